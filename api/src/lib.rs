@@ -1,0 +1,1 @@
+//! The gantry.dev API: custom resources, annotations and names shared by both daemons.

@@ -1,0 +1,2 @@
+//! The `gantry` binary.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The gRPC APIs of kubelet: device plugin v1beta1 and pod resources v1.

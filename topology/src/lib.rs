@@ -1,0 +1,1 @@
+//! The machine graph and the choice of GPUs: pure functions on values.
