@@ -1,1 +1,12 @@
-//! The machine graph and the choice of GPUs: pure functions on values.
+//! The heart of Gantry: the machine graph and the choice of GPUs on it.
+//!
+//! Pure functions on values. No I/O, no async, no clock, no unsafe; it depends on no other crate of the project, and both
+//! daemons, the simulator and the command line use it for every decision about devices.
+#![forbid(unsafe_code)]
+
+pub mod machine;
+
+pub use machine::{
+    Fabric, Gpu, GpuUuid, Host, IdList, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle,
+    NvLinkPorts, PathClass, PathMatrix, PcieAddress, PcieLink,
+};

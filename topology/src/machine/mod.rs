@@ -1,0 +1,471 @@
+//! One node's GPUs, NICs and the links among them: the graph every decision is made on, and its one serialised form, the
+//! *machine file*. A [`Machine`] is valid by construction; it knows what is built in, not who holds what or what is healthy.
+
+mod ids;
+mod path;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use ids::{GpuUuid, IdError, IdList, PcieAddress};
+pub use path::{PathClass, PathMatrix};
+
+/// The most GPUs one machine may have. Choice tables go to 16; larger machines are chosen on by search.
+pub const MAX_GPUS: usize = 32;
+/// The most NICs one machine may have (the largest printed matrix seen shows 56 of 76).
+pub const MAX_NICS: usize = 128;
+/// The most NVLinks one GPU may have (NVML's own array bound, `NVML_NVLINK_MAX_LINKS`, is 18 up to Blackwell).
+pub const MAX_LINKS_PER_GPU: u8 = 36;
+
+/// One node's devices and links, checked: indices are positions, the path matrix is square and symmetric, bundles name
+/// existing GPUs once, identifiers are unique.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "MachineParts", into = "MachineParts")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(with = "MachineParts"))]
+pub struct Machine(MachineParts);
+
+/// The fields of a machine file, in the order they are written. Unchecked: [`Machine::new`] checks them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct MachineParts {
+    /// What people call this kind of machine, e.g. `dgx-a100`. Free text, used in messages only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Driver and host facts that bandwidths depend on.
+    #[serde(default, skip_serializing_if = "Host::is_empty")]
+    pub host: Host,
+    /// The GPUs; `gpus[i].index == i`, the order nvidia-smi and NVML enumerate them in.
+    pub gpus: Vec<Gpu>,
+    /// The network adapters, in the order `nvidia-smi topo -m` prints them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// NVLinks that join two GPUs directly. Links into an NVSwitch are counted in [`Gpu::nvlink`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nvlinks: Vec<NvLinkBundle>,
+    /// The PCIe path class of every pair, GPUs first, then NICs, also where an NVLink joins the pair.
+    pub paths: PathMatrix,
+}
+
+/// What of the host matters to a GPU: driver, CUDA version, and the CPU whose sockets carry SYS traffic.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Host {
+    /// Driver version as NVML prints it, e.g. `570.124.06`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Newest CUDA version the driver serves, e.g. `12.8`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// CPU model as `/proc/cpuinfo` names it, e.g. `AMD EPYC 7742 64-Core Processor`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+}
+
+impl Host {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// One physical GPU. What `nvidia-smi topo -m` does not print is unknown (`None`) in a machine read from it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Gpu {
+    /// Position in the machine, NVML's index.
+    pub index: u8,
+    /// NVML's UUID, `GPU-xxxxxxxx-...`: the device ID that kubelet counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<GpuUuid>,
+    /// PCIe address in sysfs form, `0000:07:00.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_id: Option<PcieAddress>,
+    /// Product name, e.g. `NVIDIA A100-SXM4-80GB`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Total memory in MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// Minor number of `/dev/nvidiaN`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// Board serial number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    /// CUDA compute capability, `major.minor`, e.g. `8.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_capability: Option<String>,
+    /// NUMA nodes the GPU is near, usually one; `None` where unknown (blank or `N/A`), which is not node 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<IdList>,
+    /// NUMA node of the GPU's own memory (`GPU NUMA ID`, coherent platforms such as GH200).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_numa: Option<u16>,
+    /// CPUs the GPU is near.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<IdList>,
+    /// Widest PCIe link the GPU can run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<PcieLink>,
+    /// NVLink ports, if the GPU has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink: Option<NvLinkPorts>,
+    /// Membership of a multi-node NVLink domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+}
+
+/// Generation and width of a PCIe link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PcieLink {
+    /// PCIe generation, 1 to 7.
+    pub generation: u8,
+    /// Lanes, 1 to 32.
+    pub width: u8,
+}
+
+/// The NVLink side of one GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct NvLinkPorts {
+    /// NVLink version as NVML reports it (1 to 5), if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u8>,
+    /// Active links that end in an NVSwitch. Two GPUs with such links reach each other at the lesser of the two counts.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub switch_links: u8,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+fn is_zero(value: &u8) -> bool {
+    *value == 0
+}
+
+/// Which multi-node NVLink domain a GPU belongs to (NVML's GPU fabric info).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Fabric {
+    /// UUID of the NVLink domain.
+    pub cluster_uuid: String,
+    /// Clique within the domain; GPUs of one clique reach each other.
+    pub clique: u32,
+}
+
+/// One network adapter.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Nic {
+    /// RDMA device name (`mlx5_0`) or what the matrix header calls it (`NIC0`).
+    pub name: String,
+    /// Device behind a `NICn` header, from the legend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// PCIe address in sysfs form.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_id: Option<PcieAddress>,
+    /// NUMA node, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<u16>,
+}
+
+/// NVLinks that join two GPUs without a switch between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct NvLinkBundle {
+    /// Indices of the two GPUs, the lower first.
+    pub gpus: [u8; 2],
+    /// How many active links join them.
+    pub links: u8,
+}
+
+/// Why a machine file is refused. `field` is the place in the file, e.g. `nvlinks[3].gpus`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct MachineError {
+    /// Path of the offending field.
+    pub field: String,
+    /// What is wrong there, and what is allowed.
+    pub problem: String,
+}
+
+impl MachineError {
+    fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            problem: problem.into(),
+        }
+    }
+}
+
+impl Machine {
+    /// Checks `parts` and makes a machine of them. Bundles are put in order, lower index first.
+    ///
+    /// # Errors
+    /// The first contradiction found, with the path of its field.
+    pub fn new(mut parts: MachineParts) -> Result<Self, MachineError> {
+        check_sizes(&parts)?;
+        check_gpus(&parts.gpus)?;
+        check_nics(&parts.nics)?;
+        normalise_bundles(&mut parts)?;
+        Ok(Self(parts))
+    }
+
+    /// What people call this machine, `machine` if nothing is known.
+    pub fn name(&self) -> &str {
+        self.0.name.as_deref().unwrap_or("machine")
+    }
+
+    /// Driver and CPU.
+    pub fn host(&self) -> &Host {
+        &self.0.host
+    }
+
+    /// The GPUs, by index.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.0.gpus
+    }
+
+    /// The NICs, in matrix order.
+    pub fn nics(&self) -> &[Nic] {
+        &self.0.nics
+    }
+
+    /// Direct NVLink bundles, sorted by their GPUs.
+    pub fn nvlinks(&self) -> &[NvLinkBundle] {
+        &self.0.nvlinks
+    }
+
+    /// PCIe path classes of all pairs: GPUs first, then NICs.
+    pub fn paths(&self) -> &PathMatrix {
+        &self.0.paths
+    }
+
+    /// Direct NVLinks between GPUs `a` and `b`; 0 if none or if an index is out of range.
+    pub fn direct_nvlinks(&self, a: usize, b: usize) -> u8 {
+        let (low, high) = (a.min(b), a.max(b));
+        self.0
+            .nvlinks
+            .iter()
+            .find(|bundle| usize::from(bundle.gpus[0]) == low && usize::from(bundle.gpus[1]) == high)
+            .map_or(0, |bundle| bundle.links)
+    }
+
+    /// Links GPU `a` has into the NVSwitch fabric; 0 if none or if the index is out of range.
+    pub fn switch_links(&self, a: usize) -> u8 {
+        self.0
+            .gpus
+            .get(a)
+            .and_then(|gpu| gpu.nvlink)
+            .map_or(0, |ports| ports.switch_links)
+    }
+
+    /// NVLinks by which `a` reaches `b`, directly or through NVSwitches: the number nvidia-smi prints after `NV`.
+    pub fn nvlinks_between(&self, a: usize, b: usize) -> u8 {
+        if a == b {
+            return 0;
+        }
+        self.direct_nvlinks(a, b)
+            .saturating_add(self.switch_links(a).min(self.switch_links(b)))
+    }
+
+    /// The link of a pair as `nvidia-smi topo -m` prints it. Devices count GPUs first, then NICs.
+    pub fn link(&self, a: usize, b: usize) -> Link {
+        if a == b {
+            return Link::Itself;
+        }
+        match self.nvlinks_between(a, b) {
+            0 => Link::Pcie(self.0.paths.get(a, b)),
+            links => Link::NvLink(links),
+        }
+    }
+
+    /// The unchecked parts, to change and check again.
+    pub fn into_parts(self) -> MachineParts {
+        self.0
+    }
+}
+
+impl TryFrom<MachineParts> for Machine {
+    type Error = MachineError;
+
+    fn try_from(parts: MachineParts) -> Result<Self, MachineError> {
+        Self::new(parts)
+    }
+}
+
+impl From<Machine> for MachineParts {
+    fn from(machine: Machine) -> Self {
+        machine.0
+    }
+}
+
+/// What joins two devices, as the matrix of `nvidia-smi topo -m` names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Link {
+    /// The device itself, `X`.
+    Itself,
+    /// A bonded set of so many NVLinks, `NV#`, direct or through NVSwitches.
+    NvLink(u8),
+    /// A PCIe path.
+    Pcie(PathClass),
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Itself => f.pad("X"),
+            Self::NvLink(links) => f.pad(&format!("NV{links}")),
+            Self::Pcie(class) => f.pad(class.as_str()),
+        }
+    }
+}
+
+fn check_sizes(parts: &MachineParts) -> Result<(), MachineError> {
+    if parts.gpus.len() > MAX_GPUS {
+        return Err(MachineError::new(
+            "gpus",
+            format!("{} GPUs, at most {MAX_GPUS} are allowed", parts.gpus.len()),
+        ));
+    }
+    if parts.nics.len() > MAX_NICS {
+        return Err(MachineError::new(
+            "nics",
+            format!("{} NICs, at most {MAX_NICS} are allowed", parts.nics.len()),
+        ));
+    }
+    let devices = parts.gpus.len() + parts.nics.len();
+    if parts.paths.len() != devices {
+        return Err(MachineError::new(
+            "paths",
+            format!(
+                "{} rows for {} GPUs and {} NICs, {devices} are needed",
+                parts.paths.len(),
+                parts.gpus.len(),
+                parts.nics.len()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn check_gpus(gpus: &[Gpu]) -> Result<(), MachineError> {
+    for (position, gpu) in gpus.iter().enumerate() {
+        let field = |name: &str| format!("gpus[{position}].{name}");
+        if usize::from(gpu.index) != position {
+            return Err(MachineError::new(
+                field("index"),
+                format!("is {}, must be {position}", gpu.index),
+            ));
+        }
+        if let Some(pcie) = gpu.pcie
+            && !((1..=7).contains(&pcie.generation) && (1..=32).contains(&pcie.width))
+        {
+            return Err(MachineError::new(
+                field("pcie"),
+                "generation must be 1 to 7 and width 1 to 32",
+            ));
+        }
+        if let Some(ports) = gpu.nvlink
+            && ports.switch_links > MAX_LINKS_PER_GPU
+        {
+            return Err(MachineError::new(
+                field("nvlink.switchLinks"),
+                format!("at most {MAX_LINKS_PER_GPU}"),
+            ));
+        }
+        for (other, earlier) in gpus[..position].iter().enumerate() {
+            if gpu.uuid.is_some() && gpu.uuid == earlier.uuid {
+                return Err(MachineError::new(
+                    field("uuid"),
+                    format!("the same as gpus[{other}].uuid"),
+                ));
+            }
+            if gpu.bus_id.is_some() && gpu.bus_id == earlier.bus_id {
+                return Err(MachineError::new(
+                    field("busId"),
+                    format!("the same as gpus[{other}].busId"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_nics(nics: &[Nic]) -> Result<(), MachineError> {
+    for (position, nic) in nics.iter().enumerate() {
+        let field = format!("nics[{position}].name");
+        if nic.name.is_empty() {
+            return Err(MachineError::new(field, "must not be empty"));
+        }
+        if let Some(other) = nics[..position]
+            .iter()
+            .position(|earlier| earlier.name == nic.name)
+        {
+            return Err(MachineError::new(
+                field,
+                format!("{:?} is the name of nics[{other}] too", nic.name),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn normalise_bundles(parts: &mut MachineParts) -> Result<(), MachineError> {
+    let gpus = parts.gpus.len();
+    let mut total = vec![0u32; gpus];
+    for (position, bundle) in parts.nvlinks.iter_mut().enumerate() {
+        bundle.gpus.sort_unstable();
+        let [a, b] = bundle.gpus.map(usize::from);
+        let field = format!("nvlinks[{position}]");
+        if b >= gpus {
+            return Err(MachineError::new(
+                format!("{field}.gpus"),
+                format!("GPU {b} does not exist, there are {gpus}"),
+            ));
+        }
+        if a == b {
+            return Err(MachineError::new(
+                format!("{field}.gpus"),
+                format!("GPU {a} is linked to itself"),
+            ));
+        }
+        if bundle.links == 0 || bundle.links > MAX_LINKS_PER_GPU {
+            return Err(MachineError::new(
+                format!("{field}.links"),
+                format!("must be 1 to {MAX_LINKS_PER_GPU}"),
+            ));
+        }
+        total[a] += u32::from(bundle.links);
+        total[b] += u32::from(bundle.links);
+    }
+    parts.nvlinks.sort_unstable_by_key(|bundle| bundle.gpus);
+    if let Some(pair) = parts.nvlinks.windows(2).find(|pair| pair[0].gpus == pair[1].gpus) {
+        return Err(MachineError::new(
+            "nvlinks",
+            format!("GPUs {:?} are named twice", pair[0].gpus),
+        ));
+    }
+    for (index, gpu) in parts.gpus.iter().enumerate() {
+        let links = total[index] + u32::from(gpu.nvlink.map_or(0, |ports| ports.switch_links));
+        if links > u32::from(MAX_LINKS_PER_GPU) {
+            return Err(MachineError::new(
+                format!("gpus[{index}]"),
+                format!("has {links} NVLinks, at most {MAX_LINKS_PER_GPU} are allowed"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

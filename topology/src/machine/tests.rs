@@ -1,0 +1,99 @@
+use super::*;
+
+fn pair(paths: &[&str]) -> MachineParts {
+    MachineParts {
+        gpus: vec![
+            Gpu {
+                index: 0,
+                ..Gpu::default()
+            },
+            Gpu {
+                index: 1,
+                ..Gpu::default()
+            },
+        ],
+        paths: PathMatrix::try_from(paths.iter().map(|row| (*row).to_owned()).collect::<Vec<_>>()).unwrap(),
+        ..MachineParts::default()
+    }
+}
+
+#[test]
+fn a_bridged_pair_is_written_and_read_back() {
+    let mut parts = pair(&["X PHB", "PHB X"]);
+    parts.nvlinks.push(NvLinkBundle {
+        gpus: [1, 0],
+        links: 4,
+    });
+    let machine = Machine::new(parts).unwrap();
+    assert_eq!(machine.link(0, 1), Link::NvLink(4));
+    assert_eq!(machine.paths().get(0, 1), PathClass::Phb);
+    let yaml = serde_saphyr::to_string(&machine).unwrap();
+    assert_eq!(serde_saphyr::from_str::<Machine>(&yaml).unwrap(), machine);
+}
+
+#[test]
+fn gpus_on_a_switch_reach_each_other_at_the_lesser_count() {
+    let mut parts = pair(&["X SYS", "SYS X"]);
+    parts.gpus[0].nvlink = Some(NvLinkPorts {
+        version: Some(4),
+        switch_links: 18,
+    });
+    parts.gpus[1].nvlink = Some(NvLinkPorts {
+        version: Some(4),
+        switch_links: 12,
+    });
+    assert_eq!(Machine::new(parts).unwrap().link(1, 0), Link::NvLink(12));
+}
+
+#[test]
+fn a_contradiction_names_its_field() {
+    let mut parts = pair(&["X SYS", "SYS X"]);
+    parts.gpus[1].index = 3;
+    assert_eq!(
+        Machine::new(parts).unwrap_err().to_string(),
+        "gpus[1].index: is 3, must be 1"
+    );
+
+    let mut parts = pair(&["X SYS", "SYS X"]);
+    parts.nvlinks.push(NvLinkBundle {
+        gpus: [0, 7],
+        links: 4,
+    });
+    assert_eq!(
+        Machine::new(parts).unwrap_err().to_string(),
+        "nvlinks[0].gpus: GPU 7 does not exist, there are 2"
+    );
+}
+
+#[test]
+fn an_asymmetric_matrix_is_refused_where_it_disagrees() {
+    let rows = ["X PIX", "SYS X"].map(str::to_owned).to_vec();
+    assert_eq!(
+        PathMatrix::try_from(rows).unwrap_err().to_string(),
+        "row 1, column 0: SYS, but row 0, column 1 says PIX"
+    );
+}
+
+#[test]
+fn nvmls_bus_ids_become_sysfs_addresses() {
+    assert_eq!(
+        "00000000:0F:00.0".parse::<PcieAddress>().unwrap().as_str(),
+        "0000:0f:00.0"
+    );
+    assert_eq!(
+        "00010000:0F:00.0".parse::<PcieAddress>().unwrap().as_str(),
+        "10000:0f:00.0"
+    );
+    assert!("0000:0f".parse::<PcieAddress>().is_err());
+    assert!("0000:0f:20.0".parse::<PcieAddress>().is_err());
+}
+
+#[test]
+fn lists_are_kept_as_written_and_read_as_numbers() {
+    let list: IdList = "0,5-7,1-1".parse().unwrap();
+    assert_eq!(list.iter().collect::<Vec<_>>(), [0, 5, 6, 7, 1]);
+    assert_eq!(list.to_string(), "0,5-7,1-1");
+    for bad in ["", "a", "3-1", "1,", "0-99999999", "+1"] {
+        assert!(bad.parse::<IdList>().is_err(), "{bad}");
+    }
+}
