@@ -1,1 +1,17 @@
-//! The gantry.dev API: custom resources, annotations and names shared by both daemons.
+//! The `gantry.dev` API: what the two daemons say to each other through the cluster, and what people see of it.
+//!
+//! Custom resources, the grant annotation and every name under `gantry.dev`. Plain types and their checks; no I/O, no
+//! clients, no decisions.
+#![forbid(unsafe_code)]
+
+pub mod gpunode;
+pub mod grant;
+pub mod ids;
+pub mod names;
+
+pub use gpunode::{
+    Deviation, DeviceHealth, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState,
+    Provenance,
+};
+pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
+pub use ids::{DeviceId, NodeName, PodUid, ResourceName};
