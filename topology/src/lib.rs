@@ -4,8 +4,10 @@
 //! daemons, the simulator and the command line use it for every decision about devices.
 #![forbid(unsafe_code)]
 
+pub mod bandwidth;
 pub mod machine;
 
+pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};
 pub use machine::{
     Fabric, Gpu, GpuUuid, Host, IdList, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle,
     NvLinkPorts, PathClass, PathMatrix, PcieAddress, PcieLink,

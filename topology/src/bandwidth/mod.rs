@@ -1,0 +1,161 @@
+//! How fast a link is: GB/s in one direction for every pair of GPUs of a machine, from a table with sources. Only rates of
+//! single links and paths; what a collective over several GPUs reaches stands in [`crate::collective`].
+
+mod host;
+mod product;
+
+use crate::machine::{Gpu, Machine, PathClass};
+
+/// The rate of one link in one direction, in MB/s (10^6 bytes per second): whole numbers, so that equal links compare equal.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkRate {
+    /// What a collective library reaches, by NCCL's model (`src/graph/topo.h`) or a measurement. Every choice uses this one.
+    pub effective: u32,
+    /// The signalling rate of the data sheet, for display.
+    pub raw: u32,
+}
+
+impl LinkRate {
+    /// A rate from its effective and raw MB/s.
+    pub const fn new(effective: u32, raw: u32) -> Self {
+        Self { effective, raw }
+    }
+
+    /// The lesser of two rates, each field for itself: what two unlike ends of a link reach.
+    #[must_use]
+    pub fn min(self, other: Self) -> Self {
+        Self::new(self.effective.min(other.effective), self.raw.min(other.raw))
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self::new(self.effective.max(other.effective), self.raw.max(other.raw))
+    }
+
+    /// `times` such links side by side.
+    #[must_use]
+    pub fn times(self, times: u32) -> Self {
+        Self::new(
+            self.effective.saturating_mul(times),
+            self.raw.saturating_mul(times),
+        )
+    }
+
+    /// `numerator / denominator` of the rate, for links narrower or of another generation than the table's.
+    fn scaled(self, numerator: u32, denominator: u32) -> Self {
+        let scale = |rate: u32| {
+            let scaled = u64::from(rate) * u64::from(numerator) / u64::from(denominator.max(1));
+            u32::try_from(scaled).unwrap_or(u32::MAX)
+        };
+        Self::new(scale(self.effective), scale(self.raw))
+    }
+}
+
+/// The rates of one machine's links. [`Rates::of`] looks them up; fill the fields by hand where they were measured.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Rates {
+    /// One NVLink of each GPU, by GPU index.
+    pub nvlink: Vec<LinkRate>,
+    /// The PCIe link of each GPU, by GPU index.
+    pub pcie: Vec<LinkRate>,
+    /// The link between sockets (QPI, UPI, Infinity Fabric, X bus) that `SYS` traffic crosses.
+    pub socket: LinkRate,
+}
+
+impl Rates {
+    /// The rates of a machine's links, from the most certain fact that is known:
+    ///
+    /// - NVLink: GPU model, else compute capability, else NVLink version, else the model named in the machine's own name, else
+    ///   the number of links and peers (the table stands in `product.rs`).
+    /// - PCIe: generation and width of the GPU's link, else the generation its model is made for.
+    /// - Socket link: CPU model, else the CPU named in the machine's name, else 10 GB/s beside PCIe 3 and 16 GB/s beside newer
+    ///   GPUs, the least of the servers of those years.
+    pub fn of(machine: &Machine) -> Self {
+        let products: Vec<product::Product> = machine
+            .gpus()
+            .iter()
+            .map(|gpu| product::of(machine, gpu))
+            .collect();
+        let processor = host::of(machine);
+        let pcie: Vec<LinkRate> = machine
+            .gpus()
+            .iter()
+            .zip(&products)
+            .map(|(gpu, product)| pcie_rate(gpu, *product, processor))
+            .collect();
+        let newest = products.iter().map(|product| product.pcie).max().unwrap_or(4);
+        Self {
+            nvlink: products.iter().map(|product| product.nvlink).collect(),
+            pcie,
+            socket: processor.map_or_else(|| host::unknown_socket_link(newest), host::Processor::socket_link),
+        }
+    }
+
+    /// The rate of the best single path between two GPUs of `machine`: all their NVLinks together, or PCIe where that is
+    /// faster or the only way. Zero for a GPU with itself and for an index out of range.
+    pub fn pair(&self, machine: &Machine, a: usize, b: usize) -> LinkRate {
+        if a == b {
+            return LinkRate::default();
+        }
+        let links = u32::from(machine.nvlinks_between(a, b));
+        let nvlink = self.nvlink_of(a).min(self.nvlink_of(b)).times(links);
+        nvlink.max(self.pcie_path(a, b, machine.paths().get(a, b)))
+    }
+
+    /// The rate of the PCIe path of class `class` between two GPUs. Classes within a socket run at the full rate of the slower
+    /// slot: measured alike at 55 GB/s over PIX, PXB and NODE on one PCIe 5 machine. Only the socket link is narrower.
+    pub fn pcie_path(&self, a: usize, b: usize, class: PathClass) -> LinkRate {
+        let slots = self.pcie_of(a).min(self.pcie_of(b));
+        if class.crosses_sockets() {
+            slots.min(self.socket)
+        } else {
+            slots
+        }
+    }
+
+    /// One NVLink of GPU `a`; zero if there is no such GPU.
+    pub fn nvlink_of(&self, a: usize) -> LinkRate {
+        self.nvlink.get(a).copied().unwrap_or_default()
+    }
+
+    /// The PCIe link of GPU `a`; zero if there is no such GPU.
+    pub fn pcie_of(&self, a: usize) -> LinkRate {
+        self.pcie.get(a).copied().unwrap_or_default()
+    }
+}
+
+/// Effective GB/s (10^9 bytes per second) in one direction between GPUs `a` and `b`, by their best single path. Zero for a GPU
+/// with itself and for an index out of range. For a whole matrix make [`Rates`] once and ask [`Rates::pair`].
+pub fn pair_gbs(machine: &Machine, a: usize, b: usize) -> f64 {
+    gbs(Rates::of(machine).pair(machine, a, b).effective)
+}
+
+/// The same by the data sheet: what the links signal, not what a collective reaches.
+pub fn pair_raw_gbs(machine: &Machine, a: usize, b: usize) -> f64 {
+    gbs(Rates::of(machine).pair(machine, a, b).raw)
+}
+
+/// MB/s as GB/s.
+pub(crate) fn gbs(mbs: u32) -> f64 {
+    f64::from(mbs) / 1000.0
+}
+
+/// PCIe 3 x16. Effective: NCCL's `PCI_BW`; raw: PCI-SIG's 8 GT/s with 128b/130b. Each generation doubles both.
+const PCIE3_X16: LinkRate = LinkRate::new(12_000, 15_750);
+
+fn pcie_rate(gpu: &Gpu, product: product::Product, processor: Option<host::Processor>) -> LinkRate {
+    if processor == Some(host::Processor::Power9) && product == product::VOLTA {
+        // An AC922's V100 reaches its CPU over three NVLinks; what NCCL's model allows between them is the X bus's rate.
+        return host::Processor::Power9.socket_link();
+    }
+    let (generation, width) = gpu
+        .pcie
+        .map_or((product.pcie, 16), |link| (link.generation, link.width));
+    let lanes = PCIE3_X16.scaled(u32::from(width), 16);
+    match generation {
+        0..=3 => lanes.scaled(1, 1 << (3 - generation)),
+        newer => lanes.scaled(1 << (newer.min(7) - 3), 1),
+    }
+}
+
+#[cfg(test)]
+mod tests;
