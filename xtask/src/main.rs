@@ -1,2 +1,68 @@
-//! The task runner.
-fn main() {}
+//! The task runner: everything CI does, each part by its own name. `cargo xtask --help` lists the tasks.
+//!
+//! Tasks call the tools a person would call, and print the commands they run. No task keeps state of its own.
+#![expect(clippy::print_stdout, reason = "a task runner talks on the terminal")]
+
+mod ci;
+mod counts;
+mod generate;
+mod run;
+mod tools;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Gantry's task runner.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Everything: formatting, lints, generated files, tests, end-to-end tests, licences and bans.
+    Ci,
+    /// Formatting check.
+    Fmt,
+    /// Clippy, warnings denied.
+    Lint,
+    /// Unit and integration tests of every crate but the end-to-end ones.
+    Test,
+    /// End-to-end tests on a real Kubernetes; builds its components on the first run (some ten minutes).
+    E2e {
+        /// Run only the scenarios whose name contains this.
+        filter: Option<String>,
+    },
+    /// Writes the generated files (manifests/crds.yaml); with --check, only says whether they are up to date.
+    Generate {
+        /// Change nothing; fail if a file differs.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Licence, ban and source check of all dependencies (installs cargo-deny on the first run).
+    Deny,
+    /// Every benchmark, in release mode.
+    Bench,
+    /// A real Kubernetes of three simulated GPU nodes, left up for you to play with.
+    Cluster {
+        /// up, down or status, and their options.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        args: Vec<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().task {
+        Task::Ci => ci::all(),
+        Task::Fmt => ci::fmt(),
+        Task::Lint => ci::lint(),
+        Task::Test => ci::test().and_then(|counts| counts.conclude()),
+        Task::E2e { filter } => ci::e2e(filter.as_deref()).and_then(|counts| counts.conclude()),
+        Task::Generate { check } => generate::run(check),
+        Task::Deny => ci::deny(),
+        Task::Bench => ci::bench(),
+        Task::Cluster { args } => ci::cluster(&args),
+    }
+}

@@ -1,0 +1,111 @@
+//! The steps of CI, in the order in which a mistake is cheapest to learn of.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::counts::Counts;
+use crate::run::{cargo, root, run, run_reading};
+use crate::{generate, tools};
+
+/// Everything, ending on the counts of all tests.
+pub(crate) fn all() -> Result<()> {
+    step("formatting", fmt)?;
+    step("lints", lint)?;
+    step("generated files", || generate::run(true))?;
+    step("licences and bans", deny)?;
+    let mut counts = Counts::default();
+    counts += step("tests", test)?;
+    counts += step("end-to-end tests", || e2e(None))?;
+    counts.conclude()
+}
+
+/// `cargo fmt --check`.
+pub(crate) fn fmt() -> Result<()> {
+    run(&mut cargo(&["fmt", "--all", "--check"]))
+}
+
+/// Clippy over everything, warnings denied.
+pub(crate) fn lint() -> Result<()> {
+    run(&mut cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--locked",
+        "--",
+        "-D",
+        "warnings",
+    ]))
+}
+
+/// All tests that need no cluster. Counts failures instead of stopping at them.
+pub(crate) fn test() -> Result<Counts> {
+    // The daemons' binary and the simulator's library are parts that tests start.
+    run(&mut cargo(&["build", "--workspace", "--locked"]))?;
+    counted(&mut cargo(&[
+        "test",
+        "--workspace",
+        "--exclude",
+        "gantry-e2e",
+        "--no-fail-fast",
+        "--locked",
+    ]))
+}
+
+/// The scenarios on a real Kubernetes.
+pub(crate) fn e2e(filter: Option<&str>) -> Result<Counts> {
+    run(&mut cargo(&["build", "--workspace", "--locked"]))?;
+    let mut command = cargo(&["test", "--package", "gantry-e2e", "--no-fail-fast", "--locked"]);
+    if let Some(filter) = filter {
+        command.args(["--test", "e2e", "--", filter]);
+    }
+    counted(&mut command)
+}
+
+/// Licences, bans and sources. The advisory database is the public pipeline's part.
+pub(crate) fn deny() -> Result<()> {
+    let program = tools::cargo_deny()?;
+    run(Command::new(program)
+        .current_dir(root())
+        .args(["check", "bans", "licenses", "sources"]))
+}
+
+/// All benchmarks.
+pub(crate) fn bench() -> Result<()> {
+    run(&mut cargo(&["bench", "--workspace", "--locked"]))
+}
+
+/// Brings the cluster of the end-to-end tests up or down.
+pub(crate) fn cluster(args: &[String]) -> Result<()> {
+    run(&mut cargo(&["build", "--workspace", "--locked"]))?;
+    let mut command = cargo(&[
+        "run",
+        "--quiet",
+        "--package",
+        "gantry-e2e",
+        "--bin",
+        "gantry-cluster",
+        "--",
+    ]);
+    command.args(args);
+    run(&mut command)
+}
+
+fn counted(command: &mut Command) -> Result<Counts> {
+    let mut counts = Counts::default();
+    let succeeded = run_reading(command, |line| counts.read(line))?;
+    if !succeeded && counts.failed == 0 {
+        // A test binary that did not build or died: no closing line tells of it.
+        counts.failed = 1;
+    }
+    Ok(counts)
+}
+
+fn step<T>(name: &str, task: impl FnOnce() -> Result<T>) -> Result<T> {
+    println!("\n== {name}");
+    let start = Instant::now();
+    let outcome = task();
+    println!("== {name}: {:.0} s", start.elapsed().as_secs_f64());
+    outcome
+}

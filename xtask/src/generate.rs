@@ -1,0 +1,46 @@
+//! Files that are made from code: the custom resource definitions. Checked in, so that operators need no Rust; CI checks that
+//! they are what the code says.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use gantry_api::GpuNode;
+use kube::CustomResourceExt;
+
+use crate::run::root;
+
+const NOTE: &str = "# Made by `cargo xtask generate` from api/src. Do not edit.\n";
+
+/// Writes every generated file; with `check`, changes nothing and fails if one differs.
+pub(crate) fn run(check: bool) -> Result<()> {
+    let mut stale = Vec::new();
+    for (path, content) in files()? {
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        if found == content {
+            continue;
+        }
+        if check {
+            stale.push(path.display().to_string());
+        } else {
+            std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+            println!("wrote {}", path.display());
+        }
+    }
+    if !stale.is_empty() {
+        bail!(
+            "{} is not what the code says; run `cargo xtask generate` and commit",
+            stale.join(", ")
+        );
+    }
+    println!("generated files are up to date");
+    Ok(())
+}
+
+fn files() -> Result<Vec<(PathBuf, String)>> {
+    let crds =
+        serde_saphyr::to_string(&serde_json::to_value(GpuNode::crd())?).context("cannot write the CRD")?;
+    Ok(vec![(
+        root().join("manifests/crds.yaml"),
+        format!("{NOTE}{crds}"),
+    )])
+}
