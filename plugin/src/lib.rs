@@ -1,1 +1,9 @@
 //! The node daemon: discovery, the device plugin and the hand-over to kubelet.
+//!
+//! ```text
+//! NVML -> inventory (snapshots) -> kubelet's servers, CDI, GpuNode, metrics
+//! pods of the node (grants) -> handover <- kubelet: GetPreferredAllocation, Allocate, PodResources
+//! handover -> answers to kubelet, holders and deviations in GpuNode.status
+//! ```
+
+pub mod inventory;

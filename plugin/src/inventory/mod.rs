@@ -1,0 +1,102 @@
+//! What this node has and how it fares, as immutable snapshots. One owner (discovery and health) publishes them through a watch
+//! channel; kubelet's servers, CDI, the cluster publisher and the metrics are views of the latest one and never ask NVML.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gantry_api::{DeviceHealth, DeviceId, ResourceName};
+use gantry_topology::{Machine, MachineParts};
+use tokio::sync::watch;
+
+/// What discovery needs to know. The roots say where this process *reads* the trees, which in a container or a test is not
+/// where the host has them.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Path or soname of NVML.
+    pub nvml_library: PathBuf,
+    /// Where `/proc` is read.
+    pub proc_root: PathBuf,
+    /// Where `/sys` is read.
+    pub sys_root: PathBuf,
+    /// Where `/dev` is read.
+    pub dev_root: PathBuf,
+    /// The resource that whole GPUs are advertised under.
+    pub resource: ResourceName,
+}
+
+/// Everything known of the node's devices at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inventory {
+    /// Whether `machine` and `devices` can be believed.
+    pub state: State,
+    /// GPUs, NICs and links. Stays equal (the same `Arc`) while hardware does, so that it is cheap to compare.
+    pub machine: Arc<Machine>,
+    /// Every device that kubelet is told of, sick ones included, sorted by resource, GPU and ID.
+    pub devices: Vec<Device>,
+}
+
+/// How far discovery has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Nothing has been found out yet.
+    Starting,
+    /// Discovery succeeded at least once. A driver that goes away later makes devices unhealthy; it does not take them away.
+    Ready,
+    /// There is no NVML or no GPU; discovery goes on trying. The text says what is missing and what a person can do.
+    Absent(String),
+}
+
+/// One device as kubelet counts it: a whole GPU today; a MIG slice or a replica also fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Kubelet's device ID; a whole GPU's is its UUID.
+    pub id: DeviceId,
+    /// The resource it is advertised under.
+    pub resource: ResourceName,
+    /// Index of its physical GPU in the machine.
+    pub gpu: u8,
+    /// What the NVIDIA runtime and CDI call it: the GPU's or the slice's UUID, without a replica's suffix.
+    pub uuid: String,
+    /// Whether it may be given out, and if not, why.
+    pub health: DeviceHealth,
+    /// Minor number of `/dev/nvidiaN` of its GPU; `None` where NVML does not say.
+    pub minor: Option<u32>,
+    /// NUMA node for kubelet's Topology Manager; `None` where unknown, which is not node 0.
+    pub numa: Option<u32>,
+}
+
+impl Inventory {
+    /// Nothing known yet.
+    pub fn starting() -> Self {
+        Self::without_devices(State::Starting)
+    }
+
+    /// No NVML or no GPU, for `reason`.
+    pub fn absent(reason: impl Into<String>) -> Self {
+        Self::without_devices(State::Absent(reason.into()))
+    }
+
+    /// Devices found. They are put in order here.
+    pub fn ready(machine: Arc<Machine>, mut devices: Vec<Device>) -> Self {
+        devices.sort_by(|a, b| (&a.resource, a.gpu, &a.id).cmp(&(&b.resource, b.gpu, &b.id)));
+        Self {
+            state: State::Ready,
+            machine,
+            devices,
+        }
+    }
+
+    /// A channel that holds [`Inventory::starting`]: what discovery publishes into.
+    pub fn channel() -> (watch::Sender<Arc<Self>>, watch::Receiver<Arc<Self>>) {
+        watch::channel(Arc::new(Self::starting()))
+    }
+
+    fn without_devices(state: State) -> Self {
+        Self {
+            state,
+            // An empty machine has nothing to contradict.
+            machine: Arc::new(Machine::new(MachineParts::default()).unwrap_or_else(|_| unreachable!())),
+            devices: Vec::new(),
+        }
+    }
+}
