@@ -1,0 +1,191 @@
+//! Builds Kubernetes, etcd and containerd from the Go modules in `components/`, once per state of those modules.
+//! The go.mod files name the versions; nothing of theirs is copied here.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::file;
+use crate::host::eprint_line;
+use crate::{Error, Result};
+
+/// The folder with the two Go modules.
+const MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/components");
+
+/// Go settings that change what is built. The JSON experiment breaks the API server's OpenAPI v2 document.
+const GO_ENV: [(&str, &str); 3] = [("GOEXPERIMENT", "nojsonv2"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")];
+
+const CONTAINERD: &str = "github.com/containerd/containerd/v2";
+const KUBERNETES: &str = "k8s.io/kubernetes";
+
+/// The components in the order they are built: module folder, main package, name of the binary.
+const BUILDS: [(&str, &str, &str); 9] = [
+    ("containerd", "github.com/containerd/containerd/v2/cmd/containerd", "containerd"),
+    ("containerd", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", "containerd-shim-runc-v2"),
+    ("containerd", "github.com/containerd/containerd/v2/cmd/ctr", "ctr"),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver"),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", "kube-scheduler"),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kubelet", "kubelet"),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager", "kube-controller-manager"),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kubectl", "kubectl"),
+    ("kubernetes", "go.etcd.io/etcd/server/v3", "etcd"),
+];
+
+/// A folder of built components.
+#[derive(Debug, Clone)]
+pub struct Components {
+    folder: PathBuf,
+    kubernetes: String,
+}
+
+impl Components {
+    /// Finds the components in the cache, or builds them, which takes minutes.
+    ///
+    /// # Errors
+    /// What `go build` said.
+    pub fn locate_or_build() -> Result<Self> {
+        let kubernetes = version_of("kubernetes", KUBERNETES)?;
+        let containerd = version_of("containerd", CONTAINERD)?;
+        let cache = cache_root();
+        let folder = cache.join(format!("components-{}", key()?));
+        let components = Self { folder, kubernetes };
+        if components.folder.join("etcd").exists() {
+            return Ok(components);
+        }
+        fs::create_dir_all(&cache).map_err(file("create", &cache))?;
+        let lock_path = cache.join("components.lock");
+        let lock = File::create(&lock_path).map_err(file("create", &lock_path))?;
+        lock.lock().map_err(file("lock", &lock_path))?;
+        if !components.folder.join("etcd").exists() {
+            components.build(&containerd)?;
+        }
+        Ok(components)
+    }
+
+    /// The path of a binary.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The folder with all binaries.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The Kubernetes version, as `v1.x.y`.
+    #[must_use]
+    pub fn kubernetes_version(&self) -> &str {
+        &self.kubernetes
+    }
+
+    fn build(&self, containerd: &str) -> Result<()> {
+        let part = self.folder.with_extension("part");
+        fs::create_dir_all(&part).map_err(file("create", &part))?;
+        let minor = self.kubernetes.split('.').nth(1).unwrap_or_default();
+        let kubernetes_flags = format!(
+            "-s -w -X k8s.io/component-base/version.gitVersion={0} -X k8s.io/client-go/pkg/version.gitVersion={0} \
+             -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor={minor} \
+             -X k8s.io/component-base/version.gitTreeState=clean",
+            self.kubernetes
+        );
+        let containerd_flags =
+            format!("-s -w -X {CONTAINERD}/version.Version={}", containerd.trim_start_matches('v'));
+        eprint_line(&format!(
+            "building Kubernetes {} and containerd {containerd} into {} (some minutes, once)",
+            self.kubernetes,
+            self.folder.display()
+        ));
+        for (count, (module, package, binary)) in BUILDS.iter().enumerate() {
+            let start = Instant::now();
+            let flags = if *module == "containerd" { &containerd_flags } else { &kubernetes_flags };
+            let mut go = Command::new("go");
+            go.current_dir(Path::new(MODULES).join(module))
+                .envs(GO_ENV)
+                .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
+                .arg(part.join(binary))
+                .arg(package);
+            run(go)?;
+            eprint_line(&format!(
+                "  {} of {}: {binary}, {:.0} s",
+                count + 1,
+                BUILDS.len(),
+                start.elapsed().as_secs_f64()
+            ));
+        }
+        fs::rename(&part, &self.folder).map_err(file("rename", &part))
+    }
+}
+
+/// Where built components are kept: `$GANTRY_CACHE`, or `~/.cache/gantry`.
+fn cache_root() -> PathBuf {
+    if let Some(cache) = std::env::var_os("GANTRY_CACHE") {
+        return cache.into();
+    }
+    let home = std::env::var_os("HOME").unwrap_or_else(|| "/root".into());
+    Path::new(&home).join(".cache/gantry")
+}
+
+/// A name for everything that decides what is built: the module files, the recipe and the Go release.
+fn key() -> Result<String> {
+    let mut hash = Sha256::new();
+    for module in ["kubernetes", "containerd"] {
+        for name in ["go.mod", "go.sum"] {
+            hash.update(read(&Path::new(MODULES).join(module).join(name))?);
+        }
+    }
+    hash.update(format!("{GO_ENV:?}{BUILDS:?}"));
+    let mut go = Command::new("go");
+    go.args(["env", "GOVERSION"]).envs(GO_ENV);
+    hash.update(run(go)?);
+    let digest = hash.finalize();
+    Ok(digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The version that a module's go.mod requires of `dependency`.
+fn version_of(module: &str, dependency: &str) -> Result<String> {
+    let path = Path::new(MODULES).join(module).join("go.mod");
+    let text = String::from_utf8_lossy(&read(&path)?).into_owned();
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix(dependency)?.strip_prefix(' '))
+        .filter_map(|rest| rest.split_whitespace().next())
+        .find(|version| version.starts_with('v'))
+        .map(str::to_owned)
+        .ok_or_else(|| Error::File {
+            action: "find the version in",
+            path,
+            source: std::io::Error::other(format!("no line requires {dependency}")),
+        })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(file("read", path))
+}
+
+fn run(mut command: Command) -> Result<Vec<u8>> {
+    let output = command.output().map_err(|source| Error::Start { program: "go".into(), source })?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    Err(Error::Command {
+        command: format!("{command:?}"),
+        status: output.status,
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn given_the_go_modules_then_their_versions_are_read_from_go_mod() {
+        assert!(version_of("kubernetes", KUBERNETES).unwrap().starts_with("v1."));
+        assert!(version_of("containerd", CONTAINERD).unwrap().starts_with("v2."));
+        assert!(version_of("kubernetes", "example.org/none").is_err());
+    }
+}
