@@ -1,0 +1,274 @@
+//! From method, path and query to what is asked for. No state; a path that names nothing served is a 404 here.
+
+use std::collections::BTreeMap;
+
+use http::Method;
+
+use super::error::ApiError;
+use super::kinds::Kind;
+
+/// What a request is about.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// Everything of a kind, in one namespace or all.
+    Collection {
+        /// The kind.
+        kind: &'static Kind,
+        /// `None` means all namespaces, or a kind without any.
+        namespace: Option<String>,
+    },
+    /// One object or a subresource of it.
+    Object {
+        /// The kind.
+        kind: &'static Kind,
+        /// Empty for kinds without namespaces.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// What of it.
+        part: Part,
+    },
+    /// What the server offers.
+    Discovery(Discovery),
+}
+
+/// An object or a subresource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The object.
+    Main,
+    /// Its status.
+    Status,
+    /// A pod's binding.
+    Binding,
+}
+
+/// The documents that say what the server offers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Discovery {
+    /// `/version`
+    Version,
+    /// `/healthz`, `/livez`, `/readyz`
+    Health,
+    /// `/api`
+    CoreVersions,
+    /// `/apis`
+    Groups,
+    /// `/api/v1`, `/apis/GROUP/VERSION`
+    Resources {
+        /// The group, empty for core.
+        group: String,
+        /// The version.
+        version: String,
+    },
+}
+
+/// The query parameters that are understood; others are ignored, as a real server does.
+#[derive(Debug, Default)]
+pub(super) struct Query(BTreeMap<String, String>);
+
+impl Query {
+    /// Decodes the part after `?`.
+    pub(super) fn parse(text: &str) -> Self {
+        Self(form_urlencoded::parse(text.as_bytes()).into_owned().collect())
+    }
+
+    /// One parameter, empty if absent.
+    pub(super) fn get(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    /// Whether a parameter is `true` or `1`.
+    pub(super) fn flag(&self, name: &str) -> bool {
+        matches!(self.get(name), "true" | "1")
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// [`ApiError::BadRequest`] for a text that is none.
+    pub(super) fn number(&self, name: &str) -> Result<Option<u64>, ApiError> {
+        match self.get(name) {
+            "" => Ok(None),
+            text => text
+                .parse()
+                .map(Some)
+                .map_err(|_| ApiError::BadRequest(format!("{name}: {text:?} is no number"))),
+        }
+    }
+
+    /// Whether the request is a dry run.
+    pub(super) fn dry_run(&self) -> bool {
+        self.get("dryRun") == "All"
+    }
+}
+
+impl Target {
+    /// Reads a path.
+    ///
+    /// # Errors
+    /// [`ApiError::NotFound`] if nothing is served there.
+    pub(super) fn parse(path: &str) -> Result<Self, ApiError> {
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        let missing =
+            || ApiError::NotFound(format!("the server could not find the requested resource {path}"));
+        let target = match parts.as_slice() {
+            ["version"] => Some(Self::Discovery(Discovery::Version)),
+            ["healthz" | "livez" | "readyz"] => Some(Self::Discovery(Discovery::Health)),
+            ["api"] => Some(Self::Discovery(Discovery::CoreVersions)),
+            ["apis"] => Some(Self::Discovery(Discovery::Groups)),
+            ["api", version] => Some(Self::resources("", version)),
+            ["apis", group, version] => Some(Self::resources(group, version)),
+            ["api", version, rest @ ..] => Self::resource("", version, rest),
+            ["apis", group, version, rest @ ..] => Self::resource(group, version, rest),
+            _ => None,
+        };
+        target.ok_or_else(missing)
+    }
+
+    fn resources(group: &str, version: &str) -> Self {
+        Self::Discovery(Discovery::Resources {
+            group: group.to_owned(),
+            version: version.to_owned(),
+        })
+    }
+
+    fn resource(group: &str, version: &str, rest: &[&str]) -> Option<Self> {
+        let (namespace, rest) = match rest {
+            // `/namespaces/x` and `/namespaces/x/status` are the namespace itself.
+            ["namespaces", namespace, plural, tail @ ..] if *plural != "status" => {
+                (Some((*namespace).to_owned()), [&[*plural], tail].concat())
+            }
+            _ => (None, rest.to_vec()),
+        };
+        let (plural, tail) = rest.split_first()?;
+        let kind = Kind::find(group, version, plural)?;
+        if namespace.is_some() && !kind.namespaced {
+            return None;
+        }
+        let (name, part) = match tail {
+            [] => return Some(Self::Collection { kind, namespace }),
+            [name] => (*name, Part::Main),
+            [name, "status"] if kind.status => (*name, Part::Status),
+            [name, "binding"] if kind.storage == "pods" => (*name, Part::Binding),
+            _ => return None,
+        };
+        if kind.namespaced && namespace.is_none() {
+            return None;
+        }
+        Some(Self::Object {
+            kind,
+            namespace: namespace.unwrap_or_default(),
+            name: name.to_owned(),
+            part,
+        })
+    }
+}
+
+/// The body formats of PATCH.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PatchKind {
+    /// RFC 7386.
+    Merge,
+    /// Kubernetes' own; here a merge patch that knows conditions.
+    Strategic,
+    /// Server-side apply.
+    Apply,
+}
+
+impl PatchKind {
+    /// Reads the content type.
+    ///
+    /// # Errors
+    /// [`ApiError::UnsupportedMediaType`] for any other.
+    pub(super) fn parse(content_type: &str) -> Result<Self, ApiError> {
+        match content_type.split(';').next().unwrap_or_default().trim() {
+            "application/merge-patch+json" => Ok(Self::Merge),
+            "application/strategic-merge-patch+json" => Ok(Self::Strategic),
+            "application/apply-patch+yaml" => Ok(Self::Apply),
+            _ => Err(ApiError::UnsupportedMediaType(
+                "application/merge-patch+json, application/strategic-merge-patch+json, application/apply-patch+yaml",
+            )),
+        }
+    }
+}
+
+/// The refusal of a method.
+pub(super) fn not_allowed(method: &Method, path: &str) -> ApiError {
+    ApiError::MethodNotAllowed(format!("{method} {path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(path: &str) -> (String, String, String, Part) {
+        match Target::parse(path).unwrap() {
+            Target::Object {
+                kind,
+                namespace,
+                name,
+                part,
+            } => (kind.qualified(), namespace, name, part),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn paths_name_objects_and_their_parts() {
+        let found = object("/api/v1/namespaces/default/pods/a/binding");
+        assert_eq!(
+            found,
+            ("pods".into(), "default".into(), "a".into(), Part::Binding)
+        );
+        let found = object("/apis/gantry.dev/v1alpha1/gpunodes/n1/status");
+        assert_eq!(
+            found,
+            (
+                "gpunodes.gantry.dev".into(),
+                String::new(),
+                "n1".into(),
+                Part::Status
+            )
+        );
+        let found = object("/api/v1/namespaces/default/status");
+        assert_eq!(
+            found,
+            ("namespaces".into(), String::new(), "default".into(), Part::Status)
+        );
+    }
+
+    #[test]
+    fn paths_name_collections() {
+        let pods = Kind::find("", "v1", "pods").unwrap();
+        let all = Target::Collection {
+            kind: pods,
+            namespace: None,
+        };
+        assert_eq!(Target::parse("/api/v1/pods").unwrap(), all);
+        let namespaces = Kind::find("", "v1", "namespaces").unwrap();
+        let all = Target::Collection {
+            kind: namespaces,
+            namespace: None,
+        };
+        assert_eq!(Target::parse("/api/v1/namespaces").unwrap(), all);
+    }
+
+    #[test]
+    fn nothing_else_is_served() {
+        for path in [
+            "/api/v1/secrets",
+            "/api/v2/pods",
+            "/api/v1/pods/a",
+            "/api/v1/namespaces/default/nodes/a",
+            "/api/v1/namespaces/default/pods/a/log",
+            "/apis/apps/v1/deployments",
+            "/",
+        ] {
+            assert!(
+                matches!(Target::parse(path), Err(ApiError::NotFound(_))),
+                "{path}"
+            );
+        }
+    }
+}

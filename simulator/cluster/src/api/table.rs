@@ -1,0 +1,208 @@
+//! Tables for kubectl: the columns people know of pods, nodes and events, and those that the custom resources declare.
+
+use std::collections::BTreeMap;
+
+use gantry_api::GpuNode;
+use jiff::Timestamp;
+use kube::CustomResourceExt;
+use serde_json::{Value, json};
+
+use super::kinds::Kind;
+use super::meta;
+
+/// One column: title, type, priority (0 is always shown), and how to fill it.
+struct Column {
+    name: String,
+    kind: &'static str,
+    priority: i32,
+    cell: Cell,
+}
+
+enum Cell {
+    Path(String),
+    Age,
+    Ready,
+    Phase,
+    NodeStatus,
+}
+
+/// The `Table` of some objects.
+pub(super) fn table<'a>(kind: &Kind, objects: impl IntoIterator<Item = &'a Value>, revision: &str) -> Value {
+    let columns = columns(kind);
+    let rows: Vec<Value> = objects
+        .into_iter()
+        .map(|object| {
+            let cells: Vec<Value> = columns.iter().map(|column| column.cell.fill(object)).collect();
+            json!({
+                "cells": cells,
+                "object": {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]},
+            })
+        })
+        .collect();
+    let definitions: Vec<Value> = columns
+        .iter()
+        .map(|column| {
+            json!({
+                "name": column.name, "type": column.kind, "format": if column.name == "Name" { "name" } else { "" },
+                "description": "", "priority": column.priority,
+            })
+        })
+        .collect();
+    json!({
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": revision},
+        "columnDefinitions": definitions,
+        "rows": rows,
+    })
+}
+
+fn columns(kind: &Kind) -> Vec<Column> {
+    let column = |name: &str, priority, cell| Column {
+        name: name.to_owned(),
+        kind: "string",
+        priority,
+        cell,
+    };
+    let path = |name: &str, path: &str| column(name, 0, Cell::Path(path.to_owned()));
+    let name = path("Name", "metadata.name");
+    let age = column("Age", 0, Cell::Age);
+    match kind.plural {
+        "pods" => vec![
+            name,
+            column("Ready", 0, Cell::Ready),
+            column("Status", 0, Cell::Phase),
+            age,
+            column("Node", 1, Cell::Path("spec.nodeName".into())),
+        ],
+        "nodes" => vec![
+            name,
+            column("Status", 0, Cell::NodeStatus),
+            age,
+            path("Version", "status.nodeInfo.kubeletVersion"),
+        ],
+        "events" => vec![
+            path("Last Seen", "lastTimestamp"),
+            path("Type", "type"),
+            path("Reason", "reason"),
+            path("Object", "involvedObject.name"),
+            path("Message", "message"),
+        ],
+        "gpunodes" => std::iter::once(name).chain(declared()).collect(),
+        _ => vec![name, age],
+    }
+}
+
+/// The columns that the custom resource declares, with their JSON paths.
+fn declared() -> impl Iterator<Item = Column> {
+    let versions = GpuNode::crd().spec.versions;
+    versions
+        .into_iter()
+        .filter_map(|version| version.additional_printer_columns)
+        .flatten()
+        .map(|declared| Column {
+            kind: match declared.type_.as_str() {
+                "integer" => "integer",
+                "date" => "date",
+                _ => "string",
+            },
+            priority: declared.priority.unwrap_or(0),
+            cell: if declared.type_ == "date" {
+                Cell::Age
+            } else {
+                Cell::Path(declared.json_path.trim_start_matches('.').to_owned())
+            },
+            name: declared.name,
+        })
+}
+
+impl Cell {
+    fn fill(&self, object: &Value) -> Value {
+        match self {
+            Self::Path(path) => {
+                let value = path.split('.').fold(object, |value, part| &value[part]);
+                match value {
+                    Value::Null => "<none>".into(),
+                    value => value.clone(),
+                }
+            }
+            Self::Age => age(meta::text(object, "creationTimestamp")).into(),
+            Self::Ready => {
+                let statuses = object["status"]["containerStatuses"].as_array();
+                let ready = statuses
+                    .into_iter()
+                    .flatten()
+                    .filter(|status| status["ready"] == true)
+                    .count();
+                let all = object["spec"]["containers"].as_array().map_or(0, Vec::len);
+                format!("{ready}/{all}").into()
+            }
+            Self::Phase => pod_status(object).into(),
+            Self::NodeStatus => {
+                let conditions: BTreeMap<&str, &Value> = object["status"]["conditions"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|condition| Some((condition["type"].as_str()?, &condition["status"])))
+                    .collect();
+                let ready = conditions.get("Ready").is_some_and(|status| *status == "True");
+                if ready { "Ready" } else { "NotReady" }.into()
+            }
+        }
+    }
+}
+
+fn pod_status(pod: &Value) -> &str {
+    if !meta::text(pod, "deletionTimestamp").is_empty() {
+        return "Terminating";
+    }
+    let reason = pod["status"]["reason"].as_str();
+    match (reason, pod["status"]["phase"].as_str()) {
+        (Some(reason), _) => reason,
+        (None, Some("Succeeded")) => "Completed",
+        (None, phase) => phase.unwrap_or("Unknown"),
+    }
+}
+
+/// `42s`, `7m`, `3h`: how long ago a time was.
+fn age(created: &str) -> String {
+    let Ok(created) = created.parse::<Timestamp>() else {
+        return "<unknown>".into();
+    };
+    let seconds = Timestamp::now().duration_since(created).as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        _ => format!("{}h", seconds / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_read_as_kubectl_shows_them() {
+        let kind = Kind::find("", "v1", "pods").unwrap();
+        let pod = json!({
+            "metadata": {"name": "a"},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c"}]},
+            "status": {"phase": "Running", "containerStatuses": [{"ready": true}]},
+        });
+        let table = table(kind, [&pod], "7");
+        assert_eq!(
+            table["rows"][0]["cells"],
+            json!(["a", "1/1", "Running", "<unknown>", "n1"])
+        );
+    }
+
+    #[test]
+    fn gpunodes_have_the_columns_they_declare() {
+        let kind = Kind::find("gantry.dev", "v1alpha1", "gpunodes").unwrap();
+        let node = json!({"metadata": {"name": "n1"}, "status": {"summary": {"model": "H100", "gpus": 8}}});
+        let table = table(kind, [&node], "7");
+        assert_eq!(table["columnDefinitions"][1]["name"], "Model");
+        assert_eq!(table["rows"][0]["cells"][1], "H100");
+        assert_eq!(table["rows"][0]["cells"][3], 8);
+    }
+}
