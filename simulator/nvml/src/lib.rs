@@ -1,1 +1,22 @@
-//! A simulated libnvidia-ml.so.1 driven by a machine file.
+//! A simulated `libnvidia-ml.so.1`, driven by a machine file.
+//!
+//! Built as a shared library it serves any NVML client: it looks for `machine.yaml` beside itself (or where
+//! `GANTRY_SIM_MACHINE` says), so that several machines can live in one process. Linked as a Rust library it offers
+//! [`control`], which changes a machine while clients run on it.
+//!
+//! ```text
+//! machine.yaml -> facts (everything NVML tells, filled in) -> library -> abi (the C functions) -> any NVML client
+//! Controller -> control.yaml + control.shm ------------------^
+//! ```
+//!
+//! What the simulator may not do: depend on anything of the project but the machine graph, or know who its client is.
+#![allow(
+    unsafe_code,
+    reason = "the C ABI of NVML, and memory shared between processes; each block says why it is sound"
+)]
+
+mod abi;
+pub mod control;
+pub mod facts;
+mod library;
+pub mod names;

@@ -1,0 +1,184 @@
+//! The world beyond the node: multi-node NVLink domain, chassis, and the coherent link to the CPU.
+
+use std::ffi::{c_uchar, c_uint};
+
+use nvml_wrapper_sys::bindings as sys;
+
+use super::args::{Out, struct_version};
+use super::call::Target;
+use super::handle::Device;
+use super::status::Status;
+
+const COMPLETED: c_uchar = sys::NVML_GPU_FABRIC_STATE_COMPLETED as c_uchar;
+const NOT_SUPPORTED: c_uchar = sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED as c_uchar;
+const HEALTHY: c_uchar = sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY as c_uchar;
+const NO_SUMMARY: c_uchar = sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED as c_uchar;
+
+/// Nothing degraded, recovering, unhealthy or timed out; nothing wrongly configured.
+const HEALTHY_MASK: c_uint = sys::NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE
+    << sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW
+    | sys::NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_FALSE
+        << sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY
+    | sys::NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_FALSE
+        << sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY
+    | sys::NVML_GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_FALSE
+        << sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY
+    | sys::NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE
+        << sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION;
+
+/// Membership of a multi-node domain, as all versions of the answer carry it. Boards whose NVSwitches are fabric-managed
+/// know of no domain beyond the node: state completed, UUID zero.
+struct Membership {
+    cluster: [c_uchar; 16],
+    clique: c_uint,
+    state: c_uchar,
+}
+
+impl Membership {
+    fn of(gpu: Target<'_>) -> Result<Self, Status> {
+        // Before Hopper the driver knows no fabric.
+        if gpu.facts.compute_capability < (9, 0) {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let switched = gpu
+            .facts
+            .links
+            .iter()
+            .any(|remote| matches!(remote, crate::facts::Remote::Switch { .. }));
+        Ok(match &gpu.facts.fabric {
+            Some(fabric) => Self {
+                cluster: cluster_bytes(&fabric.cluster_uuid),
+                clique: fabric.clique,
+                state: COMPLETED,
+            },
+            None => Self {
+                cluster: [0; 16],
+                clique: 0,
+                state: if switched { COMPLETED } else { NOT_SUPPORTED },
+            },
+        })
+    }
+
+    fn health(&self) -> (c_uint, c_uchar) {
+        if self.state == COMPLETED {
+            (HEALTHY_MASK, HEALTHY)
+        } else {
+            (0, NO_SUMMARY)
+        }
+    }
+}
+
+/// The sixteen bytes of a domain's UUID: its hexadecimal digits, as far as there are any.
+fn cluster_bytes(uuid: &str) -> [c_uchar; 16] {
+    let mut bytes = [0; 16];
+    let digits = uuid.chars().filter_map(|c| c.to_digit(16));
+    for (position, digit) in digits.take(32).enumerate() {
+        if let (Some(byte), Ok(digit)) = (bytes.get_mut(position / 2), c_uchar::try_from(digit)) {
+            *byte |= digit << (4 * (1 - position % 2));
+        }
+    }
+    bytes
+}
+
+nvml! {
+    fn nvmlDeviceGetGpuFabricInfo(device: Device, info: Out<sys::nvmlGpuFabricInfo_t>) |call| {
+        let membership = Membership::of(call.gpu(device)?)?;
+        info.put(sys::nvmlGpuFabricInfo_t {
+            clusterUuid: membership.cluster,
+            status: sys::nvmlReturn_enum_NVML_SUCCESS,
+            cliqueId: membership.clique,
+            state: membership.state,
+        })
+    }
+
+    fn nvmlDeviceGetGpuFabricInfoV(device: Device, info: Out<sys::nvmlGpuFabricInfo_v3_t>) |call| {
+        let version = info.version()?;
+        let membership = Membership::of(call.gpu(device)?)?;
+        let (mask, summary) = membership.health();
+        if version == struct_version::<sys::nvmlGpuFabricInfo_v2_t>(2) {
+            info.cast().put(sys::nvmlGpuFabricInfo_v2_t {
+                version,
+                clusterUuid: membership.cluster,
+                status: sys::nvmlReturn_enum_NVML_SUCCESS,
+                cliqueId: membership.clique,
+                state: membership.state,
+                healthMask: mask,
+            })
+        } else if version == struct_version::<sys::nvmlGpuFabricInfo_v3_t>(3) {
+            info.put(sys::nvmlGpuFabricInfo_v3_t {
+                version,
+                clusterUuid: membership.cluster,
+                status: sys::nvmlReturn_enum_NVML_SUCCESS,
+                cliqueId: membership.clique,
+                state: membership.state,
+                healthMask: mask,
+                healthSummary: summary,
+            })
+        } else {
+            Err(Status::VERSION_MISMATCH)
+        }
+    }
+
+    fn nvmlDeviceGetPlatformInfo(device: Device, info: Out<sys::nvmlPlatformInfo_v2_t>) |call| {
+        let version = info.version()?;
+        let gpu = call.gpu(device)?;
+        // Blackwell is the first that tells.
+        if gpu.facts.compute_capability < (10, 0) {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let module = gpu.key().saturating_add(1);
+        let mut guid = [0; 16];
+        let address = gpu.facts.address;
+        guid[14] = address.bus;
+        guid[15] = module;
+        if version == struct_version::<sys::nvmlPlatformInfo_v1_t>(1) {
+            info.cast().put(sys::nvmlPlatformInfo_v1_t {
+                version,
+                ibGuid: guid,
+                rackGuid: [0; 16],
+                chassisPhysicalSlotNumber: 1,
+                computeSlotIndex: 0,
+                nodeIndex: 0,
+                peerType: 1,
+                moduleId: module,
+            })
+        } else if version == struct_version::<sys::nvmlPlatformInfo_v2_t>(2) {
+            let mut serial = [0; 16];
+            for (place, byte) in serial.iter_mut().zip(gpu.facts.serial.bytes()) {
+                *place = byte;
+            }
+            info.put(sys::nvmlPlatformInfo_v2_t {
+                version,
+                ibGuid: guid,
+                chassisSerialNumber: serial,
+                slotNumber: 1,
+                trayIndex: 0,
+                hostId: 1,
+                peerType: 1,
+                moduleId: module,
+            })
+        } else {
+            Err(Status::VERSION_MISMATCH)
+        }
+    }
+
+    fn nvmlDeviceGetC2cModeInfoV(device: Device, info: Out<sys::nvmlC2cModeInfo_v1_t>) |call| {
+        // The struct has no version word, whatever its name says.
+        let gpu = call.gpu(device)?;
+        info.put(sys::nvmlC2cModeInfo_v1_t {
+            isC2cEnabled: c_uint::from(gpu.facts.product.c2c),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domains_uuid_becomes_its_bytes() {
+        let bytes = cluster_bytes("00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!((bytes[1], bytes[15]), (0x11, 0xff));
+        assert_eq!(cluster_bytes("f")[0], 0xf0);
+    }
+}

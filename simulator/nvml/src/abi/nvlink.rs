@@ -1,0 +1,165 @@
+//! NVLinks: whether each is up, what it is, where it ends, what errors it has counted.
+
+use std::ffi::{c_uint, c_ulonglong};
+
+use nvml_wrapper_sys::bindings as sys;
+
+use super::args::Out;
+use super::call::{Call, Target};
+use super::handle::Device;
+use super::pci::{self, NVSWITCH, PciInfoOld};
+use super::status::Status;
+use crate::facts::{Address, Remote};
+
+/// One link of one GPU.
+#[derive(Clone, Copy)]
+pub(super) struct Link<'a> {
+    pub(super) gpu: Target<'a>,
+    pub(super) number: u8,
+}
+
+/// The link `number` of a GPU: an error if the GPU has no NVLink, or none of this number.
+pub(super) fn link(call: &Call, device: Device, number: c_uint) -> Result<Link<'_>, Status> {
+    let gpu = call.gpu(device)?;
+    link_of(gpu, number)
+}
+
+pub(super) fn link_of(gpu: Target<'_>, number: c_uint) -> Result<Link<'_>, Status> {
+    if gpu.facts.nvlink_count == 0 {
+        return Err(Status::NOT_SUPPORTED);
+    }
+    let number = u8::try_from(number).map_err(|_| Status::INVALID_ARGUMENT)?;
+    if number < gpu.facts.nvlink_count {
+        Ok(Link { gpu, number })
+    } else {
+        Err(Status::INVALID_ARGUMENT)
+    }
+}
+
+impl Link<'_> {
+    pub(super) fn is_up(self, call: &Call) -> bool {
+        call.link_up(self.gpu.facts.index, self.number)
+    }
+
+    /// The far end of a link that is up.
+    fn remote(self, call: &Call) -> Result<Remote, Status> {
+        let joined = self.gpu.facts.links.get(usize::from(self.number));
+        joined
+            .copied()
+            .filter(|_| self.is_up(call))
+            .ok_or(Status::NOT_SUPPORTED)
+    }
+
+    pub(super) fn errors(self) -> u64 {
+        let counts = self.gpu.unusual().map(|state| &state.link_errors);
+        counts
+            .and_then(|counts| counts.get(&self.number))
+            .copied()
+            .unwrap_or(0)
+    }
+}
+
+/// Address and PCI device id of the far end.
+fn remote_pci(call: &Call, device: Device, number: c_uint) -> Result<(Address, u16), Status> {
+    match link(call, device, number)?.remote(call)? {
+        Remote::Gpu { index, .. } => {
+            let peer = call.facts().gpus.get(index).ok_or(Status::UNKNOWN)?;
+            Ok((peer.address, peer.product.device_id))
+        }
+        Remote::Switch { index } => {
+            let switch = call.facts().switches.get(index).ok_or(Status::UNKNOWN)?;
+            Ok((*switch, NVSWITCH))
+        }
+    }
+}
+
+/// NVML's number for an NVLink generation: it counts the half steps too. GA102's is 3.1.
+fn version_number(generation: u8, product_capability: (u8, u8)) -> sys::nvmlNvlinkVersion_enum {
+    match generation {
+        1 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_1_0,
+        2 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_2_0,
+        3 if product_capability == (8, 6) => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_3_1,
+        3 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_3_0,
+        4 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_4_0,
+        5 => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_5_0,
+        _ => sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_INVALID,
+    }
+}
+
+pub(super) fn version_of(gpu: Target<'_>) -> c_uint {
+    version_number(
+        gpu.facts.nvlink_version.unwrap_or(0),
+        gpu.facts.compute_capability,
+    )
+}
+
+nvml! {
+    fn nvmlDeviceGetNvLinkState(device: Device, number: c_uint, state: Out<sys::nvmlEnableState_t>) |call| {
+        let up = link(call, device, number)?.is_up(call);
+        state.put(if up {
+            sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED
+        } else {
+            sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED
+        })
+    }
+
+    fn nvmlDeviceGetNvLinkVersion(device: Device, number: c_uint, version: Out<c_uint>) |call| {
+        version.put(version_of(link(call, device, number)?.gpu))
+    }
+
+    fn nvmlDeviceGetNvLinkCapability(
+        device: Device,
+        number: c_uint,
+        capability: sys::nvmlNvLinkCapability_t,
+        out: Out<c_uint>,
+    ) |call| {
+        let link = link(call, device, number)?;
+        let has = match capability {
+            sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_P2P_SUPPORTED
+            | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_P2P_ATOMICS
+            | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_VALID => link.is_up(call),
+            sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_SYSMEM_ACCESS
+            | sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_SYSMEM_ATOMICS => true,
+            sys::nvmlNvLinkCapability_enum_NVML_NVLINK_CAP_SLI_BRIDGE => {
+                // The bridges of cards that drive displays are SLI's.
+                link.gpu.facts.product.display
+            }
+            _ => return Err(Status::INVALID_ARGUMENT),
+        };
+        out.put(c_uint::from(has))
+    }
+
+    fn nvmlDeviceGetNvLinkRemotePciInfo(device: Device, number: c_uint, pci: Out<PciInfoOld>) |call| {
+        let (address, id) = remote_pci(call, device, number)?;
+        pci.put(pci::old_info(address, id))
+    }
+
+    fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, number: c_uint, pci: Out<sys::nvmlPciInfo_t>) |call| {
+        let (address, id) = remote_pci(call, device, number)?;
+        pci.put(pci::info(address, id))
+    }
+
+    fn nvmlDeviceGetNvLinkRemoteDeviceType(
+        device: Device,
+        number: c_uint,
+        kind: Out<sys::nvmlIntNvLinkDeviceType_t>,
+    ) |call| {
+        kind.put(match link(call, device, number)?.remote(call)? {
+            Remote::Gpu { .. } => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+            Remote::Switch { .. } => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+        })
+    }
+
+    fn nvmlDeviceGetNvLinkErrorCounter(
+        device: Device,
+        number: c_uint,
+        counter: sys::nvmlNvLinkErrorCounter_t,
+        value: Out<c_ulonglong>,
+    ) |call| {
+        let link = link(call, device, number)?;
+        if counter >= sys::nvmlNvLinkErrorCounter_enum_NVML_NVLINK_ERROR_COUNT {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        value.put(link.errors())
+    }
+}

@@ -1,0 +1,220 @@
+//! What a GPU is doing: temperature, power, clocks, load, modes, processes.
+
+use std::ffi::{c_int, c_uint, c_ulonglong};
+
+use nvml_wrapper_sys::bindings as sys;
+
+use super::args::Out;
+use super::call::Target;
+use super::handle::Device;
+use super::status::Status;
+
+/// Temperature of a GPU on which nothing was set, in degrees Celsius.
+const IDLE_CELSIUS: u32 = 35;
+/// Highest temperature the GPU may reach, where it slows down, and where it shuts down.
+const LIMITS_CELSIUS: (u32, u32, u32) = (87, 89, 92);
+/// "No instance" in a process entry.
+const NO_INSTANCE: c_uint = c_uint::MAX;
+
+impl Target<'_> {
+    pub(super) fn celsius(self) -> u32 {
+        self.unusual()
+            .and_then(|state| state.temperature)
+            .unwrap_or(IDLE_CELSIUS)
+    }
+
+    fn utilization(self) -> u32 {
+        self.unusual().and_then(|state| state.utilization).unwrap_or(0)
+    }
+
+    /// Draw in milliwatts: a tenth of the limit at rest, the whole of it at full load.
+    pub(super) fn milliwatts(self) -> u32 {
+        let limit = self.power_limit();
+        limit / 10 + limit / 10 * 9 * self.utilization().min(100) / 100
+    }
+
+    /// Power limit in milliwatts.
+    pub(super) fn power_limit(self) -> u32 {
+        self.facts.product.power_watts * 1000
+    }
+
+    /// Clock in MHz at full speed.
+    fn clock(self, kind: sys::nvmlClockType_t) -> Result<u32, Status> {
+        let (sm, memory) = self.facts.product.clocks;
+        match kind {
+            sys::nvmlClockType_enum_NVML_CLOCK_GRAPHICS
+            | sys::nvmlClockType_enum_NVML_CLOCK_SM
+            | sys::nvmlClockType_enum_NVML_CLOCK_VIDEO => Ok(sm),
+            sys::nvmlClockType_enum_NVML_CLOCK_MEM => Ok(memory),
+            _ => Err(Status::INVALID_ARGUMENT),
+        }
+    }
+}
+
+fn process_entries(gpu: Target<'_>) -> Vec<sys::nvmlProcessInfo_v2_t> {
+    let processes = gpu.unusual().map_or(&[][..], |state| &state.processes);
+    let entries = processes.iter().map(|process| sys::nvmlProcessInfo_v2_t {
+        pid: process.pid,
+        usedGpuMemory: process.memory_mib << 20,
+        gpuInstanceId: NO_INSTANCE,
+        computeInstanceId: NO_INSTANCE,
+    });
+    entries.collect()
+}
+
+fn without_instances(entries: &[sys::nvmlProcessInfo_v2_t]) -> Vec<sys::nvmlProcessInfo_v1_t> {
+    let entries = entries.iter().map(|entry| sys::nvmlProcessInfo_v1_t {
+        pid: entry.pid,
+        usedGpuMemory: entry.usedGpuMemory,
+    });
+    entries.collect()
+}
+
+nvml! {
+    fn nvmlDeviceGetTemperature(device: Device, sensor: c_uint, out: Out<c_uint>) |call| {
+        let gpu = call.gpu(device)?;
+        if sensor != sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        out.put(gpu.celsius())
+    }
+
+    fn nvmlDeviceGetTemperatureV(device: Device, out: Out<sys::nvmlTemperature_t>) |call| {
+        out.check_version(1)?;
+        let gpu = call.gpu(device)?;
+        let mut answer = out.get()?;
+        if answer.sensorType != sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        answer.temperature = c_int::try_from(gpu.celsius()).unwrap_or(c_int::MAX);
+        out.put(answer)
+    }
+
+    fn nvmlDeviceGetTemperatureThreshold(device: Device, kind: c_uint, out: Out<c_uint>) |call| {
+        call.gpu(device)?;
+        let (highest, slowdown, shutdown) = LIMITS_CELSIUS;
+        match kind {
+            sys::nvmlTemperatureThresholds_enum_NVML_TEMPERATURE_THRESHOLD_SHUTDOWN => out.put(shutdown),
+            sys::nvmlTemperatureThresholds_enum_NVML_TEMPERATURE_THRESHOLD_SLOWDOWN => out.put(slowdown),
+            sys::nvmlTemperatureThresholds_enum_NVML_TEMPERATURE_THRESHOLD_GPU_MAX => out.put(highest),
+            other if other < sys::nvmlTemperatureThresholds_enum_NVML_TEMPERATURE_THRESHOLD_COUNT => {
+                Err(Status::NOT_SUPPORTED)
+            }
+            _ => Err(Status::INVALID_ARGUMENT),
+        }
+    }
+
+    fn nvmlDeviceGetPowerUsage(device: Device, out: Out<c_uint>) |call| {
+        out.put(call.gpu(device)?.milliwatts())
+    }
+
+    fn nvmlDeviceGetPowerManagementMode(device: Device, out: Out<sys::nvmlEnableState_t>) |call| {
+        call.gpu(device)?;
+        out.put(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
+    }
+
+    fn nvmlDeviceGetPowerManagementLimit(device: Device, out: Out<c_uint>) |call| {
+        out.put(call.gpu(device)?.power_limit())
+    }
+
+    fn nvmlDeviceGetPowerManagementDefaultLimit(device: Device, out: Out<c_uint>) |call| {
+        out.put(call.gpu(device)?.power_limit())
+    }
+
+    fn nvmlDeviceGetEnforcedPowerLimit(device: Device, out: Out<c_uint>) |call| {
+        out.put(call.gpu(device)?.power_limit())
+    }
+
+    fn nvmlDeviceGetPowerManagementLimitConstraints(device: Device, low: Out<c_uint>, high: Out<c_uint>) |call| {
+        let limit = call.gpu(device)?.power_limit();
+        high.check()?;
+        low.put(limit / 2)?;
+        high.put(limit)
+    }
+
+    fn nvmlDeviceGetUtilizationRates(device: Device, out: Out<sys::nvmlUtilization_t>) |call| {
+        let gpu = call.gpu(device)?.utilization();
+        out.put(sys::nvmlUtilization_t { gpu, memory: gpu / 2 })
+    }
+
+    fn nvmlDeviceGetClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
+        out.put(call.gpu(device)?.clock(kind)?)
+    }
+
+    fn nvmlDeviceGetMaxClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
+        out.put(call.gpu(device)?.clock(kind)?)
+    }
+
+    fn nvmlDeviceGetPerformanceState(device: Device, out: Out<sys::nvmlPstates_t>) |call| {
+        call.gpu(device)?;
+        out.put(sys::nvmlPStates_enum_NVML_PSTATE_0)
+    }
+
+    fn nvmlDeviceGetPowerState(device: Device, out: Out<sys::nvmlPstates_t>) |call| {
+        call.gpu(device)?;
+        out.put(sys::nvmlPStates_enum_NVML_PSTATE_0)
+    }
+
+    fn nvmlDeviceGetCurrentClocksEventReasons(device: Device, out: Out<c_ulonglong>) |call| {
+        call.gpu(device)?;
+        out.put(0)
+    }
+
+    fn nvmlDeviceGetCurrentClocksThrottleReasons(device: Device, out: Out<c_ulonglong>) |call| {
+        call.gpu(device)?;
+        out.put(0)
+    }
+
+    fn nvmlDeviceGetPersistenceMode(device: Device, out: Out<sys::nvmlEnableState_t>) |call| {
+        call.gpu(device)?;
+        out.put(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
+    }
+
+    fn nvmlDeviceGetComputeMode(device: Device, out: Out<sys::nvmlComputeMode_t>) |call| {
+        call.gpu(device)?;
+        out.put(sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT)
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses(
+        device: Device,
+        count: Out<c_uint>,
+        out: Out<sys::nvmlProcessInfo_v1_t>,
+    ) |call| {
+        out.put_list(count, &without_instances(&process_entries(call.gpu(device)?)))
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v2(
+        device: Device,
+        count: Out<c_uint>,
+        out: Out<sys::nvmlProcessInfo_v2_t>,
+    ) |call| {
+        out.put_list(count, &process_entries(call.gpu(device)?))
+    }
+
+    fn nvmlDeviceGetComputeRunningProcesses_v3(
+        device: Device,
+        count: Out<c_uint>,
+        out: Out<sys::nvmlProcessInfo_v2_t>,
+    ) |call| {
+        out.put_list(count, &process_entries(call.gpu(device)?))
+    }
+
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+        device: Device,
+        count: Out<c_uint>,
+        out: Out<sys::nvmlProcessInfo_v2_t>,
+    ) |call| {
+        // Nothing draws on a simulated machine.
+        call.gpu(device)?;
+        out.put_list(count, &[])
+    }
+
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+        device: Device,
+        count: Out<c_uint>,
+        out: Out<sys::nvmlProcessInfo_v2_t>,
+    ) |call| {
+        call.gpu(device)?;
+        out.put_list(count, &[])
+    }
+}

@@ -1,0 +1,350 @@
+//! The hand on the controls: what tests, tools and people use to change a simulated machine. Knows nothing of the library's
+//! inside; it writes the state file, announces the change and reads the counters.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{
+    BLOCK_FILE, Block, Event, EventKind, GpuState, MAX_EVENTS, Process, Rule, State, read_state, write_state,
+};
+use crate::names::{NAMES, slot};
+
+/// Why a simulated machine could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The folder beside the machine file cannot be used.
+    #[error("cannot open {path}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The state file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The state file cannot be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The state file is no control state.
+    #[error("{path}: {problem}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// No NVML function has this name.
+    #[error("NVML has no function {name:?}{}", nearest(.name))]
+    NoSuchFunction {
+        /// The name.
+        name: String,
+    },
+}
+
+/// Controls every simulated library that reads the machine file of one folder.
+pub struct Controller {
+    folder: PathBuf,
+    pub(super) block: Block,
+}
+
+impl Controller {
+    /// Takes the controls of the machine whose `machine.yaml` lies in `folder`. The library need not be loaded yet.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn attach(folder: &Path) -> Result<Self, ControlError> {
+        let path = folder.join(BLOCK_FILE);
+        let block = Block::open(&path).map_err(|source| ControlError::Open { path, source })?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            block,
+        })
+    }
+
+    /// The state as it stands.
+    ///
+    /// # Errors
+    /// When the state file cannot be read.
+    pub fn state(&self) -> Result<State, ControlError> {
+        read_state(&self.folder)
+    }
+
+    /// Changes the state as a whole; other controllers wait meanwhile. Once it returns, the next NVML call sees the change.
+    ///
+    /// # Errors
+    /// When the state file cannot be read or written; then nothing has changed.
+    pub fn update(&self, change: impl FnOnce(&mut State)) -> Result<(), ControlError> {
+        let lock = self.block.lock().map_err(|source| ControlError::Open {
+            path: self.folder.join(BLOCK_FILE),
+            source,
+        })?;
+        let mut state = self.state()?;
+        change(&mut state);
+        write_state(&self.folder, &state)?;
+        drop(lock);
+        self.block.announce_change();
+        Ok(())
+    }
+
+    /// Makes libraries read the state file again, after a person has edited it.
+    pub fn announce(&self) {
+        self.block.announce_change();
+    }
+
+    /// Undoes everything that was changed, but forgets neither event numbers nor departures of the driver.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn reset(&self) -> Result<(), ControlError> {
+        self.update(|state| {
+            state.driver.gone = false;
+            state.gpus.clear();
+            state.calls.clear();
+        })
+    }
+
+    /// Raises an Xid that touches a whole GPU.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn raise_xid(&self, gpu: u8, xid: u64) -> Result<(), ControlError> {
+        self.raise(gpu, EventKind::Xid, xid, None)
+    }
+
+    /// Raises an Xid confined to a GPU instance and a compute instance.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn raise_xid_in(
+        &self,
+        gpu: u8,
+        xid: u64,
+        gpu_instance: u32,
+        compute_instance: u32,
+    ) -> Result<(), ControlError> {
+        let instance = Some((gpu_instance, compute_instance));
+        self.raise(gpu, EventKind::Xid, xid, instance)
+    }
+
+    /// Raises any event. `instance` holds the ids of the GPU instance and compute instance it is confined to.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn raise(
+        &self,
+        gpu: u8,
+        kind: EventKind,
+        data: u64,
+        instance: Option<(u32, u32)>,
+    ) -> Result<(), ControlError> {
+        self.update(|state| {
+            state.events.push(Event {
+                number: state.next_event,
+                gpu,
+                kind,
+                data,
+                gpu_instance: instance.map(|(gpu_instance, _)| gpu_instance),
+                compute_instance: instance.map(|(_, compute_instance)| compute_instance),
+            });
+            state.next_event += 1;
+            let surplus = state.events.len().saturating_sub(MAX_EVENTS);
+            state.events.drain(..surplus);
+        })
+    }
+
+    /// Drops a GPU off the bus. The Xid 79 that goes with it on real machines is the caller's to raise, before or after.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn lose_gpu(&self, gpu: u8) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.lost = true)
+    }
+
+    /// Brings a lost GPU back.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn restore_gpu(&self, gpu: u8) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.lost = false)
+    }
+
+    /// Changes what is out of the ordinary on one GPU.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn update_gpu(&self, gpu: u8, change: impl FnOnce(&mut GpuState)) -> Result<(), ControlError> {
+        self.update(|state| change(state.gpus.entry(gpu).or_default()))
+    }
+
+    /// Unloads the kernel driver: no call succeeds, none can initialise.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn unload_driver(&self) -> Result<(), ControlError> {
+        self.update(|state| {
+            if !state.driver.gone {
+                state.driver.gone = true;
+                state.driver.departures += 1;
+            }
+        })
+    }
+
+    /// Loads the kernel driver again. Clients must shut down and initialise to see it.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn load_driver(&self) -> Result<(), ControlError> {
+        self.update(|state| state.driver.gone = false)
+    }
+
+    /// Makes the next `times` calls of a function answer `code` (an `nvmlReturn_t`); for ever if `times` is `None`.
+    ///
+    /// # Errors
+    /// When NVML has no such function, and as [`Controller::update`].
+    pub fn fail_call(&self, name: &str, code: u32, times: Option<u64>) -> Result<(), ControlError> {
+        let made = self.made(name)?;
+        self.update(|state| {
+            let rule = state.calls.entry(name.to_owned()).or_default();
+            rule.fail = Some(code);
+            rule.from_call = made;
+            rule.until_call = times.map(|times| made + times);
+        })
+    }
+
+    /// Makes every call of a function take `time` longer.
+    ///
+    /// # Errors
+    /// When NVML has no such function, and as [`Controller::update`].
+    pub fn slow_call(&self, name: &str, time: Duration) -> Result<(), ControlError> {
+        self.made(name)?;
+        self.update(|state| {
+            let rule = state.calls.entry(name.to_owned()).or_default();
+            rule.slow_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        })
+    }
+
+    /// Sets any rule for a function.
+    ///
+    /// # Errors
+    /// When NVML has no such function, and as [`Controller::update`].
+    pub fn set_rule(&self, name: &str, rule: Rule) -> Result<(), ControlError> {
+        self.made(name)?;
+        self.update(|state| {
+            state.calls.insert(name.to_owned(), rule);
+        })
+    }
+
+    /// Lets every call of a function succeed again, at its usual speed.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn clear_rule(&self, name: &str) -> Result<(), ControlError> {
+        self.update(|state| {
+            state.calls.remove(name);
+        })
+    }
+
+    /// Takes an NVLink of a GPU down or up; for a direct link this holds for the peer's end too.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn set_nvlink(&self, gpu: u8, link: u8, up: bool) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| {
+            if up {
+                gpu.links_down.remove(&link);
+            } else {
+                gpu.links_down.insert(link);
+            }
+        })
+    }
+
+    /// Sets a GPU's temperature in degrees Celsius.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn set_temperature(&self, gpu: u8, celsius: u32) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.temperature = Some(celsius))
+    }
+
+    /// Sets the compute processes that run on a GPU.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn set_processes(&self, gpu: u8, processes: Vec<Process>) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.processes = processes)
+    }
+
+    /// How often each NVML function has been called so far, by any process.
+    pub fn calls(&self) -> Calls {
+        Calls(self.block.calls())
+    }
+
+    fn made(&self, name: &str) -> Result<u64, ControlError> {
+        slot(name)
+            .and_then(|slot| self.block.calls().get(slot).copied())
+            .ok_or_else(|| ControlError::NoSuchFunction {
+                name: name.to_owned(),
+            })
+    }
+}
+
+/// How often each NVML function has been called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Calls(Vec<u64>);
+
+impl Calls {
+    /// Calls of one function; 0 for a name NVML does not have.
+    pub fn of(&self, name: &str) -> u64 {
+        slot(name).and_then(|slot| self.0.get(slot)).copied().unwrap_or(0)
+    }
+
+    /// All calls together.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// The calls made after `earlier` was read.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let pairs = self.0.iter().zip(&earlier.0);
+        Self(pairs.map(|(now, before)| now.saturating_sub(*before)).collect())
+    }
+
+    /// The functions called, with how often.
+    pub fn by_name(&self) -> BTreeMap<&'static str, u64> {
+        let pairs = NAMES.iter().copied().zip(self.0.iter().copied());
+        pairs.filter(|(_, calls)| *calls > 0).collect()
+    }
+}
+
+/// A hint for a mistyped name: the versions NVML has of what stands there.
+fn nearest(name: &str) -> String {
+    let stem = name.split("_v").next().unwrap_or(name);
+    let alike: Vec<&str> = NAMES
+        .iter()
+        .copied()
+        .filter(|known| known.eq_ignore_ascii_case(name) || (stem.len() > 8 && known.starts_with(stem)))
+        .take(3)
+        .collect();
+    if alike.is_empty() {
+        String::new()
+    } else {
+        format!("; near it are {}", alike.join(", "))
+    }
+}

@@ -1,0 +1,187 @@
+//! What can be changed while a simulated library runs: the content of `control.yaml`. Values only; [`super::Controller`] writes
+//! them and the library reads them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// The most events kept; a listener that lags further behind loses the oldest, as with the real driver's ring.
+pub const MAX_EVENTS: usize = 4096;
+
+/// Everything a test or a person may change at run time. The default is a machine on which nothing has happened.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct State {
+    /// The kernel driver.
+    pub driver: Driver,
+    /// What is out of the ordinary on a GPU, by index.
+    pub gpus: BTreeMap<u8, GpuState>,
+    /// Calls that fail or are slow, by function name.
+    pub calls: BTreeMap<String, Rule>,
+    /// Events raised, oldest first.
+    pub events: Vec<Event>,
+    /// Number of the next event: one more than any event ever raised.
+    pub next_event: u64,
+}
+
+/// The kernel driver: there or gone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Driver {
+    /// Whether the driver is gone: no call succeeds and none can initialise.
+    pub gone: bool,
+    /// How often it has gone. A client that initialised before stays cut off until it shuts down and initialises again.
+    pub departures: u64,
+}
+
+/// What is out of the ordinary on one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct GpuState {
+    /// Fallen off the bus: every call on it answers GPU_IS_LOST.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
+    /// GPU temperature in degrees Celsius; 35 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<u32>,
+    /// Share of time the GPU computes, in percent; 0 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<u32>,
+    /// NVLinks that are down, by number. A direct link is down for both of its ends.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub links_down: BTreeSet<u8>,
+    /// Error counts of NVLinks, by number: each kind of counter shows this.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub link_errors: BTreeMap<u8, u64>,
+    /// Compute processes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<Process>,
+    /// ECC error counts.
+    #[serde(skip_serializing_if = "is_default")]
+    pub ecc: Ecc,
+    /// Rows remapped (Ampere and later).
+    #[serde(skip_serializing_if = "is_default")]
+    pub remapped: Remapped,
+    /// Pages retired (before Ampere).
+    #[serde(skip_serializing_if = "is_default")]
+    pub retired: Retired,
+}
+
+/// One compute process on a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// GPU memory it uses, in MiB.
+    #[serde(default)]
+    pub memory_mib: u64,
+}
+
+/// ECC error counts. The volatile ones are since the driver's load, the aggregate ones since the board was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Ecc {
+    /// Corrected since load.
+    pub volatile_corrected: u64,
+    /// Uncorrected since load.
+    pub volatile_uncorrected: u64,
+    /// Corrected ever.
+    pub aggregate_corrected: u64,
+    /// Uncorrected ever.
+    pub aggregate_uncorrected: u64,
+}
+
+/// Row remapping.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Remapped {
+    /// Rows remapped for corrected errors.
+    pub corrected: u32,
+    /// Rows remapped for uncorrected errors.
+    pub uncorrected: u32,
+    /// A remapping waits for a reset.
+    pub pending: bool,
+    /// A remapping has failed.
+    pub failed: bool,
+}
+
+/// Page retirement.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Retired {
+    /// Addresses retired for many single-bit errors.
+    pub single_bit: Vec<u64>,
+    /// Addresses retired for a double-bit error.
+    pub double_bit: Vec<u64>,
+    /// A retirement waits for a reboot.
+    pub pending: bool,
+}
+
+/// What happens to calls of one function.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Rule {
+    /// Code to answer with (an `nvmlReturn_t`), instead of doing anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fail: Option<u32>,
+    /// Time each call takes before it does or answers anything, in milliseconds.
+    #[serde(skip_serializing_if = "is_default")]
+    pub slow_ms: u64,
+    /// First call it holds for, counted as [`super::Calls`] counts: from 0.
+    #[serde(skip_serializing_if = "is_default")]
+    pub from_call: u64,
+    /// First call it no longer holds for; absent: it holds for ever.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until_call: Option<u64>,
+}
+
+impl Rule {
+    /// Whether the rule holds for call number `call` of its function.
+    pub fn holds_for(&self, call: u64) -> bool {
+        call >= self.from_call && self.until_call.is_none_or(|until| call < until)
+    }
+}
+
+/// What NVML reports through an event set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Event {
+    /// Number of the event; [`super::Controller::raise`] gives it.
+    pub number: u64,
+    /// Index of the GPU it happens on.
+    pub gpu: u8,
+    /// Kind of event.
+    pub kind: EventKind,
+    /// What comes with it: the Xid of an Xid event, else usually 0.
+    #[serde(default)]
+    pub data: u64,
+    /// GPU instance it is confined to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// Compute instance it is confined to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_instance: Option<u32>,
+}
+
+/// The events NVML knows (`nvmlEventType*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum EventKind {
+    /// A corrected ECC error.
+    SingleBitEcc,
+    /// An uncorrected ECC error.
+    DoubleBitEcc,
+    /// A change of performance state.
+    PState,
+    /// An Xid.
+    Xid,
+    /// A change of clocks.
+    Clock,
+    /// A change of MIG configuration.
+    MigConfig,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

@@ -1,0 +1,314 @@
+//! A machine file made complete: every fact NVML tells and the file leaves out is filled in, always with the same value for
+//! the same file. Values only: what changes at run time stands in [`crate::control`].
+
+mod address;
+mod links;
+mod product;
+
+use gantry_topology::{Fabric, IdList, Machine, MachineError, PathClass, PcieAddress, PcieLink};
+
+pub use address::Address;
+pub use links::Remote;
+pub use product::{PRODUCTS, Product};
+
+/// Driver version of a machine file that names none.
+pub const DEFAULT_DRIVER: &str = "570.124.06";
+/// CUDA version of a machine file that names none.
+pub const DEFAULT_CUDA: &str = "12.8";
+
+/// A machine with nothing left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    machine: Machine,
+    /// The GPUs, by index.
+    pub gpus: Vec<GpuFacts>,
+    /// The NICs, in the machine's order.
+    pub nics: Vec<NicFacts>,
+    /// The NVSwitches' PCIe addresses.
+    pub switches: Vec<Address>,
+    /// Driver version, e.g. `570.124.06`.
+    pub driver: String,
+    /// CUDA version as NVML counts it: 12.8 is 12080.
+    pub cuda: i32,
+}
+
+/// One GPU with nothing left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuFacts {
+    /// NVML's index.
+    pub index: usize,
+    /// `GPU-xxxxxxxx-...`.
+    pub uuid: String,
+    /// PCIe address.
+    pub address: Address,
+    /// Product name.
+    pub model: String,
+    /// Total memory in MiB.
+    pub memory_mib: u64,
+    /// Minor number of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// Board serial number.
+    pub serial: String,
+    /// CUDA compute capability.
+    pub compute_capability: (u8, u8),
+    /// Nearest NUMA node; `None` if the machine file tells none.
+    pub numa: Option<u32>,
+    /// NUMA nodes near the GPU.
+    pub numa_nodes: Vec<u32>,
+    /// NUMA node of the GPU's own memory, on coherent platforms.
+    pub memory_numa: Option<u16>,
+    /// CPUs near the GPU.
+    pub cpus: Vec<u32>,
+    /// PCIe link at its widest.
+    pub pcie: PcieLink,
+    /// NVLink version; `None` without NVLink.
+    pub nvlink_version: Option<u8>,
+    /// Links in the hardware, joined or not.
+    pub nvlink_count: u8,
+    /// Joined links, by number.
+    pub links: Vec<Remote>,
+    /// Multi-node NVLink domain.
+    pub fabric: Option<Fabric>,
+    /// What the product's data sheet says.
+    pub product: Product,
+}
+
+/// One NIC with nothing left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicFacts {
+    /// RDMA device name, e.g. `mlx5_0`.
+    pub device: String,
+    /// PCIe address.
+    pub address: Address,
+    /// NUMA node, if the machine file tells it or a near GPU does.
+    pub numa: Option<u32>,
+}
+
+impl Facts {
+    /// Completes `machine`.
+    ///
+    /// # Errors
+    /// When a filled-in value contradicts one given, which a valid machine file does not cause.
+    pub fn of(machine: &Machine) -> Result<Self, MachineError> {
+        let mut free = FreeBuses::beside(machine);
+        let addresses: Vec<Address> = machine
+            .gpus()
+            .iter()
+            .map(|gpu| given(gpu.bus_id.as_ref()).unwrap_or_else(|| free.take()))
+            .collect();
+        let ports = links::ports(machine);
+        let gpus: Vec<GpuFacts> = machine
+            .gpus()
+            .iter()
+            .zip(addresses)
+            .zip(ports)
+            .map(|((gpu, address), links)| complete_gpu(machine, gpu, address, links))
+            .collect();
+        let nics = machine
+            .nics()
+            .iter()
+            .enumerate()
+            .map(|(position, nic)| NicFacts {
+                device: nic.device.clone().unwrap_or_else(|| nic.name.clone()),
+                address: given(nic.bus_id.as_ref()).unwrap_or_else(|| free.take()),
+                numa: nic
+                    .numa
+                    .map(u32::from)
+                    .or_else(|| numa_of_near_gpu(machine, &gpus, position)),
+            })
+            .collect();
+        let switches = (0..links::switches(machine)).map(|_| free.take()).collect();
+        let host = machine.host();
+        let facts = Self {
+            machine: completed(machine, &gpus)?,
+            gpus,
+            nics,
+            switches,
+            driver: host.driver.clone().unwrap_or_else(|| DEFAULT_DRIVER.to_owned()),
+            cuda: cuda_number(host.cuda.as_deref().unwrap_or(DEFAULT_CUDA)),
+        };
+        Ok(facts)
+    }
+
+    /// The machine, every identity field of its GPUs present.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+}
+
+fn complete_gpu(
+    machine: &Machine,
+    gpu: &gantry_topology::Gpu,
+    address: Address,
+    links: Vec<Remote>,
+) -> GpuFacts {
+    let index = usize::from(gpu.index);
+    let capability = gpu.compute_capability.as_deref().and_then(parse_capability);
+    let product = Product::find(gpu.model.as_deref(), capability);
+    let given_version = gpu.nvlink.and_then(|ports| ports.version);
+    let (default_version, default_count) = product.nvlink;
+    // A file may join links that the product's sheet does not know of: the file wins.
+    let joined = u8::try_from(links.len()).unwrap_or(u8::MAX);
+    let version = given_version
+        .or((default_version > 0).then_some(default_version))
+        .or((joined > 0).then_some(3));
+    GpuFacts {
+        index,
+        uuid: gpu
+            .uuid
+            .as_ref()
+            .map_or_else(|| uuid_of(machine.name(), index), |uuid| uuid.as_str().to_owned()),
+        address,
+        model: gpu.model.clone().unwrap_or_else(|| product.name.to_owned()),
+        memory_mib: gpu.memory_mib.unwrap_or(product.memory_mib),
+        minor: gpu.minor.unwrap_or(u32::from(gpu.index)),
+        serial: gpu
+            .serial
+            .clone()
+            .unwrap_or_else(|| format!("13{:011}", fnv(machine.name(), index as u64) % 100_000_000_000)),
+        compute_capability: capability.unwrap_or(product.compute_capability),
+        numa: gpu.numa.as_ref().and_then(|list| list.iter().next()),
+        numa_nodes: numbers(gpu.numa.as_ref()),
+        memory_numa: gpu.memory_numa,
+        cpus: numbers(gpu.cpus.as_ref()),
+        pcie: gpu.pcie.unwrap_or(PcieLink {
+            generation: product.pcie.0,
+            width: product.pcie.1,
+        }),
+        nvlink_version: version,
+        nvlink_count: if version.is_some() {
+            joined.max(default_count)
+        } else {
+            0
+        },
+        links,
+        fabric: gpu.fabric.clone(),
+        product,
+    }
+}
+
+/// The machine with the identity fields of `gpus` written into it.
+fn completed(machine: &Machine, gpus: &[GpuFacts]) -> Result<Machine, MachineError> {
+    let mut parts = machine.clone().into_parts();
+    let refused = |field: String| {
+        move |problem: gantry_topology::machine::IdError| MachineError {
+            field,
+            problem: problem.to_string(),
+        }
+    };
+    for (gpu, facts) in parts.gpus.iter_mut().zip(gpus) {
+        let field = |name: &str| format!("gpus[{}].{name}", facts.index);
+        gpu.uuid = Some(facts.uuid.parse().map_err(refused(field("uuid")))?);
+        gpu.bus_id = Some(
+            facts
+                .address
+                .to_string()
+                .parse()
+                .map_err(refused(field("busId")))?,
+        );
+        gpu.model = Some(facts.model.clone());
+        gpu.memory_mib = Some(facts.memory_mib);
+        gpu.minor = Some(facts.minor);
+        gpu.serial = Some(facts.serial.clone());
+        let (major, minor) = facts.compute_capability;
+        gpu.compute_capability = Some(format!("{major}.{minor}"));
+        gpu.pcie = Some(facts.pcie);
+    }
+    Machine::new(parts)
+}
+
+/// Bus numbers that no device of the machine file has taken.
+struct FreeBuses {
+    taken: Vec<(u32, u8)>,
+    domain: u32,
+    bus: u8,
+}
+
+impl FreeBuses {
+    /// The lowest bus given out; those below belong to the board's own devices.
+    const FIRST: u8 = 0x10;
+    /// Buses between two given out, as boards with switches space them.
+    const STEP: u8 = 3;
+
+    fn beside(machine: &Machine) -> Self {
+        let gpus = machine.gpus().iter().map(|gpu| gpu.bus_id.as_ref());
+        let nics = machine.nics().iter().map(|nic| nic.bus_id.as_ref());
+        Self {
+            taken: gpus
+                .chain(nics)
+                .filter_map(given)
+                .map(|address| (address.domain, address.bus))
+                .collect(),
+            domain: 0,
+            bus: Self::FIRST,
+        }
+    }
+
+    fn take(&mut self) -> Address {
+        loop {
+            let (domain, bus) = (self.domain, self.bus);
+            match bus.checked_add(Self::STEP) {
+                Some(next) => self.bus = next,
+                None => (self.domain, self.bus) = (domain + 1, Self::FIRST),
+            }
+            if !self.taken.contains(&(domain, bus)) {
+                return Address::on_bus(domain, bus);
+            }
+        }
+    }
+}
+
+fn given(address: Option<&PcieAddress>) -> Option<Address> {
+    address.and_then(Address::of)
+}
+
+fn numbers(list: Option<&IdList>) -> Vec<u32> {
+    list.map(|list| list.iter().collect()).unwrap_or_default()
+}
+
+/// The NUMA node of a GPU that shares a root complex or NUMA node with NIC `position`.
+fn numa_of_near_gpu(machine: &Machine, gpus: &[GpuFacts], position: usize) -> Option<u32> {
+    gpus.iter()
+        .find(|gpu| machine.paths().get(gpu.index, gpus.len() + position) <= PathClass::Node)
+        .and_then(|gpu| gpu.numa)
+}
+
+fn parse_capability(text: &str) -> Option<(u8, u8)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// `12.8` as 12080.
+fn cuda_number(text: &str) -> i32 {
+    let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
+    major.parse().unwrap_or(0) * 1000 + minor.parse().unwrap_or(0) * 10
+}
+
+/// A random-looking version 4 UUID that depends on the machine's name and the index alone.
+fn uuid_of(machine: &str, index: usize) -> String {
+    let high = fnv(machine, 2 * index as u64);
+    let low = fnv(machine, 2 * index as u64 + 1);
+    format!(
+        "GPU-{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        high >> 32,
+        (high >> 16) & 0xffff,
+        high & 0xfff,
+        0x8000 | ((low >> 48) & 0x3fff),
+        low & 0xffff_ffff_ffff
+    )
+}
+
+/// FNV-1a over the name and the salt, stirred so that neighbouring salts differ in every digit.
+pub(crate) fn fnv(text: &str, salt: u64) -> u64 {
+    let hash = text
+        .bytes()
+        .chain(salt.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+    let hash = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ (hash >> 29)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,448 @@
+//! What is known of each GPU product: everything NVML tells that a machine file does not carry. Data only; a product that is
+//! not in the table is described from its compute capability.
+
+use nvml_wrapper_sys::bindings as sys;
+
+/// One GPU product, with the figures NVML reports for every board of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Product {
+    /// Product name as NVML prints it.
+    pub name: &'static str,
+    /// `NVML_DEVICE_ARCH_*`.
+    pub architecture: u32,
+    /// CUDA compute capability, major and minor.
+    pub compute_capability: (u8, u8),
+    /// `NVML_BRAND_*`.
+    pub brand: u32,
+    /// Total memory in MiB.
+    pub memory_mib: u64,
+    /// BAR1 aperture in MiB.
+    pub bar1_mib: u64,
+    /// PCI device id, without the vendor's.
+    pub device_id: u16,
+    /// PCIe generation and lanes the board can run.
+    pub pcie: (u8, u8),
+    /// NVLink version (0 if the board has none) and number of links in the hardware.
+    pub nvlink: (u8, u8),
+    /// Rate of one NVLink in MB/s, one direction.
+    pub nvlink_mbps: u32,
+    /// Default power limit in watts.
+    pub power_watts: u32,
+    /// Streaming multiprocessors and CUDA cores.
+    pub cores: (u32, u32),
+    /// Highest SM and memory clocks in MHz.
+    pub clocks: (u32, u32),
+    /// Width of the memory bus in bits.
+    pub memory_bus: u32,
+    /// Whether the board counts ECC errors.
+    pub ecc: bool,
+    /// Whether the GPU can be cut into MIG instances.
+    pub mig: bool,
+    /// Whether the board drives displays (PCI class VGA, not 3D).
+    pub display: bool,
+    /// Whether GPU and CPU share NVLink-C2C.
+    pub c2c: bool,
+}
+
+const TESLA: u32 = sys::nvmlBrandType_enum_NVML_BRAND_TESLA;
+const NVIDIA: u32 = sys::nvmlBrandType_enum_NVML_BRAND_NVIDIA;
+const GEFORCE: u32 = sys::nvmlBrandType_enum_NVML_BRAND_GEFORCE;
+const RTX: u32 = sys::nvmlBrandType_enum_NVML_BRAND_NVIDIA_RTX;
+
+/// A data centre board without displays, MIG or C2C; the entries below change what differs.
+const BASE: Product = Product {
+    name: "",
+    architecture: sys::NVML_DEVICE_ARCH_AMPERE,
+    compute_capability: (8, 0),
+    brand: NVIDIA,
+    memory_mib: 0,
+    bar1_mib: 65_536,
+    device_id: 0,
+    pcie: (4, 16),
+    nvlink: (0, 0),
+    nvlink_mbps: 0,
+    power_watts: 300,
+    cores: (108, 6912),
+    clocks: (1410, 1593),
+    memory_bus: 5120,
+    ecc: true,
+    mig: false,
+    display: false,
+    c2c: false,
+};
+
+const V100: Product = Product {
+    architecture: sys::NVML_DEVICE_ARCH_VOLTA,
+    compute_capability: (7, 0),
+    brand: TESLA,
+    bar1_mib: 32_768,
+    pcie: (3, 16),
+    nvlink: (2, 6),
+    nvlink_mbps: 25_781,
+    cores: (80, 5120),
+    clocks: (1530, 877),
+    memory_bus: 4096,
+    ..BASE
+};
+
+const A100: Product = Product {
+    bar1_mib: 131_072,
+    nvlink: (3, 12),
+    nvlink_mbps: 25_000,
+    power_watts: 400,
+    mig: true,
+    ..BASE
+};
+
+const H100: Product = Product {
+    architecture: sys::NVML_DEVICE_ARCH_HOPPER,
+    compute_capability: (9, 0),
+    bar1_mib: 131_072,
+    pcie: (5, 16),
+    nvlink: (4, 18),
+    nvlink_mbps: 26_562,
+    power_watts: 700,
+    cores: (132, 16_896),
+    clocks: (1980, 2619),
+    mig: true,
+    ..BASE
+};
+
+const GA102: Product = Product {
+    compute_capability: (8, 6),
+    nvlink: (3, 4),
+    nvlink_mbps: 14_062,
+    cores: (84, 10_752),
+    clocks: (1740, 7251),
+    memory_bus: 384,
+    ..BASE
+};
+
+const ADA: Product = Product {
+    architecture: sys::NVML_DEVICE_ARCH_ADA,
+    compute_capability: (8, 9),
+    ..BASE
+};
+
+/// The products known, the more special name first where one contains the other.
+pub const PRODUCTS: &[Product] = &[
+    Product {
+        name: "Tesla P100-SXM2-16GB",
+        architecture: sys::NVML_DEVICE_ARCH_PASCAL,
+        compute_capability: (6, 0),
+        memory_mib: 16_384,
+        device_id: 0x15f9,
+        nvlink: (1, 4),
+        nvlink_mbps: 19_200,
+        cores: (56, 3584),
+        clocks: (1480, 715),
+        ..V100
+    },
+    Product {
+        name: "Tesla V100-SXM2-16GB",
+        memory_mib: 16_384,
+        device_id: 0x1db1,
+        ..V100
+    },
+    Product {
+        name: "Tesla V100-SXM2-32GB",
+        memory_mib: 32_768,
+        device_id: 0x1db5,
+        ..V100
+    },
+    Product {
+        name: "Tesla V100-SXM3-32GB",
+        memory_mib: 32_768,
+        device_id: 0x1db8,
+        power_watts: 350,
+        clocks: (1597, 958),
+        ..V100
+    },
+    Product {
+        name: "Tesla V100-PCIE-16GB",
+        memory_mib: 16_384,
+        device_id: 0x1db4,
+        nvlink: (0, 0),
+        nvlink_mbps: 0,
+        power_watts: 250,
+        ..V100
+    },
+    Product {
+        name: "Tesla T4",
+        architecture: sys::NVML_DEVICE_ARCH_TURING,
+        compute_capability: (7, 5),
+        brand: TESLA,
+        memory_mib: 15_360,
+        bar1_mib: 256,
+        device_id: 0x1eb8,
+        pcie: (3, 16),
+        power_watts: 70,
+        cores: (40, 2560),
+        clocks: (1590, 5001),
+        memory_bus: 256,
+        ..BASE
+    },
+    Product {
+        name: "NVIDIA A100-SXM4-40GB",
+        memory_mib: 40_960,
+        device_id: 0x20b0,
+        clocks: (1410, 1215),
+        ..A100
+    },
+    Product {
+        name: "NVIDIA A100-SXM4-80GB",
+        memory_mib: 81_920,
+        device_id: 0x20b2,
+        ..A100
+    },
+    Product {
+        name: "NVIDIA A800-SXM4-80GB",
+        memory_mib: 81_920,
+        device_id: 0x20f3,
+        nvlink: (3, 8),
+        ..A100
+    },
+    Product {
+        name: "NVIDIA A100-PCIE-40GB",
+        memory_mib: 40_960,
+        device_id: 0x20f1,
+        power_watts: 250,
+        ..A100
+    },
+    Product {
+        name: "NVIDIA A100 80GB PCIe",
+        memory_mib: 81_920,
+        device_id: 0x20b5,
+        power_watts: 300,
+        ..A100
+    },
+    Product {
+        name: "NVIDIA A30",
+        memory_mib: 24_576,
+        device_id: 0x20b7,
+        nvlink: (3, 4),
+        power_watts: 165,
+        cores: (56, 3584),
+        clocks: (1440, 1215),
+        memory_bus: 3072,
+        ..A100
+    },
+    Product {
+        name: "NVIDIA A40",
+        memory_mib: 46_068,
+        device_id: 0x2235,
+        ..GA102
+    },
+    Product {
+        name: "NVIDIA A10",
+        memory_mib: 23_028,
+        bar1_mib: 32_768,
+        device_id: 0x2236,
+        nvlink: (0, 0),
+        nvlink_mbps: 0,
+        power_watts: 150,
+        cores: (72, 9216),
+        clocks: (1695, 6251),
+        ..GA102
+    },
+    Product {
+        name: "NVIDIA RTX A6000",
+        brand: RTX,
+        memory_mib: 49_140,
+        bar1_mib: 65_536,
+        device_id: 0x2230,
+        clocks: (2100, 8001),
+        display: true,
+        ..GA102
+    },
+    Product {
+        name: "NVIDIA GeForce RTX 3090",
+        brand: GEFORCE,
+        memory_mib: 24_576,
+        bar1_mib: 256,
+        device_id: 0x2204,
+        power_watts: 350,
+        cores: (82, 10_496),
+        clocks: (2100, 9751),
+        ecc: false,
+        display: true,
+        ..GA102
+    },
+    Product {
+        name: "NVIDIA GeForce RTX 4090",
+        brand: GEFORCE,
+        memory_mib: 24_564,
+        bar1_mib: 256,
+        device_id: 0x2684,
+        power_watts: 450,
+        cores: (128, 16_384),
+        clocks: (3105, 10_501),
+        memory_bus: 384,
+        ecc: false,
+        display: true,
+        ..ADA
+    },
+    Product {
+        name: "NVIDIA L4",
+        memory_mib: 23_034,
+        bar1_mib: 32_768,
+        device_id: 0x27b8,
+        power_watts: 72,
+        cores: (58, 7424),
+        clocks: (2040, 6251),
+        memory_bus: 192,
+        ..ADA
+    },
+    Product {
+        name: "NVIDIA L40S",
+        memory_mib: 46_068,
+        device_id: 0x26b9,
+        power_watts: 350,
+        cores: (142, 18_176),
+        clocks: (2520, 9001),
+        memory_bus: 384,
+        ..ADA
+    },
+    Product {
+        name: "NVIDIA H100 80GB HBM3",
+        memory_mib: 81_559,
+        device_id: 0x2330,
+        ..H100
+    },
+    Product {
+        name: "NVIDIA H100 PCIe",
+        memory_mib: 81_559,
+        device_id: 0x2331,
+        nvlink: (4, 12),
+        power_watts: 350,
+        cores: (114, 14_592),
+        clocks: (1755, 1593),
+        ..H100
+    },
+    Product {
+        name: "NVIDIA H800",
+        memory_mib: 81_559,
+        device_id: 0x2324,
+        nvlink: (4, 8),
+        ..H100
+    },
+    Product {
+        name: "NVIDIA H200",
+        memory_mib: 143_771,
+        bar1_mib: 262_144,
+        device_id: 0x2335,
+        memory_bus: 6144,
+        ..H100
+    },
+    Product {
+        name: "NVIDIA GH200 480GB",
+        memory_mib: 97_871,
+        device_id: 0x2342,
+        power_watts: 900,
+        c2c: true,
+        ..H100
+    },
+    Product {
+        name: "NVIDIA B200",
+        architecture: sys::NVML_DEVICE_ARCH_BLACKWELL,
+        compute_capability: (10, 0),
+        memory_mib: 183_359,
+        bar1_mib: 262_144,
+        device_id: 0x2901,
+        nvlink: (5, 18),
+        nvlink_mbps: 53_125,
+        power_watts: 1000,
+        cores: (148, 18_944),
+        clocks: (1965, 3996),
+        memory_bus: 8192,
+        ..H100
+    },
+    Product {
+        name: "NVIDIA GB200",
+        architecture: sys::NVML_DEVICE_ARCH_BLACKWELL,
+        compute_capability: (10, 0),
+        memory_mib: 189_471,
+        bar1_mib: 262_144,
+        device_id: 0x2941,
+        nvlink: (5, 18),
+        nvlink_mbps: 53_125,
+        power_watts: 1200,
+        cores: (152, 19_456),
+        clocks: (2062, 3996),
+        memory_bus: 8192,
+        c2c: true,
+        ..H100
+    },
+    Product {
+        name: "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        architecture: sys::NVML_DEVICE_ARCH_BLACKWELL,
+        compute_capability: (12, 0),
+        memory_mib: 97_887,
+        bar1_mib: 131_072,
+        device_id: 0x2bb5,
+        nvlink: (0, 0),
+        nvlink_mbps: 0,
+        power_watts: 600,
+        cores: (188, 24_064),
+        clocks: (2430, 12_481),
+        memory_bus: 512,
+        ..H100
+    },
+];
+
+/// The board a machine file that names no model is taken to have.
+const UNNAMED: Product = Product {
+    name: "NVIDIA Simulated GPU",
+    memory_mib: 40_960,
+    device_id: 0x20b0,
+    ..A100
+};
+
+impl Product {
+    /// The product called `model`; failing that, one of the architecture of `compute_capability`; failing both, a plain
+    /// data centre GPU.
+    pub fn find(model: Option<&str>, compute_capability: Option<(u8, u8)>) -> Self {
+        let known = || PRODUCTS.iter().chain([&UNNAMED]);
+        let named = model.and_then(|model| known().find(|product| product.name == model));
+        let alike = compute_capability
+            .and_then(|wanted| known().find(|product| product.compute_capability == wanted));
+        *named.or(alike).unwrap_or(&UNNAMED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_is_found_by_its_name_and_else_by_its_architecture() {
+        assert_eq!(Product::find(Some("NVIDIA L4"), None).memory_mib, 23_034);
+        assert_eq!(
+            Product::find(Some("NVIDIA Unheard-of"), Some((9, 0))).architecture,
+            sys::NVML_DEVICE_ARCH_HOPPER
+        );
+        assert_eq!(Product::find(None, None), UNNAMED);
+    }
+
+    #[test]
+    fn no_two_products_share_a_name() {
+        for (position, product) in PRODUCTS.iter().enumerate() {
+            assert!(
+                PRODUCTS[..position]
+                    .iter()
+                    .all(|other| other.name != product.name)
+            );
+            assert!(
+                product.memory_mib > 0 && product.device_id > 0,
+                "{}",
+                product.name
+            );
+            assert_eq!(
+                product.nvlink.0 == 0,
+                product.nvlink_mbps == 0,
+                "{}",
+                product.name
+            );
+        }
+    }
+}

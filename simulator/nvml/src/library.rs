@@ -1,0 +1,215 @@
+//! What stands behind the C functions: one library per copy of the shared object, its session between initialisation and
+//! shutdown, and its view of the control state. No C types here.
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use gantry_topology::Machine;
+
+use crate::control::{self, Block, State};
+use crate::facts::Facts;
+/// Name of the machine file that a library looks for beside itself.
+const MACHINE_FILE: &str = "machine.yaml";
+
+mod events;
+
+pub(crate) use events::{Events, Filter, Waited};
+
+/// Environment variable that names the machine file, for clients that load the library from a place of their own.
+pub(crate) const MACHINE_VARIABLE: &str = "GANTRY_SIM_MACHINE";
+
+/// One loaded copy of the shared object.
+pub(crate) struct Library {
+    machine: PathBuf,
+    pub(crate) block: Block,
+    control: Mutex<Control>,
+    session: Mutex<Option<Arc<Session>>>,
+}
+
+/// The control state as last read.
+struct Control {
+    changes: Option<u32>,
+    state: Arc<State>,
+}
+
+/// From the first initialisation to the last shutdown.
+pub(crate) struct Session {
+    pub(crate) facts: Facts,
+    /// The driver's departures when the session began: a session does not survive one.
+    departures: u64,
+    users: Mutex<u32>,
+    pub(crate) events: Events,
+    closed: AtomicBool,
+}
+
+/// Why a session cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// The driver is gone.
+    #[error("the driver is not loaded")]
+    DriverGone,
+    /// The machine file cannot be read.
+    #[error("cannot read the machine file {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    /// The machine file is wrong.
+    #[error("{path}: {problem}")]
+    Machine { path: PathBuf, problem: String },
+}
+
+impl Library {
+    /// This copy of the shared object. A process that has loaded several copies has several of these.
+    pub(crate) fn this() -> &'static Self {
+        static THIS: OnceLock<Library> = OnceLock::new();
+        THIS.get_or_init(|| Self::for_machine(machine_path()))
+    }
+
+    fn for_machine(machine: PathBuf) -> Self {
+        let folder = machine.parent().unwrap_or(Path::new(".")).to_owned();
+        // A folder that cannot be written has no controls; everything else works.
+        let block = Block::open(&folder.join(control::BLOCK_FILE))
+            .or_else(|_| Block::private())
+            .unwrap_or_else(|error| {
+                complain(&format!("no memory for the call counters: {error}"));
+                std::process::abort()
+            });
+        Self {
+            machine,
+            block,
+            control: Mutex::new(Control {
+                changes: None,
+                state: Arc::default(),
+            }),
+            session: Mutex::new(None),
+        }
+    }
+
+    /// The control state, read again if it has changed.
+    pub(crate) fn state(&self) -> Arc<State> {
+        let mut control = held(&self.control);
+        let changes = self.block.changes();
+        if control.changes != Some(changes) {
+            match control::read_state(self.folder()) {
+                Ok(state) => control.state = Arc::new(state),
+                Err(error) => complain(&format!("the control state stays as it was: {error}")),
+            }
+            control.changes = Some(changes);
+        }
+        Arc::clone(&control.state)
+    }
+
+    fn folder(&self) -> &Path {
+        self.machine.parent().unwrap_or(Path::new("."))
+    }
+
+    /// The session, if there is one.
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+        held(&self.session).clone()
+    }
+
+    /// Begins a session, or joins the one there is.
+    pub(crate) fn start(&self, state: &State) -> Result<(), StartError> {
+        if state.driver.gone {
+            return Err(StartError::DriverGone);
+        }
+        let mut session = held(&self.session);
+        match &*session {
+            Some(running) => *held(&running.users) += 1,
+            None => {
+                let facts = read_machine(&self.machine).inspect_err(|error| complain(&error.to_string()))?;
+                *session = Some(Arc::new(Session {
+                    facts,
+                    departures: state.driver.departures,
+                    users: Mutex::new(1),
+                    events: Events::default(),
+                    closed: AtomicBool::new(false),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves the session, which ends with its last user. `false` if there is none.
+    pub(crate) fn stop(&self) -> bool {
+        let mut session = held(&self.session);
+        let Some(running) = session.clone() else {
+            return false;
+        };
+        let mut users = held(&running.users);
+        *users -= 1;
+        if *users == 0 {
+            running.closed.store(true, Ordering::Release);
+            *session = None;
+            // Whoever is still blocked in an event wait looks up and finds the session closed.
+            self.block.announce_change();
+        }
+        true
+    }
+}
+
+impl Session {
+    /// Whether the driver has gone since the session began.
+    pub(crate) fn cut_off(&self, state: &State) -> bool {
+        state.driver.gone || state.driver.departures != self.departures
+    }
+
+    /// Whether the last user has shut down.
+    pub(crate) fn closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// A lock's content, whatever became of other threads: every change behind these locks is a single assignment.
+pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read_machine(path: &Path) -> Result<Facts, StartError> {
+    let text = std::fs::read_to_string(path).map_err(|source| StartError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let wrong = |problem: String| StartError::Machine {
+        path: path.to_owned(),
+        problem,
+    };
+    let machine: Machine = serde_saphyr::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    Facts::of(&machine).map_err(|error| wrong(error.to_string()))
+}
+
+/// Where the machine file is: named by the environment, else beside the shared object.
+fn machine_path() -> PathBuf {
+    match std::env::var_os(MACHINE_VARIABLE) {
+        Some(path) if !path.is_empty() => PathBuf::from(path),
+        _ => own_path()
+            .and_then(|path| path.parent().map(Path::to_owned))
+            .unwrap_or_default()
+            .join(MACHINE_FILE),
+    }
+}
+
+/// The file this code was loaded from, links resolved.
+fn own_path() -> Option<PathBuf> {
+    let anchor: fn() -> &'static Library = Library::this;
+    // SAFETY: `Dl_info` is plain data for which zero is valid; `dladdr` writes it and only looks up the address.
+    let name = unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(anchor as *const libc::c_void, &raw mut info) == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        CStr::from_ptr(info.dli_fname)
+    };
+    let path = Path::new(OsStr::from_bytes(name.to_bytes()));
+    std::fs::canonicalize(path).ok()
+}
+
+/// Tells the person at the terminal what a return code cannot: NVML has no other way to say it.
+#[expect(
+    clippy::print_stderr,
+    reason = "a C library has no logger, and NVML's codes carry no text"
+)]
+fn complain(problem: &str) {
+    eprintln!("simulated libnvidia-ml: {problem}");
+}
