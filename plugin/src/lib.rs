@@ -6,4 +6,6 @@
 //! handover -> answers to kubelet, holders and deviations in GpuNode.status
 //! ```
 
+pub mod discover;
 pub mod inventory;
+pub mod nvml;

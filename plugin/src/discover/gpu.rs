@@ -1,0 +1,125 @@
+//! One GPU's facts: who it is, what it has, where it sits. A GPU without UUID or bus id is no GPU anyone can be given, so
+//! those two fail; everything else may stay unknown.
+
+use gantry_topology::{Fabric, Gpu, IdList, PcieAddress, PcieLink};
+
+use super::Warnings;
+use super::sysfs::Sysfs;
+use crate::nvml::{Device, FabricInfo, NvmlError};
+
+const MIB: u64 = 1 << 20;
+
+/// Reads one GPU; its NVLinks come later, when all GPUs are known.
+pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -> Result<Gpu, NvmlError> {
+    let uuid = device.uuid()?;
+    let bus_id = device.bus_id()?;
+    // The driver asks the GPU itself for this one: a GPU that fell off the bus is found out here, not half-way.
+    let memory_mib = match device.memory() {
+        Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
+        answer => warnings.known(answer).map(|bytes| bytes / MIB),
+    };
+    Ok(Gpu {
+        index: u8::try_from(device.index()).unwrap_or(u8::MAX),
+        uuid: Some(uuid),
+        model: warnings.known(device.name()).filter(|name| !name.is_empty()),
+        memory_mib,
+        minor: warnings.known(device.minor()),
+        serial: warnings
+            .known(device.serial())
+            .filter(|serial| !serial.is_empty()),
+        compute_capability: warnings
+            .known(device.compute_capability())
+            .map(|(major, minor)| format!("{major}.{minor}")),
+        numa: numa(device, &bus_id, sysfs, warnings),
+        memory_numa: warnings.known(device.memory_numa()).flatten(),
+        cpus: warnings
+            .known(device.cpu_affinity())
+            .and_then(|cpus| id_list(&cpus))
+            .or_else(|| sysfs.local_cpus(&bus_id)),
+        pcie: pcie(device, warnings),
+        nvlink: None,
+        fabric: warnings.known(device.fabric()).flatten().and_then(fabric),
+        bus_id: Some(bus_id),
+    })
+}
+
+/// NUMA nodes near the GPU. The kernel's word stands first, for kubelet's Topology Manager counts in the kernel's nodes; NVML adds
+/// the others it holds near. A kernel that knows none (-1) is believed: the CPUs of such a machine are equally near.
+fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, warnings: &mut Warnings) -> Option<IdList> {
+    let kernel = sysfs.numa_node(bus_id);
+    if kernel.is_none() && sysfs.tells_numa(bus_id) {
+        return None;
+    }
+    let nvml = warnings.known(device.memory_affinity()).unwrap_or_default();
+    match kernel {
+        Some(node) if !nvml.contains(&node) => id_list(&[node]),
+        _ => id_list(&nvml),
+    }
+}
+
+fn pcie(device: Device<'_>, warnings: &mut Warnings) -> Option<PcieLink> {
+    let generation = warnings.known(device.max_pcie_generation())?;
+    let width = warnings.known(device.max_pcie_width())?;
+    // Virtual GPUs answer 0.
+    let link = PcieLink {
+        generation: u8::try_from(generation).ok()?,
+        width: u8::try_from(width).ok()?,
+    };
+    ((1..=7).contains(&link.generation) && (1..=32).contains(&link.width)).then_some(link)
+}
+
+/// A domain of all zeros is a fabric that ends with the machine, which nobody needs to know the name of.
+fn fabric(info: FabricInfo) -> Option<Fabric> {
+    if info.cluster == [0; 16] {
+        return None;
+    }
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let uuid = [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| hex(&info.cluster[part]));
+    Some(Fabric {
+        cluster_uuid: uuid.join("-"),
+        clique: info.clique,
+    })
+}
+
+/// Ascending numbers as Linux writes them: `0-15,128-143`. `None` if there are none.
+fn id_list(numbers: &[u32]) -> Option<IdList> {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for &number in numbers {
+        match ranges.last_mut() {
+            Some((_, end)) if *end + 1 == number => *end = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let words: Vec<String> = ranges
+        .into_iter()
+        .map(|(start, end)| match start == end {
+            true => start.to_string(),
+            false => format!("{start}-{end}"),
+        })
+        .collect();
+    words.join(",").parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_ranges() {
+        let list = |numbers: &[u32]| id_list(numbers).map(|list| list.to_string());
+        assert_eq!(list(&[0, 1, 2, 8, 128, 129]).as_deref(), Some("0-2,8,128-129"));
+        assert_eq!(list(&[5]).as_deref(), Some("5"));
+        assert_eq!(list(&[]), None);
+    }
+
+    #[test]
+    fn a_fabric_has_a_name_only_beyond_the_machine() {
+        let mut cluster = [0; 16];
+        assert_eq!(fabric(FabricInfo { cluster, clique: 1 }), None);
+        cluster[0] = 0xab;
+        cluster[15] = 1;
+        let fabric = fabric(FabricInfo { cluster, clique: 7 }).unwrap();
+        assert_eq!(fabric.cluster_uuid, "ab000000-0000-0000-0000-000000000001");
+        assert_eq!(fabric.clique, 7);
+    }
+}

@@ -1,0 +1,236 @@
+//! Discovery: NVML and sysfs read into a [`Machine`]. What cannot be learnt stays unknown, with a warning; only a machine that
+//! cannot be read at all is an error. Nothing is remembered from one reading to the next.
+//!
+//! ```text
+//! NVML: identity, memory, affinity, NVLinks, GPU-GPU paths ----+
+//! sysfs: NICs, NUMA nodes, the paths that NVML does not know --+-> Machine, warnings, GPUs out of reach
+//! /proc/cpuinfo: the CPU --------------------------------------+
+//! ```
+
+mod gpu;
+mod host;
+mod nvlink;
+mod pcie;
+mod sysfs;
+
+use std::path::PathBuf;
+
+use gantry_topology::machine::{MAX_GPUS, MAX_NICS};
+use gantry_topology::{Machine, MachineError, MachineParts, Nic, PathClass, PathMatrix};
+
+use crate::nvml::{Device, Nvml, NvmlError};
+use nvlink::Joints;
+use pcie::Place;
+use sysfs::Sysfs;
+
+/// What discovery needs to know. The roots say where this process reads the trees.
+#[derive(Debug, Clone)]
+pub struct NvmlOptions {
+    /// Path or soname of NVML.
+    pub library: PathBuf,
+    /// Where `/proc` is read.
+    pub proc_root: PathBuf,
+    /// Where `/sys` is read.
+    pub sys_root: PathBuf,
+}
+
+impl Default for NvmlOptions {
+    fn default() -> Self {
+        Self {
+            library: PathBuf::from("libnvidia-ml.so.1"),
+            proc_root: PathBuf::from("/proc"),
+            sys_root: PathBuf::from("/sys"),
+        }
+    }
+}
+
+/// A machine as it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The machine. A GPU out of reach has its index and nothing else.
+    pub machine: Machine,
+    /// GPUs that NVML counts and cannot reach: index, and why.
+    pub unreachable: Vec<(u8, NvmlError)>,
+    /// What could not be learnt, and what was assumed instead.
+    pub warnings: Vec<String>,
+}
+
+/// Why no machine could be read.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DiscoverError {
+    /// NVML does not work at all.
+    #[error(transparent)]
+    Nvml(#[from] NvmlError),
+    /// NVML works and has no GPU.
+    #[error(
+        "NVML works and finds no GPU; check lspci -d 10de: on the node, and that /dev/nvidia* are given to this container"
+    )]
+    NoGpu,
+    /// More GPUs than a machine may have.
+    #[error("NVML counts {count} GPUs, at most {MAX_GPUS} are served")]
+    TooMany {
+        /// How many there are.
+        count: u32,
+    },
+    /// What was read contradicts itself.
+    #[error("NVML's answers contradict each other: {0}")]
+    Contradiction(#[from] MachineError),
+}
+
+/// Loads NVML, reads the machine and unloads NVML. Warnings go to the log.
+///
+/// # Errors
+/// When NVML cannot be loaded, finds no GPU, or contradicts itself.
+pub fn machine(options: &NvmlOptions) -> Result<Machine, DiscoverError> {
+    let nvml = Nvml::load(&options.library)?;
+    let found = read(&nvml, options)?;
+    for warning in &found.warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(found.machine)
+}
+
+/// Reads the machine through an NVML that is loaded already.
+///
+/// # Errors
+/// When NVML fails as a whole, finds no GPU, or contradicts itself. A single GPU that fails is reported in [`Found`].
+pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> {
+    let mut warnings = Warnings::default();
+    let count = match nvml.device_count()? {
+        0 => return Err(DiscoverError::NoGpu),
+        count if count as usize > MAX_GPUS => return Err(DiscoverError::TooMany { count }),
+        count => count,
+    };
+    let sysfs = Sysfs::at(&options.sys_root);
+
+    let mut devices: Vec<Option<Device<'_>>> = Vec::new();
+    let mut gpus = Vec::new();
+    let mut unreachable = Vec::new();
+    for index in 0..count as u8 {
+        let device = nvml.device(u32::from(index));
+        let read = device.and_then(|device| Ok((device, gpu::read(device, &sysfs, &mut warnings)?)));
+        match read {
+            Ok((device, gpu)) => {
+                devices.push(Some(device));
+                gpus.push(gpu);
+            }
+            Err(error) if error.is_driver_gone() => return Err(error.into()),
+            Err(error) => {
+                warnings.add(error.to_string());
+                devices.push(None);
+                gpus.push(gantry_topology::Gpu {
+                    index,
+                    ..Default::default()
+                });
+                unreachable.push((index, error));
+            }
+        }
+    }
+
+    let joints = nvlink::read(&devices, &gpus, &sysfs, &mut warnings);
+    for (gpu, ports) in gpus.iter_mut().zip(joints.ports()) {
+        gpu.nvlink = ports;
+    }
+    let nics = nics(&sysfs, &mut warnings);
+    let paths = paths(&devices, &gpus, &nics, &sysfs, &mut warnings);
+    let machine = Machine::new(MachineParts {
+        name: None,
+        host: host::read(nvml, &options.proc_root, &mut warnings),
+        nvlinks: Joints::bundles(&joints),
+        gpus,
+        nics,
+        paths,
+    })?;
+    Ok(Found {
+        machine,
+        unreachable,
+        warnings: warnings.0,
+    })
+}
+
+fn nics(sysfs: &Sysfs, warnings: &mut Warnings) -> Vec<Nic> {
+    let mut nics = sysfs.rdma_devices(warnings);
+    if nics.len() > MAX_NICS {
+        warnings.add(format!(
+            "{} RDMA devices found; the first {MAX_NICS} by name are kept",
+            nics.len()
+        ));
+        nics.truncate(MAX_NICS);
+    }
+    nics
+}
+
+/// The class of every pair: GPU pairs as NVML says, everything else and what NVML cannot say from sysfs.
+fn paths(
+    devices: &[Option<Device<'_>>],
+    gpus: &[gantry_topology::Gpu],
+    nics: &[Nic],
+    sysfs: &Sysfs,
+    warnings: &mut Warnings,
+) -> PathMatrix {
+    let gpu_addresses = gpus.iter().map(|gpu| gpu.bus_id.as_ref());
+    let nic_addresses = nics.iter().map(|nic| nic.bus_id.as_ref());
+    let places: Vec<Option<Place>> = gpu_addresses
+        .chain(nic_addresses)
+        .map(|address| sysfs.place(address?))
+        .collect();
+    for (position, place) in places.iter().enumerate().take(gpus.len()) {
+        if place.is_none() && gpus[position].bus_id.is_some() && !nics.is_empty() {
+            warnings.add(format!(
+                "GPU {position} is not in sysfs; its paths to NICs count as SYS"
+            ));
+        }
+    }
+    let single_node = sysfs.numa_nodes() <= 1;
+    let by_sysfs = |a: usize, b: usize| match (&places[a], &places[b]) {
+        (Some(a), Some(b)) => Some(pcie::class(a, b, single_node)),
+        _ => None,
+    };
+    PathMatrix::from_fn(places.len(), |row, column| {
+        let ends = [row, column].map(|end| devices.get(end).copied().flatten());
+        let [Some(a), Some(b)] = ends else {
+            return by_sysfs(row, column).unwrap_or(PathClass::Sys);
+        };
+        let unknown = match b.common_ancestor(a) {
+            Ok(Some(class)) => return class,
+            Ok(None) => "a level this build does not know".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let (class, source) = match by_sysfs(row, column) {
+            Some(class) => (class, "sysfs says"),
+            None => (PathClass::Sys, "neither does sysfs; assuming"),
+        };
+        warnings.add(format!(
+            "NVML does not say how GPU {column} and GPU {row} are joined ({unknown}); {source} {class}"
+        ));
+        class
+    })
+}
+
+/// Things worth telling a person, each once.
+#[derive(Debug, Default)]
+struct Warnings(Vec<String>);
+
+impl Warnings {
+    /// More than this are not kept: a machine on which everything fails says enough in its first ones.
+    const MOST: usize = 64;
+
+    fn add(&mut self, warning: String) {
+        if self.0.len() < Self::MOST && !self.0.contains(&warning) {
+            self.0.push(warning);
+        }
+    }
+
+    /// The value, or `None` and a warning. What a device simply does not have is no warning.
+    fn known<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
+        match answer {
+            Ok(value) => Some(value),
+            Err(error) => {
+                if !error.is_unsupported() {
+                    self.add(error.to_string());
+                }
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! NVLinks into bundles: each GPU tells the far end of each of its active links; here they become links between pairs of GPUs
+//! and links into NVSwitches. A link that is down is not there.
+
+use gantry_topology::machine::MAX_LINKS_PER_GPU;
+use gantry_topology::{Gpu, NvLinkBundle, NvLinkPorts, PcieAddress};
+
+use super::Warnings;
+use super::sysfs::Sysfs;
+use crate::nvml::{Code, Device, NvmlError, Remote};
+
+/// The active links of all GPUs.
+#[derive(Debug, Default)]
+pub(super) struct Joints {
+    gpus: Vec<Ends>,
+}
+
+/// The active links of one GPU.
+#[derive(Debug, Clone, Default)]
+struct Ends {
+    /// NVLink generation; `None` also for a GPU without NVLink.
+    version: Option<u8>,
+    /// Whether the GPU has NVLinks at all, up or down.
+    has_links: bool,
+    /// Links that end in a switch.
+    to_switch: u8,
+    /// Peers at the other ends, once per link.
+    to_gpus: Vec<usize>,
+}
+
+impl Joints {
+    /// The NVLink side of each GPU.
+    pub(super) fn ports(&self) -> impl Iterator<Item = Option<NvLinkPorts>> + '_ {
+        self.gpus.iter().map(|ends| {
+            ends.has_links.then_some(NvLinkPorts {
+                version: ends.version,
+                switch_links: ends.to_switch,
+            })
+        })
+    }
+
+    /// Links between pairs. A link carries traffic only if both ends say so: the lesser count stands.
+    pub(super) fn bundles(&self) -> Vec<NvLinkBundle> {
+        let mut bundles = Vec::new();
+        for a in 0..self.gpus.len() {
+            for b in a + 1..self.gpus.len() {
+                let links = self.count(a, b).min(self.count(b, a));
+                if links > 0 {
+                    bundles.push(NvLinkBundle {
+                        // Positions of GPUs, at most MAX_GPUS.
+                        gpus: [a as u8, b as u8],
+                        links,
+                    });
+                }
+            }
+        }
+        bundles
+    }
+
+    fn count(&self, from: usize, to: usize) -> u8 {
+        let links = self.gpus[from].to_gpus.iter().filter(|peer| **peer == to);
+        links.count().min(usize::from(MAX_LINKS_PER_GPU)) as u8
+    }
+}
+
+/// Asks every reachable GPU for its links.
+pub(super) fn read(
+    devices: &[Option<Device<'_>>],
+    gpus: &[Gpu],
+    sysfs: &Sysfs,
+    warnings: &mut Warnings,
+) -> Joints {
+    let gpus = devices
+        .iter()
+        .map(|device| match device {
+            Some(device) => ends(*device, gpus, sysfs, warnings),
+            None => Ends::default(),
+        })
+        .collect();
+    Joints { gpus }
+}
+
+fn ends(device: Device<'_>, gpus: &[Gpu], sysfs: &Sysfs, warnings: &mut Warnings) -> Ends {
+    let mut ends = Ends::default();
+    for link in 0..MAX_LINKS_PER_GPU {
+        match device.nvlink_active(link) {
+            Ok(active) => {
+                ends.has_links = true;
+                if ends.version.is_none() {
+                    ends.version = warnings.known(device.nvlink_version(link)).flatten();
+                }
+                if active {
+                    add_link(&mut ends, device, link, gpus, sysfs, warnings);
+                }
+            }
+            // Past the last link of this GPU.
+            Err(error) if error.code() == Some(Code::InvalidArgument) => break,
+            // A GPU without NVLinks, or with some unused, says "not supported" link by link, which is no warning.
+            Err(error) => {
+                warnings.known::<()>(Err(error));
+            }
+        }
+    }
+    ends
+}
+
+fn add_link(
+    ends: &mut Ends,
+    device: Device<'_>,
+    link: u8,
+    gpus: &[Gpu],
+    sysfs: &Sysfs,
+    warnings: &mut Warnings,
+) {
+    let kind = known_or(device.nvlink_remote(link), Remote::Unknown, warnings);
+    if kind == Remote::Switch {
+        ends.to_switch += 1;
+        return;
+    }
+    if kind == Remote::Processor {
+        return;
+    }
+    let address = known_or(device.nvlink_remote_bus_id(link), None, warnings);
+    let peer = address.as_ref().and_then(|address| peer_at(gpus, address));
+    match (peer, kind) {
+        (Some(peer), _) => ends.to_gpus.push(peer),
+        (None, Remote::Gpu) => warnings.add(format!(
+            "NVLink {link} of GPU {} ends at a GPU that is not given to this node ({}); it is left out",
+            device.index(),
+            address.map_or_else(|| "address unknown".to_owned(), |address| address.to_string()),
+        )),
+        // Inside a virtual machine the switches are not to be seen, and NVML cannot name them.
+        (None, _) => {
+            if address
+                .and_then(|address| sysfs.is_nvswitch(&address))
+                .unwrap_or(true)
+            {
+                ends.to_switch += 1;
+            }
+        }
+    }
+}
+
+fn known_or<T>(answer: Result<T, NvmlError>, otherwise: T, warnings: &mut Warnings) -> T {
+    warnings.known(answer).unwrap_or(otherwise)
+}
+
+fn peer_at(gpus: &[Gpu], address: &PcieAddress) -> Option<usize> {
+    gpus.iter().position(|gpu| gpu.bus_id.as_ref() == Some(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joints(peers: &[&[usize]]) -> Joints {
+        let gpus = peers
+            .iter()
+            .map(|peers| Ends {
+                version: Some(2),
+                has_links: true,
+                to_switch: 0,
+                to_gpus: peers.to_vec(),
+            })
+            .collect();
+        Joints { gpus }
+    }
+
+    fn bundles(peers: &[&[usize]]) -> Vec<([u8; 2], u8)> {
+        let bundles = joints(peers).bundles();
+        bundles
+            .into_iter()
+            .map(|bundle| (bundle.gpus, bundle.links))
+            .collect()
+    }
+
+    #[test]
+    fn links_to_one_peer_are_one_bundle() {
+        assert_eq!(bundles(&[&[1, 1, 2], &[0, 0], &[0]]), [([0, 1], 2), ([0, 2], 1)]);
+    }
+
+    #[test]
+    fn a_link_that_one_end_denies_does_not_count() {
+        assert_eq!(bundles(&[&[1, 1], &[0]]), [([0, 1], 1)]);
+        assert_eq!(bundles(&[&[1, 1], &[]]), []);
+    }
+
+    #[test]
+    fn a_gpu_linked_to_itself_or_with_absurdly_many_links_stays_readable() {
+        assert_eq!(bundles(&[&[0, 0], &[]]), []);
+        let many = vec![1; 200];
+        let back = vec![0; 200];
+        assert_eq!(bundles(&[&many, &back]), [([0, 1], MAX_LINKS_PER_GPU)]);
+    }
+}

@@ -1,0 +1,216 @@
+//! Reading sysfs: places of PCI devices, NUMA nodes, RDMA adapters. A file that is not there is an answer ("unknown"), never
+//! an error. Symbolic links are followed inside the tree, which may lie anywhere.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gantry_topology::{IdList, Nic, PcieAddress};
+
+use super::Warnings;
+use super::pcie::Place;
+
+/// A sysfs tree.
+pub(super) struct Sysfs {
+    root: PathBuf,
+}
+
+/// PCI class of an NVSwitch: a bridge of another kind.
+const NVSWITCH_CLASS: &str = "0x068000";
+
+impl Sysfs {
+    pub(super) fn at(root: &Path) -> Self {
+        // Resolved once, so that resolved paths of devices can be seen to lie inside. A root that is not there has no devices.
+        let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
+        Self { root }
+    }
+
+    /// Where the PCI device sits; `None` if sysfs does not have it.
+    pub(super) fn place(&self, address: &PcieAddress) -> Option<Place> {
+        self.place_of(&self.pci(address), self.numa_node(address))
+    }
+
+    /// NUMA node of a PCI device; `None` where the kernel knows none (it writes -1).
+    pub(super) fn numa_node(&self, address: &PcieAddress) -> Option<u32> {
+        self.read(&self.pci(address).join("numa_node"))?.parse().ok()
+    }
+
+    /// Whether the kernel says of this device's NUMA node anything at all, -1 included.
+    pub(super) fn tells_numa(&self, address: &PcieAddress) -> bool {
+        self.read(&self.pci(address).join("numa_node")).is_some()
+    }
+
+    /// CPUs near a PCI device.
+    pub(super) fn local_cpus(&self, address: &PcieAddress) -> Option<IdList> {
+        self.read(&self.pci(address).join("local_cpulist"))?.parse().ok()
+    }
+
+    /// Whether a PCI device is an NVSwitch; `None` if sysfs does not have it.
+    pub(super) fn is_nvswitch(&self, address: &PcieAddress) -> Option<bool> {
+        Some(self.read(&self.pci(address).join("class"))? == NVSWITCH_CLASS)
+    }
+
+    /// How many NUMA nodes the machine has; 0 if sysfs does not say.
+    pub(super) fn numa_nodes(&self) -> usize {
+        let is_node = |name: &str| {
+            name.strip_prefix("node")
+                .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        names(&self.root.join("devices/system/node"))
+            .iter()
+            .filter(|name| is_node(name))
+            .count()
+    }
+
+    /// The RDMA adapters on PCIe, by name as a person counts (`mlx5_2` before `mlx5_10`). Virtual functions are left out: they
+    /// share their physical function's path.
+    pub(super) fn rdma_devices(&self, warnings: &mut Warnings) -> Vec<Nic> {
+        let class = self.root.join("class/infiniband");
+        let mut names = names(&class);
+        names.sort_by_cached_key(|name| natural(name));
+        names
+            .into_iter()
+            .filter_map(|name| {
+                let device = class.join(&name).join("device");
+                if device.join("physfn").exists() {
+                    return None;
+                }
+                let bus_id = fs::canonicalize(&device)
+                    .ok()?
+                    .file_name()?
+                    .to_str()?
+                    .parse::<PcieAddress>();
+                let Ok(bus_id) = bus_id else {
+                    warnings.add(format!("RDMA device {name} is on no PCIe bus; it is left out"));
+                    return None;
+                };
+                let numa = self.numa_node(&bus_id).and_then(|node| u16::try_from(node).ok());
+                Some(Nic {
+                    name,
+                    device: None,
+                    bus_id: Some(bus_id),
+                    numa,
+                })
+            })
+            .collect()
+    }
+
+    fn pci(&self, address: &PcieAddress) -> PathBuf {
+        self.root.join("bus/pci/devices").join(address.as_str())
+    }
+
+    fn place_of(&self, device: &Path, numa: Option<u32>) -> Option<Place> {
+        let resolved = fs::canonicalize(device).ok()?;
+        let inside = resolved.strip_prefix(&self.root).ok()?.to_str()?;
+        Place::parse(inside.strip_prefix("devices/")?, numa)
+    }
+
+    fn read(&self, path: &Path) -> Option<String> {
+        fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+    }
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect()
+}
+
+/// A sort key by which numbers inside names count as numbers.
+fn natural(name: &str) -> Vec<(String, u64)> {
+    let mut key = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (text, tail) = rest.split_at(digits);
+        let end = tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len());
+        let (number, tail) = tail.split_at(end);
+        key.push((text.to_owned(), number.parse().unwrap_or(0)));
+        rest = tail;
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A tree with one two-port adapter, one virtual function of it, and one adapter made of software.
+    fn tree() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let bus = root.join("bus/pci/devices");
+        let class = root.join("class/infiniband");
+        fs::create_dir_all(&bus).unwrap();
+        fs::create_dir_all(&class).unwrap();
+        for (name, function) in [("mlx5_10", "0"), ("mlx5_2", "1"), ("mlx5_20", "2")] {
+            let address = format!("0000:c1:00.{function}");
+            let device = format!("devices/pci0000:c0/0000:c0:01.1/{address}");
+            fs::create_dir_all(root.join(&device)).unwrap();
+            fs::write(root.join(&device).join("numa_node"), "1\n").unwrap();
+            symlink(format!("../../../{device}"), bus.join(&address)).unwrap();
+            fs::create_dir_all(class.join(name)).unwrap();
+            symlink(format!("../../../{device}"), class.join(name).join("device")).unwrap();
+        }
+        symlink(
+            "../0000:c1:00.0",
+            root.join("devices/pci0000:c0/0000:c0:01.1/0000:c1:00.2/physfn"),
+        )
+        .unwrap();
+        let soft = root.join("devices/virtual/net/dummy0");
+        fs::create_dir_all(&soft).unwrap();
+        fs::create_dir_all(class.join("rxe0")).unwrap();
+        symlink(soft, class.join("rxe0/device")).unwrap();
+        folder
+    }
+
+    #[test]
+    fn adapters_on_pcie_are_found_in_the_order_people_count() {
+        let folder = tree();
+        let sysfs = Sysfs::at(folder.path());
+        let mut warnings = Warnings::default();
+        let nics = sysfs.rdma_devices(&mut warnings);
+        let names: Vec<&str> = nics.iter().map(|nic| nic.name.as_str()).collect();
+        assert_eq!(
+            names,
+            ["mlx5_2", "mlx5_10"],
+            "virtual functions and software are left out"
+        );
+        assert_eq!(nics[0].bus_id.as_ref().unwrap().as_str(), "0000:c1:00.1");
+        assert_eq!(nics[0].numa, Some(1));
+        assert_eq!(warnings.0, ["RDMA device rxe0 is on no PCIe bus; it is left out"]);
+        let [a, b] = [0, 1].map(|nic: usize| sysfs.place(nics[nic].bus_id.as_ref().unwrap()).unwrap());
+        assert_eq!(
+            super::super::pcie::class(&a, &b, false),
+            gantry_topology::PathClass::Pix
+        );
+    }
+
+    #[test]
+    fn a_tree_that_is_not_there_knows_nothing() {
+        let sysfs = Sysfs::at(Path::new("/nonexistent"));
+        let address = "0000:07:00.0".parse().unwrap();
+        assert_eq!(sysfs.place(&address), None);
+        assert_eq!(sysfs.numa_node(&address), None);
+        assert!(!sysfs.tells_numa(&address));
+        assert_eq!(sysfs.numa_nodes(), 0);
+        let mut warnings = Warnings::default();
+        assert!(sysfs.rdma_devices(&mut warnings).is_empty());
+        assert!(warnings.0.is_empty());
+    }
+
+    #[test]
+    fn a_node_of_minus_one_is_unknown_and_not_node_0() {
+        let folder = tree();
+        let address = "0000:c1:00.0".parse().unwrap();
+        let file = folder.path().join("bus/pci/devices/0000:c1:00.0/numa_node");
+        fs::write(file, "-1\n").unwrap();
+        let sysfs = Sysfs::at(folder.path());
+        assert_eq!(sysfs.numa_node(&address), None);
+        assert!(sysfs.tells_numa(&address));
+    }
+}

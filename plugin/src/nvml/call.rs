@@ -1,0 +1,116 @@
+//! The few shapes that NVML's calls have. Each helper hands over pointers to its own locals only; the `unsafe` of the calls
+//! stays here and with the handful of odd ones beside it.
+
+use std::ffi::{c_char, c_uint};
+
+use nvml_wrapper_sys::bindings as sys;
+
+use super::{Code, Device, NvmlError};
+
+/// Name and function of a table's entry, or the error that the library lacks it.
+macro_rules! symbol {
+    ($table:expr, $function:ident) => {
+        match &$table.$function {
+            Ok(function) => Ok((stringify!($function), *function)),
+            Err(_) => Err($crate::nvml::NvmlError::Missing {
+                call: stringify!($function),
+            }),
+        }
+    };
+}
+pub(super) use symbol;
+
+/// A call about one GPU that fills one value.
+pub(super) type Getter<T> = unsafe extern "C" fn(sys::nvmlDevice_t, *mut T) -> sys::nvmlReturn_t;
+/// A call about one GPU that fills a text.
+pub(super) type TextGetter =
+    unsafe extern "C" fn(sys::nvmlDevice_t, *mut c_char, c_uint) -> sys::nvmlReturn_t;
+/// A call about one NVLink of one GPU that fills one value.
+pub(super) type LinkGetter<T> = unsafe extern "C" fn(sys::nvmlDevice_t, c_uint, *mut T) -> sys::nvmlReturn_t;
+
+/// The answer of a call as a result.
+pub(super) fn check(call: &'static str, gpu: Option<u32>, code: sys::nvmlReturn_t) -> Result<(), NvmlError> {
+    if code == sys::nvmlReturn_enum_NVML_SUCCESS {
+        Ok(())
+    } else {
+        Err(NvmlError::Call {
+            call,
+            gpu,
+            code: Code::of(code),
+        })
+    }
+}
+
+/// Room for the longest text NVML hands out (96 bytes).
+const TEXT: usize = 128;
+
+/// The text that `fill` writes into a buffer of the length told to it.
+pub(super) fn text_of(
+    call: &'static str,
+    gpu: Option<u32>,
+    fill: impl FnOnce(*mut c_char, c_uint) -> sys::nvmlReturn_t,
+) -> Result<String, NvmlError> {
+    let mut buffer: [c_char; TEXT] = [0; TEXT];
+    check(call, gpu, fill(buffer.as_mut_ptr(), TEXT as c_uint))?;
+    Ok(text(&buffer))
+}
+
+/// A text as C keeps it: up to the first NUL, or to the end of the array.
+pub(super) fn text(chars: &[c_char]) -> String {
+    let bytes: Vec<u8> = chars
+        .iter()
+        .map(|c| c.to_ne_bytes()[0])
+        .take_while(|byte| *byte != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+impl Device<'_> {
+    /// Calls `function`, which fills `value`. `value` comes in as the call wants it, versioned structs with their version.
+    pub(super) fn get<T>(
+        &self,
+        (call, function): (&'static str, Getter<T>),
+        mut value: T,
+    ) -> Result<T, NvmlError> {
+        // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
+        check(call, Some(self.index), unsafe {
+            function(self.handle, &raw mut value)
+        })?;
+        Ok(value)
+    }
+
+    /// Calls `function`, which fills a text.
+    pub(super) fn get_text(&self, (call, function): (&'static str, TextGetter)) -> Result<String, NvmlError> {
+        // SAFETY: the handle came from the NVML that `self` borrows; `text_of` hands over a buffer and its true length.
+        text_of(call, Some(self.index), |buffer, length| unsafe {
+            function(self.handle, buffer, length)
+        })
+    }
+
+    /// Calls `function` on NVLink `link`, which fills `value`.
+    pub(super) fn get_link<T>(
+        &self,
+        (call, function): (&'static str, LinkGetter<T>),
+        link: u8,
+        mut value: T,
+    ) -> Result<T, NvmlError> {
+        // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
+        check(call, Some(self.index), unsafe {
+            function(self.handle, c_uint::from(link), &raw mut value)
+        })?;
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_ends_at_the_first_nul_or_with_its_array() {
+        let chars = |text: &[u8]| text.iter().map(|b| b.cast_signed() as c_char).collect::<Vec<_>>();
+        assert_eq!(text(&chars(b"GPU-1\0junk")), "GPU-1");
+        assert_eq!(text(&chars(b"full")), "full");
+        assert_eq!(text(&chars(b"\0")), "");
+    }
+}

@@ -1,0 +1,337 @@
+//! What NVML tells of one GPU: who it is, where it sits, who uses it. Values as NVML means them, bus ids normalised.
+
+use std::ffi::{c_uint, c_ulong};
+
+use gantry_topology::{GpuUuid, PathClass, PcieAddress};
+use nvml_wrapper_sys::bindings as sys;
+
+use super::call::{check, symbol, text};
+use super::{Nvml, NvmlError};
+
+/// One GPU of an [`Nvml`].
+#[derive(Clone, Copy)]
+pub struct Device<'nvml> {
+    pub(super) nvml: &'nvml Nvml,
+    pub(super) handle: sys::nvmlDevice_t,
+    pub(super) index: u32,
+}
+
+/// A GPU's place in a multi-node NVLink domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FabricInfo {
+    /// UUID of the domain; all zero on a machine whose fabric ends with it.
+    pub cluster: [u8; 16],
+    /// Clique within the domain.
+    pub clique: u32,
+}
+
+/// A process that has a context on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    /// Process id, in the PID namespace of the reader.
+    pub pid: u32,
+    /// GPU instance it runs in, on a GPU in MIG mode.
+    pub gpu_instance: Option<u32>,
+    /// Compute instance it runs in, on a GPU in MIG mode.
+    pub compute_instance: Option<u32>,
+}
+
+/// Words of a CPU or NUMA mask: 16384 bits, more than Linux counts.
+const MASK_WORDS: usize = 16_384 / c_ulong::BITS as usize;
+
+impl Device<'_> {
+    /// NVML's index.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The UUID, `GPU-...`.
+    ///
+    /// # Errors
+    /// As every call here: the code NVML answered with, or an answer that makes no sense.
+    pub fn uuid(&self) -> Result<GpuUuid, NvmlError> {
+        let symbol = symbol!(self.nvml.table, nvmlDeviceGetUUID)?;
+        let uuid = self.get_text(symbol)?;
+        uuid.parse()
+            .map_err(|_| self.nonsense(symbol.0, uuid, "GPU UUID"))
+    }
+
+    /// The PCIe address, in sysfs form.
+    ///
+    /// # Errors
+    /// The code NVML answered with, or an answer that makes no sense.
+    pub fn bus_id(&self) -> Result<PcieAddress, NvmlError> {
+        let symbol = symbol!(self.nvml.table, nvmlDeviceGetPciInfo_v3)?;
+        let bus_id = text(&self.get(symbol, BLANK_PCI)?.busId);
+        bus_id
+            .parse()
+            .map_err(|_| self.nonsense(symbol.0, bus_id, "PCIe address"))
+    }
+
+    /// Product name.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn name(&self) -> Result<String, NvmlError> {
+        self.get_text(symbol!(self.nvml.table, nvmlDeviceGetName)?)
+    }
+
+    /// Board serial number; boards without one answer `NotSupported`.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn serial(&self) -> Result<String, NvmlError> {
+        self.get_text(symbol!(self.nvml.table, nvmlDeviceGetSerial)?)
+    }
+
+    /// Minor number of `/dev/nvidiaN`.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn minor(&self) -> Result<u32, NvmlError> {
+        self.get(symbol!(self.nvml.table, nvmlDeviceGetMinorNumber)?, 0)
+    }
+
+    /// Total memory in bytes. The driver asks the GPU, so a GPU that is lost fails here.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn memory(&self) -> Result<u64, NvmlError> {
+        let blank = sys::nvmlMemory_t {
+            total: 0,
+            free: 0,
+            used: 0,
+        };
+        Ok(self
+            .get(symbol!(self.nvml.table, nvmlDeviceGetMemoryInfo)?, blank)?
+            .total)
+    }
+
+    /// CUDA compute capability: major and minor.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn compute_capability(&self) -> Result<(i32, i32), NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetCudaComputeCapability)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the handle came from the NVML that `self` borrows; both out-pointers are locals of the declared type.
+        check(name, Some(self.index), unsafe {
+            function(self.handle, &raw mut major, &raw mut minor)
+        })?;
+        Ok((major, minor))
+    }
+
+    /// Newest PCIe generation that GPU and slot can run together.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn max_pcie_generation(&self) -> Result<u32, NvmlError> {
+        self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxPcieLinkGeneration)?, 0)
+    }
+
+    /// Most PCIe lanes that GPU and slot can run together.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn max_pcie_width(&self) -> Result<u32, NvmlError> {
+        self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxPcieLinkWidth)?, 0)
+    }
+
+    /// CPUs near the GPU, ascending.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn cpu_affinity(&self) -> Result<Vec<u32>, NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetCpuAffinity)?;
+        self.mask(name, |words, mask| {
+            // SAFETY: the handle came from the NVML that `self` borrows; the mask holds as many words as told.
+            unsafe { function(self.handle, words, mask) }
+        })
+    }
+
+    /// NUMA nodes near the GPU, ascending: what `nvidia-smi topo -m` prints as NUMA affinity.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn memory_affinity(&self) -> Result<Vec<u32>, NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMemoryAffinity)?;
+        self.mask(name, |words, mask| {
+            // SAFETY: the handle came from the NVML that `self` borrows; the mask holds as many words as told.
+            unsafe { function(self.handle, words, mask, sys::NVML_AFFINITY_SCOPE_NODE) }
+        })
+    }
+
+    /// NUMA node of the GPU's own memory, on coherent platforms; `None` where it has none.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn memory_numa(&self) -> Result<Option<u16>, NvmlError> {
+        let node = self.get(symbol!(self.nvml.table, nvmlDeviceGetNumaNodeId)?, 0)?;
+        Ok(u16::try_from(node).ok())
+    }
+
+    /// How far apart this GPU and `other` are on PCIe; `None` for a level this build does not know.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn common_ancestor(&self, other: Device<'_>) -> Result<Option<PathClass>, NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetTopologyCommonAncestor)?;
+        let mut level = 0;
+        // SAFETY: both handles came from a live NVML; the out-pointer is a local of the declared type.
+        check(name, Some(self.index), unsafe {
+            function(self.handle, other.handle, &raw mut level)
+        })?;
+        Ok(match level {
+            // Two GPUs on one board sit behind the board's own switch; nvidia-smi prints PIX for them too.
+            sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL | sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SINGLE => {
+                Some(PathClass::Pix)
+            }
+            sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_MULTIPLE => Some(PathClass::Pxb),
+            sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_HOSTBRIDGE => Some(PathClass::Phb),
+            sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_NODE => Some(PathClass::Node),
+            sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SYSTEM => Some(PathClass::Sys),
+            _ => None,
+        })
+    }
+
+    /// Place in a multi-node NVLink domain; `None` while the fabric manager has not finished, or where there is no fabric.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn fabric(&self) -> Result<Option<FabricInfo>, NvmlError> {
+        match self.fabric_versioned() {
+            // Drivers before the versioned call, or before its third version.
+            Err(error) if error.is_unsupported() || error.code().is_some_and(is_version_mismatch) => {
+                let info = self.get(
+                    symbol!(self.nvml.table, nvmlDeviceGetGpuFabricInfo)?,
+                    sys::nvmlGpuFabricInfo_t {
+                        clusterUuid: [0; 16],
+                        status: sys::nvmlReturn_enum_NVML_SUCCESS,
+                        cliqueId: 0,
+                        state: 0,
+                    },
+                )?;
+                Ok(joined(info.state, info.status, info.clusterUuid, info.cliqueId))
+            }
+            answer => answer,
+        }
+    }
+
+    fn fabric_versioned(&self) -> Result<Option<FabricInfo>, NvmlError> {
+        let info = self.get(
+            symbol!(self.nvml.table, nvmlDeviceGetGpuFabricInfoV)?,
+            sys::nvmlGpuFabricInfo_v3_t {
+                version: version::<sys::nvmlGpuFabricInfo_v3_t>(3),
+                clusterUuid: [0; 16],
+                status: sys::nvmlReturn_enum_NVML_SUCCESS,
+                cliqueId: 0,
+                state: 0,
+                healthMask: 0,
+                healthSummary: 0,
+            },
+        )?;
+        Ok(joined(info.state, info.status, info.clusterUuid, info.cliqueId))
+    }
+
+    /// Processes with a compute context on this GPU.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn compute_processes(&self) -> Result<Vec<Process>, NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetComputeRunningProcesses_v3)?;
+        let blank = sys::nvmlProcessInfo_t {
+            pid: 0,
+            usedGpuMemory: 0,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        };
+        // Processes come and go between the call that counts and the call that lists: leave room, and grow if it was not enough.
+        let mut room: c_uint = 64;
+        loop {
+            let mut infos = vec![blank; room as usize];
+            let mut count = room;
+            // SAFETY: the handle came from the NVML that `self` borrows; `infos` holds `count` entries.
+            let code = unsafe { function(self.handle, &raw mut count, infos.as_mut_ptr()) };
+            if code == sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE && room < MOST_PROCESSES {
+                room = count.max(room).saturating_mul(2).min(MOST_PROCESSES);
+                continue;
+            }
+            check(name, Some(self.index), code)?;
+            infos.truncate(count as usize);
+            return Ok(infos.iter().map(process).collect());
+        }
+    }
+
+    fn mask(
+        &self,
+        call: &'static str,
+        fill: impl FnOnce(c_uint, *mut c_ulong) -> sys::nvmlReturn_t,
+    ) -> Result<Vec<u32>, NvmlError> {
+        let mut mask: [c_ulong; MASK_WORDS] = [0; MASK_WORDS];
+        check(
+            call,
+            Some(self.index),
+            fill(MASK_WORDS as c_uint, mask.as_mut_ptr()),
+        )?;
+        Ok((0..MASK_WORDS as u32 * c_ulong::BITS)
+            .filter(|bit| mask[(bit / c_ulong::BITS) as usize] >> (bit % c_ulong::BITS) & 1 == 1)
+            .collect())
+    }
+
+    fn nonsense(&self, call: &'static str, answer: String, expected: &'static str) -> NvmlError {
+        NvmlError::Answer {
+            call,
+            gpu: Some(self.index),
+            answer,
+            expected,
+        }
+    }
+}
+
+/// The most processes asked for; far above what a GPU has contexts for.
+const MOST_PROCESSES: c_uint = 65_536;
+
+/// PCI information before NVML fills it.
+pub(super) const BLANK_PCI: sys::nvmlPciInfo_t = sys::nvmlPciInfo_t {
+    busIdLegacy: [0; 16],
+    domain: 0,
+    bus: 0,
+    device: 0,
+    pciDeviceId: 0,
+    pciSubSystemId: 0,
+    busId: [0; 32],
+};
+
+/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`: the library knows the call, not this version of its struct.
+fn is_version_mismatch(code: super::Code) -> bool {
+    code == super::Code::of(sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+}
+
+/// The version word of a struct (the header's `NVML_STRUCT_VERSION`, which bindgen drops): its size, and the number above.
+fn version<T>(number: c_uint) -> c_uint {
+    size_of::<T>() as c_uint | number << 24
+}
+
+fn joined(
+    state: sys::nvmlGpuFabricState_t,
+    status: sys::nvmlReturn_t,
+    cluster: [u8; 16],
+    clique: c_uint,
+) -> Option<FabricInfo> {
+    let complete = c_uint::from(state) == sys::NVML_GPU_FABRIC_STATE_COMPLETED
+        && status == sys::nvmlReturn_enum_NVML_SUCCESS;
+    complete.then_some(FabricInfo { cluster, clique })
+}
+
+fn process(info: &sys::nvmlProcessInfo_t) -> Process {
+    Process {
+        pid: info.pid,
+        gpu_instance: instance(info.gpuInstanceId),
+        compute_instance: instance(info.computeInstanceId),
+    }
+}
+
+/// A MIG instance id; NVML writes all ones where there is none.
+pub(super) fn instance(id: c_uint) -> Option<u32> {
+    (id != c_uint::MAX).then_some(id)
+}

@@ -1,0 +1,231 @@
+//! What can go wrong with NVML: which call, on which GPU, with which code, and what a person can do. Words only.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use nvml_wrapper_sys::bindings as sys;
+
+/// A failure of NVML.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NvmlError {
+    /// The library is not there, or is no NVML.
+    #[error(
+        "NVML library {} cannot be loaded ({problem}); install NVIDIA's driver on this node, or say where its library is with \
+         --nvml-library",
+        path.display()
+    )]
+    Load {
+        /// The path or soname tried.
+        path: PathBuf,
+        /// What the loader said.
+        problem: String,
+    },
+    /// The library is older than the call.
+    #[error("{call} is missing from the NVML library; the driver is older than the call")]
+    Missing {
+        /// The function.
+        call: &'static str,
+    },
+    /// A call failed.
+    #[error("{call}{} failed: {code}{}", OnGpu(*.gpu), Advice(*.code))]
+    Call {
+        /// The function.
+        call: &'static str,
+        /// Index of the GPU it was about, if it was about one.
+        gpu: Option<u32>,
+        /// What NVML answered.
+        code: Code,
+    },
+    /// A call succeeded with an answer that makes no sense.
+    #[error("{call}{} answered {answer:?}, which is no {expected}", OnGpu(*.gpu))]
+    Answer {
+        /// The function.
+        call: &'static str,
+        /// Index of the GPU.
+        gpu: Option<u32>,
+        /// What it answered.
+        answer: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+}
+
+impl NvmlError {
+    /// The code, if NVML itself answered with one.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Self::Call { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether the GPU, driver or library simply does not do this.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Missing { .. })
+            || matches!(
+                self.code(),
+                Some(Code::NotSupported | Code::NotFound | Code::FunctionNotFound)
+            )
+    }
+
+    /// Whether the driver is not there: nothing at all can be asked until NVML is loaded anew.
+    pub fn is_driver_gone(&self) -> bool {
+        matches!(
+            self.code(),
+            Some(Code::Uninitialized | Code::DriverNotLoaded | Code::LibRmVersionMismatch)
+        )
+    }
+
+    /// Whether the GPU cannot be reached.
+    pub fn is_gpu_lost(&self) -> bool {
+        matches!(
+            self.code(),
+            Some(Code::GpuIsLost | Code::ResetRequired | Code::GpuNotFound)
+        )
+    }
+}
+
+/// What an NVML call answers when it fails (`nvmlReturn_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// NVML is not initialised, or the driver went away under it.
+    Uninitialized,
+    /// An argument is invalid.
+    InvalidArgument,
+    /// Not available on this device.
+    NotSupported,
+    /// The caller may not do this.
+    NoPermission,
+    /// Nothing there.
+    NotFound,
+    /// A buffer is too small.
+    InsufficientSize,
+    /// The kernel driver is not loaded.
+    DriverNotLoaded,
+    /// Time ran out.
+    Timeout,
+    /// The library the driver needs is not there.
+    LibraryNotFound,
+    /// The driver does not know the function.
+    FunctionNotFound,
+    /// The GPU fell off the bus.
+    GpuIsLost,
+    /// The GPU needs a reset.
+    ResetRequired,
+    /// The operating system refused.
+    OperatingSystem,
+    /// Library and kernel driver are of different versions.
+    LibRmVersionMismatch,
+    /// The GPU is not there.
+    GpuNotFound,
+    /// Any other code.
+    Other(u32),
+}
+
+impl Code {
+    pub(super) fn of(code: sys::nvmlReturn_t) -> Self {
+        match code {
+            sys::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED => Self::Uninitialized,
+            sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT => Self::InvalidArgument,
+            sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED => Self::NotSupported,
+            sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION => Self::NoPermission,
+            sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND => Self::NotFound,
+            sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE => Self::InsufficientSize,
+            sys::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED => Self::DriverNotLoaded,
+            sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT => Self::Timeout,
+            sys::nvmlReturn_enum_NVML_ERROR_LIBRARY_NOT_FOUND => Self::LibraryNotFound,
+            sys::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND => Self::FunctionNotFound,
+            sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST => Self::GpuIsLost,
+            sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED => Self::ResetRequired,
+            sys::nvmlReturn_enum_NVML_ERROR_OPERATING_SYSTEM => Self::OperatingSystem,
+            sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH => Self::LibRmVersionMismatch,
+            sys::nvmlReturn_enum_NVML_ERROR_GPU_NOT_FOUND => Self::GpuNotFound,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uninitialized => "NVML is not initialised",
+            Self::InvalidArgument => "invalid argument",
+            Self::NotSupported => "not supported",
+            Self::NoPermission => "no permission",
+            Self::NotFound => "not found",
+            Self::InsufficientSize => "buffer too small",
+            Self::DriverNotLoaded => "the NVIDIA driver is not loaded",
+            Self::Timeout => "timed out",
+            Self::LibraryNotFound => "a library of the driver was not found",
+            Self::FunctionNotFound => "the driver does not know the function",
+            Self::GpuIsLost => "the GPU has fallen off the bus",
+            Self::ResetRequired => "the GPU needs a reset",
+            Self::OperatingSystem => "the operating system refused",
+            Self::LibRmVersionMismatch => "library and kernel driver are of different versions",
+            Self::GpuNotFound => "the GPU is not there",
+            Self::Other(code) => return write!(f, "NVML error {code}"),
+        })
+    }
+}
+
+/// ` on GPU 3`, or nothing.
+struct OnGpu(Option<u32>);
+
+impl fmt::Display for OnGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(index) => write!(f, " on GPU {index}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a person can do about a code, after a semicolon; nothing where the code says it all.
+struct Advice(Code);
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            Code::DriverNotLoaded | Code::Uninitialized => {
+                "; load the kernel module (modprobe nvidia) and look at dmesg if it does not stay"
+            }
+            Code::LibRmVersionMismatch => {
+                "; reload the kernel module or reboot: the driver was updated under it"
+            }
+            Code::NoPermission => "; run as root with access to /dev/nvidiactl and /dev/nvidia*",
+            Code::LibraryNotFound => "; mount the whole driver, not libnvidia-ml.so.1 alone",
+            Code::GpuIsLost => {
+                "; look for Xid in dmesg, then reboot the node or check the board's power and seat"
+            }
+            Code::ResetRequired => "; drain the GPU and run nvidia-smi --gpu-reset",
+            Code::OperatingSystem => {
+                "; look at dmesg, and check that /dev/nvidia* are given to this container"
+            }
+            _ => "",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_call_gpu_code_and_remedy() {
+        let error = NvmlError::Call {
+            call: "nvmlDeviceGetUUID",
+            gpu: Some(3),
+            code: Code::of(sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED),
+        };
+        assert_eq!(
+            error.to_string(),
+            "nvmlDeviceGetUUID on GPU 3 failed: the GPU needs a reset; drain the GPU and run nvidia-smi --gpu-reset"
+        );
+        let unknown = NvmlError::Call {
+            call: "nvmlInit_v2",
+            gpu: None,
+            code: Code::of(4711),
+        };
+        assert_eq!(unknown.to_string(), "nvmlInit_v2 failed: NVML error 4711");
+    }
+}

@@ -1,0 +1,138 @@
+//! NVML, the library that tells of NVIDIA's GPUs, behind safe calls. The only place of the daemon with `unsafe`; it decides
+//! nothing. An [`Nvml`] belongs to the thread that loaded it, and everything obtained from it borrows it.
+//!
+//! The calls go straight to the function table of nvml-wrapper-sys: of what discovery and health need, nvml-wrapper gets the
+//! NVLink remote device type wrong, drops the MIG ids of events and cannot name a pair of GPUs, so one way for all is simpler.
+#![allow(unsafe_code)]
+
+mod call;
+mod device;
+mod error;
+mod events;
+mod links;
+
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+use nvml_wrapper_sys::bindings as sys;
+
+pub use device::{Device, FabricInfo, Process};
+pub use error::{Code, NvmlError};
+pub use events::{Event, EventSet};
+pub use links::Remote;
+
+use call::{check, symbol, text_of};
+
+/// A loaded and initialised NVML. Dropping it shuts NVML down and unloads the library, so that a driver that was replaced
+/// meanwhile is met by its own library at the next load.
+pub struct Nvml {
+    table: sys::NvmlLib,
+    /// NVML answers several threads, but its owner is one: what is read stays in order with the events waited for.
+    _one_thread: PhantomData<*const ()>,
+}
+
+impl Nvml {
+    /// Loads the library at `path` (a path, or a soname that the loader looks up) and initialises it.
+    ///
+    /// # Errors
+    /// When the library cannot be loaded, or finds no driver.
+    pub fn load(path: &Path) -> Result<Self, NvmlError> {
+        // SAFETY: loading runs the library's initialisers, which NVML's contract allows any program to do.
+        let table = unsafe { sys::NvmlLib::new(path) }.map_err(|problem| NvmlError::Load {
+            path: PathBuf::from(path),
+            problem: chain(&problem),
+        })?;
+        let (name, init) = symbol!(table, nvmlInit_v2)?;
+        // SAFETY: nvmlInit_v2 takes nothing and may be called at any time.
+        check(name, None, unsafe { init() })?;
+        Ok(Self {
+            table,
+            _one_thread: PhantomData,
+        })
+    }
+
+    /// How many GPUs the driver counts, those it cannot reach included.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn device_count(&self) -> Result<u32, NvmlError> {
+        let (name, function) = symbol!(self.table, nvmlDeviceGetCount_v2)?;
+        let mut count = 0;
+        // SAFETY: `self` is initialised; the out-pointer is a local of the declared type.
+        check(name, None, unsafe { function(&raw mut count) })?;
+        Ok(count)
+    }
+
+    /// The GPU at `index`, counted from 0 in PCIe order.
+    ///
+    /// # Errors
+    /// The code NVML answered with; `GpuIsLost` for a GPU that fell off the bus.
+    pub fn device(&self, index: u32) -> Result<Device<'_>, NvmlError> {
+        let (name, function) = symbol!(self.table, nvmlDeviceGetHandleByIndex_v2)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `self` is initialised; the out-pointer is a local of the declared type.
+        check(name, Some(index), unsafe { function(index, &raw mut handle) })?;
+        Ok(Device {
+            nvml: self,
+            handle,
+            index,
+        })
+    }
+
+    /// Version of the kernel driver, e.g. `570.124.06`.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn driver_version(&self) -> Result<String, NvmlError> {
+        let (name, function) = symbol!(self.table, nvmlSystemGetDriverVersion)?;
+        // SAFETY: `self` is initialised; `text_of` hands over a buffer and its true length.
+        text_of(name, None, |buffer, length| unsafe { function(buffer, length) })
+    }
+
+    /// Newest CUDA version the driver serves: major and minor.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn cuda_version(&self) -> Result<(u32, u32), NvmlError> {
+        let (name, function) = symbol!(self.table, nvmlSystemGetCudaDriverVersion_v2)?;
+        let mut version = 0;
+        // SAFETY: `self` is initialised; the out-pointer is a local of the declared type.
+        check(name, None, unsafe { function(&raw mut version) })?;
+        let version = version.unsigned_abs();
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
+    /// A new event set, with nothing registered.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn event_set(&self) -> Result<EventSet<'_>, NvmlError> {
+        EventSet::create(self)
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        if let Ok((_, shutdown)) = symbol!(self.table, nvmlShutdown) {
+            // SAFETY: initialised once in `load`; devices and event sets borrow `self`, so none is left. A failure leaves nothing
+            // to do: the library goes either way.
+            unsafe {
+                shutdown();
+            }
+        }
+    }
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let more = inner.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = inner.source();
+    }
+    text
+}
