@@ -51,7 +51,9 @@ impl ClusterOptions {
             folder: default_folder(),
             port: 16443,
             tool: tool.into(),
-            nodes: (1..=3).map(|number| NodeOptions::new(&format!("node-{number}"))).collect(),
+            nodes: (1..=3)
+                .map(|number| NodeOptions::new(&format!("node-{number}")))
+                .collect(),
             scheduler_config: None,
         }
     }
@@ -76,7 +78,10 @@ impl NodeOptions {
     /// A node without labels.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), labels: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            labels: Vec::new(),
+        }
     }
 }
 
@@ -84,6 +89,7 @@ impl NodeOptions {
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     nodes: Vec<String>,
+    port: u16,
     forwarder: Option<Process>,
 }
 
@@ -91,6 +97,7 @@ struct Record {
 #[derive(Clone)]
 pub struct Cluster {
     folder: PathBuf,
+    port: u16,
     control: Sandbox,
     nodes: Vec<Node>,
     client: Client,
@@ -110,7 +117,11 @@ impl Cluster {
         let folder = &options.folder;
         fs::create_dir_all(folder).map_err(file("create", folder))?;
         let names: Vec<String> = options.nodes.iter().map(|node| node.name.clone()).collect();
-        let record = |forwarder| Record { nodes: names.clone(), forwarder };
+        let record = |forwarder| Record {
+            nodes: names.clone(),
+            port: options.port,
+            forwarder,
+        };
         write_record(folder, &record(None))?;
         let images = folder.join("images.tar");
         image::write(&images)?;
@@ -132,12 +143,25 @@ impl Cluster {
             images: &images,
             path: &path,
         };
-        let starting =
-            options.nodes.iter().enumerate().map(|(index, node)| Node::start(&shared, Place(index + 1), node));
+        let starting = options
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(index, node)| Node::start(&shared, Place(index + 1), node));
         let nodes = futures::future::try_join_all(starting).await?;
-        let cluster = Self { folder: folder.clone(), control, nodes, client };
+        let cluster = Self {
+            folder: folder.clone(),
+            port: options.port,
+            control,
+            nodes,
+            client,
+        };
         cluster.wait_until_ready().await?;
-        eprint_line(&format!("cluster of {} nodes is up in {}", cluster.nodes.len(), folder.display()));
+        eprint_line(&format!(
+            "cluster of {} nodes is up in {}",
+            cluster.nodes.len(),
+            folder.display()
+        ));
         Ok(cluster)
     }
 
@@ -149,9 +173,19 @@ impl Cluster {
         let record = read_record(folder).ok_or_else(|| Error::NoCluster(folder.to_path_buf()))?;
         let control =
             Sandbox::attach(&folder.join("control")).map_err(|_| Error::NoCluster(folder.to_path_buf()))?;
-        let nodes = record.nodes.iter().map(|name| Node::attach(folder, name)).collect::<Result<_>>()?;
+        let nodes = record
+            .nodes
+            .iter()
+            .map(|name| Node::attach(folder, name))
+            .collect::<Result<_>>()?;
         let client = client_from(&folder.join("kubeconfig")).await?;
-        Ok(Self { folder: folder.to_path_buf(), control, nodes, client })
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            port: record.port,
+            control,
+            nodes,
+            client,
+        })
     }
 
     /// Ends the cluster and removes its folder.
@@ -167,9 +201,13 @@ impl Cluster {
     /// # Errors
     /// Something of it does not go away.
     pub async fn down_in(folder: &Path) -> Result<()> {
-        let Some(record) = read_record(folder) else { return Ok(()) };
+        let Some(record) = read_record(folder) else {
+            return Ok(());
+        };
         if let Some(forwarder) = record.forwarder {
-            forwarder.end("forwarder", rustix::process::Signal::KILL, READY_LIMIT).await?;
+            forwarder
+                .end("forwarder", rustix::process::Signal::KILL, READY_LIMIT)
+                .await?;
         }
         for name in record.nodes.iter().map(String::as_str).chain(["control"]) {
             Sandbox::end(&folder.join(name)).await?;
@@ -188,6 +226,12 @@ impl Cluster {
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.join("kubeconfig")
+    }
+
+    /// The API server's port, on this machine's loopback and in the cluster's network.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The folder of everything.
@@ -210,6 +254,18 @@ impl Cluster {
         self.control.daemon(name)
     }
 
+    /// Starts a program of the control plane again as it was; of kube-apiserver, waits until it answers.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start_again(&self, name: &str) -> Result<Daemon> {
+        let daemon = self.control.run_again(name).await?;
+        if name == "kube-apiserver" {
+            control::wait_for_api(&self.control, &daemon, &self.folder).await?;
+        }
+        Ok(daemon)
+    }
+
     /// All nodes, in their order.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
@@ -221,11 +277,14 @@ impl Cluster {
     /// # Errors
     /// There is none.
     pub fn node(&self, name: &str) -> Result<&Node> {
-        self.nodes.iter().find(|node| node.name() == name).ok_or_else(|| Error::UnknownProgram {
-            name: name.to_owned(),
-            sandbox: "the cluster".to_owned(),
-            known: self.nodes.iter().map(Node::name).collect::<Vec<_>>().join(", "),
-        })
+        self.nodes
+            .iter()
+            .find(|node| node.name() == name)
+            .ok_or_else(|| Error::UnknownProgram {
+                name: name.to_owned(),
+                sandbox: "the cluster".to_owned(),
+                known: self.nodes.iter().map(Node::name).collect::<Vec<_>>().join(", "),
+            })
     }
 
     /// Runs kubectl with an administrator's rights and returns what it prints.
@@ -255,7 +314,10 @@ impl Cluster {
         for node in &self.nodes {
             until(format!("{} ready", node.name()), READY_LIMIT, async || {
                 for name in node.sandbox().programs() {
-                    node.sandbox().daemon(&name).and_then(|daemon| daemon.check()).map_err(|e| e.to_string())?;
+                    node.sandbox()
+                        .daemon(&name)
+                        .and_then(|daemon| daemon.check())
+                        .map_err(|e| e.to_string())?;
                 }
                 let object = api.get(node.name()).await.map_err(|error| error.to_string())?;
                 readiness(&object)
@@ -267,15 +329,23 @@ impl Cluster {
 }
 
 fn readiness(node: &NodeObject) -> std::result::Result<(), String> {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions
+        .into_iter()
+        .find(|condition| condition.type_ == "Ready");
     match ready {
         Some(condition) if condition.status == "True" => {}
         Some(condition) => return Err(condition.message.clone().unwrap_or_default()),
         None => return Err("no Ready condition yet".to_owned()),
     }
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    match taints.into_iter().find(|taint| taint.key.starts_with("node.kubernetes.io/")) {
+    match taints
+        .into_iter()
+        .find(|taint| taint.key.starts_with("node.kubernetes.io/"))
+    {
         Some(taint) => Err(format!("taint {}", taint.key)),
         None => Ok(()),
     }
@@ -283,7 +353,11 @@ fn readiness(node: &NodeObject) -> std::result::Result<(), String> {
 
 /// The cluster's name in the cgroup hierarchies.
 fn cgroup_name(folder: &Path) -> String {
-    folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    folder
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn search_path(components: &Components) -> String {
@@ -298,8 +372,10 @@ async fn client_from(kubeconfig: &Path) -> Result<Client> {
 
 fn write_record(folder: &Path, record: &Record) -> Result<()> {
     let path = folder.join("cluster.json");
-    let text =
-        serde_json::to_vec_pretty(record).map_err(|source| Error::Json { path: path.clone(), source })?;
+    let text = serde_json::to_vec_pretty(record).map_err(|source| Error::Json {
+        path: path.clone(),
+        source,
+    })?;
     fs::write(&path, text).map_err(file("write", &path))
 }
 

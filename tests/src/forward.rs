@@ -21,8 +21,11 @@ pub fn forward(port: u16, namespace: &Path) -> Result<()> {
     let address = (Ipv4Addr::LOCALHOST, port);
     let listener = TcpListener::bind(address).map_err(file("listen on port for", namespace))?;
     let target = File::open(namespace).map_err(file("open", namespace))?;
-    move_into_link_name_space(std::os::fd::AsFd::as_fd(&target), Some(LinkNameSpaceType::Network))
-        .map_err(|errno| file("enter", namespace)(errno.into()))?;
+    move_into_link_name_space(
+        std::os::fd::AsFd::as_fd(&target),
+        Some(LinkNameSpaceType::Network),
+    )
+    .map_err(|errno| file("enter", namespace)(errno.into()))?;
     for accepted in listener.incoming() {
         let Ok(outside) = accepted else { continue };
         // New threads inherit the namespace of the thread that starts them.
@@ -36,7 +39,9 @@ pub fn forward(port: u16, namespace: &Path) -> Result<()> {
 }
 
 fn join(one: TcpStream, other: TcpStream) {
-    let (Ok(one_again), Ok(other_again)) = (one.try_clone(), other.try_clone()) else { return };
+    let (Ok(one_again), Ok(other_again)) = (one.try_clone(), other.try_clone()) else {
+        return;
+    };
     let _ = one.set_nodelay(true);
     let _ = other.set_nodelay(true);
     let back = thread::spawn(move || copy(other_again, one_again));

@@ -17,7 +17,8 @@ pub const BUSYBOX_IMAGE: &str = "docker.io/library/gantry-busybox:1";
 pub(crate) const PAUSE_IMAGE: &str = "docker.io/library/gantry-pause:1";
 
 const APPLETS: [&str; 16] = [
-    "sh", "sleep", "cat", "ls", "env", "echo", "id", "stat", "find", "grep", "wc", "true", "false", "kill", "ip", "touch",
+    "sh", "sleep", "cat", "ls", "env", "echo", "id", "stat", "find", "grep", "wc", "true", "false", "kill",
+    "ip", "touch",
 ];
 
 /// Writes both images as one OCI archive that `ctr images import` reads.
@@ -50,7 +51,8 @@ pub(crate) fn write(archive: &Path) -> Result<()> {
 
     let target = File::create(archive).map_err(file("create", archive))?;
     let mut tar = tar::Builder::new(target);
-    let mut add = |path: &str, bytes: &[u8]| append(&mut tar, path, 0o644, bytes).map_err(file("write", archive));
+    let mut add =
+        |path: &str, bytes: &[u8]| append(&mut tar, path, 0o644, bytes).map_err(file("write", archive));
     add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
     add("index.json", &index)?;
     for blob in &blobs {
@@ -95,7 +97,11 @@ fn append<W: std::io::Write>(
     mode: u32,
     bytes: &[u8],
 ) -> std::io::Result<()> {
-    let mut header = header(tar::EntryType::Regular, mode, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+    let mut header = header(
+        tar::EntryType::Regular,
+        mode,
+        u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+    );
     tar.append_data(&mut header, path, bytes)
 }
 

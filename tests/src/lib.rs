@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod components;
 mod error;
 mod forward;
+pub mod gantry;
 mod host;
 mod image;
 mod pki;

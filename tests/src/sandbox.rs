@@ -38,7 +38,11 @@ pub struct Program {
 impl Program {
     /// A program named after nothing but its arguments.
     #[must_use]
-    pub fn new(name: &str, path: impl Into<PathBuf>, args: impl IntoIterator<Item = impl Into<String>>) -> Self {
+    pub fn new(
+        name: &str,
+        path: impl Into<PathBuf>,
+        args: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             path: path.into(),
@@ -90,12 +94,15 @@ impl Daemon {
         self.process.end(&self.name, Signal::KILL, KILL_LIMIT).await
     }
 
-    /// Asks it to end (TERM) and waits until it is gone.
+    /// Asks it to end (TERM), and kills it if it has not ended in the time that service managers give.
     ///
     /// # Errors
-    /// It does not go in time.
+    /// It does not go.
     pub async fn stop(&self) -> Result<()> {
-        self.process.end(&self.name, Signal::TERM, STOP_LIMIT).await
+        match self.process.end(&self.name, Signal::TERM, STOP_LIMIT).await {
+            Err(Error::Timeout { .. }) => self.kill().await,
+            outcome => outcome,
+        }
     }
 
     /// Errors with the end of the log when the program has ended.
@@ -106,7 +113,11 @@ impl Daemon {
         if self.is_running() {
             return Ok(());
         }
-        Err(Error::Ended { name: self.name.clone(), log: self.log.clone(), tail: tail(&self.log) })
+        Err(Error::Ended {
+            name: self.name.clone(),
+            log: self.log.clone(),
+            tail: tail(&self.log),
+        })
     }
 }
 
@@ -141,7 +152,11 @@ impl Sandbox {
     /// # Errors
     /// The kernel refuses a namespace or a mount.
     pub async fn start(folder: &Path, path: &str) -> Result<Self> {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = folder
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         for part in ["log", "run"] {
             fs::create_dir_all(folder.join(part)).map_err(file("create", folder))?;
         }
@@ -151,7 +166,16 @@ impl Sandbox {
         let ready = folder.join("run/ready");
         let mut command = Command::new("unshare");
         command
-            .args(["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"])
+            .args([
+                "--mount",
+                "--uts",
+                "--ipc",
+                "--net",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+            ])
             .args(["--propagation", "private", "--", "/bin/sh", "-eu"])
             .arg(&script)
             .env_clear()
@@ -162,12 +186,25 @@ impl Sandbox {
             if !holder.is_running() {
                 return Err(format!("it ended: {}", tail(&log)));
             }
-            if ready.exists() { holder.child() } else { Err("mounts not laid down yet".to_owned()) }
+            if ready.exists() {
+                holder.child()
+            } else {
+                Err("mounts not laid down yet".to_owned())
+            }
         })
         .await?;
-        let record = Record { holder, init, path: path.to_owned() };
+        let record = Record {
+            holder,
+            init,
+            path: path.to_owned(),
+        };
         write_json(&folder.join("sandbox.json"), &record)?;
-        Ok(Self { name, folder: folder.to_path_buf(), path: path.to_owned(), init })
+        Ok(Self {
+            name,
+            folder: folder.to_path_buf(),
+            path: path.to_owned(),
+            init,
+        })
     }
 
     /// Finds a sandbox that another process started.
@@ -179,13 +216,24 @@ impl Sandbox {
         if !record.init.is_running() {
             return Err(Error::NoCluster(folder.to_path_buf()));
         }
-        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { name, folder: folder.to_path_buf(), path: record.path, init: record.init })
+        let name = folder
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        Ok(Self {
+            name,
+            folder: folder.to_path_buf(),
+            path: record.path,
+            init: record.init,
+        })
     }
 
     /// Ends everything in the sandbox of that folder, if there is one.
     pub(crate) async fn end(folder: &Path) -> Result<()> {
-        let Ok(record) = read_json::<Record>(&folder.join("sandbox.json")) else { return Ok(()) };
+        let Ok(record) = read_json::<Record>(&folder.join("sandbox.json")) else {
+            return Ok(());
+        };
         let name = folder.display().to_string();
         record.init.end(&name, Signal::KILL, KILL_LIMIT).await?;
         record.holder.end(&name, Signal::KILL, KILL_LIMIT).await
@@ -231,7 +279,12 @@ impl Sandbox {
     /// [`Error::Command`] when it fails.
     pub async fn exec_with_input(&self, argv: &[&str], input: &str) -> Result<String> {
         let mut command = self.enter();
-        command.args(argv).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .args(argv)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         output_of(command, &argv.join(" "), input).await
     }
 
@@ -263,7 +316,11 @@ impl Sandbox {
     /// [`Error::UnknownProgram`] with the names there are.
     pub fn daemon(&self, name: &str) -> Result<Daemon> {
         let record = self.record_of(name)?;
-        Ok(Daemon { name: name.to_owned(), log: self.log(name), process: record.process })
+        Ok(Daemon {
+            name: name.to_owned(),
+            log: self.log(name),
+            process: record.process,
+        })
     }
 
     /// Starts a program again as it was started before.
@@ -278,9 +335,20 @@ impl Sandbox {
     /// The names of all programs started here, ended ones included.
     #[must_use]
     pub fn programs(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.folder.join("run")) else { return Vec::new() };
+        let Ok(entries) = fs::read_dir(self.folder.join("run")) else {
+            return Vec::new();
+        };
         let mut names: Vec<String> = entries
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_suffix(".json")?.to_owned()))
+            .filter_map(|entry| {
+                Some(
+                    entry
+                        .ok()?
+                        .file_name()
+                        .to_str()?
+                        .strip_suffix(".json")?
+                        .to_owned(),
+                )
+            })
             .collect();
         names.sort();
         names
@@ -315,14 +383,23 @@ impl Sandbox {
 
 /// Runs a command of this machine (not of a sandbox) to its end.
 pub(crate) async fn host_command(argv: &[&str]) -> Result<String> {
-    let (program, args) = argv.split_first().map_or(("true", argv), |(first, rest)| (*first, rest));
+    let (program, args) = argv
+        .split_first()
+        .map_or(("true", argv), |(first, rest)| (*first, rest));
     let mut command = Command::new(program);
-    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     output_of(command, &argv.join(" "), "").await
 }
 
 async fn output_of(mut command: Command, line: &str, input: &str) -> Result<String> {
-    let start = |source| Error::Start { program: line.to_owned(), source };
+    let start = |source| Error::Start {
+        program: line.to_owned(),
+        source,
+    };
     let mut child = command.spawn().map_err(start)?;
     if let Some(mut stdin) = child.stdin.take() {
         // A command that reads nothing closes the pipe; that is no failure of it.
@@ -341,7 +418,13 @@ async fn output_of(mut command: Command, line: &str, input: &str) -> Result<Stri
 
 /// Starts a process that outlives this one, with its output appended to a log.
 pub(crate) fn launch(mut command: Command, log: &Path) -> Result<Process> {
-    let open = || File::options().create(true).append(true).open(log).map_err(file("open", log));
+    let open = || {
+        File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .map_err(file("open", log))
+    };
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let child = command
         .stdin(Stdio::null())
@@ -349,9 +432,19 @@ pub(crate) fn launch(mut command: Command, log: &Path) -> Result<Process> {
         .stderr(open()?)
         .process_group(0)
         .spawn()
-        .map_err(|source| Error::Start { program: program.clone(), source })?;
-    let pid = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default();
-    Process::of(pid).ok_or_else(|| Error::Ended { name: program, log: log.to_path_buf(), tail: tail(log) })
+        .map_err(|source| Error::Start {
+            program: program.clone(),
+            source,
+        })?;
+    let pid = child
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .unwrap_or_default();
+    Process::of(pid).ok_or_else(|| Error::Ended {
+        name: program,
+        log: log.to_path_buf(),
+        tail: tail(log),
+    })
 }
 
 /// A process of this machine, told apart from a later one with the same id by its start time.
@@ -376,8 +469,13 @@ impl Process {
     fn child(&self) -> std::result::Result<Self, String> {
         let path = format!("/proc/{0}/task/{0}/children", self.pid);
         let children = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-        let first = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
-        first.and_then(Self::of).ok_or_else(|| format!("process {} has no child yet", self.pid))
+        let first = children
+            .split_whitespace()
+            .next()
+            .and_then(|pid| pid.parse().ok());
+        first
+            .and_then(Self::of)
+            .ok_or_else(|| format!("process {} has no child yet", self.pid))
     }
 
     pub(crate) async fn end(&self, name: &str, signal: Signal, limit: Duration) -> Result<()> {
@@ -385,7 +483,11 @@ impl Process {
             let _ = kill_process(pid, signal);
         }
         until(format!("end of {name}"), limit, async || {
-            if self.is_running() { Err("it still runs") } else { Ok(()) }
+            if self.is_running() {
+                Err("it still runs")
+            } else {
+                Ok(())
+            }
         })
         .await
     }
@@ -404,18 +506,25 @@ fn stat(pid: i32) -> Option<(char, u64)> {
 
 /// The last lines of a log.
 pub(crate) fn tail(log: &Path) -> String {
-    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let text = fs::read(log)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_vec_pretty(value)
-        .map_err(|source| Error::Json { path: path.to_path_buf(), source })?;
+    let text = serde_json::to_vec_pretty(value).map_err(|source| Error::Json {
+        path: path.to_path_buf(),
+        source,
+    })?;
     fs::write(path, text).map_err(file("write", path))
 }
 
 fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T> {
     let bytes = fs::read(path).map_err(file("read", path))?;
-    serde_json::from_slice(&bytes).map_err(|source| Error::Json { path: path.to_path_buf(), source })
+    serde_json::from_slice(&bytes).map_err(|source| Error::Json {
+        path: path.to_path_buf(),
+        source,
+    })
 }

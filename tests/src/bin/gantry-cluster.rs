@@ -12,7 +12,12 @@ use gantry_e2e::{Cluster, ClusterOptions};
 #[command(version)]
 struct Arguments {
     /// The folder that holds everything of the cluster.
-    #[arg(long, global = true, env = "GANTRY_CLUSTER_DIR", default_value = "/tmp/gantry-cluster")]
+    #[arg(
+        long,
+        global = true,
+        env = "GANTRY_CLUSTER_DIR",
+        default_value = "/tmp/gantry-cluster"
+    )]
     folder: PathBuf,
     #[command(subcommand)]
     command: Command,
@@ -73,10 +78,15 @@ fn main() -> Result<()> {
 async fn run(arguments: Arguments) -> Result<()> {
     let folder = arguments.folder;
     match arguments.command {
-        Command::Up { nodes, port, scheduler_config } => {
+        Command::Up {
+            nodes,
+            port,
+            scheduler_config,
+        } => {
             let mut options = ClusterOptions::new(std::env::current_exe()?);
-            options.nodes =
-                (1..=nodes).map(|number| gantry_e2e::NodeOptions::new(&format!("node-{number}"))).collect();
+            options.nodes = (1..=nodes)
+                .map(|number| gantry_e2e::NodeOptions::new(&format!("node-{number}")))
+                .collect();
             options.folder = folder;
             options.port = port;
             options.scheduler_config = scheduler_config;
@@ -91,8 +101,11 @@ async fn run(arguments: Arguments) -> Result<()> {
         }
         Command::Exec { node, command } => {
             let cluster = Cluster::attach(&folder).await?;
-            let sandbox =
-                if node == "control" { cluster.control() } else { cluster.node(&node)?.sandbox() };
+            let sandbox = if node == "control" {
+                cluster.control()
+            } else {
+                cluster.node(&node)?.sandbox()
+            };
             let command: Vec<&str> = command.iter().map(String::as_str).collect();
             say(&sandbox.exec(&command).await?);
         }
@@ -103,13 +116,24 @@ async fn run(arguments: Arguments) -> Result<()> {
 
 async fn status(cluster: &Cluster) -> Result<String> {
     let mut text = format!("kubeconfig: {}\n", cluster.kubeconfig().display());
-    text += &format!("try:        KUBECONFIG={} kubectl get nodes\n", cluster.kubeconfig().display());
+    text += &format!(
+        "try:        KUBECONFIG={} kubectl get nodes\n",
+        cluster.kubeconfig().display()
+    );
     text += "or:         cargo xtask cluster kubectl get nodes\n\n";
     let nodes = cluster.nodes().iter().map(gantry_e2e::cluster::Node::sandbox);
     for sandbox in std::iter::once(cluster.control()).chain(nodes) {
-        text += &format!("{} (logs in {})\n", sandbox.name(), sandbox.folder().join("log").display());
+        text += &format!(
+            "{} (logs in {})\n",
+            sandbox.name(),
+            sandbox.folder().join("log").display()
+        );
         for name in sandbox.programs() {
-            let state = if sandbox.daemon(&name)?.is_running() { "running" } else { "ended" };
+            let state = if sandbox.daemon(&name)?.is_running() {
+                "running"
+            } else {
+                "ended"
+            };
             text += &format!("  {name}: {state}\n");
         }
     }

@@ -1,0 +1,159 @@
+//! The project's own daemons on a cluster: installed by `manifests/`, as an operator would, then started as processes with
+//! the arguments, environment and service account that the manifests give them. Only the image is passed over, as there is
+//! no registry: the DaemonSet matches no node and the Deployment is scaled to none.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Node as NodeObject, PodSpec, ServiceAccount};
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+
+use crate::cluster::{Cluster, Node};
+use crate::error::file;
+use crate::settings::CONTROL_ADDRESS;
+use crate::{Daemon, Error, Program, Result, Sandbox, pki};
+
+/// The namespace that `manifests/` installs into.
+pub const NAMESPACE: &str = "gantry-system";
+/// The name of the node daemon's DaemonSet, and of its process on each node.
+pub const PLUGIN: &str = "gantry-plugin";
+/// The name of the extender's Deployment, and of its process beside kube-scheduler.
+pub const EXTENDER: &str = "gantry-extender";
+
+/// A day: longer than any cluster of tests stands.
+const TOKEN_SECONDS: i64 = 24 * 3600;
+
+impl Cluster {
+    /// Applies the project's manifests.
+    ///
+    /// # Errors
+    /// The API server refuses one of them.
+    pub async fn install(&self, manifests: &Path) -> Result<()> {
+        let folder = manifests.display().to_string();
+        self.kubectl(&["apply", "-k", &folder]).await?;
+        self.kubectl(&["-n", NAMESPACE, "scale", "deployment", EXTENDER, "--replicas=0"])
+            .await
+            .map(drop)
+    }
+
+    /// Starts the extender beside kube-scheduler.
+    ///
+    /// # Errors
+    /// The manifests are not installed, or the program does not start.
+    pub async fn start_extender(&self, binary: &Path) -> Result<Daemon> {
+        let api: Api<Deployment> = Api::namespaced(self.client(), NAMESPACE);
+        let spec = api
+            .get(EXTENDER)
+            .await?
+            .spec
+            .and_then(|spec| spec.template.spec)
+            .unwrap_or_default();
+        let server = format!("https://127.0.0.1:{}", self.port());
+        let kubeconfig = self
+            .credentials(self.control(), EXTENDER, &spec, &server, None)
+            .await?;
+        self.control()
+            .run(program(
+                EXTENDER,
+                binary,
+                &spec,
+                &kubeconfig,
+                self.control().name(),
+            )?)
+            .await
+    }
+
+    /// Starts the node daemon on a node, with arguments beyond those of the manifests, such as where a simulated
+    /// driver lies.
+    ///
+    /// # Errors
+    /// The manifests are not installed, or the program does not start.
+    pub async fn start_plugin(&self, node: &Node, binary: &Path, extra: &[String]) -> Result<Daemon> {
+        let api: Api<DaemonSet> = Api::namespaced(self.client(), NAMESPACE);
+        let spec = api
+            .get(PLUGIN)
+            .await?
+            .spec
+            .and_then(|spec| spec.template.spec)
+            .unwrap_or_default();
+        let object = Api::<NodeObject>::all(self.client()).get(node.name()).await?;
+        // The token of a DaemonSet's pod names its node, and the admission policies rely on it.
+        let bound = BoundObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Node".into()),
+            name: object.metadata.name,
+            uid: object.metadata.uid,
+        };
+        let server = format!("https://{CONTROL_ADDRESS}:{}", self.port());
+        let kubeconfig = self
+            .credentials(node.sandbox(), PLUGIN, &spec, &server, Some(bound))
+            .await?;
+        let mut program = program(PLUGIN, binary, &spec, &kubeconfig, node.name())?;
+        program.args.extend_from_slice(extra);
+        node.run(program).await
+    }
+
+    /// Writes a kubeconfig with a token of the workload's service account.
+    async fn credentials(
+        &self,
+        sandbox: &Sandbox,
+        name: &str,
+        spec: &PodSpec,
+        server: &str,
+        bound: Option<BoundObjectReference>,
+    ) -> Result<PathBuf> {
+        let account = spec.service_account_name.as_deref().unwrap_or("default");
+        let request = TokenRequest {
+            spec: TokenRequestSpec {
+                audiences: Vec::new(),
+                bound_object_ref: bound,
+                expiration_seconds: Some(TOKEN_SECONDS),
+            },
+            ..TokenRequest::default()
+        };
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), NAMESPACE);
+        let answer = accounts
+            .create_token_request(account, &PostParams::default(), &request)
+            .await?;
+        let token = answer.status.map(|status| status.token).unwrap_or_default();
+        let authority = self.folder().join("pki/ca.crt");
+        let pem = std::fs::read_to_string(&authority).map_err(file("read", &authority))?;
+        let path = sandbox.folder().join(format!("{name}.conf"));
+        pki::write_kubeconfig(&path, server, &pem, &json!({ "token": token }))?;
+        Ok(path)
+    }
+}
+
+/// A workload's first container as a process.
+fn program(name: &str, binary: &Path, spec: &PodSpec, kubeconfig: &Path, node: &str) -> Result<Program> {
+    let container = spec.containers.first().ok_or_else(|| Error::UnknownProgram {
+        name: name.to_owned(),
+        sandbox: "the manifests".to_owned(),
+        known: String::new(),
+    })?;
+    let mut env = BTreeMap::from([("KUBECONFIG".to_owned(), kubeconfig.display().to_string())]);
+    for variable in container.env.iter().flatten() {
+        let field = variable
+            .value_from
+            .as_ref()
+            .and_then(|from| from.field_ref.as_ref());
+        let value = match field.map(|field| field.field_path.as_str()) {
+            Some("spec.nodeName") => node.to_owned(),
+            Some("metadata.namespace") => NAMESPACE.to_owned(),
+            Some("metadata.name") => format!("{name}-{node}"),
+            _ => variable.value.clone().unwrap_or_default(),
+        };
+        env.insert(variable.name.clone(), value);
+    }
+    let args = container.args.clone().unwrap_or_default();
+    Ok(Program {
+        name: name.to_owned(),
+        path: binary.to_path_buf(),
+        args,
+        env,
+    })
+}

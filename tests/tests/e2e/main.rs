@@ -1,0 +1,102 @@
+//! End-to-end tests on a real Kubernetes: one cluster for all scenarios of a run, one scenario at a time.
+//!
+//! Where the machine cannot run pods every scenario counts as ignored, never as passed. `GANTRY_E2E_KEEP=1` leaves the
+//! cluster up afterwards.
+#![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
+
+mod bed;
+mod pods;
+mod scenarios;
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use bed::Bed;
+use scenarios::Scenario;
+
+fn main() -> Result<ExitCode> {
+    let mut arguments = Arguments::from_args();
+    // The scenarios share the cluster and break parts of it.
+    arguments.test_threads = Some(1);
+    let unsupported = if arguments.list {
+        None
+    } else {
+        gantry_e2e::supported().err()
+    };
+    if let Some(why) = &unsupported {
+        eprintln!("end-to-end tests are skipped: {why}");
+    }
+    let stage = Arc::new(Stage::new()?);
+    let trials = scenarios::all()
+        .into_iter()
+        .map(|scenario| {
+            let stage = Arc::clone(&stage);
+            let name = scenario.name;
+            let play = move || {
+                stage
+                    .play(&scenario)
+                    .map_err(|error| Failed::from(format!("{error:#}")))
+            };
+            Trial::test(name, play).with_ignored_flag(unsupported.is_some())
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    stage.clear()?;
+    Ok(conclusion.exit_code())
+}
+
+/// The cluster, brought up by the first scenario that is really run.
+struct Stage {
+    runtime: tokio::runtime::Runtime,
+    bed: Mutex<Option<Bed>>,
+}
+
+impl Stage {
+    fn new() -> Result<Self> {
+        let runtime = tokio::runtime::Runtime::new().context("tokio runtime")?;
+        Ok(Self {
+            runtime,
+            bed: Mutex::new(None),
+        })
+    }
+
+    fn play(&self, scenario: &Scenario) -> Result<()> {
+        let mut place = self.bed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.runtime.block_on(async {
+            let bed = match place.take() {
+                Some(bed) => place.insert(bed),
+                None => place.insert(Bed::up().await.context("bringing the cluster up")?),
+            };
+            let outcome = scenario.run(bed).await;
+            let restored = bed
+                .restore()
+                .await
+                .context("restoring the cluster after the scenario");
+            outcome
+                .and(restored)
+                .with_context(|| format!("logs: {}/*/log", bed.folder().display()))
+        })
+    }
+
+    fn clear(&self) -> Result<()> {
+        let bed = self
+            .bed
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take();
+        match bed {
+            Some(bed) if std::env::var_os("GANTRY_E2E_KEEP").is_some() => {
+                eprintln!(
+                    "cluster left up: KUBECONFIG={}/kubeconfig",
+                    bed.folder().display()
+                );
+                Ok(())
+            }
+            Some(bed) => self.runtime.block_on(bed.down()),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Pods that ask for none of our resources: they must be scheduled as if we were not there.
+
+use anyhow::{Result, ensure};
+
+use crate::bed::Bed;
+use crate::pods;
+
+pub(super) async fn a_pod_without_gpus_runs_while_the_extender_is_down(bed: &Bed) -> Result<()> {
+    let api = bed.namespace("e2e-stock-down").await?;
+    let extender = bed.cluster().control().daemon(gantry_e2e::gantry::EXTENDER);
+    if let Ok(extender) = extender {
+        extender.stop().await?;
+    }
+    let pod = pods::run(&api, &pods::sleeper("stock", 0)?).await?;
+    ensure!(
+        pod.metadata.annotations.is_none(),
+        "annotated: {:?}",
+        pod.metadata.annotations
+    );
+    Ok(())
+}
