@@ -5,10 +5,16 @@
 #![forbid(unsafe_code)]
 
 pub mod bandwidth;
+pub mod choice;
+pub mod collective;
 pub mod machine;
+pub mod set;
 
 pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};
+pub use choice::{Choice, MachineKind, Purpose, Table, Tables};
+pub use collective::Collective;
 pub use machine::{
     Fabric, Gpu, GpuUuid, Host, IdList, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle,
     NvLinkPorts, PathClass, PathMatrix, PcieAddress, PcieLink,
 };
+pub use set::{GpuSet, GpuSetError};

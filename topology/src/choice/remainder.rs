@@ -1,0 +1,71 @@
+//! R: what a set of free GPUs is still good for. The best bandwidth that jobs of every size would find in it, against what they
+//! would find on the empty machine; for every set of up to 16 GPUs at once.
+
+/// Fraction bits while R is computed, and those kept: about one in a million, far below what any single set changes.
+const FINE: u32 = 32;
+const KEPT: u32 = 20;
+
+/// How likely a held GPU is to be free again by the time the remainder is used: one in `CHURN`.
+const CHURN: u64 = 16;
+
+/// `best[size][set]`: the highest B of any `size` GPUs of a set, from B of every set. Sizes 0 and 1 exchange nothing and are 0.
+pub(super) fn best_of_sizes(gpus: usize, ring: &[u32]) -> Vec<Vec<u32>> {
+    (0..=gpus).map(|size| best_of_size(gpus, size, ring)).collect()
+}
+
+/// One size: the best of a larger set is the best that is left when one of its GPUs is dropped.
+fn best_of_size(gpus: usize, size: usize, ring: &[u32]) -> Vec<u32> {
+    let mut best = vec![0; ring.len()];
+    for set in 0..ring.len() {
+        let members = set.count_ones() as usize;
+        best[set] = match members.cmp(&size) {
+            std::cmp::Ordering::Less => 0,
+            std::cmp::Ordering::Equal => ring[set],
+            std::cmp::Ordering::Greater => (0..gpus)
+                .filter(|gpu| set & (1 << gpu) != 0)
+                .map(|gpu| best[set & !(1 << gpu)])
+                .max()
+                .unwrap_or(0),
+        };
+    }
+    best
+}
+
+/// R of every set after a little churn, with `KEPT` fraction bits.
+///
+/// R is the mean over the sizes 1 to n of `best[size][set] / best[size][all]`; one GPU is worth 1 where there is one. It looks at
+/// the free GPUs alone, and so cannot tell a remainder that the next departure completes from one that it does not. So every
+/// held GPU is taken to be free with probability 1/16: R of the sets that may follow, weighted by that.
+pub(super) fn churned(gpus: usize, best: &[Vec<u32>]) -> Vec<u32> {
+    let mut expected = plain(gpus, best);
+    for gpu in 0..gpus {
+        for set in 0..expected.len() {
+            if set & (1 << gpu) == 0 {
+                expected[set] = (expected[set] * (CHURN - 1) + expected[set | (1 << gpu)]) / CHURN;
+            }
+        }
+    }
+    let rounded = |r: u64| u32::try_from((r + (1 << (FINE - KEPT - 1))) >> (FINE - KEPT)).unwrap_or(u32::MAX);
+    expected.into_iter().map(rounded).collect()
+}
+
+/// R of every set as it stands, with [`FINE`] fraction bits.
+fn plain(gpus: usize, best: &[Vec<u32>]) -> Vec<u64> {
+    let sets = best.first().map_or(0, Vec::len);
+    let all = sets.saturating_sub(1);
+    let mut sum = vec![0u64; sets];
+    for (size, best) in best.iter().enumerate().skip(1) {
+        let whole = u64::from(best.get(all).copied().unwrap_or(0));
+        for (set, sum) in sum.iter_mut().enumerate() {
+            *sum += if (set.count_ones() as usize) < size {
+                0
+            } else if size == 1 || whole == 0 {
+                1 << FINE
+            } else {
+                (u64::from(best[set]) << FINE) / whole
+            };
+        }
+    }
+    let sizes = gpus.max(1) as u64;
+    sum.into_iter().map(|sum| sum / sizes).collect()
+}

@@ -1,0 +1,188 @@
+//! What lies around a machine's GPUs: NICs, NUMA nodes, and the groups that are worth keeping whole. Terms of the key of a
+//! choice that are no bandwidth; every one is larger for the better set.
+
+use super::Purpose;
+use crate::collective::components;
+use crate::machine::{MAX_GPUS, Machine, PathClass};
+use crate::set::GpuSet;
+
+/// Where a GPU without any NIC ranks among [`class_rank`]s.
+const NO_NIC: u8 = 5;
+
+/// NICs, NUMA nodes and groups of one machine.
+#[derive(Debug, Clone)]
+pub(super) struct Surroundings {
+    /// By GPU: the NICs behind the same PCIe switches (`PIX`, `PXB`), which GPUDirect RDMA reaches at full rate.
+    rails: Vec<Vec<usize>>,
+    /// By GPU: the rank of the nearest NIC's path class.
+    nearest: [u8; MAX_GPUS],
+    nics: usize,
+    /// The GPUs of each NUMA node. GPUs whose node is unknown are in none.
+    numa: Vec<GpuSet>,
+    /// GPUs that belong together, several levels of them; see [`Surroundings::together`].
+    groups: Vec<GpuSet>,
+}
+
+impl Surroundings {
+    pub(super) fn new(machine: &Machine) -> Self {
+        let gpus = machine.gpus().len().min(MAX_GPUS);
+        let nics = machine.nics().len();
+        let to_nic = |gpu: usize, nic: usize| machine.paths().get(gpu, machine.gpus().len() + nic);
+        let mut nearest = [NO_NIC; MAX_GPUS];
+        for (gpu, nearest) in nearest.iter_mut().enumerate().take(gpus) {
+            *nearest = (0..nics)
+                .map(|nic| class_rank(to_nic(gpu, nic)))
+                .min()
+                .unwrap_or(NO_NIC);
+        }
+        let numa = numa_nodes(machine);
+        Self {
+            rails: (0..gpus)
+                .map(|gpu| {
+                    (0..nics)
+                        .filter(|nic| class_rank(to_nic(gpu, *nic)) <= 1)
+                        .collect()
+                })
+                .collect(),
+            nearest,
+            nics,
+            groups: groups(machine, &numa),
+            numa,
+        }
+    }
+
+    /// Whether members of a gang and local jobs see any difference between GPUs.
+    pub(super) fn has_nics(&self) -> bool {
+        self.nics > 0
+    }
+
+    /// The groups of GPUs worth keeping whole.
+    pub(super) fn groups(&self) -> &[GpuSet] {
+        &self.groups
+    }
+
+    /// How well the NICs around a set serve its purpose.
+    ///
+    /// - A gang member wants as many NICs of its own as it has GPUs (the largest matching of GPUs to NICs behind the same PCIe
+    ///   switch), then the worst-placed GPU as near to a NIC as can be.
+    /// - A local job wants to stand near the fewest NICs, then far from the nearest: it leaves them to those who need them.
+    pub(super) fn nics(&self, set: GpuSet, purpose: Purpose) -> u32 {
+        let classes = set.iter().map(|gpu| self.nearest[gpu]);
+        match purpose {
+            Purpose::GangMember => {
+                let rails = u32::try_from(self.own_rails(set)).unwrap_or(0);
+                rails * 8 + u32::from(NO_NIC - classes.max().unwrap_or(NO_NIC))
+            }
+            Purpose::Local => {
+                let mut near = vec![false; self.nics];
+                for nic in set.iter().filter_map(|gpu| self.rails.get(gpu)).flatten() {
+                    near[*nic] = true;
+                }
+                let near = near.into_iter().filter(|near| *near).count();
+                let spared = u32::try_from(self.nics - near).unwrap_or(0);
+                spared * 8 + u32::from(classes.min().unwrap_or(NO_NIC))
+            }
+        }
+    }
+
+    /// NICs behind the PCIe switches of a set's GPUs, ascending.
+    pub(super) fn near_nics(&self, set: GpuSet) -> Vec<usize> {
+        let mut near: Vec<usize> = set
+            .iter()
+            .filter_map(|gpu| self.rails.get(gpu))
+            .flatten()
+            .copied()
+            .collect();
+        near.sort_unstable();
+        near.dedup();
+        near
+    }
+
+    /// How many NUMA nodes the set's GPUs are known to span.
+    pub(super) fn numa_nodes(&self, set: GpuSet) -> u32 {
+        let spanned = self.numa.iter().filter(|node| !(**node & set).is_empty()).count();
+        u32::try_from(spanned).unwrap_or(u32::MAX)
+    }
+
+    /// How much of what belongs together a set holds together: over the NVLink islands, PCIe switches, host bridges, sockets and
+    /// NUMA nodes, the squares of how many of their GPUs are in it. Taken over a choice and its remainder, it is larger the
+    /// fewer groups are broken, and the more unevenly those that must be.
+    pub(super) fn together(&self, set: GpuSet) -> u32 {
+        let squares = self.groups.iter().map(|group| (*group & set).len().pow(2));
+        u32::try_from(squares.sum::<usize>()).unwrap_or(u32::MAX)
+    }
+
+    /// The largest matching of the set's GPUs to NICs behind their own PCIe switches.
+    fn own_rails(&self, set: GpuSet) -> usize {
+        let mut holder = vec![None; self.nics];
+        set.iter()
+            .filter(|gpu| self.give_rail(*gpu, &mut holder, &mut vec![false; self.nics]))
+            .count()
+    }
+
+    /// Gives `gpu` a NIC, moving the present holders on where they have another.
+    fn give_rail(&self, gpu: usize, holder: &mut [Option<usize>], seen: &mut [bool]) -> bool {
+        for &nic in self.rails.get(gpu).map_or(&[][..], Vec::as_slice) {
+            if std::mem::replace(&mut seen[nic], true) {
+                continue;
+            }
+            let free = holder[nic].is_none_or(|other| self.give_rail(other, holder, seen));
+            if free {
+                holder[nic] = Some(gpu);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Path classes as far as NICs and groups differ: `SYS` and `SOC` are one.
+fn class_rank(class: PathClass) -> u8 {
+    match class {
+        PathClass::Pix => 0,
+        PathClass::Pxb => 1,
+        PathClass::Phb => 2,
+        PathClass::Node => 3,
+        PathClass::Sys | PathClass::Soc => 4,
+    }
+}
+
+fn numa_nodes(machine: &Machine) -> Vec<GpuSet> {
+    let mut nodes: Vec<(&str, GpuSet)> = Vec::new();
+    for (index, gpu) in machine.gpus().iter().enumerate() {
+        let Some(numa) = gpu.numa.as_ref().map(|list| list.as_str()) else {
+            continue;
+        };
+        match nodes.iter_mut().find(|(name, _)| *name == numa) {
+            Some((_, gpus)) => *gpus = gpus.with(index),
+            None => nodes.push((numa, GpuSet::single(index))),
+        }
+    }
+    nodes.into_iter().map(|(_, gpus)| gpus).collect()
+}
+
+/// NVLink islands, then what shares a PCIe switch, host bridge or socket, then NUMA nodes; each set of GPUs once, single
+/// GPUs and the whole machine left out.
+fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<GpuSet> {
+    let all = GpuSet::all(machine);
+    let joined = |near: &dyn Fn(usize, usize) -> bool| {
+        components(all, |a| {
+            all.iter()
+                .filter(|b| *b != a && near(a, *b))
+                .collect::<GpuSet>()
+                .bits()
+        })
+    };
+    let mut found = joined(&|a, b| machine.nvlinks_between(a, b) > 0);
+    for rank in 0..=3 {
+        found.extend(joined(&|a, b| class_rank(machine.paths().get(a, b)) <= rank));
+    }
+    found.extend_from_slice(numa);
+    let mut groups: Vec<GpuSet> = Vec::new();
+    for group in found {
+        if group.len() > 1 && group != all && !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    groups
+}

@@ -1,0 +1,153 @@
+//! The narrowest NVLink cut of a set: which part of it can send the least out, for its size. Counts links, not GB/s.
+
+use super::{Collective, components};
+use crate::set::GpuSet;
+
+/// What ratios of links to GPUs are multiplied by: divisible by every size of a part of 16, so that they stay whole numbers.
+pub(super) const SCALE: u64 = 720_720;
+
+/// Sets up to this size have every cut tried; larger ones only the cuts that part off a single GPU.
+const EVERY_CUT: usize = 16;
+/// The same on machines too large for a table, where every set is rated anew.
+const EVERY_CUT_OF_LARGE: usize = 10;
+
+/// The least over the cuts of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Narrowest {
+    /// Least `SCALE x links out of A / |A|`, NVSwitches counted.
+    pub(super) scaled: u64,
+    /// Fewest direct links that part the set.
+    pub(super) links: u32,
+}
+
+const NOTHING: Narrowest = Narrowest { scaled: 0, links: 0 };
+
+/// The narrowest cut of one set of at least two GPUs.
+pub(super) fn narrowest(links: &Collective, set: GpuSet) -> Narrowest {
+    if let Some(known) = without_enumeration(links, set) {
+        return known;
+    }
+    if set.len() > EVERY_CUT || (links.gpus > EVERY_CUT && set.len() > EVERY_CUT_OF_LARGE) {
+        return single_gpus(links, set);
+    }
+    let tables = Tables::of(links, set);
+    tables.enumerate(GpuSet::first(set.len()))
+}
+
+/// Links inside of every subset of some GPUs, by bit mask over their positions: what is cut between A and the rest of S is
+/// then `inside(S) - inside(A) - inside(S - A)`.
+pub(super) struct Tables {
+    inside: Vec<u16>,
+    /// Links into NVSwitches of every subset; empty if there are none.
+    switch: Vec<u16>,
+}
+
+impl Tables {
+    /// Over the machine's first 16 GPUs, where positions are GPU indices.
+    pub(super) fn new(links: &Collective) -> Self {
+        Self::of(links, GpuSet::first(links.gpus.min(EVERY_CUT)))
+    }
+
+    fn of(links: &Collective, set: GpuSet) -> Self {
+        let members: Vec<usize> = set.iter().take(EVERY_CUT).collect();
+        let sets = 1usize << members.len();
+        let mut inside = vec![0u16; sets];
+        let mut switch = vec![
+            0u16;
+            if members.iter().any(|gpu| links.switch[*gpu] > 0) {
+                sets
+            } else {
+                0
+            }
+        ];
+        for (position, gpu) in members.iter().enumerate() {
+            let low = 1usize << position;
+            // Subsets whose highest member is at `position`: those of the lower members, and it.
+            for below in 0..low {
+                let to_lower: u16 = GpuSet::from_bits(u32::try_from(below).unwrap_or(0))
+                    .iter()
+                    .map(|other| u16::from(links.direct[*gpu][members[other]]))
+                    .sum();
+                inside[low | below] = inside[below] + to_lower;
+                if !switch.is_empty() {
+                    let own = u16::try_from(links.switch[*gpu]).unwrap_or(u16::MAX);
+                    switch[low | below] = switch[below].saturating_add(own);
+                }
+            }
+        }
+        Self { inside, switch }
+    }
+
+    /// How many subsets there are.
+    pub(super) fn sets(&self) -> usize {
+        self.inside.len()
+    }
+
+    /// As [`narrowest`], for a set of the GPUs the tables are over.
+    pub(super) fn narrowest(&self, links: &Collective, set: GpuSet) -> Narrowest {
+        without_enumeration(links, set).unwrap_or_else(|| self.enumerate(set))
+    }
+
+    fn enumerate(&self, set: GpuSet) -> Narrowest {
+        let whole = set.bits() as usize;
+        let size = set.len();
+        let Some(lowest) = set.lowest() else {
+            return NOTHING;
+        };
+        let anchor = 1usize << lowest;
+        let rest = whole & !anchor;
+        let inside = u32::from(self.inside[whole]);
+        // A cut is counted once, from the side with the lowest GPU, and rated by the larger side: both send the same out.
+        let mut fewest = [u32::MAX; EVERY_CUT + 1];
+        let mut direct = u32::MAX;
+        let mut part = rest;
+        while part != 0 {
+            part = (part - 1) & rest;
+            let (near, far) = (part | anchor, rest & !part);
+            let mut out = inside - u32::from(self.inside[near]) - u32::from(self.inside[far]);
+            direct = direct.min(out);
+            if !self.switch.is_empty() {
+                out += u32::from(self.switch[near].min(self.switch[far]));
+            }
+            let near_size = near.count_ones() as usize;
+            let larger = near_size.max(size - near_size);
+            fewest[larger] = fewest[larger].min(out);
+        }
+        Narrowest {
+            scaled: (1u64..)
+                .zip(&fewest[1..])
+                .filter(|(_, out)| **out != u32::MAX)
+                .map(|(larger, out)| u64::from(*out) * SCALE / larger)
+                .min()
+                .unwrap_or(0),
+            links: direct,
+        }
+    }
+}
+
+/// The answer where no cut need be tried: no direct links, or too few to join the set.
+fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
+    let has_direct = set.iter().any(|gpu| links.peers[gpu] & set.bits() != 0);
+    let switch = set.iter().map(|gpu| links.switch[gpu]).min().unwrap_or(0);
+    if !has_direct {
+        // Through switches alone the narrowest cut parts off the GPU with the fewest links.
+        let larger = set.len().saturating_sub(1).max(1) as u64;
+        return Some(Narrowest {
+            scaled: u64::from(switch) * SCALE / larger,
+            links: 0,
+        });
+    }
+    let unswitched = set.iter().all(|gpu| links.switch[gpu] == 0);
+    (unswitched && components(set, |gpu| links.peers[gpu]).len() > 1).then_some(NOTHING)
+}
+
+fn single_gpus(links: &Collective, set: GpuSet) -> Narrowest {
+    let larger = set.len().saturating_sub(1).max(1) as u64;
+    let switch: u32 = set.iter().map(|gpu| links.switch[gpu]).sum();
+    let direct = |gpu: usize| -> u32 { set.iter().map(|other| u32::from(links.direct[gpu][other])).sum() };
+    let out = |gpu: usize| direct(gpu) + links.switch[gpu].min(switch - links.switch[gpu]);
+    Narrowest {
+        scaled: u64::from(set.iter().map(out).min().unwrap_or(0)) * SCALE / larger,
+        links: set.iter().map(direct).min().unwrap_or(0),
+    }
+}

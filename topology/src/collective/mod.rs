@@ -1,0 +1,215 @@
+//! What a set of GPUs is worth to a collective: B by the ring model and by the cut bound. Functions of the links alone; which
+//! GPUs are free, and which set to take, is decided in [`crate::choice`].
+
+mod cut;
+mod ring;
+
+use crate::bandwidth::Rates;
+use crate::machine::{MAX_GPUS, Machine};
+use crate::set::GpuSet;
+
+/// The links of one machine, laid out for rating sets of GPUs. Bandwidths are in MB/s, so that they compare exactly.
+///
+/// - The *ring model* is what NCCL's rings reach today: `2 x edge-disjoint Hamiltonian cycles x rate of a link` over direct NVLinks,
+///   plus the lesser injection rate over NVSwitches; or, where that is faster, one ring over PCIe, at the rate of the slowest
+///   slot, or of the socket link if it is crossed.
+/// - The *cut bound* is what no algorithm can exceed: every part A of a set of k must send its data out, so
+///   `(k - 1) x min over A of out(A) / |A|`, over NVLinks alone or over the PCIe tree alone, whichever is faster (NCCL does not mix the
+///   two at one level).
+///
+/// One GPU exchanges nothing: both are 0 for fewer than two GPUs. The ring model never exceeds the cut bound.
+#[derive(Debug, Clone)]
+pub struct Collective {
+    gpus: usize,
+    /// Direct NVLinks of each pair.
+    direct: Box<[[u8; MAX_GPUS]; MAX_GPUS]>,
+    /// Peers by direct NVLink.
+    peers: [u32; MAX_GPUS],
+    /// Links into NVSwitches.
+    switch: [u32; MAX_GPUS],
+    /// One NVLink, MB/s.
+    link_rate: [u32; MAX_GPUS],
+    /// PCIe slot, MB/s.
+    slot_rate: [u32; MAX_GPUS],
+    /// Link between sockets, MB/s.
+    socket_rate: u32,
+    /// Peers reached only across sockets.
+    far: [u32; MAX_GPUS],
+    /// The GPUs of each socket: reachable from one another without crossing.
+    sockets: Vec<GpuSet>,
+}
+
+impl Collective {
+    /// Lays out the links of `machine` at `rates`.
+    pub fn new(machine: &Machine, rates: &Rates) -> Self {
+        let gpus = machine.gpus().len().min(MAX_GPUS);
+        let mut links = Self {
+            gpus,
+            direct: Box::new([[0; MAX_GPUS]; MAX_GPUS]),
+            peers: [0; MAX_GPUS],
+            switch: [0; MAX_GPUS],
+            link_rate: [0; MAX_GPUS],
+            slot_rate: [0; MAX_GPUS],
+            socket_rate: rates.socket.effective,
+            far: [0; MAX_GPUS],
+            sockets: Vec::new(),
+        };
+        for a in 0..gpus {
+            links.switch[a] = u32::from(machine.switch_links(a));
+            links.link_rate[a] = rates.nvlink_of(a).effective;
+            links.slot_rate[a] = rates.pcie_of(a).effective;
+            for b in (0..gpus).filter(|b| *b != a) {
+                let direct = machine.direct_nvlinks(a, b);
+                links.direct[a][b] = direct;
+                if direct > 0 {
+                    links.peers[a] |= 1 << b;
+                }
+                if machine.paths().get(a, b).crosses_sockets() {
+                    links.far[a] |= 1 << b;
+                }
+            }
+        }
+        let all = GpuSet::first(gpus);
+        let near: Vec<u32> = (0..gpus)
+            .map(|a| (all - GpuSet::from_bits(links.far[a])).bits())
+            .collect();
+        links.sockets = components(all, |a| near.get(a).copied().unwrap_or(0));
+        links
+    }
+
+    /// B by the ring model, MB/s. The count of edge-disjoint cycles is found by a bounded search, exact on every NVLink mesh of
+    /// up to 8 GPUs that is built; on others it may fall short of the best packing, and is then still reached by it.
+    pub fn ring(&self, set: GpuSet) -> u32 {
+        if set.len() < 2 {
+            return 0;
+        }
+        let cycles = ring::cycles(self, set, cut::narrowest(self, set));
+        self.nvlink_ring(set, cycles).max(self.pcie_ring(set))
+    }
+
+    /// The cut bound, MB/s, rounded down. Tries every cut of a set that direct NVLinks join, `2^(k-1)` steps; beyond 16 such GPUs only
+    /// the cuts that part off one.
+    pub fn cut(&self, set: GpuSet) -> u32 {
+        if set.len() < 2 {
+            return 0;
+        }
+        self.nvlink_cut(set, cut::narrowest(self, set))
+            .max(self.pcie_cut(set))
+    }
+
+    /// B of every set of the machine's first 16 GPUs, both models, indexed by bit mask.
+    pub(crate) fn of_all_sets(&self) -> AllSets {
+        let tables = cut::Tables::new(self);
+        let mut ring = vec![0; tables.sets()];
+        let mut cut = vec![0; tables.sets()];
+        for (bits, (ring, cut)) in (0u32..).zip(ring.iter_mut().zip(&mut cut)) {
+            let set = GpuSet::from_bits(bits);
+            if set.len() < 2 {
+                continue;
+            }
+            let narrowest = tables.narrowest(self, set);
+            let cycles = ring::cycles(self, set, narrowest);
+            *ring = self.nvlink_ring(set, cycles).max(self.pcie_ring(set));
+            *cut = self.nvlink_cut(set, narrowest).max(self.pcie_cut(set));
+        }
+        AllSets { ring, cut }
+    }
+
+    fn nvlink_ring(&self, set: GpuSet, cycles: u32) -> u32 {
+        let direct = match (set.len(), set.lowest()) {
+            // Two GPUs: every link carries one ring, there and back.
+            (2, Some(a)) => set.iter().last().map_or(0, |b| u32::from(self.direct[a][b])),
+            _ => 2 * cycles,
+        };
+        (direct + self.lowest_switch_links(set)).saturating_mul(self.link_rate(set))
+    }
+
+    fn nvlink_cut(&self, set: GpuSet, narrowest: cut::Narrowest) -> u32 {
+        let rate = u64::from(self.link_rate(set));
+        let others = set.len().saturating_sub(1) as u64;
+        let bound = others * narrowest.scaled * rate / cut::SCALE;
+        u32::try_from(bound).unwrap_or(u32::MAX)
+    }
+
+    /// The slowest NVLink in the set.
+    fn link_rate(&self, set: GpuSet) -> u32 {
+        set.iter().map(|gpu| self.link_rate[gpu]).min().unwrap_or(0)
+    }
+
+    fn slot_rate(&self, set: GpuSet) -> u32 {
+        set.iter().map(|gpu| self.slot_rate[gpu]).min().unwrap_or(0)
+    }
+
+    /// One ring over PCIe: the slowest slot, or the socket link if it is crossed.
+    pub(crate) fn pcie_ring(&self, set: GpuSet) -> u32 {
+        let slots = self.slot_rate(set);
+        if self.crosses_sockets(set) {
+            slots.min(self.socket_rate)
+        } else {
+            slots
+        }
+    }
+
+    /// Whether two GPUs of the set reach each other only across sockets.
+    pub(crate) fn crosses_sockets(&self, set: GpuSet) -> bool {
+        set.iter().any(|gpu| self.far[gpu] & set.bits() != 0)
+    }
+
+    /// The fewest links into NVSwitches that a GPU of the set has.
+    pub(crate) fn lowest_switch_links(&self, set: GpuSet) -> u32 {
+        set.iter().map(|gpu| self.switch[gpu]).min().unwrap_or(0)
+    }
+
+    /// The best single path between two GPUs, MB/s.
+    pub(crate) fn pair(&self, a: usize, b: usize) -> u32 {
+        let links = u32::from(self.direct[a][b]) + self.switch[a].min(self.switch[b]);
+        let nvlink = links.saturating_mul(self.link_rate[a].min(self.link_rate[b]));
+        nvlink.max(self.pcie_ring(GpuSet::single(a).with(b)))
+    }
+
+    /// In a tree the narrowest cut is one edge: any other parts the set into pieces, each behind an edge of its own. The edges are the
+    /// slots, with one GPU on one side, and the socket links. Uplinks of PCIe switches are as wide as a slot and have more
+    /// GPUs on each side, so a slot is never wider.
+    fn pcie_cut(&self, set: GpuSet) -> u32 {
+        let size = set.len() as u64;
+        let sockets = self.sockets.iter().map(|socket| (*socket & set).len() as u64);
+        let links = sockets
+            .filter(|near| *near > 0 && *near < size)
+            .map(|near| (size - 1) * u64::from(self.socket_rate) / near.max(size - near));
+        let narrowest = links
+            .min()
+            .unwrap_or(u64::MAX)
+            .min(u64::from(self.slot_rate(set)));
+        u32::try_from(narrowest).unwrap_or(u32::MAX)
+    }
+}
+
+/// B of every set, by bit mask.
+pub(crate) struct AllSets {
+    /// Ring model, MB/s.
+    pub(crate) ring: Vec<u32>,
+    /// Cut bound, MB/s.
+    pub(crate) cut: Vec<u32>,
+}
+
+/// The connected components of `set` under a neighbour relation, lowest GPU first.
+pub(crate) fn components(set: GpuSet, neighbours: impl Fn(usize) -> u32) -> Vec<GpuSet> {
+    let mut found = Vec::new();
+    let mut left = set;
+    while let Some(seed) = left.lowest() {
+        let mut component = GpuSet::single(seed);
+        let mut frontier = component;
+        while let Some(gpu) = frontier.lowest() {
+            frontier = frontier - GpuSet::single(gpu);
+            let fresh = (GpuSet::from_bits(neighbours(gpu)) & left) - component;
+            component = component | fresh;
+            frontier = frontier | fresh;
+        }
+        found.push(component);
+        left = left - component;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;
