@@ -8,6 +8,7 @@ pub mod bandwidth;
 pub mod choice;
 pub mod collective;
 pub mod machine;
+pub mod text;
 pub mod set;
 
 pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};

@@ -188,9 +188,9 @@ impl TryFrom<Vec<String>> for PathMatrix {
             }
             full.push(classes);
         }
-        for row in 0..size {
-            for column in 0..row {
-                let (class, mirrored) = (full[row][column], full[column][row]);
+        for (row, classes) in full.iter().enumerate() {
+            for (column, class) in classes[..row].iter().enumerate() {
+                let (class, mirrored) = (*class, full[column][row]);
                 if class != mirrored {
                     return Err(PathMatrixError::Asymmetric {
                         row,

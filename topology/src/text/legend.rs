@@ -1,0 +1,161 @@
+//! What may follow the matrix: the legend of the link names, which says nothing new, and the legend of the NICs, which names the
+//! device behind each `NIC#` column. Anything else is refused.
+
+use super::error::{TopoError, TopoProblem};
+use super::glyphs::{Glyph, Line};
+use super::header::Header;
+use super::parse::{is_frame, is_row};
+
+/// Which legend a line stands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Links,
+    Nics,
+}
+
+/// Whether a line is the heading of a legend.
+pub(super) fn is_heading(text: &str) -> bool {
+    heading(text).is_some()
+}
+
+fn heading(text: &str) -> Option<Part> {
+    match text.to_ascii_lowercase().as_str() {
+        "legend:" => Some(Part::Links),
+        "nic legend:" => Some(Part::Nics),
+        _ => None,
+    }
+}
+
+/// Reads the lines behind the matrix and gives the device of each NIC. `more_nics`: a notice says that the matrix does not show
+/// every NIC, so the legend may name others.
+pub(super) fn read(
+    lines: &[Line],
+    end: Glyph,
+    header: &Header,
+    more_nics: bool,
+) -> Result<Vec<Option<String>>, TopoError> {
+    let names = header.names.get(header.gpus..).unwrap_or_default();
+    let mut devices: Vec<Option<String>> = vec![None; names.len()];
+    let mut part = None;
+    let mut nics_explained = false;
+    let mut in_entry = false;
+    for line in lines {
+        let text = line.text();
+        if is_frame(&text) || text.starts_with('#') || text.starts_with("WARNING: infoROM") {
+            in_entry = false;
+        } else if let Some(next) = heading(&text) {
+            nics_explained |= next == Part::Nics;
+            part = Some(next);
+            in_entry = false;
+        } else if part != Some(Part::Nics) && is_link_entry(&text) {
+            in_entry = true;
+        } else if part == Some(Part::Links) && in_entry && continues_entry(&text) {
+            // An entry broken by the terminal.
+        } else if let Some((name, device)) = nic_entry(&text)
+            && part == Some(Part::Nics)
+        {
+            let name = name.to_owned();
+            match names.iter().position(|known| *known == name) {
+                Some(index) => match devices.get_mut(index) {
+                    Some(slot @ None) => *slot = Some(device.to_owned()),
+                    _ => return Err(line.refuse_at_start(TopoProblem::LegendTwice { name })),
+                },
+                None if more_nics => {}
+                None => return Err(line.refuse_at_start(TopoProblem::LegendUnknown { name })),
+            }
+        } else {
+            return Err(line.refuse_at_start(not_expected(header, line, &text)));
+        }
+    }
+    let unexplained = names.iter().zip(&devices).find(|(_, device)| device.is_none());
+    match unexplained {
+        Some((name, _)) if nics_explained => Err(end.refuse(TopoProblem::LegendCut { name: name.clone() })),
+        _ => Ok(devices),
+    }
+}
+
+fn not_expected(header: &Header, line: &Line, text: &str) -> TopoProblem {
+    let word = text.split_whitespace().next().unwrap_or_default().to_owned();
+    if header.names.contains(&word) && line.glyphs.iter().any(|glyph| glyph.is_blank()) {
+        return TopoProblem::DuplicateRow { row: word };
+    }
+    if is_row(line) {
+        return TopoProblem::RowWithoutColumn { row: word };
+    }
+    let found: String = text.chars().take(40).collect();
+    TopoProblem::Unexpected { found }
+}
+
+/// `SYS = Connection traversing ...`: a name of a link, as any driver may know it, and a meaning.
+fn is_link_entry(text: &str) -> bool {
+    text.split_once('=').is_some_and(|(name, _)| {
+        let name = name.trim();
+        (1..=5).contains(&name.len())
+            && name
+                .chars()
+                .all(|ch| ch.is_ascii_uppercase() || ch.is_ascii_digit() || ch == '#')
+    })
+}
+
+/// Words of the legend: a line of nothing else goes on with the entry above it.
+const VOCABULARY: &[&str] = &[
+    "a",
+    "an",
+    "and",
+    "as",
+    "at",
+    "between",
+    "bonded",
+    "bridge",
+    "bridges",
+    "bus",
+    "connection",
+    "cpu",
+    "e.g",
+    "eg",
+    "host",
+    "interconnect",
+    "internal",
+    "is",
+    "level",
+    "link",
+    "most",
+    "multiple",
+    "node",
+    "nodes",
+    "numa",
+    "nvlinks",
+    "of",
+    "path",
+    "pcie",
+    "qpi",
+    "set",
+    "single",
+    "smp",
+    "socket",
+    "sockets",
+    "switch",
+    "switches",
+    "the",
+    "traverses",
+    "traversing",
+    "typically",
+    "upi",
+    "well",
+    "within",
+    "without",
+];
+
+fn continues_entry(text: &str) -> bool {
+    text.split(|ch: char| ch.is_whitespace() || "(),/#-:".contains(ch))
+        .map(|word| word.trim_matches('.').to_ascii_lowercase())
+        .filter(|word| !word.is_empty())
+        .all(|word| VOCABULARY.contains(&word.as_str()))
+}
+
+/// `NIC0: mlx5_0`.
+fn nic_entry(text: &str) -> Option<(&str, &str)> {
+    let (name, device) = text.split_once(':')?;
+    let device = device.trim();
+    (!device.is_empty() && device.len() <= 128 && !name.contains(' ')).then_some((name, device))
+}

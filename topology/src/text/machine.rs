@@ -1,0 +1,148 @@
+//! From a topology text to a machine and back. What the text does not say stays unknown, but for two things that every choice
+//! needs: the PCIe path behind an NVLink, and whether NVLinks go through a switch.
+
+use super::parse::nvlinks;
+use super::words::is_nic_name;
+use super::{GpuLine, Hints, NicLine, TopoText, paths, products, switches};
+use crate::machine::{Gpu, Machine, MachineError, MachineParts, Nic, NvLinkBundle, NvLinkPorts};
+
+/// The most NVLinks one GPU of any model has had so far.
+const MOST_LINKS: u8 = 18;
+
+impl TopoText {
+    /// The machine this text describes. PCIe classes behind `NV#` cells are inferred; NVLinks are taken to go through an NVSwitch
+    /// where there are more than one GPU can have. `hints`, or a `# machine:` comment, may name the GPU model.
+    ///
+    /// # Errors
+    /// The machine's own checks. A text from [`super::parse`] passes them.
+    pub fn into_machine(self, hints: &Hints) -> Result<Machine, MachineError> {
+        let described = self
+            .description
+            .as_deref()
+            .and_then(|text| products::described(text, self.gpus.len()));
+        let product = match &hints.model {
+            Some(model) => products::by_name(model),
+            None => described,
+        };
+        let model = hints
+            .model
+            .clone()
+            .or_else(|| described.map(|product| product.name.to_owned()));
+        let limit = product
+            .and_then(|product| product.nvlink)
+            .map_or(MOST_LINKS, |(_, links)| links);
+        let counts = self.nvlink_counts();
+        let switched = switches::switch_links(&counts, limit);
+        let paths = paths::infer(&self);
+        let version = product
+            .and_then(|product| product.nvlink)
+            .map(|(version, _)| version);
+        let mut gpus = Vec::with_capacity(self.gpus.len());
+        let mut nvlinks = Vec::new();
+        for (index, line) in self.gpus.into_iter().enumerate() {
+            let row = counts.get(index).map(Vec::as_slice).unwrap_or_default();
+            let switch_links = switched.get(index).copied().flatten();
+            if switch_links.is_none() {
+                nvlinks.extend(
+                    row.iter()
+                        .enumerate()
+                        .take(index)
+                        .filter(|(_, links)| **links > 0)
+                        .map(|(other, links)| NvLinkBundle {
+                            gpus: [narrow(other), narrow(index)],
+                            links: *links,
+                        }),
+                );
+            }
+            let linked = row.iter().any(|links| *links > 0);
+            gpus.push(Gpu {
+                index: narrow(index),
+                model: model.clone(),
+                numa: line.numa,
+                memory_numa: line
+                    .memory_numa
+                    .and_then(|nodes| nodes.iter().next())
+                    .and_then(|node| u16::try_from(node).ok()),
+                cpus: line.cpus,
+                nvlink: (linked && (version.is_some() || switch_links.is_some())).then_some(NvLinkPorts {
+                    version,
+                    switch_links: switch_links.unwrap_or(0),
+                }),
+                ..Gpu::default()
+            });
+        }
+        let nics = self.nics.into_iter().map(|nic| Nic {
+            name: nic.name,
+            device: nic.device,
+            ..Nic::default()
+        });
+        Machine::new(MachineParts {
+            name: self.description,
+            gpus,
+            nics: nics.collect(),
+            nvlinks,
+            paths,
+            ..MachineParts::default()
+        })
+    }
+
+    fn nvlink_counts(&self) -> Vec<Vec<u8>> {
+        let gpus = self.gpus.len();
+        let rows = self.links.iter().take(gpus);
+        rows.map(|row| row.iter().take(gpus).map(nvlinks).collect())
+            .collect()
+    }
+}
+
+/// Device numbers are below [`crate::machine::MAX_GPUS`].
+fn narrow(index: usize) -> u8 {
+    u8::try_from(index).unwrap_or(u8::MAX)
+}
+
+impl From<&Machine> for TopoText {
+    /// What `nvidia-smi topo -m` would print on the machine. A NIC whose name cannot head a column becomes `NIC#` with its name in
+    /// the legend.
+    fn from(machine: &Machine) -> Self {
+        let size = machine.gpus().len() + machine.nics().len();
+        let gpus = machine.gpus().iter().map(|gpu| GpuLine {
+            cpus: gpu.cpus.clone(),
+            numa: gpu.numa.clone(),
+            memory_numa: gpu.memory_numa.and_then(|node| node.to_string().parse().ok()),
+        });
+        Self {
+            description: None,
+            nics_found: None,
+            gpus: gpus.collect(),
+            nics: nic_lines(machine.nics()),
+            links: (0..size)
+                .map(|row| (0..size).map(|column| machine.link(row, column)).collect())
+                .collect(),
+        }
+    }
+}
+
+fn nic_lines(nics: &[Nic]) -> Vec<NicLine> {
+    let printable = nics.iter().all(|nic| is_nic_name(&nic.name));
+    let explained = !printable || nics.iter().any(|nic| nic.device.is_some());
+    let line = |(index, nic): (usize, &Nic)| NicLine {
+        name: if printable {
+            nic.name.clone()
+        } else {
+            format!("NIC{index}")
+        },
+        device: explained.then(|| one_line(nic.device.as_deref().unwrap_or(&nic.name))),
+    };
+    nics.iter().enumerate().map(line).collect()
+}
+
+/// A device name as one line of the legend can hold it.
+fn one_line(name: &str) -> String {
+    let visible: String = name
+        .chars()
+        .map(|ch| if ch.is_ascii_graphic() { ch } else { ' ' })
+        .collect();
+    let words = visible.split_whitespace().collect::<Vec<_>>().join(" ");
+    let short: String = words.chars().take(100).collect();
+    let short = short.trim();
+    if short.is_empty() { "unknown" } else { short }.to_owned()
+}

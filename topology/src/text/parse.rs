@@ -1,0 +1,415 @@
+//! The reader of a whole topology text: what may stand before the matrix, header, rows, what may stand behind. It holds the rows
+//! against each other and refuses what is cut or contradicts itself; it infers nothing.
+
+use super::error::{TopoError, TopoProblem};
+use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
+use super::header::Header;
+use super::legend;
+use super::row::{self, Row, after_label};
+use super::words::{Title, is_links, numbered};
+use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches};
+use crate::machine::{Link, MAX_LINKS_PER_GPU};
+
+/// Reads a topology text.
+pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
+    if text.len() > MAX_TEXT_BYTES {
+        let (bytes, limit) = (text.len(), MAX_TEXT_BYTES);
+        return Err(TopoError {
+            line: 1,
+            column: 1,
+            problem: TopoProblem::TooLong { bytes, limit },
+        });
+    }
+    let lines = lines(text);
+    let mut reader = Reader { lines: &lines, at: 0 };
+    let preamble = reader.read_preamble()?;
+    let header = reader.read_header()?;
+    let nics = header.names.len() - header.gpus;
+    if let Some((_, shown, place)) = preamble.nics_found
+        && shown != nics
+    {
+        let problem = TopoProblem::NicCount { shown, columns: nics };
+        return Err(place.refuse(problem));
+    }
+    let rows = reader.read_rows(&header)?;
+    check_symmetry(&header, &rows)?;
+    check_links(&header, &rows)?;
+    check_values(&header, &rows)?;
+    let devices = legend::read(
+        reader.rest(),
+        reader.end(),
+        &header,
+        preamble.nics_found.is_some(),
+    )?;
+    let gpus = rows
+        .iter()
+        .take(header.gpus)
+        .map(|row| {
+            let value = |title| row.values.get(&header.columns, title);
+            Ok(GpuLine {
+                cpus: value(Title::Cpus)?,
+                numa: value(Title::Numa)?,
+                memory_numa: value(Title::MemoryNuma)?,
+            })
+        })
+        .collect::<Result<_, TopoError>>()?;
+    let nics = header.names.into_iter().skip(header.gpus).zip(devices);
+    Ok(TopoText {
+        description: preamble.description,
+        nics_found: preamble.nics_found.map(|(found, _, _)| found),
+        gpus,
+        nics: nics.map(|(name, device)| NicLine { name, device }).collect(),
+        links: rows.into_iter().map(|row| row.links).collect(),
+    })
+}
+
+/// What was said before the header.
+#[derive(Default)]
+struct Preamble {
+    /// What a `# machine:` comment says.
+    description: Option<String>,
+    /// NICs found and NICs shown, from the notice about hidden ones, and where it stands.
+    nics_found: Option<(usize, usize, Glyph)>,
+}
+
+struct Reader<'a> {
+    lines: &'a [Line],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn rest(&self) -> &'a [Line] {
+        self.lines.get(self.at..).unwrap_or_default()
+    }
+
+    /// Where the text ends.
+    fn end(&self) -> Glyph {
+        let start = Glyph {
+            ch: ' ',
+            line: self.lines.len() + 1,
+            column: 1,
+            visual: 0,
+        };
+        match self.lines.last() {
+            Some(last) if !last.terminated => last.end,
+            _ => start,
+        }
+    }
+
+    fn read_preamble(&mut self) -> Result<Preamble, TopoError> {
+        let mut preamble = Preamble::default();
+        while let Some(line) = self.lines.get(self.at) {
+            let text = line.text();
+            if let Some(comment) = text.strip_prefix('#') {
+                if let Some(description) = comment.trim().strip_prefix("machine:")
+                    && preamble.description.is_none()
+                {
+                    let said = description.split(" | ").next().unwrap_or_default().trim();
+                    preamble.description = Some(said.to_owned()).filter(|said| !said.is_empty());
+                }
+            } else if let Some((found, shown)) = hidden_nics(&text) {
+                preamble.nics_found = Some((found, shown, line.first().unwrap_or(line.end)));
+            } else if !is_frame(&text) {
+                return Ok(preamble);
+            }
+            self.at += 1;
+        }
+        Err(self.end().refuse(TopoProblem::Empty))
+    }
+
+    fn read_header(&mut self) -> Result<Header, TopoError> {
+        let Some(line) = self.lines.get(self.at) else {
+            return Err(self.end().refuse(TopoProblem::Empty));
+        };
+        let start = skip_blanks(&line.glyphs, 0);
+        let found = word_at(&line.glyphs, start);
+        if is_row(line) {
+            return Err(line.refuse_at_start(TopoProblem::RowBeforeHeader { row: found }));
+        }
+        if numbered(&found, "GPU").or(numbered(&found, "NIC")).is_none() {
+            return Err(line.refuse_at_start(TopoProblem::NoHeader { found }));
+        }
+        let mut parts = vec![line];
+        for next in self.rest().iter().skip(1) {
+            let is_first_row = after_label(&next.glyphs, skip_blanks(&next.glyphs, 0), "GPU0").is_some();
+            if is_row(next) || is_first_row || is_boundary(next) {
+                break;
+            }
+            parts.push(next);
+        }
+        let header = match parts.as_slice() {
+            [only] => Header::read(&only.glyphs),
+            _ => Header::read(&join(&parts, false)).or_else(|refused| {
+                // Blanks at the place of the break may have been lost.
+                Header::read(&join(&parts, true)).map_err(|_| refused)
+            }),
+        }?;
+        self.at += parts.len();
+        Ok(header)
+    }
+
+    fn read_rows(&mut self, header: &Header) -> Result<Vec<Row>, TopoError> {
+        let mut rows = Vec::with_capacity(header.names.len());
+        for (device, name) in header.names.iter().enumerate() {
+            while self.lines.get(self.at).is_some_and(|line| {
+                let text = line.text();
+                text.is_empty() || text.starts_with('#')
+            }) {
+                self.at += 1;
+            }
+            let Some(line) = self.lines.get(self.at) else {
+                return Err(self.end().refuse(missing(header, device)));
+            };
+            let start = skip_blanks(&line.glyphs, 0);
+            let Some(cells) = after_label(&line.glyphs, start, name) else {
+                return Err(line.refuse_at_start(not_the_row(header, device, line)));
+            };
+            rows.push(self.read_row(header, device, line, cells)?);
+        }
+        Ok(rows)
+    }
+
+    /// Reads the row that begins with `line`, which a terminal may have broken over several lines.
+    fn read_row(
+        &mut self,
+        header: &Header,
+        device: usize,
+        line: &Line,
+        cells: usize,
+    ) -> Result<Row, TopoError> {
+        let mut parts = vec![line];
+        for next in self.rest().iter().skip(1) {
+            let start = skip_blanks(&next.glyphs, 0);
+            let labelled = header
+                .names
+                .iter()
+                .any(|name| after_label(&next.glyphs, start, name).is_some());
+            if labelled || is_row(next) || is_boundary(next) {
+                break;
+            }
+            parts.push(next);
+        }
+        let alone = row::read(header, device, &line.glyphs, cells, line.end).map(|row| Row {
+            terminated: line.terminated,
+            ..row
+        });
+        let last = match parts.as_slice() {
+            [] | [_] => line,
+            [.., last] => last,
+        };
+        if parts.len() == 1 {
+            self.at += 1;
+            return alone;
+        }
+        let joined = |spaced| {
+            row::read(header, device, &join(&parts, spaced), cells, last.end).and_then(|row| {
+                // A value that stands on its own line must leave no cell blank: the break has taken the blanks away.
+                let values = row.values.written.len();
+                if values == 0 || values == header.columns.len() {
+                    Ok(Row {
+                        terminated: last.terminated,
+                        ..row
+                    })
+                } else {
+                    let row = header.names.get(device).cloned().unwrap_or_default();
+                    Err(line.refuse_at_start(TopoProblem::AmbiguousWrap { row }))
+                }
+            })
+        };
+        match (joined(false), joined(true)) {
+            (Ok(glued), Ok(spaced)) if !same(&glued, &spaced) => {
+                let row = header.names.get(device).cloned().unwrap_or_default();
+                Err(line.refuse_at_start(TopoProblem::AmbiguousWrap { row }))
+            }
+            (Ok(row), _) | (_, Ok(row)) => {
+                self.at += parts.len();
+                Ok(row)
+            }
+            (Err(refused), _) => {
+                // Whatever follows is none of the row if the row is whole without it.
+                self.at += 1;
+                alone.map_err(|reason| match reason.problem {
+                    TopoProblem::CutRow { .. } => closer(reason, refused),
+                    _ => reason,
+                })
+            }
+        }
+    }
+}
+
+/// A row cut short with more text behind: the reason why that text does not complete it, unless it is no row's text at all.
+fn closer(cut: TopoError, joined: TopoError) -> TopoError {
+    match joined.problem {
+        TopoProblem::CutRow { .. } | TopoProblem::AmbiguousWrap { .. } => joined,
+        _ => cut,
+    }
+}
+
+fn same(a: &Row, b: &Row) -> bool {
+    let texts = |row: &Row| -> Vec<String> {
+        row.values
+            .written
+            .iter()
+            .map(|value| value.text.clone())
+            .collect()
+    };
+    a.links == b.links && texts(a) == texts(b)
+}
+
+/// Puts broken lines together again, with a blank at each break or without.
+fn join(parts: &[&Line], spaced: bool) -> Vec<Glyph> {
+    let mut joined: Vec<Glyph> = Vec::new();
+    for line in parts {
+        let offset = joined.last().map_or(0, |glyph| glyph.visual + 1);
+        if spaced && let Some(last) = joined.last().copied() {
+            joined.push(Glyph { ch: ' ', ..last });
+        }
+        joined.extend(line.glyphs.iter().map(|glyph| Glyph {
+            visual: glyph.visual + offset,
+            ..*glyph
+        }));
+    }
+    joined
+}
+
+/// Whether a line looks like a row: a word, then links.
+pub(super) fn is_row(line: &Line) -> bool {
+    let start = skip_blanks(&line.glyphs, 0);
+    let word = word_at(&line.glyphs, start);
+    let second = skip_blanks(&line.glyphs, start + word.chars().count());
+    is_links(&line.glyphs, second)
+}
+
+/// Lines that no row runs over.
+fn is_boundary(line: &Line) -> bool {
+    let text = line.text();
+    is_frame(&text) || text.starts_with('#') || legend::is_heading(&text)
+}
+
+/// Blank lines, and what people and programs put around the output: a code fence, the command, a heading.
+pub(super) fn is_frame(text: &str) -> bool {
+    let command = text
+        .split_once("nvidia-smi topo")
+        .is_some_and(|(_, options)| options.split_whitespace().all(|option| option.starts_with('-')));
+    let lower = text.to_ascii_lowercase();
+    let heading = lower == "gpu topology:" || lower == "nvidia topology:";
+    text.is_empty() || text.starts_with("```") || command || heading
+}
+
+/// The notice of a machine with more NICs than the matrix shows: how many there are, how many it shows.
+fn hidden_nics(text: &str) -> Option<(usize, usize)> {
+    if !text.contains("found in the topology") {
+        return None;
+    }
+    let mut numbers = text.split_whitespace().filter_map(|word| word.parse().ok());
+    Some((numbers.next()?, numbers.next()?))
+}
+
+fn missing(header: &Header, device: usize) -> TopoProblem {
+    let columns = header.names.len();
+    match header.names.get(device) {
+        Some(row) if device > 0 => TopoProblem::MissingRow {
+            row: row.clone(),
+            columns,
+        },
+        _ => TopoProblem::NoRows { columns },
+    }
+}
+
+/// Why a line is not the row that is due.
+fn not_the_row(header: &Header, device: usize, line: &Line) -> TopoProblem {
+    let start = skip_blanks(&line.glyphs, 0);
+    let other = header
+        .names
+        .iter()
+        .position(|name| after_label(&line.glyphs, start, name).is_some());
+    let word = word_at(&line.glyphs, start);
+    let columns = header.names.len();
+    let due = header.names.get(device).cloned().unwrap_or_default();
+    match other {
+        Some(earlier) if earlier < device => TopoProblem::DuplicateRow { row: word },
+        Some(_) => TopoProblem::MissingRow { row: due, columns },
+        None if is_row(line) => TopoProblem::RowWithoutColumn { row: word },
+        None => missing(header, device),
+    }
+}
+
+fn check_symmetry(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
+    let name = |index: usize| header.names.get(index).cloned().unwrap_or_default();
+    for (index, row) in rows.iter().enumerate() {
+        for (other, mirror) in rows.iter().take(index).enumerate() {
+            let cell = row.links.get(other).zip(mirror.links.get(index));
+            if let (Some((found, mirrored)), Some(place)) = (cell, row.places.get(other))
+                && found != mirrored
+            {
+                return Err(place.refuse(TopoProblem::Asymmetric {
+                    found: found.to_string(),
+                    row: name(index),
+                    column: name(other),
+                    mirrored: mirrored.to_string(),
+                }));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// No GPU has more links than exist, unless a switch shares them among its peers.
+fn check_links(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
+    let counts: Vec<Vec<u8>> = rows
+        .iter()
+        .take(header.gpus)
+        .map(|row| row.links.iter().take(header.gpus).map(nvlinks).collect())
+        .collect();
+    let switched = switches::switch_links(&counts, MAX_LINKS_PER_GPU);
+    for (index, row) in rows.iter().take(header.gpus).enumerate() {
+        let links: u32 = row.links.iter().map(|link| u32::from(nvlinks(link))).sum();
+        if links > u32::from(MAX_LINKS_PER_GPU) && switched.get(index).is_none_or(Option::is_none) {
+            return Err(row.label.refuse(TopoProblem::TooManyLinks {
+                gpu: header.names.get(index).cloned().unwrap_or_default(),
+                links,
+                limit: MAX_LINKS_PER_GPU,
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// The count of an `NV#`, else 0.
+pub(super) fn nvlinks(link: &Link) -> u8 {
+    match link {
+        Link::NvLink(links) => *links,
+        Link::Itself | Link::Pcie(_) => 0,
+    }
+}
+
+/// A GPU's row must reach as far as the others, and the text must not end within a value.
+fn check_values(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
+    let gpus = rows.get(..header.gpus).unwrap_or_default();
+    let width = gpus.iter().map(|row| row.values.width()).max().unwrap_or(0);
+    for (index, row) in gpus.iter().enumerate() {
+        let due = row.values.width();
+        let blank_on_purpose =
+            row.terminated && row.values.tabs_reach(&header.columns, width.saturating_sub(1));
+        if due < width && !blank_on_purpose {
+            return Err(row.end.refuse(TopoProblem::CutValues {
+                row: header.names.get(index).cloned().unwrap_or_default(),
+                column: header.columns.get(due).map_or("", |column| column.title.as_str()),
+            }));
+        }
+        if let (false, Some(last)) = (row.terminated, row.values.written.last()) {
+            let longer = gpus.iter().flat_map(|other| &other.values.written).find(|other| {
+                other.column == last.column
+                    && other.text.len() > last.text.len()
+                    && other.text.starts_with(&last.text)
+            });
+            if let Some(longer) = longer {
+                return Err(last.place.refuse(TopoProblem::CutValue {
+                    found: last.text.clone(),
+                    longer: longer.text.clone(),
+                }));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Infers the PCIe class that an `NV#` cell hides. Paths in a tree are ultrametric: where two GPUs see a third device at different
+//! distances, they see each other at the farther one. What that leaves open is bounded by ways over other devices and by NUMA.
+
+use super::TopoText;
+use crate::machine::{Link, PathClass, PathMatrix};
+
+/// The path class of every pair: as printed, or inferred.
+pub(super) fn infer(text: &TopoText) -> PathMatrix {
+    let size = text.links.len();
+    let mut known: Vec<Vec<Option<PathClass>>> = text
+        .links
+        .iter()
+        .map(|row| {
+            row.iter()
+                .map(|link| match link {
+                    Link::Pcie(class) => Some(*class),
+                    Link::Itself | Link::NvLink(_) => None,
+                })
+                .collect()
+        })
+        .collect();
+    while let Some(found) = deduce(&known) {
+        known = found;
+    }
+    let bounds = bounds(&known);
+    let across = farthest_name(text);
+    PathMatrix::from_fn(size, |row, column| {
+        get(&known, row, column).unwrap_or_else(|| {
+            let within = if same_numa_node(text, row, column) {
+                PathClass::Node
+            } else {
+                across
+            };
+            get(&bounds, row, column).map_or(within, |bound| bound.min(within))
+        })
+    })
+}
+
+fn get(known: &[Vec<Option<PathClass>>], a: usize, b: usize) -> Option<PathClass> {
+    known.get(a).and_then(|row| row.get(b)).copied().flatten()
+}
+
+/// The name this text gives to a path across sockets.
+fn farthest_name(text: &TopoText) -> PathClass {
+    let old = text
+        .links
+        .iter()
+        .flatten()
+        .any(|link| *link == Link::Pcie(PathClass::Soc));
+    if old { PathClass::Soc } else { PathClass::Sys }
+}
+
+/// Two names of one distance are equally far.
+fn rank(class: PathClass) -> PathClass {
+    if class == PathClass::Soc {
+        PathClass::Sys
+    } else {
+        class
+    }
+}
+
+/// One round: every unknown pair that some third device sees at two different distances. Where real machines are not quite trees
+/// the third devices may disagree; then most of them decide, and the farther class if they are even. `None` if nothing was found.
+fn deduce(known: &[Vec<Option<PathClass>>]) -> Option<Vec<Vec<Option<PathClass>>>> {
+    let mut next = known.to_vec();
+    let mut found = false;
+    for (a, row) in next.iter_mut().enumerate() {
+        for (b, cell) in row.iter_mut().enumerate() {
+            if a == b || cell.is_some() {
+                continue;
+            }
+            let mut votes = [0usize; PathClass::ALL.len()];
+            for third in 0..known.len() {
+                if let (Some(from_a), Some(from_b)) = (get(known, a, third), get(known, b, third))
+                    && rank(from_a) != rank(from_b)
+                {
+                    let farther = from_a.max(from_b);
+                    if let Some(votes) = PathClass::ALL
+                        .iter()
+                        .position(|class| *class == farther)
+                        .and_then(|index| votes.get_mut(index))
+                    {
+                        *votes += 1;
+                    }
+                }
+            }
+            let best = PathClass::ALL
+                .into_iter()
+                .zip(votes)
+                .max_by_key(|(class, votes)| (*votes, *class));
+            if let Some((class, 1..)) = best {
+                *cell = Some(class);
+                found = true;
+            }
+        }
+    }
+    found.then_some(next)
+}
+
+/// How far a pair is at most: in a tree no farther than the farthest step of any way between them over known pairs.
+fn bounds(known: &[Vec<Option<PathClass>>]) -> Vec<Vec<Option<PathClass>>> {
+    let mut bounds = known.to_vec();
+    for via in 0..known.len() {
+        let onward = bounds.get(via).cloned().unwrap_or_default();
+        for row in &mut bounds {
+            let Some(there) = row.get(via).copied().flatten() else {
+                continue;
+            };
+            for (cell, step) in row.iter_mut().zip(&onward) {
+                if let Some(step) = step {
+                    let farthest = there.max(*step);
+                    *cell = Some(cell.map_or(farthest, |known| known.min(farthest)));
+                }
+            }
+        }
+    }
+    bounds
+}
+
+/// Whether two GPUs are surely on one NUMA node: both name the same single one, or name none but have the same CPUs.
+fn same_numa_node(text: &TopoText, a: usize, b: usize) -> bool {
+    let (Some(a), Some(b)) = (text.gpus.get(a), text.gpus.get(b)) else {
+        return false;
+    };
+    match (&a.numa, &b.numa) {
+        (Some(numa_a), Some(numa_b)) => numa_a == numa_b && numa_a.iter().count() == 1,
+        (None, None) => a.cpus.is_some() && a.cpus == b.cpus,
+        _ => false,
+    }
+}

@@ -1,0 +1,158 @@
+//! The words of a topology matrix: link cells, device names and column titles, read where they stand, also when cells are glued.
+//! No word of a link begins another, so glued cells come apart in one way only.
+
+use super::glyphs::{Glyph, word_at};
+use crate::machine::{Link, MAX_LINKS_PER_GPU, PathClass};
+
+/// The columns that may follow the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Title {
+    Cpus,
+    Numa,
+    MemoryNuma,
+}
+
+impl Title {
+    pub(super) const ALL: [Self; 3] = [Self::Cpus, Self::Numa, Self::MemoryNuma];
+
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cpus => "CPU Affinity",
+            Self::Numa => "NUMA Affinity",
+            Self::MemoryNuma => "GPU NUMA ID",
+        }
+    }
+}
+
+/// Titles as drivers and copies write them, without blanks and in capitals.
+const TITLES: [(&str, Title); 6] = [
+    ("CPUAFFINITY", Title::Cpus),
+    ("CPUNUMAAFFINITY", Title::Numa),
+    ("NUMAAFFINITY", Title::Numa),
+    ("MEMORYAFFINITY", Title::Numa),
+    ("GPUNUMAID", Title::MemoryNuma),
+    ("GPUNUMAAFFINITY", Title::MemoryNuma),
+];
+
+/// The column title that begins at `start`, whatever blanks stand in it, and where it ends.
+pub(super) fn title_at(glyphs: &[Glyph], start: usize) -> Option<(Title, usize)> {
+    TITLES.iter().find_map(|(letters, title)| {
+        let mut expected = letters.chars();
+        let mut next = expected.next();
+        for (offset, glyph) in glyphs.iter().enumerate().skip(start) {
+            if glyph.is_blank() && offset > start {
+                continue;
+            }
+            if Some(glyph.ch.to_ascii_uppercase()) != next {
+                return None;
+            }
+            next = expected.next();
+            if next.is_none() {
+                return Some((*title, offset + 1));
+            }
+        }
+        None
+    })
+}
+
+/// The link cell that begins at `start`, and where it ends.
+pub(super) fn link_at(glyphs: &[Glyph], start: usize) -> Option<(Link, usize)> {
+    let begins = |word: &str| {
+        word.chars()
+            .eq(glyphs.iter().skip(start).map(|glyph| glyph.ch).take(word.len()))
+    };
+    if begins("X") {
+        return Some((Link::Itself, start + 1));
+    }
+    if begins("NV") {
+        let digits: String = glyphs
+            .iter()
+            .skip(start + 2)
+            .map(|glyph| glyph.ch)
+            .take_while(char::is_ascii_digit)
+            .take(4)
+            .collect();
+        let links = digits.parse::<u8>().ok()?;
+        let allowed = (1..=MAX_LINKS_PER_GPU).contains(&links) && !digits.starts_with('0');
+        return allowed.then_some((Link::NvLink(links), start + 2 + digits.len()));
+    }
+    PathClass::ALL
+        .into_iter()
+        .find(|class| begins(class.as_str()))
+        .map(|class| (Link::Pcie(class), start + class.as_str().len()))
+}
+
+/// Whether the word at `start` is made of link cells and nothing else.
+pub(super) fn is_links(glyphs: &[Glyph], start: usize) -> bool {
+    let end = start + word_at(glyphs, start).chars().count();
+    let mut at = start;
+    while at < end {
+        match link_at(glyphs, at) {
+            Some((_, after)) => at = after,
+            None => return false,
+        }
+    }
+    end > start
+}
+
+/// The number of a `GPU#` or `NIC#` at the start of a word, and the length of the whole.
+pub(super) fn numbered(word: &str, prefix: &str) -> Option<(usize, usize)> {
+    let digits: String = word
+        .strip_prefix(prefix)?
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .take(6)
+        .collect();
+    let number = digits.parse().ok()?;
+    let canonical = digits.len() == 1 || !digits.starts_with('0');
+    canonical.then_some((number, prefix.len() + digits.len()))
+}
+
+/// How many characters of a header word, which may be several names glued, belong to its first device name.
+pub(super) fn device_length(word: &str) -> usize {
+    if let Some((_, length)) = numbered(word, "GPU").or_else(|| numbered(word, "NIC")) {
+        return length;
+    }
+    mellanox_length(word)
+        .filter(|length| {
+            word.get(*length..)
+                .is_some_and(|rest| mellanox_length(rest).is_some())
+        })
+        .unwrap_or(word.chars().count())
+}
+
+/// The length of `mlx5_7` and the like at the start of a word: names that are known to come glued.
+fn mellanox_length(word: &str) -> Option<usize> {
+    let rest = word
+        .strip_prefix("mlx4_")
+        .or_else(|| word.strip_prefix("mlx5_"))?;
+    let digits = rest.chars().take_while(char::is_ascii_digit).count();
+    (digits > 0).then_some("mlx5_".len() + digits)
+}
+
+/// Words of titles, which head no NIC's column.
+const TITLE_WORDS: [&str; 5] = ["affinity", "cpu", "numa", "memory", "id"];
+
+/// Whether a word can head a NIC's column: a device name, and nothing that a reader would take for something else.
+pub(super) fn is_nic_name(name: &str) -> bool {
+    let glyphs: Vec<Glyph> = name
+        .chars()
+        .map(|ch| Glyph {
+            ch,
+            line: 1,
+            column: 1,
+            visual: 0,
+        })
+        .collect();
+    let plain = name.starts_with(|ch: char| ch.is_ascii_alphabetic())
+        && name.len() <= 64
+        && name
+            .chars()
+            .all(|ch| ch.is_ascii_alphanumeric() || "_-.@".contains(ch));
+    plain
+        && !name.starts_with("GPU")
+        && !TITLE_WORDS.contains(&name.to_ascii_lowercase().as_str())
+        && device_length(name) == name.len()
+        && !(0..glyphs.len()).any(|at| title_at(&glyphs, at).is_some())
+        && !is_links(&glyphs, 0)
+}

@@ -1,0 +1,374 @@
+//! Forms of the text that no stored file has but machines and people make, and what is refused, as people read it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
+
+use gantry_topology::text::{GpuLine, TopoText, parse, read_machine};
+use gantry_topology::{IdList, Link, PathClass};
+
+fn read(text: &str) -> TopoText {
+    parse(text).unwrap_or_else(|problem| panic!("{problem}\n{text}"))
+}
+
+fn link(text: &TopoText, a: usize, b: usize) -> String {
+    text.links()[a][b].to_string()
+}
+
+/// CPU list, NUMA nodes, memory's NUMA node of each GPU, `-` where unknown.
+fn values(text: &TopoText) -> Vec<[&str; 3]> {
+    let shown = |value: &Option<IdList>| value.as_ref().map_or("-", |list| list.as_str()).to_owned();
+    let line = |gpu: &GpuLine| [shown(&gpu.cpus), shown(&gpu.numa), shown(&gpu.memory_numa)];
+    text.gpus()
+        .iter()
+        .map(|gpu| line(gpu).map(|value| &*Box::leak(value.into_boxed_str())))
+        .collect()
+}
+
+#[test]
+fn one_gpu_without_anything_else() {
+    let alone = read("GPU0\nGPU0 X\n");
+    assert_eq!((alone.gpus().len(), alone.nics().len()), (1, 0));
+    assert_eq!(values(&alone), [["-", "-", "-"]]);
+}
+
+#[test]
+fn one_gpu_in_a_virtual_machine_without_affinity() {
+    let alone = read("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t\t\tN/A\n");
+    assert_eq!(values(&alone), [["-", "-", "-"]]);
+}
+
+#[test]
+fn a_gpu_whose_memory_is_a_numa_node() {
+    let grace = read("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-71\t0\t\t1\n");
+    assert_eq!(values(&grace), [["0-71", "0", "1"]]);
+    let machine = read_machine(&grace.to_string()).unwrap();
+    assert_eq!(machine.gpus()[0].memory_numa, Some(1));
+}
+
+#[test]
+fn only_the_memory_node_is_known() {
+    let text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n\
+                GPU0\t X \tNV6\t\t\t\t2\nGPU1\tNV6\t X \t\t\t\t10\n";
+    assert_eq!(values(&read(text)), [["-", "-", "2"], ["-", "-", "10"]]);
+}
+
+#[test]
+fn nics_of_other_makers() {
+    for name in [
+        "hfi1_0",
+        "bnxt_re0",
+        "irdma0",
+        "rocep23s0f0",
+        "ibp5s0",
+        "rdmap16s27",
+        "efa_0",
+        "mlx5_bond_0",
+        "mlx5_GPU0",
+    ] {
+        let text = read(&format!(
+            "\tGPU0\t{name}\tCPU Affinity\nGPU0\t X \tPIX\t0-7\n{name}\tPIX\t X \t\n"
+        ));
+        assert_eq!(text.nics()[0].name, name);
+        assert_eq!(link(&text, 1, 0), "PIX");
+    }
+}
+
+#[test]
+fn sixteen_gpus_have_two_digits() {
+    let names: Vec<String> = (0..16).map(|gpu| format!("GPU{gpu}")).collect();
+    let mut text = format!("\t{}\tCPU Affinity\n", names.join("\t"));
+    for row in 0..16 {
+        let cells: Vec<&str> = (0..16)
+            .map(|column| if row == column { " X " } else { "NV6" })
+            .collect();
+        text.push_str(&format!("GPU{row}\t{}\t0-23,48-71\n", cells.join("\t")));
+    }
+    let dgx2 = read(&text);
+    assert_eq!(dgx2.gpus().len(), 16);
+    assert_eq!(
+        read(&text.replace("\tGPU", "GPU").replacen("GPU0", "\tGPU0", 1)),
+        dgx2
+    );
+    let machine = read_machine(&text).unwrap();
+    assert_eq!((machine.switch_links(15), machine.nvlinks().len()), (6, 0));
+}
+
+#[test]
+fn glued_cells_between_a_label_a_link_and_a_value() {
+    let plain =
+        read("GPU0 GPU1 NIC0 CPU Affinity\nGPU0 X NV2 SYS 0-7\nGPU1 NV2 X NODE 8-15\nNIC0 SYS NODE X\n");
+    let glued = read("GPU0GPU1NIC0CPU Affinity\nGPU0 XNV2SYS0-7\nGPU1NV2XNODE 8-15\nNIC0SYSNODEX\n");
+    assert_eq!(glued, plain);
+}
+
+#[test]
+fn glued_names_of_nics() {
+    let text = read("GPU0mlx5_0mlx5_1CPU Affinity\nGPU0 X PIX SYS 0-7\nmlx5_0 PIX X SYS\nmlx5_1 SYS SYS X\n");
+    assert_eq!(text.nics()[1].name, "mlx5_1");
+}
+
+#[test]
+fn titles_in_other_spellings() {
+    for header in [
+        "GPU0 CPUAffinity NUMAAffinity GPU NUMA ID",
+        "GPU0 CPU AFFINITY CPU NUMA Affinity GPU NUMA ID",
+        "GPU0\tcpu affinity\tNuma  Affinity\tGPU  NUMA  ID",
+    ] {
+        assert_eq!(
+            values(&read(&format!("{header}\nGPU0 X 0-7 0 N/A\n"))),
+            [["0-7", "0", "-"]]
+        );
+    }
+}
+
+#[test]
+fn escape_codes_that_lost_their_escape() {
+    let plain = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\t X \t0-7\n";
+    for (on, off) in [
+        ("\u{1b}[4m", "\u{1b}[0m"),
+        ("[4m", "[0m"),
+        ("^[[4m", "^[[0m"),
+        ("\u{241b}[4m", "\u{241b}[0m"),
+        ("\\x1b[4m", "\\x1b[0m"),
+        ("\u{1b}[1;4m", "\u{1b}(B\u{1b}[m"),
+        ("\u{fffd}[4m", "\u{fffd}[m"),
+        ("\u{1b}]0;title\u{7}", "\u{1b}[K"),
+    ] {
+        let text = plain.replacen("GPU0", &format!("{on}GPU0"), 1).replacen(
+            "Affinity",
+            &format!("Affinity{off}"),
+            1,
+        );
+        assert_eq!(read(&text), read(plain), "{on:?}");
+    }
+}
+
+#[test]
+fn blanks_of_a_web_page() {
+    let plain = "GPU0 GPU1\nGPU0 X PHB\nGPU1 PHB X\n";
+    assert_eq!(read(&plain.replace(' ', "\u{a0}\u{a0}")), read(plain));
+    assert_eq!(read(&plain.replace("GPU", "\u{200b}GPU")), read(plain));
+}
+
+#[test]
+fn a_gpu_that_lost_its_links_stays_on_pcie() {
+    let names: Vec<String> = (0..8).map(|gpu| format!("GPU{gpu}")).collect();
+    let mut text = format!("{}\n", names.join(" "));
+    for row in 0..8 {
+        let cell = |column| match (row, column) {
+            (a, b) if a == b => "X",
+            (2, _) | (_, 2) => "NODE",
+            _ => "NV18",
+        };
+        let cells: Vec<&str> = (0..8).map(cell).collect();
+        text.push_str(&format!("GPU{row} {}\n", cells.join(" ")));
+    }
+    let machine = read_machine(&text).unwrap();
+    let links: Vec<u8> = (0..8).map(|gpu| machine.switch_links(gpu)).collect();
+    assert_eq!(links, [18, 18, 0, 18, 18, 18, 18, 18]);
+    assert_eq!(machine.link(2, 3), Link::Pcie(PathClass::Node));
+}
+
+#[test]
+fn the_notice_about_hidden_nics_is_kept() {
+    let text = "3 NICs found in the topology, only displaying 1 in the matrix.\n\
+                \tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0\tPIX\t X \n\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n";
+    let shown = read(text);
+    assert_eq!((shown.nics_found(), shown.nics().len()), (Some(3), 1));
+    assert_eq!(read(&shown.to_string()), shown);
+}
+
+#[test]
+fn old_legends_and_broken_legends() {
+    let text = "GPU0 GPU1\nGPU0 X SOC\nGPU1 SOC X\nLegend:\n X   = Self\n SOC  = Path traverses a socket-level link (e.g. QPI)\n \
+                PSB  = Connection traversing a single on-board PCIe switch\n\
+                SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA\n nodes (e.g., QPI/UPI)\n";
+    assert_eq!(link(&read(text), 0, 1), "SOC");
+}
+
+#[test]
+fn values_below_titles_of_a_hand_made_table() {
+    let text = "      GPU0  GPU1  CPU Affinity  NUMA Affinity\n\
+                GPU0  X     PIX   0-7           0\n\
+                GPU1  PIX   X                   1\n";
+    assert_eq!(values(&read(text)), [["0-7", "0", "-"], ["-", "1", "-"]]);
+}
+
+/// Every case: what is wrong with it, and the text.
+const REFUSED: &[(&str, &str)] = &[
+    ("nothing", ""),
+    ("a comment alone", "# machine: 8x A100\n\n"),
+    ("prose", "The GPUs are connected by NVLink.\n"),
+    ("a machine file", "gpus:\n- index: 0\n"),
+    ("a row without header", "GPU0 X NV4\nGPU1 NV4 X\n"),
+    ("a NIC's row without header", "mlx5_0 SYS X\n"),
+    ("a header without rows", "\tGPU0\tGPU1\tCPU Affinity\n"),
+    (
+        "a header, then the legend",
+        "GPU0 GPU1\n\nLegend:\n\n  X = Self\n",
+    ),
+    (
+        "a missing row",
+        "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU2 SYS SYS X\n",
+    ),
+    ("a missing last row", "GPU0 GPU1\nGPU0 X SYS\n\nLegend:\n"),
+    ("a row twice", "GPU0 GPU1\nGPU0 X SYS\nGPU0 X SYS\n"),
+    (
+        "a row too many",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\nGPU2 SYS SYS X\n",
+    ),
+    (
+        "a row too many, among the others",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU7 SYS X\n",
+    ),
+    (
+        "the matrix twice",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\tGPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n",
+    ),
+    (
+        "a cut row",
+        "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU1 SYS\nGPU2 SYS SYS X\n",
+    ),
+    (
+        "a row that goes on with its values",
+        "GPU0 GPU1 CPU Affinity\nGPU0 X 0-7\nGPU1 SYS X 0-7\n",
+    ),
+    ("a cut word", "GPU0 GPU1\nGPU0 X SYS\nGPU1 SY"),
+    ("an unknown link", "GPU0 GPU1\nGPU0 X NVB\nGPU1 NVB X\n"),
+    ("an unknown link, glued", "GPU0 GPU1\nGPU0 X PIXIE\nGPU1 PIX X\n"),
+    ("a link in lower case", "GPU0 GPU1\nGPU0 X sys\nGPU1 sys X\n"),
+    ("too many links", "GPU0 GPU1\nGPU0 X NV37\nGPU1 NV37 X\n"),
+    ("no links", "GPU0 GPU1\nGPU0 X NV0\nGPU1 NV0 X\n"),
+    ("links without number", "GPU0 GPU1\nGPU0 X NV#\nGPU1 NV# X\n"),
+    (
+        "the peer-to-peer matrix",
+        " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n",
+    ),
+    ("X off the diagonal", "GPU0 GPU1\nGPU0 X X\nGPU1 X X\n"),
+    ("no X on the diagonal", "GPU0 GPU1\nGPU0 SYS SYS\nGPU1 SYS X\n"),
+    ("halves that disagree", "GPU0 GPU1\nGPU0 X PIX\nGPU1 PXB X\n"),
+    (
+        "link counts that disagree",
+        "\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV11\t X \n",
+    ),
+    ("an NVLink to a NIC", "GPU0 NIC0\nGPU0 X NV4\nNIC0 NV4 X\n"),
+    (
+        "more links than a GPU can have",
+        "GPU0 GPU1 GPU2 GPU3\nGPU0 X NV18 NV18 NV18\nGPU1 NV18 X NV18 NV18\nGPU2 NV18 NV18 X SYS\nGPU3 NV18 NV18 SYS X\n",
+    ),
+    ("a link too many", "GPU0 GPU1\nGPU0 X SYS SYS\nGPU1 SYS X\n"),
+    (
+        "a value too many",
+        "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-7 0\nGPU1 SYS X 0-7 0\n",
+    ),
+    (
+        "a value without column",
+        "GPU0 GPU1\nGPU0 X SYS 0-7\nGPU1 SYS X 0-7\n",
+    ),
+    (
+        "a value behind a NIC",
+        "GPU0 NIC0 CPU Affinity\nGPU0 X SYS 0-7\nNIC0 SYS X 0-7\n",
+    ),
+    ("no CPU list", "GPU0 CPU Affinity\nGPU0 X 7-0\n"),
+    (
+        "no NUMA node",
+        "GPU0 CPU Affinity NUMA Affinity\nGPU0 X 0-7 zero\n",
+    ),
+    (
+        "a row that ends before the others",
+        "GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X SYS 0-7 0\nGPU1 SYS X 0-7\n",
+    ),
+    (
+        "a text that ends in a value",
+        "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-15\nGPU1 SYS X 0-1",
+    ),
+    (
+        "a value of an unclear column",
+        "GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X SYS                                     0\nGPU1 SYS X                                     0\n",
+    ),
+    (
+        "a column nobody knows",
+        "GPU0 GPU1 Power Affinity\nGPU0 X SYS\nGPU1 SYS X\n",
+    ),
+    ("a GPU twice", "GPU0 GPU1 GPU1\nGPU0 X SYS SYS\n"),
+    ("a GPU left out", "GPU0 GPU2\nGPU0 X SYS\nGPU2 SYS X\n"),
+    ("a GPU behind a NIC", "GPU0 NIC0 GPU1\nGPU0 X SYS SYS\n"),
+    ("NICs alone", "NIC0 NIC1\nNIC0 X PIX\nNIC1 PIX X\n"),
+    ("a NIC twice", "GPU0 mlx5_0 mlx5_0\nGPU0 X SYS SYS\n"),
+    ("a title twice", "GPU0 CPU Affinity CPU Affinity\nGPU0 X 0 0\n"),
+    (
+        "prose behind the matrix",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\nAs you can see, SYS is slow.\n",
+    ),
+    (
+        "prose right behind the matrix",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\nAs you can see, SYS is slow.\n",
+    ),
+    (
+        "prose behind the legend",
+        "GPU0\nGPU0 X\nLegend:\n X = Self\nThis is our machine.\n",
+    ),
+    (
+        "a NIC legend that is cut",
+        "GPU0 NIC0 NIC1\nGPU0 X SYS SYS\nNIC0 SYS X PIX\nNIC1 SYS PIX X\nNIC Legend:\n NIC0: mlx5_0\n",
+    ),
+    (
+        "a NIC legend with a stranger",
+        "GPU0 NIC0\nGPU0 X SYS\nNIC0 SYS X\nNIC Legend:\n NIC0: mlx5_0\n NIC1: mlx5_1\n",
+    ),
+    (
+        "a NIC explained twice",
+        "GPU0 NIC0\nGPU0 X SYS\nNIC0 SYS X\nNIC Legend:\n NIC0: mlx5_0\n NIC0: mlx5_1\n",
+    ),
+    (
+        "a notice that miscounts",
+        "9 NICs found in the topology, only displaying 2 in the matrix.\nGPU0 NIC0\nGPU0 X SYS\nNIC0 SYS X\n",
+    ),
+];
+
+#[test]
+fn what_is_refused_says_where_and_what_is_allowed() {
+    let mut report = String::new();
+    for (case, text) in REFUSED {
+        let refused = parse(text).expect_err(case);
+        report.push_str(&format!("{case}\n    {refused}\n"));
+    }
+    insta::assert_snapshot!(report);
+}
+
+#[test]
+fn a_place_counts_characters_of_the_text_as_given() {
+    let refused = parse("\t\u{1b}[4mGPU0\tGPU1\u{1b}[0m\nGPU0\t X \tPIQ\nGPU1\tPIX\t X \n").unwrap_err();
+    assert_eq!((refused.line, refused.column), (2, 10));
+    let refused = parse("\u{1b}[4mGPU0 GPUX\u{1b}[0m\n").unwrap_err();
+    assert_eq!((refused.line, refused.column), (1, 10));
+}
+
+#[test]
+fn more_devices_than_a_machine_may_have_are_refused() {
+    let gpus: Vec<String> = (0..33).map(|gpu| format!("GPU{gpu}")).collect();
+    assert!(
+        parse(&gpus.join(" "))
+            .unwrap_err()
+            .to_string()
+            .contains("more than 32 GPUs")
+    );
+    let nics: Vec<String> = (0..129).map(|nic| format!("NIC{nic}")).collect();
+    let header = format!("GPU0 {}", nics.join(" "));
+    assert!(
+        parse(&header)
+            .unwrap_err()
+            .to_string()
+            .contains("more than 128 NICs")
+    );
+    let long = "#\n".repeat(1 << 20);
+    assert!(
+        parse(&long)
+            .unwrap_err()
+            .to_string()
+            .contains("at most 1048576 are read")
+    );
+}
