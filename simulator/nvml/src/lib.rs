@@ -2,7 +2,8 @@
 //!
 //! Built as a shared library it serves any NVML client: it looks for `machine.yaml` beside itself (or where
 //! `GANTRY_SIM_MACHINE` says), so that several machines can live in one process. Linked as a Rust library it offers
-//! [`control`], which changes a machine while clients run on it.
+//! [`control`], which changes a machine while clients run on it; [`companion`], which lays down the `/proc`, `/sys` and `/dev`
+//! entries that NVML alone does not give; and [`install()`], which puts all of it into one folder.
 //!
 //! ```text
 //! machine.yaml -> facts (everything NVML tells, filled in) -> library -> abi (the C functions) -> any NVML client
@@ -16,7 +17,11 @@
 )]
 
 mod abi;
+pub mod companion;
 pub mod control;
 pub mod facts;
+mod install;
 mod library;
 pub mod names;
+
+pub use install::{InstallError, Installed, LIBRARY_NAME, MACHINE_FILE, install, install_text, library_path};

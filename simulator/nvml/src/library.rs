@@ -11,8 +11,7 @@ use gantry_topology::Machine;
 
 use crate::control::{self, Block, State};
 use crate::facts::Facts;
-/// Name of the machine file that a library looks for beside itself.
-const MACHINE_FILE: &str = "machine.yaml";
+use crate::install::MACHINE_FILE;
 
 mod events;
 

@@ -7,8 +7,9 @@ use nvml_wrapper_sys::bindings as sys;
 use super::args::Out;
 use super::call::{Call, Target};
 use super::handle::Device;
-use super::pci::{self, NVSWITCH, PciInfoOld};
+use super::pci::{self, PciInfoOld};
 use super::status::Status;
+use crate::facts::pci_ids::NVSWITCH;
 use crate::facts::{Address, Remote};
 
 /// One link of one GPU.

@@ -7,12 +7,8 @@ use nvml_wrapper_sys::bindings as sys;
 use super::args::{Out, fixed, struct_version};
 use super::handle::Device;
 use super::status::Status;
+use crate::facts::pci_ids::NVIDIA;
 use crate::facts::{Address, GpuFacts};
-
-/// PCI vendor id of NVIDIA.
-pub(crate) const NVIDIA: u16 = 0x10de;
-/// PCI device id of the NVSwitch of the first two generations.
-pub(crate) const NVSWITCH: u16 = 0x1ac2;
 
 /// The PCI info that versions 1 and 2 of the function fill: a short bus id, and reserved words instead of the long one.
 #[repr(C)]

@@ -11,6 +11,14 @@ pub use address::Address;
 pub use links::Remote;
 pub use product::{PRODUCTS, Product};
 
+/// PCI ids of NVIDIA's devices that are no GPUs.
+pub(crate) mod pci_ids {
+    /// The vendor.
+    pub(crate) const NVIDIA: u16 = 0x10de;
+    /// The NVSwitch of the A100 boards; the others are given it too.
+    pub(crate) const NVSWITCH: u16 = 0x1af1;
+}
+
 /// Driver version of a machine file that names none.
 pub const DEFAULT_DRIVER: &str = "570.124.06";
 /// CUDA version of a machine file that names none.
@@ -104,7 +112,7 @@ impl Facts {
             .zip(ports)
             .map(|((gpu, address), links)| complete_gpu(machine, gpu, address, links))
             .collect();
-        let nics = machine
+        let nics: Vec<NicFacts> = machine
             .nics()
             .iter()
             .enumerate()
@@ -120,7 +128,7 @@ impl Facts {
         let switches = (0..links::switches(machine)).map(|_| free.take()).collect();
         let host = machine.host();
         let facts = Self {
-            machine: completed(machine, &gpus)?,
+            machine: completed(machine, &gpus, &nics)?,
             gpus,
             nics,
             switches,
@@ -187,8 +195,8 @@ fn complete_gpu(
     }
 }
 
-/// The machine with the identity fields of `gpus` written into it.
-fn completed(machine: &Machine, gpus: &[GpuFacts]) -> Result<Machine, MachineError> {
+/// The machine with the identity fields of its devices written into it.
+fn completed(machine: &Machine, gpus: &[GpuFacts], nics: &[NicFacts]) -> Result<Machine, MachineError> {
     let mut parts = machine.clone().into_parts();
     let refused = |field: String| {
         move |problem: gantry_topology::machine::IdError| MachineError {
@@ -213,6 +221,10 @@ fn completed(machine: &Machine, gpus: &[GpuFacts]) -> Result<Machine, MachineErr
         let (major, minor) = facts.compute_capability;
         gpu.compute_capability = Some(format!("{major}.{minor}"));
         gpu.pcie = Some(facts.pcie);
+    }
+    for (position, (nic, facts)) in parts.nics.iter_mut().zip(nics).enumerate() {
+        let address = facts.address.to_string().parse();
+        nic.bus_id = Some(address.map_err(refused(format!("nics[{position}].busId")))?);
     }
     Machine::new(parts)
 }

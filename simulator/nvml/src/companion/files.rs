@@ -1,0 +1,171 @@
+//! Files, folders, links and device nodes under one root, each written down in a list, so that they can be taken away again
+//! without touching anything else.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::{Component, Path, PathBuf};
+
+use super::CompanionError;
+
+/// The list of what was laid down, at the root.
+const LIST: &str = ".gantry-companion";
+
+/// What a regular file says that stands for a device node.
+pub const MARK: &str = "stands for a character device";
+
+/// Lays things down under a root.
+pub(super) struct Files {
+    root: PathBuf,
+    /// What was made, in order, relative to the root.
+    made: Vec<PathBuf>,
+    /// Whether device nodes could be made so far.
+    pub(super) device_nodes: bool,
+}
+
+impl Files {
+    /// Begins at `root`, from which whatever was laid down before is removed.
+    pub(super) fn begin(root: &Path) -> Result<Self, CompanionError> {
+        fs::create_dir_all(root).map_err(|source| failed("create", root, source))?;
+        remove(root)?;
+        Ok(Self {
+            root: root.to_owned(),
+            made: Vec::new(),
+            device_nodes: true,
+        })
+    }
+
+    /// Writes the list. Without it nothing can be removed.
+    pub(super) fn finish(self) -> Result<(), CompanionError> {
+        let mut list = Vec::new();
+        for path in &self.made {
+            list.extend_from_slice(path.as_os_str().as_bytes());
+            list.push(b'\n');
+        }
+        let path = self.root.join(LIST);
+        fs::write(&path, list).map_err(|source| failed("write", &path, source))
+    }
+
+    pub(super) fn folder(&mut self, path: impl AsRef<Path>) -> Result<(), CompanionError> {
+        let mut so_far = PathBuf::new();
+        for part in path.as_ref().components() {
+            so_far.push(part);
+            let full = self.root.join(&so_far);
+            match fs::create_dir(&full) {
+                Ok(()) => self.made.push(so_far.clone()),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(failed("create", &full, source)),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn file(&mut self, path: impl AsRef<Path>, content: &str) -> Result<(), CompanionError> {
+        let full = self.place_for(path.as_ref())?;
+        fs::write(&full, content).map_err(|source| failed("write", &full, source))
+    }
+
+    /// A file of one line.
+    pub(super) fn line(
+        &mut self,
+        path: impl AsRef<Path>,
+        content: impl std::fmt::Display,
+    ) -> Result<(), CompanionError> {
+        self.file(path, &format!("{content}\n"))
+    }
+
+    /// A symbolic link, `target` relative to the link's folder.
+    pub(super) fn link(&mut self, path: impl AsRef<Path>, target: &Path) -> Result<(), CompanionError> {
+        let full = self.place_for(path.as_ref())?;
+        symlink(target, &full).map_err(|source| failed("link", &full, source))
+    }
+
+    /// A character device, or where the system does not allow one, a regular file that says so.
+    pub(super) fn device(
+        &mut self,
+        path: impl AsRef<Path>,
+        major: u32,
+        minor: u32,
+    ) -> Result<(), CompanionError> {
+        let full = self.place_for(path.as_ref())?;
+        if self.device_nodes {
+            match make_node(&full, major, minor) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => self.device_nodes = false,
+                Err(source) => return Err(failed("create", &full, source)),
+            }
+        }
+        fs::write(&full, format!("{MARK} {major}:{minor}\n")).map_err(|source| failed("write", &full, source))
+    }
+
+    fn place_for(&mut self, path: &Path) -> Result<PathBuf, CompanionError> {
+        if let Some(folder) = path.parent() {
+            self.folder(folder)?;
+        }
+        self.made.push(path.to_owned());
+        Ok(self.root.join(path))
+    }
+}
+
+/// Takes away what was laid down under `root`, and nothing else. A root without a list is left as it is.
+///
+/// # Errors
+/// When something cannot be removed.
+pub fn remove(root: &Path) -> Result<(), CompanionError> {
+    let list_path = root.join(LIST);
+    let list = match fs::read(&list_path) {
+        Ok(list) => list,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(failed("read", &list_path, source)),
+    };
+    let made: Vec<&Path> = list
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| Path::new(std::ffi::OsStr::from_bytes(line)))
+        .collect();
+    for path in made.into_iter().rev().filter(|path| stays_below(path)) {
+        let full = root.join(path);
+        let removed = match fs::symlink_metadata(&full) {
+            Ok(found) if found.is_dir() => fs::remove_dir(&full),
+            Ok(_) => fs::remove_file(&full),
+            Err(error) => Err(error),
+        };
+        match removed {
+            Ok(()) => {}
+            // Gone already, or somebody else keeps something in this folder.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty
+                ) => {}
+            Err(source) => return Err(failed("remove", &full, source)),
+        }
+    }
+    fs::remove_file(&list_path).map_err(|source| failed("remove", &list_path, source))
+}
+
+/// Whether a path from the list leads nowhere but below the root.
+fn stays_below(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn make_node(path: &Path, major: u32, minor: u32) -> io::Result<()> {
+    let text = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `text` is a C string that lives through the call.
+    let result = unsafe { libc::mknod(text.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(major, minor)) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> CompanionError {
+    CompanionError {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,82 @@
+//! The entries of `/proc`, `/sys` and `/dev` that a machine has beside NVML: laid down under a root of the caller's choice,
+//! which clients are told to read instead of `/`. Never touches the real ones.
+
+mod dev;
+mod files;
+mod proc;
+mod sysfs;
+mod tree;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::facts::Facts;
+use files::Files;
+
+pub use files::{MARK, remove};
+pub use tree::{Endpoint, Misfit, Tree, class_between};
+
+/// What was laid down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The root.
+    pub root: PathBuf,
+    /// Stands for `/proc`.
+    pub proc: PathBuf,
+    /// Stands for `/sys`.
+    pub sys: PathBuf,
+    /// Stands for `/dev`.
+    pub dev: PathBuf,
+    /// Whether `dev` holds character devices; if not, it holds regular files that say what they stand for.
+    pub device_nodes: bool,
+    /// Pairs of devices whose path class no PCI tree can show. NVML still tells what the machine file says.
+    pub misfits: Vec<Misfit>,
+}
+
+/// Why the entries could not be laid down or removed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {path}")]
+pub struct CompanionError {
+    /// What was tried.
+    pub action: &'static str,
+    /// The file or folder.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Lays down the entries of a machine under `root`, in place of any laid down there before.
+///
+/// # Errors
+/// When something cannot be written.
+pub fn lay_down(facts: &Facts, root: &Path) -> Result<Layout, CompanionError> {
+    let tree = Tree::of(facts);
+    let mut files = Files::begin(root)?;
+    proc::write(&mut files, facts)?;
+    sysfs::write(&mut files, facts, &tree)?;
+    dev::write(&mut files, facts)?;
+    let device_nodes = files.device_nodes;
+    files.finish()?;
+    Ok(Layout {
+        root: root.to_owned(),
+        proc: root.join("proc"),
+        sys: root.join("sys"),
+        dev: root.join("dev"),
+        device_nodes,
+        misfits: tree.misfits,
+    })
+}
+
+impl Layout {
+    /// Takes away what was laid down.
+    ///
+    /// # Errors
+    /// When something cannot be removed.
+    pub fn remove(&self) -> Result<(), CompanionError> {
+        remove(&self.root)
+    }
+}
+
+#[cfg(test)]
+mod tests;
