@@ -71,9 +71,23 @@ pub(crate) fn deny() -> Result<()> {
         .args(["check", "bans", "licenses", "sources"]))
 }
 
-/// All benchmarks.
-pub(crate) fn bench() -> Result<()> {
-    run(&mut cargo(&["bench", "--workspace", "--locked"]))
+/// One benchmark, or all of them. They start programs, so those are built first.
+pub(crate) fn bench(name: Option<&str>) -> Result<()> {
+    run(&mut cargo(&[
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "gantry",
+        "--package",
+        "gantry-e2e",
+    ]))?;
+    let mut command = cargo(&["bench", "--workspace", "--locked"]);
+    match name {
+        Some(name) => command.args(["--bench", name]),
+        None => command.arg("--benches"),
+    };
+    run(&mut command)
 }
 
 /// Brings the cluster of the end-to-end tests up or down.

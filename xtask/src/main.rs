@@ -43,8 +43,11 @@ enum Task {
     },
     /// Licence, ban and source check of all dependencies (installs cargo-deny on the first run).
     Deny,
-    /// Every benchmark, in release mode.
-    Bench,
+    /// Benchmarks, in release mode: all, or one by name (choice, extender, socket, scheduler, ...).
+    Bench {
+        /// The benchmark.
+        name: Option<String>,
+    },
     /// A real Kubernetes of three simulated GPU nodes, left up for you to play with.
     Cluster {
         /// up, down or status, and their options.
@@ -62,7 +65,7 @@ fn main() -> Result<()> {
         Task::E2e { filter } => ci::e2e(filter.as_deref()).and_then(|counts| counts.conclude()),
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
-        Task::Bench => ci::bench(),
+        Task::Bench { name } => ci::bench(name.as_deref()),
         Task::Cluster { args } => ci::cluster(&args),
     }
 }
