@@ -8,8 +8,9 @@ pub mod bandwidth;
 pub mod choice;
 pub mod collective;
 pub mod machine;
-pub mod text;
+pub mod read;
 pub mod set;
+pub mod text;
 
 pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};
 pub use choice::{Choice, MachineKind, Purpose, Table, Tables};
@@ -18,4 +19,5 @@ pub use machine::{
     Fabric, Gpu, GpuUuid, Host, IdList, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle,
     NvLinkPorts, PathClass, PathMatrix, PcieAddress, PcieLink,
 };
+pub use read::{ReadError, read};
 pub use set::{GpuSet, GpuSetError};

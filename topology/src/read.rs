@@ -1,0 +1,218 @@
+//! Reads a machine from either of its forms, told apart by content: a machine file (YAML or JSON) or the text of
+//! `nvidia-smi topo -m`. Errors name the place and what is allowed there. No files are opened here.
+
+use crate::machine::{Machine, MachineError, MachineParts};
+use crate::text::{self, Hints, TopoError};
+
+/// The longest text that is read, in bytes.
+pub const MAX_BYTES: usize = text::MAX_TEXT_BYTES;
+
+/// Why a text is no machine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// Longer than any real one.
+    #[error("the text has {bytes} bytes, at most {limit} are read")]
+    TooLong {
+        /// Bytes given.
+        bytes: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// Nothing but blanks and comments.
+    #[error(
+        "the text is empty; expected a machine file (YAML or JSON) or the output of `nvidia-smi topo -m`"
+    )]
+    Empty,
+    /// Neither form.
+    #[error(
+        "line {line}, column 1: {found:?} begins neither a machine file (YAML or JSON, such as \"gpus:\") nor the output of \
+         `nvidia-smi topo -m` (such as \"GPU0 GPU1 CPU Affinity\")"
+    )]
+    Unrecognised {
+        /// Line of the first words.
+        line: usize,
+        /// The first words.
+        found: String,
+    },
+    /// A topology text that is cut or contradicts itself.
+    #[error(transparent)]
+    Topology(#[from] TopoError),
+    /// A field that machine files do not have.
+    #[error("line {line}, column {column}: unknown field {field:?}{}; allowed are {}", did_you_mean(nearest.as_deref()), allowed.join(", "))]
+    UnknownField {
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// The field.
+        field: String,
+        /// The allowed field spelt most like it, if any is close.
+        nearest: Option<String>,
+        /// Fields allowed there.
+        allowed: Vec<String>,
+    },
+    /// Malformed YAML or JSON, or a value of the wrong kind.
+    #[error("line {line}, column {column}: {problem}")]
+    Malformed {
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// Well-formed, but no machine: fields contradict each other.
+    #[error(transparent)]
+    Contradictory(#[from] MachineError),
+}
+
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |name| format!(" (did you mean {name:?}?)"))
+}
+
+/// Reads a machine from a machine file or a topology text.
+///
+/// # Errors
+/// Where the text is malformed, contradicts itself or is neither: the place, what stands there, what is allowed.
+pub fn read(text: &str) -> Result<Machine, ReadError> {
+    read_with(text, &Hints::default())
+}
+
+/// [`read`] with hints for what a topology text does not say. A machine file says all itself.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
+    if text.len() > MAX_BYTES {
+        return Err(ReadError::TooLong {
+            bytes: text.len(),
+            limit: MAX_BYTES,
+        });
+    }
+    let text = text.trim_start_matches('\u{feff}');
+    let said = text.lines().map(str::trim).enumerate();
+    let Some((index, first)) = said
+        .clone()
+        .find(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+    else {
+        return Err(ReadError::Empty);
+    };
+    if first.starts_with('{') {
+        return Ok(Machine::new(read_json(text)?)?);
+    }
+    if looks_like_topology(text) {
+        return Ok(text::read_machine_with(text, hints)?);
+    }
+    if first.starts_with("---") || first.starts_with('%') || is_key(first) {
+        return Ok(Machine::new(read_yaml(text)?)?);
+    }
+    Err(ReadError::Unrecognised {
+        line: index + 1,
+        found: first.chars().take(40).collect(),
+    })
+}
+
+/// Whether some line has a device name where a matrix has one, or the notice stands there that comes before a matrix.
+fn looks_like_topology(text: &str) -> bool {
+    let named = |line: &str| {
+        let at = line.find("GPU0").or_else(|| line.find("GPU1"));
+        at.and_then(|at| line.get(..at))
+            .is_some_and(|before| !before.contains(|ch: char| ch.is_alphanumeric() && !"0149m".contains(ch)))
+    };
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .any(|line| named(line) || line.contains("found in the topology"))
+}
+
+/// Whether a line is `key:` or `key: value`.
+fn is_key(line: &str) -> bool {
+    line.split_once(':').is_some_and(|(key, value)| {
+        let key = key.trim_matches(['"', '\'']);
+        let word = !key.is_empty()
+            && key
+                .chars()
+                .all(|ch| ch.is_ascii_alphanumeric() || ch == '_' || ch == '-');
+        word && (value.is_empty() || value.starts_with(char::is_whitespace))
+    })
+}
+
+fn read_yaml(text: &str) -> Result<MachineParts, ReadError> {
+    let mut options = serde_saphyr::Options::default();
+    options.with_snippet = false;
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let (line, column) = error
+            .location()
+            .map_or((1, 1), |place| (place.line(), place.column()));
+        let (line, column) = (whole(line), whole(column));
+        match error.without_snippet() {
+            serde_saphyr::Error::SerdeUnknownField { field, expected, .. } => {
+                let allowed = expected.iter().map(|name| (*name).to_owned()).collect();
+                unknown_field(line, column, field.clone(), allowed)
+            }
+            other => ReadError::Malformed {
+                line,
+                column,
+                problem: without_place(&other.to_string()),
+            },
+        }
+    })
+}
+
+fn read_json(text: &str) -> Result<MachineParts, ReadError> {
+    serde_json::from_str(text).map_err(|error| {
+        let (line, column) = (error.line().max(1), error.column().max(1));
+        let problem = without_place(&error.to_string());
+        match problem.strip_prefix("unknown field `") {
+            Some(rest) => {
+                let mut names = rest.split('`').step_by(2).map(str::to_owned);
+                let field = names.next().unwrap_or_default();
+                let allowed = names.filter(|name| !name.is_empty()).collect();
+                unknown_field(line, column, field, allowed)
+            }
+            None => ReadError::Malformed {
+                line,
+                column,
+                problem,
+            },
+        }
+    })
+}
+
+fn whole(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX).max(1)
+}
+
+/// The message without the place that both libraries append: it is said once, in front.
+fn without_place(message: &str) -> String {
+    let first = message.lines().next().unwrap_or_default();
+    let said = first
+        .rfind(" at line ")
+        .and_then(|at| first.get(..at))
+        .unwrap_or(first);
+    // The YAML library's advice to its callers is none to people.
+    said.split(", set DuplicateKeyPolicy")
+        .next()
+        .unwrap_or(said)
+        .to_owned()
+}
+
+fn unknown_field(line: usize, column: usize, field: String, allowed: Vec<String>) -> ReadError {
+    let nearest = allowed
+        .iter()
+        .map(|name| {
+            (
+                strsim::damerau_levenshtein(&field.to_lowercase(), &name.to_lowercase()),
+                name,
+            )
+        })
+        .min()
+        .filter(|(distance, name)| *distance <= 3.min(name.len() / 2))
+        .map(|(_, name)| name.clone());
+    ReadError::UnknownField {
+        line,
+        column,
+        field,
+        nearest,
+        allowed,
+    }
+}

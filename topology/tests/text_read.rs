@@ -1,0 +1,127 @@
+//! A machine from either form: which form a text is, and what people read when it is neither or malformed.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
+
+#[path = "text/files.rs"]
+mod files;
+
+use gantry_topology::{ReadError, read};
+use proptest::prelude::*;
+
+#[test]
+fn every_machine_is_the_same_from_text_yaml_and_json() {
+    for (name, text) in files::complete() {
+        let machine = read(&text).unwrap_or_else(|problem| panic!("{name}: {problem}"));
+        let yaml = serde_saphyr::to_string(&machine).unwrap();
+        assert_eq!(read(&yaml).unwrap(), machine, "{name} as YAML");
+        let json = serde_json::to_string_pretty(&machine).unwrap();
+        assert_eq!(read(&json).unwrap(), machine, "{name} as JSON");
+        let tabbed = json.replace("  ", "\t");
+        assert_eq!(read(&tabbed).unwrap(), machine, "{name} as JSON with tabs");
+    }
+}
+
+/// Every case: what is wrong with it, and the text.
+const REFUSED: &[(&str, &str)] = &[
+    ("nothing", "\n# only a comment\n"),
+    ("prose", "# my machine\nEight GPUs and a cat.\n"),
+    ("prose with a colon", "The machine: eight GPUs.\n"),
+    ("a cut matrix", "\tGPU0\tGPU1\nGPU0\t X \tNV4\n"),
+    (
+        "a matrix behind prose",
+        "This is our box\n\tGPU0\tGPU1\nGPU0\t X \tNV4\n",
+    ),
+    ("a row alone", "GPU0 X NV4\n"),
+    (
+        "a field misspelt",
+        "gpus:\n- index: 0\n  modle: A100\npaths:\n- X\n",
+    ),
+    (
+        "a field nobody knows",
+        "gpus:\n- index: 0\ncolour: red\npaths:\n- X\n",
+    ),
+    (
+        "a field misspelt in JSON",
+        "{\"gpus\": [{\"index\": 0, \"busID\": \"0000:07:00.0\"}], \"paths\": [\"X\"]}",
+    ),
+    ("a word for a number", "gpus:\n- index: zero\npaths:\n- X\n"),
+    ("a missing field", "gpus:\n- index: 0\n"),
+    (
+        "a malformed UUID",
+        "gpus:\n- index: 0\n  uuid: A100\npaths:\n- X\n",
+    ),
+    (
+        "an asymmetric matrix",
+        "gpus:\n- index: 0\n- index: 1\npaths:\n- X PIX\n- SYS X\n",
+    ),
+    (
+        "an unknown path class",
+        "gpus:\n- index: 0\n- index: 1\npaths:\n- X NVL\n- NVL X\n",
+    ),
+    (
+        "a matrix of another size",
+        "gpus:\n- index: 0\npaths:\n- X PIX\n- PIX X\n",
+    ),
+    ("an index out of order", "gpus:\n- index: 1\npaths:\n- X\n"),
+    (
+        "a bundle to nowhere",
+        "gpus:\n- index: 0\n- index: 1\nnvlinks:\n- gpus: [0, 5]\n  links: 4\npaths:\n- X PIX\n- PIX X\n",
+    ),
+    ("a field twice", "gpus: []\ngpus: []\npaths: []\n"),
+    ("broken YAML", "gpus: [\n- index: 0\n"),
+    ("broken JSON", "{\"gpus\": [,]}"),
+    ("cut JSON", "{\"gpus\": [{\"index\": 0}"),
+    ("text behind JSON", "{\"gpus\": [], \"paths\": []} and more"),
+];
+
+#[test]
+fn what_is_refused_says_where_and_what_is_allowed() {
+    let mut report = String::new();
+    for (case, text) in REFUSED {
+        let refused = read(text).expect_err(case);
+        report.push_str(&format!("{case}\n    {refused}\n"));
+    }
+    insta::assert_snapshot!(report);
+}
+
+#[test]
+fn a_misspelt_field_names_the_nearest() {
+    let refused = read("gpus:\n- index: 0\n  modle: A100\npaths:\n- X\n").unwrap_err();
+    let ReadError::UnknownField {
+        line,
+        column,
+        nearest,
+        ..
+    } = refused
+    else {
+        panic!("{refused}");
+    };
+    assert_eq!((line, column, nearest.as_deref()), (3, 3, Some("model")));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_text_never_panics(text in "\\PC*|gpus:\\PC*|\\{\\PC*|[ a-z0-9:\\[\\]{}&*|>'\"!\n-]{0,200}") {
+        let _ = read(&text);
+    }
+
+    #[test]
+    fn a_cut_machine_file_never_panics(file in 0usize..37, at in any::<prop::sample::Index>(), json in any::<bool>()) {
+        let (_, text) = files::complete().swap_remove(file);
+        let machine = read(&text).unwrap();
+        let written = if json {
+            serde_json::to_string(&machine).unwrap()
+        } else {
+            serde_saphyr::to_string(&machine).unwrap()
+        };
+        let mut cut = at.index(written.len());
+        while !written.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        prop_assert!(read(&written[..cut]).is_err_and(|refused| !refused.to_string().is_empty()));
+    }
+}
