@@ -90,6 +90,22 @@ pub enum Error {
         /// The parser's reason.
         source: serde_json::Error,
     },
+    /// A node's simulated GPUs could not be put in place.
+    #[error("simulated GPUs of {node}: {source}")]
+    Hardware {
+        /// The node.
+        node: String,
+        /// The simulator's reason.
+        source: gantry_nvml_sim::InstallError,
+    },
+    /// Kubelet did not tell who holds which devices.
+    #[error("pod resources of {node}: {source}")]
+    PodResources {
+        /// The node.
+        node: String,
+        /// What went wrong.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The Kubernetes API refused or was not reached.
     #[error("Kubernetes API: {0}")]
     Kube(#[from] kube::Error),

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::cluster::{Cluster, Node};
 use crate::error::file;
+use crate::hardware::Hardware;
 use crate::settings::CONTROL_ADDRESS;
 use crate::{Daemon, Error, Program, Result, Sandbox, pki};
 
@@ -23,6 +24,36 @@ pub const NAMESPACE: &str = "gantry-system";
 pub const PLUGIN: &str = "gantry-plugin";
 /// The name of the extender's Deployment, and of its process beside kube-scheduler.
 pub const EXTENDER: &str = "gantry-extender";
+
+/// The project's folder, with `manifests/` and the simulator's machine files.
+const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// The folder with what an operator applies.
+#[must_use]
+pub fn manifests() -> PathBuf {
+    Path::new(PROJECT).join("manifests")
+}
+
+/// Three unlike machines: a mesh of unequal links, a switch, and plain PCIe.
+#[must_use]
+pub fn unlike_machines() -> Vec<PathBuf> {
+    let file = |name| Path::new(PROJECT).join(format!("simulator/machines/{name}.yaml"));
+    ["dgx1-v100", "dgx-a100", "l4-4x-pcie"].map(file).to_vec()
+}
+
+/// The `gantry` program: `$GANTRY_BINARY`, or the one that cargo built beside the running program.
+#[must_use]
+pub fn binary() -> Option<PathBuf> {
+    let named = std::env::var_os("GANTRY_BINARY").map(PathBuf::from);
+    named.or_else(|| {
+        let own = std::env::current_exe().ok()?;
+        own.ancestors()
+            .skip(1)
+            .take(2)
+            .map(|folder| folder.join("gantry"))
+            .find(|path| path.exists())
+    })
+}
 
 /// A day: longer than any cluster of tests stands.
 const TOKEN_SECONDS: i64 = 24 * 3600;
@@ -38,6 +69,21 @@ impl Cluster {
         self.kubectl(&["-n", NAMESPACE, "scale", "deployment", EXTENDER, "--replicas=0"])
             .await
             .map(drop)
+    }
+
+    /// Gives each node the simulated GPUs of a machine file, in the nodes' order, and starts the daemons.
+    ///
+    /// # Errors
+    /// A machine file is wrong, or a daemon does not start.
+    pub async fn start_gantry(&self, binary: &Path, machines: &[PathBuf]) -> Result<Vec<Hardware>> {
+        let mut all = Vec::new();
+        for (node, machine) in self.nodes().iter().zip(machines) {
+            let hardware = Hardware::install(node, machine)?;
+            self.start_plugin(node, binary, &hardware.plugin_args()).await?;
+            all.push(hardware);
+        }
+        self.start_extender(binary).await?;
+        Ok(all)
     }
 
     /// Starts the extender beside kube-scheduler.

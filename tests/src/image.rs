@@ -16,9 +16,9 @@ pub const BUSYBOX_IMAGE: &str = "docker.io/library/gantry-busybox:1";
 /// The image of every pod's sandbox container.
 pub(crate) const PAUSE_IMAGE: &str = "docker.io/library/gantry-pause:1";
 
-const APPLETS: [&str; 16] = [
+const APPLETS: [&str; 18] = [
     "sh", "sleep", "cat", "ls", "env", "echo", "id", "stat", "find", "grep", "wc", "true", "false", "kill",
-    "ip", "touch",
+    "ip", "touch", "cut", "wget",
 ];
 
 /// Writes both images as one OCI archive that `ctr images import` reads.

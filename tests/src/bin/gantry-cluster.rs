@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use gantry_e2e::{Cluster, ClusterOptions};
+use gantry_e2e::{Cluster, ClusterOptions, NodeOptions, gantry};
 
 /// A real Kubernetes on this machine: control plane, kubelets and containerd in namespaces of their own.
 #[derive(Parser)]
@@ -33,9 +33,12 @@ enum Command {
         /// The loopback port of the API server.
         #[arg(long, default_value_t = 16443)]
         port: u16,
-        /// kube-scheduler's configuration.
-        #[arg(long)]
-        scheduler_config: Option<PathBuf>,
+        /// A machine file for each node's simulated GPUs, in the nodes' order; three unlike ones if none is given.
+        #[arg(long, value_name = "FILE")]
+        machine: Vec<PathBuf>,
+        /// Stock Kubernetes, without GPUs and without the project's daemons.
+        #[arg(long, conflicts_with = "machine")]
+        plain: bool,
     },
     /// End the cluster and remove all of it.
     Down,
@@ -81,16 +84,28 @@ async fn run(arguments: Arguments) -> Result<()> {
         Command::Up {
             nodes,
             port,
-            scheduler_config,
+            machine,
+            plain,
         } => {
             let mut options = ClusterOptions::new(std::env::current_exe()?);
             options.nodes = (1..=nodes)
-                .map(|number| gantry_e2e::NodeOptions::new(&format!("node-{number}")))
+                .map(|number| NodeOptions::new(&format!("node-{number}")))
                 .collect();
             options.folder = folder;
             options.port = port;
-            options.scheduler_config = scheduler_config;
+            options.scheduler_config =
+                (!plain).then(|| gantry::manifests().join("kube-scheduler-config.yaml"));
             let cluster = Cluster::up(options).await?;
+            if !plain {
+                cluster.install(&gantry::manifests()).await?;
+                let machines = if machine.is_empty() {
+                    gantry::unlike_machines()
+                } else {
+                    machine
+                };
+                let binary = gantry::binary().context("no gantry program here: cargo build -p gantry")?;
+                cluster.start_gantry(&binary, &machines).await?;
+            }
             say(&status(&cluster).await?);
         }
         Command::Down => Cluster::down_in(&folder).await?,

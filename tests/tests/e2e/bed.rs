@@ -2,22 +2,26 @@
 //! It brings broken parts back after each scenario; it judges nothing.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use gantry_e2e::gantry::manifests;
 use gantry_e2e::{Cluster, ClusterOptions, until};
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
+use tokio::sync::OnceCell;
 
-/// The project's root.
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+use crate::gpus::Gpus;
+use crate::records;
+
 const CLEAN_LIMIT: Duration = Duration::from_secs(60);
 
 /// The shared cluster.
 pub(crate) struct Bed {
     cluster: Cluster,
+    gpus: OnceCell<Gpus>,
     /// Held for the run, so that two runs at once wait for each other.
     _lock: File,
 }
@@ -34,7 +38,11 @@ impl Bed {
         options.scheduler_config = Some(manifests().join("kube-scheduler-config.yaml"));
         let cluster = Cluster::up(options).await?;
         cluster.install(&manifests()).await?;
-        Ok(Self { cluster, _lock: lock })
+        Ok(Self {
+            cluster,
+            gpus: OnceCell::new(),
+            _lock: lock,
+        })
     }
 
     /// Ends the cluster.
@@ -45,6 +53,11 @@ impl Bed {
     /// The cluster itself.
     pub(crate) fn cluster(&self) -> &Cluster {
         &self.cluster
+    }
+
+    /// The simulated GPUs and the daemons; the first call starts them.
+    pub(crate) async fn gpus(&self) -> Result<&Gpus> {
+        self.gpus.get_or_try_init(|| Gpus::start(&self.cluster)).await
     }
 
     /// A client with all rights.
@@ -99,7 +112,12 @@ impl Bed {
             }
         }
         self.cluster.wait_until_ready().await?;
-        self.clear_namespaces().await
+        self.clear_namespaces().await?;
+        records::clear(&self.cluster);
+        match self.gpus.get() {
+            Some(gpus) => gpus.wait_until_ready(&self.cluster).await,
+            None => Ok(()),
+        }
     }
 
     async fn clear_namespaces(&self) -> Result<()> {
@@ -132,8 +150,4 @@ impl Bed {
         .await?;
         Ok(())
     }
-}
-
-fn manifests() -> PathBuf {
-    Path::new(ROOT).join("manifests")
 }

@@ -5,7 +5,9 @@
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 mod bed;
+mod gpus;
 mod pods;
+mod records;
 mod scenarios;
 
 use std::process::ExitCode;

@@ -1,16 +1,19 @@
 //! Pods for scenarios, and reading what became of them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::Result;
-use gantry_e2e::{BUSYBOX_IMAGE, until};
+use anyhow::{Context, Result};
+use gantry_api::Grant;
+use gantry_api::names::{GPU_RESOURCE, GRANT_ANNOTATION};
+use gantry_e2e::{BUSYBOX_IMAGE, Cluster, podresources, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
 
 /// How long a pod may take to run; far beyond what it takes, for machines under load.
-const RUN_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const RUN_LIMIT: Duration = Duration::from_secs(60);
 
 /// A pod of one busybox container that sleeps, asking for `gpus` whole GPUs.
 pub(crate) fn sleeper(name: &str, gpus: usize) -> Result<Pod> {
@@ -94,4 +97,72 @@ pub(crate) fn said(pod: &Pod) -> String {
         .filter_map(|condition| condition.message.clone());
     let own = status.reason.iter().chain(&status.message).cloned();
     own.chain(conditions).collect::<Vec<_>>().join("; ")
+}
+
+/// The grant that the extender wrote for a pod.
+pub(crate) fn grant(pod: &Pod) -> Result<Grant> {
+    let annotations = pod.metadata.annotations.as_ref();
+    let text = annotations
+        .and_then(|all| all.get(GRANT_ANNOTATION))
+        .context("the pod carries no grant")?;
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    Ok(Grant::parse(text, &uid.into(), &node(pod).into())?)
+}
+
+/// The devices that a pod's grant gives it in all.
+pub(crate) fn granted(pod: &Pod) -> Result<BTreeSet<String>> {
+    Ok(grant(pod)?
+        .held(GPU_RESOURCE)
+        .iter()
+        .map(ToString::to_string)
+        .collect())
+}
+
+/// The devices that a running container sees in its environment.
+pub(crate) async fn seen(cluster: &Cluster, pod: &Pod, container: &str) -> Result<BTreeSet<String>> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let argv = [
+        "-n",
+        namespace,
+        "exec",
+        name,
+        "-c",
+        container,
+        "--",
+        "sh",
+        "-c",
+        "echo $NVIDIA_VISIBLE_DEVICES",
+    ];
+    let text = cluster.kubectl(&argv).await?;
+    Ok(text
+        .trim()
+        .split(',')
+        .filter(|device| !device.is_empty())
+        .map(str::to_owned)
+        .collect())
+}
+
+/// The devices that kubelet says a container holds.
+pub(crate) async fn held(cluster: &Cluster, pod: &Pod, container: &str) -> Result<BTreeSet<String>> {
+    let part = |text: &Option<String>| text.clone().unwrap_or_default();
+    let name = (
+        part(&pod.metadata.namespace),
+        part(&pod.metadata.name),
+        container.to_owned(),
+    );
+    let all = podresources::held(cluster.node(node(pod))?, GPU_RESOURCE).await?;
+    Ok(all.get(&name).cloned().unwrap_or_default())
+}
+
+/// Waits until a pod has ended in either way, and tells the phase.
+pub(crate) async fn ended(api: &Api<Pod>, name: &str) -> Result<String> {
+    let phase = until(format!("{name} ended"), RUN_LIMIT, async || {
+        let pod = api.get(name).await.map_err(|error| error.to_string())?;
+        match phase(&pod) {
+            ended @ ("Succeeded" | "Failed") => Ok(ended.to_owned()),
+            other => Err(format!("{other}: {}", said(&pod))),
+        }
+    });
+    Ok(phase.await?)
 }

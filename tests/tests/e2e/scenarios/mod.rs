@@ -1,5 +1,10 @@
 //! The scenarios, each a story of its own: what is there, what happens, what must hold.
 
+mod bypass;
+mod churn;
+mod failures;
+mod placement;
+mod shapes;
 mod smoke;
 mod stock;
 
@@ -42,5 +47,17 @@ pub(crate) fn all() -> Vec<Scenario> {
         smoke::a_restarted_kubelet_keeps_its_pods,
         smoke::a_killed_api_server_loses_nothing,
         stock::a_pod_without_gpus_runs_while_the_extender_is_down,
+        placement::requests_land_on_the_best_node_and_set,
+        placement::a_request_that_fits_nowhere_says_why_in_gpu_words,
+        placement::device_nodes_reach_the_container_by_node_and_by_cdi,
+        shapes::containers_share_what_the_pod_was_granted,
+        bypass::a_pod_that_names_its_node_is_kept_off_reserved_devices,
+        churn::three_hundred_pods_come_and_go,
+        failures::a_force_deleted_pods_devices_are_not_given_out_while_it_lives,
+        failures::the_plugin_is_killed_during_admission,
+        failures::kubelet_is_restarted_under_running_pods,
+        failures::the_extender_is_killed_again_and_again,
+        failures::the_api_server_is_away_for_a_while,
+        stock::a_pod_without_gpus_is_never_touched,
     ]
 }

@@ -19,3 +19,17 @@ pub(super) async fn a_pod_without_gpus_runs_while_the_extender_is_down(bed: &Bed
     );
     Ok(())
 }
+
+pub(super) async fn a_pod_without_gpus_is_never_touched(bed: &Bed) -> Result<()> {
+    bed.gpus().await?;
+    let api = bed.namespace("e2e-stock").await?;
+    let pod = pods::run(&api, &pods::sleeper("stock", 0)?).await?;
+    ensure!(
+        pod.metadata.annotations.is_none(),
+        "annotated: {:?}",
+        pod.metadata.annotations
+    );
+    let seen = pods::seen(bed.cluster(), &pod, "main").await?;
+    ensure!(seen.is_empty(), "sees GPUs: {seen:?}");
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! What a node's kubelet says of who holds which devices, from its pod resources socket: the truth that tests judge by.
+//! Read from outside, as any monitoring agent would; ordinary init containers are never in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gantry_proto::podresources::ListPodResourcesRequest;
+use gantry_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use tonic::Code;
+use tonic::transport::Endpoint;
+
+use crate::cluster::Node;
+use crate::{Error, Result};
+
+const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+/// Kubelet answers this call ten times a second at most.
+const AFTER_REFUSAL: Duration = Duration::from_millis(200);
+
+/// Names a container: namespace, pod, container.
+pub type ContainerName = (String, String, String);
+
+/// The devices of one resource that each container on a node holds.
+///
+/// # Errors
+/// Kubelet's socket does not answer.
+pub async fn held(node: &Node, resource: &str) -> Result<BTreeMap<ContainerName, BTreeSet<String>>> {
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::PodResources {
+        node: node.name().to_owned(),
+        source,
+    };
+    // Under /proc, for the socket lies on the node's own mount; a plain path there would be too long for a socket.
+    let path = node.sandbox().file(SOCKET);
+    let endpoint = Endpoint::try_from(format!("unix://{}", path.display())).map_err(|e| failed(e.into()))?;
+    let channel = endpoint.connect().await.map_err(|error| failed(error.into()))?;
+    let mut client = PodResourcesListerClient::new(channel);
+    let answer = loop {
+        match client.list(ListPodResourcesRequest {}).await {
+            Ok(answer) => break answer.into_inner(),
+            Err(status) if status.code() == Code::ResourceExhausted => {
+                tokio::time::sleep(AFTER_REFUSAL).await;
+            }
+            Err(status) => return Err(failed(status.into())),
+        }
+    };
+    let mut held = BTreeMap::new();
+    for pod in answer.pod_resources {
+        for container in pod.containers {
+            let devices: BTreeSet<String> = container
+                .devices
+                .into_iter()
+                .filter(|devices| devices.resource_name == resource)
+                .flat_map(|devices| devices.device_ids)
+                .collect();
+            if !devices.is_empty() {
+                held.insert((pod.namespace.clone(), pod.name.clone(), container.name), devices);
+            }
+        }
+    }
+    Ok(held)
+}

@@ -1,0 +1,156 @@
+//! What containers themselves say of their GPUs: each writes down, on its node, what it got and from when to when it ran.
+//! Judged afterwards, so that nothing depends on how fast the API or a test looks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::Cluster;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+/// Where containers write, as the node sees it and as the test sees it in the node's folder.
+const ON_NODE: &str = "/var/log/gantry-records";
+const IN_FOLDER: &str = "varlog/gantry-records";
+
+/// Runs until told to end or until its time is over, and writes both ends down. /proc/uptime is one clock for all nodes here.
+const SCRIPT: &str = r#"
+now() { cut -d ' ' -f 1 /proc/uptime; }
+end() { echo "end $(now)" >> "$FILE"; exit 0; }
+FILE="/records/$POD"
+echo "start $(now) $NVIDIA_VISIBLE_DEVICES" > "$FILE"
+trap end TERM
+sleep "$SECONDS_TO_RUN" & wait
+end
+"#;
+
+/// The same, but asked to end it stays, and writes down again and again that it still lives, until it is killed.
+const STUBBORN: &str = r#"
+now() { cut -d ' ' -f 1 /proc/uptime; }
+FILE="/records/$POD"
+trap '' TERM
+echo "start $(now) $NVIDIA_VISIBLE_DEVICES" > "$FILE"
+while :; do echo "end $(now)" >> "$FILE"; sleep 0.05; done
+"#;
+
+/// Makes the pod's containers write records; `seconds` is how long they run.
+pub(crate) fn recording(pod: Pod, seconds: f64) -> Result<Pod> {
+    with_script(pod, SCRIPT, seconds)
+}
+
+/// Makes the pod's containers write records until they are killed, however they are asked to end.
+pub(crate) fn stubborn(pod: Pod) -> Result<Pod> {
+    with_script(pod, STUBBORN, 0.0)
+}
+
+fn with_script(mut pod: Pod, script: &str, seconds: f64) -> Result<Pod> {
+    let spec = pod.spec.as_mut().context("a pod has a spec")?;
+    spec.restart_policy = Some("Never".into());
+    let volume = json!({ "name": "records", "hostPath": { "path": ON_NODE, "type": "DirectoryOrCreate" } });
+    spec.volumes
+        .get_or_insert_default()
+        .push(serde_json::from_value(volume)?);
+    for container in &mut spec.containers {
+        container.command = Some(["sh", "-c", script].map(str::to_owned).to_vec());
+        let mount = json!({ "name": "records", "mountPath": "/records" });
+        container
+            .volume_mounts
+            .get_or_insert_default()
+            .push(serde_json::from_value(mount)?);
+        let name = json!({ "name": "POD", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } });
+        let time = json!({ "name": "SECONDS_TO_RUN", "value": seconds.to_string() });
+        let env = container.env.get_or_insert_default();
+        env.extend([serde_json::from_value(name)?, serde_json::from_value(time)?]);
+    }
+    Ok(pod)
+}
+
+/// One container's stay on its devices.
+#[derive(Debug, Clone)]
+pub(crate) struct Stay {
+    /// Its pod.
+    pub(crate) pod: String,
+    /// Its node.
+    pub(crate) node: String,
+    /// The devices it was given.
+    pub(crate) devices: BTreeSet<String>,
+    /// When it began, in seconds of the machine's uptime.
+    pub(crate) from: f64,
+    /// When it ended, or was last seen to live; none if it has not written that yet.
+    pub(crate) to: Option<f64>,
+}
+
+/// All stays written so far, by pod.
+pub(crate) fn read(cluster: &Cluster) -> Result<BTreeMap<String, Stay>> {
+    let mut stays = BTreeMap::new();
+    for node in cluster.nodes() {
+        let Ok(entries) = fs::read_dir(node.sandbox().folder().join(IN_FOLDER)) else {
+            continue;
+        };
+        for entry in entries {
+            let entry = entry?;
+            let pod = entry.file_name().to_string_lossy().into_owned();
+            let text = fs::read_to_string(entry.path())?;
+            // A file is made before its first line is written.
+            let Some(stay) = parse(&pod, node.name(), &text) else {
+                continue;
+            };
+            stays.insert(pod, stay);
+        }
+    }
+    Ok(stays)
+}
+
+/// Forgets all stays.
+pub(crate) fn clear(cluster: &Cluster) {
+    for node in cluster.nodes() {
+        let _ = fs::remove_dir_all(node.sandbox().folder().join(IN_FOLDER));
+    }
+}
+
+/// No device was in two containers at once. A stay without an end lasts for ever.
+pub(crate) fn ensure_no_device_twice(stays: &BTreeMap<String, Stay>) -> Result<()> {
+    let mut by_device: BTreeMap<(&str, &str), Vec<&Stay>> = BTreeMap::new();
+    for stay in stays.values() {
+        for device in &stay.devices {
+            by_device.entry((&stay.node, device)).or_default().push(stay);
+        }
+    }
+    for ((node, device), mut holders) in by_device {
+        holders.sort_by(|a, b| a.from.total_cmp(&b.from));
+        for pair in holders.windows(2) {
+            let [earlier, later] = pair else { continue };
+            let ended = earlier.to.unwrap_or(f64::INFINITY);
+            ensure!(
+                ended <= later.from,
+                "{device} of {node} was in {} until {ended} and in {} from {}",
+                earlier.pod,
+                later.pod,
+                later.from
+            );
+        }
+    }
+    Ok(())
+}
+
+fn parse(pod: &str, node: &str, text: &str) -> Option<Stay> {
+    let mut lines = text.lines();
+    let mut first = lines.next()?.strip_prefix("start ")?.split(' ');
+    let from = first.next()?.parse().ok()?;
+    let devices = first.next().unwrap_or_default();
+    let devices = devices
+        .split(',')
+        .filter(|device| !device.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let to = lines
+        .next()
+        .and_then(|line| line.strip_prefix("end ")?.parse().ok());
+    Some(Stay {
+        pod: pod.to_owned(),
+        node: node.to_owned(),
+        devices,
+        from,
+        to,
+    })
+}

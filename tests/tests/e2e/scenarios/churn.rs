@@ -1,0 +1,133 @@
+//! Many pods that come and go: whatever the order, no device is in two containers at once and nothing is left behind.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use gantry_api::GpuNode;
+use gantry_e2e::until;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::bed::Bed;
+use crate::{pods, records};
+
+const PODS: usize = 300;
+/// As many as the machines can hold twice over, so that some always wait.
+const AT_ONCE: usize = 40;
+const ALL_LIMIT: Duration = Duration::from_secs(600);
+
+pub(super) async fn three_hundred_pods_come_and_go(bed: &Bed) -> Result<()> {
+    bed.gpus().await?;
+    let api = bed.namespace("e2e-churn").await?;
+    let mut random = StdRng::seed_from_u64(2);
+    let mut made = 0;
+    let mut gone = BTreeSet::new();
+    while made < PODS {
+        // In bursts of one size, so that equal requests are admitted side by side.
+        let size = [1, 1, 2, 2, 4][random.random_range(0..5)];
+        for _ in 0..random.random_range(1..=8_usize).min(PODS - made) {
+            let name = format!("p{made}");
+            let seconds = f64::from(random.random_range(2..30_u32)) / 10.0;
+            let pod = records::recording(pods::sleeper(&name, size)?, seconds)?;
+            api.create(&PostParams::default(), &pod).await?;
+            if random.random_ratio(1, 6) {
+                gone.insert(name);
+            }
+            made += 1;
+        }
+        for name in gone.iter().filter(|_| random.random_ratio(1, 3)) {
+            let deleted = api.delete(name, &DeleteParams::default()).await;
+            ensure!(
+                deleted.is_ok() || api.get_opt(name).await?.is_none(),
+                "{name} cannot be deleted"
+            );
+        }
+        until("fewer pods at once", ALL_LIMIT, async || {
+            let alive = alive(&api).await.map_err(|error| error.to_string())?;
+            if alive < AT_ONCE {
+                Ok(())
+            } else {
+                Err(format!("{alive} are there"))
+            }
+        })
+        .await?;
+    }
+    until("all pods over", ALL_LIMIT, async || {
+        match alive(&api).await.map_err(|error| error.to_string())? {
+            0 => Ok(()),
+            some => Err(format!("{some} are there")),
+        }
+    })
+    .await?;
+
+    for pod in api.list(&ListParams::default()).await? {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        ensure!(
+            pods::phase(&pod) == "Succeeded",
+            "{name}: {} ({})",
+            pods::phase(&pod),
+            pods::said(&pod)
+        );
+        ensure!(pods::granted(&pod).is_ok(), "{name} ran without a grant");
+    }
+    let stays = records::read(bed.cluster())?;
+    ensure!(
+        stays.len() > PODS - gone.len(),
+        "only {} containers wrote what they got",
+        stays.len()
+    );
+    records::ensure_no_device_twice(&stays)?;
+    nothing_is_left(bed).await
+}
+
+/// Every device is free again in every account: kubelet's, the plugin's and, shown by a pod that needs a whole machine, the
+/// extender's.
+pub(super) async fn nothing_is_left(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let published: Api<GpuNode> = Api::all(bed.client());
+    for node in bed.cluster().nodes() {
+        until(
+            format!("nothing held on {}", node.name()),
+            Duration::from_secs(60),
+            async || {
+                let held = gantry_e2e::podresources::held(node, "nvidia.com/gpu").await;
+                let held = held.map_err(|error| error.to_string())?;
+                let object = published
+                    .get(node.name())
+                    .await
+                    .map_err(|error| error.to_string())?;
+                let holders = object.status.map(|status| status.holders).unwrap_or_default();
+                if held.is_empty() && holders.is_empty() {
+                    Ok(())
+                } else {
+                    Err(format!("{held:?}, {holders:?}"))
+                }
+            },
+        )
+        .await?;
+    }
+    let api = bed.namespace("e2e-left").await?;
+    let sizes: Vec<usize> = gpus.all().values().map(BTreeSet::len).collect();
+    for (turn, size) in sizes.into_iter().enumerate() {
+        api.create(
+            &PostParams::default(),
+            &pods::sleeper(&format!("whole-{turn}"), size)?,
+        )
+        .await?;
+    }
+    for turn in 0..gpus.all().len() {
+        pods::running(&api, &format!("whole-{turn}")).await?;
+    }
+    Ok(())
+}
+
+async fn alive(api: &Api<k8s_openapi::api::core::v1::Pod>) -> Result<usize, kube::Error> {
+    let all = api.list(&ListParams::default()).await?;
+    Ok(all
+        .iter()
+        .filter(|pod| !matches!(pods::phase(pod), "Succeeded" | "Failed"))
+        .count())
+}

@@ -1,0 +1,97 @@
+//! Which node and which GPUs a request lands on, and that the container really got them.
+
+use anyhow::{Result, ensure};
+
+use crate::bed::Bed;
+use crate::pods;
+
+pub(super) async fn requests_land_on_the_best_node_and_set(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let api = bed.namespace("e2e-placement").await?;
+    let mut free = gpus.all();
+    for (turn, size) in [8, 4, 2, 1, 4, 2, 2, 1].into_iter().enumerate() {
+        let best = gpus.best_bandwidth(&free, size);
+        let pod = pods::run(&api, &pods::sleeper(&format!("{turn}-asks-{size}"), size)?).await?;
+        let node = pods::node(&pod);
+        let seen = pods::seen(bed.cluster(), &pod, "main").await?;
+        let held = pods::held(bed.cluster(), &pod, "main").await?;
+        ensure!(seen.len() == size, "asked {size}, the container sees {seen:?}");
+        ensure!(
+            seen == pods::granted(&pod)?,
+            "sees {seen:?}, was granted {:?}",
+            pods::granted(&pod)?
+        );
+        ensure!(seen == held, "sees {seen:?}, kubelet says {held:?}");
+        let reached = gpus.bandwidth(node, &seen)?;
+        ensure!(
+            reached == best,
+            "{size} GPUs on {node} reach {reached} MB/s where {best} could be had"
+        );
+        let chosen = gpus.chosen(&free, node, size)?;
+        ensure!(
+            seen == chosen,
+            "{size} GPUs of {node}: {seen:?} instead of {chosen:?}"
+        );
+        if let Some(left) = free.get_mut(node) {
+            left.retain(|device| !seen.contains(device));
+        }
+    }
+    Ok(())
+}
+
+pub(super) async fn a_request_that_fits_nowhere_says_why_in_gpu_words(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let api = bed.namespace("e2e-nowhere").await?;
+    // One GPU taken on every machine: then no machine has all of its GPUs, though each has most.
+    for node in gpus.all().keys() {
+        pods::run(&api, &pods::pinned(&format!("takes-{node}"), 1, node)?).await?;
+    }
+    api.create(&kube::api::PostParams::default(), &pods::sleeper("asks-8", 8)?)
+        .await?;
+    let said = gantry_e2e::until("a reason for waiting", pods::RUN_LIMIT, async || {
+        let pod = api.get("asks-8").await.map_err(|error| error.to_string())?;
+        let events = bed
+            .cluster()
+            .kubectl(&["-n", "e2e-nowhere", "describe", "pod", "asks-8"])
+            .await;
+        let text = events.map_err(|error| error.to_string())?;
+        let scheduled = !pods::node(&pod).is_empty();
+        if text.contains("GPUs free") || scheduled {
+            Ok((text, scheduled))
+        } else {
+            Err(text)
+        }
+    });
+    let (text, scheduled) = said.await?;
+    ensure!(!scheduled, "8 GPUs were found where no machine has 8 free");
+    ensure!(text.contains("7 of 8 GPUs free, 8 asked"), "{text}");
+    Ok(())
+}
+
+pub(super) async fn device_nodes_reach_the_container_by_node_and_by_cdi(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let api = bed.namespace("e2e-devices").await?;
+    let node = bed.cluster().nodes()[1].name();
+    for strategy in ["device-nodes", "cdi-cri"] {
+        gpus.restart_plugin(
+            bed.cluster(),
+            node,
+            &[&format!("--device-list-strategy={strategy}")],
+        )
+        .await?;
+        let name = format!("by-{strategy}");
+        pods::run(&api, &pods::pinned(&name, 2, node)?).await?;
+        let listing = bed
+            .cluster()
+            .kubectl(&["-n", "e2e-devices", "exec", &name, "--", "ls", "/dev"])
+            .await?;
+        let numbered = |entry: &&str| {
+            entry
+                .strip_prefix("nvidia")
+                .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()) && !rest.is_empty())
+        };
+        let found = listing.split_whitespace().filter(numbered).count();
+        ensure!(found == 2, "{strategy}: asked 2 GPUs, /dev shows {listing}");
+    }
+    gpus.restart_plugin(bed.cluster(), node, &[]).await
+}
