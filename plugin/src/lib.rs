@@ -6,6 +6,17 @@
 //! handover -> answers to kubelet, holders and deviations in GpuNode.status
 //! ```
 
+pub mod allocate;
+pub mod args;
 pub mod discover;
+pub mod handover;
+pub mod health;
 pub mod inventory;
+pub mod kubelet;
 pub mod nvml;
+pub mod observe;
+
+mod daemon;
+
+pub use args::{Args, Strategy};
+pub use daemon::{run, serve};

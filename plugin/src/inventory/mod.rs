@@ -1,12 +1,18 @@
 //! What this node has and how it fares, as immutable snapshots. One owner (discovery and health) publishes them through a watch
 //! channel; kubelet's servers, CDI, the cluster publisher and the metrics are views of the latest one and never ask NVML.
 
+mod merge;
+mod owner;
+mod session;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use gantry_api::{DeviceHealth, DeviceId, ResourceName};
 use gantry_topology::{Machine, MachineParts};
 use tokio::sync::watch;
+
+pub use owner::{Owner, Timing};
 
 /// What discovery needs to know. The roots say where this process *reads* the trees, which in a container or a test is not
 /// where the host has them.

@@ -1,4 +1,4 @@
-//! `/proc`: what the NVIDIA driver tells of itself and of each GPU.
+//! `/proc`: what the NVIDIA driver tells of itself and of each GPU, and the model of the CPU.
 
 use super::CompanionError;
 use super::dev::{NVIDIA, NVSWITCH, UVM};
@@ -24,6 +24,9 @@ ExcludedGpus: \"\"
 ";
 
 pub(super) fn write(files: &mut Files, facts: &Facts) -> Result<(), CompanionError> {
+    if let Some(cpu) = &facts.machine().host().cpu {
+        files.file("proc/cpuinfo", &format!("processor\t: 0\nmodel name\t: {cpu}\n"))?;
+    }
     files.file(
         "proc/driver/nvidia/version",
         &format!(

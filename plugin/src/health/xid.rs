@@ -1,0 +1,214 @@
+//! Xids and their classes, from `data/xid.csv` (its head line names the sources). The table is data: to change what an Xid
+//! does, change its row.
+
+use std::fmt;
+
+const CSV: &str = include_str!("../../data/xid.csv");
+
+/// What an Xid asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// The application's own doing, or nothing to act on: the GPU goes on.
+    Application,
+    /// A link is at fault. With `reset`, only a reset of the GPU brings it back; otherwise the GPU goes on with the links left.
+    Link {
+        /// Whether the GPU itself must be reset.
+        reset: bool,
+    },
+    /// Memory is at fault, confined to the MIG instance that the event names; to the whole GPU if it names none.
+    MigInstance,
+    /// The GPU cannot be used until it is reset.
+    Resettable,
+    /// Only a reboot or hands help.
+    Fatal,
+}
+
+impl Class {
+    /// Whether a whole GPU with such an Xid may not be given out.
+    pub fn is_unhealthy(self) -> bool {
+        match self {
+            Self::Application | Self::Link { reset: false } => false,
+            Self::Link { reset: true } | Self::MigInstance | Self::Resettable | Self::Fatal => true,
+        }
+    }
+
+    /// Whether links may have changed.
+    pub fn touches_links(self) -> bool {
+        matches!(self, Self::Link { .. })
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Application => "application",
+            Self::Link { .. } => "link",
+            Self::MigInstance => "mig-instance",
+            Self::Resettable => "resettable",
+            Self::Fatal => "fatal",
+        })
+    }
+}
+
+/// One Xid of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Xid {
+    /// The number.
+    pub code: u64,
+    /// What it means, in NVIDIA's words or by the name the driver's header has for it.
+    pub meaning: &'static str,
+    /// What it asks for.
+    pub class: Class,
+}
+
+/// All Xids known to this build.
+#[derive(Debug, Clone)]
+pub struct Table(Vec<Xid>);
+
+impl Table {
+    /// The table that is built in.
+    pub fn built_in() -> Self {
+        let mut rows: Vec<Xid> = CSV.lines().filter_map(read_row).collect();
+        rows.sort_by_key(|xid| xid.code);
+        Self(rows)
+    }
+
+    /// The Xid with this number, if it is known.
+    pub fn get(&self, code: u64) -> Option<&Xid> {
+        let position = self.0.binary_search_by_key(&code, |xid| xid.code).ok()?;
+        self.0.get(position)
+    }
+
+    /// What an Xid asks for. One that nobody has described is taken for a fault: better a GPU too few than a broken job.
+    pub fn class(&self, code: u64) -> Class {
+        self.get(code).map_or(Class::Resettable, |xid| xid.class)
+    }
+
+    /// The Xid in words, e.g. `Xid 79: GPU has fallen off the bus`.
+    pub fn describe(&self, code: u64) -> String {
+        match self.get(code) {
+            Some(xid) => format!("Xid {code}: {}", xid.meaning),
+            None => format!("Xid {code}: unknown to this version"),
+        }
+    }
+}
+
+/// Reads one line; comments and the heading are no rows.
+fn read_row(line: &'static str) -> Option<Xid> {
+    let fields = fields(line);
+    let [code, mnemonic, meaning, scope, action, _, _, verdict] = fields[..] else {
+        return None;
+    };
+    Some(Xid {
+        code: code.parse().ok()?,
+        meaning: match meaning {
+            "Unused" => "unexpected, NVIDIA lists it as unused",
+            meaning if meaning.starts_with('(') => mnemonic,
+            meaning => meaning,
+        },
+        class: class(scope, action, verdict),
+    })
+}
+
+/// What the columns amount to.
+fn class(scope: &str, action: &str, verdict: &str) -> Class {
+    if verdict.starts_with("ignore") {
+        Class::Application
+    } else if verdict.starts_with("keep GPU") {
+        Class::Link {
+            reset: action == "RESET_GPU",
+        }
+    } else if scope.contains("MIG instance") && verdict.contains("MIG instance") {
+        Class::MigInstance
+    } else if verdict.contains("only after reset/reboot") {
+        Class::Fatal
+    } else {
+        Class::Resettable
+    }
+}
+
+/// The fields of a CSV line; quotes keep commas together.
+fn fields(line: &'static str) -> Vec<&'static str> {
+    let mut fields = Vec::new();
+    let mut rest = line;
+    loop {
+        let quoted = rest.strip_prefix('"').and_then(|inner| inner.split_once('"'));
+        let (field, tail) = match quoted {
+            Some((field, tail)) => (field, tail.strip_prefix(',')),
+            None => match rest.split_once(',') {
+                Some((field, tail)) => (field, Some(tail)),
+                None => (rest, None),
+            },
+        };
+        fields.push(field);
+        match tail {
+            Some(tail) => rest = tail,
+            None => return fields,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_data_is_in_the_table() {
+        let rows = CSV
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.starts_with("xid,") && !line.is_empty());
+        let table = Table::built_in();
+        let codes: Vec<u64> = table.0.iter().map(|xid| xid.code).collect();
+        assert_eq!(codes.len(), rows.clone().count());
+        assert_eq!(
+            codes,
+            (1..=176).collect::<Vec<_>>(),
+            "each Xid once, none left out"
+        );
+        for line in rows {
+            let verdict = fields(line)[7];
+            let xid = read_row(line).unwrap();
+            let means = match xid.class {
+                Class::Application => "ignore (count it)",
+                Class::Link { .. } => "keep GPU; drop the link",
+                Class::Fatal => "GPU unhealthy; recover only after reset/reboot",
+                Class::MigInstance | Class::Resettable => "unhealthy",
+            };
+            assert!(verdict.contains(means), "{line}");
+            assert!(!xid.meaning.is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn telling_xids_have_the_class_that_nvidia_gives_them() {
+        let table = Table::built_in();
+        for code in [13, 31, 43, 45, 68, 94, 109, 154] {
+            assert_eq!(table.class(code), Class::Application, "{code}");
+        }
+        for code in [54, 79, 119, 143, 167] {
+            assert_eq!(table.class(code), Class::Fatal, "{code}");
+        }
+        for code in [46, 62, 64, 95, 140] {
+            assert_eq!(table.class(code), Class::Resettable, "{code}");
+        }
+        for code in [48, 171, 172] {
+            assert_eq!(table.class(code), Class::MigInstance, "{code}");
+        }
+        assert_eq!(table.class(74), Class::Link { reset: false });
+        assert_eq!(table.class(155), Class::Link { reset: true });
+        assert_eq!(table.class(4711), Class::Resettable, "fail safe");
+    }
+
+    #[test]
+    fn an_xid_is_described_in_words() {
+        let table = Table::built_in();
+        assert_eq!(table.describe(79), "Xid 79: GPU has fallen off the bus");
+        assert_eq!(table.describe(167), "Xid 167: PCIE_FATAL_TIMEOUT");
+        assert_eq!(
+            table.describe(18),
+            "Xid 18: unexpected, NVIDIA lists it as unused"
+        );
+        assert_eq!(table.describe(176), "Xid 176: PCIE_CORRECTABLE_ERROR_FAULT");
+        assert_eq!(table.describe(4711), "Xid 4711: unknown to this version");
+    }
+}

@@ -1,0 +1,212 @@
+//! What was found, laid over what is known: a GPU that can no longer be reached keeps its place, its identity and its links, so
+//! that its device is shown sick and does not vanish. Pure.
+
+use std::collections::BTreeMap;
+
+use gantry_topology::{GpuUuid, Machine, MachineError, NvLinkBundle, PathClass, PathMatrix};
+
+use crate::discover::Found;
+
+/// A machine with the GPUs of it that are out of reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Merged {
+    pub(super) machine: Machine,
+    /// GPUs that were known and are not found, each with the reason.
+    pub(super) missing: BTreeMap<GpuUuid, String>,
+}
+
+/// Lays `found` over `known`. Found GPUs that are new mean other hardware: then what was found stands as it is.
+pub(super) fn merge(known: Option<&Machine>, found: Found) -> Result<Merged, MachineError> {
+    let as_found = |found: Found| Merged {
+        machine: found.machine,
+        missing: BTreeMap::new(),
+    };
+    let Some(known) = known else {
+        return Ok(as_found(found));
+    };
+    let position = |machine: &Machine, uuid: &GpuUuid| {
+        let mut gpus = machine.gpus().iter();
+        gpus.position(|gpu| gpu.uuid.as_ref() == Some(uuid))
+    };
+    let uuids = found.machine.gpus().iter().filter_map(|gpu| gpu.uuid.as_ref());
+    if !uuids.clone().all(|uuid| position(known, uuid).is_some()) {
+        return Ok(as_found(found));
+    }
+    // Where each known GPU was found.
+    let places: Vec<Option<usize>> = known
+        .gpus()
+        .iter()
+        .map(|gpu| position(&found.machine, gpu.uuid.as_ref()?))
+        .collect();
+    if places.iter().enumerate().all(|(at, place)| *place == Some(at))
+        && known.gpus().len() == found.machine.gpus().len()
+    {
+        return Ok(as_found(found));
+    }
+    let missing = known
+        .gpus()
+        .iter()
+        .zip(&places)
+        .filter(|(_, place)| place.is_none())
+        .filter_map(|(gpu, _)| {
+            // Indices mean the same GPUs only while their number is the same.
+            let same = known.gpus().len() == found.machine.gpus().len();
+            let error = found
+                .unreachable
+                .iter()
+                .find(|(index, _)| same && *index == gpu.index);
+            let reason = match error {
+                Some((_, error)) => format!("GPU lost: {error}"),
+                None => "GPU lost: NVML no longer lists it".to_owned(),
+            };
+            Some((gpu.uuid.clone()?, reason))
+        })
+        .collect();
+    Ok(Merged {
+        machine: overlay(known, found.machine, &places)?,
+        missing,
+    })
+}
+
+/// The known machine with everything replaced that was found anew. `places[i]`: where known GPU `i` was found.
+fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<Machine, MachineError> {
+    let mut parts = known.clone().into_parts();
+    for (at, gpu) in parts.gpus.iter_mut().enumerate() {
+        if let Some(place) = places[at] {
+            *gpu = gantry_topology::Gpu {
+                index: gpu.index,
+                ..found.gpus()[place].clone()
+            };
+        }
+    }
+    let pairs = (0..places.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
+    parts.nvlinks = pairs
+        .filter_map(|(a, b)| {
+            let links = match (places[a], places[b]) {
+                (Some(a), Some(b)) => found.direct_nvlinks(a, b),
+                _ => known.direct_nvlinks(a, b),
+            };
+            (links > 0).then_some(NvLinkBundle {
+                gpus: [a as u8, b as u8],
+                links,
+            })
+        })
+        .collect();
+    let known_nic = |name: &str| known.nics().iter().position(|nic| nic.name == name);
+    let gpus = places.len();
+    let devices = gpus + found.nics().len();
+    // A device of the new matrix in the found and in the known machine.
+    let in_found = |device: usize| match device.checked_sub(gpus) {
+        None => places[device],
+        Some(nic) => Some(found.gpus().len() + nic),
+    };
+    let in_known = |device: usize| match device.checked_sub(gpus) {
+        None => Some(device),
+        Some(nic) => Some(gpus + known_nic(&found.nics()[nic].name)?),
+    };
+    parts.paths = PathMatrix::from_fn(devices, |row, column| {
+        match (in_found(row), in_found(column), in_known(row), in_known(column)) {
+            (Some(row), Some(column), _, _) => found.paths().get(row, column),
+            (_, _, Some(row), Some(column)) => known.paths().get(row, column),
+            _ => PathClass::Sys,
+        }
+    });
+    let found = found.into_parts();
+    parts.nics = found.nics;
+    parts.host = found.host;
+    Machine::new(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_topology::{Gpu, MachineParts};
+
+    use super::*;
+    use crate::nvml::{Code, NvmlError};
+
+    /// GPUs with these names, the first two joined by `links` NVLinks, all pairs of one class.
+    fn machine(names: &[&str], links: u8, class: PathClass) -> Machine {
+        let gpus: Vec<Gpu> = names
+            .iter()
+            .enumerate()
+            .map(|(index, name)| Gpu {
+                index: index as u8,
+                uuid: (!name.is_empty()).then(|| uuid(name)),
+                ..Gpu::default()
+            })
+            .collect();
+        Machine::new(MachineParts {
+            paths: PathMatrix::from_fn(gpus.len(), |_, _| class),
+            gpus,
+            nvlinks: (links > 0)
+                .then_some(NvLinkBundle { gpus: [0, 1], links })
+                .into_iter()
+                .collect(),
+            ..MachineParts::default()
+        })
+        .unwrap()
+    }
+
+    fn uuid(name: &str) -> GpuUuid {
+        format!("GPU-{name}").parse().unwrap()
+    }
+
+    fn found(machine: Machine, unreachable: &[u8]) -> Found {
+        let error = NvmlError::Call {
+            call: "nvmlDeviceGetHandleByIndex_v2",
+            gpu: Some(1),
+            code: Code::GpuIsLost,
+        };
+        Found {
+            machine,
+            unreachable: unreachable.iter().map(|index| (*index, error.clone())).collect(),
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_was_found_stands_when_nothing_is_missing() {
+        let known = machine(&["a", "b"], 4, PathClass::Sys);
+        let now = machine(&["a", "b"], 0, PathClass::Sys);
+        let merged = merge(Some(&known), found(now.clone(), &[])).unwrap();
+        assert_eq!(merged.machine, now);
+        assert!(merged.missing.is_empty());
+    }
+
+    #[test]
+    fn a_gpu_out_of_reach_keeps_its_identity_and_links() {
+        let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
+        let now = machine(&["a", "", "c"], 0, PathClass::Sys);
+        let merged = merge(Some(&known), found(now, &[1])).unwrap();
+        assert_eq!(merged.machine.gpus(), known.gpus());
+        assert_eq!(merged.machine.direct_nvlinks(0, 1), 4);
+        assert_eq!(merged.machine.paths().get(0, 1), PathClass::Phb);
+        assert_eq!(merged.machine.paths().get(0, 2), PathClass::Sys, "found anew");
+        let reason = &merged.missing[&uuid("b")];
+        assert!(
+            reason.starts_with("GPU lost: nvmlDeviceGetHandleByIndex_v2 on GPU 1 failed"),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn a_gpu_no_longer_listed_keeps_its_place_and_others_theirs() {
+        let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
+        let now = machine(&["b", "c"], 2, PathClass::Sys);
+        let merged = merge(Some(&known), found(now, &[])).unwrap();
+        assert_eq!(merged.machine.gpus(), known.gpus());
+        assert_eq!(merged.machine.direct_nvlinks(0, 1), 4);
+        assert_eq!(merged.machine.direct_nvlinks(1, 2), 2);
+        assert_eq!(merged.missing[&uuid("a")], "GPU lost: NVML no longer lists it");
+    }
+
+    #[test]
+    fn other_hardware_replaces_what_was_known() {
+        let known = machine(&["a", "b"], 0, PathClass::Sys);
+        let now = machine(&["a", "d"], 0, PathClass::Sys);
+        let merged = merge(Some(&known), found(now.clone(), &[])).unwrap();
+        assert_eq!((merged.machine, merged.missing.len()), (now, 0));
+        let first = merge(None, found(known.clone(), &[])).unwrap();
+        assert_eq!(first.machine, known);
+    }
+}

@@ -1,0 +1,272 @@
+//! Discovery against the simulated library: what is read is what the machine file says.
+
+mod sim;
+
+use gantry_plugin::discover::{self, DiscoverError, NvmlOptions};
+use gantry_plugin::nvml::{Code, Nvml, NvmlError};
+use gantry_topology::{Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
+use sim::Sim;
+
+/// A machine as discovery can know it: no name, NICs by their device's name, today's words for paths, NVLink ports only where
+/// a link is up, lists of numbers in one form.
+fn normalised(machine: &Machine) -> MachineParts {
+    let mut parts = machine.clone().into_parts();
+    parts.name = None;
+    for nic in &mut parts.nics {
+        nic.name = nic.device.take().unwrap_or_else(|| nic.name.clone());
+    }
+    let devices = parts.gpus.len() + parts.nics.len();
+    parts.paths = PathMatrix::from_fn(devices, |a, b| match machine.paths().get(a, b) {
+        PathClass::Soc => PathClass::Sys,
+        class => class,
+    });
+    for (index, gpu) in parts.gpus.iter_mut().enumerate() {
+        let linked = (0..machine.gpus().len()).any(|other| machine.direct_nvlinks(index, other) > 0);
+        gpu.nvlink = gpu
+            .nvlink
+            .filter(|ports: &NvLinkPorts| linked || ports.switch_links > 0);
+    }
+    parts
+}
+
+/// Part by part, so that a difference can be read.
+fn assert_same(found: &MachineParts, expected: &MachineParts, what: &str) {
+    assert_eq!(found.host, expected.host, "{what}");
+    for (found, expected) in found.gpus.iter().zip(&expected.gpus) {
+        assert_eq!(found, expected, "{what}");
+    }
+    assert_eq!(found.nics, expected.nics, "{what}");
+    assert_eq!(found.nvlinks, expected.nvlinks, "{what}");
+    assert_eq!(found.paths, expected.paths, "{what}");
+    assert_eq!(found, expected, "{what}");
+}
+
+fn discovered(sim: &Sim) -> Machine {
+    let nvml = Nvml::load(&sim.options().library).unwrap();
+    let found = discover::read(&nvml, &sim.options()).unwrap();
+    assert_eq!(found.warnings, [""; 0]);
+    assert_eq!(found.unreachable, []);
+    found.machine
+}
+
+#[test]
+fn every_machine_file_is_discovered_as_it_is_written() {
+    let mut files: Vec<_> = std::fs::read_dir(sim::machines())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 7, "{files:?}");
+    for file in files {
+        let sim = Sim::of_file(&file);
+        assert_eq!(sim.installed.layout.misfits, [], "{}", file.display());
+        let expected = normalised(sim.installed.facts.machine());
+        let found = normalised(&discovered(&sim));
+        assert_same(&found, &expected, &file.display().to_string());
+    }
+}
+
+#[test]
+fn a_machine_without_nvml_says_what_to_do() {
+    let options = NvmlOptions {
+        library: "/nonexistent/libnvidia-ml.so.1".into(),
+        ..NvmlOptions::default()
+    };
+    let error = discover::machine(&options).unwrap_err().to_string();
+    assert!(
+        error.starts_with("NVML library /nonexistent/libnvidia-ml.so.1 cannot be loaded (")
+            && error.ends_with("or say where its library is with --nvml-library"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_library_that_is_no_nvml_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("libnvidia-ml.so.1");
+    std::fs::write(&library, "not an ELF file").unwrap();
+    let options = NvmlOptions {
+        library,
+        ..NvmlOptions::default()
+    };
+    assert!(matches!(
+        discover::machine(&options),
+        Err(DiscoverError::Nvml(NvmlError::Load { .. }))
+    ));
+}
+
+#[test]
+fn a_driver_that_is_not_loaded_is_told_apart_from_no_gpu() {
+    let sim = Sim::of("workstation-2x");
+    sim.installed.controller.unload_driver().unwrap();
+    let error = discover::machine(&sim.options()).unwrap_err();
+    let DiscoverError::Nvml(error) = error else {
+        panic!("{error}");
+    };
+    assert!(error.is_driver_gone(), "{error}");
+    assert!(error.to_string().contains("modprobe nvidia"), "{error}");
+
+    let none = Machine::new(MachineParts::default()).unwrap();
+    let sim = Sim::of_machine(&none, "none");
+    assert!(matches!(
+        discover::machine(&sim.options()),
+        Err(DiscoverError::NoGpu)
+    ));
+}
+
+#[test]
+fn a_dead_nvlink_is_no_link() {
+    let sim = Sim::of("workstation-2x");
+    assert_eq!(discovered(&sim).direct_nvlinks(0, 1), 4);
+    sim.installed.controller.set_nvlink(0, 2, false).unwrap();
+    assert_eq!(discovered(&sim).direct_nvlinks(0, 1), 3);
+    for link in 0..4 {
+        sim.installed.controller.set_nvlink(0, link, false).unwrap();
+    }
+    let machine = discovered(&sim);
+    assert_eq!(machine.direct_nvlinks(0, 1), 0);
+    assert_eq!(machine.link(0, 1).to_string(), "PHB", "what is left is PCIe");
+}
+
+#[test]
+fn a_dead_link_into_the_switch_narrows_that_gpu_alone() {
+    let sim = Sim::of("dgx-a100");
+    sim.installed.controller.set_nvlink(3, 5, false).unwrap();
+    let machine = discovered(&sim);
+    assert_eq!(machine.switch_links(3), 11);
+    assert_eq!(machine.link(0, 3).to_string(), "NV11");
+    assert_eq!(machine.link(0, 1).to_string(), "NV12");
+}
+
+#[test]
+fn a_lost_gpu_keeps_its_place_and_the_others_their_links() {
+    let sim = Sim::of("dgx1-v100");
+    let whole = discovered(&sim);
+    sim.installed.controller.lose_gpu(2).unwrap();
+    let nvml = Nvml::load(&sim.options().library).unwrap();
+    let found = discover::read(&nvml, &sim.options()).unwrap();
+    assert_eq!(found.machine.gpus().len(), 8);
+    assert_eq!(found.machine.gpus()[2].uuid, None);
+    let [(2, error)] = &found.unreachable[..] else {
+        panic!("{:?}", found.unreachable);
+    };
+    assert_eq!(error.code(), Some(Code::GpuIsLost));
+    for a in 0..8 {
+        for b in (0..a).filter(|b| a != 2 && *b != 2) {
+            assert_eq!(found.machine.link(a, b), whole.link(a, b), "{a} {b}");
+        }
+    }
+}
+
+/// Every call that discovery makes about single facts; without any one of them a machine is still found.
+const DISPENSABLE: &[&str] = &[
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetCudaDriverVersion_v2",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetSerial",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetMaxPcieLinkGeneration",
+    "nvmlDeviceGetMaxPcieLinkWidth",
+    "nvmlDeviceGetCpuAffinity",
+    "nvmlDeviceGetMemoryAffinity",
+    "nvmlDeviceGetNumaNodeId",
+    "nvmlDeviceGetTopologyCommonAncestor",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetGpuFabricInfo",
+    "nvmlDeviceGetNvLinkState",
+    "nvmlDeviceGetNvLinkVersion",
+    "nvmlDeviceGetNvLinkRemoteDeviceType",
+    "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+];
+
+#[test]
+fn without_any_one_call_the_machine_is_still_found() {
+    let sim = Sim::of("dgx1-v100");
+    let nvml = Nvml::load(&sim.options().library).unwrap();
+    for call in DISPENSABLE {
+        for code in [3, 999] {
+            sim.installed.controller.fail_call(call, code, None).unwrap();
+            let found = discover::read(&nvml, &sim.options())
+                .unwrap_or_else(|error| panic!("without {call} ({code}): {error}"));
+            assert_eq!(found.machine.gpus().len(), 8, "{call}");
+            assert_eq!(found.unreachable, [], "{call}");
+            assert!(
+                found.machine.gpus().iter().all(|gpu| gpu.uuid.is_some()),
+                "{call}"
+            );
+            sim.installed.controller.clear_rule(call).unwrap();
+        }
+    }
+    // Nothing of that stuck.
+    let expected = normalised(sim.installed.facts.machine());
+    assert_same(&normalised(&discovered(&sim)), &expected, "at the end");
+}
+
+#[test]
+fn an_unexpected_failure_of_a_single_fact_is_a_warning_that_names_it() {
+    let sim = Sim::of("workstation-2x");
+    sim.installed
+        .controller
+        .fail_call("nvmlDeviceGetMinorNumber", 999, None)
+        .unwrap();
+    let nvml = Nvml::load(&sim.options().library).unwrap();
+    let found = discover::read(&nvml, &sim.options()).unwrap();
+    assert_eq!(
+        found.warnings,
+        [0, 1].map(|gpu| format!("nvmlDeviceGetMinorNumber on GPU {gpu} failed: NVML error 999"))
+    );
+    assert_eq!(found.machine.gpus()[0].minor, None);
+}
+
+#[test]
+fn paths_between_gpus_come_from_sysfs_where_nvml_is_silent() {
+    for name in ["dgx1-v100", "l4-4x-pcie", "hgx-h100"] {
+        let sim = Sim::of(name);
+        sim.installed
+            .controller
+            .fail_call("nvmlDeviceGetTopologyCommonAncestor", 3, None)
+            .unwrap();
+        let nvml = Nvml::load(&sim.options().library).unwrap();
+        let found = discover::read(&nvml, &sim.options()).unwrap();
+        let expected = normalised(sim.installed.facts.machine());
+        assert_eq!(found.machine.paths(), &expected.paths, "{name}");
+        assert!(found.warnings[0].contains("sysfs says"), "{:?}", found.warnings);
+    }
+}
+
+#[test]
+fn without_sysfs_the_gpus_are_found_and_the_nics_are_not() {
+    let sim = Sim::of("hgx-h100");
+    let options = NvmlOptions {
+        sys_root: "/nonexistent".into(),
+        ..sim.options()
+    };
+    let machine = discover::machine(&options).unwrap();
+    assert_eq!(machine.gpus().len(), 8);
+    assert_eq!(machine.nics().len(), 0);
+    assert_eq!(machine.link(0, 7).to_string(), "NV18");
+    assert_eq!(
+        machine.gpus()[0].numa,
+        sim.installed.facts.machine().gpus()[0].numa,
+        "NVML knows the NUMA node too"
+    );
+}
+
+#[test]
+fn processes_on_a_gpu_are_listed_however_many_there_are() {
+    let sim = Sim::of("workstation-2x");
+    let processes: Vec<_> = (1..=300)
+        .map(|pid| gantry_nvml_sim::control::Process { pid, memory_mib: 1 })
+        .collect();
+    sim.installed.controller.set_processes(1, processes).unwrap();
+    let nvml = Nvml::load(&sim.options().library).unwrap();
+    let pids = |gpu| -> Vec<u32> {
+        let processes = nvml.device(gpu).unwrap().compute_processes().unwrap();
+        processes.iter().map(|process| process.pid).collect()
+    };
+    assert_eq!(pids(0), [0; 0]);
+    assert_eq!(pids(1), (1..=300).collect::<Vec<_>>());
+}

@@ -1,0 +1,61 @@
+//! A simulated machine for a test: installed in a folder of its own, so that several different ones live in one process.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+
+use gantry_nvml_sim::{Installed, install, install_text};
+use gantry_plugin::discover::NvmlOptions;
+use gantry_topology::Machine;
+
+/// An installed machine; its folder goes with it.
+pub(crate) struct Sim {
+    pub(crate) installed: Installed,
+    _folder: tempfile::TempDir,
+}
+
+impl Sim {
+    /// The machine file `simulator/machines/<name>.yaml`.
+    pub(crate) fn of(name: &str) -> Self {
+        Self::of_file(&machines().join(format!("{name}.yaml")))
+    }
+
+    pub(crate) fn of_file(file: &Path) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let installed = install(file, folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        Self {
+            installed,
+            _folder: folder,
+        }
+    }
+
+    pub(crate) fn of_machine(machine: &Machine, name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        // JSON is YAML.
+        let text = serde_json::to_string(machine).unwrap();
+        let installed =
+            install_text(&text, Path::new(name), folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        Self {
+            installed,
+            _folder: folder,
+        }
+    }
+
+    /// What discovery needs to read it.
+    pub(crate) fn options(&self) -> NvmlOptions {
+        NvmlOptions {
+            library: self.installed.library.clone(),
+            proc_root: self.installed.layout.proc.clone(),
+            sys_root: self.installed.layout.sys.clone(),
+        }
+    }
+
+    /// The UUID of a GPU.
+    pub(crate) fn uuid(&self, gpu: usize) -> &str {
+        &self.installed.facts.gpus[gpu].uuid
+    }
+}
+
+/// Where the machine files are.
+pub(crate) fn machines() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../simulator/machines")
+}
