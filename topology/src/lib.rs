@@ -7,6 +7,7 @@
 pub mod bandwidth;
 pub mod choice;
 pub mod collective;
+pub mod draw;
 pub mod machine;
 pub mod read;
 pub mod set;

@@ -1,0 +1,292 @@
+//! A machine as a picture for the terminal: NUMA nodes around PCIe switches around GPUs and NICs, NVLinks beneath. Text only,
+//! no escape codes unless asked for; decides nothing and prints nothing itself.
+
+mod groups;
+mod layout;
+
+use std::fmt;
+
+use crate::bandwidth::{Rates, gbs};
+use crate::machine::{Link, Machine, Nic, PathClass};
+use groups::{Domain, domains, index_ranges, islands};
+use layout::{Block, Row, Style, beside, framed, row_of};
+
+/// A picture of a machine. `to_string` draws it.
+#[derive(Debug, Clone)]
+pub struct Picture<'a> {
+    machine: &'a Machine,
+    notes: Vec<String>,
+    columns: usize,
+    color: bool,
+}
+
+impl<'a> Picture<'a> {
+    /// A picture without colours, for a terminal of 100 columns.
+    pub fn of(machine: &'a Machine) -> Self {
+        Self {
+            machine,
+            notes: vec![String::new(); machine.gpus().len()],
+            columns: 100,
+            color: false,
+        }
+    }
+
+    /// With terminal colours or without. Ask for them only where a terminal will show them.
+    #[must_use]
+    pub fn color(mut self, color: bool) -> Self {
+        self.color = color;
+        self
+    }
+
+    /// For a terminal of so many columns; boxes stand beside each other as far as they fit.
+    #[must_use]
+    pub fn columns(mut self, columns: usize) -> Self {
+        self.columns = columns.max(40);
+        self
+    }
+
+    /// A few words beside a GPU, such as who holds it. Each GPU then has a line of its own.
+    #[must_use]
+    pub fn note(mut self, gpu: usize, note: &str) -> Self {
+        if let Some(slot) = self.notes.get_mut(gpu) {
+            *slot = note.replace(char::is_control, " ");
+        }
+        self
+    }
+}
+
+impl fmt::Display for Picture<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let boxes: Vec<Block> = domains(self.machine)
+            .iter()
+            .map(|domain| self.domain(domain))
+            .collect();
+        let mut rows = vec![self.title()];
+        rows.extend(beside(boxes, self.columns));
+        rows.extend(self.nvlinks());
+        for row in rows {
+            layout::write_row(f, &row, self.color)?;
+        }
+        Ok(())
+    }
+}
+
+impl Picture<'_> {
+    fn title(&self) -> Row {
+        let gpus = self.machine.gpus();
+        let mut models: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.model.as_deref()).collect();
+        models.dedup();
+        let what = match models.as_slice() {
+            [model] => format!("{} x {model}", gpus.len()),
+            _ => count(gpus.len(), "GPU"),
+        };
+        let nics = match self.machine.nics().len() {
+            0 => String::new(),
+            nics => format!(", {}", count(nics, "NIC")),
+        };
+        row_of(Style::Strong, format!("{what}{nics}"))
+    }
+
+    /// The box of a NUMA node.
+    fn domain(&self, domain: &Domain) -> Block {
+        let (switches, loose): (Vec<_>, Vec<_>) = domain.groups.iter().partition(|group| group.len() > 1);
+        let loose: Vec<usize> = loose.into_iter().flatten().copied().collect();
+        let mut blocks = Vec::new();
+        if !loose.is_empty() {
+            blocks.push(Block::new(self.devices(&loose)));
+        }
+        blocks.extend(switches.into_iter().map(|group| self.switch(group)));
+        let inner = beside(blocks, self.columns - 4);
+        let mut title = domain.label.clone();
+        if let Some(between) = between(self.machine, domain) {
+            title.push_str(&format!(" · {between} between"));
+        }
+        framed(&title, inner, Style::Numa)
+    }
+
+    /// The box of a PCIe switch, or of several in a cascade: a line for each.
+    fn switch(&self, group: &[usize]) -> Block {
+        let machine = self.machine;
+        let class = widest(
+            machine,
+            group.iter().flat_map(|a| group.iter().map(move |b| (*a, *b))),
+        );
+        let near = islands(group, |a, b| machine.paths().get(a, b) == PathClass::Pix);
+        let rows = if near.len() == group.len() {
+            self.devices(group)
+        } else {
+            near.iter().flat_map(|island| self.devices(island)).collect()
+        };
+        framed(class.map_or("", PathClass::as_str), rows, Style::Switch)
+    }
+
+    /// Devices in lines: GPUs first, those that a bridge joins together; with notes a line for each.
+    fn devices(&self, devices: &[usize]) -> Vec<Row> {
+        let gpus = self.machine.gpus().len();
+        let noted = self.notes.iter().any(|note| !note.is_empty());
+        let mut rows: Vec<Row> = Vec::new();
+        let mut line = Row::default();
+        let mut done = Vec::new();
+        for device in devices.iter().copied().filter(|device| *device < gpus) {
+            if done.contains(&device) {
+                continue;
+            }
+            let mut cell = self.gpu(device);
+            if let Some(mate) = bridged(self.machine, device).filter(|mate| devices.contains(mate)) {
+                let links = self.machine.nvlinks_between(device, mate);
+                if noted {
+                    rows.push(std::mem::take(&mut cell));
+                    rows.push(row_of(Style::NvLink, format!("  ║ NV{links}")));
+                } else {
+                    cell.push(Style::NvLink, format!(" ═NV{links}═ "));
+                }
+                cell.append(self.gpu(mate));
+                done.push(mate);
+            }
+            if noted {
+                rows.push(cell);
+            } else {
+                add(&mut rows, &mut line, cell, self.columns - 12);
+            }
+        }
+        if !line.is_empty() {
+            rows.push(std::mem::take(&mut line));
+        }
+        for device in devices.iter().copied().filter(|device| *device >= gpus) {
+            if let Some(nic) = self.machine.nics().get(device - gpus) {
+                add(
+                    &mut rows,
+                    &mut line,
+                    row_of(Style::Nic, nic_name(nic)),
+                    self.columns - 12,
+                );
+            }
+        }
+        if !line.is_empty() {
+            rows.push(line);
+        }
+        rows
+    }
+
+    fn gpu(&self, gpu: usize) -> Row {
+        let mut row = row_of(Style::Gpu, format!("GPU{gpu}"));
+        if let Some(note) = self.notes.get(gpu).filter(|note| !note.is_empty()) {
+            row.push(Style::Plain, format!(" {note}"));
+        }
+        row
+    }
+
+    /// A line for each kind of NVLink: through a switch, or of so many links.
+    fn nvlinks(&self) -> Vec<Row> {
+        let machine = self.machine;
+        let rates = Rates::of(machine);
+        let all: Vec<usize> = (0..machine.gpus().len()).collect();
+        let line = |links: u8, ends: String, (a, b): (usize, usize)| {
+            let speed = gbs(rates
+                .nvlink_of(a)
+                .min(rates.nvlink_of(b))
+                .times(u32::from(links))
+                .effective);
+            let mut row = row_of(Style::NvLink, format!("NV{links:<3}"));
+            row.push(Style::Plain, ends);
+            row.push(Style::Faint, format!("  {speed} GB/s each way"));
+            row
+        };
+        let mut rows = Vec::new();
+        for island in islands(&all, |a, b| {
+            machine.switch_links(a).min(machine.switch_links(b)) > 0
+        }) {
+            if let [a, b, ..] = *island.as_slice() {
+                let most = island
+                    .iter()
+                    .map(|gpu| machine.switch_links(*gpu))
+                    .max()
+                    .unwrap_or(0);
+                let ends = format!("NVSwitch ══ {}", index_ranges(&island));
+                rows.push(line(most, ends, (a, b)));
+            }
+        }
+        let mut counts: Vec<u8> = machine.nvlinks().iter().map(|bundle| bundle.links).collect();
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        counts.dedup();
+        for (rank, links) in counts.iter().copied().enumerate() {
+            let bundles = machine.nvlinks().iter().filter(|bundle| bundle.links == links);
+            let pairs: Vec<[usize; 2]> = bundles.map(|bundle| bundle.gpus.map(usize::from)).collect();
+            let sign = if rank == 0 { '═' } else { '─' };
+            let mut members: Vec<usize> = pairs.iter().flatten().copied().collect();
+            members.sort_unstable();
+            members.dedup();
+            let ends = if members.len() > 2 && pairs.len() == members.len() * (members.len() - 1) / 2 {
+                format!("each to each ══ {}", index_ranges(&members))
+            } else {
+                let ends: Vec<String> = pairs.iter().map(|[a, b]| format!("{a}{sign}{b}")).collect();
+                ends.join("  ")
+            };
+            if let Some([a, b]) = pairs.first() {
+                rows.push(line(links, ends, (*a, *b)));
+            }
+        }
+        rows
+    }
+}
+
+/// Adds a cell to a line, or begins a new line where it would be too long.
+fn add(rows: &mut Vec<Row>, line: &mut Row, cell: Row, columns: usize) {
+    if !line.is_empty() && line.width() + 2 + cell.width() > columns {
+        rows.push(std::mem::take(line));
+    }
+    if !line.is_empty() {
+        line.push(Style::Plain, "  ".to_owned());
+    }
+    line.append(cell);
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A NIC by its column and its device.
+fn nic_name(nic: &Nic) -> String {
+    match &nic.device {
+        Some(device) if *device != nic.name => format!("{} {device}", nic.name),
+        _ => nic.name.clone(),
+    }
+}
+
+/// The only GPU that `gpu` has NVLinks to, if it is the only one of that GPU too.
+fn bridged(machine: &Machine, gpu: usize) -> Option<usize> {
+    let only_peer = |gpu: usize| {
+        let mut peers = (0..machine.gpus().len()).filter(|peer| machine.nvlinks_between(gpu, *peer) > 0);
+        peers.next().filter(|_| peers.next().is_none())
+    };
+    only_peer(gpu).filter(|peer| only_peer(*peer) == Some(gpu))
+}
+
+/// The farthest class among pairs of different devices.
+fn widest(machine: &Machine, pairs: impl Iterator<Item = (usize, usize)>) -> Option<PathClass> {
+    pairs
+        .filter(|(a, b)| a != b)
+        .map(|(a, b)| machine.paths().get(a, b))
+        .max()
+}
+
+/// The classes between the groups of a NUMA node, nearest first; `None` if there is one group.
+fn between(machine: &Machine, domain: &Domain) -> Option<String> {
+    let mut classes: Vec<PathClass> = Vec::new();
+    for (index, group) in domain.groups.iter().enumerate() {
+        for other in domain.groups.iter().take(index) {
+            let pairs = group.iter().flat_map(|a| other.iter().map(move |b| (*a, *b)));
+            classes.extend(pairs.map(|(a, b)| machine.paths().get(a, b)));
+        }
+    }
+    classes.sort_unstable();
+    classes.dedup();
+    let names: Vec<String> = classes
+        .iter()
+        .map(|class| Link::Pcie(*class).to_string())
+        .collect();
+    (!names.is_empty()).then(|| names.join("/"))
+}
+
+#[cfg(test)]
+mod tests;
