@@ -6,3 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod kubelet;
+mod mirror;
+mod quantity;
+pub mod scheduler;

@@ -1,45 +1,23 @@
 //! The API server as a client that nobody here wrote sees it: kube-rs, as the daemons use it.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod support;
+
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use gantry_sim_cluster::api::{ApiOptions, ApiServer};
+use gantry_sim_cluster::api::ApiOptions;
 use k8s_openapi::api::core::v1::{Binding, Event, Node, Pod};
 use k8s_openapi::api::events::v1::Event as NewEvent;
+use kube::ResourceExt;
 use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent, WatchParams,
 };
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event as Seen};
-use kube::{Client, ResourceExt};
 use serde_json::json;
-use tokio_util::sync::{CancellationToken, DropGuard};
-
-struct Cluster {
-    client: Client,
-    api: ApiServer,
-    _stop: DropGuard,
-}
-
-async fn cluster() -> Cluster {
-    cluster_with(&ApiOptions::default()).await
-}
-
-async fn cluster_with(options: &ApiOptions) -> Cluster {
-    let stop = CancellationToken::new();
-    let api = ApiServer::start(options, stop.clone()).await.unwrap();
-    Cluster {
-        client: api.client().unwrap(),
-        api,
-        _stop: stop.drop_guard(),
-    }
-}
-
-impl Cluster {
-    fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), "default")
-    }
-}
+use support::Cluster;
 
 fn pod(name: &str) -> Pod {
     serde_json::from_value(json!({
@@ -73,7 +51,7 @@ fn code(error: &kube::Error) -> u16 {
 
 #[tokio::test]
 async fn a_created_pod_has_what_the_server_fills_in() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let created = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     assert!(created.uid().is_some() && created.creation_timestamp().is_some());
@@ -94,7 +72,7 @@ async fn a_created_pod_has_what_the_server_fills_in() {
 
 #[tokio::test]
 async fn an_overcommitted_extended_resource_is_refused() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let mut wrong = pod("a");
     let resources = wrong.spec.as_mut().unwrap().containers[0]
         .resources
@@ -117,7 +95,7 @@ async fn an_overcommitted_extended_resource_is_refused() {
 
 #[tokio::test]
 async fn a_namespace_that_does_not_exist_is_no_place_for_pods() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "nowhere");
     let refused = pods.create(&PostParams::default(), &pod("a")).await.unwrap_err();
     assert_eq!(code(&refused), 404);
@@ -125,7 +103,7 @@ async fn a_namespace_that_does_not_exist_is_no_place_for_pods() {
 
 #[tokio::test]
 async fn a_binding_merges_its_annotations_into_the_pod_in_one_write() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let created = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let before = cluster.api.revision();
@@ -141,7 +119,7 @@ async fn a_binding_merges_its_annotations_into_the_pod_in_one_write() {
 
 #[tokio::test]
 async fn of_sixteen_racing_bindings_one_wins() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let uid = pods
         .create(&PostParams::default(), &pod("a"))
@@ -171,7 +149,7 @@ async fn of_sixteen_racing_bindings_one_wins() {
 
 #[tokio::test]
 async fn a_binding_for_another_uid_or_a_missing_pod_changes_nothing() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let before = cluster.api.revision();
@@ -186,7 +164,7 @@ async fn a_binding_for_another_uid_or_a_missing_pod_changes_nothing() {
 
 #[tokio::test]
 async fn a_dry_run_changes_nothing() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let dry = PostParams {
         dry_run: true,
         ..PostParams::default()
@@ -198,7 +176,7 @@ async fn a_dry_run_changes_nothing() {
 
 #[tokio::test]
 async fn the_metadata_watch_of_a_node_sees_a_pod_appear_with_its_grant_and_vanish_when_it_ends() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let config =
         watcher::Config::default().fields("spec.nodeName=n1,status.phase!=Succeeded,status.phase!=Failed");
@@ -236,7 +214,7 @@ async fn a_watch_from_a_forgotten_revision_is_told_so() {
         history: 4,
         ..ApiOptions::default()
     };
-    let cluster = cluster_with(&options).await;
+    let cluster = Cluster::with(&options).await;
     let pods = cluster.pods();
     for n in 0..6 {
         pods.create(&PostParams::default(), &pod(&format!("p{n}")))
@@ -259,7 +237,7 @@ async fn a_quiet_watch_gets_bookmarks() {
         bookmark_every: Duration::from_millis(5),
         ..ApiOptions::default()
     };
-    let cluster = cluster_with(&options).await;
+    let cluster = Cluster::with(&options).await;
     let pods = cluster.pods();
     let from = pods
         .list(&ListParams::default())
@@ -277,7 +255,7 @@ async fn a_quiet_watch_gets_bookmarks() {
 
 #[tokio::test]
 async fn a_streaming_list_shows_the_state_and_marks_its_end() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let seen: Vec<Seen<Pod>> = watcher::watcher(pods.clone(), watcher::Config::default().streaming_lists())
@@ -290,7 +268,7 @@ async fn a_streaming_list_shows_the_state_and_marks_its_end() {
 
 #[tokio::test]
 async fn a_bound_pod_gets_its_time_to_end_and_force_takes_it_away() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     bind(&pods, &binding("a", None, "n1")).await.unwrap();
@@ -315,7 +293,7 @@ async fn a_bound_pod_gets_its_time_to_end_and_force_takes_it_away() {
 
 #[tokio::test]
 async fn a_replacement_of_an_older_revision_is_a_conflict() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let first = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let label = json!({"metadata": {"labels": {"x": "y"}}});
@@ -331,7 +309,7 @@ async fn a_replacement_of_an_older_revision_is_a_conflict() {
 
 #[tokio::test]
 async fn status_is_written_through_its_subresource_only() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let node = Node {
         metadata: ObjectMeta {
@@ -361,7 +339,7 @@ async fn status_is_written_through_its_subresource_only() {
 
 #[tokio::test]
 async fn apply_makes_an_object_and_then_replaces_its_spec() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let api: Api<gantry_api::GpuNode> = Api::all(cluster.client.clone());
     let apply = PatchParams::apply("test").force();
     let wanted = |gpus: u8| {
@@ -396,7 +374,7 @@ async fn apply_makes_an_object_and_then_replaces_its_spec() {
 
 #[tokio::test]
 async fn an_event_written_in_the_new_group_reads_in_the_old_one() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let new: Api<NewEvent> = Api::namespaced(cluster.client.clone(), "default");
     let event: NewEvent = serde_json::from_value(json!({
         "metadata": {"name": "e"}, "eventTime": null, "action": "Filter", "reason": "NoFit", "type": "Warning",
@@ -418,7 +396,7 @@ async fn an_event_written_in_the_new_group_reads_in_the_old_one() {
 
 #[tokio::test]
 async fn bad_input_is_answered_and_changes_nothing() {
-    let cluster = cluster().await;
+    let cluster = Cluster::start().await;
     let before = cluster.api.revision();
     let refuse = async |method: &str, path: &str, content_type: &str, body: Vec<u8>| {
         let request = http::Request::builder()

@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::KUBERNETES_VERSION;
 use super::error::ApiError;
 use super::kinds::{KINDS, Kind};
 use super::request::Discovery;
-
-/// The Kubernetes version this server behaves like.
-pub(super) const VERSION: (&str, &str, &str) = ("1", "36", "v1.36.2");
 
 /// The document asked for.
 ///
@@ -18,10 +16,11 @@ pub(super) const VERSION: (&str, &str, &str) = ("1", "36", "v1.36.2");
 pub(super) fn document(ask: &Discovery) -> Result<Value, ApiError> {
     match ask {
         Discovery::Version => {
-            let (major, minor, git) = VERSION;
-            Ok(
-                json!({"major": major, "minor": minor, "gitVersion": format!("{git}+gantry.sim"), "platform": "linux"}),
-            )
+            let numbers: Vec<&str> = KUBERNETES_VERSION.trim_start_matches('v').split('.').collect();
+            Ok(json!({
+                "major": numbers.first(), "minor": numbers.get(1), "gitVersion": format!("{KUBERNETES_VERSION}+gantry.sim"),
+                "platform": "linux",
+            }))
         }
         Discovery::Health => Ok(json!("ok")),
         Discovery::CoreVersions => Ok(json!({"kind": "APIVersions", "versions": ["v1"]})),

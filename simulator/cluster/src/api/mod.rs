@@ -34,6 +34,9 @@ use objects::Objects;
 use server::Service;
 use store::Store;
 
+/// The version of Kubernetes that this cluster behaves like.
+pub const KUBERNETES_VERSION: &str = "v1.36.2";
+
 /// A running API server. It ends when its token is cancelled.
 #[derive(Debug)]
 pub struct ApiServer {

@@ -1,0 +1,280 @@
+//! A kubelet stand-in for one node: registration of device plugins, admission in bind order, pod resources, pod status. Its
+//! containers are no processes. Everything it has lies in one folder, so that many fit on one machine.
+
+mod admission;
+mod containers;
+mod devices;
+mod life;
+mod node;
+mod plugins;
+mod pod_resources;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gantry_proto::KUBELET_SOCKET;
+use gantry_proto::deviceplugin::registration_server::RegistrationServer;
+use gantry_proto::podresources::pod_resources_lister_server::PodResourcesListerServer;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+
+pub use containers::{OUTLIVE, Process, RUN_FOR};
+
+use crate::mirror::{Delta, Mirror};
+use containers::Cgroup;
+use life::{Life, Wish};
+use plugins::{Plugins, RegistrationService};
+use pod_resources::PodResourcesService;
+
+/// The longest path of a unix socket on Linux.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// A running kubelet. It ends when its token is cancelled.
+#[derive(Debug, Clone)]
+pub struct Kubelet {
+    folders: Folders,
+    processes: Arc<Mutex<Processes>>,
+}
+
+/// What the containers of admitted pods were given, by pod UID.
+type Processes = BTreeMap<String, Vec<Process>>;
+
+/// Where a kubelet keeps what it shares with a device plugin.
+#[derive(Debug, Clone)]
+pub struct Folders {
+    /// Holds kubelet.sock and the plugins' sockets.
+    pub device_plugins: PathBuf,
+    /// The pod resources socket.
+    pub pod_resources_socket: PathBuf,
+    /// Stands for `/sys/fs/cgroup`.
+    pub cgroups: PathBuf,
+}
+
+/// Why a kubelet did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeletError {
+    /// A socket's path does not fit.
+    #[error(
+        "socket path {path} has {length} bytes, at most {MAX_SOCKET_PATH} are possible; use a shorter folder"
+    )]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
+    },
+    /// A folder or socket could not be made.
+    #[error("{path}")]
+    Folder {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The Node could not be created.
+    #[error("node {node} not created")]
+    Node {
+        /// Its name.
+        node: String,
+        /// Why.
+        source: kube::Error,
+    },
+}
+
+impl Folders {
+    /// The folders of a node under `root`, with short names: socket paths are limited.
+    pub fn under(root: &Path) -> Self {
+        Self {
+            device_plugins: root.join("plugins"),
+            pod_resources_socket: root.join("pods").join(KUBELET_SOCKET),
+            cgroups: root.join("cgroup"),
+        }
+    }
+}
+
+impl Kubelet {
+    /// Starts the kubelet of node `name` in folder `root` and creates its Node with `labels`.
+    ///
+    /// # Errors
+    /// See [`KubeletError`].
+    pub async fn start(
+        client: Client,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        root: &Path,
+        stop: CancellationToken,
+    ) -> Result<Self, KubeletError> {
+        let folders = Folders::under(root);
+        let plugins = Arc::new(Plugins::new(&folders.device_plugins, stop.clone()));
+        let registration = listen(&folders.device_plugins.join(KUBELET_SOCKET))?;
+        let pod_resources = listen(&folders.pod_resources_socket)?;
+        make_folder(&folders.cgroups)?;
+        node::create(&client, name, labels)
+            .await
+            .map_err(|source| KubeletError::Node {
+                node: name.to_owned(),
+                source,
+            })?;
+
+        let services =
+            Server::builder().add_service(RegistrationServer::new(RegistrationService(Arc::clone(&plugins))));
+        serve(services, registration, stop.clone());
+        let services = Server::builder().add_service(PodResourcesListerServer::new(PodResourcesService(
+            Arc::clone(&plugins),
+        )));
+        serve(services, pod_resources, stop.clone());
+
+        let kubelet = Self {
+            folders,
+            processes: Arc::default(),
+        };
+        let own_pods = watcher::Config::default().fields(&format!("spec.nodeName={name}"));
+        let worker = Worker {
+            pods: Mirror::new(Api::all(client.clone()), own_pods),
+            client: client.clone(),
+            plugins: Arc::clone(&plugins),
+            cgroups: kubelet.folders.cgroups.clone(),
+            lives: BTreeMap::new(),
+            processes: Arc::clone(&kubelet.processes),
+        };
+        let publish = node::publish(client, name.to_owned(), plugins);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = worker.run() => {}
+                () = publish => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Ok(kubelet)
+    }
+
+    /// Where it keeps what it shares with a plugin.
+    pub fn folders(&self) -> &Folders {
+        &self.folders
+    }
+
+    /// What the containers of a pod were given; empty if it was never admitted here.
+    pub fn processes(&self, uid: &str) -> Vec<Process> {
+        let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        processes.get(uid).cloned().unwrap_or_default()
+    }
+}
+
+/// The pod loop: one event at a time, so that pods are admitted in the order they were bound.
+struct Worker {
+    pods: Mirror<Pod>,
+    client: Client,
+    plugins: Arc<Plugins>,
+    cgroups: PathBuf,
+    lives: BTreeMap<String, watch::Sender<Wish>>,
+    processes: Arc<Mutex<Processes>>,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        loop {
+            match self.pods.next().await {
+                Delta::Synced => {}
+                Delta::Set { now, .. } => self.pod_seen(now).await,
+                Delta::Gone(pod) => {
+                    let uid = pod.uid().unwrap_or_default();
+                    if let Some(life) = self.lives.remove(&uid) {
+                        life.send_replace(Wish::Gone);
+                    }
+                    // Kubelet frees the devices of a pod that is gone from the API at once, whatever its processes do.
+                    self.plugins.with_devices(|devices| devices.release(&uid));
+                }
+            }
+        }
+    }
+
+    async fn pod_seen(&mut self, pod: Arc<Pod>) {
+        let uid = pod.uid().unwrap_or_default();
+        let ended = matches!(
+            pod.status.as_ref().and_then(|status| status.phase.as_deref()),
+            Some("Succeeded" | "Failed")
+        );
+        let deleted = pod.metadata.deletion_timestamp.is_some();
+        match self.lives.get(&uid) {
+            Some(life) if deleted => {
+                life.send_if_modified(|wish| std::mem::replace(wish, Wish::End) == Wish::Run);
+            }
+            Some(_) => {}
+            None if ended => {}
+            None => self.admit(&uid, pod).await,
+        }
+    }
+
+    async fn admit(&mut self, uid: &str, pod: Arc<Pod>) {
+        let processes = match admission::admit(&self.plugins, &pod).await {
+            Ok(processes) => processes,
+            Err(refusal) => {
+                tracing::debug!(pod = pod.name_any(), ?refusal, "pod refused");
+                self.plugins.with_devices(|devices| devices.release(uid));
+                life::refuse(&self.client, &pod, &refusal).await;
+                return;
+            }
+        };
+        let cgroup = Cgroup::create(&self.cgroups, uid, &processes)
+            .inspect_err(|error| tracing::warn!(%error, pod = pod.name_any(), "no control group"))
+            .ok();
+        let mut all = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(uid.to_owned(), processes.clone());
+        drop(all);
+        let deleted = pod.metadata.deletion_timestamp.is_some();
+        let (life, wish) = watch::channel(if deleted { Wish::End } else { Wish::Run });
+        self.lives.insert(uid.to_owned(), life);
+        let life = Life {
+            client: self.client.clone(),
+            plugins: Arc::clone(&self.plugins),
+            pod,
+            processes,
+            cgroup,
+            wish,
+        };
+        tokio::spawn(life.run());
+    }
+}
+
+fn make_folder(path: &Path) -> Result<(), KubeletError> {
+    std::fs::create_dir_all(path).map_err(|source| KubeletError::Folder {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn listen(socket: &Path) -> Result<UnixListener, KubeletError> {
+    let length = socket.as_os_str().as_bytes().len();
+    if length > MAX_SOCKET_PATH {
+        return Err(KubeletError::PathTooLong {
+            path: socket.to_owned(),
+            length,
+        });
+    }
+    if let Some(folder) = socket.parent() {
+        make_folder(folder)?;
+    }
+    UnixListener::bind(socket).map_err(|source| KubeletError::Folder {
+        path: socket.to_owned(),
+        source,
+    })
+}
+
+fn serve(services: tonic::transport::server::Router, listener: UnixListener, stop: CancellationToken) {
+    tokio::spawn(async move {
+        let incoming = UnixListenerStream::new(listener);
+        tokio::select! {
+            result = services.serve_with_incoming(incoming) => tracing::debug!(?result, "socket closed"),
+            () = stop.cancelled() => {}
+        }
+    });
+}

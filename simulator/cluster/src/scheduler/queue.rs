@@ -1,0 +1,161 @@
+//! The pods that wait: ready for a try, parked until something changes, or backing off after an error. kube-scheduler's three
+//! queues, with its rules for who wakes whom.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
+
+/// Waiting pods by UID.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    entries: BTreeMap<String, Entry>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Who came first is tried first.
+    order: u64,
+    errors: u32,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Ready,
+    /// Taken out for a try; a wake meanwhile is remembered.
+    Trying {
+        woken: bool,
+    },
+    Parked,
+    BackingOff(Instant),
+}
+
+impl Queue {
+    /// Adds a pod that is new.
+    pub(super) fn add(&mut self, uid: &str) {
+        if !self.entries.contains_key(uid) {
+            self.next += 1;
+            let entry = Entry {
+                order: self.next,
+                errors: 0,
+                state: State::Ready,
+            };
+            self.entries.insert(uid.to_owned(), entry);
+        }
+    }
+
+    /// Forgets a pod: bound elsewhere, deleted, gated.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.entries.remove(uid);
+    }
+
+    /// Something changed that may make this parked pod fit.
+    pub(super) fn wake(&mut self, uid: &str) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.wake();
+        }
+    }
+
+    /// Something changed that may make any parked pod fit.
+    pub(super) fn wake_all(&mut self) {
+        self.entries.values_mut().for_each(Entry::wake);
+    }
+
+    /// Whether there is a pod to try.
+    pub(super) fn has_due(&self, now: Instant) -> bool {
+        self.entries.values().any(|entry| entry.due(now))
+    }
+
+    /// The next pod to try.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<String> {
+        let due = self.entries.iter_mut().filter(|(_, entry)| entry.due(now));
+        let (uid, entry) = due.min_by_key(|(_, entry)| entry.order)?;
+        entry.state = State::Trying { woken: false };
+        Some(uid.clone())
+    }
+
+    /// The try found no node.
+    pub(super) fn park(&mut self, uid: &str) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            let woken = entry.state == State::Trying { woken: true };
+            entry.state = if woken { State::Ready } else { State::Parked };
+        }
+    }
+
+    /// The try, or its bind, ended in an error: the pod is tried again later, whatever happens.
+    pub(super) fn back_off(&mut self, uid: &str, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            let wait = FIRST_BACKOFF * 2_u32.saturating_pow(entry.errors.min(8));
+            entry.errors += 1;
+            entry.state = State::BackingOff(now + wait.min(LONGEST_BACKOFF));
+        }
+    }
+
+    /// When the next back-off ends.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let ends = self.entries.values().filter_map(|entry| match entry.state {
+            State::BackingOff(until) => Some(until),
+            _ => None,
+        });
+        ends.min()
+    }
+}
+
+impl Entry {
+    fn due(&self, now: Instant) -> bool {
+        match self.state {
+            State::Ready => true,
+            State::BackingOff(until) => until <= now,
+            State::Parked | State::Trying { .. } => false,
+        }
+    }
+
+    fn wake(&mut self) {
+        match &mut self.state {
+            State::Parked => self.state = State::Ready,
+            State::Trying { woken } => *woken = true,
+            // No event shortens a back-off.
+            State::Ready | State::BackingOff(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parked_pod_waits_for_a_wake_and_one_that_backs_off_for_its_time() {
+        let mut queue = Queue::default();
+        let now = Instant::now();
+        queue.add("a");
+        queue.add("b");
+        assert_eq!(queue.pop(now).as_deref(), Some("a"));
+        assert_eq!(queue.pop(now).as_deref(), Some("b"));
+        queue.park("a");
+        queue.back_off("b", now);
+        assert_eq!(queue.pop(now), None);
+        queue.wake_all();
+        assert_eq!(queue.pop(now).as_deref(), Some("a"));
+        assert_eq!(queue.pop(now), None, "no event shortens a back-off");
+        assert_eq!(queue.pop(now + FIRST_BACKOFF).as_deref(), Some("b"));
+        queue.back_off("b", now);
+        assert_eq!(queue.next_due(), Some(now + 2 * FIRST_BACKOFF));
+    }
+
+    #[test]
+    fn a_wake_during_a_try_is_not_lost() {
+        let mut queue = Queue::default();
+        let now = Instant::now();
+        queue.add("a");
+        queue.pop(now);
+        queue.wake("a");
+        queue.park("a");
+        assert_eq!(queue.pop(now).as_deref(), Some("a"));
+    }
+}
