@@ -1,0 +1,147 @@
+//! Wires the daemon: what runs, in which order it starts and ends. Serving kubelet waits for nothing but the first inventory:
+//! pods, the truth and the choice table may come later.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use gantry_api::{NodeName, ResourceName};
+use gantry_topology::Machine;
+use gantry_topology::choice::Table;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info};
+
+use crate::allocate::Responder;
+use crate::args::Args;
+use crate::handover::{Desk, Handover};
+use crate::health::HealthChecks;
+use crate::inventory::{Inventory, Owner, Settings, State, Timing};
+use crate::kubelet::{Kubelet, poll_pod_resources};
+use crate::observe::{self, Observed};
+
+/// Runs the node daemon until `shutdown`: finds the GPUs, serves kubelet, follows grants, publishes the node's account.
+///
+/// It comes back when everything is ended in order, at most about 2 s after `shutdown`. It needs one thread only.
+///
+/// # Errors
+/// When the options contradict each other or a thread cannot be had. A missing driver, kubelet or API server is no error: it
+/// is waited for, and readiness says so.
+pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let (publish, inventory) = Inventory::channel();
+    let settings = Settings {
+        nvml_library: args.nvml_library.clone(),
+        proc_root: args.proc_root.clone(),
+        sys_root: args.sys_root.clone(),
+        dev_root: args.dev_root.clone(),
+        resource: ResourceName::from(args.resource_name.as_str()),
+    };
+    let owner = Owner::start(&settings, HealthChecks::default(), Timing::default(), publish)
+        .context("starting the thread that owns NVML")?;
+    let served = serve(args, inventory, shutdown).await;
+    drop(owner);
+    served
+}
+
+/// [`run`] with an inventory from elsewhere.
+///
+/// # Errors
+/// As [`run`].
+pub async fn serve(
+    args: Args,
+    inventory: watch::Receiver<Arc<Inventory>>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let node = match (&args.node_name, args.no_cluster) {
+        (Some(name), _) => NodeName::from(name.as_str()),
+        (None, true) => NodeName::from("localhost"),
+        (None, false) => {
+            anyhow::bail!("no node name; give --node-name or set NODE_NAME, or serve with --no-cluster")
+        }
+    };
+    info!(%node, directory = %args.device_plugin_dir.display(), "starting");
+    debug!(
+        "a client that sends the socket's path as authority is refused by the HTTP/2 layer; kubelet 1.26 and later send localhost"
+    );
+    let observed = Arc::new(Observed::default());
+    let desk = Arc::new(Desk::new(
+        Handover::new(node.clone()),
+        Arc::clone(&observed),
+        !args.no_cluster,
+    ));
+    let responder = Arc::new(Responder::new(
+        args.device_list_strategy.clone(),
+        args.cdi_kind.clone(),
+        args.dev_root.clone(),
+        args.driver_root.clone(),
+    ));
+    let tasks = TaskTracker::new();
+    tasks.spawn(observe::serve(
+        args.listen,
+        Arc::clone(&observed),
+        shutdown.clone(),
+    ));
+    tasks.spawn(follow_inventory(
+        inventory.clone(),
+        Arc::clone(&desk),
+        Arc::clone(&observed),
+        shutdown.clone(),
+    ));
+    tasks.spawn(poll_pod_resources(
+        args.pod_resources_socket.clone(),
+        Arc::clone(&desk),
+        Arc::clone(&observed),
+        shutdown.clone(),
+    ));
+    let kubelet = Kubelet {
+        directory: absolute(&args.device_plugin_dir),
+        inventory,
+        desk,
+        responder,
+        observed,
+    };
+    tasks.spawn(kubelet.run(shutdown));
+    tasks.close();
+    tasks.wait().await;
+    info!("stopped");
+    Ok(())
+}
+
+/// Tells the desk and the metrics of every inventory, and makes the choice table of each new machine on the side.
+async fn follow_inventory(
+    mut inventories: watch::Receiver<Arc<Inventory>>,
+    desk: Arc<Desk>,
+    observed: Arc<Observed>,
+    shutdown: CancellationToken,
+) {
+    let mut tabulated: Option<Arc<Machine>> = None;
+    loop {
+        let inventory = Arc::clone(&inventories.borrow_and_update());
+        observed.inventory(&inventory);
+        desk.inventory(&inventory);
+        let machine = &inventory.machine;
+        if inventory.state == State::Ready && tabulated.as_ref() != Some(machine) {
+            desk.table(None);
+            let tabulating = Arc::clone(machine);
+            // 16 GPUs take a tenth of a second: long enough to be in kubelet's way.
+            match tokio::task::spawn_blocking(move || Table::build(&tabulating)).await {
+                Ok(table) => {
+                    debug!(gpus = machine.gpus().len(), "choice table made");
+                    desk.table(Some(Arc::new(table)));
+                    tabulated = Some(Arc::clone(machine));
+                }
+                Err(error) => tracing::error!(%error, "no choice table: sets are chosen by index"),
+            }
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = inventories.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// A socket's address must be absolute whatever the working directory.
+fn absolute(path: &Path) -> std::path::PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

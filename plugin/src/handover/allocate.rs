@@ -1,0 +1,204 @@
+//! Allocate: kubelet has chosen a set; whose is it? Never refuses and never changes the set: it finds the step it belongs to,
+//! or records that it belongs to none.
+
+use gantry_api::{PodUid, ResourceName};
+use jiff::Timestamp;
+
+use super::pod::{Pod, Share, Step};
+use super::truth::Unattributed;
+use super::{Devices, Handover};
+
+/// How a served set relates to what was planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// It is a pod's grant.
+    Granted,
+    /// It is for a pod without a grant, as advised or where kubelet takes without asking.
+    Unplanned,
+    /// Kubelet chose otherwise than granted or advised.
+    Deviation,
+}
+
+type Place = (PodUid, usize);
+
+impl Handover {
+    /// Kubelet allocates exactly `set`.
+    pub fn allocate(&mut self, resource: &ResourceName, set: &Devices, now: Timestamp) -> Served {
+        let advised = self
+            .outstanding
+            .iter()
+            .position(|answer| answer.resource == *resource && answer.set == *set)
+            .map(|position| self.outstanding.remove(position));
+        let served = match advised {
+            Some(answer) => self.as_advised(answer.step, resource, set),
+            None => {
+                let departed = self.outstanding.iter().any(|answer| answer.resource == *resource);
+                self.outstanding.retain(|answer| answer.resource != *resource);
+                self.otherwise(resource, set, departed, now)
+            }
+        };
+        self.settle();
+        served
+    }
+
+    fn as_advised(&mut self, step: Option<Place>, resource: &ResourceName, set: &Devices) -> Served {
+        let Some(place) = step.filter(|place| self.step(place).is_some()) else {
+            self.unattribute(resource, set);
+            return Served::Unplanned;
+        };
+        let granted = self
+            .step(&place)
+            .is_some_and(|(pod, step)| pod.is_granted() && granted_as(pod, step, set));
+        self.consume(&place, set);
+        if granted {
+            Served::Granted
+        } else {
+            Served::Unplanned
+        }
+    }
+
+    /// A set that was not the answer to the last question, or that nobody was asked about.
+    fn otherwise(
+        &mut self,
+        resource: &ResourceName,
+        set: &Devices,
+        departed: bool,
+        now: Timestamp,
+    ) -> Served {
+        let epoch = self.epoch;
+        // Grants are disjoint: an equal set names its pod, in whatever order it comes.
+        if let Some(place) = self.find(resource, |pod, step| {
+            pod.is_open(step, epoch) && pod.due(step).is_some_and(|due| due == set)
+        }) {
+            self.consume(&place, set);
+            return Served::Granted;
+        }
+        // Kubelet asks anew for a container whose devices it forgot.
+        if let Some(place) = self.find(resource, |_, step| step.allocated.as_ref() == Some(set)) {
+            let granted = self.step(&place).is_some_and(|(_, step)| step.share.is_some());
+            self.consume(&place, set);
+            return if granted {
+                Served::Granted
+            } else {
+                Served::Unplanned
+            };
+        }
+        // Kubelet hands a pod's init devices on without asking: the set lies within what one pod holds.
+        if let Some(place) = self.find(resource, |pod, step| {
+            pod.is_open(step, epoch) && step.count == set.len() && set.is_subset(&pod.held_of(resource))
+        }) {
+            let planned = self
+                .step(&place)
+                .is_some_and(|(pod, step)| pod.is_granted() && matches!(step.share, Some(Share::OfHeld)));
+            let exact = self
+                .step(&place)
+                .is_some_and(|(_, step)| matches!(step.share, Some(Share::Exactly(_))));
+            if exact {
+                return self.deviates(Some(place), resource, set, now);
+            }
+            self.consume(&place, set);
+            return if planned {
+                Served::Granted
+            } else {
+                Served::Unplanned
+            };
+        }
+        let presumed = self.find(resource, |pod, step| {
+            pod.is_open(step, epoch) && step.count == set.len()
+        });
+        let granted = presumed
+            .as_ref()
+            .and_then(|place| self.step(place))
+            .is_some_and(|(pod, step)| pod.is_granted() && step.share.is_some());
+        if granted || departed {
+            return self.deviates(presumed, resource, set, now);
+        }
+        match presumed {
+            Some(place) => self.consume(&place, set),
+            None => self.unattribute(resource, set),
+        }
+        Served::Unplanned
+    }
+
+    fn deviates(
+        &mut self,
+        place: Option<Place>,
+        resource: &ResourceName,
+        set: &Devices,
+        now: Timestamp,
+    ) -> Served {
+        let step = place.as_ref().and_then(|place| self.step(place));
+        let granted = step.and_then(|(pod, step)| pod.due(step)).cloned();
+        let pod = step.map(|(pod, _)| pod.name.clone());
+        let deviation = self.deviation(
+            now,
+            resource,
+            set,
+            granted.as_ref(),
+            pod.as_ref().map(|pod| &pod.uid),
+        );
+        self.deviate(pod, deviation);
+        match place {
+            Some(place) => {
+                self.consume(&place, set);
+                if let Some(step) = self.step_mut(&place) {
+                    step.told = true;
+                }
+            }
+            None => self.unattribute(resource, set),
+        }
+        Served::Deviation
+    }
+
+    /// The step got `set`. Kubelet serves a pod's containers in order, so the open ones before it will not be asked for again.
+    fn consume(&mut self, (uid, position): &Place, set: &Devices) {
+        let epoch = self.epoch;
+        let Some(pod) = self.pods.get_mut(uid) else { return };
+        let resource = pod.steps.get(*position).map(|step| step.resource.clone());
+        for (at, step) in pod.steps.iter_mut().enumerate() {
+            if at == *position {
+                step.allocated = Some(set.clone());
+                step.epoch = epoch;
+            } else if at < *position && Some(&step.resource) == resource.as_ref() && step.allocated.is_none()
+            {
+                step.allocated = step.assigned.clone();
+                step.epoch = epoch;
+            }
+        }
+    }
+
+    fn unattribute(&mut self, resource: &ResourceName, set: &Devices) {
+        let ticket = self.truth.now();
+        self.unattributed.push(Unattributed {
+            resource: resource.clone(),
+            set: set.clone(),
+            ticket,
+        });
+    }
+
+    fn find(&self, resource: &ResourceName, wanted: impl Fn(&Pod, &Step) -> bool) -> Option<Place> {
+        self.in_order().into_iter().find_map(|pod| {
+            pod.steps
+                .iter()
+                .position(|step| step.resource == *resource && wanted(pod, step))
+                .map(|position| (pod.name.uid.clone(), position))
+        })
+    }
+
+    fn step(&self, (uid, position): &Place) -> Option<(&Pod, &Step)> {
+        let pod = self.pods.get(uid)?;
+        Some((pod, pod.steps.get(*position)?))
+    }
+
+    pub(super) fn step_mut(&mut self, (uid, position): &Place) -> Option<&mut Step> {
+        self.pods.get_mut(uid)?.steps.get_mut(*position)
+    }
+}
+
+fn granted_as(pod: &Pod, step: &Step, set: &Devices) -> bool {
+    match &step.share {
+        Some(Share::Exactly(_)) => pod.due(step) == Some(set),
+        Some(Share::OfHeld) => true,
+        None => false,
+    }
+}

@@ -1,0 +1,191 @@
+//! The hand-over as the rest of the daemon uses it: shared, with a clock, with the short wait for a grant that is on its way.
+//! No decision is made here.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gantry_api::{Deviation, DeviceId, Holder, PodUid, ResourceName};
+use gantry_topology::choice::Table;
+use jiff::Timestamp;
+use tokio::sync::{Notify, watch};
+use tracing::{debug, info};
+
+use super::{Basis, Devices, Handover, Listing, Note, Patience, PodSeen, Request, Served, Ticket};
+use crate::inventory::Inventory;
+use crate::observe::{AllocationOutcome, Observed, PreferenceOutcome};
+
+/// The longest wait for a grant. The watch was seen to lose against kubelet by 6 ms at most; kubelet admits nothing else
+/// meanwhile.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// One hand-over, shared.
+#[derive(Debug)]
+pub struct Desk {
+    handover: Mutex<Handover>,
+    observed: Arc<Observed>,
+    /// Whether grants can come at all.
+    grants: bool,
+    /// Counts changes: wakes those who wait for a grant, and the publisher.
+    changes: watch::Sender<u64>,
+    served: Notify,
+}
+
+impl Desk {
+    /// A desk over a new hand-over. `grants`: whether a cluster is watched, so that waiting for a grant makes sense.
+    pub fn new(handover: Handover, observed: Arc<Observed>, grants: bool) -> Self {
+        Self {
+            handover: Mutex::new(handover),
+            observed,
+            grants,
+            changes: watch::Sender::new(0),
+            served: Notify::new(),
+        }
+    }
+
+    /// The preferred devices of each container of a call. Waits for a grant that is on its way.
+    pub async fn prefer(&self, requests: Vec<Request>) -> Vec<Devices> {
+        let began = Instant::now();
+        let mut changes = self.changes.subscribe();
+        let answers = loop {
+            let left = PATIENCE.saturating_sub(began.elapsed());
+            let patience = Patience {
+                pods: self.grants && !left.is_zero(),
+                table: !left.is_zero(),
+            };
+            if let Some(answers) = self.lock().prefer(&requests, patience) {
+                break answers;
+            }
+            // Out of time or changed: asked again either way.
+            let _ = tokio::time::timeout(left, changes.changed()).await;
+        };
+        let waited = began.elapsed();
+        for (request, answer) in requests.iter().zip(&answers) {
+            let outcome = match answer.basis {
+                Basis::Granted => PreferenceOutcome::Granted,
+                Basis::Unplanned => PreferenceOutcome::Unplanned,
+                Basis::Unknown => PreferenceOutcome::Unknown,
+                Basis::Forced => PreferenceOutcome::Forced,
+            };
+            self.observed.preferred(&request.resource, outcome, waited);
+            debug!(resource = %request.resource, size = request.size, offered = request.offered.len(), ?outcome, ?waited, "preferred allocation");
+        }
+        answers.into_iter().map(|answer| answer.devices).collect()
+    }
+
+    /// Kubelet has been served exactly `set`.
+    pub fn allocated(&self, resource: &ResourceName, set: Vec<DeviceId>) {
+        let set: Devices = set.into_iter().collect();
+        let served = self.change(|handover| handover.allocate(resource, &set, Timestamp::now()));
+        let outcome = match served {
+            Served::Granted => AllocationOutcome::Granted,
+            Served::Unplanned => AllocationOutcome::Unplanned,
+            Served::Deviation => {
+                self.observed.metrics().deviation();
+                AllocationOutcome::Deviation
+            }
+        };
+        self.observed.allocated(resource, outcome);
+        info!(%resource, devices = set.len(), ?outcome, "allocated");
+        self.served.notify_one();
+    }
+
+    /// Waits for the next [`Desk::allocated`]; at once if there was one since the last wait.
+    pub async fn allocation_served(&self) {
+        self.served.notified().await;
+    }
+
+    /// The devices changed.
+    pub fn inventory(&self, inventory: &Inventory) {
+        self.change(|handover| handover.inventory(inventory));
+    }
+
+    /// The choice table of the machine, or that there is none yet.
+    pub fn table(&self, table: Option<Arc<Table>>) {
+        self.change(|handover| handover.table(table));
+    }
+
+    /// All pods of the node.
+    pub fn sync(&self, pods: Vec<PodSeen>) {
+        self.change(|handover| handover.sync(pods));
+    }
+
+    /// A pod came or changed.
+    pub fn seen(&self, pod: PodSeen) {
+        self.change(|handover| handover.seen(pod));
+    }
+
+    /// A pod left.
+    pub fn gone(&self, uid: &PodUid, finished: bool) {
+        self.change(|handover| handover.gone(uid, finished));
+    }
+
+    /// A new kubelet is there.
+    pub fn kubelet_restarted(&self) {
+        self.change(Handover::kubelet_restarted);
+    }
+
+    /// Takes over what an earlier run published.
+    pub fn adopt(&self, holders: &[Holder]) {
+        self.change(|handover| handover.adopt(holders));
+    }
+
+    /// Kubelet is about to be asked who holds what.
+    pub fn listing_begins(&self) -> Ticket {
+        self.lock().listing_begins()
+    }
+
+    /// Kubelet's answer.
+    pub fn listed(&self, ticket: Ticket, listing: Listing) {
+        self.change(|handover| handover.listed(ticket, listing, Timestamp::now()));
+    }
+
+    /// The deleted pods whose processes must be looked for.
+    pub fn quarantined(&self) -> Vec<PodUid> {
+        self.lock().quarantined()
+    }
+
+    /// Nothing of this pod runs any more.
+    pub fn processes_gone(&self, uid: &PodUid) {
+        self.change(|handover| handover.processes_gone(uid));
+    }
+
+    /// Who holds what, the last deviations, and how many there were.
+    pub fn account(&self) -> (Vec<Holder>, Vec<Deviation>, u64) {
+        let handover = self.lock();
+        (
+            handover.holders(),
+            handover.deviations(),
+            handover.deviations_total(),
+        )
+    }
+
+    /// Whether the pods of the node are known.
+    pub fn is_synced(&self) -> bool {
+        self.lock().is_synced()
+    }
+
+    /// What happened since the last call.
+    pub fn notes(&self) -> Vec<Note> {
+        self.lock().notes()
+    }
+
+    /// Counts changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Handover) -> T) -> T {
+        let (result, quarantined) = {
+            let mut handover = self.lock();
+            (change(&mut handover), handover.quarantined_devices())
+        };
+        self.observed.metrics().quarantined(quarantined);
+        self.changes.send_modify(|count| *count += 1);
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Handover> {
+        // No code panics while it holds the lock; a poisoned one is as good as any.
+        self.handover.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

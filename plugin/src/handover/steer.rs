@@ -1,0 +1,259 @@
+//! GetPreferredAllocation: which of the offered devices the asking container should get. Names the asking pod by kubelet's
+//! order; keeps everybody else off granted and quarantined devices as long as anything else is left.
+
+use gantry_api::{DeviceId, PodUid, ResourceName};
+
+use super::choose::choose;
+use super::pod::{Pod, Share, Step};
+use super::{Devices, Handover};
+
+/// What kubelet asks for one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The devices kubelet may give.
+    pub offered: Devices,
+    /// Those it will give in any case.
+    pub must: Devices,
+    /// How many it will give, those included.
+    pub size: usize,
+}
+
+/// The answer to one [`Request`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preference {
+    /// The devices.
+    pub devices: Devices,
+    /// Why these.
+    pub basis: Basis,
+}
+
+/// Why a set was preferred.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Basis {
+    /// It is the pod's grant.
+    Granted,
+    /// The asking pod has no grant, or none that can still be given.
+    Unplanned,
+    /// No pod is known that asks for this.
+    Unknown,
+    /// Nothing was left outside live grants, quarantine and what others hold.
+    Forced,
+}
+
+/// What is worth waiting a moment for, instead of answering at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Patience {
+    /// A pod that the watch is about to show.
+    pub pods: bool,
+    /// The choice table of the machine.
+    pub table: bool,
+}
+
+/// An answer that waits for its Allocate.
+#[derive(Debug, Clone)]
+pub(super) struct Outstanding {
+    pub(super) resource: ResourceName,
+    pub(super) set: Devices,
+    /// The step it was meant for: pod and position.
+    pub(super) step: Option<(PodUid, usize)>,
+}
+
+/// A step that may be the asking one.
+struct Candidate {
+    step: (PodUid, usize),
+    /// Its set, if it has one that fits the offer.
+    set: Option<Devices>,
+}
+
+impl Handover {
+    /// Answers the containers of one call. `None` if something is missing that `patience` has time for: to be asked again after
+    /// the next change. Kubelet admits nothing else meanwhile.
+    pub fn prefer(&mut self, requests: &[Request], patience: Patience) -> Option<Vec<Preference>> {
+        let mut answered: Vec<Outstanding> = Vec::new();
+        let mut answers = Vec::with_capacity(requests.len());
+        for request in requests {
+            let candidate = self.candidate(request, &answered);
+            let granted = matches!(candidate, Some(Candidate { set: Some(_), .. }));
+            if (candidate.is_none() && patience.pods) || (!granted && self.table.is_none() && patience.table)
+            {
+                return None;
+            }
+            let (preference, step) = match candidate {
+                Some(Candidate {
+                    step,
+                    set: Some(devices),
+                }) => (
+                    Preference {
+                        devices,
+                        basis: Basis::Granted,
+                    },
+                    Some(step),
+                ),
+                Some(Candidate { step, set: None }) => (self.outside(request, Some(&step)), Some(step)),
+                None => {
+                    // The oldest of this size, though its set does not fit: most likely it is the one.
+                    let step = self.misfit(request, &answered);
+                    (self.outside(request, step.as_ref()), step)
+                }
+            };
+            answered.push(Outstanding {
+                resource: request.resource.clone(),
+                set: preference.devices.clone(),
+                step,
+            });
+            answers.push(preference);
+        }
+        // An answer that no Allocate followed is stale: kubelet admits one pod at a time.
+        self.outstanding
+            .retain(|old| answered.iter().all(|new| new.resource != old.resource));
+        self.outstanding.extend(answered);
+        Some(answers)
+    }
+
+    /// The first pod in kubelet's order with an open step of this resource and size that fits: first those whose turn it is
+    /// within their pod, then any.
+    fn candidate(&self, request: &Request, answered: &[Outstanding]) -> Option<Candidate> {
+        let pods = self.in_order();
+        for depth in [1, usize::MAX] {
+            for pod in &pods {
+                for (position, step) in self.open_steps(pod, request, answered).take(depth) {
+                    if step.count == request.size
+                        && let Some(set) = self.fit(pod, step, request)
+                    {
+                        return Some(Candidate {
+                            step: (pod.name.uid.clone(), position),
+                            set,
+                        });
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The first open step of this resource and size, whether its set fits or not.
+    fn misfit(&self, request: &Request, answered: &[Outstanding]) -> Option<(PodUid, usize)> {
+        self.in_order().into_iter().find_map(|pod| {
+            self.open_steps(pod, request, answered)
+                .find(|(_, step)| step.count == request.size && !pod.started)
+                .map(|(position, _)| (pod.name.uid.clone(), position))
+        })
+    }
+
+    fn open_steps<'p>(
+        &self,
+        pod: &'p Pod,
+        request: &Request,
+        answered: &[Outstanding],
+    ) -> impl Iterator<Item = (usize, &'p Step)> {
+        let epoch = self.epoch;
+        pod.steps.iter().enumerate().filter(move |(position, step)| {
+            let in_this_call = answered.iter().any(|other| {
+                other
+                    .step
+                    .as_ref()
+                    .is_some_and(|(uid, at)| *uid == pod.name.uid && at == position)
+            });
+            step.resource == request.resource && pod.is_open(step, epoch) && !in_this_call
+        })
+    }
+
+    /// Whether this step can be the asking one, and with which set: `Some(None)` if the set is free to choose.
+    #[expect(clippy::option_option, reason = "fits or not, with a set or not")]
+    fn fit(&self, pod: &Pod, step: &Step, request: &Request) -> Option<Option<Devices>> {
+        if let Some(due) = pod.due(step) {
+            return (request.must.is_subset(due) && due.is_subset(&request.offered))
+                .then(|| Some(due.clone()));
+        }
+        // What must be included is what the pod's init containers left: it names the pod.
+        let held = pod.held_of(&request.resource);
+        if !request.must.is_subset(&held) {
+            return None;
+        }
+        if step.share == Some(Share::OfHeld) && pod.is_granted() {
+            let free: Devices = held.intersection(&request.offered).cloned().collect();
+            return (free.len() >= request.size).then(|| Some(self.choose(request, &free)));
+        }
+        Some(None)
+    }
+
+    /// The best set outside all live grants and quarantined devices; where too little is left, of what costs least.
+    fn outside(&self, request: &Request, step: Option<&(PodUid, usize)>) -> Preference {
+        let resource = &request.resource;
+        let own = step.and_then(|(uid, position)| {
+            let pod = self.pods.get(uid)?;
+            pod.due(pod.steps.get(*position)?)
+        });
+        let mut held: Vec<&DeviceId> = Vec::new();
+        let mut pending: Vec<Vec<&DeviceId>> = Vec::new();
+        for pod in self.in_order() {
+            if step.is_some_and(|(uid, _)| *uid == pod.name.uid) {
+                continue;
+            }
+            let steps = || pod.steps.iter().filter(|step| step.resource == *resource);
+            held.extend(steps().filter_map(|step| pod.holds(step)).flatten());
+            pending.push(steps().filter_map(|step| pod.due(step)).flatten().collect());
+        }
+        let quarantined: Vec<&DeviceId> = self
+            .quarantine
+            .values()
+            .filter_map(|quarantined| quarantined.sets.get(resource))
+            .flatten()
+            .collect();
+        let unattributed = self
+            .unattributed
+            .iter()
+            .filter(|known| known.resource == *resource)
+            .flat_map(|known| &known.set);
+        held.extend(unattributed);
+        let mut free = request.offered.clone();
+        for device in held.iter().chain(&quarantined).chain(pending.iter().flatten()) {
+            free.remove(*device);
+        }
+        let own_pod: Devices = step
+            .and_then(|(uid, _)| self.pods.get(uid))
+            .map(|pod| pod.held_of(resource))
+            .unwrap_or_default();
+        free.extend(own_pod.intersection(&request.offered).cloned());
+        free.extend(request.must.intersection(&request.offered).cloned());
+        let basis = if step.is_some() {
+            Basis::Unplanned
+        } else {
+            Basis::Unknown
+        };
+        if free.len() >= request.size {
+            return Preference {
+                devices: self.choose(request, &free),
+                basis,
+            };
+        }
+        // Too little. The asking pod's own grant first, then what kubelet knows to be free though we do not yet, then devices
+        // of processes that are about to end, and at last grants, the youngest first, whose pods are furthest from admission.
+        let tiers = [own.into_iter().flatten().collect(), held, quarantined]
+            .into_iter()
+            .chain(pending.into_iter().rev());
+        for tier in tiers {
+            free.extend(
+                tier.into_iter()
+                    .filter(|device| request.offered.contains(*device))
+                    .cloned(),
+            );
+            if free.len() >= request.size {
+                break;
+            }
+        }
+        Preference {
+            devices: self.choose(request, &free),
+            basis: Basis::Forced,
+        }
+    }
+
+    fn choose(&self, request: &Request, free: &Devices) -> Devices {
+        match self.devices.get(&request.resource) {
+            Some(gpus) => choose(gpus, self.table.as_deref(), free, &request.must, request.size),
+            None => Devices::new(),
+        }
+    }
+}

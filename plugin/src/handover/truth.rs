@@ -1,0 +1,255 @@
+//! What kubelet says of who holds what. It overrules every guess about who asked: allocated sets are exchanged between pods
+//! until they match. Blind to ordinary init containers, so what it does not list is not thereby free.
+
+use std::collections::BTreeMap;
+
+use gantry_api::{PodUid, ResourceName};
+use jiff::Timestamp;
+
+use super::pod::{Pod, Share};
+use super::{Devices, Handover, Note, PodName};
+
+/// One container's devices of one resource, as kubelet lists them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holding {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod; kubelet gives no UID.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+    /// The resource.
+    pub resource: ResourceName,
+}
+
+/// Kubelet's whole list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing(pub BTreeMap<Holding, Devices>);
+
+/// A point in the order of events: what a list that began here cannot know came later.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// The last listing, and what it cannot know.
+#[derive(Debug, Default)]
+pub(super) struct Truth {
+    listing: Listing,
+    clock: u64,
+    /// The kubelet at the time each listing began.
+    began_in: u64,
+    /// Pod names deleted, with the time: a listing that began before may still show the deleted pod.
+    deleted: BTreeMap<(String, String), Ticket>,
+}
+
+/// A set that was allocated for a pod nobody knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unattributed {
+    pub(super) resource: ResourceName,
+    pub(super) set: Devices,
+    /// When. Two listings later the pod is listed, or has no app container that holds devices, or failed.
+    pub(super) ticket: Ticket,
+}
+
+impl Truth {
+    pub(super) fn now(&self) -> Ticket {
+        Ticket(self.clock)
+    }
+
+    /// The pod is gone: its name may come again with other devices.
+    pub(super) fn forget(&mut self, pod: &PodName) {
+        self.listing
+            .0
+            .retain(|holding, _| holding.namespace != pod.namespace || holding.pod != pod.name);
+        let now = self.now();
+        self.deleted
+            .insert((pod.namespace.clone(), pod.name.clone()), now);
+    }
+
+    /// Holdings of pods that the watch does not show.
+    pub(super) fn strangers<'t>(
+        &'t self,
+        pods: &BTreeMap<PodUid, Pod>,
+    ) -> impl Iterator<Item = (&'t Holding, &'t Devices)> {
+        let known: std::collections::BTreeSet<(&str, &str)> = pods
+            .values()
+            .map(|pod| (pod.name.namespace.as_str(), pod.name.name.as_str()))
+            .collect();
+        let known: Vec<bool> = self
+            .listing
+            .0
+            .keys()
+            .map(|holding| known.contains(&(holding.namespace.as_str(), holding.pod.as_str())))
+            .collect();
+        self.listing
+            .0
+            .iter()
+            .zip(known)
+            .filter_map(|(entry, known)| (!known).then_some(entry))
+    }
+}
+
+impl Handover {
+    /// A listing is about to be asked for.
+    pub fn listing_begins(&mut self) -> Ticket {
+        self.truth.clock += 1;
+        self.truth.began_in = self.epoch;
+        self.truth.now()
+    }
+
+    /// The listing that began at `ticket` has come.
+    pub fn listed(&mut self, ticket: Ticket, mut listing: Listing, now: Timestamp) {
+        listing.0.retain(|holding, _| {
+            self.devices.contains_key(&holding.resource)
+                && self
+                    .truth
+                    .deleted
+                    .get(&(holding.namespace.clone(), holding.pod.clone()))
+                    .is_none_or(|deleted| *deleted < ticket)
+        });
+        self.truth.listing = listing;
+        self.truth.deleted.retain(|_, deleted| *deleted >= ticket);
+        self.unattributed.retain(|known| known.ticket.0 + 2 > ticket.0);
+        let current = self.truth.began_in == self.epoch;
+        self.apply_truth(current, now);
+        self.settle();
+    }
+
+    /// The pods changed: what the last listing says of them holds as before.
+    pub(super) fn retell_truth(&mut self) {
+        self.apply_truth(false, Timestamp::UNIX_EPOCH);
+    }
+
+    /// Makes the pods' allocated sets what the listing says. `current`: it comes from the kubelet that is there now.
+    fn apply_truth(&mut self, current: bool, now: Timestamp) {
+        let by_name: BTreeMap<(String, String), PodUid> = self
+            .in_order()
+            .into_iter()
+            .map(|pod| {
+                (
+                    (pod.name.namespace.clone(), pod.name.name.clone()),
+                    pod.name.uid.clone(),
+                )
+            })
+            .collect();
+        let mut told: Vec<(PodUid, usize, Devices)> = Vec::new();
+        for (holding, set) in &self.truth.listing.0 {
+            let place = by_name
+                .get(&(holding.namespace.clone(), holding.pod.clone()))
+                .and_then(|uid| self.pods.get(uid))
+                .and_then(|pod| {
+                    let position = pod.steps.iter().position(|step| {
+                        step.container == holding.container && step.resource == holding.resource
+                    })?;
+                    Some((pod.name.uid.clone(), position))
+                });
+            if let Some((uid, position)) = place {
+                told.push((uid, position, set.clone()));
+            }
+        }
+        for pod in self.pods.values_mut() {
+            for step in &mut pod.steps {
+                step.listed = false;
+            }
+        }
+        for (uid, position, set) in &told {
+            self.correct(uid, *position, set, current);
+        }
+        if now != Timestamp::UNIX_EPOCH {
+            self.report_differences(&told, now);
+        }
+    }
+
+    /// This step holds `set`, whatever was believed.
+    fn correct(&mut self, uid: &PodUid, position: usize, set: &Devices, current: bool) {
+        let epoch = self.epoch;
+        let place = (uid.clone(), position);
+        let Some(step) = self.step_mut(&place) else { return };
+        step.listed = true;
+        if current {
+            step.epoch = epoch;
+        }
+        if step.allocated.as_ref() == Some(set) {
+            return;
+        }
+        let believed = step.allocated.replace(set.clone());
+        let resource = step.resource.clone();
+        // Whoever was taken for the holder of this set has the other one, if there was another.
+        let mistaken = self.in_order().into_iter().find_map(|pod| {
+            let at = pod.steps.iter().position(|step| {
+                step.resource == resource && !step.listed && step.allocated.as_ref() == Some(set)
+            })?;
+            (pod.name.uid != *uid).then(|| (pod.name.uid.clone(), at))
+        });
+        match (mistaken, believed) {
+            (Some(other), believed) => {
+                if let Some(step) = self.step_mut(&other) {
+                    step.allocated = believed;
+                }
+            }
+            (None, Some(believed)) => {
+                // The same pod's init container may have had it; else it is somebody's whom the next listing will name.
+                let kept = self.pods.get(uid).is_some_and(|pod| {
+                    pod.steps
+                        .iter()
+                        .any(|step| step.allocated.as_ref() == Some(&believed))
+                });
+                if !kept {
+                    let ticket = self.truth.now();
+                    self.unattributed.push(Unattributed {
+                        resource: resource.clone(),
+                        set: believed,
+                        ticket,
+                    });
+                }
+            }
+            (None, None) => {}
+        }
+        self.unattributed
+            .retain(|known| known.resource != resource || !known.set.is_subset(set));
+        // Kubelet serves a pod's containers in order: the ones before this one have been served.
+        if let Some(pod) = self.pods.get_mut(uid) {
+            for step in pod.steps.iter_mut().take(position) {
+                if step.resource == resource && step.allocated.is_none() {
+                    step.allocated = step.assigned.clone();
+                }
+            }
+        }
+    }
+
+    /// Tells of pods that hold another set than granted: exchanged with another pod, or foreign to all grants.
+    fn report_differences(&mut self, told: &[(PodUid, usize, Devices)], now: Timestamp) {
+        for (uid, position, set) in told {
+            let Some(pod) = self.pods.get(uid) else { continue };
+            let Some(step) = pod.steps.get(*position) else {
+                continue;
+            };
+            let Some(Share::Exactly(granted)) = &step.share else {
+                continue;
+            };
+            if granted == set || step.told || !pod.is_granted() {
+                continue;
+            }
+            let resource = step.resource.clone();
+            let owner = self.pods.values().find(|other| {
+                other.name.uid != *uid
+                    && other.is_granted()
+                    && other.steps.iter().any(|step| {
+                        step.resource == resource && step.share.as_ref() == Some(&Share::Exactly(set.clone()))
+                    })
+            });
+            if let Some(owner) = owner {
+                self.notes.push(Note::Swapped {
+                    pods: [pod.name.clone(), owner.name.clone()],
+                    resource,
+                });
+            } else {
+                let name = pod.name.clone();
+                let deviation = self.deviation(now, &resource, set, Some(granted), Some(uid));
+                self.deviate(Some(name), deviation);
+            }
+            if let Some(step) = self.step_mut(&(uid.clone(), *position)) {
+                step.told = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! One resource's life with kubelet: serve on a socket, register it, and do both anew whenever kubelet or the socket was
+//! replaced. Serves first and registers second, for kubelet dials back before it answers.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gantry_api::ResourceName;
+use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tracing::{debug, info, warn};
+
+use super::Kubelet;
+use super::directory::View;
+use super::register::{self, RegisterError};
+use super::service::{DeviceList, DevicePluginService};
+
+/// How long a stopping server may take to end its streams. A client that never speaks would otherwise keep it for ever.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Waits between attempts to register: short at first, for kubelet admits its first pods a second after its socket appears.
+const BACK_OFF: [Duration; 7] = [
+    Duration::from_millis(5),
+    Duration::from_millis(20),
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+];
+
+/// Serves and registers one resource.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) resource: ResourceName,
+    pub(super) directory: PathBuf,
+    pub(super) lists: watch::Receiver<DeviceList>,
+    pub(super) kubelet: Kubelet,
+}
+
+/// A server on one socket file.
+#[derive(Debug)]
+struct Serving {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    inode: Option<u64>,
+}
+
+impl Endpoint {
+    /// Keeps the resource registered until `shutdown`, then ends the streams and removes the socket.
+    pub(super) async fn run(self, mut views: watch::Receiver<View>, shutdown: CancellationToken) {
+        let path = self.directory.join(self.socket_name());
+        let mut servers: Vec<Serving> = Vec::new();
+        let mut registered_with = 0;
+        loop {
+            let view = *views.borrow_and_update();
+            servers.retain(|server| !server.task.is_finished());
+            let own_socket = servers.last().is_some_and(|server| server.inode == inode(&path));
+            if view.present && (view.kubelet != registered_with || !own_socket) {
+                if view.kubelet != registered_with {
+                    // The old kubelet is gone, and its connections with it. Where only our socket went, kubelet is alive and
+                    // reads the old stream: ending that would mark the new registration's devices unhealthy.
+                    servers.drain(..).for_each(|server| server.stop.cancel());
+                }
+                match self.serve(&path) {
+                    Ok(serving) => servers.push(serving),
+                    Err(error) => {
+                        warn!(resource = %self.resource, socket = %path.display(), %error, "cannot serve, trying again");
+                        tokio::select! {
+                            () = shutdown.cancelled() => break,
+                            () = tokio::time::sleep(Duration::from_millis(200)) => continue,
+                        }
+                    }
+                }
+                tokio::select! {
+                    () = shutdown.cancelled() => break,
+                    () = self.register(&path, view, views.clone()) => registered_with = view.kubelet,
+                    // Kubelet was replaced or our socket wiped while it was being told: the answer no longer matters.
+                    () = superseded(&path, servers.last().and_then(|server| server.inode), view, views.clone()) => {}
+                }
+                continue;
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                changed = views.changed() => if changed.is_err() { break },
+            }
+        }
+        self.stop(&path, servers).await;
+    }
+
+    /// File name of the socket: the resource, so that no two resources share one.
+    fn socket_name(&self) -> String {
+        format!("gantry-{}.sock", self.resource.as_str().replace('/', "-"))
+    }
+
+    /// Binds a fresh socket at `path` and serves on it.
+    fn serve(&self, path: &Path) -> io::Result<Serving> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        let inode = inode(path);
+        let stop = CancellationToken::new();
+        let service = DevicePluginService {
+            resource: self.resource.clone(),
+            lists: self.lists.clone(),
+            inventory: self.kubelet.inventory.clone(),
+            desk: self.kubelet.desk.clone(),
+            responder: self.kubelet.responder.clone(),
+            stop: stop.clone(),
+        };
+        let server = Server::builder()
+            .add_service(DevicePluginServer::new(service))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.clone().cancelled_owned());
+        let deadline = stop.clone();
+        let task = tokio::spawn(async move {
+            let drained = async {
+                deadline.cancelled().await;
+                tokio::time::sleep(DRAIN).await;
+            };
+            tokio::select! {
+                result = server => if let Err(error) = result {
+                    warn!(%error, "device plugin server ended");
+                },
+                () = drained => debug!("a client kept its connection beyond the deadline"),
+            }
+        });
+        Ok(Serving { stop, task, inode })
+    }
+
+    /// Registers, again and again until kubelet has accepted.
+    async fn register(&self, path: &Path, view: View, views: watch::Receiver<View>) {
+        let socket = self.directory.join(gantry_proto::KUBELET_SOCKET);
+        let name = self.socket_name();
+        for attempt in 0.. {
+            match register::register(&socket, &name, &self.resource).await {
+                Ok(took) => {
+                    info!(resource = %self.resource, socket = %path.display(), kubelet = view.kubelet, took_ms = took.as_secs_f64() * 1e3, "registered with kubelet");
+                    self.kubelet.observed.registered(&self.resource);
+                    return;
+                }
+                Err(error) => {
+                    self.kubelet.observed.registration_failed(&self.resource);
+                    // Kubelet's socket file outlives kubelet: nobody listening is the usual state between two kubelets.
+                    if attempt == 0 && matches!(error, RegisterError::Connect { .. }) {
+                        debug!(%error, "kubelet does not answer yet");
+                    } else if attempt % 10 == 1 || matches!(error, RegisterError::Refused { .. }) {
+                        warn!(resource = %self.resource, error = &error as &dyn std::error::Error, attempt, "cannot register with kubelet, trying again");
+                    }
+                    let pause = BACK_OFF
+                        .get(attempt)
+                        .or(BACK_OFF.last())
+                        .copied()
+                        .unwrap_or(DRAIN);
+                    let mut views = views.clone();
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        _ = views.wait_for(|seen| seen.kubelet != view.kubelet) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the streams, waits for the clients a moment, and removes the socket if it is still ours.
+    async fn stop(&self, path: &Path, servers: Vec<Serving>) {
+        let own = servers.last().and_then(|server| server.inode);
+        for server in &servers {
+            server.stop.cancel();
+        }
+        for server in servers {
+            if let Err(error) = server.task.await {
+                warn!(%error, "device plugin server failed");
+            }
+        }
+        if own.is_some() && inode(path) == own {
+            if let Err(error) = std::fs::remove_file(path) {
+                debug!(%error, socket = %path.display(), "cannot remove the own socket");
+            }
+        }
+        self.kubelet.observed.unregistered(&self.resource);
+        info!(resource = %self.resource, "stopped serving");
+    }
+}
+
+/// Waits until `view` is no longer what to act on.
+async fn superseded(path: &Path, own: Option<u64>, view: View, mut views: watch::Receiver<View>) {
+    let outdated = |seen: &View| seen.kubelet != view.kubelet || !seen.present || inode(path) != own;
+    if views.wait_for(outdated).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::symlink_metadata(path)
+        .ok()
+        .map(|metadata| metadata.ino())
+}

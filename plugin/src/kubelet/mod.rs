@@ -1,0 +1,88 @@
+//! Everything that is said with kubelet over its unix sockets: registration, the device plugin service, and the question who
+//! holds what. Thin translation to and from the hand-over and the inventory; nothing is decided here, and no call asks NVML.
+
+mod directory;
+mod endpoint;
+mod podresources;
+mod register;
+mod service;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gantry_api::ResourceName;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::info;
+
+use crate::allocate::Responder;
+use crate::handover::Desk;
+use crate::inventory::{Inventory, State};
+use crate::observe::Observed;
+
+pub use directory::Directory;
+pub use podresources::poll as poll_pod_resources;
+
+/// What the kubelet side is built from.
+#[derive(Debug, Clone)]
+pub struct Kubelet {
+    /// Kubelet's device plugin directory.
+    pub directory: PathBuf,
+    /// The devices.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// Who gets which.
+    pub desk: Arc<Desk>,
+    /// What a container needs to use them.
+    pub responder: Arc<Responder>,
+    /// Counters and readiness.
+    pub observed: Arc<Observed>,
+}
+
+impl Kubelet {
+    /// Serves and registers every resource that the inventory has, until `shutdown`; then ends the streams and removes the
+    /// sockets. A resource is registered from the first inventory that has it; should its devices go, it stays with an empty
+    /// list, for kubelet keeps a resource whose plugin leaves.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let tasks = TaskTracker::new();
+        let (directory, events) = Directory::new(self.directory.clone(), Arc::clone(&self.desk));
+        tasks.spawn(directory.watch(shutdown.clone()));
+        let mut resources: BTreeMap<ResourceName, watch::Sender<service::DeviceList>> = BTreeMap::new();
+        loop {
+            let inventory = Arc::clone(&self.inventory.borrow_and_update());
+            for (resource, list) in service::lists(&inventory, resources.keys()) {
+                let Some(sender) = resources.get(&resource) else {
+                    info!(%resource, devices = list.len(), "serving resource");
+                    let (sender, lists) = watch::channel(list);
+                    let endpoint = endpoint::Endpoint {
+                        resource: resource.clone(),
+                        directory: self.directory.clone(),
+                        lists,
+                        kubelet: self.clone(),
+                    };
+                    tasks.spawn(endpoint.run(events.clone(), shutdown.clone()));
+                    resources.insert(resource, sender);
+                    continue;
+                };
+                sender.send_if_modified(|current| {
+                    let changed = *current != list;
+                    *current = list;
+                    changed
+                });
+            }
+            if let State::Absent(reason) = &inventory.state {
+                tracing::warn!(%reason, "no GPU to serve; still looking");
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                changed = self.inventory.changed() => if changed.is_err() {
+                    shutdown.cancelled().await;
+                    break;
+                },
+            }
+        }
+        tasks.close();
+        tasks.wait().await;
+    }
+}

@@ -1,0 +1,107 @@
+//! Asks kubelet who holds which devices: after each Allocate, and every few seconds. Kubelet limits the rate of this call, so
+//! bursts are gathered into one.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{DeviceId, ResourceName};
+use gantry_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use gantry_proto::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+use tracing::{debug, info, warn};
+
+use crate::handover::{Desk, Holding, Listing};
+use crate::observe::Observed;
+
+/// How long after an Allocate the list is read: kubelet shows a pod from its admission on, which ends a little after the call.
+const SETTLE: Duration = Duration::from_millis(100);
+/// How often the list is read when nothing happens: devices are freed without telling the plugin.
+const PERIOD: Duration = Duration::from_secs(3);
+/// The shortest time between two reads, far below kubelet's own limit of 100 a second.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// Kubelet answers in milliseconds, also while it admits pods.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Reads the list until `shutdown` and hands it to the desk.
+pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shutdown: CancellationToken) {
+    let mut client: Option<PodResourcesListerClient<Channel>> = None;
+    let mut reachable = None;
+    loop {
+        let ticket = desk.listing_begins();
+        let listed = match client.take() {
+            Some(client) => Ok(client),
+            None => connect(&socket).await,
+        };
+        let listed = match listed {
+            Ok(mut connected) => {
+                let listed = connected.list(ListPodResourcesRequest {}).await;
+                if listed.is_ok() {
+                    client = Some(connected);
+                }
+                listed.map_err(|status| format!("{}: {}", status.code(), status.message()))
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        observed.pod_resources(listed.is_ok());
+        match listed {
+            Ok(response) => {
+                if reachable != Some(true) {
+                    info!(socket = %socket.display(), "kubelet's pod resources are readable");
+                }
+                reachable = Some(true);
+                desk.listed(ticket, listing(response.into_inner()));
+            }
+            Err(error) => {
+                if reachable != Some(false) {
+                    warn!(socket = %socket.display(), %error, "cannot read kubelet's pod resources; grants alone tell who holds what");
+                }
+                reachable = Some(false);
+            }
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(PERIOD) => {}
+            () = desk.allocation_served() => {
+                debug!("reading pod resources after an allocation");
+                tokio::select! {
+                    () = shutdown.cancelled() => return,
+                    () = tokio::time::sleep(SETTLE.max(SHORTEST)) => {}
+                }
+            }
+        }
+    }
+}
+
+async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, tonic::transport::Error> {
+    let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?
+        .timeout(DEADLINE)
+        .connect()
+        .await?;
+    // A busy node's list is long; kubelet sets no limit either.
+    Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(64 << 20))
+}
+
+/// Kubelet's list as the hand-over reads it: per container and resource, however many entries kubelet spreads it over.
+fn listing(response: ListPodResourcesResponse) -> Listing {
+    let mut holdings = BTreeMap::new();
+    for pod in response.pod_resources {
+        for container in pod.containers {
+            for entry in container.devices {
+                let key = Holding {
+                    namespace: pod.namespace.clone(),
+                    pod: pod.name.clone(),
+                    container: container.name.clone(),
+                    resource: ResourceName::from(entry.resource_name),
+                };
+                holdings
+                    .entry(key)
+                    .or_insert_with(std::collections::BTreeSet::new)
+                    .extend(entry.device_ids.into_iter().map(DeviceId::from));
+            }
+        }
+    }
+    Listing(holdings)
+}

@@ -1,0 +1,168 @@
+//! What operators see: metrics, liveness, and a readiness that says what is missing. Only counts and words; nothing here
+//! changes what the daemon does.
+
+mod http;
+mod metrics;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use gantry_api::ResourceName;
+
+pub use http::serve;
+pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
+
+use crate::inventory::{Inventory, State};
+
+/// Counters and readiness in one place, shared by everything that runs.
+#[derive(Debug, Default)]
+pub struct Observed {
+    metrics: Metrics,
+    readiness: Mutex<Readiness>,
+}
+
+/// What must be so for the plugin to be ready, and what is worth saying besides.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// Why there is no device to serve; `None` if there are some.
+    pub devices: Option<String>,
+    /// Resources that kubelet has accepted.
+    pub registered: BTreeMap<ResourceName, bool>,
+    /// Whether grants are known; `None` where no cluster is to be asked.
+    pub cluster: Option<bool>,
+    /// Whether kubelet says who holds what; `None` before the first answer.
+    pub pod_resources: Option<bool>,
+}
+
+impl Readiness {
+    /// What keeps the plugin from being ready, in words; nothing if it is.
+    pub fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        if let Some(reason) = &self.devices {
+            missing.push(format!("no devices: {reason}"));
+        } else if self.registered.is_empty() {
+            missing.push("no resource is served yet".to_owned());
+        }
+        for (resource, _) in self.registered.iter().filter(|(_, accepted)| !**accepted) {
+            missing.push(format!("{resource} is not registered with kubelet"));
+        }
+        missing
+    }
+
+    /// What is degraded though the plugin serves.
+    pub fn degraded(&self) -> Vec<&'static str> {
+        let mut degraded = Vec::new();
+        if self.cluster == Some(false) {
+            degraded.push("the API server does not answer: pods get devices by topology alone");
+        }
+        if self.pod_resources == Some(false) {
+            degraded.push(
+                "kubelet's pod resources cannot be read: holders are known from grants and allocations alone",
+            );
+        }
+        degraded
+    }
+}
+
+impl Observed {
+    /// The counters.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// What is missing now.
+    pub fn readiness(&self) -> Readiness {
+        self.lock().clone()
+    }
+
+    /// Kubelet has accepted a resource.
+    pub fn registered(&self, resource: &ResourceName) {
+        self.metrics.registration(resource, true);
+        self.lock().registered.insert(resource.clone(), true);
+    }
+
+    /// Kubelet has not accepted a resource.
+    pub fn registration_failed(&self, resource: &ResourceName) {
+        self.metrics.registration(resource, false);
+        self.lock().registered.insert(resource.clone(), false);
+    }
+
+    /// A resource is served no longer.
+    pub fn unregistered(&self, resource: &ResourceName) {
+        self.lock().registered.insert(resource.clone(), false);
+    }
+
+    /// The API server answers, or not.
+    pub fn cluster(&self, reachable: bool) {
+        self.metrics.cluster(reachable);
+        self.lock().cluster = Some(reachable);
+    }
+
+    /// Kubelet's pod resources answer, or not.
+    pub fn pod_resources(&self, reachable: bool) {
+        self.metrics.pod_resources(reachable);
+        self.lock().pod_resources = Some(reachable);
+    }
+
+    /// The inventory changed.
+    pub fn inventory(&self, inventory: &Inventory) {
+        self.metrics.devices(inventory);
+        self.lock().devices = match &inventory.state {
+            State::Starting => Some("looking for GPUs".to_owned()),
+            State::Absent(reason) => Some(reason.clone()),
+            State::Ready if inventory.devices.is_empty() => Some("this node has no GPU".to_owned()),
+            State::Ready => None,
+        };
+    }
+
+    /// A GetPreferredAllocation was answered after `waited`.
+    pub fn preferred(&self, resource: &ResourceName, outcome: PreferenceOutcome, waited: Duration) {
+        self.metrics.preferred(resource, outcome, waited);
+    }
+
+    /// An Allocate was answered.
+    pub fn allocated(&self, resource: &ResourceName, outcome: AllocationOutcome) {
+        self.metrics.allocated(resource, outcome);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Readiness> {
+        self.readiness
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_means_devices_found_and_accepted_by_kubelet() {
+        let mut readiness = Readiness {
+            devices: Some("libnvidia-ml.so.1 is missing".into()),
+            ..Readiness::default()
+        };
+        assert_eq!(readiness.missing(), ["no devices: libnvidia-ml.so.1 is missing"]);
+        readiness.devices = None;
+        assert_eq!(readiness.missing(), ["no resource is served yet"]);
+        readiness.registered.insert("nvidia.com/gpu".into(), false);
+        assert_eq!(
+            readiness.missing(),
+            ["nvidia.com/gpu is not registered with kubelet"]
+        );
+        readiness.registered.insert("nvidia.com/gpu".into(), true);
+        assert!(readiness.missing().is_empty());
+    }
+
+    #[test]
+    fn an_unreachable_api_server_degrades_and_does_not_stop() {
+        let readiness = Readiness {
+            registered: [("nvidia.com/gpu".into(), true)].into(),
+            cluster: Some(false),
+            ..Readiness::default()
+        };
+        assert!(readiness.missing().is_empty());
+        assert_eq!(readiness.degraded().len(), 1);
+    }
+}

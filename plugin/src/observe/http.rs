@@ -1,0 +1,133 @@
+//! /metrics, /healthz and /readyz over HTTP/1.1. Serves what is counted; takes nothing in.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http::{Method, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info, warn};
+
+use super::Observed;
+
+/// A scraper that does not finish its request head in this time is cut off.
+const HEAD_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
+/// Waits between attempts to listen, for instance while an older process still has the port.
+const RETRY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Serves on `address` until `shutdown`. An address that cannot be had is tried again: GPUs matter more than metrics.
+pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: CancellationToken) {
+    let mut warned = false;
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) if !warned => {
+                warn!(%address, %error, "cannot serve metrics and probes, trying on");
+                warned = true;
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    };
+    info!(address = %listener.local_addr().unwrap_or(address), "serving /metrics, /healthz and /readyz");
+    let connections = TaskTracker::new();
+    loop {
+        let stream = tokio::select! {
+            () = shutdown.cancelled() => return,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    debug!(%error, "cannot accept a connection");
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+            },
+        };
+        let observed = Arc::clone(&observed);
+        connections.spawn(async move {
+            let service = service_fn(move |request: Request<Incoming>| {
+                let response = answer(&request, &observed);
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let served = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_DEADLINE)
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+            if let Err(error) = served {
+                debug!(%error, "a probe's connection ended");
+            }
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, observed: &Observed) -> Response<String> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served\n".to_owned());
+    }
+    match request.uri().path() {
+        // The runtime has one thread: an answer is itself the proof of life.
+        "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
+        "/readyz" => readiness(observed),
+        "/metrics" => match observed.metrics().text() {
+            Ok(body) => {
+                let mut response = text(StatusCode::OK, body);
+                response.headers_mut().insert(
+                    header::CONTENT_TYPE,
+                    http::HeaderValue::from_static(
+                        "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                    ),
+                );
+                response
+            }
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        },
+        _ => text(
+            StatusCode::NOT_FOUND,
+            "only /metrics, /healthz and /readyz are served\n".to_owned(),
+        ),
+    }
+}
+
+fn readiness(observed: &Observed) -> Response<String> {
+    let readiness = observed.readiness();
+    let missing = readiness.missing();
+    let mut body = String::new();
+    for line in &missing {
+        body.push_str("not ready: ");
+        body.push_str(line);
+        body.push('\n');
+    }
+    if missing.is_empty() {
+        body.push_str("ready\n");
+    }
+    for line in readiness.degraded() {
+        body.push_str("degraded: ");
+        body.push_str(line);
+        body.push('\n');
+    }
+    let status = if missing.is_empty() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    text(status, body)
+}
+
+fn text(status: StatusCode, body: String) -> Response<String> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        http::HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    response
+}

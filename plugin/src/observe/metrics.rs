@@ -1,0 +1,255 @@
+//! The counters behind /metrics. Labels are few and closed: resources and outcomes, never pods or devices.
+
+use std::time::Duration;
+
+use gantry_api::ResourceName;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::inventory::Inventory;
+
+/// How an Allocate related to what was granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllocationOutcome {
+    /// The set a pod was granted.
+    Granted,
+    /// A set for a pod that nobody planned, as the plugin had advised.
+    Unplanned,
+    /// A set that kubelet chose otherwise.
+    Deviation,
+}
+
+/// How a GetPreferredAllocation was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreferenceOutcome {
+    /// With the pod's grant.
+    Granted,
+    /// With the best set outside all grants, for a pod that has none.
+    Unplanned,
+    /// With the best set outside all grants, for no pod was known to ask.
+    Unknown,
+    /// With devices of a live grant or a quarantine, for nothing else was left.
+    Forced,
+}
+
+impl AllocationOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Unplanned => "unplanned",
+            Self::Deviation => "deviation",
+        }
+    }
+}
+
+impl PreferenceOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Unplanned => "unplanned",
+            Self::Unknown => "unknown",
+            Self::Forced => "forced",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    resource: String,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByState {
+    resource: String,
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByPeer {
+    peer: &'static str,
+}
+
+/// Every metric of the plugin.
+#[derive(Debug)]
+pub struct Metrics {
+    allocations: Family<Outcome, Counter>,
+    preferences: Family<Outcome, Counter>,
+    deviations: Counter,
+    swaps: Counter,
+    refused_grants: Counter,
+    grant_wait: Histogram,
+    quarantined: Gauge,
+    devices: Family<ByState, Gauge>,
+    registrations: Family<Outcome, Counter>,
+    reachable: Family<ByPeer, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            allocations: Family::default(),
+            preferences: Family::default(),
+            deviations: Counter::default(),
+            swaps: Counter::default(),
+            refused_grants: Counter::default(),
+            // From a lookup that waits for nothing to the 100 ms bound.
+            grant_wait: Histogram::new([0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]),
+            quarantined: Gauge::default(),
+            devices: Family::default(),
+            registrations: Family::default(),
+            reachable: Family::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// All metrics in the text format that Prometheus reads.
+    pub fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut registry = Registry::with_prefix("gantry_plugin");
+        let Self {
+            allocations,
+            preferences,
+            deviations,
+            swaps,
+            refused_grants,
+            grant_wait,
+            quarantined,
+            devices,
+            registrations,
+            reachable,
+        } = self;
+        registry.register(
+            "allocations",
+            "Allocate calls, by how the set related to grants",
+            allocations.clone(),
+        );
+        registry.register(
+            "preferred_allocations",
+            "GetPreferredAllocation calls, by how they were answered",
+            preferences.clone(),
+        );
+        registry.register(
+            "deviations",
+            "Sets that kubelet chose otherwise than granted",
+            deviations.clone(),
+        );
+        registry.register(
+            "swaps",
+            "Pairs of pods found to hold each other's grant",
+            swaps.clone(),
+        );
+        registry.register(
+            "refused_grants",
+            "Grant annotations that could not be believed",
+            refused_grants.clone(),
+        );
+        registry.register(
+            "grant_wait_seconds",
+            "How long GetPreferredAllocation waited for a grant",
+            grant_wait.clone(),
+        );
+        registry.register(
+            "quarantined_devices",
+            "Devices of deleted pods whose processes may still run",
+            quarantined.clone(),
+        );
+        registry.register(
+            "devices",
+            "Devices that kubelet is told of, by health",
+            devices.clone(),
+        );
+        registry.register(
+            "registrations",
+            "Registrations with kubelet, by result",
+            registrations.clone(),
+        );
+        registry.register(
+            "reachable",
+            "1 if the peer answered last time it was asked",
+            reachable.clone(),
+        );
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    /// Counts a deviation.
+    pub fn deviation(&self) {
+        self.deviations.inc();
+    }
+
+    /// Counts an exchange of grants.
+    pub fn swap(&self) {
+        self.swaps.inc();
+    }
+
+    /// Counts a grant that was not believed.
+    pub fn refused_grant(&self) {
+        self.refused_grants.inc();
+    }
+
+    /// Sets how many devices are in quarantine.
+    pub fn quarantined(&self, devices: usize) {
+        self.quarantined.set(i64::try_from(devices).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn allocated(&self, resource: &ResourceName, outcome: AllocationOutcome) {
+        self.allocations
+            .get_or_create(&labels(resource, outcome.as_str()))
+            .inc();
+    }
+
+    pub(super) fn preferred(&self, resource: &ResourceName, outcome: PreferenceOutcome, waited: Duration) {
+        self.preferences
+            .get_or_create(&labels(resource, outcome.as_str()))
+            .inc();
+        self.grant_wait.observe(waited.as_secs_f64());
+    }
+
+    pub(super) fn registration(&self, resource: &ResourceName, accepted: bool) {
+        let outcome = if accepted { "accepted" } else { "failed" };
+        self.registrations.get_or_create(&labels(resource, outcome)).inc();
+    }
+
+    pub(super) fn cluster(&self, reachable: bool) {
+        self.peer("apiserver", reachable);
+    }
+
+    pub(super) fn pod_resources(&self, reachable: bool) {
+        self.peer("pod-resources", reachable);
+    }
+
+    pub(super) fn devices(&self, inventory: &Inventory) {
+        self.devices.clear();
+        for device in &inventory.devices {
+            for (state, present) in [
+                ("healthy", device.health.healthy),
+                ("unhealthy", !device.health.healthy),
+            ] {
+                let labels = ByState {
+                    resource: device.resource.to_string(),
+                    state,
+                };
+                self.devices.get_or_create(&labels).inc_by(i64::from(present));
+            }
+        }
+    }
+
+    fn peer(&self, peer: &'static str, reachable: bool) {
+        self.reachable
+            .get_or_create(&ByPeer { peer })
+            .set(i64::from(reachable));
+    }
+}
+
+fn labels(resource: &ResourceName, outcome: &'static str) -> Outcome {
+    Outcome {
+        resource: resource.to_string(),
+        outcome,
+    }
+}

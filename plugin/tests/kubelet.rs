@@ -1,0 +1,244 @@
+//! The daemon and a kubelet over real sockets: registration through every way in which kubelet, sockets and directory come and
+//! go, and the calls of the device plugin service.
+
+mod support;
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use gantry_api::DeviceHealth;
+use support::{FakeKubelet, Node, inventory_of, soon, uuid};
+use tokio_stream::StreamExt;
+use tonic::Code;
+
+#[tokio::test]
+async fn a_resource_is_registered_with_its_options() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let registration = kubelet.registration().await;
+    assert_eq!(registration.version, "v1beta1");
+    assert_eq!(registration.resource_name, "nvidia.com/gpu");
+    assert_eq!(registration.endpoint, "gantry-nvidia.com-gpu.sock");
+    let options = registration.options.unwrap();
+    assert!(options.get_preferred_allocation_available && !options.pre_start_required);
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_there_first_registers_when_kubelet_comes() {
+    let mut node = Node::new(2);
+    node.boot();
+    tokio::task::yield_now().await;
+    let mut kubelet = node.kubelet();
+    kubelet.registration().await;
+}
+
+#[tokio::test]
+async fn a_kubelet_that_died_and_left_its_socket_is_waited_for() {
+    let mut node = Node::new(2);
+    node.kubelet().kill();
+    assert!(node.plugins().join("kubelet.sock").exists());
+    node.boot();
+    tokio::task::yield_now().await;
+    let mut kubelet = node.kubelet();
+    kubelet.registration().await;
+}
+
+#[tokio::test]
+async fn every_new_kubelet_is_told_and_served_on_a_fresh_socket() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    kubelet.registration().await;
+    for _ in 0..5 {
+        let before = std::fs::metadata(node.socket()).unwrap();
+        kubelet.kill();
+        kubelet = node.kubelet();
+        let mut plugin = kubelet.plugin().await;
+        let list = soon("a list", plugin.watch().await.next())
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(list.devices.len(), 2);
+        let after = std::fs::metadata(node.socket()).unwrap();
+        assert_ne!(
+            (before.ino(), before.created().ok()),
+            (after.ino(), after.created().ok())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_vanished_socket_is_made_and_registered_again_while_the_old_stream_lives() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let mut old = kubelet.plugin().await;
+    let mut stream = old.watch().await;
+    soon("the first list", stream.next()).await.unwrap().unwrap();
+    std::fs::remove_file(node.socket()).unwrap();
+    let mut new = kubelet.plugin().await;
+    soon("a list", new.watch().await.next()).await.unwrap().unwrap();
+    // Kubelet reads the old stream until it is told otherwise; its end would mark the devices unhealthy.
+    node.inventory
+        .send_replace(Arc::new(inventory_of(2, |gpu| DeviceHealth {
+            healthy: gpu != 0,
+            reason: None,
+        })));
+    let list = soon("the change", stream.next()).await.unwrap().unwrap();
+    assert_eq!(list.devices[0].health, "Unhealthy");
+}
+
+#[tokio::test]
+async fn a_replaced_directory_is_noticed() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    kubelet.registration().await;
+    std::fs::rename(node.plugins(), node.directory.path().join("old")).unwrap();
+    std::fs::create_dir(node.plugins()).unwrap();
+    let mut kubelet = node.kubelet();
+    kubelet.registration().await;
+}
+
+#[tokio::test]
+async fn a_directory_that_is_not_there_yet_is_waited_for() {
+    let mut node = Node::new(2);
+    std::fs::remove_dir(node.plugins()).unwrap();
+    node.boot();
+    tokio::task::yield_now().await;
+    std::fs::create_dir(node.plugins()).unwrap();
+    let mut kubelet = node.kubelet();
+    kubelet.registration().await;
+}
+
+#[tokio::test]
+async fn nothing_is_registered_before_there_is_a_device() {
+    let mut node = Node::new(2);
+    let ready = Arc::clone(&node.inventory.borrow());
+    node.inventory
+        .send_replace(Arc::new(gantry_plugin::inventory::Inventory::absent(
+            "no library",
+        )));
+    let mut kubelet = node.kubelet();
+    node.boot();
+    tokio::task::yield_now().await;
+    assert!(!node.socket().exists());
+    node.inventory.send_replace(ready);
+    kubelet.registration().await;
+}
+
+#[tokio::test]
+async fn the_list_is_sent_on_change_and_only_then() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let mut plugin = kubelet.plugin().await;
+    let mut stream = plugin.watch().await;
+    let first = soon("the first list", stream.next()).await.unwrap().unwrap();
+    assert_eq!(first.devices.len(), 2);
+    assert!(first.devices.iter().all(|device| device.health == "Healthy"));
+    assert_eq!(first.devices[0].topology.as_ref().unwrap().nodes[0].id, 0);
+    // An equal inventory, then a changed one: the next message is the change.
+    let same = Arc::clone(&node.inventory.borrow());
+    node.inventory.send_replace(Arc::new((*same).clone()));
+    tokio::task::yield_now().await;
+    node.inventory
+        .send_replace(Arc::new(inventory_of(2, |gpu| DeviceHealth {
+            healthy: gpu == 0,
+            reason: Some("Xid 79".into()),
+        })));
+    let second = soon("the change", stream.next()).await.unwrap().unwrap();
+    let healths: Vec<&str> = second
+        .devices
+        .iter()
+        .map(|device| device.health.as_str())
+        .collect();
+    assert_eq!(healths, ["Healthy", "Unhealthy"]);
+}
+
+#[tokio::test]
+async fn without_grants_the_best_connected_set_is_preferred() {
+    let mut node = Node::new(8);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let mut plugin = kubelet.plugin().await;
+    let ids: Vec<String> = (0..8).map(uuid).collect();
+    let offered: Vec<&str> = [1, 2, 4, 5, 7].map(|gpu| ids[gpu].as_str()).into();
+    let chosen = plugin.prefer(&offered, &[], 2).await;
+    assert_eq!(chosen, [uuid(4), uuid(5)].into());
+    let chosen = plugin.prefer(&offered, &[&ids[7]], 1).await;
+    assert_eq!(chosen, [uuid(7)].into());
+}
+
+#[tokio::test]
+async fn allocate_answers_for_exactly_what_was_asked() {
+    let mut node = Node::new(4);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let mut plugin = kubelet.plugin().await;
+    let answer = plugin.allocate(&[&uuid(3), &uuid(1)]).await.unwrap();
+    assert_eq!(
+        answer.envs["NVIDIA_VISIBLE_DEVICES"],
+        format!("{},{}", uuid(1), uuid(3))
+    );
+    let status = plugin.allocate(&[&uuid(1), "GPU-unknown"]).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("GPU-unknown"), "{}", status.message());
+    assert!(!status.message().contains(&uuid(1)), "{}", status.message());
+}
+
+#[tokio::test]
+async fn an_unhealthy_device_that_kubelet_insists_on_is_served() {
+    let mut node = Node::new(2);
+    node.inventory
+        .send_replace(Arc::new(inventory_of(2, |_| DeviceHealth {
+            healthy: false,
+            reason: Some("Xid 79".into()),
+        })));
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let mut plugin = kubelet.plugin().await;
+    assert!(plugin.allocate(&[&uuid(0)]).await.is_ok());
+}
+
+#[tokio::test]
+async fn stopping_ends_the_streams_and_removes_the_socket() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let mut plugin = kubelet.plugin().await;
+    let mut stream = plugin.watch().await;
+    soon("the first list", stream.next()).await.unwrap().unwrap();
+    node.stop().await;
+    assert!(
+        soon("the stream's end", stream.next())
+            .await
+            .is_none_or(|message| message.is_err())
+    );
+    assert!(!node.socket().exists());
+}
+
+#[tokio::test]
+async fn a_client_that_never_speaks_does_not_keep_the_daemon() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    kubelet.registration().await;
+    let _silent = tokio::net::UnixStream::connect(node.socket()).await.unwrap();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_stopped_plugin_leaves_its_successors_socket_alone() {
+    let mut old = Node::new(2);
+    let mut kubelet: FakeKubelet = old.kubelet();
+    old.boot();
+    kubelet.registration().await;
+    let path = old.socket();
+    std::fs::remove_file(&path).unwrap();
+    let _successor = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    old.shutdown.cancel();
+    old.stop().await;
+    assert!(path.exists());
+}

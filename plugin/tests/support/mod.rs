@@ -1,0 +1,299 @@
+//! A kubelet to test against, as strict as the real one where it matters: it wipes its directory before it listens, and dials
+//! the plugin back before it answers a registration.
+
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{DeviceHealth, DeviceId};
+use gantry_plugin::inventory::{Device, Inventory};
+use gantry_plugin::{Args, Strategy};
+use gantry_proto::deviceplugin::device_plugin_client::DevicePluginClient;
+use gantry_proto::deviceplugin::registration_server::{Registration, RegistrationServer};
+use gantry_proto::deviceplugin::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreferredAllocationRequest,
+    RegisterRequest,
+};
+use gantry_topology::{Gpu, Machine, MachineParts, NvLinkBundle, PathClass, PathMatrix};
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status, Streaming};
+
+/// Everything awaited here comes in milliseconds; this is for a machine under load.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Awaits what must come, with a limit.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(SOON, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {SOON:?} for {what}"),
+    }
+}
+
+pub struct FakeKubelet {
+    directory: PathBuf,
+    registrations: mpsc::UnboundedReceiver<RegisterRequest>,
+    stop: CancellationToken,
+}
+
+struct Registrar {
+    directory: PathBuf,
+    registrations: mpsc::UnboundedSender<RegisterRequest>,
+}
+
+#[tonic::async_trait]
+impl Registration for Registrar {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let request = request.into_inner();
+        dial(&self.directory.join(&request.endpoint))
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let _ = self.registrations.send(request);
+        Ok(Response::new(Empty {}))
+    }
+}
+
+async fn dial(socket: &Path) -> Result<DevicePluginClient<Channel>, tonic::transport::Error> {
+    let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?
+        .connect()
+        .await?;
+    Ok(DevicePluginClient::new(channel))
+}
+
+impl FakeKubelet {
+    /// Starts like the real one: everything in the directory is removed, then the socket is made.
+    pub fn start(directory: &Path) -> Self {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        let listener = UnixListener::bind(directory.join("kubelet.sock")).unwrap();
+        let (sender, registrations) = mpsc::unbounded_channel();
+        let registrar = Registrar {
+            directory: directory.to_owned(),
+            registrations: sender,
+        };
+        let stop = CancellationToken::new();
+        let server = Server::builder()
+            .add_service(RegistrationServer::new(registrar))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stopped.cancelled() => {}
+                served = server => served.unwrap(),
+            }
+        });
+        Self {
+            directory: directory.to_owned(),
+            registrations,
+            stop,
+        }
+    }
+
+    /// Ends like the real one when killed: connections break, the socket file stays.
+    pub fn kill(self) {
+        self.stop.cancel();
+    }
+
+    pub async fn registration(&mut self) -> RegisterRequest {
+        soon("a registration", self.registrations.recv()).await.unwrap()
+    }
+
+    /// The next registration's plugin.
+    pub async fn plugin(&mut self) -> Plugin {
+        let registration = self.registration().await;
+        Plugin::dial(&self.directory.join(registration.endpoint)).await
+    }
+}
+
+impl Drop for FakeKubelet {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Kubelet's view of a registered plugin.
+pub struct Plugin {
+    pub client: DevicePluginClient<Channel>,
+}
+
+impl Plugin {
+    pub async fn dial(socket: &Path) -> Self {
+        Self {
+            client: dial(socket).await.unwrap(),
+        }
+    }
+
+    pub async fn watch(&mut self) -> Streaming<ListAndWatchResponse> {
+        self.client.list_and_watch(Empty {}).await.unwrap().into_inner()
+    }
+
+    pub async fn prefer(&mut self, offered: &[&str], must: &[&str], size: i32) -> BTreeSet<String> {
+        let request = PreferredAllocationRequest {
+            container_requests: vec![ContainerPreferredAllocationRequest {
+                available_device_ids: strings(offered),
+                must_include_device_ids: strings(must),
+                allocation_size: size,
+            }],
+        };
+        let response = self.client.get_preferred_allocation(request).await.unwrap();
+        let mut containers = response.into_inner().container_responses;
+        assert_eq!(containers.len(), 1);
+        containers.remove(0).device_ids.into_iter().collect()
+    }
+
+    pub async fn allocate(&mut self, ids: &[&str]) -> Result<ContainerAllocateResponse, Status> {
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest {
+                device_ids: strings(ids),
+            }],
+        };
+        let mut containers = self
+            .client
+            .allocate(request)
+            .await?
+            .into_inner()
+            .container_responses;
+        assert_eq!(containers.len(), 1);
+        Ok(containers.remove(0))
+    }
+}
+
+fn strings(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+/// Eight GPUs in NVLink pairs: 0-1, 2-3, 4-5, 6-7.
+pub fn pairs(gpus: u8) -> Arc<Machine> {
+    let parts = MachineParts {
+        gpus: (0..gpus)
+            .map(|index| Gpu {
+                index,
+                uuid: Some(uuid(index).parse().unwrap()),
+                minor: Some(index.into()),
+                model: Some("NVIDIA A40".into()),
+                ..Gpu::default()
+            })
+            .collect(),
+        nvlinks: (0..gpus / 2)
+            .map(|pair| NvLinkBundle {
+                gpus: [2 * pair, 2 * pair + 1],
+                links: 4,
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
+        ..MachineParts::default()
+    };
+    Arc::new(Machine::new(parts).unwrap())
+}
+
+pub fn uuid(index: u8) -> String {
+    format!("GPU-{index:08x}-0000-0000-0000-000000000000")
+}
+
+pub fn inventory(gpus: u8) -> Inventory {
+    inventory_of(gpus, |_| DeviceHealth {
+        healthy: true,
+        reason: None,
+    })
+}
+
+pub fn inventory_of(gpus: u8, health: impl Fn(u8) -> DeviceHealth) -> Inventory {
+    let devices = (0..gpus)
+        .map(|gpu| Device {
+            id: DeviceId::from(uuid(gpu)),
+            resource: "nvidia.com/gpu".into(),
+            gpu,
+            uuid: uuid(gpu),
+            health: health(gpu),
+            minor: Some(gpu.into()),
+            numa: Some(u32::from(gpu) / 4),
+        })
+        .collect();
+    Inventory::ready(pairs(gpus), devices)
+}
+
+/// A plugin process in all but name: the daemon on a thread of its own runtime would be no different.
+pub struct Node {
+    pub directory: tempfile::TempDir,
+    pub inventory: watch::Sender<Arc<Inventory>>,
+    pub shutdown: CancellationToken,
+    daemon: Option<tokio::task::JoinHandle<anyhow::Result<()>>>,
+    args: Args,
+}
+
+impl Node {
+    /// A node of these GPUs whose kubelet is not up yet.
+    pub fn new(gpus: u8) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("device-plugins")).unwrap();
+        let args = Args {
+            node_name: Some("node-1".into()),
+            kubeconfig: None,
+            no_cluster: true,
+            device_plugin_dir: directory.path().join("device-plugins"),
+            pod_resources_socket: directory.path().join("pod-resources.sock"),
+            nvml_library: "none".into(),
+            proc_root: directory.path().into(),
+            sys_root: directory.path().into(),
+            dev_root: directory.path().join("dev"),
+            driver_root: "/".into(),
+            cgroup_root: directory.path().join("cgroup"),
+            device_list_strategy: vec![Strategy::Envvar],
+            cdi_root: directory.path().join("cdi"),
+            cdi_kind: "gantry.dev/gpu".into(),
+            listen: ([127, 0, 0, 1], 0).into(),
+            resource_name: "nvidia.com/gpu".into(),
+        };
+        Self {
+            inventory: watch::Sender::new(Arc::new(inventory(gpus))),
+            directory,
+            shutdown: CancellationToken::new(),
+            daemon: None,
+            args,
+        }
+    }
+
+    pub fn with(mut self, change: impl FnOnce(&mut Args)) -> Self {
+        change(&mut self.args);
+        self
+    }
+
+    /// Starts the daemon.
+    pub fn boot(&mut self) {
+        self.shutdown = CancellationToken::new();
+        let serve = gantry_plugin::serve(
+            self.args.clone(),
+            self.inventory.subscribe(),
+            self.shutdown.clone(),
+        );
+        self.daemon = Some(tokio::spawn(serve));
+    }
+
+    /// Stops the daemon and waits for its end.
+    pub async fn stop(&mut self) {
+        self.shutdown.cancel();
+        if let Some(daemon) = self.daemon.take() {
+            soon("the daemon's end", daemon).await.unwrap().unwrap();
+        }
+    }
+
+    pub fn plugins(&self) -> PathBuf {
+        self.directory.path().join("device-plugins")
+    }
+
+    pub fn kubelet(&self) -> FakeKubelet {
+        FakeKubelet::start(&self.plugins())
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.plugins().join("gantry-nvidia.com-gpu.sock")
+    }
+}
