@@ -1,6 +1,7 @@
 //! A choice in words, for logs, events and the command line. Says only what the table knows; decides nothing.
 
-use super::{Choice, Table};
+use super::surroundings::Group;
+use super::{Choice, Purpose, Table};
 use crate::bandwidth::gbs;
 use crate::set::GpuSet;
 
@@ -16,27 +17,25 @@ pub(super) fn reason(choice: &Choice, table: &Table) -> String {
         text.push_str("; leaves none free");
     } else {
         text.push_str(&format!("; leaves {left}"));
-        let broken: Vec<String> = broken_groups(choice, table)
-            .iter()
-            .map(|group| format!("{{{group}}}"))
-            .collect();
-        if !broken.is_empty() {
-            text.push_str(&format!(", breaking {}", broken.join(" ")));
-        }
+    }
+    for (position, group) in broken(choice, table).iter().enumerate() {
+        let word = if position == 0 { "; splits" } else { " and" };
+        text.push_str(&format!("{word} {} {}", group.what, group.gpus));
     }
     text
 }
 
 fn single(choice: &Choice, table: &Table) -> String {
-    let groups = table.surroundings.groups();
-    let whole = |group: &&GpuSet| group.is_subset(choice.free) && !(**group & choice.gpus).is_empty();
-    if groups.is_empty() {
-        "all GPUs are alike".to_owned()
-    } else if groups.iter().any(|group| whole(&group)) {
-        "the rest is left best connected this way".to_owned()
+    let best = if choice.free.len() == 1 {
+        "the only one free"
+    } else if table.surroundings.groups().is_empty() {
+        "all are alike"
+    } else if broken(choice, table).is_empty() {
+        "splits no group that is whole"
     } else {
-        "breaks no group that is whole".to_owned()
-    }
+        "no looser one is free"
+    };
+    best.to_owned()
 }
 
 fn joined(choice: &Choice, table: &Table) -> String {
@@ -44,57 +43,60 @@ fn joined(choice: &Choice, table: &Table) -> String {
     let how = links(choice.gpus, table);
     let best = gbs(table.best_bandwidth(size));
     let rank = if choice.bandwidth_gbs >= best {
-        format!("the best {size} GPUs of this machine can do")
+        format!("the most that {size} GPUs of this machine reach")
     } else if choice.gpus == choice.free {
-        format!("all that is free; {best} GB/s on the empty machine")
+        format!("all that is free ({best} GB/s on the empty machine)")
     } else {
-        format!("the best that is free; {best} GB/s on the empty machine")
+        format!("the most that is free ({best} GB/s on the empty machine)")
     };
-    format!("{how}, {} GB/s, {rank}", choice.bandwidth_gbs)
+    let nics = table.near_nics(choice.gpus).len();
+    let nics = if choice.purpose == Purpose::GangMember && nics > 0 {
+        format!(", {nics} NICs on the same PCIe switches")
+    } else {
+        String::new()
+    };
+    format!("{how}, {} GB/s, {rank}{nics}", choice.bandwidth_gbs)
 }
 
 /// What carries a collective over the set.
 fn links(set: GpuSet, table: &Table) -> String {
     let links = &table.links;
     let nvlink = links.ring(set) > links.pcie_ring(set);
-    if nvlink && links.lowest_switch_links(set) > 0 {
-        return "joined by NVSwitch".to_owned();
-    }
-    if nvlink && set.len() == 2 {
-        return "joined by NVLink".to_owned();
-    }
-    if nvlink {
-        return "on NVLink rings".to_owned();
-    }
-    let island = table
+    let smallest = table
         .surroundings
         .groups()
         .iter()
-        .any(|group| set.is_subset(*group));
-    match (links.crosses_sockets(set), island) {
-        (true, _) => "over PCIe across sockets".to_owned(),
-        (false, true) => "over PCIe within one group".to_owned(),
-        (false, false) => "over PCIe".to_owned(),
+        .filter(|group| set.is_subset(group.gpus))
+        .min_by_key(|group| group.gpus.len());
+    if nvlink && links.lowest_switch_links(set) > 0 {
+        "over NVSwitch".to_owned()
+    } else if nvlink && set.len() == 2 {
+        "over NVLink".to_owned()
+    } else if nvlink {
+        "on NVLink rings".to_owned()
+    } else if links.crosses_sockets(set) {
+        "over PCIe across sockets".to_owned()
+    } else if let Some(group) = smallest {
+        format!("over PCIe within one {}", group.what)
+    } else {
+        "over PCIe".to_owned()
     }
 }
 
 /// The groups that were whole among the free GPUs and are taken in part; of nested ones the smallest.
-fn broken_groups(choice: &Choice, table: &Table) -> Vec<GpuSet> {
-    let broken: Vec<GpuSet> = table
+fn broken(choice: &Choice, table: &Table) -> Vec<Group> {
+    let broken: Vec<Group> = table
         .surroundings
         .groups()
         .iter()
-        .filter(|group| group.is_subset(choice.free) && !group.is_subset(choice.gpus))
-        .filter(|group| !(**group & choice.gpus).is_empty())
+        .filter(|group| group.gpus.is_subset(choice.free) && !group.gpus.is_subset(choice.gpus))
+        .filter(|group| !(group.gpus & choice.gpus).is_empty())
         .copied()
         .collect();
-    broken
-        .iter()
-        .filter(|group| {
-            !broken
-                .iter()
-                .any(|inner| inner != *group && inner.is_subset(**group))
-        })
-        .copied()
-        .collect()
+    let inner = |outer: &Group| {
+        broken
+            .iter()
+            .any(|group| group.gpus != outer.gpus && group.gpus.is_subset(outer.gpus))
+    };
+    broken.iter().filter(|group| !inner(group)).copied().collect()
 }

@@ -5,29 +5,60 @@ use std::ops::{Add, Shl};
 
 use crate::set::GpuSet;
 
-/// The terms of a key that belong to a set alone, larger is better, by bit mask. A term only decides among sets of one size.
+/// The terms of a key that belong to a set alone and mean the same for every purpose, larger is better, by bit mask.
+pub(super) struct Shared {
+    /// R of the set when it is what remains.
+    pub(super) remainder: Vec<u64>,
+    /// What a set and its remainder hold together; the two are added.
+    pub(super) together: Vec<u32>,
+}
+
+/// The terms that differ between purposes, by bit mask. A term only decides among sets of one size.
 pub(super) struct Terms {
     /// What decides before the remainder.
     pub(super) head: Vec<u64>,
-    /// R of the set when it is what remains.
-    pub(super) remainder: Vec<u64>,
-    /// What decides after the remainder.
+    /// What decides after the remainder, before what is held together.
     pub(super) middle: Vec<u64>,
-    /// What a set and its remainder hold together; the two are added.
-    pub(super) together: Vec<u32>,
     /// What decides last, before the smaller bit mask.
     pub(super) tail: Vec<u64>,
 }
 
 /// The best subset of each size from 1 to one less than all, of every set of GPUs, as bit masks: one after the other, sets
-/// ascending, then sizes.
-pub(super) fn best_subsets(gpus: usize, terms: &Terms) -> Vec<u16> {
-    let ranked = Ranked::new(gpus, terms);
-    if ranked.bits() < 64 {
-        fill::<u64>(gpus, &ranked)
+/// ascending, then sizes. One such list for each purpose.
+pub(super) fn best_subsets<const PURPOSES: usize>(
+    gpus: usize,
+    shared: &Shared,
+    terms: &[Terms; PURPOSES],
+) -> [Vec<u16>; PURPOSES] {
+    let by_size: Vec<Vec<u32>> = (0..=gpus)
+        .map(|size| GpuSet::first(gpus).subsets(size).map(GpuSet::bits).collect())
+        .collect();
+    let remainder = dense_ranks(&shared.remainder, &by_size);
+    let ranked = terms.each_ref().map(|terms| Ranked::new(terms, &by_size));
+    let widest = |of: fn(&Ranked) -> &[u32]| ranked.iter().map(|ranked| width(of(ranked))).max().unwrap_or(0);
+    let together_at = widest(|ranked| &ranked.tail);
+    let middle_at = together_at + width(&shared.together);
+    let remainder_at = middle_at + widest(|ranked| &ranked.middle);
+    let head_at = remainder_at + width(&remainder);
+    let layout = Layout {
+        together_at,
+        middle_at,
+        remainder_at,
+        head_at,
+    };
+    if head_at + widest(|ranked| &ranked.head) < u64::BITS {
+        fill::<u64, PURPOSES>(&layout, &remainder, &shared.together, &ranked)
     } else {
-        fill::<u128>(gpus, &ranked)
+        fill::<u128, PURPOSES>(&layout, &remainder, &shared.together, &ranked)
     }
+}
+
+/// Where in a key's number each term begins; the tail begins at 0.
+struct Layout {
+    together_at: u32,
+    middle_at: u32,
+    remainder_at: u32,
+    head_at: u32,
 }
 
 /// A number that holds a whole key.
@@ -49,25 +80,20 @@ impl Key for u128 {
 }
 
 /// Terms replaced by their rank among the sets of the same size, so that a key fits one number.
-struct Ranked<'a> {
+struct Ranked {
     head: Vec<u32>,
-    remainder: Vec<u32>,
     middle: Vec<u32>,
-    together: &'a [u32],
     /// Ranks from 1, no two alike within a size.
     tail: Vec<u32>,
     /// The set of each size and tail rank.
     set_of_tail: Vec<Vec<u16>>,
 }
 
-impl<'a> Ranked<'a> {
-    fn new(gpus: usize, terms: &'a Terms) -> Self {
-        let by_size: Vec<Vec<u32>> = (0..=gpus)
-            .map(|size| GpuSet::first(gpus).subsets(size).map(GpuSet::bits).collect())
-            .collect();
+impl Ranked {
+    fn new(terms: &Terms, by_size: &[Vec<u32>]) -> Self {
         let mut tail = vec![0; terms.tail.len()];
         let mut set_of_tail = Vec::with_capacity(by_size.len());
-        for sets in &by_size {
+        for sets in by_size {
             // Worst first: the larger of two equal masks is the worse.
             let mut sets = sets.clone();
             sets.sort_unstable_by_key(|set| (terms.tail[*set as usize], std::cmp::Reverse(*set)));
@@ -77,21 +103,11 @@ impl<'a> Ranked<'a> {
             set_of_tail.push(sets.iter().map(|set| u16::try_from(*set).unwrap_or(0)).collect());
         }
         Self {
-            head: dense_ranks(&terms.head, &by_size),
-            remainder: dense_ranks(&terms.remainder, &by_size),
-            middle: dense_ranks(&terms.middle, &by_size),
-            together: &terms.together,
+            head: dense_ranks(&terms.head, by_size),
+            middle: dense_ranks(&terms.middle, by_size),
             tail,
             set_of_tail,
         }
-    }
-
-    fn bits(&self) -> u32 {
-        [&self.head, &self.remainder, &self.middle, &self.tail]
-            .map(|ranks| width(ranks))
-            .iter()
-            .sum::<u32>()
-            + width(self.together)
     }
 }
 
@@ -115,43 +131,57 @@ fn width(ranks: &[u32]) -> u32 {
     u32::BITS - ranks.iter().max().map_or(0, |most| *most).leading_zeros()
 }
 
-fn fill<K: Key>(gpus: usize, ranked: &Ranked<'_>) -> Vec<u16> {
-    let together_at = width(&ranked.tail);
-    let middle_at = together_at + width(ranked.together);
-    let remainder_at = middle_at + width(&ranked.middle);
-    let head_at = remainder_at + width(&ranked.remainder);
+fn fill<K: Key, const PURPOSES: usize>(
+    layout: &Layout,
+    remainder: &[u32],
+    together: &[u32],
+    ranked: &[Ranked; PURPOSES],
+) -> [Vec<u16>; PURPOSES] {
     let at = |value: u32, place: u32| K::from(u64::from(value)) << place;
-    let sets = ranked.tail.len();
-    let chosen: Vec<K> = (0..sets)
+    let sets = remainder.len();
+    // A set's own part of its key, all purposes side by side, and the part of what it leaves.
+    let chosen: Vec<[K; PURPOSES]> = (0..sets)
         .map(|set| {
-            at(ranked.tail[set], 0)
-                + at(ranked.together[set], together_at)
-                + at(ranked.middle[set], middle_at)
-                + at(ranked.head[set], head_at)
+            ranked.each_ref().map(|ranked| {
+                at(ranked.tail[set], 0)
+                    + at(together[set], layout.together_at)
+                    + at(ranked.middle[set], layout.middle_at)
+                    + at(ranked.head[set], layout.head_at)
+            })
         })
         .collect();
     let left: Vec<K> = (0..sets)
-        .map(|set| at(ranked.together[set], together_at) + at(ranked.remainder[set], remainder_at))
+        .map(|set| at(together[set], layout.together_at) + at(remainder[set], layout.remainder_at))
         .collect();
 
-    let tail_mask = (1u64 << together_at) - 1;
-    let mut answers = Vec::with_capacity(entries_before(sets));
+    // Counting bits takes a dozen instructions on the oldest x86-64; a read takes one.
+    let size_of: Vec<u8> = (0..sets)
+        .map(|set| u8::try_from(set.count_ones()).unwrap_or(0))
+        .collect();
+    let tail_mask = (1u64 << layout.together_at) - 1;
+    let mut answers = [const { Vec::new() }; PURPOSES];
+    for answers in &mut answers {
+        answers.reserve_exact(entries_before(sets));
+    }
     for free in 1..sets {
-        let mut best = [K::default(); 17];
+        let mut best = [[K::default(); PURPOSES]; 32];
         let mut set = free;
         while set != 0 {
-            let key = chosen[set] + left[free & !set];
-            let best = &mut best[set.count_ones() as usize];
-            *best = key.max(*best);
+            let rest = left[free & !set];
+            let best = &mut best[usize::from(size_of[set]) % 32];
+            for (best, chosen) in best.iter_mut().zip(&chosen[set]) {
+                *best = (*chosen + rest).max(*best);
+            }
             set = (set - 1) & free;
         }
         for size in 1..free.count_ones() as usize {
-            let rank = usize::try_from(best[size].low() & tail_mask).unwrap_or(0);
-            let set = ranked.set_of_tail[size].get(rank.saturating_sub(1));
-            answers.push(set.copied().unwrap_or(0));
+            for purpose in 0..PURPOSES {
+                let rank = usize::try_from(best[size][purpose].low() & tail_mask).unwrap_or(0);
+                let set = ranked[purpose].set_of_tail[size].get(rank.saturating_sub(1));
+                answers[purpose].push(set.copied().unwrap_or(0));
+            }
         }
     }
-    debug_assert!(gpus <= 16 && answers.len() == entries_before(sets));
     answers
 }
 

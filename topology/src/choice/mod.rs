@@ -15,7 +15,8 @@
 //! 5. **NICs** spared for jobs that need them, then few **NUMA** nodes.
 //! 6. the smallest bit mask: equal input gives equal output.
 //!
-//! A gang member talks through NICs, so for two and more GPUs its NICs and NUMA nodes stand between 1 and 2.
+//! A gang member talks through NICs, so for two and more GPUs its NICs and NUMA nodes stand between 1 and 2; where no NIC is
+//! known it is chosen like a local job.
 //!
 //! Why R stands before NICs for local jobs, and the cut bound behind R and not in front of it: replayed against a saturated
 //! node (`tests/saturated.rs`), NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency, and the PCIe cut
@@ -156,9 +157,19 @@ impl Table {
             gang: Vec::new(),
         };
         self.best = best.iter().filter_map(|best| best.last().copied()).collect();
-        sets.local = fill::best_subsets(self.gpus, &self.terms(&sets, Purpose::Local));
+        let shared = fill::Shared {
+            remainder: sets.churned.iter().map(|r| u64::from(*r)).collect(),
+            together: (0u32..)
+                .zip(&sets.ring)
+                .map(|(bits, _)| self.surroundings.together(GpuSet::from_bits(bits)))
+                .collect(),
+        };
+        let local = self.terms(&sets, Purpose::Local);
         if self.surroundings.has_nics() {
-            sets.gang = fill::best_subsets(self.gpus, &self.terms(&sets, Purpose::GangMember));
+            let terms = [local, self.terms(&sets, Purpose::GangMember)];
+            [sets.local, sets.gang] = fill::best_subsets(self.gpus, &shared, &terms);
+        } else {
+            [sets.local] = fill::best_subsets(self.gpus, &shared, &[local]);
         }
         self.sets = Some(sets);
     }
@@ -167,17 +178,13 @@ impl Table {
     fn terms(&self, sets: &Sets, purpose: Purpose) -> fill::Terms {
         let mut terms = fill::Terms {
             head: Vec::with_capacity(sets.ring.len()),
-            remainder: sets.churned.iter().map(|r| u64::from(*r)).collect(),
             middle: Vec::with_capacity(sets.ring.len()),
-            together: Vec::with_capacity(sets.ring.len()),
             tail: Vec::with_capacity(sets.ring.len()),
         };
         for (bits, (ring, cut)) in (0u32..).zip(sets.ring.iter().zip(&sets.cut)) {
-            let set = GpuSet::from_bits(bits);
-            let key = self.key_of_set(set, *ring, *cut, purpose);
+            let key = self.key_of_set(GpuSet::from_bits(bits), *ring, *cut, purpose);
             terms.head.push(key.head);
             terms.middle.push(key.middle);
-            terms.together.push(self.surroundings.together(set));
             terms.tail.push(key.tail);
         }
         terms
@@ -188,7 +195,7 @@ impl Table {
             | u64::from(u8::MAX - u8::try_from(self.surroundings.numa_nodes(set)).unwrap_or(u8::MAX));
         let ring_first = u64::from(ring) << 24;
         let (head, tail) = match purpose {
-            Purpose::GangMember if set.len() > 1 => (ring_first | around, 0),
+            Purpose::GangMember if set.len() > 1 && self.surroundings.has_nics() => (ring_first | around, 0),
             _ => (ring_first, around),
         };
         let by_nvlink = ring > self.links.pcie_ring(set);
@@ -292,7 +299,9 @@ impl Table {
         self.best.get(size).copied().unwrap_or(0)
     }
 
-    fn best_set(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<GpuSet> {
+    /// As [`Table::best`], without what the set is worth: one read for up to [`TABLE_GPUS`] GPUs.
+    pub fn best_set(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<GpuSet> {
+        let free = free & self.all();
         if size > free.len() {
             return None;
         }

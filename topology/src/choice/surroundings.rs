@@ -20,7 +20,15 @@ pub(super) struct Surroundings {
     /// The GPUs of each NUMA node. GPUs whose node is unknown are in none.
     numa: Vec<GpuSet>,
     /// GPUs that belong together, several levels of them; see [`Surroundings::together`].
-    groups: Vec<GpuSet>,
+    groups: Vec<Group>,
+}
+
+/// GPUs that belong together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    /// What they share, in words: `NVLink pair`.
+    pub(super) what: &'static str,
+    pub(super) gpus: GpuSet,
 }
 
 impl Surroundings {
@@ -51,13 +59,13 @@ impl Surroundings {
         }
     }
 
-    /// Whether members of a gang and local jobs see any difference between GPUs.
+    /// Whether any NIC is known; without one, gang members and local jobs want the same.
     pub(super) fn has_nics(&self) -> bool {
         self.nics > 0
     }
 
     /// The groups of GPUs worth keeping whole.
-    pub(super) fn groups(&self) -> &[GpuSet] {
+    pub(super) fn groups(&self) -> &[Group] {
         &self.groups
     }
 
@@ -108,7 +116,7 @@ impl Surroundings {
     /// NUMA nodes, the squares of how many of their GPUs are in it. Taken over a choice and its remainder, it is larger the
     /// fewer groups are broken, and the more unevenly those that must be.
     pub(super) fn together(&self, set: GpuSet) -> u32 {
-        let squares = self.groups.iter().map(|group| (*group & set).len().pow(2));
+        let squares = self.groups.iter().map(|group| (group.gpus & set).len().pow(2));
         u32::try_from(squares.sum::<usize>()).unwrap_or(u32::MAX)
     }
 
@@ -163,7 +171,7 @@ fn numa_nodes(machine: &Machine) -> Vec<GpuSet> {
 
 /// NVLink islands, then what shares a PCIe switch, host bridge or socket, then NUMA nodes; each set of GPUs once, single
 /// GPUs and the whole machine left out.
-fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<GpuSet> {
+fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
     let all = GpuSet::all(machine);
     let joined = |near: &dyn Fn(usize, usize) -> bool| {
         components(all, |a| {
@@ -173,15 +181,26 @@ fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<GpuSet> {
                 .bits()
         })
     };
-    let mut found = joined(&|a, b| machine.nvlinks_between(a, b) > 0);
-    for rank in 0..=3 {
-        found.extend(joined(&|a, b| class_rank(machine.paths().get(a, b)) <= rank));
-    }
-    found.extend_from_slice(numa);
-    let mut groups: Vec<GpuSet> = Vec::new();
-    for group in found {
-        if group.len() > 1 && group != all && !groups.contains(&group) {
-            groups.push(group);
+    let within = |rank: u8| joined(&|a, b| class_rank(machine.paths().get(a, b)) <= rank);
+    let levels = [
+        ("NVLink island", joined(&|a, b| machine.nvlinks_between(a, b) > 0)),
+        ("PCIe switch", within(0)),
+        ("PCIe switch", within(1)),
+        ("PCIe host bridge", within(2)),
+        ("socket", within(3)),
+        ("NUMA node", numa.to_vec()),
+    ];
+    let mut groups: Vec<Group> = Vec::new();
+    for (what, gpus) in levels
+        .into_iter()
+        .flat_map(|(what, level)| level.into_iter().map(move |gpus| (what, gpus)))
+    {
+        if gpus.len() > 1 && gpus != all && !groups.iter().any(|group| group.gpus == gpus) {
+            let pair = what == "NVLink island" && gpus.len() == 2;
+            groups.push(Group {
+                what: if pair { "NVLink pair" } else { what },
+                gpus,
+            });
         }
     }
     groups

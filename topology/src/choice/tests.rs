@@ -1,1 +1,421 @@
+use proptest::prelude::*;
 
+use super::*;
+use crate::bandwidth::LinkRate;
+use crate::machine::{Gpu, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
+
+fn set(text: &str) -> GpuSet {
+    text.parse().unwrap()
+}
+
+/// Two sockets of two bridged pairs each, and `nics` behind the switch of GPU 0.
+fn bridged_pairs(nics: usize) -> Machine {
+    let near = |row: usize, column: usize| {
+        let (a, b) = (if row < 8 { row } else { 0 }, if column < 8 { column } else { 0 });
+        match (a / 4 == b / 4, row >= 8 && column == 0) {
+            (_, true) => PathClass::Pix,
+            (true, _) => PathClass::Node,
+            (false, _) => PathClass::Sys,
+        }
+    };
+    Machine::new(MachineParts {
+        gpus: (0..8)
+            .map(|index| Gpu {
+                index,
+                ..Gpu::default()
+            })
+            .collect(),
+        nics: (0..nics)
+            .map(|nic| Nic {
+                name: format!("mlx5_{nic}"),
+                ..Nic::default()
+            })
+            .collect(),
+        nvlinks: (0..4)
+            .map(|pair| NvLinkBundle {
+                gpus: [2 * pair, 2 * pair + 1],
+                links: 4,
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(8 + nics, near),
+        ..MachineParts::default()
+    })
+    .unwrap()
+}
+
+/// Eight GPUs on switches, NICs next to the first four alone.
+fn lopsided() -> Machine {
+    let near = |row: usize, column: usize| match (row < 8, column < 8) {
+        (true, true) if row / 4 == column / 4 => PathClass::Node,
+        (false, true) if row - 8 == column => PathClass::Pxb,
+        (false, true) if column < 4 => PathClass::Node,
+        _ => PathClass::Sys,
+    };
+    Machine::new(MachineParts {
+        gpus: (0..8)
+            .map(|index| Gpu {
+                index,
+                nvlink: Some(NvLinkPorts {
+                    version: Some(3),
+                    switch_links: 12,
+                }),
+                ..Gpu::default()
+            })
+            .collect(),
+        nics: (0..4)
+            .map(|nic| Nic {
+                name: format!("mlx5_{nic}"),
+                ..Nic::default()
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(12, near),
+        ..MachineParts::default()
+    })
+    .unwrap()
+}
+
+fn best(table: &Table, free: &str, size: usize) -> String {
+    table
+        .best(set(free), size, Purpose::Local)
+        .unwrap()
+        .gpus
+        .to_string()
+}
+
+#[test]
+fn a_loose_gpu_is_taken_before_a_pair_is_broken() {
+    let table = Table::build(&bridged_pairs(0));
+    assert_eq!(best(&table, "0,1,3,4,5,6,7", 1), "3");
+    assert_eq!(best(&table, "0,1,2,3,6", 1), "6");
+    // Two single GPUs come out of one pair, not two.
+    assert_eq!(best(&table, "0,1,2,3,4,5,6,7", 1), "0");
+    assert_eq!(best(&table, "1,2,3,4,5,6,7", 1), "1");
+}
+
+#[test]
+fn a_set_stays_within_a_socket_rather_than_keep_a_pair_for_later() {
+    let table = Table::build(&bridged_pairs(0));
+    let choice = table.best(set("0,1,2,3,4"), 3, Purpose::Local).unwrap();
+    assert!(choice.gpus.is_subset(set("0,1,2,3")), "{}", choice.gpus);
+    assert_eq!(choice.bandwidth_gbs, 24.0);
+}
+
+#[test]
+fn local_jobs_leave_the_nics_and_gang_members_take_them() {
+    let table = Table::build(&lopsided());
+    let all = table.all();
+    assert_eq!(table.best(all, 4, Purpose::Local).unwrap().gpus, set("4,5,6,7"));
+    assert_eq!(
+        table.best(all, 4, Purpose::GangMember).unwrap().gpus,
+        set("0,1,2,3")
+    );
+    assert_eq!(table.best(all, 1, Purpose::Local).unwrap().gpus, set("4"));
+    assert_eq!(table.best(all, 1, Purpose::GangMember).unwrap().gpus, set("0"));
+    assert_eq!(table.near_nics(set("0,2,5")), [0, 2]);
+}
+
+#[test]
+fn a_choice_knows_its_worth() {
+    let table = Table::build(&bridged_pairs(0));
+    let whole = table.best(table.all(), 2, Purpose::Local).unwrap();
+    assert_eq!(
+        (whole.gpus, whole.bandwidth_gbs, whole.quality(&table)),
+        (set("0,1"), 48.0, 1.0)
+    );
+    let poor = table.best(set("1,4"), 2, Purpose::Local).unwrap();
+    assert_eq!(poor.bandwidth_gbs, 16.0);
+    assert!((poor.quality(&table) - 16.0 / 48.0).abs() < 1e-12);
+    assert_eq!(poor.remainder, 0.0);
+    assert_eq!(table.remainder(table.all()), 1.0);
+    assert!((whole.stranded(&table) - (1.0 - whole.remainder)).abs() < 1e-12);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_what_is_not_there_is_ignored() {
+    let table = Table::build(&bridged_pairs(0));
+    assert!(table.best(set("0,1"), 3, Purpose::Local).is_none());
+    assert!(table.best(set("0,30,31"), 2, Purpose::Local).is_none());
+    assert_eq!(
+        table.best(GpuSet::EMPTY, 0, Purpose::Local).unwrap().gpus,
+        GpuSet::EMPTY
+    );
+    // Required but not offered, more required than asked, more asked than offered.
+    for (free, must, size) in [
+        ("0,1", "2", 1),
+        ("0,1,2", "0,1", 1),
+        ("0,1", "0", 3),
+        ("0,1", "0", 0),
+    ] {
+        assert!(
+            table
+                .best_with(set(free), set(must), size, Purpose::Local)
+                .is_none()
+        );
+    }
+    let empty = Table::build(&Machine::new(MachineParts::default()).unwrap());
+    assert!(empty.best(GpuSet::first(3), 1, Purpose::Local).is_none());
+    assert_eq!(empty.remainder(GpuSet::EMPTY), 0.0);
+}
+
+#[test]
+fn the_reason_says_how_the_set_is_joined_and_what_is_left() {
+    let table = Table::build(&bridged_pairs(0));
+    let reason = |free: &str, size| {
+        let choice = table.best(set(free), size, Purpose::Local).unwrap();
+        choice.reason(&table)
+    };
+    insta::assert_snapshot!(reason("0-7", 1), @"GPU 0: no looser one is free; leaves 1,2,3,4,5,6,7; splits NVLink pair 0,1");
+    insta::assert_snapshot!(reason("0-7", 2), @"GPUs 0,1: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves 2,3,4,5,6,7; splits socket 0,1,2,3");
+    insta::assert_snapshot!(reason("0,1,2,3,4", 3), @"GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves 3,4; splits NVLink pair 2,3");
+    insta::assert_snapshot!(reason("0,1,2,4,6,7", 3), @"GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves 4,6,7");
+    insta::assert_snapshot!(reason("1,4", 2), @"GPUs 1,4: over PCIe across sockets, 16 GB/s, all that is free (48 GB/s on the empty machine); leaves none free");
+    insta::assert_snapshot!(reason("1,2,3", 1), @"GPU 1: splits no group that is whole; leaves 2,3");
+    let switched = Table::build(&lopsided());
+    let choice = switched.best(switched.all(), 4, Purpose::GangMember).unwrap();
+    insta::assert_snapshot!(choice.reason(&switched), @"GPUs 0,1,2,3: over NVSwitch, 240 GB/s, the most that 4 GPUs of this machine reach, 4 NICs on the same PCIe switches; leaves 4,5,6,7");
+}
+
+#[test]
+fn machines_of_one_kind_share_a_table() {
+    let mut tables = Tables::default();
+    let first = tables.of(&bridged_pairs(0));
+    let mut renamed = bridged_pairs(0).into_parts();
+    renamed.name = Some("another".to_owned());
+    renamed.gpus[3].uuid = Some("GPU-0".parse().unwrap());
+    let second = tables.of(&Machine::new(renamed).unwrap());
+    assert!(std::sync::Arc::ptr_eq(&first, &second));
+    let other = tables.of(&bridged_pairs(2));
+    assert_eq!(tables.len(), 2);
+    drop(other);
+    tables.forget_unused();
+    assert_eq!(tables.len(), 1);
+}
+
+#[test]
+fn sixteen_gpus_take_less_than_three_megabytes() {
+    let mut parts = lopsided().into_parts();
+    parts.gpus = (0..16)
+        .map(|index| Gpu {
+            index,
+            ..parts.gpus[0].clone()
+        })
+        .collect();
+    parts.paths = PathMatrix::from_fn(20, |_, _| PathClass::Sys);
+    let table = Table::build(&Machine::new(parts).unwrap());
+    assert!(table.bytes() <= 3_000_000, "{}", table.bytes());
+}
+
+/// R after churn by its definition: over all sets that may follow, each held GPU free with probability 1/16.
+fn churned_naively(table: &Table, links: &Collective, set: GpuSet) -> f64 {
+    let all = table.all();
+    let best = |of: GpuSet, size: usize| of.subsets(size).map(|set| links.ring(set)).max();
+    let plain = |of: GpuSet| -> f64 {
+        let worth = |size: usize| match (best(of, size), best(all, size)) {
+            (None, _) => 0.0,
+            (Some(_), Some(0) | None) => 1.0,
+            (Some(found), Some(whole)) => f64::from(found) / f64::from(whole),
+        };
+        (1..=all.len()).map(worth).sum::<f64>() / all.len() as f64
+    };
+    let held = all - set;
+    let followers = (0..=all.bits())
+        .map(GpuSet::from_bits)
+        .filter(|freed| freed.is_subset(held));
+    followers
+        .map(|freed| {
+            let stay = i32::try_from(held.len() - freed.len()).unwrap();
+            let come = i32::try_from(freed.len()).unwrap();
+            plain(set | freed) * (15f64 / 16.0).powi(stay) * (1f64 / 16.0).powi(come)
+        })
+        .sum()
+}
+
+/// The best set by trying all and comparing their terms one after the other, as the module's head lists them.
+fn brute_force(
+    table: &Table,
+    links: &Collective,
+    free: GpuSet,
+    must: GpuSet,
+    size: usize,
+    purpose: Purpose,
+) -> GpuSet {
+    let around = &table.surroundings;
+    let churned = |set: GpuSet| table.sets.as_ref().unwrap().churned[set.bits() as usize];
+    let terms = |set: GpuSet| {
+        let rest = free - set;
+        let nics = around.nics(set, purpose);
+        let numa = std::cmp::Reverse(around.numa_nodes(set));
+        let gang = purpose == Purpose::GangMember && size > 1 && around.has_nics();
+        let nvlink_cut = if links.ring(set) > links.pcie_ring(set) {
+            links.cut(set)
+        } else {
+            0
+        };
+        (
+            links.ring(set),
+            gang.then_some((nics, numa)),
+            churned(rest),
+            nvlink_cut,
+            around.together(set) + around.together(rest),
+            (!gang).then_some((nics, numa)),
+            std::cmp::Reverse(set.bits()),
+        )
+    };
+    let candidates = free.subsets(size).filter(|set| must.is_subset(*set));
+    candidates.max_by_key(|set| terms(*set)).unwrap()
+}
+
+/// Any machine: links asymmetric in number, disconnected or none, switches, sockets in any arrangement, NICs anywhere.
+fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (Machine, Rates)> {
+    gpus.prop_flat_map(|gpus| {
+        let pairs = gpus * gpus.saturating_sub(1) / 2;
+        let nics = 0..4usize;
+        let links = proptest::collection::vec(prop_oneof![3 => Just(0u8), 2 => 1..3u8], pairs);
+        let switch = prop_oneof![Just(vec![0u8; gpus]), proptest::collection::vec(0..3u8, gpus)];
+        let classes = proptest::collection::vec(0..6usize, (gpus + 4) * (gpus + 4));
+        let numa = proptest::collection::vec(proptest::option::of(0..3u8), gpus);
+        let rates = proptest::collection::vec((1..4u32, 1..4u32), gpus);
+        (nics, links, switch, classes, numa, rates, 0..3u32).prop_map(
+            |(nics, links, switch, classes, numa, rates, socket)| {
+                let gpus = switch.len();
+                let count = u8::try_from(gpus).unwrap();
+                let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| [a, b]));
+                let machine = Machine::new(MachineParts {
+                    gpus: (0..count)
+                        .zip(switch.iter().zip(&numa))
+                        .map(|(index, (links, numa))| Gpu {
+                            index,
+                            numa: numa.map(|node| node.to_string().parse().unwrap()),
+                            nvlink: Some(NvLinkPorts {
+                                version: None,
+                                switch_links: *links,
+                            }),
+                            ..Gpu::default()
+                        })
+                        .collect(),
+                    nics: (0..nics)
+                        .map(|nic| Nic {
+                            name: format!("mlx5_{nic}"),
+                            ..Nic::default()
+                        })
+                        .collect(),
+                    nvlinks: pairs
+                        .zip(links)
+                        .filter(|(_, links)| *links > 0)
+                        .map(|(gpus, links)| NvLinkBundle { gpus, links })
+                        .collect(),
+                    paths: PathMatrix::from_fn(gpus + nics, |a, b| {
+                        PathClass::ALL[classes[a * (gpus + 4) + b]]
+                    }),
+                    ..MachineParts::default()
+                })
+                .unwrap();
+                let rate = |step: u32| LinkRate::new(step * 6000, step * 6000);
+                let rates = Rates {
+                    nvlink: rates.iter().map(|(nvlink, _)| rate(*nvlink)).collect(),
+                    pcie: rates.iter().map(|(_, pcie)| rate(*pcie)).collect(),
+                    socket: rate(socket),
+                };
+                (machine, rates)
+            },
+        )
+    })
+}
+
+const PURPOSES: [Purpose; 2] = [Purpose::Local, Purpose::GangMember];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_answer_of_a_small_machine_is_the_best_there_is((machine, rates) in any_machine(0..=7)) {
+        let table = Table::with_rates(&machine, &rates);
+        let links = Collective::new(&machine, &rates);
+        for free in (0..=table.all().bits()).map(GpuSet::from_bits) {
+            for (size, purpose) in (0..=free.len()).flat_map(|size| PURPOSES.map(|purpose| (size, purpose))) {
+                let chosen = table.best(free, size, purpose).unwrap();
+                let best = brute_force(&table, &links, free, GpuSet::EMPTY, size, purpose);
+                prop_assert_eq!(chosen.gpus, best, "{} of {:?}, {:?}", size, free, purpose);
+                prop_assert_eq!((chosen.bandwidth_gbs * 1000.0).round(), f64::from(links.ring(best)));
+            }
+            prop_assert!(table.best(free, free.len() + 1, Purpose::Local).is_none());
+        }
+    }
+
+    #[test]
+    fn churn_is_the_expectation_it_stands_for((machine, rates) in any_machine(1..=5)) {
+        let table = Table::with_rates(&machine, &rates);
+        let links = Collective::new(&machine, &rates);
+        for set in (0..=table.all().bits()).map(GpuSet::from_bits) {
+            let kept = f64::from(table.churned(set)) / f64::from(1 << 20);
+            prop_assert!((kept - churned_naively(&table, &links, set)).abs() < 2e-6, "{}", set);
+        }
+    }
+
+    #[test]
+    fn required_gpus_are_in_the_best_set_that_holds_them(
+        (machine, rates) in any_machine(1..=8),
+        free in any::<u32>(),
+        must in any::<u32>(),
+        size in 0..9usize,
+    ) {
+        let table = Table::with_rates(&machine, &rates);
+        let links = Collective::new(&machine, &rates);
+        let free = GpuSet::from_bits(free) & table.all();
+        let must = GpuSet::from_bits(must) & free;
+        for purpose in PURPOSES {
+            let chosen = table.best_with(free, must, size, purpose);
+            if must.len() <= size && size <= free.len() {
+                let best = brute_force(&table, &links, free, must, size, purpose);
+                prop_assert_eq!(chosen.unwrap().gpus, best);
+            } else {
+                prop_assert!(chosen.is_none());
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    #[test]
+    fn sampled_answers_of_sixteen_gpus_are_the_best_there_are(
+        (machine, rates) in any_machine(16..=16),
+        states in proptest::collection::vec((any::<u16>(), 0..17usize), 24),
+    ) {
+        let table = Table::with_rates(&machine, &rates);
+        let links = Collective::new(&machine, &rates);
+        for (free, size) in states {
+            let free = GpuSet::from_bits(u32::from(free));
+            if size > free.len() {
+                continue;
+            }
+            for purpose in PURPOSES {
+                let best = brute_force(&table, &links, free, GpuSet::EMPTY, size, purpose);
+                prop_assert_eq!(table.best(free, size, purpose).unwrap().gpus, best);
+            }
+        }
+    }
+
+    #[test]
+    fn larger_machines_get_valid_answers(
+        (machine, rates) in any_machine(17..=32),
+        states in proptest::collection::vec((any::<u32>(), any::<u32>(), 0..33usize), 4),
+    ) {
+        let table = Table::with_rates(&machine, &rates);
+        for (free, must, size) in states {
+            let free = GpuSet::from_bits(free) & table.all();
+            let must = GpuSet::from_bits(must & must.rotate_left(7)) & free;
+            for purpose in PURPOSES {
+                let chosen = table.best_with(free, must, size, purpose);
+                prop_assert_eq!(chosen.is_some(), must.len() <= size && size <= free.len());
+                if let Some(chosen) = chosen {
+                    prop_assert!(chosen.gpus.is_subset(free) && must.is_subset(chosen.gpus));
+                    prop_assert_eq!(chosen.gpus.len(), size);
+                    prop_assert!((0.0..=1.0).contains(&chosen.remainder));
+                    prop_assert_eq!(table.best_with(free, must, size, purpose), Some(chosen));
+                }
+            }
+        }
+    }
+}
