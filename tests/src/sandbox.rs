@@ -462,7 +462,12 @@ impl Process {
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        stat(self.pid).is_some_and(|(state, started)| started == self.started && state != 'Z')
+        match stat(self.pid) {
+            // A killed process is a zombie as soon as its first thread is gone; the others may still hold its sockets.
+            Some(('Z', started)) => started == self.started && threads(self.pid) > 1,
+            Some((_, started)) => started == self.started,
+            None => false,
+        }
     }
 
     /// Its only child.
@@ -502,6 +507,10 @@ fn stat(pid: i32) -> Option<(char, u64)> {
     let state = fields.next()?.chars().next()?;
     let started = fields.nth(18)?.parse().ok()?;
     Some((state, started))
+}
+
+fn threads(pid: i32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
 
 /// The last lines of a log.

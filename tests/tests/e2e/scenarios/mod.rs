@@ -44,6 +44,8 @@ macro_rules! scenarios {
 pub(crate) fn all() -> Vec<Scenario> {
     scenarios![
         smoke::a_plain_pod_runs_on_each_node,
+        smoke::what_containers_write_and_kubelet_says_can_be_read,
+        smoke::simulated_gpus_lie_on_their_nodes,
         smoke::a_restarted_kubelet_keeps_its_pods,
         smoke::a_killed_api_server_loses_nothing,
         stock::a_pod_without_gpus_runs_while_the_extender_is_down,

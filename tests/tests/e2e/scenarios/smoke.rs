@@ -1,9 +1,12 @@
 //! The cluster itself: plain pods run on every node, and its parts can be stopped and started.
 
 use anyhow::{Result, ensure};
+use gantry_e2e::hardware::Hardware;
+use gantry_e2e::{gantry, podresources, until};
+use kube::api::PostParams;
 
 use crate::bed::Bed;
-use crate::pods;
+use crate::{pods, records};
 
 pub(super) async fn a_plain_pod_runs_on_each_node(bed: &Bed) -> Result<()> {
     let api = bed.namespace("e2e-plain").await?;
@@ -52,5 +55,51 @@ pub(super) async fn a_killed_api_server_loses_nothing(bed: &Bed) -> Result<()> {
     bed.cluster().start_again("kube-apiserver").await?;
     pods::running(&api, "before").await?;
     pods::run(&api, &pods::sleeper("after", 0)?).await?;
+    Ok(())
+}
+
+pub(super) async fn what_containers_write_and_kubelet_says_can_be_read(bed: &Bed) -> Result<()> {
+    let api = bed.namespace("e2e-records").await?;
+    let short = records::recording(pods::sleeper("short", 0)?, 0.3)?;
+    let stubborn = records::stubborn(pods::sleeper("stubborn", 0)?)?;
+    for pod in [short, stubborn] {
+        api.create(&PostParams::default(), &pod).await?;
+    }
+    let ended = pods::ended(&api, "short").await?;
+    ensure!(ended == "Succeeded", "short: {ended}");
+    pods::running(&api, "stubborn").await?;
+    let stays = until("both records", pods::RUN_LIMIT, async || {
+        let stays = records::read(bed.cluster()).map_err(|error| error.to_string())?;
+        let ended = stays.values().filter(|stay| stay.to.is_some()).count();
+        if ended == 2 {
+            Ok(stays)
+        } else {
+            Err(format!("{stays:?}"))
+        }
+    })
+    .await?;
+    for stay in stays.values() {
+        ensure!(stay.devices.is_empty() && stay.to >= Some(stay.from), "{stay:?}");
+    }
+    for node in bed.cluster().nodes() {
+        let held = podresources::held(node, "nvidia.com/gpu").await?;
+        ensure!(held.is_empty(), "{held:?}");
+    }
+    Ok(())
+}
+
+pub(super) async fn simulated_gpus_lie_on_their_nodes(bed: &Bed) -> Result<()> {
+    for (node, machine) in bed.cluster().nodes().iter().zip(gantry::unlike_machines()) {
+        let hardware = Hardware::install(node, &machine)?;
+        let args = hardware.plugin_args();
+        let dev = args
+            .iter()
+            .find_map(|arg| arg.strip_prefix("--dev-root="))
+            .unwrap_or_default();
+        let first = node
+            .exec(&["stat", "-c", "%F", &format!("{dev}/nvidia0")])
+            .await?;
+        ensure!(first.trim() == "character special file", "{first}");
+    }
     Ok(())
 }
