@@ -1,1 +1,153 @@
 //! The scheduler extender: filter, prioritize and bind over immutable snapshots.
+//!
+//! ```text
+//! kube-scheduler ──HTTP──> server ──> wire (JSON) ──> decide (pure, over a Snapshot)
+//!                                 └─> bind ──> index: reserve ──> Binding with the grant ──> index: finish
+//! API server ──watch──> watch ──> index (state machine) ──> ledger (pure) ──> Snapshot
+//!                                                      └──> explain, wake: Events and pokes for pods that wait
+//! ```
+//!
+//! Pure: `quantity`, `request`, `kind`, `plan`, `ledger`, `snapshot`, `decide`, `wire`. State without I/O: `index`. I/O: `watch`, `bind`,
+//! `explain`, `wake`, `server`.
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod bind;
+pub mod decide;
+pub mod explain;
+pub mod index;
+pub mod kind;
+pub mod ledger;
+pub mod metrics;
+pub mod plan;
+pub mod pod;
+pub mod quantity;
+pub mod request;
+pub mod server;
+pub mod service;
+pub mod snapshot;
+pub mod wake;
+pub mod watch;
+pub mod wire;
+
+pub use args::Args;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use gantry_api::ResourceName;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::bind::Binder;
+use crate::decide::Options;
+use crate::index::{Index, Store};
+use crate::metrics::Metrics;
+use crate::server::Server;
+use crate::service::Service;
+use crate::watch::Contact;
+
+/// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
+///
+/// # Errors
+/// Options that contradict each other, a kubeconfig that cannot be read, an address that cannot be listened on. An API server that
+/// cannot be reached is no error: the extender serves, says that it is not ready, and tries again.
+pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let Args {
+        kubeconfig,
+        listen,
+        resources,
+        foreign_nodes,
+        policy,
+        bind_timeout,
+        body_limit,
+        stale_after,
+    } = args;
+    let resources = read_resources(&resources)?;
+    let options = Options {
+        foreign: foreign_nodes,
+        policy,
+    };
+    let client = connect(kubeconfig.as_deref()).await?;
+    let listener = TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("cannot listen on {listen}"))?;
+    tracing::info!(address = %listener.local_addr()?, ?resources, ?options, "gantry extender serves");
+    let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
+    let store = Arc::new(Store::new(Index::new(options, run)));
+    let metrics = Arc::new(Metrics::new());
+    let contact = Contact::new();
+    let watching = tokio::spawn(watch::run(
+        client.clone(),
+        Arc::clone(&resources),
+        Arc::clone(&store),
+        Arc::clone(&contact),
+        shutdown.clone(),
+    ));
+    let waiting = tokio::spawn(wake::run(
+        client.clone(),
+        Arc::clone(&store),
+        Arc::clone(&metrics),
+        shutdown.clone(),
+    ));
+    let explaining = tokio::spawn(explain::run(
+        client.clone(),
+        Arc::clone(&store),
+        Arc::clone(&metrics),
+        shutdown.clone(),
+    ));
+    let server = Server {
+        service: Service {
+            binder: Binder::new(client, Arc::clone(&store), Arc::clone(&resources), bind_timeout),
+            store,
+            resources,
+            options,
+            metrics,
+        },
+        contact,
+        body_limit: usize::try_from(body_limit)? * 1024 * 1024,
+        stale_after,
+        drain: bind_timeout,
+    };
+    server.run(listener, shutdown.clone()).await;
+    // Without the server nothing else is of use, however it ended.
+    shutdown.cancel();
+    for task in [watching, waiting, explaining] {
+        task.await.context("a task of the extender ended badly")?;
+    }
+    Ok(())
+}
+
+fn read_resources(written: &[String]) -> anyhow::Result<Arc<[ResourceName]>> {
+    let mut resources: Vec<ResourceName> = Vec::new();
+    for name in written.iter().map(|name| name.trim()) {
+        let extended = name
+            .split_once('/')
+            .is_some_and(|(domain, rest)| !domain.is_empty() && !rest.is_empty());
+        anyhow::ensure!(
+            extended,
+            "--resource {name:?}: write a domain and a name, such as nvidia.com/gpu"
+        );
+        if !resources.iter().any(|known| known.as_str() == name) {
+            resources.push(name.into());
+        }
+    }
+    anyhow::ensure!(!resources.is_empty(), "--resource: name at least one resource");
+    Ok(resources.into())
+}
+
+async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let file =
+                Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("kubeconfig {}", path.display()))?
+        }
+        None => Config::incluster().context("no --kubeconfig, and not in a pod of a cluster")?,
+    };
+    Client::try_from(config).context("cannot make a client of the API server")
+}

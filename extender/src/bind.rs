@@ -1,0 +1,312 @@
+//! Bind: devices set aside, one Binding with the grant, the outcome told. kube-scheduler believes whatever is answered here, and a
+//! "done" without a Binding leaves the pod assumed for ever: so every answer but an error follows a Binding that was seen.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{Grant, ResourceName, names};
+use http::{Method, Request};
+use kube::core::response::Status;
+use kube::{Api, Client};
+use serde::Serialize;
+
+use crate::index::{BindError, Outcome, Reserved, Store, Target};
+use crate::pod::SlimPod;
+use crate::watch::chain;
+
+/// Writes Bindings.
+#[derive(Clone)]
+pub struct Binder {
+    client: Client,
+    store: Arc<Store>,
+    resources: Arc<[ResourceName]>,
+    timeout: Duration,
+}
+
+/// Why a pod was not bound, for kube-scheduler and the pod's condition.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The decision does not stand.
+    #[error("{0}")]
+    Refused(#[from] BindError),
+    /// The pod is another one by now, or none.
+    #[error("pod {0} is gone")]
+    Gone(String),
+    /// Somebody else was first.
+    #[error("pod is bound to node {0} by another")]
+    BoundByOther(String),
+    /// The API server refuses the Binding.
+    #[error("the API server refuses the binding: {0}")]
+    Rejected(String),
+    /// The API server did not answer, or not in time. The binding may or may not exist.
+    #[error("the API server does not answer: {0}")]
+    Unanswered(String),
+}
+
+impl Failure {
+    /// Its name in metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Refused(_) => "refused",
+            Self::Gone(_) => "gone",
+            Self::BoundByOther(_) => "bound_by_other",
+            Self::Rejected(_) => "rejected",
+            Self::Unanswered(_) => "unanswered",
+        }
+    }
+}
+
+/// The body of `POST pods/{name}/binding`. The API server merges its annotations into the pod in the write that binds it, and refuses it
+/// if the UID is not the pod's.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Binding<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: BindingMeta<'a>,
+    target: BindingTarget<'a>,
+}
+
+#[derive(Debug, Serialize)]
+struct BindingMeta<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    uid: &'a str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<&'static str, &'a str>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BindingTarget<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    name: &'a str,
+}
+
+/// How a try to write the Binding ended, as far as the API server says.
+enum Written {
+    Yes,
+    /// It exists, or something else does: read the pod.
+    Conflict(String),
+    Missing,
+    Never(String),
+    Perhaps(String),
+}
+
+impl Binder {
+    /// Writes Bindings with `client` for decisions of `store`, each within `timeout`.
+    pub fn new(client: Client, store: Arc<Store>, resources: Arc<[ResourceName]>, timeout: Duration) -> Self {
+        Self {
+            client,
+            store,
+            resources,
+            timeout,
+        }
+    }
+
+    /// Binds a pod. `Ok` means that the Binding exists.
+    ///
+    /// # Errors
+    /// See [`Failure`]. Devices are given back, except where nobody knows the outcome: then they stay set aside until the pod shows
+    /// it.
+    pub async fn bind(&self, target: &Target) -> Result<(), Failure> {
+        let deadline = Instant::now() + self.timeout;
+        let reserved = match self.store.update(|index| index.reserve(target, None)) {
+            Err(BindError::UnknownPod(_)) => {
+                // The scheduler's cache was faster than ours, or this process has just started.
+                let request = self.read_request(target, deadline).await?;
+                self.store.update(|index| index.reserve(target, Some(request)))?
+            }
+            other => other?,
+        };
+        let (plan, annotation) = match &reserved {
+            Reserved::AlreadyBound => return Ok(()),
+            Reserved::Plain => (None, None),
+            Reserved::Grant { plan, annotation } => (Some(plan.as_str()), Some(&**annotation)),
+        };
+        // If kube-scheduler hangs up, this future is dropped wherever it stands: then nobody knows.
+        let mut undecided = Undecided {
+            store: &self.store,
+            target,
+            granted: plan.is_some(),
+            outcome: Outcome::Unsure,
+        };
+        let result = self.write(target, plan, annotation, deadline).await;
+        undecided.outcome = match &result {
+            Ok(()) => Outcome::Bound,
+            Err(Failure::Unanswered(_)) => Outcome::Unsure,
+            Err(_) => Outcome::Failed,
+        };
+        result
+    }
+
+    async fn write(
+        &self,
+        target: &Target,
+        plan: Option<&str>,
+        annotation: Option<&str>,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let written = match tokio::time::timeout_at(deadline.into(), self.post(target, annotation)).await {
+            Ok(written) => written,
+            Err(_) => return Err(Failure::Unanswered("no answer in time".to_owned())),
+        };
+        match written {
+            Written::Yes => Ok(()),
+            Written::Missing => Err(Failure::Gone(full_name(target))),
+            Written::Never(message) => Err(Failure::Rejected(message)),
+            Written::Conflict(message) => match self.look(target, plan, deadline).await {
+                Seen::Ours => Ok(()),
+                Seen::Other(node) => Err(Failure::BoundByOther(node)),
+                Seen::Unbound => Err(Failure::Rejected(message)),
+                Seen::Gone => Err(Failure::Gone(full_name(target))),
+                Seen::Nothing(why) => Err(Failure::Unanswered(why)),
+            },
+            Written::Perhaps(message) => match self.look(target, plan, deadline).await {
+                Seen::Ours => Ok(()),
+                Seen::Other(node) => Err(Failure::BoundByOther(node)),
+                Seen::Gone => Err(Failure::Gone(full_name(target))),
+                // Not bound yet says nothing: the request may still be on its way.
+                Seen::Unbound | Seen::Nothing(_) => Err(Failure::Unanswered(message)),
+            },
+        }
+    }
+
+    async fn post(&self, target: &Target, annotation: Option<&str>) -> Written {
+        let binding = Binding {
+            api_version: "v1",
+            kind: "Binding",
+            metadata: BindingMeta {
+                name: &target.name,
+                namespace: &target.namespace,
+                uid: target.uid.as_str(),
+                annotations: annotation
+                    .map(|grant| (names::GRANT_ANNOTATION, grant))
+                    .into_iter()
+                    .collect(),
+            },
+            target: BindingTarget {
+                api_version: "v1",
+                kind: "Node",
+                name: target.node.as_str(),
+            },
+        };
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{}/binding",
+            target.namespace, target.name
+        );
+        let request = serde_json::to_vec(&binding)
+            .map_err(|error| error.to_string())
+            .and_then(|body| {
+                Request::builder()
+                    .method(Method::POST)
+                    .uri(path)
+                    .header(http::header::CONTENT_TYPE, "application/json")
+                    .body(body)
+                    .map_err(|error| error.to_string())
+            });
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return Written::Never(error),
+        };
+        match self.client.request::<Status>(request).await {
+            Ok(_) => Written::Yes,
+            Err(kube::Error::Api(status)) => match status.code {
+                409 => Written::Conflict(status.message.clone()),
+                404 => Written::Missing,
+                // Refused before anything was done.
+                400..=499 => Written::Never(status.message.clone()),
+                _ => Written::Perhaps(status.message.clone()),
+            },
+            // Written, and answered with what is no Status: look.
+            Err(error) => Written::Perhaps(chain(&error)),
+        }
+    }
+
+    /// Reads the pod: has it our Binding?
+    async fn look(&self, target: &Target, plan: Option<&str>, deadline: Instant) -> Seen {
+        let pod = match self.get(target, deadline).await {
+            Ok(Some(pod)) => pod,
+            Ok(None) => return Seen::Gone,
+            Err(why) => return Seen::Nothing(why),
+        };
+        if pod.metadata.uid.as_deref() != Some(target.uid.as_str()) {
+            return Seen::Gone;
+        }
+        let annotation = pod
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get(names::GRANT_ANNOTATION));
+        let grant = annotation.and_then(|text| Grant::parse(text, &target.uid, &target.node).ok());
+        match pod.node() {
+            None => Seen::Unbound,
+            Some(node) if node != target.node.as_str() => Seen::Other(node.to_owned()),
+            Some(node) => match plan {
+                Some(plan) if grant.is_none_or(|grant| grant.plan != plan) => Seen::Other(node.to_owned()),
+                _ => Seen::Ours,
+            },
+        }
+    }
+
+    async fn read_request(
+        &self,
+        target: &Target,
+        deadline: Instant,
+    ) -> Result<Arc<crate::request::Request>, Failure> {
+        let pod = match self.get(target, deadline).await {
+            Ok(Some(pod)) if pod.metadata.uid.as_deref() == Some(target.uid.as_str()) => pod,
+            Ok(_) => return Err(Failure::Gone(full_name(target))),
+            Err(why) => return Err(Failure::Unanswered(why)),
+        };
+        match pod.request(&self.resources) {
+            Ok(request) => Ok(Arc::new(request)),
+            Err(error) => Err(BindError::Request(error.to_string()).into()),
+        }
+    }
+
+    async fn get(&self, target: &Target, deadline: Instant) -> Result<Option<SlimPod>, String> {
+        let pods: Api<SlimPod> = Api::namespaced(self.client.clone(), &target.namespace);
+        match tokio::time::timeout_at(deadline.into(), pods.get_opt(&target.name)).await {
+            Ok(Ok(pod)) => Ok(pod),
+            Ok(Err(error)) => Err(chain(&error)),
+            Err(_) => Err("no answer in time".to_owned()),
+        }
+    }
+}
+
+/// What a look at the pod shows.
+enum Seen {
+    Ours,
+    Other(String),
+    Unbound,
+    Gone,
+    Nothing(String),
+}
+
+/// Tells the index how a bind ended, also when it is dropped midway.
+struct Undecided<'a> {
+    store: &'a Store,
+    target: &'a Target,
+    granted: bool,
+    outcome: Outcome,
+}
+
+impl Drop for Undecided<'_> {
+    fn drop(&mut self) {
+        if self.granted {
+            let now = Instant::now();
+            self.store
+                .update(|index| index.finish(now, self.target, self.outcome));
+        }
+    }
+}
+
+fn full_name(target: &Target) -> String {
+    format!("{}/{} ({})", target.namespace, target.name, target.uid)
+}
+
+#[cfg(test)]
+mod tests;

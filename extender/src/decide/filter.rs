@@ -1,0 +1,130 @@
+//! Which nodes can take a pod, and why the others cannot. A node passes if every device the pod asks for is free there now;
+//! GPUs held for pods between prioritize and bind do not make a node fail, they only count in the score.
+
+use super::{Candidates, ForeignNodes, Options, words};
+use crate::request::Request;
+use crate::snapshot::{Class, NodeIx, Snapshot, Standing};
+
+/// The answer, by position among the candidates.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filtered {
+    /// Nodes that can take the pod.
+    pub passed: Vec<u32>,
+    /// Nodes that cannot, each with the number of its reason.
+    pub refused: Vec<(u32, u32)>,
+    /// The reasons. Alike nodes share one, so that kube-scheduler counts them together.
+    pub reasons: Vec<String>,
+    /// A candidate is unknown to the cluster: this is a simulation, and must leave no trace.
+    pub simulated: bool,
+}
+
+/// Filters `candidates`, found at `nodes` of the snapshot, for a pod that asks `request`.
+pub fn filter(
+    snapshot: &Snapshot,
+    options: Options,
+    request: &Request,
+    candidates: &Candidates<'_>,
+    nodes: &[Option<NodeIx>],
+) -> Filtered {
+    let mut answer = Filtered {
+        passed: Vec::with_capacity(nodes.len()),
+        ..Filtered::default()
+    };
+    // By class: not asked yet, or passes, or the number of the reason.
+    let mut by_class: Vec<Option<Result<(), u32>>> = vec![None; snapshot.classes.len()];
+    for (position, node) in (0u32..).zip(nodes) {
+        let verdict = match node.and_then(|node| snapshot.class(node)) {
+            Some(class) => match by_class.get(class.0 as usize).copied().flatten() {
+                Some(known) => known,
+                None => {
+                    let standing = snapshot.classes.get(class.0 as usize);
+                    let verdict = standing.map_or(Ok(()), |standing| judge(standing, options, request));
+                    let verdict = verdict.map_err(|reason| answer.reason(reason));
+                    if let Some(slot) = by_class.get_mut(class.0 as usize) {
+                        *slot = Some(verdict);
+                    }
+                    verdict
+                }
+            },
+            None => {
+                answer.simulated = answer.simulated || candidates.are_objects();
+                judge_unknown(request, candidates, position as usize).map_err(|reason| answer.reason(reason))
+            }
+        };
+        match verdict {
+            Ok(()) => answer.passed.push(position),
+            Err(reason) => answer.refused.push((position, reason)),
+        }
+    }
+    answer
+}
+
+impl Filtered {
+    /// The same reason for every candidate.
+    pub fn all_refused(candidates: usize, reason: String) -> Self {
+        let candidates = u32::try_from(candidates).unwrap_or(u32::MAX);
+        Self {
+            refused: (0..candidates).map(|position| (position, 0)).collect(),
+            reasons: vec![reason],
+            ..Self::default()
+        }
+    }
+
+    /// Every candidate passes.
+    pub fn all_passed(candidates: usize) -> Self {
+        Self {
+            passed: (0..u32::try_from(candidates).unwrap_or(u32::MAX)).collect(),
+            ..Self::default()
+        }
+    }
+
+    fn reason(&mut self, reason: String) -> u32 {
+        let position = self
+            .reasons
+            .iter()
+            .position(|known| *known == reason)
+            .unwrap_or_else(|| {
+                self.reasons.push(reason);
+                self.reasons.len() - 1
+            });
+        u32::try_from(position).unwrap_or(u32::MAX)
+    }
+}
+
+fn judge(standing: &Standing, options: Options, request: &Request) -> Result<(), String> {
+    match standing {
+        Standing::Gone => Err(words::UNKNOWN_NODE.to_owned()),
+        Standing::Foreign { .. } => match options.foreign {
+            ForeignNodes::Allow => Ok(()),
+            ForeignNodes::Refuse => Err(words::FOREIGN_NODE.to_owned()),
+        },
+        Standing::Ours(class) => judge_class(class, request),
+    }
+}
+
+fn judge_class(class: &Class, request: &Request) -> Result<(), String> {
+    for ask in &request.asks {
+        let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
+            return Err(words::not_served(&ask.resource));
+        };
+        if pool.free.len() < ask.devices as usize {
+            return Err(words::refusal(class, pool, ask.devices));
+        }
+    }
+    Ok(())
+}
+
+/// A node the cache does not know. An object is a simulation's invention: an empty node of which only the count is known. A name
+/// alone is a node that has just come: it is refused, and asked about again when its plugin has published it.
+fn judge_unknown(request: &Request, candidates: &Candidates<'_>, position: usize) -> Result<(), String> {
+    if !candidates.are_objects() {
+        return Err(words::UNKNOWN_NODE.to_owned());
+    }
+    for ask in &request.asks {
+        let advertised = candidates.invented(position, ask.resource.as_str()).unwrap_or(0);
+        if advertised < ask.devices {
+            return Err(words::too_small(advertised, ask.devices));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! Which of the nodes that passed is best. One winner: kube-scheduler breaks ties at random, and its scale of 0 to 10 is too
+//! coarse for the differences that matter.
+
+use super::{Candidates, Options, Score, score};
+use crate::request::Request;
+use crate::snapshot::{NodeIx, Snapshot, Standing};
+
+/// The best node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Winner {
+    /// Its position among the candidates.
+    pub position: u32,
+    /// Its number in the snapshot.
+    pub node: NodeIx,
+    /// What it is worth.
+    pub score: Score,
+}
+
+/// The best of `candidates`, found at `nodes` of the snapshot, for pod `uid` that asks `request`. `None` if no node with an inventory
+/// fits: among foreign nodes kube-scheduler's own scores decide.
+pub fn prioritize(
+    snapshot: &Snapshot,
+    options: Options,
+    uid: &str,
+    request: &Request,
+    candidates: &Candidates<'_>,
+    nodes: &[Option<NodeIx>],
+) -> Option<Winner> {
+    let hold = snapshot.holds.get(uid);
+    let mut by_class: Vec<Option<Option<Score>>> = vec![None; snapshot.classes.len()];
+    let mut best: Option<Winner> = None;
+    for (position, node) in (0u32..).zip(nodes) {
+        let Some(node) = *node else {
+            continue;
+        };
+        let Some(class_ix) = snapshot.class(node) else {
+            continue;
+        };
+        let worth = |own: &[_]| match snapshot.standing(node) {
+            Standing::Ours(class) => score(class, request, own, options.policy).map(|(score, _)| score),
+            Standing::Foreign { .. } | Standing::Gone => None,
+        };
+        let found = match hold {
+            // The one node where this pod's own hold must not count against it.
+            Some(hold) if hold.node == node => worth(&hold.gpus),
+            _ => match by_class.get_mut(class_ix.0 as usize) {
+                Some(known) => *known.get_or_insert_with(|| worth(&[])),
+                None => None,
+            },
+        };
+        let Some(found) = found else {
+            continue;
+        };
+        let better = match &best {
+            None => true,
+            Some(best) => {
+                found > best.score
+                    || (found == best.score
+                        && candidates.name(position as usize) < candidates.name(best.position as usize))
+            }
+        };
+        if better {
+            best = Some(Winner {
+                position,
+                node,
+                score: found,
+            });
+        }
+    }
+    best
+}

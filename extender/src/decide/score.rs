@@ -1,0 +1,92 @@
+//! The key by which nodes are compared, in one place. A larger key is better; the reasons for its order:
+//!
+//! 1. **Ours before foreign.** Of a foreign node nothing is known; it is taken when nothing else is left.
+//! 2. **Clear of holds.** GPUs chosen for a pod whose bind is still on its way are free, but taking them sends that pod
+//!    elsewhere. Only a node without others is asked for them.
+//! 3. **Bandwidth** of the worst-off container with two GPUs or more. It is what the job runs at for its whole life, and no packing
+//!    gives it back: in replays of saturated nodes, R before B is worse than B before R on every machine. Single GPUs exchange nothing.
+//! 4. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU before half of a pair, a broken machine
+//!    before a whole one. Each machine is measured against itself, so that large and small ones compare.
+//! 5. **Pack or spread**: fewest, or most, free GPUs afterwards.
+//! 6. The **name** of the node (outside this key): equal input, equal answer.
+//!
+//! Bandwidth and loss are compared as whole MB/s and billionths: the noise of floating point must not decide.
+
+use gantry_topology::GpuSet;
+
+use super::Policy;
+use crate::plan::Layout;
+use crate::request::Request;
+use crate::snapshot::Class;
+
+/// What a node is worth to a pod. Ordered: larger is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Score {
+    clear_of_holds: bool,
+    megabytes_per_second: u64,
+    kept: i64,
+    policy: i64,
+}
+
+impl Score {
+    /// Bandwidth of the worst-off container, MB/s; 0 where nothing is exchanged.
+    pub fn megabytes_per_second(&self) -> u64 {
+        self.megabytes_per_second
+    }
+}
+
+/// The score of a class for a pod and where it would put it, by ask; `None` if it does not fit. `own` are GPUs already held for this very
+/// pod, by pool.
+pub fn score(
+    class: &Class,
+    request: &Request,
+    own: &[GpuSet],
+    policy: Policy,
+) -> Option<(Score, Vec<Layout>)> {
+    let mut total = Score {
+        clear_of_holds: true,
+        megabytes_per_second: 0,
+        kept: 0,
+        policy: 0,
+    };
+    let mut layouts = Vec::with_capacity(request.asks.len());
+    let mut least: Option<f64> = None;
+    for ask in &request.asks {
+        let (index, pool) = class.pool(ask.resource.as_str())?;
+        let own = own.get(index).copied().unwrap_or_default() & pool.free;
+        let open = pool.open | own;
+        let (from, layout) = match Layout::best(&class.kind, open, ask) {
+            Some(layout) => (open, layout),
+            None => {
+                total.clear_of_holds = false;
+                (pool.free, Layout::best(&class.kind, pool.free, ask)?)
+            }
+        };
+        if let Some(gbs) = layout.gbs {
+            least = Some(least.map_or(gbs, |least| least.min(gbs)));
+        }
+        total.kept -= billionths(class.kind.stranded(from, layout.gpus));
+        let left = i64::try_from((from - layout.gpus).len()).unwrap_or(i64::MAX);
+        total.policy += match policy {
+            Policy::Pack => -left,
+            Policy::Spread => left,
+        };
+        layouts.push(layout);
+    }
+    total.megabytes_per_second = least.map_or(0, megabytes);
+    Some((total, layouts))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "losses lie between -1 and 1")]
+fn billionths(value: f64) -> i64 {
+    (value * 1e9).round() as i64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "bandwidths are positive and far below 2^63 MB/s"
+)]
+fn megabytes(gbs: f64) -> u64 {
+    (gbs * 1e3).round() as u64
+}

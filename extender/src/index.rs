@@ -1,0 +1,391 @@
+//! The cluster as the extender knows it: a state machine that is fed what the watches bring and what binds do, and publishes immutable
+//! [`Snapshot`]s. One writer at a time holds it; no I/O, no clock: time is an argument.
+//!
+//! ```text
+//! pods, nodes, GpuNodes (watch.rs) ─┐                      ┌─> Snapshot ─> filter, prioritize, explain
+//! binds in flight, holds (binds.rs) ┴─> Index ─> ledger ───┤
+//! ticks, API contact (watch.rs) ────────────────────────── └─> gained GPUs ─> wake parked pods
+//! ```
+
+mod binds;
+mod classes;
+mod entry;
+mod read;
+mod store;
+mod waiting;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{NodeName, PodUid, ResourceName};
+
+pub use binds::{BindError, Outcome, Reserved, Target};
+pub use entry::Totals;
+pub use read::{LooseGpuNode, SlimNode, advertised, inventory};
+pub use store::Store;
+pub use waiting::{Parked, Short};
+
+use crate::decide::Options;
+use crate::ledger::{FaultKind, Inventory};
+use crate::pod::PodFacts;
+use crate::snapshot::{ClassIx, Names, NodeIx, Snapshot};
+use classes::Classes;
+use entry::Entry;
+
+/// How long the devices of a pod that vanished without its end being seen stay taken, at least. Kubelet hands them out again at
+/// once, while the process may live on: it died up to 2.5 s later in trials with an ignored SIGTERM; the plugin's own word, which takes
+/// over from there, lags by up to 1 s.
+pub const QUARANTINE: Duration = Duration::from_secs(5);
+/// How long at most, while the plugin says that it does not know the truth. Such a node is not used much longer than that.
+pub const QUARANTINE_WITHOUT_TRUTH: Duration = Duration::from_secs(300);
+/// How long GPUs are held for a pod between prioritize and bind.
+pub const HOLD: Duration = Duration::from_secs(30);
+/// How long a bind whose outcome is unknown keeps its devices, unless the pod shows the outcome before. The API server gives up on
+/// a request after 60 s.
+pub const UNSURE: Duration = Duration::from_secs(65);
+
+/// Which of the three watches something came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// Pods.
+    Pods,
+    /// Nodes.
+    Nodes,
+    /// GpuNodes.
+    GpuNodes,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Pods, Self::Nodes, Self::GpuNodes];
+
+    /// Its name in metrics and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::Nodes => "nodes",
+            Self::GpuNodes => "gpunodes",
+        }
+    }
+}
+
+/// The state. See the head of this module.
+#[derive(Debug)]
+pub struct Index {
+    options: Options,
+    names: Arc<Names>,
+    entries: Vec<Entry>,
+    pods: HashMap<PodUid, Arc<PodFacts>>,
+    classes: Classes,
+    slots: Vec<ClassIx>,
+    binds: binds::Binds,
+    waiting: waiting::Waiting,
+    relists: HashMap<Source, Relist>,
+    synced: HashSet<Source>,
+    dirty: Vec<NodeIx>,
+    changed: bool,
+    generation: u64,
+    faults: HashMap<FaultKind, u64>,
+}
+
+/// A list in progress: what it has named so far, and when it was begun.
+#[derive(Debug)]
+struct Relist {
+    since: Instant,
+    seen: HashSet<Arc<str>>,
+}
+
+impl Index {
+    /// An empty index. `run` tells this process's plans from those of one before it.
+    pub fn new(options: Options, run: String) -> Self {
+        Self {
+            options,
+            names: Arc::default(),
+            entries: Vec::new(),
+            pods: HashMap::new(),
+            classes: Classes::new(),
+            slots: Vec::new(),
+            binds: binds::Binds::new(run),
+            waiting: waiting::Waiting::default(),
+            relists: HashMap::new(),
+            synced: HashSet::new(),
+            dirty: Vec::new(),
+            changed: true,
+            generation: 0,
+            faults: HashMap::new(),
+        }
+    }
+
+    /// A pod that asks for managed resources was seen.
+    pub fn pod_applied(&mut self, pod: PodFacts) {
+        self.seen(Source::Pods, pod.uid.as_str());
+        let uid = pod.uid.clone();
+        let before = self.pods.get(&uid).cloned();
+        if before.as_deref() == Some(&pod) {
+            return;
+        }
+        if let Some(node) = &pod.node {
+            let node = self.node(node);
+            self.binds.settled(&uid, &mut self.entries, &mut self.dirty);
+            self.drop_hold(&uid);
+            self.waiting.forget(&uid);
+            if let Some(entry) = self.entries.get_mut(node.0 as usize) {
+                entry.pods.retain(|known| *known != uid);
+                if !pod.terminal {
+                    entry.pods.push(uid.clone());
+                }
+            }
+            self.dirty.push(node);
+        }
+        if pod.terminal {
+            self.waiting.forget(&uid);
+            self.drop_hold(&uid);
+            self.pods.remove(&uid);
+            return;
+        }
+        self.waiting.observe(&pod);
+        self.pods.insert(uid, Arc::new(pod));
+    }
+
+    /// A pod was deleted. `last` is its last state, if the watch brought it.
+    pub fn pod_deleted(&mut self, now: Instant, uid: &PodUid, last: Option<PodFacts>) {
+        if let Some(last) = last.filter(|last| last.uid == *uid) {
+            self.pod_applied(last);
+        }
+        self.waiting.forget(uid);
+        self.drop_hold(uid);
+        self.binds.deleted(now, uid, &mut self.entries, &mut self.dirty);
+        let Some(pod) = self.pods.get(uid).cloned() else {
+            return;
+        };
+        if let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str())) {
+            // What it held by the newest facts, while it is still among the pods.
+            self.refresh(node);
+            if let Some(entry) = self.entries.get_mut(node.0 as usize) {
+                entry.remove_pod(now, &pod);
+            }
+            self.dirty.push(node);
+        }
+        self.pods.remove(uid);
+    }
+
+    /// A node was seen, with what kubelet advertises of the managed resources.
+    pub fn node_applied(&mut self, name: &NodeName, advertised: Vec<(ResourceName, u32)>) {
+        self.seen(Source::Nodes, name.as_str());
+        let node = self.node(name);
+        if let Some(entry) = self.entries.get_mut(node.0 as usize)
+            && entry.advertised.as_ref() != Some(&advertised)
+        {
+            entry.advertised = Some(advertised);
+            self.dirty.push(node);
+        }
+    }
+
+    /// A node was deleted.
+    pub fn node_deleted(&mut self, name: &str) {
+        if let Some(node) = self.names.get(name)
+            && let Some(entry) = self.entries.get_mut(node.0 as usize)
+        {
+            entry.advertised = None;
+            self.dirty.push(node);
+        }
+    }
+
+    /// A GpuNode was seen.
+    pub fn inventory_applied(&mut self, name: &NodeName, inventory: Inventory) {
+        self.seen(Source::GpuNodes, name.as_str());
+        let node = self.node(name);
+        if let Some(entry) = self.entries.get_mut(node.0 as usize)
+            && entry.inventory.as_ref() != Some(&inventory)
+        {
+            entry.inventory = Some(inventory);
+            self.dirty.push(node);
+        }
+    }
+
+    /// A GpuNode was deleted.
+    pub fn inventory_deleted(&mut self, name: &str) {
+        if let Some(node) = self.names.get(name)
+            && let Some(entry) = self.entries.get_mut(node.0 as usize)
+        {
+            entry.inventory = None;
+            self.dirty.push(node);
+        }
+    }
+
+    /// A list begins: what it does not name is gone.
+    pub fn list_begins(&mut self, now: Instant, source: Source) {
+        let relist = Relist {
+            since: now,
+            seen: HashSet::new(),
+        };
+        self.relists.insert(source, relist);
+    }
+
+    /// A list is complete.
+    pub fn list_ends(&mut self, now: Instant, source: Source) {
+        let Some(Relist { since, seen }) = self.relists.remove(&source) else {
+            return;
+        };
+        match source {
+            Source::Pods => {
+                let gone: Vec<PodUid> = self
+                    .pods
+                    .keys()
+                    .filter(|uid| !seen.contains(uid.as_str()))
+                    .cloned()
+                    .collect();
+                for uid in gone {
+                    self.pod_deleted(now, &uid, None);
+                }
+                self.binds
+                    .listed(now, since, &seen, &mut self.entries, &mut self.dirty);
+            }
+            Source::Nodes | Source::GpuNodes => {
+                let gone: Vec<NodeName> = self
+                    .entries
+                    .iter()
+                    .map(|entry| entry.name.clone())
+                    .filter(|name| !seen.contains(name.as_str()))
+                    .collect();
+                for name in gone {
+                    match source {
+                        Source::Nodes => self.node_deleted(name.as_str()),
+                        Source::GpuNodes | Source::Pods => self.inventory_deleted(name.as_str()),
+                    }
+                }
+            }
+        }
+        self.changed |= self.synced.insert(source);
+    }
+
+    /// Lets time pass. `contact` is when the API server last answered: devices of vanished pods are given free only by facts newer
+    /// than the quarantine.
+    pub fn tick(&mut self, now: Instant, contact: Instant) {
+        for (number, entry) in (0..).zip(&mut self.entries) {
+            if entry.forget_left(now, contact) {
+                self.dirty.push(NodeIx(number));
+            }
+        }
+        self.binds.expire(now, &mut self.entries, &mut self.dirty);
+        for uid in self.binds.expired_holds(now) {
+            self.drop_hold(&uid);
+        }
+    }
+
+    /// Works out what has changed and returns a new snapshot if anything a decision looks at did.
+    pub fn publish(&mut self) -> Option<Snapshot> {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable();
+        dirty.dedup();
+        for node in dirty {
+            self.refresh(node);
+        }
+        if !std::mem::take(&mut self.changed) {
+            return None;
+        }
+        self.compact();
+        self.generation += 1;
+        self.waiting.published(self.generation);
+        Some(Snapshot {
+            generation: self.generation,
+            synced: self.synced.len() == Source::ALL.len(),
+            names: Arc::clone(&self.names),
+            nodes: self.slots.clone(),
+            classes: self.classes.shared(),
+            holds: self.binds.holds(),
+        })
+    }
+
+    /// The pod of a UID.
+    pub fn pod(&self, uid: &str) -> Option<&Arc<PodFacts>> {
+        self.pods.get(uid)
+    }
+
+    /// Pods, and what became of all devices, for metrics.
+    pub fn totals(&self) -> (usize, Totals) {
+        let mut totals = Totals::default();
+        for entry in &self.entries {
+            totals.add(entry);
+        }
+        (self.pods.len(), totals)
+    }
+
+    /// How many intents could not be followed so far, by fault.
+    pub fn faults(&self) -> &HashMap<FaultKind, u64> {
+        &self.faults
+    }
+
+    /// Works out one node's account and class.
+    fn refresh(&mut self, node: NodeIx) {
+        let Some(entry) = self.entries.get_mut(node.0 as usize) else {
+            return;
+        };
+        let before: Vec<_> = entry.account.pools.iter().map(|balance| balance.free).collect();
+        for fault in entry.settle(&self.pods) {
+            *self.faults.entry(fault.kind).or_default() += 1;
+            tracing::warn!(node = %entry.name, fault = ?fault.kind, "{}", fault.words);
+        }
+        let standing = entry.standing(&self.binds.held_on(node));
+        if entry.gained(&before) {
+            self.waiting.gained(node);
+        }
+        let class = self.classes.of(standing);
+        if let Some(slot) = self.slots.get_mut(node.0 as usize)
+            && *slot != class
+        {
+            *slot = class;
+            self.changed = true;
+        }
+    }
+
+    fn node(&mut self, name: &NodeName) -> NodeIx {
+        if let Some(known) = self.names.get(name.as_str()) {
+            return known;
+        }
+        let number = Arc::make_mut(&mut self.names).number(name);
+        self.entries.push(Entry::new(name.clone()));
+        self.slots.push(Classes::GONE);
+        self.changed = true;
+        number
+    }
+
+    fn seen(&mut self, source: Source, name: &str) {
+        if let Some(relist) = self.relists.get_mut(&source) {
+            relist.seen.insert(name.into());
+        }
+    }
+
+    fn drop_hold(&mut self, uid: &PodUid) {
+        if let Some(node) = self.binds.drop_hold(uid) {
+            self.dirty.push(node);
+            self.changed = true;
+        }
+    }
+
+    /// Numbers of nodes that are gone are given up once they are the larger half; classes that nobody is in, likewise.
+    fn compact(&mut self) {
+        let gone = self.entries.iter().filter(|entry| entry.is_gone()).count();
+        if gone > 256 && gone * 2 > self.entries.len() {
+            let mut names = Names::default();
+            let mut renumbered = HashMap::new();
+            let (old_entries, old_slots) =
+                (std::mem::take(&mut self.entries), std::mem::take(&mut self.slots));
+            for ((number, entry), slot) in (0..).zip(old_entries).zip(old_slots) {
+                if !entry.is_gone() {
+                    renumbered.insert(NodeIx(number), names.number(&entry.name));
+                    self.entries.push(entry);
+                    self.slots.push(slot);
+                }
+            }
+            self.names = Arc::new(names);
+            self.binds.renumber(&renumbered);
+            self.waiting.renumber(&renumbered);
+        }
+        self.classes.compact(&mut self.slots);
+    }
+}
+
+#[cfg(test)]
+mod tests;

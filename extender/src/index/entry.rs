@@ -1,0 +1,196 @@
+//! One node in the index: the facts its account is made of, and the account.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_topology::GpuSet;
+
+use super::binds::Reservation;
+use super::{QUARANTINE, QUARANTINE_WITHOUT_TRUTH};
+use crate::ledger::{self, Account, Devices, Fault, Inventory};
+use crate::pod::PodFacts;
+use crate::snapshot::{Class, Pool, Standing};
+
+/// One node.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) name: NodeName,
+    /// What kubelet advertises; `None` if there is no Node object.
+    pub(super) advertised: Option<Vec<(ResourceName, u32)>>,
+    /// What the plugin published; `None` if there is no GpuNode.
+    pub(super) inventory: Option<Inventory>,
+    /// Live pods bound to it.
+    pub(super) pods: Vec<PodUid>,
+    /// Binds whose pods do not show them yet.
+    pub(super) reservations: Vec<Reservation>,
+    /// What pods held that vanished without their end being seen, and since when.
+    pub(super) leaving: Vec<(Instant, Devices)>,
+    pub(super) account: Account,
+}
+
+impl Entry {
+    pub(super) fn new(name: NodeName) -> Self {
+        Self {
+            name,
+            advertised: None,
+            inventory: None,
+            pods: Vec::new(),
+            reservations: Vec::new(),
+            leaving: Vec::new(),
+            account: Account::default(),
+        }
+    }
+
+    /// Works out the account; returns the faults that are new.
+    pub(super) fn settle(&mut self, pods: &HashMap<PodUid, Arc<PodFacts>>) -> Vec<Fault> {
+        let Some(inventory) = &self.inventory else {
+            self.account = Account::default();
+            return Vec::new();
+        };
+        let mut live: Vec<&PodFacts> = self
+            .pods
+            .iter()
+            .filter_map(|uid| pods.get(uid))
+            .map(|pod| &**pod)
+            .collect();
+        live.sort_by(|a, b| a.order(b));
+        let reserved: Vec<&Devices> = self
+            .reservations
+            .iter()
+            .map(|reservation| &reservation.devices)
+            .collect();
+        let leaving: Vec<&Devices> = self.leaving.iter().map(|(_, devices)| devices).collect();
+        let account = ledger::settle(&self.name, inventory, &live, &reserved, &leaving);
+        let before = std::mem::replace(&mut self.account, account);
+        let new = self
+            .account
+            .faults
+            .iter()
+            .filter(|fault| !before.faults.contains(fault));
+        new.cloned().collect()
+    }
+
+    /// What the node is, with `held` GPUs (by pool) about to go to pods.
+    pub(super) fn standing(&self, held: &[GpuSet]) -> Standing {
+        let Some(inventory) = &self.inventory else {
+            return match &self.advertised {
+                Some(advertised) => Standing::Foreign {
+                    advertised: advertised.clone(),
+                },
+                None => Standing::Gone,
+            };
+        };
+        let pools = inventory.pools.iter().zip(&self.account.pools).enumerate();
+        Standing::Ours(Class {
+            kind: Arc::clone(&inventory.kind),
+            pools: pools
+                .map(|(index, (pool, balance))| Pool {
+                    resource: pool.resource.clone(),
+                    gpus: pool.gpus,
+                    free: balance.free,
+                    open: balance.free - held.get(index).copied().unwrap_or_default(),
+                    leaving: balance.leaving - balance.held,
+                    advertised: self.advertises(&pool.resource),
+                })
+                .collect(),
+            sick: inventory.sick.clone(),
+        })
+    }
+
+    fn advertises(&self, resource: &ResourceName) -> Option<u32> {
+        let advertised = self.advertised.as_ref()?;
+        let found = advertised.iter().find(|(known, _)| known == resource);
+        Some(found.map_or(0, |(_, count)| *count))
+    }
+
+    /// Whether GPUs have come free since `before`.
+    pub(super) fn gained(&self, before: &[GpuSet]) -> bool {
+        self.account.pools.iter().enumerate().any(|(index, balance)| {
+            let before = before.get(index).copied().unwrap_or_default();
+            !balance.free.is_subset(before)
+        })
+    }
+
+    /// A pod is gone. If its end was not seen, what it held stays taken for a while.
+    pub(super) fn remove_pod(&mut self, now: Instant, pod: &PodFacts) {
+        self.pods.retain(|uid| *uid != pod.uid);
+        if pod.stopped || pod.terminal {
+            return;
+        }
+        let held = self.account.pods.iter().find(|(uid, _)| *uid == pod.uid);
+        if let (Some(inventory), Some((_, held))) = (&self.inventory, held) {
+            let devices: Devices = inventory
+                .pools
+                .iter()
+                .zip(held)
+                .map(|(pool, gpus)| {
+                    let ids = gpus
+                        .iter()
+                        .filter_map(|gpu| pool.devices.get(gpu).cloned().flatten());
+                    (pool.resource.clone(), ids.collect())
+                })
+                .collect();
+            self.leaving.push((now, devices));
+        }
+    }
+
+    /// Forgets what has left for good: the quarantine is over by facts newer than its end, and the plugin knows the truth (what it
+    /// still lists as held is taken by that). True if anything was forgotten.
+    pub(super) fn forget_left(&mut self, now: Instant, contact: Instant) -> bool {
+        let ready = self.inventory.as_ref().is_none_or(|inventory| inventory.ready);
+        let before = self.leaving.len();
+        self.leaving.retain(|(since, _)| {
+            let over = contact.saturating_duration_since(*since) >= QUARANTINE;
+            let long_over = now.saturating_duration_since(*since) >= QUARANTINE_WITHOUT_TRUTH;
+            !(over && (ready || long_over))
+        });
+        self.leaving.len() != before
+    }
+
+    /// Whether nothing is known of it any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.advertised.is_none()
+            && self.inventory.is_none()
+            && self.pods.is_empty()
+            && self.reservations.is_empty()
+            && self.leaving.is_empty()
+    }
+}
+
+/// What became of all devices of the cluster.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Nodes with an inventory.
+    pub nodes: usize,
+    /// Nodes without.
+    pub foreign: usize,
+    /// Nobody's, and healthy.
+    pub free: usize,
+    /// Live pods'.
+    pub held: usize,
+    /// Of binds in flight.
+    pub reserved: usize,
+    /// Of pods that are gone, whose processes perhaps are not.
+    pub leaving: usize,
+    /// Not to be given out.
+    pub unhealthy: usize,
+}
+
+impl Totals {
+    pub(super) fn add(&mut self, entry: &Entry) {
+        let Some(inventory) = &entry.inventory else {
+            self.foreign += usize::from(entry.advertised.is_some());
+            return;
+        };
+        self.nodes += 1;
+        for (pool, balance) in inventory.pools.iter().zip(&entry.account.pools) {
+            self.free += balance.free.len();
+            self.held += balance.held.len();
+            self.reserved += (balance.reserved - balance.held).len();
+            self.leaving += (balance.leaving - balance.held).len();
+            self.unhealthy += (pool.gpus - pool.healthy).len();
+        }
+    }
+}

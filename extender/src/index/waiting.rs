@@ -1,0 +1,174 @@
+//! Pods that wait: refused by our filter (parked in kube-scheduler, which no change of ours wakes by itself), or refused by
+//! kube-scheduler's own count (which never asks us, so that we must say why). Remembers who; what to do about them is decided elsewhere.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use gantry_api::{PodUid, ResourceName};
+
+use crate::pod::PodFacts;
+use crate::request::Request;
+use crate::snapshot::NodeIx;
+
+/// Parked pods remembered at most; those beyond are woken by kube-scheduler's own flush after five minutes.
+const MAX_PARKED: usize = 10_000;
+
+/// A pod that our filter refused on every node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parked {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// What it asks for.
+    pub request: Arc<Request>,
+    /// The snapshot it was refused on.
+    pub generation: u64,
+}
+
+/// A pod of which kube-scheduler's own count found too few devices everywhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Short {
+    /// The pod.
+    pub pod: PodUid,
+    /// The resources it lacks.
+    pub resources: Vec<ResourceName>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    parked: HashMap<PodUid, Parked>,
+    short: HashMap<PodUid, Short>,
+    gained: HashSet<NodeIx>,
+    /// The snapshot that shows the newest gain.
+    gained_at: u64,
+    gain_unpublished: bool,
+}
+
+impl Waiting {
+    pub(super) fn observe(&mut self, pod: &PodFacts) {
+        if pod.node.is_none() && !pod.insufficient.is_empty() {
+            let short = Short {
+                pod: pod.uid.clone(),
+                resources: pod.insufficient.clone(),
+            };
+            self.short.insert(pod.uid.clone(), short);
+        } else {
+            self.short.remove(&pod.uid);
+        }
+    }
+
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        self.parked.remove(uid);
+        self.short.remove(uid);
+    }
+
+    pub(super) fn park(&mut self, uid: PodUid, parked: Parked) {
+        if self.parked.len() < MAX_PARKED || self.parked.contains_key(&uid) {
+            self.parked.insert(uid, parked);
+        }
+    }
+
+    pub(super) fn unpark(&mut self, uid: &PodUid) {
+        self.parked.remove(uid);
+    }
+
+    pub(super) fn is_parked(&self, uid: &str) -> bool {
+        self.parked.contains_key(uid)
+    }
+
+    pub(super) fn gained(&mut self, node: NodeIx) {
+        // Nobody waits: nothing to remember.
+        if !self.parked.is_empty() {
+            self.gained.insert(node);
+        }
+        self.gain_unpublished = true;
+    }
+
+    pub(super) fn published(&mut self, generation: u64) {
+        if std::mem::take(&mut self.gain_unpublished) {
+            self.gained_at = generation;
+        }
+    }
+
+    pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
+        self.gained = self
+            .gained
+            .iter()
+            .filter_map(|node| renumbered.get(node).copied())
+            .collect();
+    }
+}
+
+impl super::Index {
+    /// A pod was refused on every node by the snapshot of `parked.generation`.
+    pub fn park(&mut self, uid: PodUid, parked: Parked) {
+        let gained_since = parked.generation < self.waiting.gained_at;
+        self.waiting.park(uid, parked);
+        if gained_since {
+            // It was decided on a snapshot that was outdated before the answer was out: look at every node.
+            let all = (0u32..).map(NodeIx).take(self.entries.len());
+            self.waiting.gained.extend(all);
+        }
+    }
+
+    /// A pod that was parked has nodes to go to.
+    pub fn unpark(&mut self, uid: &PodUid) {
+        self.waiting.unpark(uid);
+    }
+
+    /// Whether a pod is parked.
+    pub fn is_parked(&self, uid: &str) -> bool {
+        self.waiting.is_parked(uid)
+    }
+
+    /// Whether GPUs came free while pods are parked.
+    pub fn has_gains(&self) -> bool {
+        !self.waiting.gained.is_empty()
+    }
+
+    /// Takes the parked pods, at most `limit`, that were refused before GPUs came free on a node that fits them now. The longest
+    /// parked first.
+    pub fn take_wakeable(&mut self, limit: usize) -> Vec<(PodUid, Parked)> {
+        let nodes = std::mem::take(&mut self.waiting.gained);
+        let mut woken: Vec<(PodUid, Parked)> = self
+            .waiting
+            .parked
+            .iter()
+            .filter(|(_, parked)| parked.generation < self.waiting.gained_at)
+            .filter(|(_, parked)| nodes.iter().any(|node| self.fits(*node, &parked.request)))
+            .map(|(uid, parked)| (uid.clone(), parked.clone()))
+            .collect();
+        woken
+            .sort_by(|(a_uid, a), (b_uid, b)| a.generation.cmp(&b.generation).then_with(|| a_uid.cmp(b_uid)));
+        if woken.len() > limit {
+            // The rest has its turn when these have theirs.
+            self.waiting.gained = nodes;
+            woken.truncate(limit);
+        }
+        for (uid, _) in &woken {
+            self.waiting.unpark(uid);
+        }
+        woken
+    }
+
+    /// Pods that kube-scheduler's own count refuses.
+    pub fn short(&self) -> Vec<Short> {
+        self.waiting.short.values().cloned().collect()
+    }
+
+    fn fits(&self, node: NodeIx, request: &Request) -> bool {
+        let Some(entry) = self.entries.get(node.0 as usize) else {
+            return false;
+        };
+        let Some(inventory) = &entry.inventory else {
+            return false;
+        };
+        request.asks.iter().all(|ask| {
+            inventory
+                .pool(ask.resource.as_str())
+                .and_then(|(pool, _)| entry.account.pools.get(pool))
+                .is_some_and(|balance| balance.free.len() >= ask.devices as usize)
+        })
+    }
+}

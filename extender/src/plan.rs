@@ -1,0 +1,174 @@
+//! Lays what a pod asks for on the free GPUs of one machine: a set for every block of every ask. Pure: equal input, equal plan.
+//! What a set is worth is asked of the machine's choice table and nowhere else.
+
+use gantry_api::{ContainerGrant, ContainerShare, DeviceId};
+use gantry_topology::set::GpuSet;
+
+use crate::kind::Kind;
+use crate::request::Ask;
+
+/// The devices of one ask on one machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layout {
+    /// All GPUs the pod holds for its life.
+    pub gpus: GpuSet,
+    /// The GPUs of each block of [`Ask::blocks`].
+    pub blocks: Vec<GpuSet>,
+    /// Bandwidth in GB/s that a collective reaches in the worst-off group: the least over the containers that hold two GPUs or
+    /// more, none of them part of another. `None` if no container has anything to exchange.
+    pub gbs: Option<f64>,
+}
+
+impl Layout {
+    /// The best layout of `ask` within `free`; `None` if it does not fit.
+    ///
+    /// Two ways are tried: the best set for the whole pod, split among its containers; and the best set for each container, the
+    /// largest first. What serves the worst-off container better wins, then what serves the pod as a whole better.
+    pub fn best(kind: &Kind, free: GpuSet, ask: &Ask) -> Option<Self> {
+        let devices = usize::try_from(ask.devices).ok()?;
+        if devices == 0 || devices > free.len() {
+            return None;
+        }
+        let groups = groups(ask);
+        let whole = kind.best(free, devices)?;
+        let together = Self::lay(kind, whole, ask, &groups)?;
+        if groups.iter().filter(|group| !group.nested).count() < 2 {
+            return Some(together);
+        }
+        let apart = Self::lay(kind, free, ask, &groups)?;
+        let key = |layout: &Self| {
+            let pod = kind.bandwidth(layout.gpus);
+            (layout.gbs.unwrap_or(f64::INFINITY), pod)
+        };
+        let ((apart_worst, apart_pod), (together_worst, together_pod)) = (key(&apart), key(&together));
+        let order = apart_worst
+            .total_cmp(&together_worst)
+            .then(apart_pod.total_cmp(&together_pod));
+        Some(if order.is_gt() { apart } else { together })
+    }
+
+    fn lay(kind: &Kind, from: GpuSet, ask: &Ask, groups: &[Group]) -> Option<Self> {
+        let mut blocks = vec![GpuSet::EMPTY; ask.blocks.len()];
+        let mut left = from;
+        let mut gbs: Option<f64> = None;
+        for group in groups.iter().filter(|group| !group.nested) {
+            let gpus = kind.best(left, group.devices)?;
+            left = left - gpus;
+            if group.devices > 1 {
+                let reached = kind.bandwidth(gpus);
+                gbs = Some(gbs.map_or(reached, |least| least.min(reached)));
+            }
+            split(kind, gpus, group, groups, ask, &mut blocks)?;
+        }
+        Some(Self {
+            gpus: blocks.iter().fold(GpuSet::EMPTY, |all, block| all | *block),
+            blocks,
+            gbs,
+        })
+    }
+
+    /// The grant of each container, with the device IDs of `devices` (by GPU index); `None` if a GPU has no device.
+    pub fn grants(&self, ask: &Ask, devices: &[Option<DeviceId>]) -> Option<Vec<ContainerGrant>> {
+        let mut grants = Vec::new();
+        for container in &ask.containers {
+            let grant = |share| ContainerGrant {
+                name: container.name.to_string(),
+                resource: ask.resource.clone(),
+                share,
+            };
+            if container.any_of_held > 0 {
+                grants.push(grant(ContainerShare::AnyOfHeld(container.any_of_held)));
+            }
+            let gpus = container
+                .blocks
+                .iter()
+                .filter_map(|&block| self.blocks.get(block))
+                .fold(GpuSet::EMPTY, |all, block| all | *block);
+            if !gpus.is_empty() {
+                let mut ids = gpus
+                    .iter()
+                    .map(|gpu| devices.get(gpu).cloned().flatten())
+                    .collect::<Option<Vec<_>>>()?;
+                ids.sort_unstable();
+                grants.push(grant(ContainerShare::Devices(ids)));
+            }
+        }
+        Some(grants)
+    }
+}
+
+/// Blocks that one container holds at once, and so should lie well together.
+#[derive(Debug)]
+struct Group {
+    /// Indices into [`Ask::blocks`], ascending.
+    blocks: Vec<usize>,
+    devices: usize,
+    /// Part of another group.
+    nested: bool,
+}
+
+/// Every distinct group, the largest first. Kubelet's reuse makes them nested or apart, never crossing.
+fn groups(ask: &Ask) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for container in &ask.containers {
+        let mut blocks = container.blocks.clone();
+        blocks.sort_unstable();
+        if !blocks.is_empty() && groups.iter().all(|group| group.blocks != blocks) {
+            let devices: u32 = blocks.iter().filter_map(|&block| ask.blocks.get(block)).sum();
+            groups.push(Group {
+                devices: usize::try_from(devices).unwrap_or(usize::MAX),
+                blocks,
+                nested: false,
+            });
+        }
+    }
+    groups.sort_by(|a, b| b.devices.cmp(&a.devices).then_with(|| a.blocks.cmp(&b.blocks)));
+    for inner in 0..groups.len() {
+        let nested =
+            (0..groups.len()).any(|outer| outer != inner && contains(&groups[outer], &groups[inner]));
+        groups[inner].nested = nested;
+    }
+    groups
+}
+
+fn contains(outer: &Group, inner: &Group) -> bool {
+    inner.blocks.len() < outer.blocks.len() && inner.blocks.iter().all(|block| outer.blocks.contains(block))
+}
+
+/// Splits a group's GPUs among its blocks: first the best part for the largest group inside, then the next; what no inner group
+/// names is one block.
+fn split(
+    kind: &Kind,
+    gpus: GpuSet,
+    group: &Group,
+    groups: &[Group],
+    ask: &Ask,
+    blocks: &mut [GpuSet],
+) -> Option<()> {
+    let mut left = gpus;
+    let mut open = group.blocks.clone();
+    for inner in groups.iter().filter(|inner| contains(group, inner)) {
+        // A group inside one already split off was split with it.
+        if !inner.blocks.iter().all(|block| open.contains(block)) {
+            continue;
+        }
+        let part = kind.best(left, inner.devices)?;
+        left = left - part;
+        open.retain(|block| !inner.blocks.contains(block));
+        split(kind, part, inner, groups, ask, blocks)?;
+    }
+    for block in open {
+        let size = usize::try_from(*ask.blocks.get(block)?).ok()?;
+        let part = if size == left.len() {
+            left
+        } else {
+            kind.best(left, size)?
+        };
+        left = left - part;
+        *blocks.get_mut(block)? = part;
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,349 @@
+//! What a pod asks for, in the order kubelet allocates it. Kubelet hands the devices of finished init containers to whoever
+//! comes next; this file replays that with numbered devices instead of real ones, so that a plan is exact where kubelet is.
+//! No devices, nodes or I/O here.
+
+use std::sync::Arc;
+
+use gantry_api::ResourceName;
+
+use crate::quantity::{self, QuantityError};
+
+/// Everything of the managed resources that a pod asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Request {
+    /// One per resource that is asked for at all, in the order the resources are configured.
+    pub asks: Vec<Ask>,
+    /// The pod's containers in kubelet's order, where several resources are asked for.
+    pub order: Vec<Arc<str>>,
+}
+
+/// What a pod asks of one resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// The resource.
+    pub resource: ResourceName,
+    /// How many devices the pod holds for its life: kubelet's count, which equals kube-scheduler's
+    /// max(init containers, sidecars + app containers).
+    pub devices: u32,
+    /// Sizes of the blocks in which kubelet takes devices; devices of one block are never told apart.
+    pub blocks: Vec<u32>,
+    /// The containers that ask, init containers first, in kubelet's order.
+    pub containers: Vec<ContainerAsk>,
+}
+
+/// What one container gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerAsk {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Exactly the devices of these blocks (indices into [`Ask::blocks`]).
+    pub blocks: Vec<usize>,
+    /// Besides, so many of what the init containers held. Kubelet takes them without asking anyone, so nobody can say which.
+    pub any_of_held: u32,
+}
+
+/// A container as the API has it, before its quantities are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Container<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// Its limit or else request of the resource, as written.
+    pub quantity: Option<&'a str>,
+}
+
+/// When a container runs, which decides what kubelet does with its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContainerKind {
+    /// Ends before the next starts; its devices go on to others.
+    Init,
+    /// A restartable init container: lives as long as the pod and keeps its devices.
+    Sidecar,
+    /// Lives as long as the pod.
+    App,
+}
+
+/// A container asks for something that is no count of devices.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("container {container} asks for {value} of {resource}, which {fault}")]
+pub struct RequestError {
+    /// Name of the container.
+    pub container: String,
+    /// The resource.
+    pub resource: ResourceName,
+    /// What it asks, as written.
+    pub value: String,
+    /// What is wrong with it.
+    #[source]
+    pub fault: QuantityError,
+}
+
+impl Request {
+    /// Reads what `containers` (init containers first, in the order written) ask of each resource.
+    ///
+    /// A quantity of zero is legal in Kubernetes and asks for nothing.
+    ///
+    /// # Errors
+    /// The first quantity that is no count of devices.
+    pub fn read<'a, C>(
+        resources: &'a [ResourceName],
+        containers: impl Fn(&'a str) -> C,
+    ) -> Result<Self, RequestError>
+    where
+        C: Iterator<Item = Container<'a>>,
+    {
+        let mut asks = Vec::new();
+        for resource in resources {
+            let mut counts = Vec::new();
+            for container in containers(resource.as_str()) {
+                let Some(written) = container.quantity else {
+                    continue;
+                };
+                let count = quantity::count(written).map_err(|fault| RequestError {
+                    container: container.name.to_owned(),
+                    resource: resource.clone(),
+                    value: written.to_owned(),
+                    fault,
+                })?;
+                if count > 0 {
+                    counts.push((container.name, container.kind, count));
+                }
+            }
+            if !counts.is_empty() {
+                asks.push(Ask::replay(resource.clone(), &counts));
+            }
+        }
+        let order = match resources.first() {
+            Some(resource) if asks.len() > 1 => containers(resource.as_str())
+                .map(|container| container.name.into())
+                .collect(),
+            _ => Vec::new(),
+        };
+        Ok(Self { asks, order })
+    }
+
+    /// Whether nothing is asked for.
+    pub fn is_empty(&self) -> bool {
+        self.asks.is_empty()
+    }
+
+    /// Devices asked of `resource` for the life of the pod; 0 if none.
+    pub fn devices(&self, resource: &str) -> u32 {
+        self.asks
+            .iter()
+            .find(|ask| ask.resource.as_str() == resource)
+            .map_or(0, |ask| ask.devices)
+    }
+}
+
+impl Ask {
+    /// One app container that asks for `devices`.
+    pub fn single(resource: ResourceName, devices: u32) -> Self {
+        Self::replay(resource, &[("main", ContainerKind::App, devices)])
+    }
+
+    /// Replays kubelet's device manager on containers that each ask for at least one device.
+    ///
+    /// Kubelet keeps a pool of devices that finished init containers held. A container that asks for as much as the pool
+    /// has, or more, takes all of it and new devices besides. One that asks for less takes any part of it, in an order nobody knows.
+    /// An init container puts all it had into the pool, a sidecar or an app container takes what it has out of it.
+    fn replay(resource: ResourceName, counts: &[(&str, ContainerKind, u32)]) -> Self {
+        let mut ask = Self {
+            resource,
+            devices: 0,
+            blocks: Vec::new(),
+            containers: Vec::new(),
+        };
+        let mut pool = Pool::default();
+        for &(name, kind, count) in counts {
+            let mut container = ContainerAsk {
+                name: name.into(),
+                blocks: Vec::new(),
+                any_of_held: 0,
+            };
+            let pooled = pool.len(&ask.blocks);
+            if pooled > count {
+                container.any_of_held = count;
+                if kind != ContainerKind::Init {
+                    pool.lose_any(count, pooled);
+                }
+            } else {
+                container.blocks.clone_from(&pool.blocks);
+                container.any_of_held = pool.unknown;
+                if count > pooled {
+                    container.blocks.push(ask.blocks.len());
+                    ask.blocks.push(count - pooled);
+                    ask.devices = ask.devices.saturating_add(count - pooled);
+                }
+                if kind == ContainerKind::Init {
+                    pool.blocks.clone_from(&container.blocks);
+                } else {
+                    pool = Pool::default();
+                }
+            }
+            ask.containers.push(container);
+        }
+        ask
+    }
+}
+
+/// Devices that finished init containers held and the next container takes first.
+#[derive(Debug, Default)]
+struct Pool {
+    /// Blocks that are in it whole.
+    blocks: Vec<usize>,
+    /// Devices of which only the number is known.
+    unknown: u32,
+}
+
+impl Pool {
+    fn len(&self, sizes: &[u32]) -> u32 {
+        let whole: u32 = self.blocks.iter().filter_map(|&block| sizes.get(block)).sum();
+        whole.saturating_add(self.unknown)
+    }
+
+    /// Somebody who stays took `count` of `pooled`, nobody knows which: from now on only the number of the rest is known.
+    fn lose_any(&mut self, count: u32, pooled: u32) {
+        self.blocks.clear();
+        self.unknown = pooled - count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::ContainerKind::{App, Init, Sidecar};
+    use super::*;
+
+    fn ask(counts: &[(ContainerKind, u32)]) -> Ask {
+        let named: Vec<_> = counts.iter().map(|&(kind, count)| ("c", kind, count)).collect();
+        Ask::replay("nvidia.com/gpu".into(), &named)
+    }
+
+    /// What a container gets: its blocks and how many unknown ones.
+    fn shares(ask: &Ask) -> Vec<(Vec<usize>, u32)> {
+        ask.containers
+            .iter()
+            .map(|container| (container.blocks.clone(), container.any_of_held))
+            .collect()
+    }
+
+    #[test]
+    fn one_container_gets_one_block() {
+        let ask = ask(&[(App, 4)]);
+        assert_eq!(ask.blocks, [4]);
+        assert_eq!(shares(&ask), [(vec![0], 0)]);
+    }
+
+    #[test]
+    fn an_app_container_keeps_its_init_containers_devices_and_gets_more() {
+        let ask = ask(&[(Init, 1), (App, 4)]);
+        assert_eq!(ask.devices, 4);
+        assert_eq!(ask.blocks, [1, 3]);
+        assert_eq!(shares(&ask), [(vec![0], 0), (vec![0, 1], 0)]);
+    }
+
+    #[test]
+    fn a_sidecar_keeps_its_devices_from_everyone() {
+        let ask = ask(&[(Sidecar, 1), (Init, 2), (App, 2)]);
+        assert_eq!(ask.devices, 3);
+        assert_eq!(shares(&ask), [(vec![0], 0), (vec![1], 0), (vec![1], 0)]);
+    }
+
+    #[test]
+    fn an_init_container_that_holds_more_than_its_app_leaves_the_choice_to_kubelet() {
+        let ask = ask(&[(Init, 3), (App, 2)]);
+        assert_eq!(ask.devices, 3);
+        assert_eq!(shares(&ask), [(vec![0], 0), (vec![], 2)]);
+    }
+
+    #[test]
+    fn two_apps_after_a_larger_init_share_what_it_held_and_get_the_rest_new() {
+        let ask = ask(&[(Init, 3), (App, 2), (App, 2)]);
+        assert_eq!(ask.devices, 4);
+        assert_eq!(ask.blocks, [3, 1]);
+        assert_eq!(shares(&ask), [(vec![0], 0), (vec![], 2), (vec![1], 1)]);
+    }
+
+    #[test]
+    fn zero_asks_for_nothing_and_half_a_device_is_refused() {
+        let container = |quantity| Container {
+            name: "train",
+            kind: App,
+            quantity: Some(quantity),
+        };
+        let resources = ["nvidia.com/gpu".into()];
+        assert!(
+            Request::read(&resources, |_| [container("0")].into_iter())
+                .unwrap()
+                .is_empty()
+        );
+        assert_eq!(
+            Request::read(&resources, |_| [container("500m")].into_iter())
+                .unwrap_err()
+                .to_string(),
+            "container train asks for 500m of nvidia.com/gpu, which is no whole number of devices"
+        );
+    }
+
+    /// kube-scheduler's own count of an extended resource.
+    fn scheduler_count(counts: &[(ContainerKind, u32)]) -> u32 {
+        let mut sidecars = 0;
+        let mut peak = 0;
+        let mut apps = 0;
+        for &(kind, count) in counts {
+            match kind {
+                Init => peak = peak.max(sidecars + count),
+                Sidecar => {
+                    sidecars += count;
+                    peak = peak.max(sidecars);
+                }
+                App => apps += count,
+            }
+        }
+        peak.max(sidecars + apps)
+    }
+
+    prop_compose! {
+        fn containers()(
+            inits in prop::collection::vec((any::<bool>(), 1u32..5), 0..4),
+            apps in prop::collection::vec(1u32..5, 0..4),
+        ) -> Vec<(ContainerKind, u32)> {
+            inits.into_iter()
+                .map(|(sidecar, count)| (if sidecar { Sidecar } else { Init }, count))
+                .chain(apps.into_iter().map(|count| (App, count)))
+                .collect()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn kubelet_holds_as_many_as_kube_scheduler_counts(counts in containers()) {
+            let ask = ask(&counts);
+            prop_assert_eq!(ask.devices, scheduler_count(&counts));
+            prop_assert_eq!(ask.blocks.iter().sum::<u32>(), ask.devices);
+        }
+
+        #[test]
+        fn every_container_gets_what_it_asks_for(counts in containers()) {
+            let ask = ask(&counts);
+            for (container, &(_, count)) in ask.containers.iter().zip(&counts) {
+                let exact: u32 = container.blocks.iter().map(|&block| ask.blocks[block]).sum();
+                prop_assert_eq!(exact + container.any_of_held, count);
+            }
+        }
+
+        #[test]
+        fn containers_that_know_their_devices_are_nested_or_apart(counts in containers()) {
+            let ask = ask(&counts);
+            for a in &ask.containers {
+                for b in &ask.containers {
+                    let common = a.blocks.iter().filter(|block| b.blocks.contains(block)).count();
+                    prop_assert!(common == 0 || common == a.blocks.len() || common == b.blocks.len());
+                }
+            }
+        }
+    }
+}

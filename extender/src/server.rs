@@ -1,0 +1,245 @@
+//! HTTP/1.1 in front of the service: routes, limits, clear refusals, probes, metrics, orderly end. No decisions.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::{Call, Verb};
+use crate::service::{Refusal, Service};
+use crate::watch::Contact;
+
+/// What is served, for those who ask for something else.
+const PATHS: &str = "POST /filter, POST /prioritize, POST /bind, GET /healthz, GET /readyz, GET /metrics";
+/// Time a client may take for a request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time a client may take for a request's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The HTTP server.
+pub struct Server {
+    /// What it serves.
+    pub service: Service,
+    /// When the API server last answered.
+    pub contact: Arc<Contact>,
+    /// Largest body in bytes.
+    pub body_limit: usize,
+    /// Without an answer of the API server for so long: not ready.
+    pub stale_after: Duration,
+    /// How long calls in flight may take after shutdown is asked for.
+    pub drain: Duration,
+}
+
+type Answer = Response<Full<Bytes>>;
+
+impl Server {
+    /// Serves until `shutdown`, then lets calls in flight end.
+    pub async fn run(self, listener: TcpListener, shutdown: CancellationToken) {
+        let server = Arc::new(self);
+        let graceful = GracefulShutdown::new();
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+        while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of file descriptors, or the client is gone already: neither ends the server.
+                    tracing::warn!(%error, "connection not accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            // Answers are one write; waiting to fill a packet only costs time.
+            let _ = stream.set_nodelay(true);
+            let server = Arc::clone(&server);
+            let serve = service_fn(move |request| {
+                let server = Arc::clone(&server);
+                async move { Ok::<_, Infallible>(server.answer(request).await) }
+            });
+            let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), serve));
+            tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(%error, "connection ended");
+                }
+            });
+        }
+        drop(listener);
+        if tokio::time::timeout(server.drain, graceful.shutdown())
+            .await
+            .is_err()
+        {
+            tracing::warn!("calls still in flight at the end of the drain time");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let began = Instant::now();
+        let (verb, answer) = match request.uri().path() {
+            "/filter" => ("filter", self.verb("filter", request).await),
+            "/prioritize" => ("prioritize", self.verb("prioritize", request).await),
+            "/bind" => ("bind", self.verb("bind", request).await),
+            "/healthz" => ("other", get(&request, || plain(StatusCode::OK, "ok"))),
+            "/readyz" => ("other", get(&request, || self.ready())),
+            "/metrics" => ("other", get(&request, || self.metrics())),
+            path => (
+                "other",
+                plain(
+                    StatusCode::NOT_FOUND,
+                    &format!("no {path:?} here; there are {PATHS}"),
+                ),
+            ),
+        };
+        let metrics = &self.service.metrics;
+        let code = answer.status().as_u16();
+        metrics.calls.get_or_create(&Call { verb, code }).inc();
+        if verb != "other" {
+            metrics
+                .seconds
+                .get_or_create(&Verb { verb })
+                .observe(began.elapsed().as_secs_f64());
+        }
+        answer
+    }
+
+    async fn verb(&self, verb: &'static str, request: Request<Incoming>) -> Answer {
+        if request.method() != Method::POST {
+            return not_allowed(request.method(), "POST");
+        }
+        if !is_json(&request) {
+            return plain(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "Content-Type must be application/json",
+            );
+        }
+        let body = match self.body(request).await {
+            Ok(body) => body,
+            Err(answer) => return answer,
+        };
+        let result = match verb {
+            "filter" => self.service.filter(&body),
+            "prioritize" => self.service.prioritize(&body),
+            _ => self.service.bind(&body).await,
+        };
+        match result {
+            Ok(answer) => json(answer),
+            Err(refusal @ Refusal::Malformed { .. }) => plain(StatusCode::BAD_REQUEST, &refusal.to_string()),
+            Err(refusal @ Refusal::Cold) => plain(StatusCode::SERVICE_UNAVAILABLE, &refusal.to_string()),
+        }
+    }
+
+    async fn body(&self, request: Request<Incoming>) -> Result<Bytes, Answer> {
+        let too_large = || {
+            let limit = self.body_limit;
+            plain(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                &format!(
+                    "body of more than {limit} bytes; set nodeCacheCapable: true, or raise --body-limit"
+                ),
+            )
+        };
+        let announced = request
+            .headers()
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|length| length > self.body_limit) {
+            return Err(too_large());
+        }
+        let collect = Limited::new(request.into_body(), self.body_limit).collect();
+        match tokio::time::timeout(BODY_TIMEOUT, collect).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+            Ok(Err(error)) => Err(plain(
+                StatusCode::BAD_REQUEST,
+                &format!("body cannot be read: {error}"),
+            )),
+            Err(_) => Err(plain(StatusCode::REQUEST_TIMEOUT, "body did not come in time")),
+        }
+    }
+
+    fn ready(&self) -> Answer {
+        if !self.service.store.snapshot().synced {
+            return plain(StatusCode::SERVICE_UNAVAILABLE, &Refusal::Cold.to_string());
+        }
+        match self.contact.last() {
+            Some(last) if last.elapsed() <= self.stale_after => plain(StatusCode::OK, "ok"),
+            Some(last) => {
+                let age = last.elapsed().as_secs();
+                let text =
+                    format!("no answer from the API server for {age} s; answering from what was known then");
+                plain(StatusCode::SERVICE_UNAVAILABLE, &text)
+            }
+            None => plain(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "no answer from the API server yet",
+            ),
+        }
+    }
+
+    fn metrics(&self) -> Answer {
+        let age = self.contact.last().map(|last| last.elapsed());
+        let page = self
+            .service
+            .store
+            .read(|index| self.service.metrics.page(index, age));
+        let mut answer = Response::new(Full::new(Bytes::from(page)));
+        let form = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+        answer.headers_mut().insert(header::CONTENT_TYPE, form);
+        answer
+    }
+}
+
+fn is_json(request: &Request<Incoming>) -> bool {
+    request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .and_then(|form| form.to_str().ok())
+        .and_then(|form| form.split(';').next())
+        .is_some_and(|form| form.trim().eq_ignore_ascii_case("application/json"))
+}
+
+fn get(request: &Request<Incoming>, answer: impl FnOnce() -> Answer) -> Answer {
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        answer()
+    } else {
+        not_allowed(request.method(), "GET")
+    }
+}
+
+fn not_allowed(method: &Method, allowed: &'static str) -> Answer {
+    let mut answer = plain(
+        StatusCode::METHOD_NOT_ALLOWED,
+        &format!("{method} is not allowed here, {allowed} is"),
+    );
+    answer
+        .headers_mut()
+        .insert(header::ALLOW, HeaderValue::from_static(allowed));
+    answer
+}
+
+fn json(body: Vec<u8>) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    answer
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+}
+
+fn plain(status: StatusCode, text: &str) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(format!("{text}\n"))));
+    *answer.status_mut() = status;
+    let form = HeaderValue::from_static("text/plain; charset=utf-8");
+    answer.headers_mut().insert(header::CONTENT_TYPE, form);
+    answer
+}
+
+#[cfg(test)]
+mod tests;

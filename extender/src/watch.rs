@@ -1,0 +1,239 @@
+//! Feeds the index: three watches, and time. Retries for ever, with a short back-off: a cluster whose API server is back wants its
+//! scheduler back too. Decides nothing.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use futures::StreamExt;
+use futures::stream::{BoxStream, SelectAll};
+use gantry_api::{NodeName, ResourceName};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client, ResourceExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::index::{self, Index, LooseGpuNode, SlimNode, Source, Store};
+use crate::kind::Kinds;
+use crate::ledger::Inventory;
+use crate::pod::{PodFacts, SlimPod};
+
+/// Longest life of one watch call. A connection that is silently dead is noticed at its end.
+const WATCH_SECONDS: u32 = 60;
+/// Between two questions whether the API server is there, and two ticks of the index.
+const TICK: Duration = Duration::from_secs(1);
+/// Most events applied under one lock, so that decisions never wait long for a bind.
+const BATCH: usize = 256;
+
+/// When the API server last answered, readable from anywhere.
+#[derive(Debug)]
+pub struct Contact(ArcSwap<Option<Instant>>);
+
+impl Contact {
+    /// Never yet.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self(ArcSwap::from_pointee(None)))
+    }
+
+    /// When it last answered.
+    pub fn last(&self) -> Option<Instant> {
+        **self.0.load()
+    }
+
+    /// It answers now.
+    pub fn made(&self, now: Instant) {
+        self.0.store(Arc::new(Some(now)));
+    }
+}
+
+/// One thing a watch brought, read into what the index keeps.
+enum News {
+    Pod(Box<PodFacts>),
+    PodGone(Box<PodFacts>),
+    Node(NodeName, Vec<(ResourceName, u32)>),
+    NodeGone(String),
+    GpuNode(NodeName, Box<Inventory>),
+    GpuNodeGone(String),
+    Begins(Source),
+    Ends(Source),
+}
+
+impl News {
+    fn tell(self, now: Instant, index: &mut Index) {
+        match self {
+            Self::Pod(pod) => index.pod_applied(*pod),
+            Self::PodGone(pod) => {
+                let uid = pod.uid.clone();
+                index.pod_deleted(now, &uid, Some(*pod));
+            }
+            Self::Node(name, advertised) => index.node_applied(&name, advertised),
+            Self::NodeGone(name) => index.node_deleted(&name),
+            Self::GpuNode(name, inventory) => index.inventory_applied(&name, *inventory),
+            Self::GpuNodeGone(name) => index.inventory_deleted(&name),
+            Self::Begins(source) => index.list_begins(now, source),
+            Self::Ends(source) => index.list_ends(now, source),
+        }
+    }
+}
+
+/// Watches until `shutdown`.
+pub async fn run(
+    client: Client,
+    resources: Arc<[ResourceName]>,
+    store: Arc<Store>,
+    contact: Arc<Contact>,
+    shutdown: CancellationToken,
+) {
+    let heartbeat = tokio::spawn(beat(
+        client.clone(),
+        Arc::clone(&store),
+        contact,
+        shutdown.clone(),
+    ));
+    let kinds = Arc::default();
+    let mut news = streams(&client, &resources, &kinds).ready_chunks(BATCH);
+    while let Some(Some(batch)) = shutdown.run_until_cancelled(news.next()).await {
+        let listed = batch
+            .iter()
+            .any(|news| matches!(news, News::Ends(Source::GpuNodes)));
+        store.update(|index| {
+            let now = Instant::now();
+            for news in batch {
+                news.tell(now, index);
+            }
+        });
+        if listed {
+            kinds
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .forget_unused();
+        }
+    }
+    // It ends by the same token.
+    let _ = heartbeat.await;
+}
+
+fn streams(
+    client: &Client,
+    resources: &Arc<[ResourceName]>,
+    kinds: &Arc<Mutex<Kinds>>,
+) -> SelectAll<BoxStream<'static, News>> {
+    let config = watcher::Config::default().timeout(WATCH_SECONDS);
+    let mut all = SelectAll::new();
+    let wanted = Arc::clone(resources);
+    let pods = watch(Api::<SlimPod>::all(client.clone()), config.clone());
+    all.push(read(pods, Source::Pods, move |pod, gone| {
+        let pod = Box::new(PodFacts::read(&wanted, pod)?);
+        Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
+    }));
+    let wanted = Arc::clone(resources);
+    let nodes = watch(Api::<SlimNode>::all(client.clone()), config.clone());
+    all.push(read(nodes, Source::Nodes, move |node, gone| {
+        let name = node.name_any();
+        Some(if gone {
+            News::NodeGone(name)
+        } else {
+            News::Node(name.into(), index::advertised(&wanted, &node))
+        })
+    }));
+    let (wanted, kinds) = (Arc::clone(resources), Arc::clone(kinds));
+    let gpu_nodes = watch(Api::<LooseGpuNode>::all(client.clone()), config);
+    all.push(read(gpu_nodes, Source::GpuNodes, move |node, gone| {
+        let name = node.name_any();
+        if gone {
+            return Some(News::GpuNodeGone(name));
+        }
+        // The table of a new kind of machine is built here, outside the index's lock.
+        let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let inventory = index::inventory(&wanted, node, &mut kinds)?;
+        Some(News::GpuNode(name.into(), Box::new(inventory)))
+    }));
+    all
+}
+
+/// One watch as news. Errors are logged and retried; an object that cannot be read fails its list or watch, which is tried again: nothing
+/// is decided without it.
+fn read<K: Send + 'static>(
+    events: impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Send + 'static,
+    source: Source,
+    news: impl Fn(K, bool) -> Option<News> + Send + 'static,
+) -> BoxStream<'static, News> {
+    events
+        .backoff(Retry(Retry::FIRST))
+        .filter_map(move |event| {
+            let found = match event {
+                Ok(Event::Init) => Some(News::Begins(source)),
+                Ok(Event::InitDone) => Some(News::Ends(source)),
+                Ok(Event::Apply(object) | Event::InitApply(object)) => news(object, false),
+                Ok(Event::Delete(object)) => news(object, true),
+                Err(error) => {
+                    tracing::warn!(source = source.as_str(), error = %chain(&error), "watch failed, trying again");
+                    None
+                }
+            };
+            futures::future::ready(found)
+        })
+        .boxed()
+}
+
+/// Doubles from a tenth of a second to two seconds: three watches of one process are no load worth waiting longer for.
+struct Retry(Duration);
+
+impl Retry {
+    const FIRST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(2);
+}
+
+impl Iterator for Retry {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let now = self.0;
+        self.0 = (now * 2).min(Self::LONGEST);
+        Some(now)
+    }
+}
+
+impl Backoff for Retry {
+    fn reset(&mut self) {
+        self.0 = Self::FIRST;
+    }
+}
+
+/// Asks the API server whether it is there, and lets time pass in the index.
+async fn beat(client: Client, store: Arc<Store>, contact: Arc<Contact>, shutdown: CancellationToken) {
+    loop {
+        let answer = tokio::time::timeout(TICK, client.apiserver_version()).await;
+        let now = Instant::now();
+        if let Ok(Ok(_)) = answer {
+            contact.made(now);
+        }
+        if let Some(last) = contact.last() {
+            store.update(|index| index.tick(now, last));
+        }
+        if shutdown
+            .run_until_cancelled(tokio::time::sleep(TICK))
+            .await
+            .is_none()
+        {
+            return;
+        }
+    }
+}
+
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Many errors repeat their cause in their own text.
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,183 @@
+//! The extender API of kube-scheduler (`k8s.io/kube-scheduler/extender/v1`), as it goes over the wire. Go's structs carry no JSON
+//! tags, so names are PascalCase outside and the API's own camelCase inside. Requests borrow from the body. No decisions here.
+
+mod answer;
+mod text;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+pub use answer::{bind_answer, filter_answer, filter_error, priorities_answer};
+pub use text::{Quantities, Text};
+
+use crate::request::{Container, ContainerKind};
+
+/// `ExtenderArgs`: the body of filter and prioritize.
+#[derive(Debug, Deserialize)]
+pub struct ExtenderArgs<'a> {
+    /// The pod to place.
+    #[serde(rename = "Pod", alias = "pod", borrow)]
+    pub pod: Pod<'a>,
+    /// Whole nodes: kube-scheduler with `nodeCacheCapable: false`, or a simulation that invents nodes.
+    #[serde(rename = "Nodes", alias = "nodes", borrow, default)]
+    pub nodes: Option<NodeList<'a>>,
+    /// Names of nodes, with `nodeCacheCapable: true`.
+    #[serde(
+        rename = "NodeNames",
+        alias = "nodenames",
+        alias = "nodeNames",
+        borrow,
+        default
+    )]
+    pub node_names: Option<Vec<Text<'a>>>,
+}
+
+/// `ExtenderBindingArgs`: the body of bind.
+#[derive(Debug, Deserialize)]
+pub struct ExtenderBindingArgs<'a> {
+    /// Name of the pod.
+    #[serde(rename = "PodName", alias = "podName", borrow)]
+    pub pod_name: Text<'a>,
+    /// Its namespace.
+    #[serde(rename = "PodNamespace", alias = "podNamespace", borrow)]
+    pub pod_namespace: Text<'a>,
+    /// Its UID.
+    #[serde(rename = "PodUID", alias = "podUID", borrow)]
+    pub pod_uid: Text<'a>,
+    /// The node that kube-scheduler chose.
+    #[serde(rename = "Node", alias = "node", borrow)]
+    pub node: Text<'a>,
+}
+
+/// `v1.NodeList`, items untouched: those that pass are sent back as they came.
+#[derive(Debug, Deserialize)]
+pub struct NodeList<'a> {
+    /// The nodes.
+    #[serde(borrow, default)]
+    pub items: Option<Vec<&'a RawValue>>,
+}
+
+/// What of a `v1.Node` matters here.
+#[derive(Debug, Deserialize)]
+pub struct Node<'a> {
+    /// Its metadata.
+    #[serde(borrow)]
+    pub metadata: Metadata<'a>,
+    /// Its status.
+    #[serde(borrow, default)]
+    pub status: Option<NodeStatus<'a>>,
+}
+
+/// What of a `v1.NodeStatus` matters here.
+#[derive(Debug, Deserialize)]
+pub struct NodeStatus<'a> {
+    /// What pods may use.
+    #[serde(borrow, default)]
+    pub allocatable: Option<Quantities<'a>>,
+}
+
+/// What of a `v1.Pod` matters here.
+#[derive(Debug, Deserialize)]
+pub struct Pod<'a> {
+    /// Its metadata.
+    #[serde(borrow)]
+    pub metadata: Metadata<'a>,
+    /// Its spec.
+    #[serde(borrow, default)]
+    pub spec: Option<PodSpec<'a>>,
+}
+
+/// What of `v1.ObjectMeta` matters here.
+#[derive(Debug, Default, Deserialize)]
+pub struct Metadata<'a> {
+    /// Name.
+    #[serde(borrow, default)]
+    pub name: Option<Text<'a>>,
+    /// Namespace.
+    #[serde(borrow, default)]
+    pub namespace: Option<Text<'a>>,
+    /// UID.
+    #[serde(borrow, default)]
+    pub uid: Option<Text<'a>>,
+}
+
+/// What of a `v1.PodSpec` matters here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodSpec<'a> {
+    /// Containers that run before the app containers.
+    #[serde(borrow, default)]
+    pub init_containers: Option<Vec<PodContainer<'a>>>,
+    /// App containers.
+    #[serde(borrow, default)]
+    pub containers: Option<Vec<PodContainer<'a>>>,
+}
+
+/// What of a `v1.Container` matters here.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodContainer<'a> {
+    /// Its name.
+    #[serde(borrow, default)]
+    pub name: Option<Text<'a>>,
+    /// `Always` in an init container makes it a sidecar.
+    #[serde(borrow, default)]
+    pub restart_policy: Option<Text<'a>>,
+    /// What it asks for.
+    #[serde(borrow, default)]
+    pub resources: Option<Resources<'a>>,
+}
+
+/// `v1.ResourceRequirements`.
+#[derive(Debug, Default, Deserialize)]
+pub struct Resources<'a> {
+    /// Upper limits: what kubelet allocates devices by.
+    #[serde(borrow, default)]
+    pub limits: Option<Quantities<'a>>,
+    /// Requests: what kube-scheduler counts. The API server keeps both equal for devices.
+    #[serde(borrow, default)]
+    pub requests: Option<Quantities<'a>>,
+}
+
+impl PodSpec<'_> {
+    /// The containers with what each asks of `resource`, in kubelet's order.
+    pub fn containers_asking<'s>(&'s self, resource: &'s str) -> impl Iterator<Item = Container<'s>> {
+        let inits = self.init_containers.iter().flatten().map(|container| {
+            let sidecar = container
+                .restart_policy
+                .as_ref()
+                .is_some_and(|policy| policy.as_str() == "Always");
+            (
+                container,
+                if sidecar {
+                    ContainerKind::Sidecar
+                } else {
+                    ContainerKind::Init
+                },
+            )
+        });
+        let apps = self
+            .containers
+            .iter()
+            .flatten()
+            .map(|container| (container, ContainerKind::App));
+        inits.chain(apps).map(move |(container, kind)| Container {
+            name: container.name.as_ref().map_or("", Text::as_str),
+            kind,
+            quantity: container
+                .resources
+                .as_ref()
+                .and_then(|resources| resources.of(resource)),
+        })
+    }
+}
+
+impl Resources<'_> {
+    fn of(&self, resource: &str) -> Option<&str> {
+        let limit = self.limits.as_ref().and_then(|limits| limits.get(resource));
+        limit.or_else(|| self.requests.as_ref().and_then(|requests| requests.get(resource)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! Answers to kube-scheduler, written straight into one buffer: 5,000 names and reasons are copied, not serialised one by one.
+//! Go reads absent values as well as null ones; what Go would write is written.
+
+use crate::decide::{Candidates, Filtered};
+
+/// `ExtenderFilterResult`: nodes that pass in the form they came in, refused ones with their reasons.
+///
+/// Every refusal is "unresolvable". kube-scheduler has counted devices before it asks, so on a node refused here preemption finds
+/// that the pod fits without victims, and fails with an error instead of helping.
+pub fn filter_answer(candidates: &Candidates<'_>, filtered: &Filtered) -> Vec<u8> {
+    let mut out = Vec::with_capacity(256 + 40 * filtered.passed.len() + 160 * filtered.refused.len());
+    match candidates {
+        Candidates::Names(names) => {
+            out.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
+            separated(&mut out, &filtered.passed, |out, &position| {
+                string(out, names.get(position as usize).map_or("", |name| name.as_str()));
+            });
+            out.push(b']');
+        }
+        Candidates::Nodes(nodes) => {
+            out.extend_from_slice(br#"{"Nodes":{"metadata":{},"items":["#);
+            separated(&mut out, &filtered.passed, |out, &position| {
+                out.extend_from_slice(
+                    nodes
+                        .get(position as usize)
+                        .map_or("{}", |node| node.raw)
+                        .as_bytes(),
+                );
+            });
+            out.extend_from_slice(br#"]},"NodeNames":null"#);
+        }
+    }
+    let reasons: Vec<Vec<u8>> = filtered
+        .reasons
+        .iter()
+        .map(|reason| {
+            let mut written = Vec::with_capacity(reason.len() + 2);
+            string(&mut written, reason);
+            written
+        })
+        .collect();
+    out.extend_from_slice(br#","FailedNodes":{},"FailedAndUnresolvableNodes":{"#);
+    separated(&mut out, &filtered.refused, |out, &(position, reason)| {
+        string(out, candidates.name(position as usize));
+        out.push(b':');
+        out.extend_from_slice(reasons.get(reason as usize).map_or(b"\"\"", Vec::as_slice));
+    });
+    out.extend_from_slice(br#"},"Error":""}"#);
+    out
+}
+
+/// `ExtenderFilterResult` that fails the whole cycle: kube-scheduler tries again after a back-off.
+pub fn filter_error(error: &str) -> Vec<u8> {
+    let mut out =
+        br#"{"Nodes":null,"NodeNames":null,"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":"#
+            .to_vec();
+    string(&mut out, error);
+    out.push(b'}');
+    out
+}
+
+/// The most an extender may give a node.
+const MAX_SCORE: &[u8] = b"10";
+
+/// `HostPriorityList`: 10 for the winner, 0 for everyone else, so that kube-scheduler has no tie to break at random.
+pub fn priorities_answer(candidates: &Candidates<'_>, winner: Option<u32>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 * candidates.len() + 2);
+    out.push(b'[');
+    for position in 0..candidates.len() {
+        if position > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(br#"{"Host":"#);
+        string(&mut out, candidates.name(position));
+        out.extend_from_slice(br#","Score":"#);
+        let wins = winner.is_some_and(|winner| winner as usize == position);
+        out.extend_from_slice(if wins { MAX_SCORE } else { b"0" });
+        out.push(b'}');
+    }
+    out.push(b']');
+    out
+}
+
+/// `ExtenderBindingResult`: an empty error means that the Binding exists.
+pub fn bind_answer(error: Option<&str>) -> Vec<u8> {
+    let mut out = br#"{"Error":"#.to_vec();
+    string(&mut out, error.unwrap_or_default());
+    out.push(b'}');
+    out
+}
+
+fn separated<T>(out: &mut Vec<u8>, items: &[T], mut write: impl FnMut(&mut Vec<u8>, &T)) {
+    for (position, item) in items.iter().enumerate() {
+        if position > 0 {
+            out.push(b',');
+        }
+        write(out, item);
+    }
+}
+
+/// A JSON string. Names and almost all reasons need no escape and are copied.
+fn string(out: &mut Vec<u8>, text: &str) {
+    let plain = text
+        .bytes()
+        .all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\');
+    if plain {
+        out.push(b'"');
+        out.extend_from_slice(text.as_bytes());
+        out.push(b'"');
+    } else {
+        // Writing a string into memory cannot fail; were it to, the answer would be refused as malformed JSON, not misread.
+        let _ = serde_json::to_writer(out, text);
+    }
+}
