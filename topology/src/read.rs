@@ -1,5 +1,5 @@
 //! Reads a machine from either of its forms, told apart by content: a machine file (YAML or JSON) or the text of
-//! `nvidia-smi topo -m`. Errors name the place and what is allowed there. No files are opened here.
+//! `nvidia-smi topo -m`. Errors name the place and what is allowed there. Also writes machine files; no files are opened here.
 
 use crate::machine::{Machine, MachineError, MachineParts};
 use crate::text::{self, Hints, TopoError};
@@ -64,6 +64,19 @@ pub enum ReadError {
     /// Well-formed, but no machine: fields contradict each other.
     #[error(transparent)]
     Contradictory(#[from] MachineError),
+}
+
+/// A machine could not be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the machine cannot be written as YAML: {0}")]
+pub struct WriteError(String);
+
+/// A machine as a machine file in YAML, which [`read`] reads back as the same machine.
+///
+/// # Errors
+/// When the YAML writer fails.
+pub fn to_yaml(machine: &Machine) -> Result<String, WriteError> {
+    serde_saphyr::to_string(machine).map_err(|error| WriteError(error.to_string()))
 }
 
 fn did_you_mean(nearest: Option<&str>) -> String {

@@ -1,0 +1,135 @@
+//! What `gantry topo` prints for people: the picture, the matrix, and in words what NVLinks, NUMA nodes and NICs there are.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use gantry_topology::bandwidth::LinkRate;
+use gantry_topology::draw::Picture;
+use gantry_topology::text::TopoText;
+use gantry_topology::{IdList, Machine, Nic, PathClass, Rates};
+
+use super::Screen;
+
+/// The whole report.
+pub(super) fn report(machine: &Machine, screen: Screen) -> String {
+    let picture = Picture::of(machine).columns(screen.columns).color(screen.color);
+    let mut sections = vec![String::new()];
+    let mut section = |title: &str, body: String| {
+        if !body.is_empty() {
+            let title = if screen.color {
+                format!("\u{1b}[1m{title}\u{1b}[0m")
+            } else {
+                title.to_owned()
+            };
+            sections.push(format!("{title}\n{body}"));
+        }
+    };
+    section("Links", TopoText::from(machine).aligned());
+    section("NVLink", nvlink(machine));
+    section("NUMA", numa(machine));
+    section("NICs", nics(machine));
+    format!("{picture}{}", sections.join("\n"))
+}
+
+fn nvlink(machine: &Machine) -> String {
+    let rates = Rates::of(machine);
+    let mut switched: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+    for gpu in 0..machine.gpus().len() {
+        let links = machine.switch_links(gpu);
+        if links > 0 {
+            switched.entry(links).or_default().push(gpu);
+        }
+    }
+    let mut lines: Vec<(String, u8, LinkRate)> = switched
+        .into_iter()
+        .rev()
+        .map(|(links, gpus)| {
+            let rate = gpus
+                .first()
+                .map_or(LinkRate::default(), |gpu| rates.nvlink_of(*gpu));
+            (format!("{} to NVSwitch", gpu_list(&gpus)), links, rate)
+        })
+        .collect();
+    for bundle in machine.nvlinks() {
+        let [a, b] = bundle.gpus.map(usize::from);
+        let rate = rates.nvlink_of(a).min(rates.nvlink_of(b));
+        lines.push((format!("GPU{a} to GPU{b}"), bundle.links, rate));
+    }
+    let width = lines
+        .iter()
+        .map(|(ends, _, _)| ends.chars().count())
+        .max()
+        .unwrap_or(0);
+    let mut text = String::new();
+    for (ends, links, rate) in lines {
+        let rate = rate.times(u32::from(links));
+        let [effective, raw] = [rate.effective, rate.raw].map(|mbs| f64::from(mbs) / 1000.0);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "  {ends:<width$}  NV{links:<2}  {effective} GB/s per direction ({raw} by the data sheet)"
+        );
+    }
+    text
+}
+
+fn numa(machine: &Machine) -> String {
+    let mut nodes: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (index, gpu) in machine.gpus().iter().enumerate() {
+        let node = gpu.numa.as_ref().map_or("unknown", IdList::as_str);
+        match nodes.iter_mut().find(|(known, _)| *known == node) {
+            Some((_, gpus)) => gpus.push(index),
+            None => nodes.push((node, vec![index])),
+        }
+    }
+    let width = nodes.iter().map(|(node, _)| node.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (node, gpus) in nodes {
+        let _ = writeln!(text, "  node {node:<width$}  {}", gpu_list(&gpus));
+    }
+    text
+}
+
+fn nics(machine: &Machine) -> String {
+    let name = |nic: &Nic| match &nic.device {
+        Some(device) if *device != nic.name => format!("{} ({device})", nic.name),
+        _ => nic.name.clone(),
+    };
+    let width = machine
+        .nics()
+        .iter()
+        .map(|nic| name(nic).chars().count())
+        .max()
+        .unwrap_or(0);
+    let mut text = String::new();
+    for (index, nic) in machine.nics().iter().enumerate() {
+        let gpus = machine.gpus().len();
+        let class = |gpu: usize| machine.paths().get(gpu, gpus + index);
+        let nearest = (0..gpus)
+            .map(class)
+            .min()
+            .filter(|class| !class.crosses_sockets());
+        let near = match nearest {
+            Some(nearest) => near_gpus(nearest, (0..gpus).filter(|gpu| class(*gpu) == nearest)),
+            None => "near no GPU".to_owned(),
+        };
+        let _ = writeln!(text, "  {:<width$}  {near}", name(nic));
+    }
+    text
+}
+
+fn near_gpus(class: PathClass, gpus: impl Iterator<Item = usize>) -> String {
+    format!("{class} to {}", gpu_list(&gpus.collect::<Vec<_>>()))
+}
+
+fn gpu_list(gpus: &[usize]) -> String {
+    let names: Vec<String> = gpus.iter().map(|gpu| format!("GPU{gpu}")).collect();
+    match names.as_slice() {
+        [first, .., last]
+            if names.len() > 2 && gpus.windows(2).all(|pair| matches!(*pair, [a, b] if b == a + 1)) =>
+        {
+            format!("{first}-{}", last.trim_start_matches("GPU"))
+        }
+        names => names.join(" "),
+    }
+}

@@ -1,0 +1,106 @@
+//! Where a command gets its machine from: a file of either form, standard input, or this node's NVML. For every subcommand that
+//! looks at a machine.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use gantry_plugin::discover::{self, NvmlOptions};
+use gantry_topology::Machine;
+use gantry_topology::read::{MAX_BYTES, read_with};
+use gantry_topology::text::Hints;
+
+/// Options that say where the machine comes from.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SourceArgs {
+    /// Read the machine from a machine file (YAML or JSON) or the output of `nvidia-smi topo -m`; - is standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "nvml")]
+    from: Option<PathBuf>,
+
+    /// Read this node's machine through NVML (the default)
+    #[arg(long)]
+    nvml: bool,
+
+    /// GPU model of an `nvidia-smi topo -m` text, which names none; bandwidths depend on it
+    #[arg(long, value_name = "NAME", requires = "from")]
+    model: Option<String>,
+
+    /// Path or name of NVIDIA's management library
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "libnvidia-ml.so.1",
+        conflicts_with = "from"
+    )]
+    nvml_library: PathBuf,
+
+    /// Where /proc is read
+    #[arg(long, value_name = "DIR", default_value = "/proc", conflicts_with = "from")]
+    proc_root: PathBuf,
+
+    /// Where /sys is read
+    #[arg(long, value_name = "DIR", default_value = "/sys", conflicts_with = "from")]
+    sys_root: PathBuf,
+}
+
+impl SourceArgs {
+    /// Reads the machine.
+    ///
+    /// # Errors
+    /// With the file, the line and the column; or with what NVML says.
+    pub(crate) fn machine(&self) -> anyhow::Result<Machine> {
+        let hints = Hints {
+            model: self.model.clone(),
+        };
+        match &self.from {
+            Some(path) if path == Path::new("-") => parse(io::stdin().lock(), "standard input", &hints),
+            Some(path) => {
+                let name = path.display().to_string();
+                let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+                parse(file, &name, &hints)
+            }
+            None => discover::machine(&NvmlOptions {
+                library: self.nvml_library.clone(),
+                proc_root: self.proc_root.clone(),
+                sys_root: self.sys_root.clone(),
+            })
+            .context("cannot read this node's machine; --from FILE reads a machine file or the output of nvidia-smi topo -m"),
+        }
+    }
+}
+
+/// Reads a machine from a stream; `name` is what messages call it.
+pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Result<Machine> {
+    // Two bytes a character where Windows wrote the file; one more byte tells that there are too many.
+    let limit = 2 * u64::try_from(MAX_BYTES).unwrap_or(u64::MAX / 4) + 4;
+    let mut bytes = Vec::new();
+    input
+        .take(limit)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("cannot read {name}"))?;
+    let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
+    read_with(&text, hints).with_context(|| name.to_owned())
+}
+
+/// The text of a file: UTF-8, or UTF-16 with the mark that Windows' shell writes in front.
+fn decode(bytes: Vec<u8>) -> anyhow::Result<String> {
+    let wide = |unit: fn([u8; 2]) -> u16| {
+        let units = bytes.chunks_exact(2).skip(1).map(|pair| match *pair {
+            [a, b] => unit([a, b]),
+            _ => 0,
+        });
+        char::decode_utf16(units)
+            .collect::<Result<String, _>>()
+            .map_err(|error| anyhow!("neither UTF-8 nor UTF-16: {error}"))
+    };
+    match bytes.as_slice() {
+        [0xff, 0xfe, ..] => wide(u16::from_le_bytes),
+        [0xfe, 0xff, ..] => wide(u16::from_be_bytes),
+        _ => String::from_utf8(bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            anyhow!("no text: byte {} is no UTF-8", at + 1)
+        }),
+    }
+}

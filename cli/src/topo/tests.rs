@@ -1,0 +1,180 @@
+use std::path::PathBuf;
+
+use clap::Parser;
+use gantry_topology::text::Hints;
+
+use super::*;
+
+/// The command line of `gantry topo` alone.
+#[derive(Debug, Parser)]
+struct Alone {
+    #[command(flatten)]
+    topo: TopoArgs,
+}
+
+const PLAIN: Screen = Screen {
+    columns: 100,
+    color: false,
+};
+
+fn fixture(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/fixtures/topologies");
+    format!("{folder}/{name}.txt")
+}
+
+fn topo(arguments: &[&str]) -> anyhow::Result<String> {
+    let args = Alone::try_parse_from(["topo"].iter().chain(arguments))?.topo;
+    output(&args, &args.source.machine()?, PLAIN)
+}
+
+#[test]
+fn a_report_for_people() {
+    let reports: Vec<String> = [
+        "v100-sxm2-8gpu-cubemesh-1mlx5",
+        "dgx-a100-8gpu-10nic",
+        "rtxpro6000-2gpu-node",
+    ]
+    .map(|name| topo(&["--from", &fixture(name)]).unwrap())
+    .into();
+    insta::assert_snapshot!(reports.join("\n================\n\n"));
+}
+
+#[test]
+fn json_for_scripts() {
+    insta::assert_snapshot!(topo(&["--json", "--from", &fixture("a40-8gpu-4bridgepairs-2nic")]).unwrap());
+}
+
+#[test]
+fn json_of_every_file_has_the_stable_fields_in_shape() {
+    let folder = PathBuf::from(fixture("x")).parent().unwrap().to_owned();
+    let mut read = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(text) = topo(&["--json", "--from", path.to_str().unwrap()]) else {
+            assert!(path.to_str().unwrap().contains("truncated"), "{}", path.display());
+            continue;
+        };
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let gpus = json["gpus"].as_array().unwrap().len();
+        let nics = json["nics"].as_array().unwrap().len();
+        for (field, columns) in [("matrix", gpus), ("bandwidth_gbs", gpus), ("nic_matrix", nics)] {
+            let rows = json[field].as_array().unwrap();
+            assert_eq!(rows.len(), gpus, "{field}");
+            assert!(
+                rows.iter().all(|row| row.as_array().unwrap().len() == columns),
+                "{field}"
+            );
+        }
+        for a in 0..gpus {
+            assert_eq!(
+                (&json["matrix"][a][a], &json["bandwidth_gbs"][a][a]),
+                (&"X".into(), &0.0.into())
+            );
+            for b in 0..gpus {
+                assert_eq!(json["matrix"][a][b], json["matrix"][b][a]);
+                assert!(a == b || json["bandwidth_gbs"][a][b].as_f64().unwrap() > 0.0);
+            }
+        }
+        read += 1;
+    }
+    assert_eq!(read, 37);
+}
+
+#[test]
+fn old_link_names_stay_as_written() {
+    let text = topo(&["--json", "--from", &fixture("p40-8gpu-pix-pxb-1mlx5-soc")]).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (&json["nic_matrix"][0][0], &json["matrix"][0][4]),
+        (&"SOC".into(), &"PXB".into())
+    );
+}
+
+#[test]
+fn a_machine_file_is_written_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = fixture("dgx-h200-8gpu-12nic");
+    let json = topo(&["--json", "--from", &from]).unwrap();
+    for name in ["machine.yaml", "machine.json"] {
+        let file = folder.path().join(name);
+        let file = file.to_str().unwrap();
+        assert_eq!(
+            topo(&["--json", "--from", &from, "--machine-file", file]).unwrap(),
+            json
+        );
+        assert_eq!(topo(&["--json", "--from", file]).unwrap(), json, "{name}");
+    }
+    let yaml = topo(&["--from", &from, "--machine-file", "-"]).unwrap();
+    assert_eq!(
+        yaml,
+        std::fs::read_to_string(folder.path().join("machine.yaml")).unwrap()
+    );
+}
+
+#[test]
+fn a_model_raises_the_bandwidth() {
+    let from = fixture("a100-4gpu-4numa-2pairs");
+    let of = |arguments: &[&str]| -> f64 {
+        let text = topo(&[&["--json", "--from", &from], arguments].concat()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        json["bandwidth_gbs"][0][1].as_f64().unwrap()
+    };
+    assert!(of(&["--model", "NVIDIA H100 NVL"]) > of(&["--model", "NVIDIA A100 80GB PCIe"]));
+}
+
+#[test]
+fn a_file_that_windows_wrote_is_read() {
+    let text = "\tGPU0\tGPU1\r\nGPU0\t X \tPHB\r\nGPU1\tPHB\t X \r\n";
+    let little: Vec<u8> = std::iter::once(0xfeff)
+        .chain(text.encode_utf16())
+        .flat_map(u16::to_le_bytes)
+        .collect();
+    let big: Vec<u8> = std::iter::once(0xfeff)
+        .chain(text.encode_utf16())
+        .flat_map(u16::to_be_bytes)
+        .collect();
+    let utf8 = source::parse(text.as_bytes(), "text", &Hints::default()).unwrap();
+    for bytes in [little, big] {
+        assert_eq!(
+            source::parse(bytes.as_slice(), "text", &Hints::default()).unwrap(),
+            utf8
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_read_says_where() {
+    let cases: [&[u8]; 5] = [
+        b"",
+        b"\xffnothing",
+        b"GPU0 GPU1\nGPU0 X SYS\nGPU1 PIX X\n",
+        b"gpus:\n- index: 0\n  modle: A100\npaths:\n- X\n",
+        &vec![b'#'; 5 << 20],
+    ];
+    let messages: Vec<String> = cases
+        .iter()
+        .map(|bytes| {
+            format!(
+                "{:#}",
+                source::parse(*bytes, "topo.txt", &Hints::default()).unwrap_err()
+            )
+        })
+        .collect();
+    insta::assert_snapshot!(messages.join("\n"));
+    let missing = topo(&["--from", "/nonexistent/topo.txt"]).unwrap_err();
+    assert!(missing.to_string().contains("/nonexistent/topo.txt"), "{missing}");
+}
+
+#[test]
+fn sources_exclude_each_other() {
+    assert!(topo(&["--from", "x", "--nvml"]).is_err());
+    assert!(topo(&["--model", "A100"]).is_err());
+}
+
+#[test]
+fn without_nvml_the_message_tells_the_way_out() {
+    let message = topo(&["--nvml-library", "/nonexistent/libnvidia-ml.so.1"])
+        .unwrap_err()
+        .to_string();
+    assert!(message.contains("--from FILE"), "{message}");
+}
