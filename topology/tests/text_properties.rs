@@ -20,13 +20,19 @@ use proptest::prelude::*;
 fn a_text_cut_anywhere_is_refused_or_reads_as_the_whole_matrix() {
     for (name, text) in files::complete() {
         let whole = parse(&text).unwrap();
-        for cut in 0..text.len() {
-            if let Ok(read) = parse(&text[..cut]) {
-                assert_eq!(read.links(), whole.links(), "{name} cut at {cut}");
-                assert_eq!(read.gpus(), whole.gpus(), "{name} cut at {cut}");
-                let names =
-                    |text: &TopoText| text.nics().iter().map(|nic| nic.name.clone()).collect::<Vec<_>>();
-                assert_eq!(names(&read), names(&whole), "{name} cut at {cut}");
+        for form in [
+            text.clone(),
+            files::expand_tabs(&text),
+            text.replace('\n', "\r\n"),
+        ] {
+            for cut in 0..form.len() {
+                if let Ok(read) = parse(&form[..cut]) {
+                    assert_eq!(read.links(), whole.links(), "{name} cut at {cut}");
+                    assert_eq!(read.gpus(), whole.gpus(), "{name} cut at {cut}");
+                    let names =
+                        |text: &TopoText| text.nics().iter().map(|nic| nic.name.clone()).collect::<Vec<_>>();
+                    assert_eq!(names(&read), names(&whole), "{name} cut at {cut}");
+                }
             }
         }
     }

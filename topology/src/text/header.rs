@@ -7,6 +7,9 @@ use super::values::Column;
 use super::words::{device_length, is_nic_name, numbered, title_at};
 use crate::machine::{MAX_GPUS, MAX_NICS};
 
+/// As many characters as all names glued together can have; the rest of a longer word is read when they are.
+const LONGEST_WORD: usize = (MAX_GPUS + MAX_NICS) * 64;
+
 /// The columns of a matrix.
 #[derive(Debug, Clone)]
 pub(super) struct Header {
@@ -51,7 +54,7 @@ impl Header {
 
     /// Reads the device name at `at` and tells where it ends.
     fn read_device(&mut self, glyphs: &[Glyph], at: usize, place: Glyph) -> Result<usize, TopoError> {
-        let mut word = word_at(glyphs, at);
+        let mut word: String = word_at(glyphs, at).chars().take(LONGEST_WORD).collect();
         let title = (1..word.chars().count()).find(|offset| title_at(glyphs, at + offset).is_some());
         if let Some(title) = title {
             word = word.chars().take(title).collect();
