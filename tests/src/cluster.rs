@@ -21,12 +21,13 @@ use crate::components::Components;
 use crate::error::file;
 use crate::host::{self, eprint_line};
 use crate::pki::Authority;
-use crate::sandbox::{Process, Sandbox};
+use crate::sandbox::{Process, Sandbox, tail};
 use crate::settings::Place;
 use crate::wait::until;
 use crate::{Daemon, Error, Result, image};
 
 const READY_LIMIT: Duration = Duration::from_secs(90);
+const PORT_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a cluster is to be.
 #[derive(Debug, Clone)]
@@ -133,6 +134,12 @@ impl Cluster {
         let forwarder = control::start(&control, &components, &authority, &options).await?;
         write_record(folder, &record(Some(forwarder)))?;
         let client = client_from(&folder.join("kubeconfig")).await?;
+        let log = folder.join("control/log/forwarder.log");
+        until("the API server's port on this machine", PORT_LIMIT, async || {
+            let answer = client.apiserver_version().await.map(drop);
+            answer.map_err(|error| format!("{error}; {}", tail(&log)))
+        })
+        .await?;
 
         let shared = node::Shared {
             folder,

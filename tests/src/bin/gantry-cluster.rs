@@ -64,16 +64,16 @@ enum Command {
         /// The port, the same on both sides.
         #[arg(long)]
         port: u16,
-        /// The network namespace's file.
+        /// The process whose network it is; the forwarder ends with it.
         #[arg(long)]
-        namespace: PathBuf,
+        owner: i32,
     },
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Command::Forward { port, namespace } = &arguments.command {
-        return gantry_e2e::forward(*port, namespace).context("forwarding the API server's port");
+    if let Command::Forward { port, owner } = &arguments.command {
+        return gantry_e2e::forward(*port, *owner).context("forwarding the API server's port");
     }
     tokio::runtime::Runtime::new()?.block_on(run(arguments))
 }

@@ -11,7 +11,7 @@ use super::ClusterOptions;
 use crate::components::Components;
 use crate::error::file;
 use crate::pki::Authority;
-use crate::sandbox::{Process, Program, Sandbox, launch, tail};
+use crate::sandbox::{Process, Program, Sandbox, launch};
 use crate::settings::{self, CONTROL_ADDRESS, SCHEDULER_KUBECONFIG, SERVICE_ADDRESS};
 use crate::wait::until;
 use crate::{Daemon, Result};
@@ -171,15 +171,7 @@ fn forwarder(options: &ClusterOptions, control: &Sandbox) -> Result<Process> {
     let log = options.folder.join("control/log/forwarder.log");
     let mut command = Command::new(&options.tool);
     command
-        .args(["forward", "--port", &options.port.to_string(), "--namespace"])
-        .arg(format!("/proc/{}/ns/net", control.init_pid()));
-    let process = launch(command, &log)?;
-    if process.is_running() {
-        return Ok(process);
-    }
-    Err(crate::Error::Ended {
-        name: "forwarder".into(),
-        tail: tail(&log),
-        log,
-    })
+        .args(["forward", "--port", &options.port.to_string()])
+        .args(["--owner", &control.init_pid().to_string()]);
+    launch(command, &log)
 }
