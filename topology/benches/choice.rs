@@ -93,12 +93,12 @@ fn machine(kind: Kind, gpus: usize) -> Machine {
     Machine::new(parts).unwrap()
 }
 
-/// A ring of 16 GPUs, every one joined to four: all cuts and cycles of a dense mesh that was never built.
-fn dense_mesh() -> Machine {
-    let mut parts = machine(Kind::Pcie, 16).into_parts();
-    for a in 0..16u8 {
+/// A ring of GPUs, every one joined to four: all cuts and cycles of a dense mesh that was never built.
+fn dense_mesh(gpus: u8) -> Machine {
+    let mut parts = machine(Kind::Pcie, usize::from(gpus)).into_parts();
+    for a in 0..gpus {
         for step in [1, 2] {
-            let b = (a + step) % 16;
+            let b = (a + step) % gpus;
             parts.nvlinks.push(NvLinkBundle {
                 gpus: [a, b],
                 links: 2,
@@ -171,7 +171,7 @@ fn build_16(bencher: Bencher<'_, '_>, kind: Kind) {
 
 #[divan::bench(sample_count = 5)]
 fn build_16_dense_mesh(bencher: Bencher<'_, '_>) {
-    let machine = dense_mesh();
+    let machine = dense_mesh(16);
     bencher.bench_local(|| Table::build(black_box(&machine)));
 }
 
@@ -179,4 +179,10 @@ fn build_16_dense_mesh(bencher: Bencher<'_, '_>) {
 fn search_32(bencher: Bencher<'_, '_>, kind: Kind) {
     let table = Table::build(&machine(kind, 32));
     bencher.bench_local(|| black_box(table.best(table.all(), 6, Purpose::Local)));
+}
+
+#[divan::bench(sample_count = 5)]
+fn search_32_dense_mesh(bencher: Bencher<'_, '_>) {
+    let table = Table::build(&dense_mesh(32));
+    bencher.bench_local(|| black_box(table.best(table.all(), 12, Purpose::Local)));
 }

@@ -7,6 +7,8 @@ use crate::set::GpuSet;
 
 /// The terms of a key that belong to a set alone and mean the same for every purpose, larger is better, by bit mask.
 pub(super) struct Shared {
+    /// Islands that are whole in the set; those of a set and its remainder are added.
+    pub(super) islands: Vec<u32>,
     /// R of the set when it is what remains.
     pub(super) remainder: Vec<u64>,
     /// What a set and its remainder hold together; the two are added.
@@ -39,17 +41,19 @@ pub(super) fn best_subsets<const PURPOSES: usize>(
     let together_at = widest(|ranked| &ranked.tail);
     let middle_at = together_at + width(&shared.together);
     let remainder_at = middle_at + widest(|ranked| &ranked.middle);
-    let head_at = remainder_at + width(&remainder);
+    let islands_at = remainder_at + width(&remainder);
+    let head_at = islands_at + width(&shared.islands);
     let layout = Layout {
         together_at,
         middle_at,
         remainder_at,
+        islands_at,
         head_at,
     };
     if head_at + widest(|ranked| &ranked.head) < u64::BITS {
-        fill::<u64, PURPOSES>(&layout, &remainder, &shared.together, &ranked)
+        fill::<u64, PURPOSES>(&layout, shared, &remainder, &ranked)
     } else {
-        fill::<u128, PURPOSES>(&layout, &remainder, &shared.together, &ranked)
+        fill::<u128, PURPOSES>(&layout, shared, &remainder, &ranked)
     }
 }
 
@@ -58,6 +62,7 @@ struct Layout {
     together_at: u32,
     middle_at: u32,
     remainder_at: u32,
+    islands_at: u32,
     head_at: u32,
 }
 
@@ -133,25 +138,28 @@ fn width(ranks: &[u32]) -> u32 {
 
 fn fill<K: Key, const PURPOSES: usize>(
     layout: &Layout,
+    shared: &Shared,
     remainder: &[u32],
-    together: &[u32],
     ranked: &[Ranked; PURPOSES],
 ) -> [Vec<u16>; PURPOSES] {
     let at = |value: u32, place: u32| K::from(u64::from(value)) << place;
     let sets = remainder.len();
+    let held = |set: usize| {
+        at(shared.together[set], layout.together_at) + at(shared.islands[set], layout.islands_at)
+    };
     // A set's own part of its key, all purposes side by side, and the part of what it leaves.
     let chosen: Vec<[K; PURPOSES]> = (0..sets)
         .map(|set| {
             ranked.each_ref().map(|ranked| {
                 at(ranked.tail[set], 0)
-                    + at(together[set], layout.together_at)
+                    + held(set)
                     + at(ranked.middle[set], layout.middle_at)
                     + at(ranked.head[set], layout.head_at)
             })
         })
         .collect();
     let left: Vec<K> = (0..sets)
-        .map(|set| at(together[set], layout.together_at) + at(remainder[set], layout.remainder_at))
+        .map(|set| held(set) + at(remainder[set], layout.remainder_at))
         .collect();
 
     // Counting bits takes a dozen instructions on the oldest x86-64; a read takes one.

@@ -7,21 +7,21 @@
 //!
 //! 1. **B**, what a collective over the set reaches in the ring model ([`Collective::ring`]). Never the sum of pairs: a single
 //!    weak GPU or a thin waist decides. Equal for all single GPUs.
-//! 2. **R**, what the rest is still good for: the mean, over jobs of every size, of the best B they would find in it against the
-//!    best on the empty machine, with every held GPU taken to come free with probability 1/16 meanwhile. So a loose GPU is
-//!    taken before a bridged pair is broken.
-//! 3. the **cut bound**, where NVLinks carry the set: of two equal numbers of rings, the better wired.
-//! 4. **groups kept together**: NVLink islands, PCIe switches, sockets and NUMA nodes, broken as little as can be.
-//! 5. **NICs** spared for jobs that need them, then few **NUMA** nodes.
-//! 6. the smallest bit mask: equal input gives equal output.
+//! 2. **NVLink islands** (bridged pairs) split, as few as can be: a single GPU never breaks a pair while a loose one is free.
+//! 3. **R**, what the rest is still good for: the mean, over jobs of every size, of the best B they would find in it against the
+//!    best on the empty machine, with every held GPU taken to come free with probability 1/16 meanwhile.
+//! 4. the **cut bound**, where NVLinks carry the set: of two equal numbers of rings, the better wired.
+//! 5. **groups kept together**: NVLink islands, PCIe switches, sockets and NUMA nodes, broken as little as can be.
+//! 6. **NICs** spared for jobs that need them, then few **NUMA** nodes.
+//! 7. the smallest bit mask: equal input gives equal output.
 //!
 //! A gang member talks through NICs, so for two and more GPUs its NICs and NUMA nodes stand between 1 and 2; where no NIC is
 //! known it is chosen like a local job.
 //!
-//! Why R stands before NICs for local jobs, and the cut bound behind R and not in front of it: replayed against a saturated
-//! node (`tests/saturated.rs`), NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency, and the PCIe cut
-//! bound, which favours sets in two halves, cost 8 bridged A40s 0.5 points: it breaks two sockets where one would do. Where all
-//! sets have equal links, as behind NVSwitches, R is equal too and NICs decide.
+//! Why R stands before NICs for local jobs, and the cut bound behind R and of NVLinks alone: replayed against a saturated node
+//! (`tests/saturated.rs`), NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency, and the cut bound of
+//! PCIe, which favours sets in two halves and so breaks two sockets where one would do, cost 8 bridged A40s 1.9 points. Where
+//! all sets have equal links, as behind NVSwitches, R is equal too and NICs decide.
 
 mod explain;
 mod fill;
@@ -157,12 +157,14 @@ impl Table {
             gang: Vec::new(),
         };
         self.best = best.iter().filter_map(|best| best.last().copied()).collect();
+        let of_every_set = |term: &dyn Fn(GpuSet) -> u32| -> Vec<u32> {
+            let sets = (0u32..).zip(&sets.ring);
+            sets.map(|(bits, _)| term(GpuSet::from_bits(bits))).collect()
+        };
         let shared = fill::Shared {
+            islands: of_every_set(&|set| self.surroundings.islands(set)),
             remainder: sets.churned.iter().map(|r| u64::from(*r)).collect(),
-            together: (0u32..)
-                .zip(&sets.ring)
-                .map(|(bits, _)| self.surroundings.together(GpuSet::from_bits(bits)))
-                .collect(),
+            together: of_every_set(&|set| self.surroundings.together(set)),
         };
         let local = self.terms(&sets, Purpose::Local);
         if self.surroundings.has_nics() {
@@ -212,6 +214,7 @@ impl Table {
         let own = self.key_of_set(set, self.ring(set), self.cut(set), purpose);
         Key {
             head: own.head,
+            islands: self.surroundings.islands(set) + self.surroundings.islands(rest),
             remainder: self.churned(rest),
             middle: own.middle,
             together: self.surroundings.together(set) + self.surroundings.together(rest),
@@ -370,6 +373,7 @@ struct KeyOfSet {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     head: u64,
+    islands: u32,
     remainder: u32,
     middle: u64,
     together: u32,

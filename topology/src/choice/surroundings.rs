@@ -29,6 +29,8 @@ pub(super) struct Group {
     /// What they share, in words: `NVLink pair`.
     pub(super) what: &'static str,
     pub(super) gpus: GpuSet,
+    /// Whether NVLinks join them.
+    pub(super) island: bool,
 }
 
 impl Surroundings {
@@ -120,6 +122,16 @@ impl Surroundings {
         u32::try_from(squares.sum::<usize>()).unwrap_or(u32::MAX)
     }
 
+    /// How many NVLink islands are whole in a set: bridged pairs, or what a dead link parts from the rest. None on a machine that
+    /// is a single island.
+    pub(super) fn islands(&self, set: GpuSet) -> u32 {
+        let whole = self
+            .groups
+            .iter()
+            .filter(|group| group.island && group.gpus.is_subset(set));
+        u32::try_from(whole.count()).unwrap_or(u32::MAX)
+    }
+
     /// The largest matching of the set's GPUs to NICs behind their own PCIe switches.
     fn own_rails(&self, set: GpuSet) -> usize {
         let mut holder = vec![None; self.nics];
@@ -169,6 +181,8 @@ fn numa_nodes(machine: &Machine) -> Vec<GpuSet> {
     nodes.into_iter().map(|(_, gpus)| gpus).collect()
 }
 
+const NVLINK: &str = "NVLink island";
+
 /// NVLink islands, then what shares a PCIe switch, host bridge or socket, then NUMA nodes; each set of GPUs once, single
 /// GPUs and the whole machine left out.
 fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
@@ -183,7 +197,7 @@ fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
     };
     let within = |rank: u8| joined(&|a, b| class_rank(machine.paths().get(a, b)) <= rank);
     let levels = [
-        ("NVLink island", joined(&|a, b| machine.nvlinks_between(a, b) > 0)),
+        (NVLINK, joined(&|a, b| machine.nvlinks_between(a, b) > 0)),
         ("PCIe switch", within(0)),
         ("PCIe switch", within(1)),
         ("PCIe host bridge", within(2)),
@@ -196,10 +210,15 @@ fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
         .flat_map(|(what, level)| level.into_iter().map(move |gpus| (what, gpus)))
     {
         if gpus.len() > 1 && gpus != all && !groups.iter().any(|group| group.gpus == gpus) {
-            let pair = what == "NVLink island" && gpus.len() == 2;
+            let island = what == NVLINK;
             groups.push(Group {
-                what: if pair { "NVLink pair" } else { what },
+                what: if island && gpus.len() == 2 {
+                    "NVLink pair"
+                } else {
+                    what
+                },
                 gpus,
+                island,
             });
         }
     }

@@ -87,6 +87,8 @@ fn a_loose_gpu_is_taken_before_a_pair_is_broken() {
     let table = Table::build(&bridged_pairs(0));
     assert_eq!(best(&table, "0,1,3,4,5,6,7", 1), "3");
     assert_eq!(best(&table, "0,1,2,3,6", 1), "6");
+    // Also where the pair's half would be of use to three GPUs of the other socket.
+    assert_eq!(best(&table, "0,1,3,6,7", 1), "3");
     // Two single GPUs come out of one pair, not two.
     assert_eq!(best(&table, "0,1,2,3,4,5,6,7", 1), "0");
     assert_eq!(best(&table, "1,2,3,4,5,6,7", 1), "1");
@@ -254,6 +256,7 @@ fn brute_force(
         (
             links.ring(set),
             gang.then_some((nics, numa)),
+            around.islands(set) + around.islands(rest),
             churned(rest),
             nvlink_cut,
             around.together(set) + around.together(rest),
