@@ -1,0 +1,319 @@
+//! `gantry choose`: which GPUs of a machine a job of some size would get, and why. The same tables decide as in the daemons; it
+//! reads a machine and changes nothing.
+
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use gantry_topology::{Choice, GpuSet, Machine, Purpose, ReadError, Table};
+use serde::Serialize;
+
+use crate::runtime::BadInput;
+use crate::topo::source::SourceArgs;
+
+/// Options of `gantry choose`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+JSON (--json), stable fields: gpus (indices), bandwidth_gbs (B: what a collective over them reaches, ring model; 0 for one GPU),
+cut_gbs (what no algorithm can exceed), quality (B against the best as many GPUs reach on the empty machine), remainder (R: what
+the rest is still good for, 0 to 1), nics (on the same PCIe switches), numa, reason.
+
+Examples:
+  gantry choose --from machine.yaml --size 4
+  gantry choose --from topo.txt --size 3 --free 0,2,3,6,7 --must 2
+  gantry choose --size 2 --gang --json         of this node, through NVML
+
+Exit codes: 0 chosen, 1 fewer GPUs are free than asked, 2 bad input.")]
+pub(crate) struct ChooseArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// How many GPUs the job needs
+    #[arg(long, value_name = "K")]
+    size: usize,
+
+    /// GPUs that are free, such as 0,2,3 or 0-3 [default: all]
+    #[arg(long, value_name = "LIST")]
+    free: Option<GpuSet>,
+
+    /// GPUs that must be among those chosen
+    #[arg(long, value_name = "LIST", default_value = "")]
+    must: GpuSet,
+
+    /// The job is a member of a gang over several nodes: prefer a NIC for every GPU
+    #[arg(long)]
+    gang: bool,
+
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `gantry choose`.
+///
+/// # Errors
+/// When the machine cannot be read, what is asked contradicts it, or fewer GPUs are free than asked.
+pub(crate) fn run(args: &ChooseArgs) -> anyhow::Result<()> {
+    let machine = args.source.machine().map_err(|error| {
+        let of_the_user = error
+            .chain()
+            .any(|cause| cause.is::<ReadError>() || cause.is::<io::Error>());
+        if of_the_user {
+            BadInput(error).into()
+        } else {
+            error
+        }
+    })?;
+    let output = output(args, &machine)?;
+    match io::stdout().lock().write_all(output.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
+}
+
+/// Everything that goes to standard output.
+fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
+    let free = checked(args, machine).map_err(BadInput)?;
+    let purpose = if args.gang {
+        Purpose::GangMember
+    } else {
+        Purpose::Local
+    };
+    let table = Table::build(machine);
+    let choice = table
+        .best_with(free, args.must, args.size, purpose)
+        .ok_or_else(|| {
+            anyhow!(
+                "{} GPUs are asked, but only {} are free: {free}",
+                args.size,
+                free.len()
+            )
+        })?;
+    let answer = Answer::new(machine, &table, &choice);
+    if args.json {
+        Ok(serde_json::to_string_pretty(&answer)? + "\n")
+    } else {
+        Ok(answer.text())
+    }
+}
+
+/// The free GPUs, or what of the request contradicts the machine or itself.
+fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
+    let all = GpuSet::all(machine);
+    let free = args.free.unwrap_or(all);
+    let there = match machine.gpus().len() {
+        0 => "it has none".to_owned(),
+        1 => "allowed is 0".to_owned(),
+        gpus => format!("allowed are 0 to {}", gpus - 1),
+    };
+    for (option, set) in [("--free", free), ("--must", args.must)] {
+        if let Some(unknown) = (set - all).lowest() {
+            return Err(anyhow!("{option}: the machine has no GPU {unknown}; {there}"));
+        }
+    }
+    if let Some(held) = (args.must - free).lowest() {
+        return Err(anyhow!("--must: GPU {held} is not free; free are {free}"));
+    }
+    if args.size == 0 {
+        return Err(anyhow!(
+            "--size: 0 GPUs are nothing to choose; allowed are 1 to {}",
+            free.len()
+        ));
+    }
+    if args.must.len() > args.size {
+        let must = args.must;
+        return Err(anyhow!(
+            "--must: {must} are more than --size {}; name at most as many",
+            args.size
+        ));
+    }
+    Ok(free)
+}
+
+/// The answer; field names and their order are the JSON's.
+#[derive(Debug, Serialize)]
+struct Answer {
+    gpus: Vec<usize>,
+    bandwidth_gbs: f64,
+    cut_gbs: f64,
+    quality: f64,
+    remainder: f64,
+    nics: Vec<String>,
+    numa: Vec<String>,
+    reason: String,
+}
+
+impl Answer {
+    fn new(machine: &Machine, table: &Table, choice: &Choice) -> Self {
+        let millionths = |value: f64| (value * 1e6).round() / 1e6;
+        let nics = table.near_nics(choice.gpus);
+        let mut numa: Vec<String> = Vec::new();
+        for gpu in choice.gpus.iter().filter_map(|gpu| machine.gpus().get(gpu)) {
+            let node = gpu.numa.as_ref().map(ToString::to_string);
+            numa.extend(node.filter(|node| !numa.contains(node)));
+        }
+        Self {
+            gpus: choice.gpus.iter().collect(),
+            bandwidth_gbs: choice.bandwidth_gbs,
+            cut_gbs: choice.cut_gbs,
+            quality: millionths(choice.quality(table)),
+            remainder: millionths(choice.remainder),
+            nics: nics
+                .into_iter()
+                .filter_map(|nic| machine.nics().get(nic))
+                .map(|nic| nic.device.as_ref().unwrap_or(&nic.name).clone())
+                .collect(),
+            numa,
+            reason: choice.reason(table),
+        }
+    }
+
+    fn text(&self) -> String {
+        let none = |list: &[String]| {
+            if list.is_empty() {
+                "-".to_owned()
+            } else {
+                list.join(", ")
+            }
+        };
+        let gpus: Vec<String> = self.gpus.iter().map(ToString::to_string).collect();
+        let bandwidth = if self.gpus.len() > 1 {
+            format!(
+                "{} GB/s, {:.0} % of the best of this size; at most {} GB/s by any algorithm",
+                self.bandwidth_gbs,
+                self.quality * 100.0,
+                self.cut_gbs
+            )
+        } else {
+            "- (one GPU exchanges nothing)".to_owned()
+        };
+        let lines = [
+            ("GPUs", gpus.join(", ")),
+            ("bandwidth", bandwidth),
+            (
+                "remainder",
+                format!("{:.3} of the empty machine's use", self.remainder),
+            ),
+            ("near NICs", none(&self.nics)),
+            ("NUMA nodes", none(&self.numa)),
+            ("why", self.reason.clone()),
+        ];
+        lines
+            .iter()
+            .map(|(name, value)| format!("{name:<11} {value}\n"))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        choose: ChooseArgs,
+    }
+
+    fn machine() -> Machine {
+        let text = include_str!("../../topology/fixtures/topologies/a40-8gpu-4bridgepairs-2nic.txt");
+        gantry_topology::read(text).unwrap()
+    }
+
+    /// What `gantry choose` prints, or its error and whether that is bad input.
+    fn choose(options: &str) -> Result<String, (String, bool)> {
+        let words = std::iter::once("choose").chain(options.split_whitespace());
+        let args = Cli::try_parse_from(words)
+            .map_err(|error| (error.to_string(), true))?
+            .choose;
+        output(&args, &machine()).map_err(|error| (format!("{error:#}"), error.is::<BadInput>()))
+    }
+
+    #[test]
+    fn the_text_tells_who_and_why() {
+        insta::assert_snapshot!(choose("--size 3 --free 0,1,2,3,4").unwrap(), @r"
+        GPUs        0, 1, 2
+        bandwidth   24 GB/s, 100 % of the best of this size; at most 24 GB/s by any algorithm
+        remainder   0.167 of the empty machine's use
+        near NICs   -
+        NUMA nodes  0
+        why         GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves 3,4; splits NVLink pair 2,3
+        ");
+        insta::assert_snapshot!(choose("--size 1 --free 0,1,3,6,7").unwrap(), @r"
+        GPUs        3
+        bandwidth   - (one GPU exchanges nothing)
+        remainder   0.417 of the empty machine's use
+        near NICs   -
+        NUMA nodes  0
+        why         GPU 3: splits no group that is whole; leaves 0,1,6,7
+        ");
+    }
+
+    #[test]
+    fn the_json_has_its_fields() {
+        insta::assert_snapshot!(choose("--size 2 --must 5 --gang --json").unwrap(), @r#"
+        {
+          "gpus": [
+            4,
+            5
+          ],
+          "bandwidth_gbs": 48.0,
+          "cut_gbs": 48.0,
+          "quality": 1.0,
+          "remainder": 0.75,
+          "nics": [],
+          "numa": [
+            "1"
+          ],
+          "reason": "GPUs 4,5: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves 0,1,2,3,6,7; splits socket 4,5,6,7"
+        }
+        "#);
+    }
+
+    #[test]
+    fn too_few_free_is_no_such_set() {
+        assert_eq!(
+            choose("--size 3 --free 0,4").unwrap_err(),
+            ("3 GPUs are asked, but only 2 are free: 0,4".to_owned(), false)
+        );
+    }
+
+    #[test]
+    fn a_contradiction_is_bad_input_and_names_what_is_allowed() {
+        for (options, message) in [
+            (
+                "--size 2 --free 0,9",
+                "--free: the machine has no GPU 9; allowed are 0 to 7",
+            ),
+            (
+                "--size 2 --must 8",
+                "--must: the machine has no GPU 8; allowed are 0 to 7",
+            ),
+            (
+                "--size 2 --free 0,1 --must 2",
+                "--must: GPU 2 is not free; free are 0,1",
+            ),
+            (
+                "--size 0",
+                "--size: 0 GPUs are nothing to choose; allowed are 1 to 8",
+            ),
+            (
+                "--size 1 --must 0,1",
+                "--must: 0,1 are more than --size 1; name at most as many",
+            ),
+        ] {
+            assert_eq!(
+                choose(options).unwrap_err(),
+                (message.to_owned(), true),
+                "{options}"
+            );
+        }
+        let (message, bad) = choose("--size 2 --free 0,x").unwrap_err();
+        assert!(
+            bad && message.contains("\"x\" is no GPU index; write indices and ranges"),
+            "{message}"
+        );
+    }
+}
