@@ -1,2 +1,91 @@
-//! The `gantry` binary.
-fn main() {}
+//! The `gantry` binary: reads the command line, sets up logging and signals, hands over. What a command does stands in its own
+//! module or crate.
+
+mod choose;
+mod demo;
+mod log;
+mod runtime;
+mod topo;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use runtime::Threads;
+
+/// GPU allocation for Kubernetes: the best-connected GPUs for every pod, and a reason for every choice.
+#[derive(Parser)]
+#[command(name = "gantry", version, arg_required_else_help = true, after_help = AFTER_HELP)]
+struct Cli {
+    #[command(flatten)]
+    log: log::Args,
+
+    /// End when standard input closes, that is with the process that started this one
+    #[arg(long, global = true, hide = true)]
+    end_with_stdin: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  gantry demo                                  see it all work, without a GPU and without a cluster
+  nvidia-smi topo -m | gantry topo --from -    look at a machine
+  gantry choose --from machine.yaml --size 4   which four GPUs of it, and why
+  gantry plugin --node-name node-1 --kubeconfig ~/.kube/config
+
+Exit codes: 0 done, 1 failed, 2 bad command line or bad input.
+Logs go to standard error; RUST_LOG sets their level, such as RUST_LOG=debug or RUST_LOG=gantry_plugin=trace.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the node daemon: the device plugin that kubelet gets its GPUs from
+    Plugin(Box<gantry_plugin::Args>),
+    /// Run the scheduler extender: picks node and GPUs for kube-scheduler
+    Extender(gantry_extender::Args),
+    /// Show a machine: matrix, links, NUMA nodes, NICs
+    Topo(topo::TopoArgs),
+    /// Say which GPUs of a machine a job of some size would get, and why
+    Choose(choose::ChooseArgs),
+    /// Start both daemons against simulated machines and an embedded cluster, and show who gets which GPUs and why
+    Demo(demo::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let Cli {
+        log,
+        end_with_stdin,
+        command,
+    } = cli;
+    let result = match command {
+        Command::Plugin(args) => {
+            log.start();
+            runtime::serve(Threads::One, end_with_stdin, |shutdown| {
+                gantry_plugin::run(*args, shutdown)
+            })
+        }
+        Command::Extender(args) => {
+            log.start();
+            runtime::serve(Threads::Many, end_with_stdin, |shutdown| {
+                gantry_extender::run(args, shutdown)
+            })
+        }
+        Command::Topo(args) => {
+            log.start_quiet();
+            topo::run(&args)
+        }
+        Command::Choose(args) => {
+            log.start_quiet();
+            choose::run(&args)
+        }
+        Command::Demo(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::Many, end_with_stdin, |shutdown| {
+                demo::run(args, shutdown)
+            })
+        }
+    };
+    runtime::exit_code(result)
+}

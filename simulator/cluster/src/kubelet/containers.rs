@@ -166,6 +166,12 @@ pub(super) fn duration(pod: &Pod, annotation: &str) -> Option<Duration> {
 pub(super) struct Cgroup(PathBuf);
 
 impl Cgroup {
+    /// Makes the hierarchy (version 2) that pods' groups lie in.
+    pub(super) fn lay_out(root: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(root.join("kubepods/besteffort"))?;
+        std::fs::write(root.join("cgroup.controllers"), "cpu memory pids\n")
+    }
+
     /// Makes the pod's group and one per container, each with a process in it.
     pub(super) fn create(root: &Path, uid: &str, processes: &[Process]) -> io::Result<Self> {
         let pod = root.join("kubepods/besteffort").join(format!("pod{uid}"));

@@ -117,7 +117,10 @@ impl Kubelet {
         let plugins = Arc::new(Plugins::new(&folders.device_plugins, stop.clone()));
         let registration = listen(&folders.device_plugins.join(KUBELET_SOCKET))?;
         let pod_resources = listen(&folders.pod_resources_socket)?;
-        make_folder(&folders.cgroups)?;
+        Cgroup::lay_out(&folders.cgroups).map_err(|source| KubeletError::Folder {
+            path: folders.cgroups.clone(),
+            source,
+        })?;
         node::create(&client, name, labels)
             .await
             .map_err(|source| KubeletError::Node {

@@ -1,0 +1,146 @@
+//! `gantry demo`: the real daemons against simulated machines and an embedded cluster, played in a few scenes that check
+//! themselves. Everything lives in one temporary folder and on loopback; nothing is left behind.
+
+mod children;
+mod play;
+mod scenes;
+mod screen;
+mod sight;
+mod stage;
+mod strip;
+mod watch;
+
+use std::time::Instant;
+
+use anyhow::Context;
+use gantry_topology::draw::Picture;
+use tokio_util::sync::CancellationToken;
+
+use play::{Checks, Play};
+use screen::{Look, Screen};
+use stage::Stage;
+use strip::Letters;
+
+/// Options of `gantry demo`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = "\
+Needs no GPU, no cluster and no root. Takes about ten seconds; exits with 0 only if everything went as it should.
+Set NO_COLOR for plain text.")]
+pub(crate) struct Args {
+    /// Stay up afterwards and show the cluster as it changes, until Ctrl-C
+    #[arg(long)]
+    watch: bool,
+}
+
+/// Plays the demo.
+///
+/// # Errors
+/// Something did not go as it should, or `shutdown` came before the end.
+pub(crate) async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let screen = Screen::of_stdout();
+    let start = Instant::now();
+    let stage = tokio::select! {
+        stage = Stage::build(screen) => stage?,
+        () = shutdown.cancelled() => anyhow::bail!("stopped"),
+    };
+    screen.line(format!("Ready after {:.1} s.", start.elapsed().as_secs_f64()));
+    let played = perform(&stage, screen, &args, start, &shutdown).await;
+    let taken_down = stage.take_down().await.context("ending the demo");
+    played.and(taken_down)
+}
+
+async fn perform(
+    stage: &Stage,
+    screen: Screen,
+    args: &Args,
+    start: Instant,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    introduce(stage, screen);
+    let mut play = Play {
+        stage,
+        screen,
+        letters: Letters::default(),
+        checks: Checks::default(),
+        placed: Vec::new(),
+    };
+    tokio::select! {
+        played = scenes::all(&mut play) => played?,
+        () = shutdown.cancelled() => anyhow::bail!("stopped before the end"),
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let Play {
+        checks,
+        placed,
+        letters,
+        ..
+    } = play;
+    screen.heading("Summary");
+    for (pod, node, gpus, _) in &placed {
+        screen.line(format!("  {pod:<8} {node:<5} GPUs {gpus}"));
+    }
+    let total = checks.passed + checks.failed.len();
+    if checks.failed.is_empty() {
+        let verdict = format!("All {total} checks passed in {seconds:.1} s.");
+        screen.line(screen.styled(Look::GOOD, verdict));
+    } else {
+        for failure in &checks.failed {
+            screen.line(format!("  {} {failure}", screen.styled(Look::BAD, "✗")));
+        }
+    }
+    go_on(stage, screen, args.watch);
+    if args.watch {
+        watch::run(stage, screen, letters, shutdown).await?;
+    }
+    anyhow::ensure!(
+        checks.failed.is_empty(),
+        "{} of {total} checks failed",
+        checks.failed.len()
+    );
+    Ok(())
+}
+
+fn introduce(stage: &Stage, screen: Screen) {
+    screen.heading("The machines");
+    for (name, node) in &stage.nodes {
+        screen.line("");
+        screen.line(screen.styled(Look::STRONG, name));
+        let picture = Picture::of(&node.machine)
+            .color(screen.terminal)
+            .columns(screen.columns)
+            .to_string();
+        screen.line(picture.trim_end());
+    }
+    screen.line("");
+    screen.paragraph("", Look::FAINT, strip::LEGEND);
+}
+
+fn go_on(stage: &Stage, screen: Screen, watch: bool) {
+    screen.heading("How to go on");
+    if watch {
+        let kubeconfig = stage.kubeconfig.display();
+        for line in [
+            format!("export KUBECONFIG={kubeconfig}"),
+            "kubectl get gpunodes,pods -o wide".into(),
+            "kubectl get gpunode hgx -o yaml            # machine, health, holders".into(),
+            "kubectl create --validate=false -f manifests/samples/two-gpus.yaml".into(),
+            format!(
+                "curl -s {}/apis/gantry.dev/v1alpha1/gpunodes   # without kubectl",
+                stage.url
+            ),
+        ] {
+            screen.line(format!("  {line}"));
+        }
+    } else {
+        for line in [
+            "cargo run -- demo --watch                               stay up and play with kubectl",
+            "cargo run -- topo --from simulator/machines/hgx-h100.yaml",
+            "cargo run -- choose --from simulator/machines/dgx1-v100.yaml --size 3",
+            "nvidia-smi topo -m | cargo run -- topo --from -         look at a machine of yours",
+            "cargo run -- plugin --help; cargo run -- extender --help",
+        ] {
+            screen.line(format!("  {line}"));
+        }
+        screen.line("  README.md tells how to install it on a cluster.");
+    }
+}

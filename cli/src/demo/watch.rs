@@ -1,0 +1,98 @@
+//! `--watch`: the cluster as it changes, until Ctrl-C. On a terminal one page that is drawn anew, elsewhere a few lines per change.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use tokio_util::sync::CancellationToken;
+
+use super::screen::Screen;
+use super::stage::Stage;
+use super::strip::{LEGEND, Letters, strips};
+
+/// How often the cluster is looked at.
+const EVERY: Duration = Duration::from_millis(300);
+
+/// Shows the cluster until `shutdown`.
+///
+/// # Errors
+/// The cluster can no longer be read.
+pub(super) async fn run(
+    stage: &Stage,
+    screen: Screen,
+    mut letters: Letters,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    screen.line("");
+    screen.line("Watching; Ctrl-C ends it and removes everything.");
+    if screen.terminal {
+        // Time to read what stands above, which the first page will replace.
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            () = tokio::time::sleep(Duration::from_secs(8)) => {}
+        }
+    }
+    let mut shown = String::new();
+    loop {
+        let page = page(stage, screen, &mut letters).await?;
+        if page != shown {
+            screen.page(&page);
+            shown = page;
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(()),
+            () = tokio::time::sleep(EVERY) => {}
+        }
+    }
+}
+
+async fn page(stage: &Stage, screen: Screen, letters: &mut Letters) -> anyhow::Result<String> {
+    let sight = stage.sight().await?;
+    letters.learn(&sight);
+    let mut lines = strips(&sight, letters, screen);
+    for node in &sight.nodes {
+        let sick = node
+            .gpus
+            .iter()
+            .enumerate()
+            .filter_map(|(index, gpu)| Some((index, gpu.sick.as_ref()?)));
+        lines.extend(sick.map(|(index, reason)| format!("  {} GPU {index}: {reason}", node.name)));
+    }
+    lines.push(String::new());
+    let pods = stage
+        .pods()
+        .list(&ListParams::default())
+        .await
+        .context("listing pods")?;
+    lines.extend(pods.items.iter().map(describe));
+    lines.push(String::new());
+    if screen.terminal {
+        lines.push(LEGEND.to_owned());
+        lines.push(format!("KUBECONFIG={}   Ctrl-C ends", stage.kubeconfig.display()));
+    }
+    lines.push(String::new());
+    Ok(lines.join("\n"))
+}
+
+fn describe(pod: &Pod) -> String {
+    let status = pod.status.clone().unwrap_or_default();
+    let node = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .unwrap_or("-");
+    let waiting = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
+        .and_then(|condition| condition.message.clone());
+    let why = waiting.or(status.message).unwrap_or_default();
+    format!(
+        "  {:<10} {:<10} {node:<6} {why}",
+        pod.name_any(),
+        status.phase.unwrap_or_default()
+    )
+}

@@ -1,0 +1,48 @@
+//! Logging: to standard error, as text for people or as JSON for collectors.
+
+use std::io::IsTerminal;
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Args {
+    /// How logs are written to standard error
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text, value_name = "FORMAT", env = "LOG_FORMAT")]
+    log_format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people.
+    Text,
+    /// One JSON object per line, for log collectors.
+    Json,
+}
+
+impl Args {
+    /// Logs from level info on, or as `RUST_LOG` says.
+    pub(crate) fn start(self) {
+        self.start_at("info");
+    }
+
+    /// Logs warnings only, or as `RUST_LOG` says: for commands whose output is for people.
+    pub(crate) fn start_quiet(self) {
+        self.start_at("warn");
+    }
+
+    fn start_at(self, level: &str) {
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+        let logs = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_writer(std::io::stderr);
+        // A second start in one process would be refused; there is none.
+        let started = match self.log_format {
+            Format::Text => logs.try_init(),
+            Format::Json => logs.json().flatten_event(true).try_init(),
+        };
+        debug_assert!(started.is_ok(), "logging is started once");
+    }
+}

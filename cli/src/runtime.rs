@@ -1,0 +1,103 @@
+//! Runs a daemon or the demo to its end: the async runtime, the signals that ask it to stop, the exit code.
+
+use std::future::Future;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// How many threads a command works on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// The plugin: it has little to do and should be small.
+    One,
+    /// As many as there are cores.
+    Many,
+}
+
+/// Input that is wrong, as opposed to work that failed: exit code 2.
+#[derive(Debug)]
+pub(crate) struct BadInput(pub(crate) anyhow::Error);
+
+impl std::fmt::Display for BadInput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#}", self.0)
+    }
+}
+
+impl std::error::Error for BadInput {}
+
+/// Runs `work` until it ends. SIGTERM, SIGINT or, if asked, the end of standard input cancel its token; a second signal ends the
+/// process at once.
+///
+/// # Errors
+/// Those of `work`, or no runtime could be made.
+pub(crate) fn serve<W, F>(threads: Threads, end_with_stdin: bool, work: W) -> anyhow::Result<()>
+where
+    W: FnOnce(CancellationToken) -> F,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let mut builder = match threads {
+        Threads::One => tokio::runtime::Builder::new_current_thread(),
+        Threads::Many => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = builder
+        .enable_all()
+        .build()
+        .context("starting the async runtime")?;
+    let result = runtime.block_on(async {
+        let shutdown = CancellationToken::new();
+        tokio::spawn(watch_signals(shutdown.clone()));
+        if end_with_stdin {
+            tokio::spawn(watch_stdin(shutdown.clone()));
+        }
+        work(shutdown).await
+    });
+    // A read of standard input that never ends must not hold the process.
+    runtime.shutdown_background();
+    result
+}
+
+async fn watch_signals(shutdown: CancellationToken) {
+    let (Ok(mut term), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        tracing::error!("signals cannot be watched; stop with SIGKILL");
+        return;
+    };
+    let mut next = async || {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    next().await;
+    tracing::info!("stopping");
+    shutdown.cancel();
+    next().await;
+    std::process::exit(130);
+}
+
+async fn watch_stdin(shutdown: CancellationToken) {
+    let mut rest = [0; 64];
+    let mut stdin = tokio::io::stdin();
+    while stdin.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {}
+    shutdown.cancel();
+}
+
+/// The exit code of a command, its error told.
+pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    // Nowhere is left to tell that standard error is closed.
+    let _ = writeln!(std::io::stderr(), "gantry: {error:#}");
+    if error.is::<BadInput>() {
+        ExitCode::from(2)
+    } else {
+        ExitCode::FAILURE
+    }
+}

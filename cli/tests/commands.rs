@@ -1,0 +1,175 @@
+//! `gantry topo` and `gantry choose` as scripts use them: stable JSON fields, exit codes, errors that name the place.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod support;
+
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::Value;
+use support::{command, gantry, machine};
+
+fn json(words: &[&str]) -> Value {
+    let run = gantry(words);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{words:?}");
+    serde_json::from_str(&run.stdout).unwrap()
+}
+
+#[test]
+fn topo_gives_the_matrix_and_the_bandwidths_of_a_machine_file() {
+    let file = machine("dgx1-v100.yaml");
+    let topo = json(&["topo", "--from", &file, "--json"]);
+    assert_eq!(topo["gpus"].as_array().unwrap().len(), 8);
+    assert_eq!(topo["nics"].as_array().unwrap().len(), 4);
+    assert_eq!(topo["matrix"][0][3], "NV2");
+    assert_eq!(topo["matrix"][0][5], "SYS");
+    assert_eq!(topo["matrix"][0][0], "X");
+    let bandwidth = |a: usize, b: usize| topo["bandwidth_gbs"][a][b].as_f64().unwrap();
+    assert_eq!(
+        bandwidth(0, 3),
+        2.0 * bandwidth(0, 1),
+        "two NVLinks carry twice what one carries"
+    );
+}
+
+#[test]
+fn what_topo_prints_it_can_read_again() {
+    let file = machine("a40-8x-bridged.yaml");
+    let text = gantry(&["topo", "--from", &file]);
+    assert_eq!(text.code, 0);
+    let matrix = json(&["topo", "--from", &file, "--json"])["matrix"].clone();
+    let written = gantry(&["topo", "--from", &file, "--machine-file", "-"]);
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy.yaml");
+    std::fs::write(&copy, written.stdout).unwrap();
+    assert_eq!(
+        json(&["topo", "--from", copy.to_str().unwrap(), "--json"])["matrix"],
+        matrix
+    );
+}
+
+#[test]
+fn topo_reads_standard_input() {
+    let text = std::fs::read(machine("workstation-2x.yaml")).unwrap();
+    let mut child = command(&["topo", "--from", "-", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(&text).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let topo: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(topo["gpus"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn choose_takes_a_bridged_pair_and_says_why() {
+    let file = machine("a40-8x-bridged.yaml");
+    let choice = json(&[
+        "choose",
+        "--from",
+        &file,
+        "--size",
+        "2",
+        "--free",
+        "1,2,3,5,6",
+        "--json",
+    ]);
+    assert_eq!(choice["gpus"], serde_json::json!([2, 3]));
+    assert!(choice["bandwidth_gbs"].as_f64().unwrap() > 0.0);
+    assert!(choice["remainder"].as_f64().is_some());
+    assert!(
+        choice["reason"].as_str().unwrap().contains("NVLink"),
+        "{}",
+        choice["reason"]
+    );
+    let must = json(&["choose", "--from", &file, "--size", "2", "--must", "5", "--json"]);
+    assert_eq!(must["gpus"], serde_json::json!([4, 5]));
+}
+
+#[test]
+fn fewer_free_gpus_than_asked_is_a_failure_and_not_bad_input() {
+    let file = machine("workstation-2x.yaml");
+    let run = gantry(&["choose", "--from", &file, "--size", "2", "--free", "0"]);
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+    assert!(
+        run.stderr.contains("2 GPUs are asked, but only 1"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn bad_input_is_named_with_its_place_and_exits_with_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let good = std::fs::read_to_string(machine("a40-8x-bridged.yaml")).unwrap();
+    let truncated = write("truncated.txt", "\tGPU0\tGPU1\nGPU0\t X \tNV4\n");
+    let contradictory = write(
+        "contradictory.yaml",
+        &good.replace("gpus: [0, 1], links: 4", "gpus: [0, 9], links: 4"),
+    );
+    let absent = folder.path().join("absent.yaml").display().to_string();
+    let file = machine("a40-8x-bridged.yaml");
+    for (words, named) in [
+        (
+            vec!["choose", "--size", "1", "--from", truncated.as_str()],
+            "truncated.txt",
+        ),
+        (
+            vec!["choose", "--size", "1", "--from", contradictory.as_str()],
+            "nvlinks",
+        ),
+        (
+            vec!["choose", "--size", "1", "--from", absent.as_str()],
+            "absent.yaml",
+        ),
+        (
+            vec!["choose", "--size", "2", "--from", file.as_str(), "--free", "0,x"],
+            "--free",
+        ),
+        (
+            vec!["choose", "--size", "2", "--from", file.as_str(), "--free", "0,99"],
+            "99",
+        ),
+        (
+            vec![
+                "choose",
+                "--size",
+                "2",
+                "--from",
+                file.as_str(),
+                "--free",
+                "0,1",
+                "--must",
+                "2",
+            ],
+            "2",
+        ),
+        (vec!["choose", "--from", file.as_str()], "--size"),
+    ] {
+        let run = gantry(&words);
+        assert_eq!(
+            (run.code, run.stdout.as_str()),
+            (2, ""),
+            "{words:?}: {}",
+            run.stderr
+        );
+        assert!(run.stderr.contains(named), "{words:?}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    let file = machine("dgx1-v100.yaml");
+    let mut child = command(&["topo", "--from", &file])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+}

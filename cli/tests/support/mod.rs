@@ -1,0 +1,44 @@
+//! Running the binary as a person would.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "tests; each test file uses its part of this one"
+)]
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Run {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// The command, without what the environment of the test might set.
+pub fn command(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gantry"));
+    command.args(words).stdin(Stdio::null());
+    for name in ["KUBECONFIG", "NODE_NAME", "LOG_FORMAT", "RUST_LOG", "COLUMNS"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs `gantry` to its end.
+pub fn gantry(words: &[&str]) -> Run {
+    let output = command(words).output().unwrap();
+    Run {
+        code: output.status.code().unwrap(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// A machine file of the simulator.
+pub fn machine(name: &str) -> String {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../simulator/machines");
+    root.join(name).display().to_string()
+}
