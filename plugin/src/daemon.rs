@@ -8,18 +8,23 @@ use anyhow::Context;
 use gantry_api::{NodeName, ResourceName};
 use gantry_topology::Machine;
 use gantry_topology::choice::Table;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info};
 
 use crate::allocate::Responder;
 use crate::args::Args;
+use crate::cluster::Cluster;
 use crate::handover::{Desk, Handover};
 use crate::health::HealthChecks;
 use crate::inventory::{Inventory, Owner, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::observe::{self, Observed};
+use crate::{cdi, processes};
+
+/// Notes that may wait for the API server; what comes beyond is in the log only.
+const NOTES: usize = 256;
 
 /// Runs the node daemon until `shutdown`: finds the GPUs, serves kubelet, follows grants, publishes the node's account.
 ///
@@ -65,10 +70,11 @@ pub async fn serve(
         "a client that sends the socket's path as authority is refused by the HTTP/2 layer; kubelet 1.26 and later send localhost"
     );
     let observed = Arc::new(Observed::default());
+    let (note, notes) = mpsc::channel(NOTES);
     let desk = Arc::new(Desk::new(
         Handover::new(node.clone()),
         Arc::clone(&observed),
-        !args.no_cluster,
+        (!args.no_cluster).then_some(note),
     ));
     let responder = Arc::new(Responder::new(
         args.device_list_strategy.clone(),
@@ -94,6 +100,34 @@ pub async fn serve(
         Arc::clone(&observed),
         shutdown.clone(),
     ));
+    tasks.spawn(processes::watch(
+        args.cgroup_root.clone(),
+        Arc::clone(&desk),
+        shutdown.clone(),
+    ));
+    if !args.no_cluster {
+        let cluster = Cluster {
+            node,
+            kubeconfig: args.kubeconfig.clone(),
+            inventory: inventory.clone(),
+            desk: Arc::clone(&desk),
+            observed: Arc::clone(&observed),
+        };
+        tasks.spawn(cluster.run(notes, shutdown.clone()));
+    }
+    let inventory = if args.device_list_strategy.iter().any(|strategy| strategy.is_cdi()) {
+        let writer = cdi::Writer {
+            root: args.cdi_root.clone(),
+            kind: args.cdi_kind.clone(),
+            dev_root: args.dev_root.clone(),
+            driver_root: args.driver_root.clone(),
+        };
+        let (pass, passed) = Inventory::channel();
+        tasks.spawn(writer.gate(inventory, pass, Arc::clone(&observed), shutdown.clone()));
+        passed
+    } else {
+        inventory
+    };
     let kubelet = Kubelet {
         directory: absolute(&args.device_plugin_dir),
         inventory,

@@ -8,6 +8,8 @@
 
 pub mod allocate;
 pub mod args;
+pub mod cdi;
+pub mod cluster;
 pub mod discover;
 pub mod handover;
 pub mod health;
@@ -17,6 +19,7 @@ pub mod nvml;
 pub mod observe;
 
 mod daemon;
+mod processes;
 
 pub use args::{Args, Strategy};
 pub use daemon::{run, serve};

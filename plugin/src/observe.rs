@@ -5,10 +5,10 @@ mod http;
 mod metrics;
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use gantry_api::ResourceName;
+use tokio::sync::watch;
 
 pub use http::serve;
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
@@ -19,7 +19,7 @@ use crate::inventory::{Inventory, State};
 #[derive(Debug, Default)]
 pub struct Observed {
     metrics: Metrics,
-    readiness: Mutex<Readiness>,
+    readiness: watch::Sender<Readiness>,
 }
 
 /// What must be so for the plugin to be ready, and what is worth saying besides.
@@ -27,6 +27,8 @@ pub struct Observed {
 pub struct Readiness {
     /// Why there is no device to serve; `None` if there are some.
     pub devices: Option<String>,
+    /// Why containers could not be given the devices; `None` if they can.
+    pub cdi: Option<String>,
     /// Resources that kubelet has accepted.
     pub registered: BTreeMap<ResourceName, bool>,
     /// Whether grants are known; `None` where no cluster is to be asked.
@@ -41,6 +43,8 @@ impl Readiness {
         let mut missing = Vec::new();
         if let Some(reason) = &self.devices {
             missing.push(format!("no devices: {reason}"));
+        } else if let Some(problem) = &self.cdi {
+            missing.push(problem.clone());
         } else if self.registered.is_empty() {
             missing.push("no resource is served yet".to_owned());
         }
@@ -66,6 +70,11 @@ impl Readiness {
 }
 
 impl Observed {
+    /// Tells when readiness changes.
+    pub fn changes(&self) -> watch::Receiver<Readiness> {
+        self.readiness.subscribe()
+    }
+
     /// The counters.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
@@ -73,47 +82,59 @@ impl Observed {
 
     /// What is missing now.
     pub fn readiness(&self) -> Readiness {
-        self.lock().clone()
+        self.readiness.borrow().clone()
     }
 
     /// Kubelet has accepted a resource.
     pub fn registered(&self, resource: &ResourceName) {
         self.metrics.registration(resource, true);
-        self.lock().registered.insert(resource.clone(), true);
+        self.change(|readiness| {
+            readiness.registered.insert(resource.clone(), true);
+        });
     }
 
     /// Kubelet has not accepted a resource.
     pub fn registration_failed(&self, resource: &ResourceName) {
         self.metrics.registration(resource, false);
-        self.lock().registered.insert(resource.clone(), false);
+        self.change(|readiness| {
+            readiness.registered.insert(resource.clone(), false);
+        });
     }
 
     /// A resource is served no longer.
     pub fn unregistered(&self, resource: &ResourceName) {
-        self.lock().registered.insert(resource.clone(), false);
+        self.change(|readiness| {
+            readiness.registered.insert(resource.clone(), false);
+        });
     }
 
     /// The API server answers, or not.
     pub fn cluster(&self, reachable: bool) {
         self.metrics.cluster(reachable);
-        self.lock().cluster = Some(reachable);
+        self.change(|readiness| readiness.cluster = Some(reachable));
     }
 
     /// Kubelet's pod resources answer, or not.
     pub fn pod_resources(&self, reachable: bool) {
         self.metrics.pod_resources(reachable);
-        self.lock().pod_resources = Some(reachable);
+        self.change(|readiness| readiness.pod_resources = Some(reachable));
+    }
+
+    /// The CDI specification is on disk, or cannot be written.
+    pub fn cdi(&self, problem: Option<String>) {
+        self.change(|readiness| readiness.cdi = problem);
     }
 
     /// The inventory changed.
     pub fn inventory(&self, inventory: &Inventory) {
         self.metrics.devices(inventory);
-        self.lock().devices = match &inventory.state {
+        let missing = match &inventory.state {
             State::Starting => Some("looking for GPUs".to_owned()),
             State::Absent(reason) => Some(reason.clone()),
             State::Ready if inventory.devices.is_empty() => Some("this node has no GPU".to_owned()),
             State::Ready => None,
         };
+        self.change(|readiness| readiness.devices = missing);
     }
 
     /// A GetPreferredAllocation was answered after `waited`.
@@ -126,10 +147,12 @@ impl Observed {
         self.metrics.allocated(resource, outcome);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Readiness> {
-        self.readiness
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn change(&self, change: impl FnOnce(&mut Readiness)) {
+        self.readiness.send_if_modified(|readiness| {
+            let before = readiness.clone();
+            change(readiness);
+            *readiness != before
+        });
     }
 }
 

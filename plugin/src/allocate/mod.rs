@@ -11,7 +11,7 @@ use gantry_proto::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use crate::args::Strategy;
 use crate::inventory::Device;
 
-pub use nodes::{control_nodes, gpu_node};
+pub(crate) use nodes::{control_nodes, gpu_node, host_path};
 
 /// Read by the NVIDIA container runtime: the GPUs a container sees.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -47,11 +47,6 @@ impl Responder {
             driver_root,
             sequence: AtomicU64::new(0),
         }
-    }
-
-    /// Whether containers are given CDI names, so that a specification must be on disk.
-    pub fn needs_cdi(&self) -> bool {
-        self.strategies.iter().any(|strategy| strategy.is_cdi())
     }
 
     /// What one container needs to use exactly `devices`.

@@ -11,12 +11,12 @@ use crate::inventory::Device;
 const CONTROL: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 
 /// The control nodes that exist, by name. Looked up each time: the unified memory module may be loaded late.
-pub fn control_nodes(dev_root: &Path) -> impl Iterator<Item = &'static str> + '_ {
+pub(crate) fn control_nodes(dev_root: &Path) -> impl Iterator<Item = &'static str> + '_ {
     CONTROL.into_iter().filter(|name| dev_root.join(name).exists())
 }
 
 /// Name of a GPU's own node.
-pub fn gpu_node(minor: u32) -> String {
+pub(crate) fn gpu_node(minor: u32) -> String {
     format!("nvidia{minor}")
 }
 

@@ -77,6 +77,17 @@ pub enum DiscoverError {
     Contradiction(#[from] MachineError),
 }
 
+impl DiscoverError {
+    /// Whether driver, library or all GPUs are gone, so that NVML must be loaded anew. When they are back, the GPUs have been reset.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::Nvml(error) => error.is_driver_gone() || matches!(error, NvmlError::Load { .. }),
+            Self::NoGpu => true,
+            Self::TooMany { .. } | Self::Contradiction(_) => false,
+        }
+    }
+}
+
 /// Loads NVML, reads the machine and unloads NVML. Warnings go to the log.
 ///
 /// # Errors

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use gantry_api::{Deviation, DeviceId, Holder, PodUid, ResourceName};
 use gantry_topology::choice::Table;
 use jiff::Timestamp;
-use tokio::sync::{Notify, watch};
-use tracing::{debug, info};
+use tokio::sync::{Notify, mpsc, watch};
+use tracing::{debug, info, warn};
 
 use super::{Basis, Devices, Handover, Listing, Note, Patience, PodSeen, Request, Served, Ticket};
 use crate::inventory::Inventory;
@@ -28,17 +28,20 @@ pub struct Desk {
     /// Counts changes: wakes those who wait for a grant, and the publisher.
     changes: watch::Sender<u64>,
     served: Notify,
+    /// Where notes go, besides the log.
+    notes: Option<mpsc::Sender<Note>>,
 }
 
 impl Desk {
-    /// A desk over a new hand-over. `grants`: whether a cluster is watched, so that waiting for a grant makes sense.
-    pub fn new(handover: Handover, observed: Arc<Observed>, grants: bool) -> Self {
+    /// A desk over a new hand-over. `notes` is where they are told of further; it is there if a cluster is, and so may grants be.
+    pub fn new(handover: Handover, observed: Arc<Observed>, notes: Option<mpsc::Sender<Note>>) -> Self {
         Self {
             handover: Mutex::new(handover),
             observed,
-            grants,
+            grants: notes.is_some(),
             changes: watch::Sender::new(0),
             served: Notify::new(),
+            notes,
         }
     }
 
@@ -79,10 +82,7 @@ impl Desk {
         let outcome = match served {
             Served::Granted => AllocationOutcome::Granted,
             Served::Unplanned => AllocationOutcome::Unplanned,
-            Served::Deviation => {
-                self.observed.metrics().deviation();
-                AllocationOutcome::Deviation
-            }
+            Served::Deviation => AllocationOutcome::Deviation,
         };
         self.observed.allocated(resource, outcome);
         info!(%resource, devices = set.len(), ?outcome, "allocated");
@@ -104,9 +104,12 @@ impl Desk {
         self.change(|handover| handover.table(table));
     }
 
-    /// All pods of the node.
-    pub fn sync(&self, pods: Vec<PodSeen>) {
-        self.change(|handover| handover.sync(pods));
+    /// All pods of the node, and what an earlier run of this plugin published of holders.
+    pub fn sync(&self, pods: Vec<PodSeen>, earlier: &[Holder]) {
+        self.change(|handover| {
+            handover.sync(pods);
+            handover.adopt(earlier);
+        });
     }
 
     /// A pod came or changed.
@@ -122,11 +125,6 @@ impl Desk {
     /// A new kubelet is there.
     pub fn kubelet_restarted(&self) {
         self.change(Handover::kubelet_restarted);
-    }
-
-    /// Takes over what an earlier run published.
-    pub fn adopt(&self, holders: &[Holder]) {
-        self.change(|handover| handover.adopt(holders));
     }
 
     /// Kubelet is about to be asked who holds what.
@@ -164,24 +162,54 @@ impl Desk {
         self.lock().is_synced()
     }
 
-    /// What happened since the last call.
-    pub fn notes(&self) -> Vec<Note> {
-        self.lock().notes()
-    }
-
     /// Counts changes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Handover) -> T) -> T {
-        let (result, quarantined) = {
+        let (result, notes, quarantined) = {
             let mut handover = self.lock();
-            (change(&mut handover), handover.quarantined_devices())
+            let result = change(&mut handover);
+            (result, handover.notes(), handover.quarantined_devices())
         };
         self.observed.metrics().quarantined(quarantined);
+        for note in notes {
+            self.tell(note);
+        }
         self.changes.send_modify(|count| *count += 1);
         result
+    }
+
+    fn tell(&self, note: Note) {
+        let metrics = self.observed.metrics();
+        match &note {
+            Note::Refused { pod, refusal } => {
+                metrics.refused_grant();
+                warn!(%pod, %refusal, "grant ignored");
+            }
+            Note::Deviated { pod, deviation } => {
+                metrics.deviation();
+                let pod = pod.as_ref().map(tracing::field::display);
+                warn!(pod, allocated = ?deviation.allocated, granted = ?deviation.granted, "kubelet chose otherwise than granted");
+            }
+            Note::Swapped {
+                pods: [one, other],
+                resource,
+            } => {
+                metrics.swap();
+                info!(%one, %other, %resource, "two pods hold each other's sets; their grants are exchanged");
+            }
+            Note::Quarantined { pod, devices } => {
+                info!(%pod, devices, "deleted while it held devices; kept apart until its processes are gone");
+            }
+            Note::Released { pod } => info!(%pod, "its processes are gone, its devices are free"),
+        }
+        if let Some(notes) = &self.notes
+            && notes.try_send(note).is_err()
+        {
+            debug!("too many notes at once, one is in the log only");
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Handover> {

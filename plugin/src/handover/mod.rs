@@ -129,6 +129,12 @@ pub struct PodName {
     pub uid: PodUid,
 }
 
+impl std::fmt::Display for PodName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
 impl Handover {
     /// Knows nothing yet.
     pub fn new(node: NodeName) -> Self {

@@ -8,14 +8,13 @@
 //!     +--------------+------------------------------+ driver gone: all unhealthy, load anew with back-off
 //! ```
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use gantry_topology::{GpuUuid, Machine};
+use gantry_topology::Machine;
 use tokio::sync::watch;
 
 use super::merge::merge;
@@ -49,6 +48,14 @@ impl Default for Timing {
             retry_from: Duration::from_secs(1),
             retry_to: Duration::from_secs(30),
         }
+    }
+}
+
+impl Timing {
+    /// The pause after so many failures in a row.
+    pub(super) fn pause(&self, failures: u32) -> Duration {
+        let doublings = failures.saturating_sub(1).min(16);
+        (self.retry_from * (1 << doublings)).min(self.retry_to)
     }
 }
 
@@ -154,9 +161,7 @@ fn run(mut keeper: Keeper) {
         };
         failures += 1;
         keeper.failed(&failure, failures);
-        let doublings = (failures - 1).min(16);
-        let pause = (keeper.timing.retry_from * (1 << doublings)).min(keeper.timing.retry_to);
-        if !keeper.pause.go_on_after(pause) {
+        if !keeper.pause.go_on_after(keeper.timing.pause(failures)) {
             return;
         }
     }
@@ -203,16 +208,9 @@ impl Keeper {
     }
 
     /// Takes in a failure: nothing can be asked now.
-    fn failed(&mut self, failure: &DiscoverError, failures: u32) {
+    pub(super) fn failed(&mut self, failure: &DiscoverError, failures: u32) {
         tracing::warn!(failures, "{failure}");
-        let gone = match failure {
-            DiscoverError::Nvml(error) => {
-                error.is_driver_gone() || matches!(error, crate::nvml::NvmlError::Load { .. })
-            }
-            DiscoverError::NoGpu => true,
-            DiscoverError::TooMany { .. } | DiscoverError::Contradiction(_) => false,
-        };
-        if gone {
+        if failure.is_gone() {
             self.book
                 .outage(Outage::Driver(format!("driver gone: {failure}")));
         } else if failures >= PATIENCE {
@@ -266,13 +264,6 @@ impl Keeper {
             }
             changed
         });
-    }
-
-    /// The UUID of a GPU by its NVML index, as of the last reading.
-    pub(super) fn name_gpus(&self, found: &Found) -> BTreeMap<u32, GpuUuid> {
-        let gpus = found.machine.gpus().iter();
-        gpus.filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?)))
-            .collect()
     }
 }
 

@@ -20,9 +20,10 @@ pub(super) enum End {
 }
 
 /// Why watching is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Stop,
-    /// Something changed, or it is time: read the machine again.
+    /// It is time, or links may have changed: read the machine again.
     Read,
     /// Which GPUs can be reached has changed, or waiting failed as it does when one is lost: listen anew, and read again.
     Listen,
@@ -36,11 +37,10 @@ pub(super) struct Session<'nvml> {
 /// The GPUs listened to.
 #[derive(Default)]
 struct Ears<'nvml> {
+    /// `None` if no Xid is to be watched, or no GPU raises any.
     events: Option<EventSet<'nvml>>,
     /// Indices registered, or found to raise no events.
     asked: BTreeSet<u32>,
-    /// Whether any is registered: a set without GPUs is not worth waiting for.
-    any: bool,
 }
 
 /// What the last reading said, to see a change cheaply.
@@ -54,48 +54,93 @@ struct Seen {
 impl<'nvml> Session<'nvml> {
     /// Works until the end. `failures` is set to 0 once NVML has proved to work: it was read, and waited for without an error.
     pub(super) fn run(&self, keeper: &mut Keeper, failures: &mut u32) -> End {
-        let mut ears = Ears::default();
+        match self.live(keeper, failures) {
+            Ok(()) => End::Stop,
+            Err(error) => End::Failed(error),
+        }
+    }
+
+    fn live(&self, keeper: &mut Keeper, failures: &mut u32) -> Result<(), DiscoverError> {
+        // Before reading, here and below: an Xid that falls between the two is heard then.
+        let mut ears = self.listen(keeper)?;
+        let mut seen = Self::read(self.nvml, keeper)?;
+        let mut deaf = false;
+        let mut unread = 0;
         loop {
-            match self.turn(keeper, &mut ears, failures) {
-                Ok(Turn::Stop) => return End::Stop,
-                Ok(Turn::Read) => {}
-                Ok(Turn::Listen) => ears = Ears::default(),
-                Err(error) => return End::Failed(error),
+            let pause = match unread {
+                0 => keeper.timing.read,
+                failures => keeper.timing.pause(failures),
+            };
+            let watched = self.watch(keeper, &ears, &seen, &mut deaf, pause);
+            if !deaf {
+                *failures = 0;
+            }
+            let turn = watched?;
+            if turn == Turn::Stop {
+                return Ok(());
+            }
+            // A reading that fails is tried again; the GPUs are listened to meanwhile.
+            match self.again(keeper, &mut ears, &mut seen, turn) {
+                Ok(()) => unread = 0,
+                Err(error) if error.is_gone() => return Err(error),
+                Err(error) => {
+                    unread += 1;
+                    keeper.failed(&error, unread);
+                }
             }
         }
     }
 
-    /// Listens, reads, publishes, and watches until something must be done again.
-    fn turn(
+    fn again(
         &self,
         keeper: &mut Keeper,
         ears: &mut Ears<'nvml>,
-        failures: &mut u32,
-    ) -> Result<Turn, DiscoverError> {
-        // Before reading: an Xid that falls between the two is heard then.
-        if keeper.checks != HealthChecks::Off {
-            self.listen(ears)?;
+        seen: &mut Seen,
+        turn: Turn,
+    ) -> Result<(), DiscoverError> {
+        if turn == Turn::Listen {
+            let old = std::mem::replace(ears, self.listen(keeper)?);
+            // What the old ears have heard and not told. An Xid that both heard is counted twice, which harms nobody.
+            if let Some(old) = old.events {
+                while let Ok(Some(event)) = old.wait(Duration::ZERO) {
+                    note(keeper, seen, event);
+                }
+            }
+        } else {
+            self.listen_to_new(ears)?;
         }
-        let found = discover::read(self.nvml, &keeper.options)?;
-        let seen = Seen::of(&found, keeper);
+        *seen = Self::read(self.nvml, keeper)?;
+        Ok(())
+    }
+
+    fn read(nvml: &Nvml, keeper: &mut Keeper) -> Result<Seen, DiscoverError> {
+        let found = discover::read(nvml, &keeper.options)?;
+        let seen = Seen::of(&found);
         keeper.found(found)?;
-        Ok(self.watch(keeper, ears, &seen, failures)?)
+        Ok(seen)
+    }
+
+    /// Registers every GPU.
+    fn listen(&self, keeper: &Keeper) -> Result<Ears<'nvml>, NvmlError> {
+        let mut ears = Ears::default();
+        if keeper.checks != HealthChecks::Off {
+            ears.events = Some(self.nvml.event_set()?);
+            self.listen_to_new(&mut ears)?;
+        }
+        Ok(ears)
     }
 
     /// Registers every GPU that is not registered yet.
-    fn listen(&self, ears: &mut Ears<'nvml>) -> Result<(), NvmlError> {
-        let count = self.nvml.device_count()?;
-        let events = match &mut ears.events {
-            Some(events) => events,
-            none => none.insert(self.nvml.event_set()?),
+    fn listen_to_new(&self, ears: &mut Ears<'nvml>) -> Result<(), NvmlError> {
+        let Some(events) = &mut ears.events else {
+            return Ok(());
         };
-        for index in 0..count {
+        for index in 0..self.nvml.device_count()? {
             if ears.asked.contains(&index) {
                 continue;
             }
             match self.nvml.device(index).and_then(|device| events.register(device)) {
                 Ok(()) => {
-                    ears.any = true;
                     ears.asked.insert(index);
                 }
                 Err(error) if error.is_driver_gone() => return Err(error),
@@ -110,46 +155,52 @@ impl<'nvml> Session<'nvml> {
         Ok(())
     }
 
-    /// Waits for events and looks round until something must be done again.
+    /// Waits for events and looks round until something must be done again, after `pause` at the latest. `deaf`: the last wait
+    /// failed; a second failure in a row is NVML's own.
     fn watch(
         &self,
         keeper: &mut Keeper,
         ears: &Ears<'nvml>,
         seen: &Seen,
-        failures: &mut u32,
+        deaf: &mut bool,
+        pause: Duration,
     ) -> Result<Turn, NvmlError> {
         let start = Instant::now();
         let mut looked = start;
         loop {
-            let waited = Instant::now();
+            let waiting = Instant::now();
             let event = match &ears.events {
-                Some(events) if ears.any => match events.wait(keeper.timing.wait) {
-                    Err(error) if !error.is_driver_gone() && *failures == 0 => {
+                Some(events) if !events.is_empty() => match events.wait(keeper.timing.wait) {
+                    Err(error) if !error.is_driver_gone() && !*deaf => {
                         tracing::warn!("waiting for events failed, listening anew: {error}");
-                        *failures = 1;
+                        *deaf = true;
                         return Ok(Turn::Listen);
                     }
                     event => event?,
                 },
                 _ => None,
             };
-            *failures = 0;
-            let pause = match event {
+            *deaf = false;
+            let rest = match event {
                 Some(event) if note(keeper, seen, event) => return Ok(Turn::Read),
                 Some(_) => Duration::ZERO,
                 // Nothing where nothing is listened to, and no loop where NVML does not wait as long as it was told.
-                None => keeper.timing.wait.saturating_sub(waited.elapsed()),
+                None => keeper.timing.wait.saturating_sub(waiting.elapsed()),
             };
-            if !keeper.pause.go_on_after(pause) {
+            if !keeper.pause.go_on_after(rest) {
                 return Ok(Turn::Stop);
+            }
+            if start.elapsed() >= pause {
+                return Ok(Turn::Read);
             }
             if looked.elapsed() >= keeper.timing.look {
                 looked = Instant::now();
-                if self.has_changed(seen)? {
-                    return Ok(Turn::Listen);
-                }
-                if start.elapsed() >= keeper.timing.read {
-                    return Ok(Turn::Read);
+                match self.has_changed(seen) {
+                    Ok(false) => {}
+                    Ok(true) => return Ok(Turn::Listen),
+                    Err(error) if error.is_driver_gone() => return Err(error),
+                    // The reading will say what is wrong.
+                    Err(_) => return Ok(Turn::Read),
                 }
             }
         }
@@ -181,9 +232,12 @@ impl<'nvml> Session<'nvml> {
 }
 
 impl Seen {
-    fn of(found: &Found, keeper: &Keeper) -> Self {
+    fn of(found: &Found) -> Self {
+        let gpus = found.machine.gpus().iter();
         Self {
-            gpus: keeper.name_gpus(found),
+            gpus: gpus
+                .filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?)))
+                .collect(),
             unreachable: found
                 .unreachable
                 .iter()

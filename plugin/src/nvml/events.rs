@@ -63,6 +63,11 @@ impl<'nvml> EventSet<'nvml> {
         Ok(())
     }
 
+    /// Whether no GPU is registered: there is nothing to wait for.
+    pub fn is_empty(&self) -> bool {
+        self.registered.is_empty()
+    }
+
     /// The next event; `None` if there was none for `timeout`.
     ///
     /// # Errors

@@ -1,0 +1,134 @@
+//! Tells people what the hand-over noted, as Events on the pods where a person should look into it. The log has it all anyway.
+
+use gantry_api::{DeviceId, names};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::Cluster;
+use crate::handover::{Note, PodName};
+
+/// Most Events written in one go: somebody who forges grants must not flood the API server.
+const MOST: usize = 20;
+/// Most devices named in an Event's text.
+const MOST_NAMED: usize = 16;
+
+/// Publishes until `shutdown`.
+pub(super) async fn publish(
+    client: Client,
+    cluster: Cluster,
+    mut notes: mpsc::Receiver<Note>,
+    shutdown: CancellationToken,
+) {
+    let recorder = Recorder::new(
+        client,
+        Reporter {
+            controller: names::PLUGIN.to_owned(),
+            instance: Some(cluster.node.to_string()),
+        },
+    );
+    let mut batch = Vec::new();
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            received = notes.recv_many(&mut batch, 256) => if received == 0 { return },
+        }
+        for (event, pod) in batch.drain(..).filter_map(|note| event(&note)).take(MOST) {
+            if let Err(error) = recorder.publish(&event, &reference(&pod)).await {
+                debug!(%error, reason = event.reason, pod = pod.name, "Event not published");
+            }
+        }
+    }
+}
+
+/// The Event of a note; `None` where nobody has anything to do.
+fn event(note: &Note) -> Option<(Event, PodName)> {
+    let (pod, reason, action, text) = match note {
+        Note::Refused { pod, refusal } => (
+            pod,
+            "GrantRefused",
+            "ReadGrant",
+            format!("the annotation {} is ignored: {refusal}", names::GRANT_ANNOTATION),
+        ),
+        Note::Deviated {
+            pod: Some(pod),
+            deviation,
+        } => (
+            pod,
+            "AllocationDeviates",
+            "Allocate",
+            if deviation.granted.is_empty() {
+                format!(
+                    "kubelet allocated {}, no set of that size was granted",
+                    list(&deviation.allocated)
+                )
+            } else {
+                format!(
+                    "kubelet allocated {}, granted was {}",
+                    list(&deviation.allocated),
+                    list(&deviation.granted)
+                )
+            },
+        ),
+        Note::Deviated { pod: None, .. }
+        | Note::Swapped { .. }
+        | Note::Quarantined { .. }
+        | Note::Released { .. } => return None,
+    };
+    let event = Event {
+        type_: EventType::Warning,
+        reason: reason.to_owned(),
+        note: Some(text),
+        action: action.to_owned(),
+        secondary: None,
+    };
+    Some((event, pod.clone()))
+}
+
+fn list(devices: &[DeviceId]) -> String {
+    let mut names: Vec<&str> = devices.iter().take(MOST_NAMED).map(DeviceId::as_str).collect();
+    if devices.len() > MOST_NAMED {
+        names.push("...");
+    }
+    names.join(", ")
+}
+
+fn reference(pod: &PodName) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(pod.namespace.clone()),
+        name: Some(pod.name.clone()),
+        uid: Some(pod.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handover::Refusal;
+
+    #[test]
+    fn a_refused_grant_says_what_is_wrong_with_it() {
+        let note = Note::Refused {
+            pod: PodName {
+                namespace: "d".into(),
+                name: "n".into(),
+                uid: "u".into(),
+            },
+            refusal: Refusal::UnknownDevice {
+                device: "GPU-9".into(),
+                resource: "nvidia.com/gpu".into(),
+            },
+        };
+        let (event, _) = event(&note).unwrap();
+        assert_eq!(
+            event.note.unwrap(),
+            "the annotation gantry.dev/grant is ignored: device GPU-9 of nvidia.com/gpu is not on this node"
+        );
+    }
+}

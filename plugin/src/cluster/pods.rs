@@ -1,0 +1,307 @@
+//! Follows the pods of this node, in the order in which the API server wrote them: that is the order in which kubelet admits
+//! them. Of each pod only what the hand-over needs is kept.
+//!
+//! Whole pods are read and not their metadata alone: what a pod asks for tells apart the pods that bypass the scheduler from
+//! those that ask for nothing, and its status whether kubelet has admitted it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::StreamExt;
+use gantry_api::{GpuNode, Holder, NodeName, PodUid, ResourceName, names};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource};
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{Cluster, Pauses};
+use crate::handover::{Ask, PodSeen};
+
+/// Seconds after which a watch is renewed, well before [`super::SILENCE`].
+const RENEW: u32 = 30;
+/// A watch that has not failed again for this long is taken to work, though it says nothing.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// The little of a pod that is read.
+#[derive(Debug, Clone, Serialize, Deserialize, Resource)]
+#[resource(inherit = Pod)]
+struct NodePod {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    #[serde(default)]
+    init_containers: Vec<Container>,
+    #[serde(default)]
+    containers: Vec<Container>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Container {
+    name: String,
+    #[serde(default)]
+    resources: Resources,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Resources {
+    #[serde(default)]
+    limits: BTreeMap<String, Quantity>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    #[serde(default)]
+    start_time: Option<String>,
+}
+
+/// Follows until `shutdown`.
+pub(super) async fn follow(client: Client, cluster: Cluster, shutdown: CancellationToken) {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = run(client, cluster) => {}
+    }
+}
+
+async fn run(client: Client, cluster: Cluster) {
+    let mut earlier = Some(published_holders(&client, &cluster).await);
+    let selector = format!(
+        "spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed",
+        cluster.node
+    );
+    let config = watcher::Config::default().fields(&selector).timeout(RENEW);
+    let mut stream = std::pin::pin!(watcher(Api::<NodePod>::all(client.clone()), config));
+    let mut pauses = Pauses::default();
+    let mut listing: Vec<PodSeen> = Vec::new();
+    let mut reachable = None;
+    loop {
+        let event = tokio::select! {
+            event = stream.next() => event,
+            () = tokio::time::sleep(QUIET), if reachable == Some(false) => {
+                reachable = Some(true);
+                cluster.observed.cluster(true);
+                pauses.reset();
+                info!("the watch of pods works again");
+                continue;
+            }
+        };
+        let Some(event) = event else {
+            warn!("the watch of pods ended; grants are not followed any more");
+            cluster.observed.cluster(false);
+            return;
+        };
+        match event {
+            Ok(event) => {
+                if reachable != Some(true) {
+                    reachable = Some(true);
+                    cluster.observed.cluster(true);
+                    pauses.reset();
+                }
+                take(event, &cluster, &mut listing, &mut earlier);
+            }
+            Err(error) => {
+                cluster.observed.cluster(false);
+                if reachable != Some(false) {
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the watch of pods failed; known grants stay valid, trying again"
+                    );
+                }
+                reachable = Some(false);
+                loop {
+                    tokio::time::sleep(pauses.next()).await;
+                    match tokio::time::timeout(super::CONNECT, client.apiserver_version()).await {
+                        Ok(Ok(_)) => break,
+                        Ok(Err(error)) => debug!(%error, "the API server does not answer"),
+                        Err(_) => debug!("the API server does not answer in time"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn take(
+    event: Event<NodePod>,
+    cluster: &Cluster,
+    listing: &mut Vec<PodSeen>,
+    earlier: &mut Option<Vec<Holder>>,
+) {
+    match event {
+        Event::Init => listing.clear(),
+        Event::InitApply(pod) => listing.extend(pod_seen(&pod, &cluster.node)),
+        Event::InitDone => {
+            let pods = std::mem::take(listing);
+            info!(pods = pods.len(), "pods of this node that ask for devices listed");
+            cluster.desk.sync(pods, &earlier.take().unwrap_or_default());
+        }
+        Event::Apply(pod) => {
+            if let Some(pod) = pod_seen(&pod, &cluster.node) {
+                cluster.desk.seen(pod);
+            }
+        }
+        Event::Delete(pod) => {
+            if let Some(uid) = &pod.metadata.uid {
+                // Without a deletion mark the pod left the selector because its phase says that its containers have ended.
+                let finished = pod.metadata.deletion_timestamp.is_none();
+                cluster.desk.gone(&PodUid::from(uid.as_str()), finished);
+            }
+        }
+    }
+}
+
+/// What an earlier run of this plugin published. Asked for until the API server answers, for the pods cannot be had before
+/// either.
+async fn published_holders(client: &Client, cluster: &Cluster) -> Vec<Holder> {
+    let api = Api::<GpuNode>::all(client.clone());
+    let mut pauses = Pauses::default();
+    let mut warned = false;
+    loop {
+        match api.get_opt(cluster.node.as_str()).await {
+            Ok(node) => {
+                return node
+                    .and_then(|node| node.status)
+                    .map(|status| status.holders)
+                    .unwrap_or_default();
+            }
+            Err(kube::Error::Api(status)) if status.code < 500 => {
+                warn!(
+                    status = status.code,
+                    message = status.message,
+                    "cannot read the own GpuNode; quarantines of an earlier run are not known"
+                );
+                return Vec::new();
+            }
+            Err(error) => {
+                cluster.observed.cluster(false);
+                if !warned {
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "the API server does not answer; serving by topology until it does"
+                    );
+                    warned = true;
+                }
+                tokio::time::sleep(pauses.next()).await;
+            }
+        }
+    }
+}
+
+/// A pod in the hand-over's words; `None` if it asks for no extended resource and carries no grant.
+fn pod_seen(pod: &NodePod, node: &NodeName) -> Option<PodSeen> {
+    let metadata = &pod.metadata;
+    let asks: Vec<Ask> = pod
+        .spec
+        .init_containers
+        .iter()
+        .chain(&pod.spec.containers)
+        .flat_map(|container| {
+            container
+                .resources
+                .limits
+                .iter()
+                .filter_map(|(resource, quantity)| {
+                    let count = quantity.0.parse().ok().filter(|count| *count > 0)?;
+                    is_extended(resource).then(|| Ask {
+                        container: container.name.clone(),
+                        resource: ResourceName::from(resource.as_str()),
+                        count,
+                    })
+                })
+        })
+        .collect();
+    let grant = metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(names::GRANT_ANNOTATION))
+        .cloned();
+    if asks.is_empty() && grant.is_none() {
+        return None;
+    }
+    let Some(uid) = &metadata.uid else {
+        debug!(%node, name = metadata.name, "a pod without a UID is ignored");
+        return None;
+    };
+    Some(PodSeen {
+        uid: PodUid::from(uid.as_str()),
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+        created: metadata
+            .creation_timestamp
+            .as_ref()
+            .map_or(0, |time| time.0.as_second()),
+        revision: metadata
+            .resource_version
+            .as_ref()
+            .and_then(|version| version.parse().ok())
+            .unwrap_or(0),
+        grant,
+        asks,
+        started: pod.status.start_time.is_some(),
+    })
+}
+
+/// Kubernetes' own rule: qualified, and not one of its own domains.
+fn is_extended(resource: &str) -> bool {
+    resource.contains('/') && !resource.contains("kubernetes.io/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pod: &str) -> Option<PodSeen> {
+        pod_seen(&serde_json::from_str(pod).unwrap(), &"node-1".into())
+    }
+
+    #[test]
+    fn a_pods_asks_stand_in_kubelets_order() {
+        let pod = read(
+            r#"{"apiVersion": "v1", "kind": "Pod",
+                "metadata": {"uid": "u", "name": "n", "namespace": "d", "resourceVersion": "77",
+                             "creationTimestamp": "2026-01-01T00:00:10Z", "annotations": {"gantry.dev/grant": "g"}},
+                "spec": {"containers": [{"name": "app", "resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "1"}}}],
+                         "initContainers": [{"name": "init", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+                                            {"name": "plain"}]},
+                "status": {"phase": "Pending"}}"#,
+        )
+        .unwrap();
+        let asks: Vec<(&str, usize)> = pod
+            .asks
+            .iter()
+            .map(|ask| (ask.container.as_str(), ask.count))
+            .collect();
+        assert_eq!(asks, [("init", 1), ("app", 2)]);
+        assert_eq!(
+            (pod.revision, pod.created, pod.started),
+            (77, 1_767_225_610, false)
+        );
+        assert_eq!(pod.grant.as_deref(), Some("g"));
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_nothing_is_not_kept() {
+        assert!(read(r#"{"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "a"}]}}"#).is_none());
+    }
+
+    #[test]
+    fn a_start_time_means_admitted() {
+        let pod = read(
+            r#"{"metadata": {"uid": "u"},
+                "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+                "status": {"startTime": "2026-01-01T00:00:10Z"}}"#,
+        );
+        assert!(pod.unwrap().started);
+    }
+}

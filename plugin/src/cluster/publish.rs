@@ -1,0 +1,207 @@
+//! Writes the node's `GpuNode`: the machine when it changes, the account when it changes, never oftener than a few times a
+//! second. The only writer of that object.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, names};
+use gantry_topology::Machine;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource};
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{Cluster, Pauses, status};
+use crate::inventory::State;
+
+/// Shortest time between two writes of the account. The first change after a pause is written at once.
+const SHORTEST: Duration = Duration::from_millis(200);
+/// The object is written again after this time even if nothing changed, should somebody have deleted or changed it.
+const REPEAT: Duration = Duration::from_secs(300);
+/// Longest time a single write may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The same when the plugin is leaving.
+const LAST_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The writer and what it last wrote.
+pub(super) struct Publisher {
+    api: Api<GpuNode>,
+    nodes: Api<Node>,
+    cluster: Cluster,
+    machine: Option<Arc<Machine>>,
+    status: Option<GpuNodeStatus>,
+    owner: Option<OwnerReference>,
+}
+
+impl Publisher {
+    pub(super) fn new(client: Client, cluster: Cluster) -> Self {
+        Self {
+            api: Api::all(client.clone()),
+            nodes: Api::all(client),
+            cluster,
+            machine: None,
+            status: None,
+            owner: None,
+        }
+    }
+
+    /// Publishes until `shutdown`, and then that the plugin has left.
+    pub(super) async fn run(mut self, shutdown: CancellationToken) {
+        let mut changes = self.cluster.desk.changes();
+        let mut inventories = self.cluster.inventory.clone();
+        let mut readiness = self.cluster.observed.changes();
+        let mut pauses = Pauses::default();
+        let mut repeat = Instant::now() + REPEAT;
+        loop {
+            changes.mark_unchanged();
+            inventories.mark_unchanged();
+            readiness.mark_unchanged();
+            let wait = match tokio::time::timeout(DEADLINE, self.publish()).await {
+                Ok(Ok(())) => {
+                    pauses.reset();
+                    None
+                }
+                Ok(Err(error)) => {
+                    let pause = pauses.next();
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        ?pause,
+                        "cannot publish the GpuNode, trying again"
+                    );
+                    Some(pause)
+                }
+                Err(_) => {
+                    warn!(after = ?DEADLINE, "the API server takes no GpuNode, trying again");
+                    Some(pauses.next())
+                }
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = tokio::time::sleep(wait.unwrap_or(SHORTEST)) => {}
+            }
+            if wait.is_some() {
+                continue;
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                _ = changes.changed() => {}
+                _ = inventories.changed() => {}
+                _ = readiness.changed() => {}
+                () = tokio::time::sleep_until(repeat) => {
+                    repeat = Instant::now() + REPEAT;
+                    self.machine = None;
+                    self.status = None;
+                }
+            }
+        }
+        self.leave().await;
+    }
+
+    /// Writes what differs from what was last written.
+    async fn publish(&mut self) -> Result<(), kube::Error> {
+        let inventory = Arc::clone(&self.cluster.inventory.borrow());
+        if inventory.state == State::Starting {
+            return Ok(());
+        }
+        if inventory.state == State::Ready && self.machine.as_ref() != Some(&inventory.machine) {
+            self.write_machine(&inventory.machine).await?;
+        }
+        let status = status::status(
+            &inventory,
+            &self.cluster.desk,
+            &self.cluster.observed.readiness(),
+            self.status.as_ref(),
+            Timestamp::now(),
+        );
+        // What an earlier run knew of holders stands until this one knows better.
+        let known = self.cluster.desk.is_synced() || inventory.state != State::Ready;
+        if !known || self.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        match self.write_status(&status).await {
+            Err(kube::Error::Api(answer)) if answer.code == 404 => {
+                self.write_machine(&inventory.machine).await?;
+                self.write_status(&status).await?;
+            }
+            written => written?,
+        }
+        debug!(holders = status.holders.len(), "account published");
+        self.status = Some(status);
+        Ok(())
+    }
+
+    async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
+        if self.owner.is_none() {
+            self.owner = self.owner().await;
+        }
+        let mut node = GpuNode::new(
+            self.cluster.node.as_str(),
+            GpuNodeSpec {
+                machine: (**machine).clone(),
+            },
+        );
+        node.metadata.owner_references = self.owner.clone().map(|owner| vec![owner]);
+        let apply = json!({
+            "apiVersion": GpuNode::api_version(&()),
+            "kind": GpuNode::kind(&()),
+            "metadata": node.metadata,
+            "spec": node.spec,
+        });
+        self.api
+            .patch(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply))
+            .await?;
+        info!(gpus = machine.gpus().len(), "machine published");
+        self.machine = Some(Arc::clone(machine));
+        Ok(())
+    }
+
+    async fn write_status(&self, status: &GpuNodeStatus) -> Result<(), kube::Error> {
+        let apply = json!({
+            "apiVersion": GpuNode::api_version(&()),
+            "kind": GpuNode::kind(&()),
+            "metadata": {"name": self.cluster.node},
+            "status": status,
+        });
+        self.api
+            .patch_status(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply))
+            .await?;
+        Ok(())
+    }
+
+    /// The Node, so that the `GpuNode` goes with it. Without the right to read it the object stays behind.
+    async fn owner(&self) -> Option<OwnerReference> {
+        match self.nodes.get_metadata(self.cluster.node.as_str()).await {
+            Ok(node) => Some(OwnerReference {
+                api_version: Node::api_version(&()).into_owned(),
+                kind: Node::kind(&()).into_owned(),
+                name: self.cluster.node.to_string(),
+                uid: node.metadata.uid?,
+                controller: None,
+                block_owner_deletion: None,
+            }),
+            Err(error) => {
+                debug!(%error, "the Node cannot be read; the GpuNode will outlive it");
+                None
+            }
+        }
+    }
+
+    async fn leave(&mut self) {
+        let Some(status) = self.status.take() else { return };
+        let last = status::stopped(status, Timestamp::now());
+        match tokio::time::timeout(LAST_DEADLINE, self.write_status(&last)).await {
+            Ok(Ok(())) => debug!("leaving published"),
+            Ok(Err(error)) => debug!(%error, "leaving could not be published"),
+            Err(_) => debug!("leaving could not be published in time"),
+        }
+    }
+}
+
+fn parameters() -> PatchParams {
+    PatchParams::apply(names::PLUGIN).force()
+}

@@ -1,0 +1,208 @@
+//! The node's account in the API's words. Pure: what is published follows from inventory, hand-over and readiness alone.
+
+use std::collections::BTreeMap;
+
+use gantry_api::{DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance};
+use gantry_topology::{Link, Machine};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::handover::Desk;
+use crate::inventory::{Inventory, State};
+use crate::observe::Readiness;
+
+/// The condition's type.
+const READY: &str = "Ready";
+
+/// What is to be published. `before` is what was: a condition that stays keeps its time.
+pub(super) fn status(
+    inventory: &Inventory,
+    desk: &Desk,
+    readiness: &Readiness,
+    before: Option<&GpuNodeStatus>,
+    now: Timestamp,
+) -> GpuNodeStatus {
+    let (holders, deviations, deviations_total) = desk.account();
+    GpuNodeStatus {
+        summary: summary(inventory, &holders),
+        devices: inventory
+            .devices
+            .iter()
+            .map(|device| DeviceStatus {
+                id: device.id.clone(),
+                resource: device.resource.clone(),
+                gpu: device.gpu,
+                health: device.health.clone(),
+            })
+            .collect(),
+        holders,
+        deviations,
+        deviations_total,
+        plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
+        conditions: vec![ready(readiness, desk.is_synced(), before, now)],
+    }
+}
+
+/// The condition of a plugin that leaves in order.
+pub(super) fn stopped(mut status: GpuNodeStatus, now: Timestamp) -> GpuNodeStatus {
+    let condition = condition(
+        false,
+        "Stopped",
+        "the plugin was stopped; kubelet gives out no device until it is back".to_owned(),
+    );
+    status.conditions = vec![dated(condition, None, now)];
+    status
+}
+
+fn ready(readiness: &Readiness, synced: bool, before: Option<&GpuNodeStatus>, now: Timestamp) -> Condition {
+    let missing = readiness.missing();
+    let degraded = readiness.degraded();
+    let condition = if let Some(reason) = &readiness.devices {
+        condition(false, "NoDevices", reason.clone())
+    } else if !missing.is_empty() {
+        condition(false, "NotRegistered", missing.join("; "))
+    } else if !synced {
+        condition(
+            false,
+            "PodsUnknown",
+            "the pods of the node are not listed yet".to_owned(),
+        )
+    } else if !degraded.is_empty() {
+        condition(true, "Degraded", degraded.join("; "))
+    } else {
+        condition(
+            true,
+            "Serving",
+            "devices are served and their holders are known".to_owned(),
+        )
+    };
+    dated(condition, before, now)
+}
+
+fn condition(ready: bool, reason: &str, message: String) -> Condition {
+    Condition {
+        type_: READY.to_owned(),
+        status: if ready { "True" } else { "False" }.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        observed_generation: None,
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
+    }
+}
+
+fn dated(mut condition: Condition, before: Option<&GpuNodeStatus>, now: Timestamp) -> Condition {
+    let since = before
+        .and_then(|status| {
+            status
+                .conditions
+                .iter()
+                .find(|known| known.type_ == condition.type_)
+        })
+        .filter(|known| known.status == condition.status)
+        .map(|known| known.last_transition_time.clone());
+    condition.last_transition_time = since.unwrap_or(Time(now));
+    condition
+}
+
+fn summary(inventory: &Inventory, holders: &[Holder]) -> gantry_api::gpunode::Summary {
+    let machine = &inventory.machine;
+    let gpus = machine.gpus().len();
+    let sick: std::collections::BTreeSet<u8> = inventory
+        .devices
+        .iter()
+        .filter(|device| !device.health.healthy)
+        .map(|device| device.gpu)
+        .collect();
+    let held: std::collections::BTreeSet<u8> = holders
+        .iter()
+        .filter(|holder| holder.provenance != Provenance::Granted || holder.state == HolderState::Quarantined)
+        .flat_map(|holder| holder.devices.iter().map(move |id| (&holder.resource, id)))
+        .filter_map(|(resource, id)| {
+            let device = inventory
+                .devices
+                .iter()
+                .find(|device| device.id == *id && device.resource == *resource)?;
+            Some(device.gpu)
+        })
+        .collect();
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    gantry_api::gpunode::Summary {
+        model: models(machine),
+        links: best_link(machine),
+        gpus: count(gpus),
+        healthy: if inventory.state == State::Ready {
+            count(gpus - sick.len().min(gpus))
+        } else {
+            0
+        },
+        held: count(held.len()),
+    }
+}
+
+/// The models, with counts where there are several.
+fn models(machine: &Machine) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for gpu in machine.gpus() {
+        *counts
+            .entry(gpu.model.as_deref().unwrap_or("unknown"))
+            .or_default() += 1;
+    }
+    match counts.len() {
+        0 => String::new(),
+        1 => counts.into_keys().collect(),
+        _ => counts
+            .into_iter()
+            .map(|(model, count)| format!("{count}x {model}"))
+            .collect::<Vec<_>>()
+            .join(", "),
+    }
+}
+
+/// The best link between two GPUs: most NVLinks, else the nearest PCIe path.
+fn best_link(machine: &Machine) -> String {
+    let gpus = machine.gpus().len();
+    let links = (0..gpus).flat_map(|a| (0..a).map(move |b| machine.link(a, b)));
+    links
+        .max_by_key(|link| match link {
+            Link::NvLink(count) => (1, i32::from(*count)),
+            Link::Pcie(class) => (0, -(*class as i32)),
+            Link::Itself => (-1, 0),
+        })
+        .map(|link| link.to_string())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readiness(devices: Option<&str>) -> Readiness {
+        Readiness {
+            devices: devices.map(str::to_owned),
+            cdi: None,
+            registered: [("nvidia.com/gpu".into(), true)].into(),
+            cluster: Some(true),
+            pod_resources: Some(true),
+        }
+    }
+
+    #[test]
+    fn a_condition_that_stays_keeps_its_time() {
+        let (early, late) = (
+            Timestamp::from_second(1).unwrap(),
+            Timestamp::from_second(2).unwrap(),
+        );
+        let first = GpuNodeStatus {
+            conditions: vec![ready(&readiness(None), true, None, early)],
+            ..GpuNodeStatus::default()
+        };
+        let second = ready(&readiness(None), true, Some(&first), late);
+        assert_eq!(second.last_transition_time.0, early);
+        let third = ready(&readiness(Some("no library")), true, Some(&first), late);
+        assert_eq!(
+            (third.last_transition_time.0, third.reason.as_str()),
+            (late, "NoDevices")
+        );
+        assert_eq!(third.message, "no library");
+    }
+}

@@ -1,0 +1,122 @@
+//! What is known again after the plugin or kubelet restarts.
+
+use super::*;
+
+/// A plugin that starts anew on this node.
+fn restarted(pods: Vec<PodSeen>, holdings: &[(&str, &str, Devices)], published: &[Holder]) -> Handover {
+    let mut handover = Handover::new(NODE.into());
+    let inventory = inventory(8);
+    handover.inventory(&inventory);
+    handover.sync(pods);
+    handover.adopt(published);
+    handover.list(holdings);
+    handover
+}
+
+fn started(mut pod: PodSeen) -> PodSeen {
+    pod.started = true;
+    pod
+}
+
+#[test]
+fn init_devices_that_kubelet_does_not_list_are_known_by_the_grant() {
+    let pods = vec![started(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]))];
+    let node = restarted(pods, &[("a", "app", set([1, 3]))], &[]);
+    assert_eq!(node.held_by("a"), set([1, 2, 3]));
+}
+
+#[test]
+fn pods_bound_while_nobody_looked_are_steered_in_the_order_of_their_bindings() {
+    let mut first = simple("first", [6, 7]);
+    first.revision = 10;
+    let mut second = simple("second", [0, 1]);
+    second.revision = 11;
+    let mut node = restarted(vec![second, first], &[], &[]);
+    assert_eq!(node.admit(0..8, 2), set([6, 7]));
+    assert_eq!(node.admit(0..6, 2), set([0, 1]));
+}
+
+#[test]
+fn a_kubelet_that_starts_admits_by_creation() {
+    let mut old = simple("created-first", [6, 7]);
+    (old.created, old.revision) = (1, 11);
+    let mut young = simple("bound-first", [0, 1]);
+    (young.created, young.revision) = (2, 10);
+    let mut node = node();
+    node.seen(young);
+    node.seen(old);
+    node.kubelet_restarted();
+    assert_eq!(node.admit(0..8, 2), set([6, 7]));
+    assert_eq!(node.admit(0..6, 2), set([0, 1]));
+    // What is bound later comes in the order of the watch again.
+    node.seen(simple("later", [2, 3]));
+    node.seen(simple("last", [4, 5]));
+    assert_eq!(node.admit(2..6, 2), set([2, 3]));
+}
+
+#[test]
+fn a_kubelet_that_forgot_gives_a_pod_the_same_set_again() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.admit(0..8, 2);
+    node.seen(started(simple("a", [0, 1])));
+    node.list(&[("a", "app", set([0, 1]))]);
+    node.kubelet_restarted();
+    node.list(&[]);
+    let answer = node.ask(0..8, 2);
+    assert_eq!((answer.devices, answer.basis), (set([0, 1]), Basis::Granted));
+}
+
+#[test]
+fn a_kubelet_that_remembers_is_not_taken_to_ask_for_pods_it_runs() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.admit(0..8, 2);
+    node.kubelet_restarted();
+    node.list(&[("a", "app", set([0, 1]))]);
+    node.seen(simple("b", [2, 3]));
+    assert_eq!(node.ask(0..8, 2).devices, set([2, 3]));
+}
+
+#[test]
+fn a_quarantine_survives() {
+    let mut before = node();
+    before.seen(simple("removed", [0, 1]));
+    before.seen(simple("stays", [2, 3]));
+    before.admit(0..8, 2);
+    before.admit(2..8, 2);
+    before.gone(&"removed".into(), false);
+    let stays = started(simple("stays", [2, 3]));
+    let after = restarted(vec![stays], &[("stays", "app", set([2, 3]))], &before.holders());
+    assert_eq!(after.quarantined(), [PodUid::from("removed")]);
+    assert_eq!(after.held_by("removed"), set([0, 1]));
+}
+
+#[test]
+fn a_pod_that_vanished_unseen_goes_to_quarantine() {
+    let mut before = node();
+    before.seen(simple("a", [0, 1]));
+    before.admit(0..8, 2);
+    let after = restarted(vec![], &[], &before.holders());
+    assert_eq!(after.quarantined(), [PodUid::from("a")]);
+}
+
+#[test]
+fn a_list_after_a_gap_in_the_watch_keeps_order_and_finds_the_lost() {
+    let mut node = node();
+    let mut a = simple("a", [0, 1]);
+    a.revision = 5;
+    let mut b = simple("b", [2, 3]);
+    b.revision = 6;
+    node.seen(a.clone());
+    node.seen(b.clone());
+    node.admit(0..8, 2);
+    // a was deleted in the gap; c was bound, and b's status was written after that.
+    b.revision = 9;
+    let mut c = simple("c", [4, 5]);
+    c.revision = 8;
+    node.sync(vec![b, c]);
+    assert_eq!(node.quarantined(), [PodUid::from("a")]);
+    assert_eq!(node.admit(2..8, 2), set([2, 3]));
+    assert_eq!(node.admit(4..8, 2), set([4, 5]));
+}

@@ -1,0 +1,280 @@
+//! Who is steered where, and whose a served set is.
+
+use gantry_api::{HolderState, Provenance};
+
+use super::*;
+
+#[test]
+fn the_oldest_grant_of_the_asked_size_is_the_asking_pods() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.seen(simple("b", [2, 3, 4, 5]));
+    node.seen(simple("c", [6, 7]));
+    assert_eq!(node.admit(0..8, 4), set(2..6));
+    assert_eq!(node.admit([0, 1, 6, 7], 2), set([0, 1]));
+    assert_eq!(node.admit([6, 7], 2), set([6, 7]));
+    assert!(node.notes().is_empty());
+}
+
+#[test]
+fn a_pod_that_the_watch_is_about_to_show_is_waited_for() {
+    let mut node = node();
+    let patient = Patience {
+        pods: true,
+        table: true,
+    };
+    let ask = [request(&set(0..8), &set([]), 2)];
+    assert_eq!(node.prefer(&ask, patient), None);
+    node.seen(simple("a", [4, 5]));
+    let answers = node.prefer(&ask, patient).unwrap();
+    assert_eq!((answers[0].devices.clone(), answers[0].basis), (set([4, 5]), Basis::Granted));
+}
+
+#[test]
+fn a_stray_pod_is_not_waited_for_and_kept_off_grants() {
+    let mut node = node();
+    node.seen(simple("planned", [0, 1]));
+    node.seen(simple("younger", [2, 3]));
+    node.seen(stray("stray", 1));
+    let patient = Patience {
+        pods: true,
+        table: true,
+    };
+    let answer = node.prefer(&[request(&set(0..8), &set([]), 1)], patient).unwrap().remove(0);
+    assert_eq!(answer.basis, Basis::Unplanned);
+    assert!(answer.devices.is_disjoint(&set(0..4)), "{answer:?}");
+}
+
+#[test]
+fn a_stray_pod_of_equal_size_is_told_apart_by_its_place() {
+    let mut node = node();
+    node.seen(stray("stray", 2));
+    node.seen(simple("planned", [0, 1]));
+    let strays = node.admit(0..8, 2);
+    assert!(strays.is_disjoint(&set([0, 1])), "{strays:?}");
+    let rest = &set(0..8) - &strays;
+    let ask = node.prefer(&[request(&rest, &set([]), 2)], Patience::default()).unwrap();
+    assert_eq!(ask[0].devices, set([0, 1]));
+}
+
+#[test]
+fn an_unknown_pod_gets_the_best_set_outside_grants_and_quarantine() {
+    let mut node = node();
+    node.seen(simple("planned", [0, 1]));
+    node.seen(simple("removed", [2, 3]));
+    node.admit(0..8, 2);
+    node.admit(2..8, 2);
+    node.gone(&"removed".into(), false);
+    // Kubelet offers what the removed pod had.
+    let answer = node.ask(2..8, 2);
+    assert_eq!(answer.basis, Basis::Unknown);
+    assert!(answer.devices == set([4, 5]) || answer.devices == set([6, 7]), "{answer:?}");
+}
+
+#[test]
+fn where_nothing_else_is_left_the_youngest_grant_is_broken_last_and_quarantine_before() {
+    let mut node = node();
+    node.seen(simple("removed", [0, 1]));
+    node.admit(0..8, 2);
+    node.gone(&"removed".into(), false);
+    node.seen(simple("older", [2, 3]));
+    node.seen(simple("younger", [4, 5]));
+    let answer = node.ask([0, 1, 2, 3, 4, 5], 1);
+    assert_eq!(answer.basis, Basis::Forced);
+    assert!(answer.devices.is_subset(&set([0, 1])), "{answer:?}");
+    let answer = node.ask([2, 3, 4, 5], 1);
+    assert!(answer.devices.is_subset(&set([4, 5])), "{answer:?}");
+}
+
+#[test]
+fn containers_of_a_pod_are_served_in_kubelets_order_before_the_next_pod() {
+    let mut node = node();
+    node.seen(pod("a", &[granted("one", [0]), granted("two", [3])]));
+    node.seen(pod("b", &[granted("one", [5])]));
+    assert_eq!(node.admit(0..8, 1), set([0]));
+    assert_eq!(node.admit(1..8, 1), set([3]));
+    assert_eq!(node.admit([1, 2, 4, 5, 6, 7], 1), set([5]));
+}
+
+#[test]
+fn an_app_gets_its_init_containers_devices_and_more() {
+    let mut node = node();
+    node.seen(pod("a", &[granted("init", [2]), granted("app", [2, 3])]));
+    assert_eq!(node.admit(0..8, 1), set([2]));
+    let answer = node.ask_with(0..8, [2], 2);
+    assert_eq!((answer.devices, answer.basis), (set([2, 3]), Basis::Granted));
+    assert_eq!(node.serve([2, 3]), Served::Granted);
+    assert_eq!(node.held_by("a"), set([2, 3]));
+}
+
+#[test]
+fn where_kubelet_asks_nobody_the_set_names_the_pod() {
+    let mut node = node();
+    node.seen(pod("other", &[granted("app", [0, 1])]));
+    node.seen(pod("a", &[granted("init", [4, 5]), granted("app", [4, 5])]));
+    assert_eq!(node.serve([4, 5]), Served::Granted);
+    assert_eq!(node.serve([4, 5]), Served::Granted);
+    assert_eq!(node.admit(0..4, 2), set([0, 1]));
+}
+
+#[test]
+fn any_two_of_three_init_devices_are_as_granted_and_the_third_stays_held() {
+    let mut node = node();
+    node.seen(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]));
+    node.admit(0..8, 3);
+    assert_eq!(node.serve([1, 3]), Served::Granted);
+    node.list(&[("a", "app", set([1, 3]))]);
+    let holders = node.holders();
+    let known: Vec<_> = holders.iter().map(|holder| (holder.devices.clone(), holder.provenance)).collect();
+    assert_eq!(
+        known,
+        [
+            (vec![id(1), id(3)], Provenance::PodResources),
+            (vec![id(2)], Provenance::Allocated)
+        ]
+    );
+}
+
+#[test]
+fn a_set_that_kubelet_chose_otherwise_is_a_deviation_with_both_sets() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.ask(0..8, 2);
+    assert_eq!(node.serve([4, 6]), Served::Deviation);
+    let deviations = node.deviations();
+    assert_eq!(deviations.len(), 1);
+    assert_eq!(deviations[0].allocated, [id(4), id(6)]);
+    assert_eq!(deviations[0].granted, [id(0), id(1)]);
+    assert_eq!(deviations[0].pod, Some("a".into()));
+    assert_eq!(node.held_by("a"), set([4, 6]));
+    // Told once.
+    node.list(&[("a", "app", set([4, 6]))]);
+    assert_eq!(node.deviations_total(), 1);
+}
+
+#[test]
+fn the_same_set_asked_again_is_no_deviation() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.admit(0..8, 2);
+    assert_eq!(node.serve([0, 1]), Served::Granted);
+    assert_eq!(node.deviations_total(), 0);
+}
+
+#[test]
+fn a_grant_whose_device_kubelet_will_not_give_is_met_as_well_as_can_be() {
+    let mut node = node();
+    node.seen(simple("other", [4, 5]));
+    node.seen(simple("a", [0, 1, 2]));
+    // Device 1 went sick between binding and admission.
+    let answer = node.ask([0, 2, 3, 4, 5, 6, 7], 3);
+    assert!(answer.devices.is_disjoint(&set([4, 5])), "{answer:?}");
+    assert_eq!(answer.devices.len(), 3);
+}
+
+#[test]
+fn forged_grants_are_refused_once_and_their_pods_kept_off_real_ones() {
+    let mut node = node();
+    node.seen(simple("real", [0, 1]));
+    node.seen(simple("overlapping", [1, 2]));
+    node.seen(simple("imagined", [9, 10]));
+    let mut foreign = simple("foreign", [3, 4]);
+    foreign.grant = simple("someone", [3, 4]).grant;
+    node.seen(foreign);
+    let mut wide = simple("wide", [3, 4]);
+    wide.asks[0].count = 1;
+    node.seen(wide);
+    let mut garbage = simple("garbage", [5, 6]);
+    garbage.grant = Some("{".into());
+    node.seen(garbage);
+    let refused: Vec<String> = node
+        .notes()
+        .into_iter()
+        .map(|note| match note {
+            Note::Refused { pod, refusal } => format!("{}: {refusal}", pod.name),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    insta::assert_snapshot!(refused.join("\n"), @r#"
+    overlapping: device GPU-1 belongs to the grant of pod real
+    imagined: device GPU-10 of nvidia.com/gpu is not on this node
+    foreign: grant was decided for pod someone, this is foreign
+    wide: the grant and the pod disagree on container "app": 2 of nvidia.com/gpu granted, 1 asked
+    garbage: grant is not readable: EOF while parsing an object at line 1 column 1
+    "#);
+    node.list(&[]);
+    assert!(node.notes().is_empty());
+    assert_eq!(node.admit(0..8, 2), set([0, 1]));
+    let next = node.admit(2..8, 2);
+    assert!(next.is_disjoint(&set([0, 1])));
+}
+
+#[test]
+fn a_grant_that_stood_behind_another_stands_when_that_pod_is_gone() {
+    let mut node = node();
+    node.seen(simple("first", [0, 1]));
+    node.seen(simple("second", [1, 2]));
+    node.gone(&"first".into(), true);
+    assert_eq!(node.ask(0..8, 2).devices, set([1, 2]));
+}
+
+#[test]
+fn a_force_deleted_pods_devices_stay_apart_until_its_processes_are_gone() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.admit(0..8, 2);
+    node.gone(&"a".into(), false);
+    let holders = node.holders();
+    assert_eq!(holders[0].state, HolderState::Quarantined);
+    assert_eq!(node.quarantined(), [PodUid::from("a")]);
+    node.processes_gone(&"a".into());
+    assert!(node.holders().is_empty() && node.quarantined().is_empty());
+}
+
+#[test]
+fn a_finished_pods_devices_are_free_at_once() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.admit(0..8, 2);
+    node.gone(&"a".into(), true);
+    assert!(node.holders().is_empty());
+}
+
+#[test]
+fn a_pod_deleted_before_its_admission_leaves_nothing() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.gone(&"a".into(), false);
+    assert!(node.holders().is_empty() && node.quarantined().is_empty());
+}
+
+#[test]
+fn a_pod_deleted_while_kubelet_asks_for_it_is_served_and_forgotten_by_the_truth() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.ask(0..8, 2);
+    node.gone(&"a".into(), false);
+    assert_eq!(node.serve([0, 1]), Served::Unplanned);
+    assert_eq!(node.holders().len(), 1);
+    node.list(&[]);
+    node.list(&[]);
+    assert!(node.holders().is_empty());
+    assert_eq!(node.deviations_total(), 0);
+}
+
+#[test]
+fn before_the_table_is_made_answers_are_valid_all_the_same() {
+    let mut node = node();
+    node.table(None);
+    assert_eq!(node.ask(2..8, 3).devices.len(), 3);
+    assert_eq!(node.ask_with(2..8, [7], 2).devices, set([2, 7]));
+}
+
+#[test]
+fn impossible_questions_get_what_there_is() {
+    let mut node = node();
+    assert_eq!(node.ask(0..2, 5).devices, set(0..2));
+    assert_eq!(node.ask(0..2, 0).devices, set([]));
+    assert_eq!(node.ask_with(0..4, [1, 2, 3], 2).devices.len(), 2);
+    assert!(node.ask([20, 21], 1).devices.is_empty());
+}

@@ -1,0 +1,135 @@
+//! What kubelet's own list corrects.
+
+use gantry_api::Provenance;
+
+use super::*;
+
+#[test]
+fn two_pods_that_got_each_others_sets_are_exchanged() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.seen(simple("b", [2, 3]));
+    // Kubelet admitted b first: the sets went to the other pod each.
+    node.admit(0..8, 2);
+    node.admit(2..8, 2);
+    node.list(&[("a", "app", set([2, 3])), ("b", "app", set([0, 1]))]);
+    assert_eq!(node.held_by("a"), set([2, 3]));
+    assert_eq!(node.held_by("b"), set([0, 1]));
+    let swaps = node.notes().into_iter().filter(|note| matches!(note, Note::Swapped { .. })).count();
+    assert_eq!(swaps, 2);
+    assert_eq!(node.deviations_total(), 0);
+    node.list(&[("a", "app", set([2, 3])), ("b", "app", set([0, 1]))]);
+    assert!(node.notes().is_empty());
+}
+
+#[test]
+fn a_pod_whose_set_another_took_gets_the_other_ones() {
+    let mut node = node();
+    node.seen(simple("rejected", [0, 1]));
+    node.seen(simple("b", [2, 3]));
+    node.seen(simple("c", [4, 5]));
+    // Kubelet rejected the first pod, which the watch has not told yet: b gets its set.
+    assert_eq!(node.admit(0..8, 2), set([0, 1]));
+    node.list(&[("b", "app", set([0, 1]))]);
+    node.gone(&"rejected".into(), true);
+    // b's own set lies free now; c gets its own.
+    assert_eq!(node.admit(2..8, 2), set([4, 5]));
+    assert_eq!(node.held_by("b"), set([0, 1]));
+    assert_eq!(node.held_by("c"), set([4, 5]));
+}
+
+#[test]
+fn a_displaced_pod_is_given_the_equal_set_that_its_displacer_left() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.seen(simple("b", [2, 3]));
+    // b came first and got a's set.
+    node.admit(0..8, 2);
+    node.list(&[("b", "app", set([0, 1]))]);
+    assert_eq!(node.held_by("a"), set([2, 3]));
+    let answer = node.ask(2..8, 2);
+    assert_eq!((answer.devices, answer.basis), (set([2, 3]), Basis::Granted));
+}
+
+#[test]
+fn a_late_grant_whose_pod_got_something_else_is_not_offered_to_others() {
+    let mut node = node();
+    // The watch was too late: the pod was served by topology.
+    let taken = node.admit(0..8, 2);
+    node.seen(simple("late", [6, 7]));
+    node.list(&[("late", "app", taken.clone())]);
+    assert_eq!(node.held_by("late"), taken);
+    assert_eq!(node.deviations_total(), 1);
+    let left = &set(0..8) - &taken;
+    let answer = node.prefer(&[request(&left, &set([]), 2)], Patience::default()).unwrap().remove(0);
+    assert_eq!(answer.basis, Basis::Unknown);
+}
+
+#[test]
+fn a_pod_that_the_watch_does_not_show_holds_what_kubelet_lists() {
+    let mut node = node();
+    node.list(&[("static", "app", set([3]))]);
+    let holders = node.holders();
+    assert_eq!(holders.len(), 1);
+    assert_eq!((holders[0].pod.as_str(), &holders[0].uid), ("static", &None));
+    node.list(&[]);
+    assert!(node.holders().is_empty());
+}
+
+#[test]
+fn holders_become_known_by_the_truth() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    assert_eq!(node.holders()[0].provenance, Provenance::Granted);
+    node.admit(0..8, 2);
+    assert_eq!(node.holders()[0].provenance, Provenance::Allocated);
+    node.list(&[("a", "app", set([0, 1]))]);
+    assert_eq!(node.holders()[0].provenance, Provenance::PodResources);
+    assert_eq!(node.holders().len(), 1);
+}
+
+#[test]
+fn a_list_that_began_before_a_deletion_says_nothing_of_the_pods_successor() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.admit(0..8, 2);
+    let ticket = node.listing_begins();
+    node.gone(&"a".into(), true);
+    let mut successor = simple("a", [2, 3]);
+    successor.uid = "a-2".into();
+    successor.grant = successor.grant.map(|grant| grant.replace(r#""pod":"a""#, r#""pod":"a-2""#));
+    node.seen(successor);
+    let holding = Holding {
+        namespace: "default".into(),
+        pod: "a".into(),
+        container: "app".into(),
+        resource: GPU.into(),
+    };
+    node.listed(ticket, Listing([(holding, set([0, 1]))].into()), NOW);
+    assert_eq!(node.held_by("a"), set([2, 3]));
+    assert_eq!(node.admit(0..8, 2), set([2, 3]));
+}
+
+#[test]
+fn a_pod_that_kubelet_no_longer_lists_keeps_its_devices_while_it_lives() {
+    let mut node = node();
+    node.seen(simple("a", [0, 1]));
+    node.admit(0..8, 2);
+    node.list(&[("a", "app", set([0, 1]))]);
+    node.list(&[]);
+    assert_eq!(node.held_by("a"), set([0, 1]));
+}
+
+#[test]
+fn other_plugins_devices_are_not_ours() {
+    let mut node = node();
+    let ticket = node.listing_begins();
+    let holding = Holding {
+        namespace: "default".into(),
+        pod: "p".into(),
+        container: "c".into(),
+        resource: "vendor.com/nic".into(),
+    };
+    node.listed(ticket, Listing([(holding, [DeviceId::from("n")].into())].into()), NOW);
+    assert!(node.holders().is_empty());
+}
