@@ -199,16 +199,13 @@ pub(super) fn entries_before(set: usize) -> usize {
     // Members of the sets below: every bit of `set` counts the sets that agree above it and have any bits below it.
     let mut members = 0;
     let mut above = 0;
-    for bit in (0..usize::BITS).rev() {
-        if set & (1 << bit) != 0 {
-            let free_below = if bit == 0 {
-                0
-            } else {
-                bit as usize * (1 << (bit - 1))
-            };
-            members += free_below + above * (1 << bit);
-            above += 1;
-        }
+    let mut rest = set;
+    while rest != 0 {
+        let bit = rest.ilog2();
+        let low = 1 << bit;
+        members += bit as usize * low / 2 + above * low;
+        above += 1;
+        rest ^= low;
     }
     // One less than its size for every set but the empty one.
     members - set.saturating_sub(1)

@@ -112,8 +112,8 @@ struct Sets {
     cut: Vec<u32>,
     /// R after churn, as [`remainder::churned`] gives it.
     churned: Vec<u32>,
-    /// Where the answers of each set of free GPUs begin.
-    begins: Vec<u32>,
+    /// R as it stands, as [`remainder::kept`] gives it.
+    remainder: Vec<u32>,
     /// Answers for local jobs: for each set of free GPUs, the best of size 1, 2, ... one less than all.
     local: Vec<u16>,
     /// The same for gang members; empty where it is the same.
@@ -146,11 +146,10 @@ impl Table {
     fn tabulate(&mut self) {
         let rated = self.links.of_all_sets();
         let best = remainder::best_of_sizes(self.gpus, &rated.ring);
+        let plain = remainder::plain(self.gpus, &best);
         let mut sets = Sets {
-            churned: remainder::churned(self.gpus, &best),
-            begins: (0..rated.ring.len())
-                .map(|set| u32::try_from(fill::entries_before(set)).unwrap_or(u32::MAX))
-                .collect(),
+            churned: remainder::churned(self.gpus, &plain),
+            remainder: remainder::kept(&plain),
             ring: rated.ring,
             cut: rated.cut,
             local: Vec::new(),
@@ -279,22 +278,17 @@ impl Table {
     /// the empty machine. 1 for the whole machine, 0 for none. Beyond [`TABLE_GPUS`] GPUs by the same search as the choices.
     pub fn remainder(&self, free: GpuSet) -> f64 {
         let free = free & self.all();
-        let found: Vec<u32> = if self.sets.is_some() {
-            let set = |size| self.best_set(free, size, Purpose::Local).unwrap_or_default();
-            (0..=free.len()).map(|size| self.ring(set(size))).collect()
-        } else {
-            search::best_of_sizes(self, free)
-        };
+        if let Some(sets) = &self.sets {
+            let known = sets.remainder.get(free.bits() as usize);
+            return known.map_or(0.0, |kept| remainder::as_number(*kept));
+        }
+        let found = search::best_of_sizes(self, free);
         let worth = |(size, found): (usize, &u32)| match self.best_bandwidth(size) {
             0 => 1.0,
             whole => f64::from(*found).min(f64::from(whole)) / f64::from(whole),
         };
         let sum: f64 = found.iter().enumerate().skip(1).map(worth).sum();
-        if self.gpus == 0 {
-            0.0
-        } else {
-            sum / self.gpus as f64
-        }
+        sum / self.gpus as f64
     }
 
     /// The highest B that `size` GPUs reach on the empty machine, MB/s; 0 for none and one, and for more than there are.
@@ -318,8 +312,8 @@ impl Table {
             Purpose::GangMember if !sets.gang.is_empty() => &sets.gang,
             _ => &sets.local,
         };
-        let begin = *sets.begins.get(free.bits() as usize)?;
-        let set = answers.get(begin as usize + size - 1)?;
+        let begin = fill::entries_before(free.bits() as usize);
+        let set = answers.get(begin + size - 1)?;
         Some(GpuSet::from_bits(u32::from(*set)))
     }
 
@@ -356,7 +350,7 @@ impl Table {
     /// Bytes of memory the tables take.
     pub fn bytes(&self) -> usize {
         self.sets.as_ref().map_or(0, |sets| {
-            4 * (sets.ring.len() + sets.cut.len() + sets.churned.len() + sets.begins.len())
+            4 * (sets.ring.len() + sets.cut.len() + sets.churned.len() + sets.remainder.len())
                 + 2 * (sets.local.len() + sets.gang.len())
         })
     }

@@ -36,8 +36,8 @@ fn best_of_size(gpus: usize, size: usize, ring: &[u32]) -> Vec<u32> {
 /// R is the mean over the sizes 1 to n of `best[size][set] / best[size][all]`; one GPU is worth 1 where there is one. It looks at
 /// the free GPUs alone, and so cannot tell a remainder that the next departure completes from one that it does not. So every
 /// held GPU is taken to be free with probability 1/16: R of the sets that may follow, weighted by that.
-pub(super) fn churned(gpus: usize, best: &[Vec<u32>]) -> Vec<u32> {
-    let mut expected = plain(gpus, best);
+pub(super) fn churned(gpus: usize, plain: &[u64]) -> Vec<u32> {
+    let mut expected = plain.to_vec();
     for gpu in 0..gpus {
         for set in 0..expected.len() {
             if set & (1 << gpu) == 0 {
@@ -45,12 +45,23 @@ pub(super) fn churned(gpus: usize, best: &[Vec<u32>]) -> Vec<u32> {
             }
         }
     }
-    let rounded = |r: u64| u32::try_from((r + (1 << (FINE - KEPT - 1))) >> (FINE - KEPT)).unwrap_or(u32::MAX);
-    expected.into_iter().map(rounded).collect()
+    kept(&expected)
+}
+
+/// The fraction bits that are kept, rounded.
+pub(super) fn kept(fine: &[u64]) -> Vec<u32> {
+    let rounded =
+        |r: &u64| u32::try_from((r + (1 << (FINE - KEPT - 1))) >> (FINE - KEPT)).unwrap_or(u32::MAX);
+    fine.iter().map(rounded).collect()
+}
+
+/// R as kept, as a number from 0 to 1.
+pub(super) fn as_number(kept: u32) -> f64 {
+    f64::from(kept) / f64::from(1 << KEPT)
 }
 
 /// R of every set as it stands, with [`FINE`] fraction bits.
-fn plain(gpus: usize, best: &[Vec<u32>]) -> Vec<u64> {
+pub(super) fn plain(gpus: usize, best: &[Vec<u32>]) -> Vec<u64> {
     let sets = best.first().map_or(0, Vec::len);
     let all = sets.saturating_sub(1);
     let mut sum = vec![0u64; sets];

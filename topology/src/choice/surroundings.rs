@@ -3,7 +3,7 @@
 
 use super::Purpose;
 use crate::collective::components;
-use crate::machine::{MAX_GPUS, Machine, PathClass};
+use crate::machine::{MAX_GPUS, MAX_NICS, Machine, PathClass};
 use crate::set::GpuSet;
 
 /// Where a GPU without any NIC ranks among [`class_rank`]s.
@@ -13,7 +13,8 @@ const NO_NIC: u8 = 5;
 #[derive(Debug, Clone)]
 pub(super) struct Surroundings {
     /// By GPU: the NICs behind the same PCIe switches (`PIX`, `PXB`), which GPUDirect RDMA reaches at full rate.
-    rails: Vec<Vec<usize>>,
+    /// One bit for each NIC.
+    rails: [u128; MAX_GPUS],
     /// By GPU: the rank of the nearest NIC's path class.
     nearest: [u8; MAX_GPUS],
     nics: usize,
@@ -45,15 +46,14 @@ impl Surroundings {
                 .min()
                 .unwrap_or(NO_NIC);
         }
+        let mut rails = [0; MAX_GPUS];
+        for (gpu, rails) in rails.iter_mut().enumerate().take(gpus) {
+            let near = (0..nics.min(MAX_NICS)).filter(|nic| class_rank(to_nic(gpu, *nic)) <= 1);
+            *rails = near.fold(0, |rails, nic| rails | 1 << nic);
+        }
         let numa = numa_nodes(machine);
         Self {
-            rails: (0..gpus)
-                .map(|gpu| {
-                    (0..nics)
-                        .filter(|nic| class_rank(to_nic(gpu, *nic)) <= 1)
-                        .collect()
-                })
-                .collect(),
+            rails,
             nearest,
             nics,
             groups: groups(machine, &numa),
@@ -84,12 +84,8 @@ impl Surroundings {
                 rails * 8 + u32::from(NO_NIC - classes.max().unwrap_or(NO_NIC))
             }
             Purpose::Local => {
-                let mut near = vec![false; self.nics];
-                for nic in set.iter().filter_map(|gpu| self.rails.get(gpu)).flatten() {
-                    near[*nic] = true;
-                }
-                let near = near.into_iter().filter(|near| *near).count();
-                let spared = u32::try_from(self.nics - near).unwrap_or(0);
+                let nics = u32::try_from(self.nics).unwrap_or(u32::MAX);
+                let spared = nics.saturating_sub(self.near(set).count_ones());
                 spared * 8 + u32::from(classes.min().unwrap_or(NO_NIC))
             }
         }
@@ -97,15 +93,14 @@ impl Surroundings {
 
     /// NICs behind the PCIe switches of a set's GPUs, ascending.
     pub(super) fn near_nics(&self, set: GpuSet) -> Vec<usize> {
-        let mut near: Vec<usize> = set
-            .iter()
-            .filter_map(|gpu| self.rails.get(gpu))
-            .flatten()
-            .copied()
-            .collect();
-        near.sort_unstable();
-        near.dedup();
-        near
+        let near = self.near(set);
+        (0..self.nics.min(MAX_NICS))
+            .filter(|nic| near & (1 << nic) != 0)
+            .collect()
+    }
+
+    fn near(&self, set: GpuSet) -> u128 {
+        set.iter().fold(0, |near, gpu| near | self.rails[gpu])
     }
 
     /// How many NUMA nodes the set's GPUs are known to span.
@@ -134,25 +129,26 @@ impl Surroundings {
 
     /// The largest matching of the set's GPUs to NICs behind their own PCIe switches.
     fn own_rails(&self, set: GpuSet) -> usize {
-        let mut holder = vec![None; self.nics];
+        let mut holder = [None; MAX_NICS];
         set.iter()
-            .filter(|gpu| self.give_rail(*gpu, &mut holder, &mut vec![false; self.nics]))
+            .filter(|gpu| self.give_rail(*gpu, &mut holder, &mut 0))
             .count()
     }
 
     /// Gives `gpu` a NIC, moving the present holders on where they have another.
-    fn give_rail(&self, gpu: usize, holder: &mut [Option<usize>], seen: &mut [bool]) -> bool {
-        for &nic in self.rails.get(gpu).map_or(&[][..], Vec::as_slice) {
-            if std::mem::replace(&mut seen[nic], true) {
-                continue;
-            }
-            let free = holder[nic].is_none_or(|other| self.give_rail(other, holder, seen));
-            if free {
-                holder[nic] = Some(gpu);
+    fn give_rail(&self, gpu: usize, holder: &mut [Option<u8>; MAX_NICS], seen: &mut u128) -> bool {
+        loop {
+            let fresh = self.rails[gpu] & !*seen;
+            let nic = fresh.trailing_zeros() as usize;
+            let Some(present) = holder.get(nic).copied() else {
+                return false;
+            };
+            *seen |= 1 << nic;
+            if present.is_none_or(|other| self.give_rail(usize::from(other), holder, seen)) {
+                holder[nic] = u8::try_from(gpu).ok();
                 return true;
             }
         }
-        false
     }
 }
 
