@@ -58,7 +58,7 @@ pub enum InstallError {
     Control(#[from] ControlError),
 }
 
-/// A simulated machine, ready for clients.
+/// A simulated machine with all that goes with it, ready for clients.
 pub struct Installed {
     /// The library to load.
     pub library: PathBuf,
@@ -68,6 +68,18 @@ pub struct Installed {
     pub facts: Facts,
     /// The entries of `/proc`, `/sys` and `/dev`.
     pub layout: Layout,
+    /// The hand on the controls.
+    pub controller: Controller,
+}
+
+/// A simulated machine without the entries beside NVML.
+pub struct Placed {
+    /// The library to load.
+    pub library: PathBuf,
+    /// The machine file it reads.
+    pub machine_file: PathBuf,
+    /// What the library will say of the machine.
+    pub facts: Facts,
     /// The hand on the controls.
     pub controller: Controller,
 }
@@ -91,6 +103,22 @@ pub fn install(machine_file: &Path, folder: &Path) -> Result<Installed, InstallE
 /// # Errors
 /// As [`install`].
 pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installed, InstallError> {
+    let placed = place(text, origin, folder)?;
+    let layout = companion::lay_down(&placed.facts, &folder.join("root"))?;
+    Ok(Installed {
+        library: placed.library,
+        machine_file: placed.machine_file,
+        facts: placed.facts,
+        layout,
+        controller: placed.controller,
+    })
+}
+
+/// As [`install_text`], but the library and the machine file alone: all that a client of NVML needs.
+///
+/// # Errors
+/// As [`install`].
+pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<Placed, InstallError> {
     let wrong = |problem: String| InstallError::Machine {
         path: origin.to_owned(),
         problem,
@@ -105,21 +133,18 @@ pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installe
     std::fs::create_dir_all(folder).map_err(file_error("create", folder))?;
     let built = library_path()?;
     let library = folder.join(LIBRARY_NAME);
-    // Renamed into place: a copy over a library that is in use would pull it from under its users.
+    // Renamed into place: a copy over a library that is in use would pull it from under its users. Never a link either:
+    // the loader takes two names of one file for one library.
     let fresh = folder.join(format!("{LIBRARY_NAME}.new"));
     std::fs::copy(&built, &fresh).map_err(file_error("write", &fresh))?;
     std::fs::rename(&fresh, &library).map_err(file_error("write", &library))?;
-    let installed_file = folder.join(MACHINE_FILE);
-    std::fs::write(&installed_file, text).map_err(file_error("write", &installed_file))?;
-
-    let layout = companion::lay_down(&facts, &folder.join("root"))?;
-    let controller = Controller::attach(folder)?;
-    Ok(Installed {
+    let machine_file = folder.join(MACHINE_FILE);
+    std::fs::write(&machine_file, text).map_err(file_error("write", &machine_file))?;
+    Ok(Placed {
         library,
-        machine_file: installed_file,
+        machine_file,
         facts,
-        layout,
-        controller,
+        controller: Controller::attach(folder)?,
     })
 }
 

@@ -24,4 +24,6 @@ mod install;
 mod library;
 pub mod names;
 
-pub use install::{InstallError, Installed, LIBRARY_NAME, MACHINE_FILE, install, install_text, library_path};
+pub use install::{
+    InstallError, Installed, LIBRARY_NAME, MACHINE_FILE, Placed, install, install_text, library_path, place,
+};

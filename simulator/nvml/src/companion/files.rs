@@ -1,6 +1,7 @@
 //! Files, folders, links and device nodes under one root, each written down in a list, so that they can be taken away again
 //! without touching anything else.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -21,6 +22,8 @@ pub(super) struct Files {
     root: PathBuf,
     /// What was made, in order, relative to the root.
     made: Vec<PathBuf>,
+    /// Folders known to be there.
+    folders: BTreeSet<PathBuf>,
     /// Whether device nodes could be made so far.
     pub(super) device_nodes: bool,
 }
@@ -33,6 +36,7 @@ impl Files {
         Ok(Self {
             root: root.to_owned(),
             made: Vec::new(),
+            folders: BTreeSet::new(),
             device_nodes: true,
         })
     }
@@ -49,16 +53,20 @@ impl Files {
     }
 
     pub(super) fn folder(&mut self, path: impl AsRef<Path>) -> Result<(), CompanionError> {
-        let mut so_far = PathBuf::new();
-        for part in path.as_ref().components() {
-            so_far.push(part);
-            let full = self.root.join(&so_far);
-            match fs::create_dir(&full) {
-                Ok(()) => self.made.push(so_far.clone()),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(failed("create", &full, source)),
-            }
+        let path = path.as_ref();
+        if path.as_os_str().is_empty() || self.folders.contains(path) {
+            return Ok(());
         }
+        if let Some(above) = path.parent() {
+            self.folder(above)?;
+        }
+        let full = self.root.join(path);
+        match fs::create_dir(&full) {
+            Ok(()) => self.made.push(path.to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(failed("create", &full, source)),
+        }
+        self.folders.insert(path.to_owned());
         Ok(())
     }
 

@@ -38,7 +38,7 @@ pub(super) fn write(files: &mut Files, facts: &Facts, tree: &Tree) -> Result<(),
     }
     for endpoint in switches {
         let ids = (pci_ids::NVIDIA, pci_ids::NVSWITCH);
-        sysfs.device(endpoint, ids, CLASS_OTHER_BRIDGE, Some("nvidia-nvswitch"))?;
+        sysfs.device(endpoint, ids, CLASS_OTHER_BRIDGE, "nvidia-nvswitch")?;
     }
     sysfs.nodes(tree)?;
     sysfs.files.line("sys/module/nvidia/version", &facts.driver)?;
@@ -55,12 +55,12 @@ impl Sysfs<'_> {
     fn gpu(&mut self, gpu: &GpuFacts, endpoint: &Endpoint) -> Result<(), CompanionError> {
         let ids = (pci_ids::NVIDIA, gpu.product.device_id);
         let class = if gpu.product.display { CLASS_VGA } else { CLASS_3D };
-        let folder = self.device(endpoint, ids, class, Some("nvidia"))?;
+        let folder = self.device(endpoint, ids, class, "nvidia")?;
         self.link_speed(&folder, gpu.pcie)
     }
 
     fn nic(&mut self, position: usize, nic: &NicFacts, endpoint: &Endpoint) -> Result<(), CompanionError> {
-        let folder = self.device(endpoint, MELLANOX, CLASS_INFINIBAND, Some("mlx5_core"))?;
+        let folder = self.device(endpoint, MELLANOX, CLASS_INFINIBAND, "mlx5_core")?;
         self.link_speed(
             &folder,
             PcieLink {
@@ -91,7 +91,7 @@ impl Sysfs<'_> {
         endpoint: &Endpoint,
         ids: (u16, u16),
         class: u32,
-        driver: Option<&str>,
+        driver: &str,
     ) -> Result<PathBuf, CompanionError> {
         let mut folder = PathBuf::from("sys/devices");
         let (own, above) = match endpoint.path.split_last() {
@@ -102,59 +102,71 @@ impl Sysfs<'_> {
             folder.push(part);
             // The first is the host bridge, which is no PCI device.
             if depth > 0 && self.bridges.insert(folder.clone()) {
-                self.entry(
-                    &folder,
-                    part,
-                    BRIDGE,
-                    CLASS_BRIDGE,
-                    endpoint.numa,
-                    Some("pcieport"),
-                )?;
+                self.bridge(&folder, part, endpoint.numa)?;
             }
         }
         folder.push(&own);
-        self.entry(&folder, &own, ids, class, endpoint.numa, driver)?;
+        self.identity(&folder, &own, ids, class, endpoint.numa)?;
+        self.details(&folder, &own, ids, class, endpoint.numa, driver)?;
         Ok(folder)
     }
 
-    /// The files that every PCI device has, and its place in `/sys/bus/pci`.
-    fn entry(
+    /// The files that every PCI device has, and its place in `/sys/bus/pci`. Bridges have these and no more: nobody reads the
+    /// rest of them.
+    fn bridge(&mut self, folder: &Path, address: &str, numa: Option<u32>) -> Result<(), CompanionError> {
+        self.identity(folder, address, BRIDGE, CLASS_BRIDGE, numa)
+    }
+
+    fn identity(
         &mut self,
         folder: &Path,
         address: &str,
         (vendor, device): (u16, u16),
         class: u32,
         numa: Option<u32>,
-        driver: Option<&str>,
     ) -> Result<(), CompanionError> {
         let files = &mut *self.files;
         files.line(folder.join("vendor"), format_args!("0x{vendor:04x}"))?;
         files.line(folder.join("device"), format_args!("0x{device:04x}"))?;
-        files.line(folder.join("subsystem_vendor"), format_args!("0x{vendor:04x}"))?;
-        files.line(folder.join("subsystem_device"), format_args!("0x{device:04x}"))?;
         files.line(folder.join("class"), format_args!("0x{class:06x}"))?;
-        files.line(folder.join("revision"), "0xa1")?;
-        files.line(folder.join("enable"), 1)?;
         match numa {
             Some(node) => files.line(folder.join("numa_node"), node)?,
             None => files.line(folder.join("numa_node"), -1)?,
         }
-        let cpus = numa.and_then(|node| self.cpus.get(&node));
-        files.line(folder.join("local_cpulist"), cpus.map(ranges).unwrap_or_default())?;
-        let mut uevent =
-            format!("PCI_CLASS={class:X}\nPCI_ID={vendor:04X}:{device:04X}\nPCI_SLOT_NAME={address}\n");
-        if let Some(driver) = driver {
-            uevent.insert_str(0, &format!("DRIVER={driver}\n"));
-            let depth = folder.components().count() - 1;
-            files.link(
-                folder.join("driver"),
-                &up_to_sys(depth).join("bus/pci/drivers").join(driver),
-            )?;
-            files.folder(Path::new("sys/bus/pci/drivers").join(driver))?;
-        }
-        files.file(folder.join("uevent"), &uevent)?;
         let listed = Path::new("sys/bus/pci/devices").join(address);
         files.link(listed, &up_to_sys(3).join(below_sys(folder)))
+    }
+
+    /// What devices have beyond their identity.
+    fn details(
+        &mut self,
+        folder: &Path,
+        address: &str,
+        (vendor, device): (u16, u16),
+        class: u32,
+        numa: Option<u32>,
+        driver: &str,
+    ) -> Result<(), CompanionError> {
+        let cpus = numa
+            .and_then(|node| self.cpus.get(&node))
+            .map(ranges)
+            .unwrap_or_default();
+        let files = &mut *self.files;
+        files.line(folder.join("subsystem_vendor"), format_args!("0x{vendor:04x}"))?;
+        files.line(folder.join("subsystem_device"), format_args!("0x{device:04x}"))?;
+        files.line(folder.join("revision"), "0xa1")?;
+        files.line(folder.join("enable"), 1)?;
+        files.line(folder.join("local_cpulist"), cpus)?;
+        files.file(
+            folder.join("uevent"),
+            &format!(
+                "DRIVER={driver}\nPCI_CLASS={class:X}\nPCI_ID={vendor:04X}:{device:04X}\nPCI_SLOT_NAME={address}\n"
+            ),
+        )?;
+        let depth = folder.components().count() - 1;
+        let drivers = Path::new("bus/pci/drivers").join(driver);
+        files.link(folder.join("driver"), &up_to_sys(depth).join(&drivers))?;
+        files.folder(Path::new("sys").join(drivers))
     }
 
     fn link_speed(&mut self, folder: &Path, link: PcieLink) -> Result<(), CompanionError> {

@@ -3,13 +3,14 @@
     dead_code,
     missing_docs,
     unreachable_pub,
+    clippy::unwrap_used,
     reason = "a module of each test file, which uses a part of it"
 )]
 
 use std::ffi::{CStr, c_char, c_uint};
 use std::path::{Path, PathBuf};
 
-use gantry_nvml_sim::{Installed, install};
+use gantry_nvml_sim::{Placed, place};
 use nvml_wrapper_sys::bindings as sys;
 
 /// The machine files of the project.
@@ -29,7 +30,7 @@ pub fn machines_folder() -> PathBuf {
 
 /// A machine in a folder that goes when this is dropped.
 pub struct Simulated {
-    pub installed: Installed,
+    pub installed: Placed,
     folder: tempfile::TempDir,
 }
 
@@ -38,7 +39,7 @@ impl Simulated {
         let folder = tempfile::tempdir().unwrap();
         let file = machines_folder().join(format!("{machine}.yaml"));
         Self {
-            installed: install(&file, folder.path()).unwrap(),
+            installed: place(&std::fs::read_to_string(&file).unwrap(), &file, folder.path()).unwrap(),
             folder,
         }
     }
@@ -56,9 +57,7 @@ impl Simulated {
 
     /// The library, loaded and no more.
     pub fn load(&self) -> Raw {
-        // SAFETY: it is our own library; loading it runs no code of its own.
-        let table = unsafe { sys::NvmlLib::new(&self.installed.library) };
-        Raw(table.unwrap())
+        Raw::load(&self.installed.library)
     }
 }
 
@@ -86,13 +85,21 @@ pub struct Raw(pub sys::NvmlLib);
 #[macro_export]
 macro_rules! call {
     ($raw:expr, $name:ident($($argument:expr),* $(,)?)) => {{
-        let function = $raw.0.$name.as_ref().unwrap();
+        let function = *$raw.0.$name.as_ref().unwrap();
         // SAFETY: pointers are to locals of the declared types, or null where the test means it.
-        unsafe { function($($argument),*) }
+        unsafe {
+            function($($argument),*)
+        }
     }};
 }
 
 impl Raw {
+    pub fn load(library: &Path) -> Self {
+        // SAFETY: it is our own library; loading it runs no code of its own.
+        let table = unsafe { sys::NvmlLib::new(library) };
+        Self(table.unwrap())
+    }
+
     pub fn init(&self) -> u32 {
         call!(self, nvmlInit_v2())
     }

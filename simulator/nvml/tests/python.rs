@@ -1,0 +1,232 @@
+//! NVIDIA's Python bindings as a client that nobody here wrote: they read every machine, in a process of their own, and hear
+//! an event raised from this one. Where Python or the package cannot be had the tests are reported as ignored, or as failed
+//! where `CI` or `GANTRY_REQUIRE_PYTHON` says that they must run.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use gantry_nvml_sim::control::Process;
+use gantry_nvml_sim::facts::{GpuFacts, Remote};
+use gantry_nvml_sim::{LIBRARY_NAME, Placed, place};
+use gantry_topology::PathClass;
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::{Value, json};
+
+/// The package, in the version the tests were written for.
+const PACKAGE: &str = "nvidia-ml-py==13.615.71";
+
+const MACHINES: [&str; 7] = [
+    "a40-8x-bridged",
+    "dgx-a100",
+    "dgx1-v100",
+    "dgx2-16x-v100",
+    "hgx-h100",
+    "l4-4x-pcie",
+    "workstation-2x",
+];
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let python = if arguments.list {
+        Err("not looked for".to_owned())
+    } else {
+        python_with_package()
+    };
+    let required = ["CI", "GANTRY_REQUIRE_PYTHON"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
+    let skip = python.is_err() && !required;
+    let by_self = MACHINES
+        .iter()
+        .map(|machine| (format!("python_reads_{machine}"), *machine, Named::BySelf));
+    let by_environment = (
+        "python_reads_a_machine_that_the_environment_names".to_owned(),
+        "dgx-a100",
+        Named::ByEnvironment,
+    );
+    let trials = by_self.chain([by_environment]).map(|(name, machine, named)| {
+        let python = python.clone();
+        Trial::test(name, move || read_machine(&python?, machine, named)).with_ignored_flag(skip)
+    });
+    let trials = trials.collect();
+    if let Err(problem) = &python
+        && !arguments.list
+    {
+        report(problem);
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+#[expect(clippy::print_stderr, reason = "why tests are ignored has to be seen")]
+fn report(problem: &str) {
+    eprintln!("Python's bindings cannot be tried: {problem}");
+}
+
+/// A Python that has the package: a virtual environment below the build folder, made on first use.
+fn python_with_package() -> Result<PathBuf, String> {
+    let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nvidia-ml-py");
+    let python = environment.join("bin/python3");
+    let found = run(Command::new(&python).args(["-c", "import pynvml"]));
+    if found.is_ok() {
+        return Ok(python);
+    }
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&environment))?;
+    run(Command::new(&python).args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        PACKAGE,
+    ]))?;
+    run(Command::new(&python).args(["-c", "import pynvml"]))?;
+    Ok(python)
+}
+
+fn run(command: &mut Command) -> Result<Output, String> {
+    let shown = format!("{command:?}");
+    let output = command.output().map_err(|error| format!("{shown}: {error}"))?;
+    if output.status.success() {
+        Ok(output)
+    } else {
+        Err(format!(
+            "{shown}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))
+    }
+}
+
+/// The library finds its machine file beside itself, or where the environment says.
+#[derive(Clone, Copy)]
+enum Named {
+    BySelf,
+    ByEnvironment,
+}
+
+fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../machines/{machine}.yaml"));
+    let placed = place(&std::fs::read_to_string(&file)?, &file, folder.path())?;
+    placed.controller.set_temperature(1, 71)?;
+    placed.controller.set_processes(
+        1,
+        vec![Process {
+            pid: 4711,
+            memory_mib: 10,
+        }],
+    )?;
+
+    // The bindings ask the loader for this name.
+    assert_eq!(placed.library.file_name(), Some(LIBRARY_NAME.as_ref()));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/read_machine.py");
+    let elsewhere = tempfile::tempdir()?;
+    let mut command = Command::new(python);
+    command.arg(script).stdout(Stdio::piped());
+    match named {
+        Named::BySelf => command.env("LD_LIBRARY_PATH", folder.path()),
+        Named::ByEnvironment => {
+            std::fs::copy(&placed.library, elsewhere.path().join(LIBRARY_NAME))?;
+            command
+                .env("LD_LIBRARY_PATH", elsewhere.path())
+                .env("GANTRY_SIM_MACHINE", &placed.machine_file)
+        }
+    };
+    let mut client = command.spawn()?;
+    let output = client.stdout.take().ok_or("no output")?;
+    let mut lines = BufReader::new(output).lines();
+    let mut next = || -> Result<Value, Failed> {
+        let line = lines
+            .next()
+            .ok_or("Python ended early; its own words stand above")??;
+        Ok(serde_json::from_str(&line)?)
+    };
+    let told = next()?;
+    assert_eq!(told["driver"], placed.facts.driver.as_str());
+    assert_eq!(told["cuda"], placed.facts.cuda);
+    assert_eq!(
+        told["gpus"].as_array().map(Vec::len),
+        Some(placed.facts.gpus.len())
+    );
+    for gpu in &placed.facts.gpus {
+        compare(&told["gpus"][gpu.index], gpu, &placed);
+    }
+
+    placed.controller.raise_xid_in(1, 95, 3, 0)?;
+    let heard = next()?;
+    assert_eq!(
+        heard,
+        json!({"uuid": placed.facts.gpus[1].uuid, "xid": 95, "gpuInstance": 3})
+    );
+    assert!(client.wait()?.success());
+    Ok(())
+}
+
+fn compare(told: &Value, gpu: &GpuFacts, placed: &Placed) {
+    let mut cpus = gpu.cpus.clone();
+    cpus.sort_unstable();
+    let levels: Vec<u32> = (0..placed.facts.gpus.len())
+        .map(|other| level(gpu.index, other, placed))
+        .collect();
+    let (temperature, processes) = if gpu.index == 1 {
+        (71, json!([4711]))
+    } else {
+        (35, json!([]))
+    };
+    let expected = json!({
+        "uuid": gpu.uuid,
+        "name": gpu.model,
+        "index": gpu.index,
+        "minor": gpu.minor,
+        "serial": gpu.serial,
+        "busId": gpu.address.nvml(),
+        "pciDeviceId": u32::from(gpu.product.device_id) << 16 | 0x10de,
+        "memory": gpu.memory_mib << 20,
+        "capability": [gpu.compute_capability.0, gpu.compute_capability.1],
+        "architecture": gpu.product.architecture,
+        "pcie": [gpu.pcie.generation, gpu.pcie.width],
+        "cpus": cpus,
+        "levels": levels,
+        "links": (0..18).map(|number| link(number, gpu, placed)).collect::<Vec<_>>(),
+        "linkCount": (gpu.nvlink_count > 0).then_some(gpu.nvlink_count),
+        "temperature": temperature,
+        "processes": processes,
+    });
+    for (name, value) in expected.as_object().into_iter().flatten() {
+        assert_eq!(told[name], *value, "GPU {}: {name}", gpu.index);
+    }
+}
+
+fn level(first: usize, second: usize, placed: &Placed) -> u32 {
+    if first == second {
+        return 0;
+    }
+    match placed.facts.machine().paths().get(first, second) {
+        PathClass::Pix => 10,
+        PathClass::Pxb => 20,
+        PathClass::Phb => 30,
+        PathClass::Node => 40,
+        PathClass::Sys | PathClass::Soc => 50,
+    }
+}
+
+fn link(number: usize, gpu: &GpuFacts, placed: &Placed) -> Value {
+    let (not_supported, invalid_argument) = (3, 2);
+    if gpu.nvlink_count == 0 {
+        return json!({"error": not_supported});
+    }
+    if number >= usize::from(gpu.nvlink_count) {
+        return json!({"error": invalid_argument});
+    }
+    match gpu.links.get(number) {
+        None => json!({"active": false}),
+        Some(Remote::Gpu { index, .. }) => {
+            json!({"active": true, "kind": 0, "remote": placed.facts.gpus[*index].address.nvml()})
+        }
+        Some(Remote::Switch { index }) => {
+            json!({"active": true, "kind": 2, "remote": placed.facts.switches[*index].nvml()})
+        }
+    }
+}
