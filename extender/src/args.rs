@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, env = "GANTRY_FOREIGN_NODES", value_enum, default_value_t)]
     pub foreign_nodes: ForeignNodes,
 
-    /// Which of equally good nodes to take.
+    /// Which of equally fast nodes to take.
     #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t)]
     pub policy: Policy,
 

@@ -25,10 +25,10 @@ pub enum ForeignNodes {
     Refuse,
 }
 
-/// Which of equally good nodes to take.
+/// Which of equally fast nodes to take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Policy {
-    /// The fullest: big holes stay whole.
+    /// The one that loses least by it, then the fullest: big holes stay whole.
     #[default]
     Pack,
     /// The emptiest: neighbours share less power, air and network.

@@ -15,6 +15,8 @@ pub mod args;
 pub mod bind;
 pub mod decide;
 pub mod explain;
+#[cfg(test)]
+mod fixtures;
 pub mod index;
 pub mod kind;
 pub mod ledger;

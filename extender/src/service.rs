@@ -263,4 +263,4 @@ fn is_name(text: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

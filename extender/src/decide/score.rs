@@ -7,7 +7,8 @@
 //!    gives it back: in replays of saturated nodes, R before B is worse than B before R on every machine. Single GPUs exchange nothing.
 //! 4. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU before half of a pair, a broken machine
 //!    before a whole one. Each machine is measured against itself, so that large and small ones compare.
-//! 5. **Pack or spread**: fewest, or most, free GPUs afterwards.
+//! 5. **Pack**: fewest free GPUs afterwards. Where the operator wants to **spread**, most free GPUs afterwards, and that before 4:
+//!    nearly every choice strands something, so behind it the wish would never be heard.
 //! 6. The **name** of the node (outside this key): equal input, equal answer.
 //!
 //! Bandwidth and loss are compared as whole MB/s and billionths: the noise of floating point must not decide.
@@ -24,8 +25,8 @@ use crate::snapshot::Class;
 pub struct Score {
     clear_of_holds: bool,
     megabytes_per_second: u64,
-    kept: i64,
-    policy: i64,
+    then: i64,
+    last: i64,
 }
 
 impl Score {
@@ -46,9 +47,10 @@ pub fn score(
     let mut total = Score {
         clear_of_holds: true,
         megabytes_per_second: 0,
-        kept: 0,
-        policy: 0,
+        then: 0,
+        last: 0,
     };
+    let (mut lost, mut left) = (0, 0);
     let mut layouts = Vec::with_capacity(request.asks.len());
     let mut least: Option<f64> = None;
     for ask in &request.asks {
@@ -65,15 +67,15 @@ pub fn score(
         if let Some(gbs) = layout.gbs {
             least = Some(least.map_or(gbs, |least| least.min(gbs)));
         }
-        total.kept -= billionths(class.kind.stranded(from, layout.gpus));
-        let left = i64::try_from((from - layout.gpus).len()).unwrap_or(i64::MAX);
-        total.policy += match policy {
-            Policy::Pack => -left,
-            Policy::Spread => left,
-        };
+        lost += billionths(class.kind.stranded(from, layout.gpus));
+        left += i64::try_from((from - layout.gpus).len()).unwrap_or(i64::MAX);
         layouts.push(layout);
     }
     total.megabytes_per_second = least.map_or(0, megabytes);
+    (total.then, total.last) = match policy {
+        Policy::Pack => (-lost, -left),
+        Policy::Spread => (left, -lost),
+    };
     Some((total, layouts))
 }
 

@@ -1,1 +1,95 @@
+use serde_json::{Value, json};
 
+use super::*;
+use crate::decide::Options;
+use crate::fixtures::{Cluster, bound, bridged, facts, pod};
+
+fn short(name: &str, gpus: u32) -> Value {
+    let mut pod = pod(name, gpus);
+    pod["status"]["conditions"] = json!([{
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+    }]);
+    pod
+}
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::new(Options::default());
+    for (node, taken) in [("node-1", "0-7"), ("node-2", "0-7"), ("node-3", "0-4")] {
+        cluster.add(node, &bridged());
+        let gpus = crate::fixtures::set(taken).len();
+        let holder = pod(&format!("on-{node}"), u32::try_from(gpus).unwrap());
+        cluster.pod(&bound(holder, node, 1, Some(taken)));
+    }
+    cluster
+}
+
+#[test]
+fn the_nearest_miss_comes_first_and_alike_nodes_together() {
+    let note = note(&cluster().store.snapshot(), &facts(&short("a", 4))).unwrap();
+    assert_eq!(
+        note,
+        "node-3: 3 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked"
+    );
+}
+
+#[test]
+fn where_we_see_enough_the_note_says_what_kubelet_advertises() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("node-1", &bridged()).node("node-1", 0);
+    assert_eq!(
+        note(&cluster.store.snapshot(), &facts(&short("a", 4))).unwrap(),
+        "node-1: 8 of 8 GPUs free, 4 asked, kubelet advertises 0"
+    );
+}
+
+#[test]
+fn a_large_clusters_note_stays_within_the_limit() {
+    let cluster = Cluster::new(Options::default());
+    for number in 0..300 {
+        let name = format!("a-node-with-quite-a-long-name-{number:03}.example.internal");
+        cluster.add(&name, &bridged());
+        let gpus = 1 + number % 8;
+        let taken = format!("0-{}", gpus - 1);
+        cluster.pod(&bound(pod(&format!("p{number}"), gpus), &name, 1, Some(&taken)));
+    }
+    let note = note(&cluster.store.snapshot(), &facts(&short("a", 8))).unwrap();
+    assert!(note.len() <= 1024, "{} bytes", note.len());
+    assert!(note.contains("and 35 more: 7 of 8 GPUs free, 8 asked"), "{note}");
+}
+
+#[test]
+fn a_pod_is_told_once_and_again_only_when_the_reason_changes_and_not_at_once() {
+    let cluster = cluster();
+    cluster.pod(&short("a", 4));
+    let mut told = HashMap::new();
+    let began = Instant::now();
+    let notes = |told: &mut _, seconds| {
+        let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
+        due.into_iter()
+            .map(|(pod, note)| format!("{}: {note}", pod.name))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        notes(&mut told, 0),
+        ["a: node-3: 3 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked"]
+    );
+    assert_eq!(notes(&mut told, 100), [""; 0]);
+    cluster.pod(&bound(pod("b", 1), "node-3", 2, Some("5")));
+    assert_eq!(notes(&mut told, 10), [""; 0]);
+    assert_eq!(
+        notes(&mut told, 101),
+        ["a: node-3: 2 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked"]
+    );
+    // Once it is placed nothing is left of it.
+    cluster.pod(&bound(short("a", 4), "node-3", 3, None));
+    assert_eq!(notes(&mut told, 500), [""; 0]);
+    assert!(told.is_empty());
+}
+
+#[test]
+fn a_pod_that_kube_scheduler_has_not_refused_by_count_is_not_told() {
+    let cluster = cluster();
+    cluster.pod(&pod("a", 4));
+    assert!(due(&cluster.store, &mut HashMap::new(), Instant::now()).is_empty());
+}

@@ -1,1 +1,354 @@
+mod world;
 
+use std::time::Duration;
+
+use crate::decide::Options;
+use crate::fixtures::{Cluster, bound, bridged, gpu_node, holder, pod, quarantined, request, set, target};
+use crate::index::{BindError, Outcome, Parked, Reserved, Source};
+use serde_json::json;
+
+fn one_node() -> Cluster {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &bridged());
+    cluster
+}
+
+fn reserve(cluster: &Cluster, pod: &str) -> Result<Reserved, BindError> {
+    cluster
+        .store
+        .update(|index| index.reserve(&target(pod, "n"), None))
+}
+
+fn finish(cluster: &Cluster, pod: &str, outcome: Outcome) {
+    let now = cluster.now();
+    cluster
+        .store
+        .update(|index| index.finish(now, &target(pod, "n"), outcome));
+}
+
+/// The GPUs of a reservation's grant.
+fn granted(reserved: &Reserved) -> String {
+    let Reserved::Grant { annotation, .. } = reserved else {
+        panic!("{reserved:?}");
+    };
+    let grant: gantry_api::Grant = serde_json::from_str(annotation).unwrap();
+    let held = grant.held("nvidia.com/gpu");
+    let gpus: gantry_topology::GpuSet = held
+        .iter()
+        .map(|id| id.as_str().rsplit('-').next().unwrap().parse::<usize>().unwrap())
+        .collect();
+    gpus.to_string()
+}
+
+#[test]
+fn nothing_is_decided_before_all_three_lists_are_read() {
+    let cluster = Cluster::cold(Options::default());
+    for source in Source::ALL {
+        assert!(!cluster.store.snapshot().synced);
+        cluster.list(source, |_| {});
+    }
+    assert!(cluster.store.snapshot().synced);
+}
+
+#[test]
+fn a_reservation_takes_its_devices_until_the_pod_shows_them() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2));
+    let reserved = reserve(&cluster, "a").unwrap();
+    assert_eq!(granted(&reserved), "0,1");
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    finish(&cluster, "a", Outcome::Bound);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    // An older state of the pod, still on its way, changes nothing.
+    cluster.pod(&pod("a", 2));
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.pod(&bound(pod("a", 2), "n", 1, Some("0,1")));
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_bind_that_failed_gives_its_devices_back_and_an_unsure_one_does_not() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2)).pod(&pod("b", 2));
+    reserve(&cluster, "a").unwrap();
+    reserve(&cluster, "b").unwrap();
+    finish(&cluster, "a", Outcome::Failed);
+    finish(&cluster, "b", Outcome::Unsure);
+    assert_eq!(cluster.free("n"), "0,1,4,5,6,7");
+    cluster.wait(60);
+    assert_eq!(cluster.free("n"), "0,1,4,5,6,7");
+    cluster.wait(10);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_repeated_bind_gets_the_same_grant() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2));
+    let first = reserve(&cluster, "a").unwrap();
+    finish(&cluster, "a", Outcome::Unsure);
+    assert_eq!(reserve(&cluster, "a").unwrap(), first);
+    // Two at once: the first failure leaves the devices to the second.
+    assert_eq!(reserve(&cluster, "a").unwrap(), first);
+    finish(&cluster, "a", Outcome::Failed);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    finish(&cluster, "a", Outcome::Bound);
+    cluster.pod(&bound(pod("a", 2), "n", 1, Some("0,1")));
+    assert_eq!(reserve(&cluster, "a").unwrap(), Reserved::AlreadyBound);
+}
+
+#[test]
+fn a_bind_that_makes_no_sense_is_refused_with_its_reason() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2)).pod(&pod("big", 9)).node("foreign", 8);
+    cluster.inventory(&gpu_node("unlisted", &bridged()));
+    let on = |pod: &str, node: &str| {
+        let result = cluster
+            .store
+            .update(|index| index.reserve(&target(pod, node), None));
+        result.map_err(|error| error.to_string())
+    };
+    assert_eq!(on("nobody", "n").unwrap_err(), "pod nobody is not known");
+    assert_eq!(on("a", "nowhere").unwrap_err(), "node nowhere does not exist");
+    assert_eq!(on("a", "unlisted").unwrap_err(), "node unlisted does not exist");
+    assert_eq!(on("big", "n").unwrap_err(), "node n: 8 of 8 GPUs free, 9 asked");
+    assert_eq!(on("a", "foreign"), Ok(Reserved::Plain));
+    let mut renamed = target("a", "n");
+    renamed.name = "b".to_owned();
+    let error = cluster
+        .store
+        .update(|index| index.reserve(&renamed, None))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "pod UID a is that of default/a, not of default/b"
+    );
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn bind_takes_what_was_held_for_the_pod() {
+    let cluster = one_node();
+    let now = cluster.now();
+    cluster.pod(&pod("a", 2)).pod(&pod("b", 2));
+    for pod in ["a", "b"] {
+        cluster
+            .store
+            .update(|index| index.hold(now, &pod.into(), &request(2), "n"));
+    }
+    assert_eq!(cluster.open("n"), "4,5,6,7");
+    // Binds arrive in any order: each gets its own.
+    assert_eq!(granted(&reserve(&cluster, "b").unwrap()), "2,3");
+    assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1");
+}
+
+#[test]
+fn a_hold_ends_by_itself_and_with_its_pod() {
+    let cluster = one_node();
+    let now = cluster.now();
+    for pod in ["a", "b"] {
+        cluster
+            .store
+            .update(|index| index.hold(now, &pod.into(), &request(2), "n"));
+    }
+    cluster.gone(&pod("a", 2));
+    assert_eq!(cluster.open("n"), "0,1,4,5,6,7");
+    cluster.wait(31);
+    assert_eq!(cluster.open("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_finished_pods_devices_are_free_once_the_plugin_agrees() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running);
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["holders"] = json!([holder("n", "a", Some("a"), "0,1")]);
+    cluster.inventory(&node);
+    let mut ended = running;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.inventory(&gpu_node("n", &bridged()));
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_finished_pod_the_plugin_never_listed_frees_at_once() {
+    let cluster = one_node();
+    let mut ended = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&ended);
+    ended["status"]["phase"] = "Failed".into();
+    cluster.pod(&ended);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_force_deleted_pods_devices_are_quarantined() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    cluster.wait(4);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(1);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn the_quarantine_does_not_end_on_facts_from_before_its_end() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    let (deleted, later) = (cluster.now(), cluster.now() + Duration::from_secs(60));
+    cluster.store.update(|index| index.tick(later, deleted));
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_quarantine_goes_on_while_the_plugin_says_so() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["holders"] = json!([quarantined(holder("n", "a", Some("a"), "0,1"))]);
+    cluster.inventory(&node).wait(100);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_pod_deleted_after_all_its_containers_ended_needs_no_quarantine() {
+    let cluster = one_node();
+    let mut running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running);
+    running["status"]["containerStatuses"] = json!([{"state": {"terminated": {}}}]);
+    cluster.gone(&running);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_bound_pod_that_a_list_does_not_name_is_gone_and_quarantined() {
+    let cluster = one_node();
+    cluster
+        .pod(&bound(pod("a", 2), "n", 1, Some("0,1")))
+        .pod(&pod("b", 2));
+    reserve(&cluster, "b").unwrap();
+    finish(&cluster, "b", Outcome::Bound);
+    cluster.wait(1).list(Source::Pods, |_| {});
+    assert_eq!(cluster.free("n"), "4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_bind_that_ended_while_a_list_was_read_is_not_taken_for_gone() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2)).wait(1);
+    cluster.list(Source::Pods, |cluster| {
+        reserve(cluster, "a").unwrap();
+        cluster.wait(1);
+        finish(cluster, "a", Outcome::Bound);
+        cluster.pod(&pod("a", 2));
+    });
+    cluster.wait(100);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
+    let cluster = one_node();
+    let holder = bound(pod("a", 6), "n", 1, Some("0-5"));
+    cluster.pod(&holder);
+    let park = |name: &str, gpus| {
+        let parked = Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request: request(gpus),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.store.update(|index| index.park(name.into(), parked));
+    };
+    park("fits", 4);
+    park("too big", 9);
+    let woken = || {
+        let woken = cluster.store.update(|index| index.take_wakeable(10));
+        woken
+            .into_iter()
+            .map(|(uid, _)| uid.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(woken(), [""; 0]);
+    cluster.gone(&holder);
+    assert_eq!(woken(), [""; 0]);
+    cluster.wait(6);
+    assert_eq!(woken(), ["fits"]);
+    assert_eq!(woken(), [""; 0]);
+    // One refused after the gain was published has seen it.
+    park("fits", 4);
+    assert_eq!(woken(), [""; 0]);
+}
+
+#[test]
+fn a_pod_parked_on_an_outdated_snapshot_is_woken() {
+    let cluster = one_node();
+    let holder = bound(pod("a", 8), "n", 1, Some("0-7"));
+    cluster.pod(&holder);
+    let before = cluster.store.snapshot().generation;
+    let mut ended = holder;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+    let parked = Parked {
+        namespace: "default".into(),
+        name: "late".into(),
+        request: request(4),
+        generation: before,
+    };
+    cluster.store.update(|index| index.park("late".into(), parked));
+    assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
+}
+
+#[test]
+fn numbers_of_nodes_that_are_gone_are_used_again() {
+    let cluster = one_node();
+    let now = cluster.now();
+    cluster
+        .store
+        .update(|index| index.hold(now, &"a".into(), &request(2), "n"));
+    for number in 0..2000 {
+        let name = format!("short-lived-{number}");
+        cluster.add(&name, &bridged());
+        cluster.store.update(|index| {
+            index.node_deleted(&name);
+            index.inventory_deleted(&name);
+        });
+    }
+    let snapshot = cluster.store.snapshot();
+    assert!(snapshot.names.len() < 1000, "{}", snapshot.names.len());
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+    assert_eq!(cluster.open("n"), "2,3,4,5,6,7");
+    assert!(snapshot.find("short-lived-0").is_none());
+}
+
+#[test]
+fn a_grant_for_several_containers_is_whole() {
+    let cluster = one_node();
+    let mut several = pod("a", 2);
+    several["spec"]["initContainers"] = json!([
+        {"name": "fetch", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+        {"name": "log", "restartPolicy": "Always", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+    ]);
+    cluster.pod(&several);
+    let reserved = reserve(&cluster, "a").unwrap();
+    let Reserved::Grant { annotation, .. } = &reserved else {
+        panic!("{reserved:?}");
+    };
+    let grant = gantry_api::Grant::parse(annotation, &"a".into(), &"n".into()).unwrap();
+    let names: Vec<&str> = grant
+        .containers
+        .iter()
+        .map(|container| container.name.as_str())
+        .collect();
+    assert_eq!(names, ["fetch", "log", "main"]);
+    assert_eq!(set(&granted(&reserved)).len(), 3);
+    cluster.pod(&bound(several, "n", 1, None));
+    assert_eq!(set(&cluster.free("n")).len(), 5);
+}

@@ -1,1 +1,161 @@
+use gantry_api::ContainerShare;
+use proptest::prelude::*;
 
+use super::*;
+use crate::fixtures::{GPU, bridged, kind, plain, set, switched};
+use crate::request::{Container, ContainerKind, Request};
+
+fn ask(containers: &[(&'static str, ContainerKind, &'static str)]) -> Ask {
+    let resources = [GPU.into()];
+    let request = Request::read(&resources, |_| {
+        containers.iter().map(|&(name, kind, quantity)| Container {
+            name,
+            kind,
+            quantity: Some(quantity),
+        })
+    });
+    request.unwrap().asks.remove(0)
+}
+
+fn ids() -> Vec<Option<DeviceId>> {
+    (0..8)
+        .map(|gpu| Some(DeviceId::from(format!("g{gpu}"))))
+        .collect()
+}
+
+/// The layout as text: container by container.
+fn laid(layout: &Layout, ask: &Ask) -> Vec<String> {
+    let grants = layout.grants(ask, &ids()).unwrap();
+    let text = |share: &ContainerShare| match share {
+        ContainerShare::Devices(ids) => ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        ContainerShare::AnyOfHeld(count) => format!("any {count}"),
+    };
+    grants
+        .iter()
+        .map(|grant| format!("{}: {}", grant.name, text(&grant.share)))
+        .collect()
+}
+
+#[test]
+fn a_pair_is_given_where_a_pair_is_free() {
+    let layout = Layout::best(&kind(&bridged()), set("1,2,4,5,6"), &Ask::single(GPU.into(), 2)).unwrap();
+    assert_eq!(layout.gpus, set("4,5"));
+    assert!(layout.gbs.unwrap() > 0.0);
+}
+
+#[test]
+fn a_single_gpu_breaks_no_pair_while_a_loose_one_is_free() {
+    let layout = Layout::best(&kind(&bridged()), set("0,1,3,4,5"), &Ask::single(GPU.into(), 1)).unwrap();
+    assert_eq!(layout.gpus, set("3"));
+    assert_eq!(layout.gbs, None);
+}
+
+#[test]
+fn more_than_is_free_is_not_laid() {
+    assert_eq!(
+        Layout::best(&kind(&bridged()), set("0,1"), &Ask::single(GPU.into(), 3)),
+        None
+    );
+}
+
+#[test]
+fn each_of_two_containers_gets_a_pair_of_its_own() {
+    let ask = ask(&[("a", ContainerKind::App, "2"), ("b", ContainerKind::App, "2")]);
+    let layout = Layout::best(&kind(&bridged()), set("0,1,2,4,5"), &ask).unwrap();
+    assert_eq!(laid(&layout, &ask), ["a: g0 g1", "b: g4 g5"]);
+}
+
+#[test]
+fn an_init_container_works_on_a_part_of_what_its_app_gets() {
+    let ask = ask(&[
+        ("fetch", ContainerKind::Init, "2"),
+        ("train", ContainerKind::App, "4"),
+    ]);
+    let layout = Layout::best(&kind(&bridged()), set("0-7"), &ask).unwrap();
+    assert_eq!(laid(&layout, &ask), ["fetch: g0 g1", "train: g0 g1 g2 g3"]);
+}
+
+#[test]
+fn an_init_container_that_holds_more_names_the_whole_and_the_app_any_of_it() {
+    let ask = ask(&[
+        ("fetch", ContainerKind::Init, "4"),
+        ("train", ContainerKind::App, "2"),
+    ]);
+    let layout = Layout::best(&kind(&bridged()), set("0-7"), &ask).unwrap();
+    assert_eq!(laid(&layout, &ask), ["fetch: g0 g1 g2 g3", "train: any 2"]);
+}
+
+#[test]
+fn a_container_that_takes_leftovers_and_new_ones_is_granted_both() {
+    let ask = ask(&[
+        ("fetch", ContainerKind::Init, "3"),
+        ("a", ContainerKind::App, "2"),
+        ("b", ContainerKind::App, "2"),
+    ]);
+    let layout = Layout::best(&kind(&switched()), set("0-7"), &ask).unwrap();
+    assert_eq!(layout.gpus.len(), 4);
+    let laid = laid(&layout, &ask);
+    assert_eq!(laid.len(), 4);
+    assert_eq!(&laid[1..3], ["a: any 2", "b: any 1"]);
+}
+
+fn containers() -> impl Strategy<Value = Vec<(&'static str, ContainerKind, &'static str)>> {
+    let size = prop::sample::select(vec!["1", "2", "3", "4"]);
+    let init = (
+        prop::sample::select(vec!["i", "j", "k"]),
+        prop::sample::select(vec![ContainerKind::Init, ContainerKind::Sidecar]),
+        size.clone(),
+    );
+    let app = (
+        prop::sample::select(vec!["a", "b", "c"]),
+        Just(ContainerKind::App),
+        size,
+    );
+    (
+        prop::collection::vec(init, 0..3),
+        prop::collection::vec(app, 1..3),
+    )
+        .prop_map(|(inits, apps)| inits.into_iter().chain(apps).collect())
+}
+
+proptest! {
+    /// Any pod, any free set: what is laid fits, every block has its size, no GPU is in two, and one container alone
+    /// gets what the table says.
+    #[test]
+    fn what_is_laid_is_what_was_asked(free in 0u32..256, containers in containers(), which in 0usize..3) {
+        let kind = kind(&[bridged(), switched(), plain(8)][which]);
+        let free = GpuSet::from_bits(free);
+        let ask = ask(&containers);
+        let devices = ask.devices as usize;
+        match Layout::best(&kind, free, &ask) {
+            None => prop_assert!(devices > free.len()),
+            Some(layout) => {
+                prop_assert!(layout.gpus.is_subset(free));
+                prop_assert_eq!(layout.gpus.len(), devices);
+                let sizes: Vec<u32> = layout.blocks.iter().map(|block| u32::try_from(block.len()).unwrap()).collect();
+                prop_assert_eq!(&sizes, &ask.blocks);
+                prop_assert!(layout.grants(&ask, &ids()).is_some());
+                if containers.len() == 1 {
+                    prop_assert_eq!(Some(layout.gpus), kind.best(free, devices));
+                }
+            }
+        }
+    }
+
+    /// The worst-off container is never worse off than when the pod's set is chosen as a whole.
+    #[test]
+    fn splitting_never_serves_the_worst_off_worse(free in 0u32..256, a in 2usize..4, b in 2usize..4) {
+        let kind = kind(&bridged());
+        let free = GpuSet::from_bits(free);
+        let sizes = ["", "1", "2", "3"];
+        let ask = ask(&[("a", ContainerKind::App, sizes[a]), ("b", ContainerKind::App, sizes[b])]);
+        if let Some(layout) = Layout::best(&kind, free, &ask) {
+            let whole = kind.best(free, a + b).unwrap();
+            let (first, second) = (a.max(b), a.min(b));
+            let large = kind.best(whole, first).unwrap();
+            let small = kind.best(whole - large, second).unwrap();
+            let least = kind.bandwidth(large).min(kind.bandwidth(small));
+            prop_assert!(layout.gbs.unwrap() >= least);
+        }
+    }
+}

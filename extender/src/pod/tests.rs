@@ -1,1 +1,57 @@
+use serde_json::json;
 
+use super::*;
+use crate::fixtures::{bound, facts, pod, resources};
+
+#[test]
+fn a_pod_that_asks_for_nothing_of_ours_is_not_kept() {
+    let other = json!({"metadata": {"name": "web", "uid": "u"}, "spec": {"containers": [{"name": "web", "resources": {"limits": {"cpu": "2"}}}]}});
+    assert_eq!(
+        PodFacts::read(&resources(), serde_json::from_value(other).unwrap()),
+        None
+    );
+}
+
+#[test]
+fn kube_schedulers_own_count_is_noticed() {
+    let mut short = pod("a", 4);
+    short["status"]["conditions"] = json!([{
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+    }]);
+    assert_eq!(facts(&short).insufficient, ["nvidia.com/gpu".into()]);
+    short["status"]["conditions"][0]["message"] =
+        "0/3 nodes are available: 3 node(s) with 1 of 8 GPUs free, 4 asked.".into();
+    assert!(facts(&short).insufficient.is_empty());
+}
+
+#[test]
+fn stopped_means_that_every_container_has_ended_and_no_sidecar_runs() {
+    let mut ended = pod("a", 1);
+    ended["status"]["containerStatuses"] = json!([{"state": {"terminated": {"exitCode": 0}}}]);
+    assert!(facts(&ended).stopped);
+    ended["status"]["initContainerStatuses"] = json!([{"state": {"running": {}}}]);
+    assert!(!facts(&ended).stopped);
+    assert!(!facts(&pod("b", 1)).stopped);
+}
+
+#[test]
+fn a_huge_grant_is_not_kept_whole() {
+    let mut huge = bound(pod("a", 1), "n", 1, None);
+    huge["metadata"]["annotations"] = json!({"gantry.dev/grant": "ä".repeat(Grant::MAX_BYTES)});
+    let kept = facts(&huge).grant.unwrap();
+    assert!(kept.len() <= Grant::MAX_BYTES + 1 && kept.len() >= Grant::MAX_BYTES);
+}
+
+#[test]
+fn pods_are_ordered_by_bind_then_creation_then_uid() {
+    let first = facts(&bound(pod("b", 1), "n", 1, None));
+    let second = facts(&bound(pod("a", 1), "n", 2, None));
+    let unbound = facts(&pod("c", 1));
+    assert_eq!(first.order(&second), Ordering::Less);
+    assert_eq!(second.order(&unbound), Ordering::Less);
+    assert_eq!(
+        first.order(&facts(&bound(pod("a", 1), "n", 1, None))),
+        Ordering::Greater
+    );
+}

@@ -1,1 +1,217 @@
+use std::time::Duration;
 
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixtures::{Cluster, bound, bridged, pod, resources, switched};
+
+/// A service over a cluster whose API server nobody plays.
+pub(crate) fn service(cluster: &Cluster) -> Service {
+    let (mock, api) =
+        tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+    drop(api);
+    let client = kube::Client::new(mock, "default");
+    Service {
+        store: Arc::clone(&cluster.store),
+        binder: Binder::new(
+            client,
+            Arc::clone(&cluster.store),
+            resources(),
+            Duration::from_secs(1),
+        ),
+        resources: resources(),
+        options: Options::default(),
+        metrics: Arc::default(),
+    }
+}
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::new(Options::default());
+    cluster
+        .add("a", &bridged())
+        .add("b", &switched())
+        .add("c", &bridged());
+    cluster
+}
+
+fn body(pod: &Value, names: &[&str]) -> Vec<u8> {
+    serde_json::to_vec(&json!({"Pod": pod, "Nodes": null, "NodeNames": names})).unwrap()
+}
+
+fn read(answer: &[u8]) -> Value {
+    serde_json::from_slice(answer).unwrap()
+}
+
+#[tokio::test]
+async fn a_pod_that_asks_for_nothing_of_ours_passes_everywhere_also_before_we_know_anything() {
+    let cluster = Cluster::cold(Options::default());
+    let service = service(&cluster);
+    let web = json!({"metadata": {"name": "web", "uid": "w"}, "spec": {"containers": [{"name": "web"}]}});
+    let answer = read(&service.filter(&body(&web, &["a", "unknown"])).unwrap());
+    assert_eq!(answer["NodeNames"], json!(["a", "unknown"]));
+    let answer = read(&service.prioritize(&body(&web, &["a", "unknown"])).unwrap());
+    assert_eq!(
+        answer,
+        json!([{"Host": "a", "Score": 0}, {"Host": "unknown", "Score": 0}])
+    );
+}
+
+#[tokio::test]
+async fn a_cold_cache_decides_nothing() {
+    let cluster = Cluster::cold(Options::default());
+    let service = service(&cluster);
+    let body = body(&pod("p", 2), &["a"]);
+    assert!(matches!(service.filter(&body), Err(Refusal::Cold)));
+    assert!(matches!(service.prioritize(&body), Err(Refusal::Cold)));
+    let bind = br#"{"PodName":"p","PodNamespace":"default","PodUID":"p","Node":"a"}"#;
+    assert!(matches!(service.bind(bind).await, Err(Refusal::Cold)));
+}
+
+#[tokio::test]
+async fn the_winner_is_held_for_the_pod() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let answer = read(&service.prioritize(&body(&pod("p", 2), &["a", "b", "c"])).unwrap());
+    assert_eq!(
+        answer,
+        json!([{"Host": "a", "Score": 0}, {"Host": "b", "Score": 10}, {"Host": "c", "Score": 0}])
+    );
+    assert_eq!(cluster.free("b"), "0,1,2,3,4,5,6,7");
+    assert_eq!(crate::fixtures::set(&cluster.open("b")).len(), 6);
+}
+
+#[tokio::test]
+async fn the_only_survivor_of_a_filter_is_held_too_and_filtering_again_changes_nothing() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let first = service.filter(&body(&pod("p", 2), &["a"])).unwrap();
+    let open = cluster.open("a");
+    assert_eq!(open, "2,3,4,5,6,7");
+    assert_eq!(service.filter(&body(&pod("p", 2), &["a"])).unwrap(), first);
+    assert_eq!(cluster.open("a"), open);
+}
+
+#[tokio::test]
+async fn a_simulation_leaves_no_trace() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let template =
+        json!({"metadata": {"name": "template-1"}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}});
+    let request = json!({"Pod": pod("p", 2), "Nodes": {"items": [template]}, "NodeNames": null});
+    let answer = read(&service.filter(&serde_json::to_vec(&request).unwrap()).unwrap());
+    assert_eq!(answer["Nodes"]["items"], json!([template]));
+    assert!(cluster.store.snapshot().holds.is_empty());
+}
+
+#[tokio::test]
+async fn a_pod_refused_everywhere_is_parked_until_it_has_somewhere_to_go() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    service.filter(&body(&pod("p", 9), &["a", "b"])).unwrap();
+    assert!(cluster.store.read(|index| index.is_parked("p")));
+    service.filter(&body(&pod("p", 2), &["a", "b"])).unwrap();
+    assert!(!cluster.store.read(|index| index.is_parked("p")));
+}
+
+#[tokio::test]
+async fn an_unreadable_quantity_is_said_on_every_node() {
+    let cluster = cluster();
+    let mut half = pod("p", 1);
+    half["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "500m".into();
+    let answer = read(&service(&cluster).filter(&body(&half, &["a", "b"])).unwrap());
+    assert_eq!(answer["NodeNames"], json!([]));
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"]["b"],
+        "node(s) not looked at: container main asks for 500m of nvidia.com/gpu, which is no whole number of devices"
+    );
+}
+
+#[tokio::test]
+async fn malformed_bodies_are_refused_with_their_place() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let error = service.filter(b"{\"Pod\": }").unwrap_err().to_string();
+    assert_eq!(error, "filter: expected value at line 1 column 9");
+    let nodes = br#"{"Pod":{"metadata":{}},"Nodes":{"items":[{"metadata":{"name":1}}]}}"#;
+    let error = service.filter(nodes).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "filter: Nodes.items[0]: invalid type: integer `1`, expected a string at line 1 column 21"
+    );
+    let bind = br#"{"PodName":"../x","PodNamespace":"default","PodUID":"p","Node":"a"}"#;
+    let error = service.bind(bind).await.unwrap_err().to_string();
+    assert_eq!(error, "bind: PodName is \"../x\", which is no name");
+}
+
+#[tokio::test]
+async fn a_bind_that_fails_is_an_answer_with_the_reason() {
+    let cluster = cluster();
+    cluster.pod(&bound(pod("p", 2), "c", 1, None));
+    let bind = br#"{"PodName":"p","PodNamespace":"default","PodUID":"p","Node":"a"}"#;
+    let answer = read(&service(&cluster).bind(bind).await.unwrap());
+    assert_eq!(answer, json!({"Error": "pod is bound to node c already"}));
+}
+
+/// JSON that looks like a request in places.
+fn almost() -> impl Strategy<Value = Value> {
+    let key = prop::sample::select(vec![
+        "Pod",
+        "Nodes",
+        "NodeNames",
+        "metadata",
+        "name",
+        "uid",
+        "spec",
+        "containers",
+        "initContainers",
+        "resources",
+        "limits",
+        "requests",
+        "nvidia.com/gpu",
+        "restartPolicy",
+        "items",
+        "status",
+        "allocatable",
+        "PodName",
+        "PodUID",
+        "PodNamespace",
+        "Node",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<i64>().prop_map(Value::from),
+        prop::sample::select(vec!["a", "b", "8", "-1", "0.5", "1e30", "Always", "\u{0}\"\\"])
+            .prop_map(Value::from),
+    ];
+    leaf.prop_recursive(6, 48, 5, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((key.clone(), inner), 0..6).prop_map(|entries| entries
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect()),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+    #[test]
+    fn no_body_makes_the_service_panic(value in almost(), pod_like in any::<bool>()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _guard = runtime.enter();
+        let cluster = cluster();
+        let service = service(&cluster);
+        let value = if pod_like {
+            json!({"Pod": {"metadata": {"name": "p", "uid": "p"}, "spec": value}, "NodeNames": ["a", "b", "x"]})
+        } else {
+            value
+        };
+        let body = serde_json::to_vec(&value).unwrap();
+        for answer in [service.filter(&body), service.prioritize(&body)].into_iter().flatten() {
+            read(&answer);
+        }
+        let _ = runtime.block_on(service.bind(&body));
+    }
+}

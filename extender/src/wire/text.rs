@@ -30,31 +30,17 @@ impl<'a> From<&'a str> for Text<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(TextVisitor { numbers: false })
+        deserializer.deserialize_str(TextVisitor)
     }
 }
 
-struct TextVisitor {
-    numbers: bool,
-}
-
-impl TextVisitor {
-    fn number<'de, E: Error>(&self, number: impl fmt::Display) -> Result<Text<'de>, E> {
-        if self.numbers {
-            Ok(Text(Cow::Owned(number.to_string())))
-        } else {
-            Err(E::custom(format_args!(
-                "invalid type: number {number}, expected a string"
-            )))
-        }
-    }
-}
+struct TextVisitor;
 
 impl<'de> Visitor<'de> for TextVisitor {
     type Value = Text<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.numbers { "a quantity" } else { "a string" })
+        f.write_str("a string")
     }
 
     fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Text<'de>, E> {
@@ -63,18 +49,6 @@ impl<'de> Visitor<'de> for TextVisitor {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Text<'de>, E> {
         Ok(Text(Cow::Owned(text.to_owned())))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Text<'de>, E> {
-        self.number(number)
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Text<'de>, E> {
-        self.number(number)
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Text<'de>, E> {
-        self.number(number)
     }
 }
 
@@ -120,8 +94,42 @@ struct Quantity<'a>(Text<'a>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Quantity<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer
-            .deserialize_any(TextVisitor { numbers: true })
-            .map(Self)
+        deserializer.deserialize_any(QuantityVisitor)
+    }
+}
+
+struct QuantityVisitor;
+
+impl QuantityVisitor {
+    fn number<'de>(number: impl fmt::Display) -> Quantity<'de> {
+        Quantity(Text(Cow::Owned(number.to_string())))
+    }
+}
+
+impl<'de> Visitor<'de> for QuantityVisitor {
+    type Value = Quantity<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a quantity")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+        TextVisitor.visit_borrowed_str(text).map(Quantity)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        TextVisitor.visit_str(text).map(Quantity)
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Self::number(number))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(Self::number(number))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+        Ok(Self::number(number))
     }
 }

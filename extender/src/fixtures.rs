@@ -1,0 +1,274 @@
+//! A small cluster for tests, fed through the same readers as the real one: JSON as the API server sends it.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use gantry_api::{Grant, NodeName, PodUid, ResourceName, names};
+use gantry_topology::{Gpu, GpuSet, Machine, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
+use serde_json::{Value, json};
+
+use crate::decide::Options;
+use crate::index::{self, Index, Source, Store, Target};
+use crate::kind::{Kind, Kinds};
+use crate::pod::PodFacts;
+use crate::request::{Ask, Request};
+
+pub(crate) const GPU: &str = names::GPU_RESOURCE;
+
+pub(crate) fn resources() -> Arc<[ResourceName]> {
+    [GPU.into()].into()
+}
+
+pub(crate) fn set(text: &str) -> GpuSet {
+    text.parse().unwrap()
+}
+
+/// Eight GPUs in four bridged pairs (0-1, 2-3, 4-5, 6-7), four to a socket.
+pub(crate) fn bridged() -> Machine {
+    machine(8, |parts| {
+        parts.nvlinks = (0..4)
+            .map(|pair| NvLinkBundle {
+                gpus: [2 * pair, 2 * pair + 1],
+                links: 4,
+            })
+            .collect();
+    })
+}
+
+/// Eight GPUs behind NVSwitches: all pairs alike.
+pub(crate) fn switched() -> Machine {
+    machine(8, |parts| {
+        for gpu in &mut parts.gpus {
+            gpu.nvlink = Some(NvLinkPorts {
+                version: Some(4),
+                switch_links: 18,
+            });
+        }
+    })
+}
+
+/// GPUs joined by nothing but PCIe.
+pub(crate) fn plain(gpus: usize) -> Machine {
+    machine(gpus, |_| {})
+}
+
+fn machine(gpus: usize, shape: impl FnOnce(&mut MachineParts)) -> Machine {
+    let mut parts = MachineParts {
+        gpus: (0..gpus)
+            .map(|index| Gpu {
+                index: u8::try_from(index).unwrap(),
+                ..Gpu::default()
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(gpus, |a, b| {
+            if a / 4 == b / 4 {
+                PathClass::Node
+            } else {
+                PathClass::Sys
+            }
+        }),
+        ..MachineParts::default()
+    };
+    shape(&mut parts);
+    Machine::new(parts).unwrap()
+}
+
+pub(crate) fn kind(machine: &Machine) -> Arc<Kind> {
+    Kinds::default().of(machine)
+}
+
+pub(crate) fn ask(devices: u32) -> Ask {
+    Ask::single(GPU.into(), devices)
+}
+
+pub(crate) fn request(devices: u32) -> Arc<Request> {
+    Arc::new(Request {
+        asks: vec![ask(devices)],
+        order: Vec::new(),
+    })
+}
+
+pub(crate) fn device(node: &str, gpu: usize) -> String {
+    format!("GPU-{node}-{gpu}")
+}
+
+pub(crate) fn devices(node: &str, gpus: GpuSet) -> Vec<String> {
+    gpus.iter().map(|gpu| device(node, gpu)).collect()
+}
+
+/// A GpuNode as the API server sends it: all healthy, nobody holds anything.
+pub(crate) fn gpu_node(name: &str, machine: &Machine) -> Value {
+    let devices: Vec<Value> = (0..machine.gpus().len())
+        .map(|gpu| json!({"id": device(name, gpu), "resource": GPU, "gpu": gpu, "healthy": true}))
+        .collect();
+    json!({
+        "metadata": {"name": name},
+        "spec": {"machine": machine},
+        "status": {"devices": devices, "holders": []},
+    })
+}
+
+/// A holder of a GpuNode's status.
+pub(crate) fn holder(node: &str, pod: &str, uid: Option<&str>, gpus: &str) -> Value {
+    json!({
+        "namespace": "default", "pod": pod, "uid": uid, "resource": GPU,
+        "devices": devices(node, set(gpus)), "provenance": "PodResources", "state": "Live",
+    })
+}
+
+pub(crate) fn quarantined(mut holder: Value) -> Value {
+    holder["state"] = "Quarantined".into();
+    holder
+}
+
+/// A pod of one container, pending. Its UID is its name.
+pub(crate) fn pod(name: &str, gpus: u32) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {GPU: gpus.to_string()}}}]},
+        "status": {"phase": "Pending"},
+    })
+}
+
+/// The pod bound to a node at second `at`, with a grant of some GPUs.
+pub(crate) fn bound(mut pod: Value, node: &str, at: u32, gpus: Option<&str>) -> Value {
+    pod["spec"]["nodeName"] = node.into();
+    pod["status"]["conditions"] = json!([{
+        "type": "PodScheduled", "status": "True", "lastTransitionTime": format!("2026-01-01T00:{:02}:{:02}Z", at / 60, at % 60),
+    }]);
+    if let Some(gpus) = gpus {
+        let uid: PodUid = pod["metadata"]["uid"].as_str().unwrap().into();
+        pod["metadata"]["annotations"] = json!({names::GRANT_ANNOTATION: grant(&uid, node, set(gpus))});
+    }
+    pod
+}
+
+/// The annotation that grants `gpus` of `node` to the single container of a pod.
+pub(crate) fn grant(uid: &PodUid, node: &str, gpus: GpuSet) -> String {
+    let ids = devices(node, gpus).into_iter().map(Into::into).collect();
+    Grant {
+        version: Grant::VERSION,
+        plan: "p".into(),
+        pod: uid.clone(),
+        node: node.into(),
+        containers: vec![gantry_api::ContainerGrant {
+            name: "main".into(),
+            resource: GPU.into(),
+            share: gantry_api::ContainerShare::Devices(ids),
+        }],
+    }
+    .to_annotation()
+    .unwrap()
+}
+
+pub(crate) fn facts(pod: &Value) -> PodFacts {
+    PodFacts::read(&resources(), serde_json::from_value(pod.clone()).unwrap()).unwrap()
+}
+
+pub(crate) fn target(pod: &str, node: &str) -> Target {
+    Target {
+        uid: pod.into(),
+        namespace: "default".into(),
+        name: pod.into(),
+        node: node.into(),
+    }
+}
+
+/// A cluster behind a store.
+pub(crate) struct Cluster {
+    pub(crate) store: Arc<Store>,
+    pub(crate) now: Mutex<Instant>,
+    kinds: Mutex<Kinds>,
+}
+
+impl Cluster {
+    /// Lists have been read and were empty.
+    pub(crate) fn new(options: Options) -> Self {
+        let cluster = Self::cold(options);
+        for source in Source::ALL {
+            cluster.list(source, |_| {});
+        }
+        cluster
+    }
+
+    /// Nothing has been read.
+    pub(crate) fn cold(options: Options) -> Self {
+        Self {
+            store: Arc::new(Store::new(Index::new(options, "run".into()))),
+            now: Mutex::new(Instant::now()),
+            kinds: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        *self.now.lock().unwrap()
+    }
+
+    pub(crate) fn list(&self, source: Source, fill: impl FnOnce(&Self)) {
+        let now = self.now();
+        self.store.update(|index| index.list_begins(now, source));
+        fill(self);
+        self.store.update(|index| index.list_ends(now, source));
+    }
+
+    /// A node with a Gantry plugin.
+    pub(crate) fn add(&self, name: &str, machine: &Machine) -> &Self {
+        self.node(name, u32::try_from(machine.gpus().len()).unwrap());
+        self.inventory(&gpu_node(name, machine))
+    }
+
+    pub(crate) fn node(&self, name: &str, advertised: u32) -> &Self {
+        self.store
+            .update(|index| index.node_applied(&name.into(), vec![(GPU.into(), advertised)]));
+        self
+    }
+
+    pub(crate) fn inventory(&self, node: &Value) -> &Self {
+        let name: NodeName = node["metadata"]["name"].as_str().unwrap().into();
+        let node = serde_json::from_value(node.clone()).unwrap();
+        let inventory = index::inventory(&resources(), node, &mut self.kinds.lock().unwrap()).unwrap();
+        self.store
+            .update(|index| index.inventory_applied(&name, inventory));
+        self
+    }
+
+    pub(crate) fn pod(&self, pod: &Value) -> &Self {
+        let facts = facts(pod);
+        self.store.update(|index| index.pod_applied(facts));
+        self
+    }
+
+    pub(crate) fn gone(&self, pod: &Value) -> &Self {
+        let (now, facts) = (self.now(), facts(pod));
+        let uid = facts.uid.clone();
+        self.store
+            .update(|index| index.pod_deleted(now, &uid, Some(facts)));
+        self
+    }
+
+    /// Lets time pass, with the API server answering all the while.
+    pub(crate) fn wait(&self, seconds: u64) -> &Self {
+        let now = self.now() + std::time::Duration::from_secs(seconds);
+        *self.now.lock().unwrap() = now;
+        self.store.update(|index| index.tick(now, now));
+        self
+    }
+
+    /// GPUs of a node that nobody has.
+    pub(crate) fn free(&self, node: &str) -> String {
+        self.pool(node, |pool| pool.free)
+    }
+
+    /// GPUs of a node that nobody has nor is about to get.
+    pub(crate) fn open(&self, node: &str) -> String {
+        self.pool(node, |pool| pool.open)
+    }
+
+    fn pool(&self, node: &str, of: impl Fn(&crate::snapshot::Pool) -> GpuSet) -> String {
+        let snapshot = self.store.snapshot();
+        match snapshot.standing(snapshot.find(node).unwrap()) {
+            crate::snapshot::Standing::Ours(class) => of(class.pool(GPU).unwrap().1).to_string(),
+            other => panic!("{node} is {other:?}"),
+        }
+    }
+}
