@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 use gantry_api::names;
 
+use crate::health::HealthChecks;
+
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
@@ -84,6 +86,15 @@ pub struct Args {
     /// The extended resource that whole GPUs are advertised as
     #[arg(long, value_name = "NAME", default_value = names::GPU_RESOURCE)]
     pub resource_name: String,
+
+    /// Xids that make no GPU unhealthy: numbers with commas, or "all" to watch none
+    #[arg(
+        long,
+        env = "DP_DISABLE_HEALTHCHECKS",
+        value_name = "XIDS",
+        default_value = ""
+    )]
+    pub disable_health_checks: HealthChecks,
 }
 
 /// One way of giving a container its GPUs.
@@ -121,6 +132,23 @@ mod tests {
 
     fn parse(words: &[&str]) -> Result<Args, clap::Error> {
         Command::try_parse_from([&["plugin"], words].concat()).map(|command| command.args)
+    }
+
+    #[test]
+    fn health_checks_are_on_but_for_those_named() {
+        assert!(
+            parse(&["--node-name=a"])
+                .unwrap()
+                .disable_health_checks
+                .watches(79)
+        );
+        let args = parse(&["--node-name=a", "--disable-health-checks=48,79"]).unwrap();
+        assert!(!args.disable_health_checks.watches(79) && args.disable_health_checks.watches(74));
+        let error = parse(&["--node-name=a", "--disable-health-checks=ecc"]).unwrap_err();
+        assert!(
+            error.to_string().contains("\"ecc\" is no health check"),
+            "{error}"
+        );
     }
 
     #[test]

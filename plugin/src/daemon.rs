@@ -17,7 +17,6 @@ use crate::allocate::Responder;
 use crate::args::Args;
 use crate::cluster::Cluster;
 use crate::handover::{Desk, Handover};
-use crate::health::HealthChecks;
 use crate::inventory::{Inventory, Owner, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::observe::{self, Observed};
@@ -42,7 +41,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         dev_root: args.dev_root.clone(),
         resource: ResourceName::from(args.resource_name.as_str()),
     };
-    let owner = Owner::start(&settings, HealthChecks::default(), Timing::default(), publish)
+    let checks = args.disable_health_checks.clone();
+    let owner = Owner::start(&settings, checks, Timing::default(), publish)
         .context("starting the thread that owns NVML")?;
     let served = serve(args, inventory, shutdown).await;
     drop(owner);

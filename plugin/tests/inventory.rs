@@ -82,6 +82,11 @@ impl Node {
     }
 }
 
+/// Between two looks at the simulator's counters, which cannot be awaited.
+async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
 /// The GPUs that are unhealthy, with their reasons.
 fn sick(inventory: &Inventory) -> BTreeMap<u8, String> {
     let devices = inventory.devices.iter().filter(|device| !device.health.healthy);
@@ -391,7 +396,7 @@ async fn a_call_that_fails_now_and_then_makes_no_gpu_sick() {
         sim.installed.controller.fail_call(call, 999, Some(1)).unwrap();
         // It has failed, and it has been asked again.
         while sim.installed.controller.calls().since(&before).of(call) < 2 {
-            tokio::task::yield_now().await;
+            a_moment().await;
         }
         assert!(sick(&snapshots.borrow()).is_empty(), "{call}");
     }
@@ -437,7 +442,7 @@ async fn at_rest_nvml_is_asked_for_events_and_nothing_else() {
     let waits = |enough: u64| async move {
         let before = calls();
         while calls().since(&before).of("nvmlEventSetWait_v2") < enough {
-            tokio::task::yield_now().await;
+            a_moment().await;
         }
         calls().since(&before).by_name()
     };
@@ -459,11 +464,11 @@ async fn a_look_round_asks_little() {
     let calls = || sim.installed.controller.calls();
     let start = calls();
     while calls().since(&start).of("nvmlEventSetWait_v2") < 1 {
-        tokio::task::yield_now().await;
+        a_moment().await;
     }
     let before = calls();
     while calls().since(&before).of("nvmlDeviceGetCount_v2") < 5 {
-        tokio::task::yield_now().await;
+        a_moment().await;
     }
     let asked = calls().since(&before).by_name();
     assert_eq!(
@@ -490,7 +495,7 @@ async fn nothing_is_published_while_nothing_changes() {
     let before = calls();
     // Five more full readings.
     while calls().since(&before).of("nvmlDeviceGetUUID") < 10 {
-        tokio::task::yield_now().await;
+        a_moment().await;
     }
     assert!(!node.snapshots.has_changed().unwrap());
 }
