@@ -30,6 +30,10 @@ pub(crate) struct Args {
     /// Stay up afterwards and show the cluster as it changes, until Ctrl-C
     #[arg(long)]
     watch: bool,
+
+    /// Keep the temporary folder, with the daemons' logs in it
+    #[arg(long)]
+    keep: bool,
 }
 
 /// Plays the demo.
@@ -45,7 +49,7 @@ pub(crate) async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Resu
     };
     screen.line(format!("Ready after {:.1} s.", start.elapsed().as_secs_f64()));
     let played = perform(&stage, screen, &args, start, &shutdown).await;
-    let taken_down = stage.take_down().await.context("ending the demo");
+    let taken_down = stage.take_down(args.keep).await.context("ending the demo");
     played.and(taken_down)
 }
 

@@ -77,6 +77,14 @@ impl Play<'_> {
         Ok(())
     }
 
+    /// The node with the most free GPUs.
+    pub(super) async fn roomiest(&self) -> anyhow::Result<String> {
+        let sight = self.stage.sight().await?;
+        let nodes = sight.nodes.iter().rev();
+        let roomiest = nodes.max_by_key(|node| node.free().len());
+        roomiest.map(|node| node.name.clone()).context("no node")
+    }
+
     /// Submits a pod.
     pub(super) async fn submit(&self, actor: &Actor) -> anyhow::Result<Pod> {
         let pod = serde_json::from_value(manifest(actor)).context("the demo's own pod")?;
@@ -206,7 +214,7 @@ impl Play<'_> {
         } else {
             self.check(
                 visible.len() == actor.gpus,
-                &format!("the container of {name} sees {} GPUs", actor.gpus),
+                &format!("the container of {name} sees {}", gpus(actor.gpus)),
             );
         }
         self.check(
@@ -295,6 +303,14 @@ impl Play<'_> {
         lines.extend(ours.filter_map(|event| event.message));
         lines.dedup();
         Ok(lines.join("\n"))
+    }
+}
+
+fn gpus(count: usize) -> String {
+    if count == 1 {
+        "1 GPU".into()
+    } else {
+        format!("{count} GPUs")
     }
 }
 

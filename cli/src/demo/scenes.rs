@@ -8,7 +8,7 @@ use kube::api::DeleteParams;
 
 use super::play::{Actor, Placed, Play};
 use super::screen::Look;
-use super::sight::Hold;
+use super::sight::{Hold, NodeSight};
 
 /// Plays all scenes.
 pub(super) async fn all(play: &mut Play<'_>) -> anyhow::Result<()> {
@@ -55,13 +55,15 @@ async fn too_large(play: &mut Play<'_>) -> anyhow::Result<()> {
 }
 
 async fn bypass(play: &mut Play<'_>) -> anyhow::Result<()> {
-    play.screen
-        .heading("3. A pod that bypasses the scheduler (nodeName: a40)");
+    let node = play.roomiest().await?;
+    play.screen.heading(&format!(
+        "3. A pod that bypasses the scheduler (nodeName: {node})"
+    ));
     let intro = "Nobody granted it anything. Kubelet takes devices at random unless told otherwise; the plugin keeps it off the GPUs \
                  of others and publishes what it got, so that the extender counts it.";
     play.screen.paragraph("", Look::FAINT, intro);
     let actor = Actor {
-        bypass: Some("a40".to_owned()),
+        bypass: Some(node),
         ..actor("bypass", 2)
     };
     play.place(&actor).await?;
@@ -71,22 +73,23 @@ async fn bypass(play: &mut Play<'_>) -> anyhow::Result<()> {
 async fn sick_gpu(play: &mut Play<'_>) -> anyhow::Result<()> {
     play.screen
         .heading("4. A GPU falls off the bus (Xid 79) just before it would be given out");
-    let Some(node) = play.stage.nodes.get("a40") else {
+    let name = play.roomiest().await?;
+    let Some(node) = play.stage.nodes.get(&name) else {
         return Ok(());
     };
     let sight = play.stage.sight().await?;
-    let free = sight.node("a40").map(|seen| seen.free()).unwrap_or_default();
+    let free = sight.node(&name).map(NodeSight::free).unwrap_or_default();
     let next = node
         .table
         .best(free, 2, Purpose::Local)
         .map(|choice| choice.gpus)
         .unwrap_or_default();
     let Some(sick) = next.lowest() else {
-        play.check(false, "a40 has two free GPUs for this scene");
+        play.check(false, &format!("{name} has two free GPUs for this scene"));
         return Ok(());
     };
     play.screen.line(format!(
-        "  a pod of 2 would now get GPUs {next} of a40; Xid 79 on GPU {sick}"
+        "  a pod of 2 would now get GPUs {next} of {name}; Xid 79 on GPU {sick}"
     ));
     let start = Instant::now();
     let index = u8::try_from(sick).context("GPU index")?;
@@ -94,20 +97,18 @@ async fn sick_gpu(play: &mut Play<'_>) -> anyhow::Result<()> {
     let stage = play.stage;
     let reason = stage.wait(async || {
         let sight = stage.sight().await?;
-        let gpu = sight.node("a40").and_then(|seen| seen.gpus.get(sick).cloned());
+        let gpu = sight.node(&name).and_then(|seen| seen.gpus.get(sick).cloned());
         Ok(gpu.and_then(|gpu| gpu.sick))
     });
     let reason = reason.await?;
     let millis = start.elapsed().as_millis();
+    let told = reason.as_deref().unwrap_or("it does not");
     play.check(
         reason.is_some(),
-        &format!(
-            "GpuNode a40 calls GPU {sick} unhealthy ({millis} ms later): {}",
-            reason.unwrap_or_else(|| "no".into())
-        ),
+        &format!("GpuNode {name} calls GPU {sick} unhealthy ({millis} ms later): {told}"),
     );
     let actor = Actor {
-        only_on: Some("a40".to_owned()),
+        only_on: Some(name),
         ..actor("careful", 2)
     };
     if let Some(Placed { gpus, .. }) = play.place(&actor).await? {
@@ -134,6 +135,13 @@ async fn force_delete(play: &mut Play<'_>) -> anyhow::Result<()> {
         play.check(false, "quad runs");
         return Ok(());
     };
+    let rest = play
+        .stage
+        .sight()
+        .await?
+        .node(&node)
+        .map(NodeSight::free)
+        .unwrap_or_default();
     let at_once = DeleteParams::default().grace_period(0);
     play.stage
         .pods()
@@ -152,18 +160,12 @@ async fn force_delete(play: &mut Play<'_>) -> anyhow::Result<()> {
     play.check(quarantined, &format!("GpuNode {node} keeps GPUs {gpus} back"));
     play.draw().await?;
 
-    let rest = stage
-        .sight()
-        .await?
-        .node(&node)
-        .map(|seen| seen.free())
-        .unwrap_or_default();
     let patient = Actor {
         only_on: Some(node.clone()),
         ..actor("patient", rest.len() + gpus.len())
     };
     play.screen.line(format!(
-        "  patient asks for {} GPUs of {node}, of which {rest} are free",
+        "  patient asks for {} GPUs of {node}, {gpus} among them",
         patient.gpus
     ));
     play.submit(&patient).await?;

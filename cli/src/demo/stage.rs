@@ -175,7 +175,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Until every node advertises its GPUs, has its GpuNode, and the extender says it is ready.
+    /// Until every node advertises its GPUs, has its GpuNode, and the extender is ready and knows them all.
     async fn ready(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -224,8 +224,12 @@ impl Stage {
                 missing.push(format!("GpuNode {name} does not show {wanted} healthy GPUs"));
             }
         }
-        if !answers_ready(self.extender).await {
-            missing.push("the extender is not ready".into());
+        // It has its own watch: what stands in the API may not have reached it yet.
+        let all: usize = self.nodes.values().map(|node| node.machine.gpus().len()).sum();
+        match free_for_extender(self.extender).await {
+            None => missing.push("the extender is not ready".into()),
+            Some(free) if free != all => missing.push(format!("the extender knows {free} of {all} GPUs")),
+            Some(_) => {}
         }
         Ok(missing)
     }
@@ -265,14 +269,19 @@ impl Stage {
         Ok(None)
     }
 
-    /// Ends the daemons, then the cluster, then removes the folder.
+    /// Ends the daemons, then the cluster, then removes the folder unless it is to be kept.
     ///
     /// # Errors
     /// The first thing that did not end as it should; everything is taken down all the same.
-    pub(super) async fn take_down(self) -> anyhow::Result<()> {
+    pub(super) async fn take_down(self, keep: bool) -> anyhow::Result<()> {
         let ends = futures::future::join_all(self.daemons.into_iter().map(Daemon::stop)).await;
         self.stop.cancel();
         let path = self.folder.path().to_owned();
+        if keep {
+            let path = self.folder.keep();
+            Screen::of_stdout().line(format!("Kept {}", path.display()));
+            return ends.into_iter().collect();
+        }
         let removed = self
             .folder
             .close()
@@ -315,16 +324,24 @@ fn extender_entry(address: SocketAddr) -> anyhow::Result<ExtenderConfig> {
     Ok(entry)
 }
 
-/// Whether `/readyz` answers 200.
-async fn answers_ready(address: SocketAddr) -> bool {
-    let ask = async {
-        let mut stream = tokio::net::TcpStream::connect(address).await?;
-        stream
-            .write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            .await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok::<bool, std::io::Error>(answer.starts_with("HTTP/1.1 200"))
-    };
-    ask.await.unwrap_or(false)
+/// How many devices the extender counts as free; `None` if it is not ready.
+async fn free_for_extender(address: SocketAddr) -> Option<usize> {
+    const FREE: &str = "gantry_extender_devices{state=\"free\"} ";
+    get(address, "/readyz")
+        .await
+        .filter(|answer| answer.starts_with("HTTP/1.1 200"))?;
+    let metrics = get(address, "/metrics").await?;
+    metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(FREE)?.trim().parse().ok())
+}
+
+/// The whole answer to a GET.
+async fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    Some(answer)
 }

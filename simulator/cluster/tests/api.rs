@@ -442,3 +442,42 @@ async fn bad_input_is_answered_and_changes_nothing() {
     );
     assert_eq!(cluster.api.revision(), before);
 }
+
+#[tokio::test]
+async fn a_watch_sees_a_force_deleted_pod_marked_before_it_goes() {
+    let cluster = Cluster::start().await;
+    let pods = cluster.pods();
+    pods.create(&PostParams::default(), &pod("a")).await.unwrap();
+    bind(&pods, &binding("a", None, "n1")).await.unwrap();
+    let from = pods.get("a").await.unwrap().resource_version().unwrap();
+    let mut seen = pods.watch(&WatchParams::default(), &from).await.unwrap().boxed();
+    pods.delete("a", &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    match (seen.try_next().await.unwrap(), seen.try_next().await.unwrap()) {
+        (Some(WatchEvent::Modified(marked)), Some(WatchEvent::Deleted(last))) => {
+            assert!(marked.metadata.deletion_timestamp.is_some());
+            assert_eq!(
+                last.metadata.deletion_timestamp,
+                marked.metadata.deletion_timestamp
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_object_with_finalizers_goes_when_the_last_one_is_taken_off() {
+    let cluster = Cluster::start().await;
+    let pods = cluster.pods();
+    let mut held = pod("a");
+    held.metadata.finalizers = Some(vec!["test/hold".into()]);
+    pods.create(&PostParams::default(), &held).await.unwrap();
+    pods.delete("a", &DeleteParams::default()).await.unwrap();
+    assert!(pods.get("a").await.unwrap().metadata.deletion_timestamp.is_some());
+    let off = json!({"metadata": {"finalizers": null}});
+    pods.patch("a", &PatchParams::default(), &Patch::Merge(off))
+        .await
+        .unwrap();
+    assert!(pods.get_opt("a").await.unwrap().is_none());
+}

@@ -176,10 +176,12 @@ impl Objects {
     }
 
     /// Deletes an object. A bound pod gets its time to end unless the grace period is 0; an object with finalizers waits for them.
+    /// Who watches a bound pod sees it marked before it goes, however hasty the deletion: so a pod that was deleted can be told
+    /// from one that only left the watch.
     ///
     /// # Errors
     /// No such object, a precondition.
-    pub(super) fn delete(
+    pub(crate) fn delete(
         &self,
         kind: &'static Kind,
         key: &Key,
@@ -187,28 +189,40 @@ impl Objects {
         dry_run: bool,
     ) -> Result<Arc<Value>, ApiError> {
         let what = describe(kind, &key.name);
-        self.store.write(key, dry_run, |before| {
+        let grace = |pod: &Value| match kind.storage {
+            "pods" => pods::grace_seconds(pod, options.grace_period_seconds),
+            _ => 0,
+        };
+        let marked = self.store.write(key, dry_run, |before| {
             let before = before.ok_or_else(|| ApiError::NotFound(what.clone()))?;
             options.preconditions.check(&what, before)?;
             let mut object = before.clone();
-            let grace = match kind.storage {
-                "pods" => pods::grace_seconds(before, options.grace_period_seconds),
-                _ => 0,
-            };
-            let finalizers = before["metadata"]["finalizers"]
-                .as_array()
-                .is_some_and(|list| !list.is_empty());
-            if grace == 0 && !finalizers {
-                return Ok(Write::Remove(object));
-            }
             if meta::text(before, "deletionTimestamp").is_empty() {
                 meta::set_text(&mut object, "deletionTimestamp", meta::now());
                 bump_generation(&mut object);
             }
             if kind.storage == "pods" {
-                meta::set(&mut object, "deletionGracePeriodSeconds", grace.into());
+                meta::set(&mut object, "deletionGracePeriodSeconds", grace(before).into());
             }
-            Ok(Write::Put(object))
+            let waits = grace(before) > 0 || has_finalizers(before);
+            if waits || pods::node_of(before).is_some() {
+                Ok(Write::Put(object))
+            } else {
+                Ok(Write::Remove(object))
+            }
+        })?;
+        let gone_or_waits = pods::node_of(&marked).is_none() || grace(&marked) > 0 || has_finalizers(&marked);
+        if gone_or_waits || dry_run {
+            return Ok(marked);
+        }
+        let same = Preconditions {
+            uid: Some(meta::text(&marked, "uid").to_owned()),
+            resource_version: None,
+        };
+        self.store.write(key, dry_run, |before| {
+            let before = before.ok_or_else(|| ApiError::NotFound(what.clone()))?;
+            same.check(&what, before)?;
+            Ok(Write::Remove(before.clone()))
         })
     }
 
@@ -353,14 +367,8 @@ fn updated(kind: &Kind, what: &str, part: Part, before: &Value, object: Value) -
     if before.get("spec") != next.get("spec") && kind.status {
         bump_generation(&mut next);
     }
-    let finalizers = next["metadata"]["finalizers"]
-        .as_array()
-        .is_some_and(|list| !list.is_empty());
     let ending = !meta::text(&next, "deletionTimestamp").is_empty();
-    let had = before["metadata"]["finalizers"]
-        .as_array()
-        .is_some_and(|list| !list.is_empty());
-    if ending && had && !finalizers {
+    if ending && has_finalizers(before) && !has_finalizers(&next) {
         return Ok(Write::Remove(next));
     }
     Ok(Write::Put(next))
@@ -375,6 +383,12 @@ fn apply(object: &mut Value, patch: &Value) {
             map.insert(part.into(), value.clone());
         }
     }
+}
+
+fn has_finalizers(object: &Value) -> bool {
+    object["metadata"]["finalizers"]
+        .as_array()
+        .is_some_and(|list| !list.is_empty())
 }
 
 fn bump_generation(object: &mut Value) {

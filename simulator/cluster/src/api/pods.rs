@@ -144,13 +144,15 @@ pub(super) fn bound(what: &str, pod: &Value, binding: &Value) -> Result<Value, A
     Ok(pod)
 }
 
+/// The node a pod is bound to. Other kinds have none.
+pub(crate) fn node_of(pod: &Value) -> Option<&str> {
+    pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty())
+}
+
 /// How long a deleted pod may take: nothing if no kubelet has to end it.
-pub(super) fn grace_seconds(pod: &Value, asked: Option<u64>) -> u64 {
-    let bound = pod["spec"]["nodeName"]
-        .as_str()
-        .is_some_and(|node| !node.is_empty());
+pub(crate) fn grace_seconds(pod: &Value, asked: Option<u64>) -> u64 {
     let ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-    if !bound || ended {
+    if node_of(pod).is_none() || ended {
         return 0;
     }
     let own = pod["spec"]["terminationGracePeriodSeconds"].as_u64();

@@ -40,7 +40,9 @@ impl Life {
     /// Runs the pod to the end of its processes.
     pub(super) async fn run(mut self) {
         let uid = self.pod.uid().unwrap_or_default();
-        self.live().await;
+        if !self.live().await {
+            return;
+        }
         let wish = *self.wish.borrow();
         let outlive = duration(&self.pod, OUTLIVE);
         match wish {
@@ -64,8 +66,8 @@ impl Life {
         }
     }
 
-    /// Until the processes exit or the pod is wished away.
-    async fn live(&mut self) {
+    /// Until the processes exit or the pod is wished away; `false` if kubelet has stopped, which ends no process.
+    async fn live(&mut self) -> bool {
         self.tell(Stage::Starting).await;
         for _ in self
             .processes
@@ -82,10 +84,10 @@ impl Life {
         let wished_away = wish.wait_for(|wish| *wish != Wish::Run);
         match run_for {
             Some(time) => tokio::select! {
-                () = sleep(time) => {}
-                _ = wished_away => {}
+                () = sleep(time) => true,
+                wish = wished_away => wish.is_ok(),
             },
-            None => drop(wished_away.await),
+            None => wished_away.await.is_ok(),
         }
     }
 
