@@ -7,7 +7,7 @@
 )]
 
 use gantry_topology::text::{GpuLine, TopoText, parse, read_machine};
-use gantry_topology::{IdList, Link, PathClass};
+use gantry_topology::{Gpu, IdList, Link, Machine, MachineParts, Nic, PathClass, PathMatrix};
 
 fn read(text: &str) -> TopoText {
     parse(text).unwrap_or_else(|problem| panic!("{problem}\n{text}"))
@@ -195,6 +195,25 @@ fn values_below_titles_of_a_hand_made_table() {
                 GPU0  X     PIX   0-7           0\n\
                 GPU1  PIX   X                   1\n";
     assert_eq!(values(&read(text)), [["0-7", "0", "-"], ["-", "1", "-"]]);
+}
+
+#[test]
+fn a_device_name_that_looks_like_something_else_is_printed_readably() {
+    for device in ["K%[K", "nvidia-smi topo -m", "Legend:", "[0m", "a\nb", ""] {
+        let machine = Machine::new(MachineParts {
+            gpus: vec![Gpu::default()],
+            nics: vec![Nic {
+                name: "mlx5_0".into(),
+                device: Some(device.into()),
+                ..Nic::default()
+            }],
+            paths: PathMatrix::from_fn(2, |_, _| PathClass::Pix),
+            ..MachineParts::default()
+        })
+        .unwrap();
+        let text = TopoText::from(&machine);
+        assert_eq!(read(&text.to_string()), text, "{device:?}");
+    }
 }
 
 /// Every case: what is wrong with it, and the text.

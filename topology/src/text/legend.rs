@@ -41,7 +41,17 @@ pub(super) fn read(
     let mut in_entry = false;
     for line in lines {
         let text = line.text();
-        if is_frame(&text) || text.starts_with('#') || text.starts_with("WARNING: infoROM") {
+        let entry = nic_entry(&text).filter(|_| part == Some(Part::Nics));
+        let known = entry.and_then(|(name, _)| names.iter().position(|known| known == name));
+        if let (Some(index), Some((name, device))) = (known, entry) {
+            match devices.get_mut(index) {
+                Some(slot @ None) => *slot = Some(device.to_owned()),
+                _ => {
+                    let name = name.to_owned();
+                    return Err(line.refuse_at_start(TopoProblem::LegendTwice { name }));
+                }
+            }
+        } else if is_frame(&text) || text.starts_with('#') || text.starts_with("WARNING: infoROM") {
             in_entry = false;
         } else if let Some(next) = heading(&text) {
             nics_explained |= next == Part::Nics;
@@ -51,17 +61,10 @@ pub(super) fn read(
             in_entry = true;
         } else if part == Some(Part::Links) && in_entry && continues_entry(&text) {
             // An entry broken by the terminal.
-        } else if let Some((name, device)) = nic_entry(&text)
-            && part == Some(Part::Nics)
-        {
-            let name = name.to_owned();
-            match names.iter().position(|known| *known == name) {
-                Some(index) => match devices.get_mut(index) {
-                    Some(slot @ None) => *slot = Some(device.to_owned()),
-                    _ => return Err(line.refuse_at_start(TopoProblem::LegendTwice { name })),
-                },
-                None if more_nics => {}
-                None => return Err(line.refuse_at_start(TopoProblem::LegendUnknown { name })),
+        } else if let Some((name, _)) = entry {
+            if !more_nics {
+                let name = name.to_owned();
+                return Err(line.refuse_at_start(TopoProblem::LegendUnknown { name }));
             }
         } else {
             return Err(line.refuse_at_start(not_expected(header, line, &text)));

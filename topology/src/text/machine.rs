@@ -135,11 +135,15 @@ fn nic_lines(nics: &[Nic]) -> Vec<NicLine> {
     nics.iter().enumerate().map(line).collect()
 }
 
-/// A device name as one line of the legend can hold it.
+/// A device name as one line of the legend can hold it. A bracket could be taken for what is left of an escape code.
 fn one_line(name: &str) -> String {
     let visible: String = name
         .chars()
-        .map(|ch| if ch.is_ascii_graphic() { ch } else { ' ' })
+        .map(|ch| match ch {
+            '[' => '(',
+            ch if ch.is_ascii_graphic() => ch,
+            _ => ' ',
+        })
         .collect();
     let words = visible.split_whitespace().collect::<Vec<_>>().join(" ");
     let short: String = words.chars().take(100).collect();
