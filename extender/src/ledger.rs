@@ -274,6 +274,9 @@ fn claims(node: &NodeName, pool: &Pool, pods: &[&PodFacts], faults: &mut Vec<Fau
                 return None;
             }
         };
+        if !grant.resources().contains(&pool.resource) {
+            return None;
+        }
         let devices = grant.held(pool.resource.as_str());
         if devices.len() != asked {
             fault(

@@ -5,7 +5,7 @@ use gantry_api::{ContainerGrant, ContainerShare, DeviceId};
 use gantry_topology::set::GpuSet;
 
 use crate::kind::Kind;
-use crate::request::Ask;
+use crate::request::{Ask, ContainerAsk};
 
 /// The devices of one ask on one machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,32 +68,35 @@ impl Layout {
     }
 
     /// The grant of each container, with the device IDs of `devices` (by GPU index); `None` if a GPU has no device.
+    ///
+    /// Empty where a container takes what init containers left and new devices besides: neither of the two forms of a share can
+    /// say that. The plugin then chooses by topology, and the ledger counts what the pod asks for.
     pub fn grants(&self, ask: &Ask, devices: &[Option<DeviceId>]) -> Option<Vec<ContainerGrant>> {
-        let mut grants = Vec::new();
-        for container in &ask.containers {
-            let grant = |share| ContainerGrant {
+        let mixed = |container: &ContainerAsk| container.any_of_held > 0 && !container.blocks.is_empty();
+        if ask.containers.iter().any(mixed) {
+            return Some(Vec::new());
+        }
+        let grant = |container: &ContainerAsk| {
+            let share = if container.any_of_held > 0 {
+                ContainerShare::AnyOfHeld(container.any_of_held)
+            } else {
+                let blocks = container
+                    .blocks
+                    .iter()
+                    .filter_map(|&block| self.blocks.get(block));
+                let gpus = blocks.fold(GpuSet::EMPTY, |all, block| all | *block);
+                let ids = gpus.iter().map(|gpu| devices.get(gpu).cloned().flatten());
+                let mut ids = ids.collect::<Option<Vec<_>>>()?;
+                ids.sort_unstable();
+                ContainerShare::Devices(ids)
+            };
+            Some(ContainerGrant {
                 name: container.name.to_string(),
                 resource: ask.resource.clone(),
                 share,
-            };
-            if container.any_of_held > 0 {
-                grants.push(grant(ContainerShare::AnyOfHeld(container.any_of_held)));
-            }
-            let gpus = container
-                .blocks
-                .iter()
-                .filter_map(|&block| self.blocks.get(block))
-                .fold(GpuSet::EMPTY, |all, block| all | *block);
-            if !gpus.is_empty() {
-                let mut ids = gpus
-                    .iter()
-                    .map(|gpu| devices.get(gpu).cloned().flatten())
-                    .collect::<Option<Vec<_>>>()?;
-                ids.sort_unstable();
-                grants.push(grant(ContainerShare::Devices(ids)));
-            }
-        }
-        Some(grants)
+            })
+        };
+        ask.containers.iter().map(grant).collect()
     }
 }
 

@@ -77,3 +77,6 @@ async fn poke(client: &Client, uid: &PodUid, parked: &Parked) -> Result<(), kube
         .await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

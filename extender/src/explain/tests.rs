@@ -93,3 +93,28 @@ fn a_pod_that_kube_scheduler_has_not_refused_by_count_is_not_told() {
     cluster.pod(&pod("a", 4));
     assert!(due(&cluster.store, &mut HashMap::new(), Instant::now()).is_empty());
 }
+
+#[tokio::test]
+async fn the_event_names_the_pod_by_uid_and_says_the_note() {
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    let (service, mut api) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    let pod = facts(&short("a", 4));
+    let published = tokio::spawn(async move { publish(&client, &pod, "3 of 8".to_owned()).await });
+    let (request, send) = api.next_request().await.unwrap();
+    assert_eq!(
+        request.uri().path(),
+        "/apis/events.k8s.io/v1/namespaces/default/events"
+    );
+    let body = request.into_body().collect_bytes().await.unwrap();
+    let event: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(event["regarding"]["uid"], "a");
+    assert_eq!(event["reason"], "GpusUnavailable");
+    assert_eq!(event["note"], "3 of 8");
+    assert_eq!(event["reportingController"], "gantry-extender");
+    assert!(event["eventTime"].is_string());
+    send.send_response(Response::new(Body::from(body.to_vec())));
+    published.await.unwrap().unwrap();
+}

@@ -352,3 +352,24 @@ fn a_grant_for_several_containers_is_whole() {
     cluster.pod(&bound(several, "n", 1, None));
     assert_eq!(set(&cluster.free("n")).len(), 5);
 }
+
+#[test]
+fn a_pod_whose_containers_no_grant_can_tell_apart_is_bound_and_counted() {
+    let cluster = one_node();
+    let mut mixed = pod("a", 2);
+    mixed["spec"]["initContainers"] =
+        json!([{"name": "fetch", "resources": {"limits": {"nvidia.com/gpu": "3"}}}]);
+    mixed["spec"]["containers"] = json!([
+        {"name": "a", "resources": {"limits": {"nvidia.com/gpu": "2"}}},
+        {"name": "b", "resources": {"limits": {"nvidia.com/gpu": "4"}}},
+    ]);
+    cluster.pod(&mixed);
+    let Reserved::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
+        panic!("no grant");
+    };
+    assert_eq!(set(&cluster.free("n")).len(), 2);
+    mixed["metadata"]["annotations"] = json!({"gantry.dev/grant": &*annotation});
+    cluster.pod(&bound(mixed, "n", 1, None));
+    assert_eq!(set(&cluster.free("n")).len(), 2);
+    assert!(cluster.store.read(|index| index.faults().is_empty()));
+}

@@ -1,0 +1,54 @@
+use http::{Request, Response};
+use kube::client::Body;
+use serde_json::Value;
+use tower_test::mock;
+
+use super::*;
+use crate::decide::Options;
+use crate::fixtures::{Cluster, bound, bridged, pod, request};
+
+#[tokio::test]
+async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
+    let cluster = Cluster::new(Options::default());
+    let holder = bound(pod("a", 8), "n", 1, Some("0-7"));
+    cluster.add("n", &bridged()).pod(&holder);
+    let parked = Parked {
+        namespace: "ml".into(),
+        name: "waits".into(),
+        request: request(4),
+        generation: cluster.store.snapshot().generation,
+    };
+    cluster.store.update(|index| index.park("uid-1".into(), parked));
+
+    let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+    let (metrics, shutdown) = (Arc::new(Metrics::new()), CancellationToken::new());
+    let client = Client::new(service, "default");
+    let task = tokio::spawn(run(
+        client,
+        Arc::clone(&cluster.store),
+        Arc::clone(&metrics),
+        shutdown.clone(),
+    ));
+
+    let mut ended = holder;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+
+    let (request, send) = api.next_request().await.unwrap();
+    assert_eq!(request.method(), "PATCH");
+    assert_eq!(request.uri().path(), "/api/v1/namespaces/ml/pods/waits/status");
+    let body: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
+    assert_eq!(body["metadata"]["uid"], "uid-1");
+    assert_eq!(body["status"]["conditions"][0]["type"], CONDITION);
+    send.send_response(Response::new(Body::from(
+        pod("waits", 4).to_string().into_bytes(),
+    )));
+
+    let woken = Outcome { outcome: "woken" };
+    while metrics.wakes.get_or_create(&woken).get() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!cluster.store.read(|index| index.is_parked("uid-1")));
+    shutdown.cancel();
+    task.await.unwrap();
+}

@@ -1,0 +1,198 @@
+use std::collections::HashMap;
+
+use http::{Request, Response};
+use kube::client::Body;
+use serde_json::{Value, json};
+use tower_test::mock;
+
+use super::*;
+use crate::decide::Options;
+use crate::fixtures::{bound, bridged, gpu_node, pod, resources, set};
+use crate::snapshot::Standing;
+
+/// An API server that lists `objects` by path, then sends `events` on the first watch of a path and nothing on later ones.
+#[derive(Default)]
+struct Played {
+    objects: HashMap<&'static str, Vec<Value>>,
+    events: HashMap<&'static str, Vec<Value>>,
+    /// Lists of these paths fail so many times before they succeed.
+    failures: HashMap<&'static str, u32>,
+}
+
+const PODS: &str = "/api/v1/pods";
+const NODES: &str = "/api/v1/nodes";
+const GPU_NODES: &str = "/apis/gantry.dev/v1alpha1/gpunodes";
+
+impl Played {
+    fn start(mut self) -> Client {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        tokio::spawn(async move {
+            let mut unanswered = Vec::new();
+            while let Some((request, send)) = api.next_request().await {
+                match self.answer(&request) {
+                    Some(answer) => send.send_response(answer),
+                    None => unanswered.push(send),
+                }
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    fn answer(&mut self, request: &Request<Body>) -> Option<Response<Body>> {
+        let path = request.uri().path();
+        if path == "/version" {
+            let version = [
+                "major",
+                "minor",
+                "gitVersion",
+                "gitCommit",
+                "gitTreeState",
+                "buildDate",
+                "goVersion",
+                "compiler",
+                "platform",
+            ];
+            let version: Value = version
+                .into_iter()
+                .map(|field| (field.to_owned(), Value::from("1")))
+                .collect();
+            return Some(Response::new(Body::from(version.to_string().into_bytes())));
+        }
+        let path = [PODS, NODES, GPU_NODES]
+            .into_iter()
+            .find(|known| *known == path)?;
+        if request.uri().query().unwrap_or_default().contains("watch=true") {
+            let lines: Vec<String> = self
+                .events
+                .remove(path)?
+                .iter()
+                .map(|event| format!("{event}\n"))
+                .collect();
+            return Some(Response::new(Body::from(lines.concat().into_bytes())));
+        }
+        if let Some(left) = self.failures.get_mut(path).filter(|left| **left > 0) {
+            *left -= 1;
+            return Response::builder()
+                .status(500)
+                .body(Body::from(b"broken".to_vec()))
+                .ok();
+        }
+        let list = json!({
+            "kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "10"},
+            "items": self.objects.get(path).cloned().unwrap_or_default(),
+        });
+        Some(Response::new(Body::from(list.to_string().into_bytes())))
+    }
+}
+
+fn versioned(mut object: Value) -> Value {
+    object["metadata"]["resourceVersion"] = "11".into();
+    object
+}
+
+fn node(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "4"}}})
+}
+
+/// Watches a played API server until `seen` of the store holds.
+async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Arc<Contact>) {
+    let store = Arc::new(Store::new(Index::new(Options::default(), "run".into())));
+    let contact = Contact::new();
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(run(
+        played.start(),
+        resources(),
+        Arc::clone(&store),
+        Arc::clone(&contact),
+        shutdown.clone(),
+    ));
+    let waited = async {
+        while !seen(&store) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waited)
+        .await
+        .expect("the index never got there");
+    shutdown.cancel();
+    task.await.unwrap();
+    (store, contact)
+}
+
+fn free(store: &Store, node: &str) -> Option<String> {
+    let snapshot = store.snapshot();
+    match snapshot.standing(snapshot.find(node)?) {
+        Standing::Ours(class) => class.pools.first().map(|pool| pool.free.to_string()),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn lists_fill_the_index_and_events_change_it() {
+    let ended = {
+        let mut pod = bound(pod("a", 2), "n", 1, Some("0,1"));
+        pod["status"]["phase"] = "Succeeded".into();
+        versioned(pod)
+    };
+    let played = Played {
+        objects: HashMap::from([
+            (
+                PODS,
+                vec![
+                    bound(pod("a", 2), "n", 1, Some("0,1")),
+                    bound(pod("b", 2), "n", 1, Some("2,3")),
+                    json!({"metadata": {"name": "web", "uid": "web"}, "spec": {"containers": [{"name": "web"}]}}),
+                ],
+            ),
+            (NODES, vec![node("n")]),
+            (GPU_NODES, vec![gpu_node("n", &bridged())]),
+        ]),
+        events: HashMap::from([(
+            PODS,
+            vec![
+                json!({"type": "MODIFIED", "object": ended}),
+                json!({"type": "ADDED", "object": versioned(bound(pod("c", 1), "n", 2, Some("7")))}),
+            ],
+        )]),
+        ..Played::default()
+    };
+    let (store, contact) = until(played, |store| free(store, "n").as_deref() == Some("0,1,4,5,6")).await;
+    assert!(store.snapshot().synced);
+    assert!(store.read(|index| index.pod("web").is_none()));
+    assert!(contact.last().is_some());
+}
+
+#[tokio::test]
+async fn a_list_that_fails_is_tried_again() {
+    let played = Played {
+        objects: HashMap::from([
+            (NODES, vec![node("n")]),
+            (GPU_NODES, vec![gpu_node("n", &bridged())]),
+        ]),
+        failures: HashMap::from([(PODS, 2), (GPU_NODES, 1)]),
+        ..Played::default()
+    };
+    let (store, _) = until(played, |store| store.snapshot().synced).await;
+    assert_eq!(free(&store, "n").as_deref(), Some("0,1,2,3,4,5,6,7"));
+}
+
+#[tokio::test]
+async fn one_unreadable_gpu_node_does_not_stop_the_others() {
+    let mut broken = gpu_node("broken", &bridged());
+    broken["spec"] = json!({"machine": "nonsense"});
+    let played = Played {
+        objects: HashMap::from([
+            (NODES, vec![node("broken"), node("n")]),
+            (GPU_NODES, vec![broken, gpu_node("n", &bridged())]),
+        ]),
+        ..Played::default()
+    };
+    let (store, _) = until(played, |store| store.snapshot().synced).await;
+    assert_eq!(set(&free(&store, "n").unwrap()).len(), 8);
+    assert_eq!(free(&store, "broken"), None);
+    let snapshot = store.snapshot();
+    assert!(matches!(
+        snapshot.standing(snapshot.find("broken").unwrap()),
+        Standing::Ours(_)
+    ));
+}
