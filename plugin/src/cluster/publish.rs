@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{Cluster, Pauses, status};
-use crate::inventory::State;
+use crate::inventory::{Inventory, State};
 
 /// Shortest time between two writes of the account. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_millis(200);
@@ -111,13 +111,7 @@ impl Publisher {
         if inventory.state == State::Ready && self.machine.as_ref() != Some(&inventory.machine) {
             self.write_machine(&inventory.machine).await?;
         }
-        let status = status::status(
-            &inventory,
-            &self.cluster.desk,
-            &self.cluster.observed.readiness(),
-            self.status.as_ref(),
-            Timestamp::now(),
-        );
+        let status = self.current(&inventory);
         // What an earlier run knew of holders stands until this one knows better.
         let known = self.cluster.desk.is_synced() || inventory.state != State::Ready;
         if !known || self.status.as_ref() == Some(&status) {
@@ -133,6 +127,17 @@ impl Publisher {
         debug!(holders = status.holders.len(), "account published");
         self.status = Some(status);
         Ok(())
+    }
+
+    /// The account as it is now.
+    fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
+        status::status(
+            inventory,
+            &self.cluster.desk,
+            &self.cluster.observed.readiness(),
+            self.status.as_ref(),
+            Timestamp::now(),
+        )
     }
 
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
@@ -192,8 +197,11 @@ impl Publisher {
     }
 
     async fn leave(&mut self) {
-        let Some(status) = self.status.take() else { return };
-        let last = status::stopped(status, Timestamp::now());
+        if self.status.is_none() {
+            return;
+        }
+        let inventory = Arc::clone(&self.cluster.inventory.borrow());
+        let last = status::stopped(self.current(&inventory), Timestamp::now());
         match tokio::time::timeout(LAST_DEADLINE, self.write_status(&last)).await {
             Ok(Ok(())) => debug!("leaving published"),
             Ok(Err(error)) => debug!(%error, "leaving could not be published"),

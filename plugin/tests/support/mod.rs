@@ -2,13 +2,16 @@
 //! the plugin back before it answers a registration.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gantry_api::{DeviceHealth, DeviceId};
+use gantry_plugin::health::HealthChecks;
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::{Args, Strategy};
 use gantry_proto::deviceplugin::device_plugin_client::DevicePluginClient;
@@ -17,6 +20,12 @@ use gantry_proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreferredAllocationRequest,
     RegisterRequest,
+};
+use gantry_proto::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use gantry_proto::podresources::{
+    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
+    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse,
+    PodResources,
 };
 use gantry_topology::{Gpu, Machine, MachineParts, NvLinkBundle, PathClass, PathMatrix};
 use tokio::net::UnixListener;
@@ -116,6 +125,74 @@ impl FakeKubelet {
 impl Drop for FakeKubelet {
     fn drop(&mut self) {
         self.stop.cancel();
+    }
+}
+
+/// Kubelet's pod resources service, with a list that the test sets: pod, container, devices.
+#[derive(Clone, Default)]
+pub struct Truth(Arc<Mutex<Vec<(String, String, Vec<String>)>>>);
+
+impl Truth {
+    pub fn serve(&self, socket: &Path) {
+        let listener = UnixListener::bind(socket).unwrap();
+        let server = Server::builder()
+            .add_service(PodResourcesListerServer::new(self.clone()))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        tokio::spawn(async move { server.await.unwrap() });
+    }
+
+    pub fn set(&self, pod: &str, container: &str, devices: impl IntoIterator<Item = String>) {
+        let mut list = self.0.lock().unwrap();
+        list.retain(|(known, _, _)| known != pod);
+        list.push((pod.into(), container.into(), devices.into_iter().collect()));
+    }
+
+    pub fn remove(&self, pod: &str) {
+        self.0.lock().unwrap().retain(|(known, _, _)| known != pod);
+    }
+}
+
+#[tonic::async_trait]
+impl PodResourcesLister for Truth {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        let list = self.0.lock().unwrap();
+        let pod_resources = list
+            .iter()
+            .map(|(pod, container, devices)| PodResources {
+                name: pod.clone(),
+                namespace: "default".into(),
+                containers: vec![ContainerResources {
+                    name: container.clone(),
+                    // One entry per device, as the real one writes it.
+                    devices: devices
+                        .iter()
+                        .map(|id| ContainerDevices {
+                            resource_name: "nvidia.com/gpu".into(),
+                            device_ids: vec![id.clone()],
+                            topology: None,
+                        })
+                        .collect(),
+                }],
+            })
+            .collect();
+        Ok(Response::new(ListPodResourcesResponse { pod_resources }))
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<AllocatableResourcesRequest>,
+    ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+
+    async fn get(
+        &self,
+        _: Request<GetPodResourcesRequest>,
+    ) -> Result<Response<GetPodResourcesResponse>, Status> {
+        Err(Status::unimplemented("not asked for"))
     }
 }
 
@@ -251,6 +328,7 @@ impl Node {
             cdi_kind: "gantry.dev/gpu".into(),
             listen: ([127, 0, 0, 1], 0).into(),
             resource_name: "nvidia.com/gpu".into(),
+            disable_health_checks: HealthChecks::default(),
         };
         Self {
             inventory: watch::Sender::new(Arc::new(inventory(gpus))),
@@ -283,6 +361,19 @@ impl Node {
         if let Some(daemon) = self.daemon.take() {
             soon("the daemon's end", daemon).await.unwrap().unwrap();
         }
+    }
+
+    /// An address that was free a moment ago, for the probes.
+    pub fn listen(&mut self) -> SocketAddr {
+        let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        self.args.listen = probe.local_addr().unwrap();
+        self.args.listen
+    }
+
+    pub fn truth(&self) -> Truth {
+        let truth = Truth::default();
+        truth.serve(&self.args.pod_resources_socket);
+        truth
     }
 
     pub fn plugins(&self) -> PathBuf {

@@ -20,7 +20,10 @@ fn started(mut pod: PodSeen) -> PodSeen {
 
 #[test]
 fn init_devices_that_kubelet_does_not_list_are_known_by_the_grant() {
-    let pods = vec![started(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]))];
+    let pods = vec![started(pod(
+        "a",
+        &[granted("init", [1, 2, 3]), of_held("app", 2)],
+    ))];
     let node = restarted(pods, &[("a", "app", set([1, 3]))], &[]);
     assert_eq!(node.held_by("a"), set([1, 2, 3]));
 }

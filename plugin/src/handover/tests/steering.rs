@@ -27,7 +27,10 @@ fn a_pod_that_the_watch_is_about_to_show_is_waited_for() {
     assert_eq!(node.prefer(&ask, patient), None);
     node.seen(simple("a", [4, 5]));
     let answers = node.prefer(&ask, patient).unwrap();
-    assert_eq!((answers[0].devices.clone(), answers[0].basis), (set([4, 5]), Basis::Granted));
+    assert_eq!(
+        (answers[0].devices.clone(), answers[0].basis),
+        (set([4, 5]), Basis::Granted)
+    );
 }
 
 #[test]
@@ -40,7 +43,10 @@ fn a_stray_pod_is_not_waited_for_and_kept_off_grants() {
         pods: true,
         table: true,
     };
-    let answer = node.prefer(&[request(&set(0..8), &set([]), 1)], patient).unwrap().remove(0);
+    let answer = node
+        .prefer(&[request(&set(0..8), &set([]), 1)], patient)
+        .unwrap()
+        .remove(0);
     assert_eq!(answer.basis, Basis::Unplanned);
     assert!(answer.devices.is_disjoint(&set(0..4)), "{answer:?}");
 }
@@ -53,7 +59,9 @@ fn a_stray_pod_of_equal_size_is_told_apart_by_its_place() {
     let strays = node.admit(0..8, 2);
     assert!(strays.is_disjoint(&set([0, 1])), "{strays:?}");
     let rest = &set(0..8) - &strays;
-    let ask = node.prefer(&[request(&rest, &set([]), 2)], Patience::default()).unwrap();
+    let ask = node
+        .prefer(&[request(&rest, &set([]), 2)], Patience::default())
+        .unwrap();
     assert_eq!(ask[0].devices, set([0, 1]));
 }
 
@@ -68,7 +76,10 @@ fn an_unknown_pod_gets_the_best_set_outside_grants_and_quarantine() {
     // Kubelet offers what the removed pod had.
     let answer = node.ask(2..8, 2);
     assert_eq!(answer.basis, Basis::Unknown);
-    assert!(answer.devices == set([4, 5]) || answer.devices == set([6, 7]), "{answer:?}");
+    assert!(
+        answer.devices == set([4, 5]) || answer.devices == set([6, 7]),
+        "{answer:?}"
+    );
 }
 
 #[test]
@@ -125,7 +136,10 @@ fn any_two_of_three_init_devices_are_as_granted_and_the_third_stays_held() {
     assert_eq!(node.serve([1, 3]), Served::Granted);
     node.list(&[("a", "app", set([1, 3]))]);
     let holders = node.holders();
-    let known: Vec<_> = holders.iter().map(|holder| (holder.devices.clone(), holder.provenance)).collect();
+    let known: Vec<_> = holders
+        .iter()
+        .map(|holder| (holder.devices.clone(), holder.provenance))
+        .collect();
     assert_eq!(
         known,
         [

@@ -15,7 +15,11 @@ fn two_pods_that_got_each_others_sets_are_exchanged() {
     node.list(&[("a", "app", set([2, 3])), ("b", "app", set([0, 1]))]);
     assert_eq!(node.held_by("a"), set([2, 3]));
     assert_eq!(node.held_by("b"), set([0, 1]));
-    let swaps = node.notes().into_iter().filter(|note| matches!(note, Note::Swapped { .. })).count();
+    let swaps = node
+        .notes()
+        .into_iter()
+        .filter(|note| matches!(note, Note::Swapped { .. }))
+        .count();
     assert_eq!(swaps, 2);
     assert_eq!(node.deviations_total(), 0);
     node.list(&[("a", "app", set([2, 3])), ("b", "app", set([0, 1]))]);
@@ -61,7 +65,10 @@ fn a_late_grant_whose_pod_got_something_else_is_not_offered_to_others() {
     assert_eq!(node.held_by("late"), taken);
     assert_eq!(node.deviations_total(), 1);
     let left = &set(0..8) - &taken;
-    let answer = node.prefer(&[request(&left, &set([]), 2)], Patience::default()).unwrap().remove(0);
+    let answer = node
+        .prefer(&[request(&left, &set([]), 2)], Patience::default())
+        .unwrap()
+        .remove(0);
     assert_eq!(answer.basis, Basis::Unknown);
 }
 
@@ -97,7 +104,9 @@ fn a_list_that_began_before_a_deletion_says_nothing_of_the_pods_successor() {
     node.gone(&"a".into(), true);
     let mut successor = simple("a", [2, 3]);
     successor.uid = "a-2".into();
-    successor.grant = successor.grant.map(|grant| grant.replace(r#""pod":"a""#, r#""pod":"a-2""#));
+    successor.grant = successor
+        .grant
+        .map(|grant| grant.replace(r#""pod":"a""#, r#""pod":"a-2""#));
     node.seen(successor);
     let holding = Holding {
         namespace: "default".into(),
@@ -130,6 +139,10 @@ fn other_plugins_devices_are_not_ours() {
         container: "c".into(),
         resource: "vendor.com/nic".into(),
     };
-    node.listed(ticket, Listing([(holding, [DeviceId::from("n")].into())].into()), NOW);
+    node.listed(
+        ticket,
+        Listing([(holding, [DeviceId::from("n")].into())].into()),
+        NOW,
+    );
     assert!(node.holders().is_empty());
 }

@@ -1,0 +1,423 @@
+//! The daemon, a kubelet and an API server over real sockets: from a grant in a Binding to the account in the GpuNode.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use gantry_api::{ContainerGrant, ContainerShare, GpuNode, GpuNodeStatus, Grant, HolderState, Provenance};
+use gantry_plugin::inventory::Inventory;
+use gantry_sim_cluster::api::{ApiOptions, ApiServer};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use support::{FakeKubelet, Node, Plugin, Truth, soon, uuid};
+use tokio_util::sync::CancellationToken;
+
+const NODE: &str = "node-1";
+
+/// A node in a cluster.
+struct Scene {
+    node: Node,
+    client: Client,
+    truth: Truth,
+    kubelet: FakeKubelet,
+    stop: CancellationToken,
+}
+
+impl Scene {
+    async fn new(gpus: u8) -> Self {
+        let stop = CancellationToken::new();
+        let api = ApiServer::start(&ApiOptions::default(), stop.clone())
+            .await
+            .unwrap();
+        let node = Node::new(gpus);
+        let kubeconfig = node.directory.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, api.kubeconfig()).unwrap();
+        let client = api.client().unwrap();
+        let node = node.with(|args| {
+            args.no_cluster = false;
+            args.kubeconfig = Some(kubeconfig);
+        });
+        Self {
+            truth: node.truth(),
+            kubelet: node.kubelet(),
+            node,
+            client,
+            stop,
+        }
+    }
+
+    async fn boot(&mut self) -> Plugin {
+        self.node.boot();
+        let plugin = self.kubelet.plugin().await;
+        self.account("the first account", |_| true).await;
+        plugin
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::default_namespaced(self.client.clone())
+    }
+
+    /// Creates a pod of one container and binds it with a grant of these GPUs.
+    async fn bind(&self, name: &str, gpus: &[u8]) {
+        let uid = self.create(name, gpus.len()).await;
+        let grant = Grant {
+            version: Grant::VERSION,
+            plan: format!("plan-{name}"),
+            pod: uid.as_str().into(),
+            node: NODE.into(),
+            containers: vec![ContainerGrant {
+                name: "app".into(),
+                resource: "nvidia.com/gpu".into(),
+                share: ContainerShare::Devices(gpus.iter().map(|gpu| uuid(*gpu).into()).collect()),
+            }],
+        };
+        self.binding(name, &grant.to_annotation().unwrap()).await;
+    }
+
+    async fn create(&self, name: &str, gpus: usize) -> String {
+        let pod = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"containers": [{
+                "name": "app",
+                "image": "none",
+                "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}},
+            }]},
+        }));
+        let created = self.pods().create(&PostParams::default(), &pod.unwrap()).await;
+        created.unwrap().metadata.uid.unwrap()
+    }
+
+    async fn binding(&self, name: &str, annotation: &str) {
+        let binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "annotations": {"gantry.dev/grant": annotation}},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
+        });
+        let request = http::Request::post(format!("/api/v1/namespaces/default/pods/{name}/binding"))
+            .header("content-type", "application/json")
+            .body(serde_json::to_vec(&binding).unwrap());
+        let answer: serde_json::Value = self.client.request(request.unwrap()).await.unwrap();
+        assert_eq!(answer["status"], "Success", "{answer}");
+    }
+
+    /// Waits until the published account is as wanted.
+    async fn account(&self, what: &str, wanted: impl Fn(&GpuNodeStatus) -> bool) -> GpuNodeStatus {
+        let api = Api::<GpuNode>::all(self.client.clone());
+        let reached = async {
+            loop {
+                if let Some(status) = api.get_opt(NODE).await.unwrap().and_then(|node| node.status)
+                    && wanted(&status)
+                {
+                    return status;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        };
+        soon(what, reached).await
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn ids(gpus: impl IntoIterator<Item = u8>) -> Vec<String> {
+    gpus.into_iter().map(uuid).collect()
+}
+
+fn texts(ids: &[String]) -> Vec<&str> {
+    ids.iter().map(String::as_str).collect()
+}
+
+fn held(status: &GpuNodeStatus, pod: &str) -> BTreeSet<String> {
+    status
+        .holders
+        .iter()
+        .filter(|holder| holder.pod == pod)
+        .flat_map(|holder| holder.devices.iter().map(ToString::to_string))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_grant_in_a_binding_reaches_the_container_and_the_account() {
+    let mut scene = Scene::new(8).await;
+    let mut plugin = scene.boot().await;
+    scene.bind("job", &[5, 6]).await;
+    let all = ids(0..8);
+    let chosen = plugin.prefer(&texts(&all), &[], 2).await;
+    assert_eq!(chosen, ids([5, 6]).into_iter().collect());
+    let answer = plugin.allocate(&[&uuid(6), &uuid(5)]).await.unwrap();
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], ids([5, 6]).join(","));
+    scene.truth.set("job", "app", ids([5, 6]));
+    let status = scene
+        .account("the truth", |status| {
+            status
+                .holders
+                .iter()
+                .any(|holder| holder.provenance == Provenance::PodResources)
+        })
+        .await;
+    assert_eq!(held(&status, "job"), chosen);
+    let pod = scene.pods().get("job").await.unwrap();
+    assert_eq!(
+        status.holders[0].uid.as_ref().map(ToString::to_string),
+        pod.metadata.uid
+    );
+    assert_eq!(
+        (status.summary.gpus, status.summary.healthy, status.summary.held),
+        (8, 8, 2)
+    );
+    assert_eq!(status.summary.links, "NV4");
+    assert_eq!(status.deviations_total, 0);
+}
+
+#[tokio::test]
+async fn a_stray_pod_is_kept_off_grants() {
+    let mut scene = Scene::new(4).await;
+    let mut plugin = scene.boot().await;
+    scene.bind("planned", &[0, 1]).await;
+    scene.create("stray", 2).await;
+    // What setting spec.nodeName does: bound, and nobody planned it.
+    scene.binding("stray", "").await;
+    scene
+        .account("both pods", |status| held(status, "planned").len() == 2)
+        .await;
+    let all = ids(0..4);
+    let first = plugin.prefer(&texts(&all), &[], 2).await;
+    plugin
+        .allocate(&first.iter().map(String::as_str).collect::<Vec<_>>())
+        .await
+        .unwrap();
+    let rest: Vec<String> = all.into_iter().filter(|id| !first.contains(id)).collect();
+    let second = plugin.prefer(&texts(&rest), &[], 2).await;
+    assert_eq!(
+        (first, second),
+        (
+            ids([0, 1]).into_iter().collect(),
+            ids([2, 3]).into_iter().collect()
+        )
+    );
+}
+
+#[tokio::test]
+async fn a_forged_grant_is_told_in_an_event() {
+    let mut scene = Scene::new(4).await;
+    let _plugin = scene.boot().await;
+    scene.create("forged", 2).await;
+    scene.binding("forged", r#"{"version": 9}"#).await;
+    let events = Api::<Event>::default_namespaced(scene.client.clone());
+    let told = async {
+        loop {
+            let list = events.list(&ListParams::default()).await.unwrap();
+            if let Some(event) = list
+                .items
+                .into_iter()
+                .find(|event| event.reason.as_deref() == Some("GrantRefused"))
+            {
+                return event;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let event = soon("an Event", told).await;
+    assert_eq!(event.regarding.unwrap().name.as_deref(), Some("forged"));
+    assert!(
+        event
+            .note
+            .unwrap()
+            .starts_with("the annotation gantry.dev/grant is ignored: ")
+    );
+}
+
+#[tokio::test]
+async fn a_missing_driver_is_told_where_people_look() {
+    let mut scene = Scene::new(2).await;
+    let address = scene.node.listen();
+    let ready = Arc::clone(&scene.node.inventory.borrow());
+    scene.node.inventory.send_replace(Arc::new(Inventory::absent(
+        "libnvidia-ml.so.1 is not on this node",
+    )));
+    scene.node.boot();
+    let status = scene.account("an account", |_| true).await;
+    let condition = &status.conditions[0];
+    assert_eq!(
+        (condition.status.as_str(), condition.reason.as_str()),
+        ("False", "NoDevices")
+    );
+    assert_eq!(condition.message, "libnvidia-ml.so.1 is not on this node");
+    let (code, text) = get(address, "/readyz").await;
+    assert_eq!(code, 503);
+    assert_eq!(
+        text,
+        "not ready: no devices: libnvidia-ml.so.1 is not on this node\n"
+    );
+    assert_eq!(get(address, "/healthz").await.0, 200);
+    // The driver comes.
+    scene.node.inventory.send_replace(ready);
+    scene.kubelet.registration().await;
+    scene
+        .account("readiness", |status| {
+            status.conditions[0].status == "True" && status.devices.len() == 2
+        })
+        .await;
+    assert_eq!(get(address, "/readyz").await, (200, "ready\n".to_owned()));
+    let (_, metrics) = get(address, "/metrics").await;
+    assert!(
+        metrics.contains(r#"gantry_plugin_devices{resource="nvidia.com/gpu",state="healthy"} 2"#),
+        "{metrics}"
+    );
+    assert!(
+        metrics.contains("gantry_plugin_registrations_total{"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test]
+async fn without_an_api_server_kubelet_is_served_by_topology() {
+    let mut scene = Scene::new(4).await;
+    scene.stop.cancel();
+    let address = scene.node.listen();
+    scene.node.boot();
+    let mut plugin = scene.kubelet.plugin().await;
+    let all = ids([1, 2, 3]);
+    assert_eq!(
+        plugin.prefer(&texts(&all), &[], 2).await,
+        ids([2, 3]).into_iter().collect()
+    );
+    let told = async {
+        loop {
+            let (code, text) = get(address, "/readyz").await;
+            if code == 200 && text.contains("degraded: the API server does not answer") {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    soon("readiness to say so", told).await;
+    scene.node.stop().await;
+}
+
+#[tokio::test]
+async fn force_deleted_pods_are_quarantined_while_their_processes_run() {
+    let mut scene = Scene::new(4).await;
+    let mut plugin = scene.boot().await;
+    scene.bind("job", &[0, 1]).await;
+    let all = ids(0..4);
+    plugin.prefer(&texts(&all), &[], 2).await;
+    plugin.allocate(&[&uuid(0), &uuid(1)]).await.unwrap();
+    let uid = scene.pods().get("job").await.unwrap().metadata.uid.unwrap();
+    let group = scene
+        .node
+        .directory
+        .path()
+        .join(format!("cgroup/pids/kubepods/pod{uid}"));
+    std::fs::create_dir_all(&group).unwrap();
+    std::fs::write(group.join("cgroup.procs"), "77\n").unwrap();
+    scene
+        .pods()
+        .delete("job", &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    let quarantined = |status: &GpuNodeStatus| {
+        status
+            .holders
+            .iter()
+            .any(|holder| holder.state == HolderState::Quarantined && holder.devices.len() == 2)
+    };
+    scene.account("the quarantine", quarantined).await;
+    // Kubelet offers them at once; nobody is steered there.
+    assert_eq!(
+        plugin.prefer(&texts(&all), &[], 2).await,
+        ids([2, 3]).into_iter().collect()
+    );
+    // The plugin restarts, the process lives on.
+    scene.node.stop().await;
+    scene.node.boot();
+    scene.kubelet.registration().await;
+    scene
+        .account("readiness again", |status| {
+            status.conditions[0].status == "True" && quarantined(status)
+        })
+        .await;
+    std::fs::remove_file(group.join("cgroup.procs")).unwrap();
+    std::fs::remove_dir(&group).unwrap();
+    scene
+        .account("the release", |status| status.holders.is_empty())
+        .await;
+}
+
+#[tokio::test]
+async fn a_restarted_plugin_knows_who_holds_what() {
+    let mut scene = Scene::new(4).await;
+    let mut plugin = scene.boot().await;
+    scene.bind("job", &[2, 3]).await;
+    let all = ids(0..4);
+    plugin.prefer(&texts(&all), &[], 2).await;
+    plugin.allocate(&[&uuid(2), &uuid(3)]).await.unwrap();
+    scene.truth.set("job", "app", ids([2, 3]));
+    let running = json!({"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}});
+    let parameters = PatchParams::default();
+    scene
+        .pods()
+        .patch_status("job", &parameters, &Patch::Merge(running))
+        .await
+        .unwrap();
+    scene.node.stop().await;
+    let stopped = scene
+        .account("the farewell", |status| status.conditions[0].reason == "Stopped")
+        .await;
+    assert_eq!(held(&stopped, "job"), ids([2, 3]).into_iter().collect());
+    scene.node.boot();
+    let mut plugin = scene.kubelet.plugin().await;
+    let status = scene
+        .account("readiness again", |status| status.conditions[0].status == "True")
+        .await;
+    assert_eq!(held(&status, "job"), ids([2, 3]).into_iter().collect());
+    scene.bind("next", &[1]).await;
+    let answer = plugin.prefer(&texts(&ids(0..2)), &[], 1).await;
+    assert_eq!(answer, ids([1]).into_iter().collect());
+}
+
+#[tokio::test]
+async fn a_deleted_gpunode_comes_back_with_the_next_change() {
+    let mut scene = Scene::new(2).await;
+    let _plugin = scene.boot().await;
+    let api = Api::<GpuNode>::all(scene.client.clone());
+    api.delete(NODE, &DeleteParams::default()).await.unwrap();
+    scene.bind("job", &[0]).await;
+    let status = scene
+        .account("the account", |status| !held(status, "job").is_empty())
+        .await;
+    assert_eq!(status.devices.len(), 2);
+    assert_eq!(api.get(NODE).await.unwrap().spec.machine.gpus().len(), 2);
+}
+
+/// A bare HTTP GET, retried until somebody listens.
+async fn get(address: std::net::SocketAddr, path: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let connect = async {
+        loop {
+            match tokio::net::TcpStream::connect(address).await {
+                Ok(stream) => return stream,
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let mut stream = soon("a listener", connect).await;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (code, body.to_owned())
+}
