@@ -3,6 +3,8 @@
 
 mod sim;
 
+use std::path::Path;
+
 use gantry_plugin::discover::{self, DiscoverError, NvmlOptions};
 use gantry_plugin::nvml::{Code, Nvml, NvmlError};
 use gantry_topology::{Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
@@ -66,6 +68,50 @@ fn every_machine_file_is_discovered_as_it_is_written() {
         let found = normalised(&discovered(&sim));
         assert_same(&found, &expected, &file.display().to_string());
     }
+}
+
+/// Real machines, as `nvidia-smi topo -m` printed them: what was printed of them is found in the simulated ones again.
+#[test]
+fn every_matrix_that_was_printed_is_found_again() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../topology/fixtures/topologies");
+    let mut read = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let Ok(printed) = gantry_topology::read(&text) else {
+            // Those cut off on purpose, and the folder's own description.
+            continue;
+        };
+        read += 1;
+        let sim = Sim::of_machine(&printed, &path.display().to_string());
+        let found = discovered(&sim);
+        let misfits = &sim.installed.layout.misfits;
+        // Adapters are found by name, in an order of their own.
+        let place = |device: usize| match device.checked_sub(printed.gpus().len()) {
+            None => device,
+            Some(nic) => {
+                let nic = &printed.nics()[nic];
+                let name = nic.device.as_ref().unwrap_or(&nic.name);
+                let nics = found.nics().iter().position(|found| &found.name == name);
+                found.gpus().len() + nics.unwrap_or_else(|| panic!("{}: no {name}", path.display()))
+            }
+        };
+        for a in 0..printed.paths().len() {
+            for b in 0..a {
+                if misfits
+                    .iter()
+                    .any(|misfit| (misfit.first, misfit.second) == (b, a))
+                    && a >= printed.gpus().len()
+                {
+                    continue;
+                }
+                let expected = printed.link(a, b).to_string().replace("SOC", "SYS");
+                let link = found.link(place(a), place(b)).to_string();
+                assert_eq!(link, expected, "{}: {a} {b}", path.display());
+            }
+        }
+    }
+    assert!(read >= 30, "only {read} could be read");
 }
 
 #[test]
