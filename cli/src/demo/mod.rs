@@ -16,7 +16,7 @@ use anyhow::Context;
 use gantry_topology::draw::Picture;
 use tokio_util::sync::CancellationToken;
 
-use play::{Checks, Play};
+use play::{Checks, Placed, Play};
 use screen::{Look, Screen};
 use stage::Stage;
 use strip::Letters;
@@ -80,8 +80,9 @@ async fn perform(
         ..
     } = play;
     screen.heading("Summary");
-    for (pod, node, gpus, _) in &placed {
-        screen.line(format!("  {pod:<8} {node:<5} GPUs {gpus}"));
+    for Placed { name, node, gpus, .. } in &placed {
+        let what = if gpus.len() == 1 { "GPU " } else { "GPUs" };
+        screen.line(format!("  {name:<8} {node:<5} {what} {gpus}"));
     }
     let total = checks.passed + checks.failed.len();
     if checks.failed.is_empty() {
@@ -116,7 +117,9 @@ fn introduce(stage: &Stage, screen: Screen) {
         screen.line(picture.trim_end());
     }
     screen.line("");
-    screen.paragraph("", Look::FAINT, strip::LEGEND);
+    for line in strip::LEGEND {
+        screen.line(screen.styled(Look::FAINT, line));
+    }
 }
 
 fn go_on(stage: &Stage, screen: Screen, watch: bool) {

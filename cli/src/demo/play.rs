@@ -31,6 +31,7 @@ pub(super) struct Actor {
 /// Where a pod went.
 #[derive(Debug, Clone)]
 pub(super) struct Placed {
+    pub(super) name: String,
     pub(super) pod: Pod,
     pub(super) node: String,
     pub(super) gpus: GpuSet,
@@ -43,7 +44,7 @@ pub(super) struct Play<'a> {
     pub(super) letters: Letters,
     pub(super) checks: Checks,
     /// Who got what, for the summary.
-    pub(super) placed: Vec<(String, String, GpuSet, String)>,
+    pub(super) placed: Vec<Placed>,
 }
 
 /// What was verified.
@@ -118,18 +119,26 @@ impl Play<'_> {
         let node = self.screen.styled(Look::STRONG, &placed.node);
         self.screen.line(format!("  {} -> {node}", actor.name));
         self.screen.paragraph("     ", Look::PLAIN, &reason);
-        self.placed
-            .push((actor.name.clone(), placed.node.clone(), placed.gpus, reason));
+        self.placed.push(placed.clone());
         self.verify(actor, &placed, seen).await?;
+        self.remember().await?;
         let best = stage_node.table.best(free, actor.gpus, Purpose::Local);
         self.check(
             best.is_some_and(|best| best.bandwidth_gbs <= choice.bandwidth_gbs),
             &format!(
-                "no {} free GPUs of {} are better connected",
-                actor.gpus, placed.node
+                "no other choice of {} on {} is better connected",
+                gpus(actor.gpus),
+                placed.node
             ),
         );
         Ok(Some(placed))
+    }
+
+    /// Keeps what is seen now, so that pods get their letters in the order they came.
+    async fn remember(&mut self) -> anyhow::Result<()> {
+        let sight = self.stage.sight().await?;
+        self.letters.learn(&sight);
+        Ok(())
     }
 
     /// The pod once it runs, with the GPUs its container sees.
@@ -175,7 +184,12 @@ impl Play<'_> {
             .node(&node)
             .map(|node| node.of_ids(visible.iter().map(String::as_str)))
             .unwrap_or_default();
-        Ok(Some(Placed { pod, node, gpus }))
+        Ok(Some(Placed {
+            name: name.to_owned(),
+            pod,
+            node,
+            gpus,
+        }))
     }
 
     /// What `NVIDIA_VISIBLE_DEVICES` says in the pod's container.
@@ -207,8 +221,8 @@ impl Play<'_> {
             self.check(
                 granted == visible && visible.len() == actor.gpus,
                 &format!(
-                    "the container of {name} sees exactly the {} GPUs of its grant",
-                    actor.gpus
+                    "the container of {name} sees exactly its grant, {}",
+                    gpus(actor.gpus)
                 ),
             );
         } else {
@@ -220,8 +234,8 @@ impl Play<'_> {
         self.check(
             placed.gpus.is_subset(before.free()),
             &format!(
-                "nobody else had them, and all were healthy (free were {})",
-                before.free()
+                "they were free and healthy before, as were {}",
+                others(before.free() - placed.gpus)
             ),
         );
         let published = self.published(name, placed).await?;
@@ -303,6 +317,14 @@ impl Play<'_> {
         lines.extend(ours.filter_map(|event| event.message));
         lines.dedup();
         Ok(lines.join("\n"))
+    }
+}
+
+fn others(set: GpuSet) -> String {
+    if set.is_empty() {
+        ", and no others were".into()
+    } else {
+        format!(", as were {set}")
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use gantry_topology::{GpuSet, Purpose};
+use kube::ResourceExt;
 use kube::api::DeleteParams;
 
 use super::play::{Actor, Placed, Play};
@@ -38,10 +39,10 @@ async fn sizes(play: &mut Play<'_>) -> anyhow::Result<()> {
     play.draw().await
 }
 
-/// Four GPUs for a process that takes its time to die; see the last scene.
+/// Four GPUs for processes that do not die until told; see the last scene.
 fn quad() -> Actor {
     Actor {
-        outlive: Some("3s".to_owned()),
+        outlive: Some("3600s".to_owned()),
         ..actor("quad", 4)
     }
 }
@@ -124,13 +125,13 @@ async fn force_delete(play: &mut Play<'_>) -> anyhow::Result<()> {
     play.screen
         .heading("5. A pod is force-deleted while its processes live on");
     let intro = "Kubelet frees such a pod's devices at once, and would give them to the next pod. Gantry keeps them back until the \
-                 processes are gone (quad's take 3 s here).";
+                 processes are gone.";
     play.screen.paragraph("", Look::FAINT, intro);
     let Some((node, gpus)) = play
         .placed
         .iter()
-        .find(|(name, ..)| name == "quad")
-        .map(|(_, node, gpus, _)| (node.clone(), *gpus))
+        .find(|placed| placed.name == "quad")
+        .map(|placed| (placed.node.clone(), placed.gpus))
     else {
         play.check(false, "quad runs");
         return Ok(());
@@ -142,6 +143,7 @@ async fn force_delete(play: &mut Play<'_>) -> anyhow::Result<()> {
         .node(&node)
         .map(NodeSight::free)
         .unwrap_or_default();
+    let quad = play.stage.pods().get("quad").await.context("reading pod quad")?;
     let at_once = DeleteParams::default().grace_period(0);
     play.stage
         .pods()
@@ -170,6 +172,10 @@ async fn force_delete(play: &mut Play<'_>) -> anyhow::Result<()> {
     ));
     play.submit(&patient).await?;
     play.waits("patient").await?;
+    play.screen.line("  quad's processes end now");
+    if let Some(host) = stage.nodes.get(&node) {
+        host.kubelet.kill(&quad.uid().unwrap_or_default());
+    }
     let freed = stage.wait(async || {
         let sight = stage.sight().await?;
         let kept = sight
@@ -178,10 +184,7 @@ async fn force_delete(play: &mut Play<'_>) -> anyhow::Result<()> {
         Ok((kept == Some(GpuSet::EMPTY)).then_some(sight))
     });
     let before = freed.await?;
-    play.check(
-        before.is_some(),
-        "once quad's processes are gone, its GPUs are free again",
-    );
+    play.check(before.is_some(), "and its GPUs are free again");
     if let Some(before) = before {
         play.follow(&patient, &before).await?;
     }

@@ -7,8 +7,10 @@ use super::screen::{Look, Screen};
 use super::sight::{GpuSight, Hold, NodeSight, Sight};
 
 /// Explains the marks.
-pub(super) const LEGEND: &str = "[0 a] GPU 0 held by pod a   [1 ·] free   [2 x] unhealthy   [3!a] kept back: pod a is gone, its processes may not be   \
-     ═ NVLinks, ─ one NVLink, to the neighbour   │ another NUMA node";
+pub(super) const LEGEND: [&str; 2] = [
+    "[0 a] GPU 0 held by pod a   [1 ·] free   [2 x] unhealthy   [3!a] kept back: pod a is gone, its processes are not",
+    "═ several NVLinks to the neighbour   ─ one   │ another NUMA node",
+];
 
 /// Looks of pods, in turn.
 const PODS: [Look; 6] = [
@@ -164,7 +166,10 @@ mod tests {
             terminal: false,
             columns: 100,
         };
-        insta::assert_snapshot!(strips(&sight, &letters, screen).join("\n"), @"");
+        insta::assert_snapshot!(strips(&sight, &letters, screen).join("\n"), @r"
+          a40   [0 a]═[1 a] [2 ·]═[3 x] │ [4?b]═[5 ·] [6 ·]═[7 ·]  a pair, b new
+          dgx1  [0!c]─[1 ·]═[2 ·]═[3xc] │ [4 ·]─[5 ·]═[6 ·]═[7 ·]  c quad
+        ");
         let colored = Screen {
             terminal: true,
             ..screen

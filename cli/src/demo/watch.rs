@@ -69,7 +69,7 @@ async fn page(stage: &Stage, screen: Screen, letters: &mut Letters) -> anyhow::R
     lines.extend(pods.items.iter().map(describe));
     lines.push(String::new());
     if screen.terminal {
-        lines.push(LEGEND.to_owned());
+        lines.extend(LEGEND.map(str::to_owned));
         lines.push(format!("KUBECONFIG={}   Ctrl-C ends", stage.kubeconfig.display()));
     }
     lines.push(String::new());

@@ -323,6 +323,10 @@ async fn kubelet_gives_away_the_devices_of_a_force_deleted_pod_whose_processes_l
         node.cgroup_of(&pod).join("main/cgroup.procs").exists(),
         "its processes are still there"
     );
+    node.kubelet.kill(&pod.uid().unwrap());
+    while node.cgroup_of(&pod).exists() {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::admission::Refusal;
 use super::containers::{Cgroup, MOMENT, OUTLIVE, Process, RUN_FOR, Stage, duration, status};
@@ -34,6 +35,8 @@ pub(super) struct Life {
     pub(super) processes: Vec<Process>,
     pub(super) cgroup: Option<Cgroup>,
     pub(super) wish: watch::Receiver<Wish>,
+    /// Ends processes that outlive their pod.
+    pub(super) killed: CancellationToken,
 }
 
 impl Life {
@@ -44,7 +47,6 @@ impl Life {
             return;
         }
         let wish = *self.wish.borrow();
-        let outlive = duration(&self.pod, OUTLIVE);
         match wish {
             // The processes have exited by themselves.
             Wish::Run => {
@@ -53,14 +55,14 @@ impl Life {
                 self.tell(Stage::Succeeded).await;
             }
             Wish::End => {
-                sleep(outlive.unwrap_or(MOMENT)).await;
+                self.outlive().await;
                 self.leave();
                 self.plugins.with_devices(|devices| devices.release(&uid));
                 self.confirm_deletion(&uid).await;
             }
             // Kubelet has freed the devices already; the processes take their time.
             Wish::Gone => {
-                sleep(outlive.unwrap_or(MOMENT)).await;
+                self.outlive().await;
                 self.leave();
             }
         }
@@ -88,6 +90,14 @@ impl Life {
                 wish = wished_away => wish.is_ok(),
             },
             None => wished_away.await.is_ok(),
+        }
+    }
+
+    /// Until the processes of a deleted pod are gone.
+    async fn outlive(&self) {
+        tokio::select! {
+            () = sleep(duration(&self.pod, OUTLIVE).unwrap_or(MOMENT)) => {}
+            () = self.killed.cancelled() => {}
         }
     }
 

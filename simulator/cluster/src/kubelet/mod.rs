@@ -45,8 +45,15 @@ pub struct Kubelet {
     processes: Arc<Mutex<Processes>>,
 }
 
-/// What the containers of admitted pods were given, by pod UID.
-type Processes = BTreeMap<String, Vec<Process>>;
+/// Admitted pods, by UID.
+type Processes = BTreeMap<String, Admitted>;
+
+/// What the containers of a pod were given, and the means to end them.
+#[derive(Debug, Clone)]
+struct Admitted {
+    processes: Vec<Process>,
+    killed: CancellationToken,
+}
 
 /// Where a kubelet keeps what it shares with a device plugin.
 #[derive(Debug, Clone)]
@@ -167,8 +174,19 @@ impl Kubelet {
 
     /// What the containers of a pod were given; empty if it was never admitted here.
     pub fn processes(&self, uid: &str) -> Vec<Process> {
+        self.admitted(uid).map(|pod| pod.processes).unwrap_or_default()
+    }
+
+    /// Ends the processes of a deleted pod that outlive it.
+    pub fn kill(&self, uid: &str) {
+        if let Some(pod) = self.admitted(uid) {
+            pod.killed.cancel();
+        }
+    }
+
+    fn admitted(&self, uid: &str) -> Option<Admitted> {
         let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        processes.get(uid).cloned().unwrap_or_default()
+        processes.get(uid).cloned()
     }
 }
 
@@ -230,8 +248,13 @@ impl Worker {
         let cgroup = Cgroup::create(&self.cgroups, uid, &processes)
             .inspect_err(|error| tracing::warn!(%error, pod = pod.name_any(), "no control group"))
             .ok();
+        let admitted = Admitted {
+            processes: processes.clone(),
+            killed: CancellationToken::new(),
+        };
+        let killed = admitted.killed.clone();
         let mut all = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(uid.to_owned(), processes.clone());
+        all.insert(uid.to_owned(), admitted);
         drop(all);
         let deleted = pod.metadata.deletion_timestamp.is_some();
         let (life, wish) = watch::channel(if deleted { Wish::End } else { Wish::Run });
@@ -243,6 +266,7 @@ impl Worker {
             processes,
             cgroup,
             wish,
+            killed,
         };
         tokio::spawn(life.run());
     }
