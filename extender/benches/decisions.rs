@@ -10,8 +10,14 @@ use gantry_extender::wire::ExtenderArgs;
 
 const NODES: [usize; 4] = [100, 1_000, 5_000, 50_000];
 
-fn main() {
+fn main() -> std::io::Result<()> {
+    // The API client wants to be made in a runtime.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let _guard = runtime.enter();
     divan::main();
+    Ok(())
 }
 
 /// Reading the request into borrowed structs: the floor.

@@ -23,6 +23,12 @@ const NODES: [usize; 4] = [100, 1_000, 5_000, 50_000];
 const BODIES: usize = 64;
 
 fn main() -> std::io::Result<()> {
+    // The API client wants to be made in a runtime.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let _guard = runtime.enter();
     println!("us: p50 / p99 of each, request of 2 GPUs, nodes of 8 GPUs, names only");
     println!(
         "{:>7} {:>18} {:>18} {:>18} {:>22} {:>18} {:>18}",
@@ -44,7 +50,7 @@ fn main() -> std::io::Result<()> {
             let body = &bodies[round % BODIES];
             service.filter(body).is_ok() && service.prioritize(body).is_ok()
         });
-        let (http_filter, http_prioritize) = through_http(service, &bodies, rounds)?;
+        let (http_filter, http_prioritize) = through_http(&runtime, service, &bodies, rounds)?;
         println!(
             "{nodes:>7} {parse:>18} {filter:>18} {prioritize:>18} {both:>22} {http_filter:>18} {http_prioritize:>18}"
         );
@@ -53,14 +59,11 @@ fn main() -> std::io::Result<()> {
 }
 
 fn through_http(
+    runtime: &tokio::runtime::Runtime,
     service: gantry_extender::service::Service,
     bodies: &[Vec<u8>],
     rounds: usize,
 ) -> std::io::Result<(String, String)> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
     let address = listener.local_addr()?;
     let shutdown = CancellationToken::new();

@@ -1,12 +1,15 @@
 //! The cluster at one moment, for decisions: immutable, shared, a few bytes per node. Nodes that differ in nothing a decision looks
 //! at are one class, and decisions are made per class. Built by the index; knows nothing of pods or of where facts come from.
 
+mod names;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use foldhash::fast::RandomState;
 use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_topology::set::GpuSet;
+
+pub use names::Names;
 
 use crate::kind::Kind;
 use crate::ledger::Sick;
@@ -34,13 +37,6 @@ pub struct Snapshot {
     pub classes: Arc<Vec<Arc<Standing>>>,
     /// GPUs set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
-}
-
-/// Node names and numbers.
-#[derive(Debug, Clone, Default)]
-pub struct Names {
-    by_name: HashMap<NodeName, NodeIx, RandomState>,
-    by_number: Vec<NodeName>,
 }
 
 /// GPUs that a pod will most likely be bound to.
@@ -97,7 +93,7 @@ pub struct Pool {
 impl Snapshot {
     /// The node of a name.
     pub fn find(&self, name: &str) -> Option<NodeIx> {
-        let found = self.names.by_name.get(name).copied()?;
+        let found = self.names.get(name)?;
         (!matches!(self.standing(found), Standing::Gone)).then_some(found)
     }
 
@@ -115,43 +111,9 @@ impl Snapshot {
 
     /// The nodes with names and standing, in the order they became known.
     pub fn iter(&self) -> impl Iterator<Item = (NodeIx, &NodeName, &Standing)> {
-        (0..).zip(&self.names.by_number).map(|(number, name)| {
-            let node = NodeIx(number);
-            (node, name, self.standing(node))
-        })
-    }
-}
-
-impl Names {
-    /// The number of a name.
-    pub fn get(&self, name: &str) -> Option<NodeIx> {
-        self.by_name.get(name).copied()
-    }
-
-    /// The name of a node.
-    pub fn name(&self, node: NodeIx) -> Option<&NodeName> {
-        self.by_number.get(node.0 as usize)
-    }
-
-    /// The number of a name, a new one if it has none.
-    pub fn number(&mut self, name: &NodeName) -> NodeIx {
-        if let Some(found) = self.get(name.as_str()) {
-            return found;
-        }
-        let number = NodeIx(u32::try_from(self.by_number.len()).unwrap_or(u32::MAX));
-        self.by_number.push(name.clone());
-        self.by_name.insert(name.clone(), number);
-        number
-    }
-
-    /// How many numbers were given out.
-    pub fn len(&self) -> usize {
-        self.by_number.len()
-    }
-
-    /// Whether no node was ever known.
-    pub fn is_empty(&self) -> bool {
-        self.by_number.is_empty()
+        self.names
+            .iter()
+            .map(|(node, name)| (node, name, self.standing(node)))
     }
 }
 

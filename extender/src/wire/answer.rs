@@ -8,7 +8,9 @@ use crate::decide::{Candidates, Filtered};
 /// Every refusal is "unresolvable". kube-scheduler has counted devices before it asks, so on a node refused here preemption finds
 /// that the pod fits without victims, and fails with an error instead of helping.
 pub fn filter_answer(candidates: &Candidates<'_>, filtered: &Filtered) -> Vec<u8> {
-    let mut out = Vec::with_capacity(256 + 40 * filtered.passed.len() + 160 * filtered.refused.len());
+    let name = longest(candidates) + 4;
+    let mut out =
+        Vec::with_capacity(256 + name * filtered.passed.len() + (name + 96) * filtered.refused.len());
     match candidates {
         Candidates::Names(names) => {
             out.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
@@ -64,7 +66,7 @@ const MAX_SCORE: &[u8] = b"10";
 
 /// `HostPriorityList`: 10 for the winner, 0 for everyone else, so that kube-scheduler has no tie to break at random.
 pub fn priorities_answer(candidates: &Candidates<'_>, winner: Option<u32>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(64 * candidates.len() + 2);
+    let mut out = Vec::with_capacity((longest(candidates) + 24) * candidates.len() + 8);
     out.push(b'[');
     for position in 0..candidates.len() {
         if position > 0 {
@@ -89,6 +91,15 @@ pub fn bind_answer(error: Option<&str>) -> Vec<u8> {
     out
 }
 
+/// About the longest name, by a sample: room for the answer is asked for once.
+fn longest(candidates: &Candidates<'_>) -> usize {
+    let sample = (0..candidates.len()).step_by(candidates.len() / 16 + 1);
+    sample
+        .map(|position| candidates.name(position).len())
+        .max()
+        .unwrap_or(0)
+}
+
 fn separated<T>(out: &mut Vec<u8>, items: &[T], mut write: impl FnMut(&mut Vec<u8>, &T)) {
     for (position, item) in items.iter().enumerate() {
         if position > 0 {
@@ -100,10 +111,11 @@ fn separated<T>(out: &mut Vec<u8>, items: &[T], mut write: impl FnMut(&mut Vec<u
 
 /// A JSON string. Names and almost all reasons need no escape and are copied.
 fn string(out: &mut Vec<u8>, text: &str) {
-    let plain = text
-        .bytes()
-        .all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\');
-    if plain {
+    // Every byte is looked at, whatever the one before was: the compiler makes vector instructions of that.
+    let escapes = text.bytes().fold(false, |found, byte| {
+        found | (byte < 0x20) | (byte == b'"') | (byte == b'\\')
+    });
+    if !escapes {
         out.push(b'"');
         out.extend_from_slice(text.as_bytes());
         out.push(b'"');
