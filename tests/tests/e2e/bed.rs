@@ -92,16 +92,25 @@ impl Bed {
 
     /// Starts again what a scenario stopped, and removes its pods.
     pub(crate) async fn restore(&self) -> Result<()> {
+        self.revive().await?;
+        self.cluster.wait_until_ready().await?;
+        self.clear_namespaces().await?;
+        records::clear(&self.cluster);
+        match self.gpus.get() {
+            Some(gpus) => gpus.wait_until_ready(&self.cluster).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the programs that have ended, as a service manager would: kube-scheduler ends when it has lost its lease.
+    pub(crate) async fn revive(&self) -> Result<()> {
         let control = self.cluster.control();
-        // The API server first: everything else waits for it.
-        for name in [
-            "etcd",
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-        ] {
-            if !control.daemon(name)?.is_running() {
-                self.cluster.start_again(name).await?;
+        // These first: everything else waits for them.
+        let mut names = vec!["etcd".to_owned(), "kube-apiserver".to_owned()];
+        names.extend(control.programs());
+        for name in names {
+            if !control.daemon(&name)?.is_running() {
+                self.cluster.start_again(&name).await?;
             }
         }
         for node in self.cluster.nodes() {
@@ -111,13 +120,7 @@ impl Bed {
                 }
             }
         }
-        self.cluster.wait_until_ready().await?;
-        self.clear_namespaces().await?;
-        records::clear(&self.cluster);
-        match self.gpus.get() {
-            Some(gpus) => gpus.wait_until_ready(&self.cluster).await,
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     async fn clear_namespaces(&self) -> Result<()> {

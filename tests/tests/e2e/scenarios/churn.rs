@@ -1,17 +1,19 @@
 //! Many pods that come and go: whatever the order, no device is in two containers at once and nothing is left behind.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use gantry_api::GpuNode;
+use gantry_api::{Deviation, GpuNode};
 use gantry_e2e::until;
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::bed::Bed;
+use crate::records::Stay;
 use crate::{pods, records};
 
 const PODS: usize = 300;
@@ -80,7 +82,50 @@ pub(super) async fn three_hundred_pods_come_and_go(bed: &Bed) -> Result<()> {
         stays.len()
     );
     records::ensure_no_device_twice(&stays)?;
+    deviations_are_accounted_for(bed, &api).await?;
     nothing_is_left(bed).await
+}
+
+/// Every pod's container got exactly the grant in its annotation, or traded it with a pod that asked for as much (kubelet
+/// never says whom it asks for), or else the node's plugin has published that it got another set.
+pub(super) async fn deviations_are_accounted_for(bed: &Bed, api: &Api<Pod>) -> Result<()> {
+    let stays = records::read(bed.cluster())?;
+    let published: Api<GpuNode> = Api::all(bed.client());
+    let mut other = BTreeMap::new();
+    for pod in api.list(&ListParams::default()).await? {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let Some(stay) = stays.get(&name) else { continue };
+        let granted = pods::granted(&pod)?;
+        if stay.devices != granted {
+            other.insert(name, (stay, granted));
+        }
+    }
+    for (name, (stay, granted)) in &other {
+        let traded =
+            |(with, theirs): &(&Stay, BTreeSet<String>)| with.node == stay.node && *theirs == stay.devices;
+        if other.values().any(traded) {
+            continue;
+        }
+        until(format!("the deviation of {name}"), pods::RUN_LIMIT, async || {
+            let node = published
+                .get(&stay.node)
+                .await
+                .map_err(|error| error.to_string())?;
+            let known = node.status.unwrap_or_default().deviations;
+            let same = |deviation: &Deviation| {
+                let allocated = deviation.allocated.iter().map(ToString::to_string);
+                allocated.collect::<BTreeSet<_>>() == stay.devices
+            };
+            let seen = format!("got {:?}, granted {granted:?}, published {known:?}", stay.devices);
+            if known.iter().any(same) {
+                Ok(())
+            } else {
+                Err(format!("{seen}; all that differ: {other:?}"))
+            }
+        })
+        .await?;
+    }
+    Ok(())
 }
 
 /// Every device is free again in every account: kubelet's, the plugin's and, shown by a pod that needs a whole machine, the
@@ -124,7 +169,7 @@ pub(super) async fn nothing_is_left(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-async fn alive(api: &Api<k8s_openapi::api::core::v1::Pod>) -> Result<usize, kube::Error> {
+async fn alive(api: &Api<Pod>) -> Result<usize, kube::Error> {
     let all = api.list(&ListParams::default()).await?;
     Ok(all
         .iter()

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 
-use super::churn::nothing_is_left;
+use super::churn::{deviations_are_accounted_for, nothing_is_left};
 use crate::bed::Bed;
 use crate::{pods, records};
 
@@ -125,10 +125,19 @@ pub(super) async fn the_api_server_is_away_for_a_while(bed: &Bed) -> Result<()> 
     let mut names = burst(&api, "before", 8, 2).await?;
     bed.cluster().program("kube-apiserver")?.kill().await?;
     tokio::time::sleep(AWAY).await;
+    let plugins = bed.cluster().nodes().iter().map(|node| node.program(PLUGIN));
+    for daemon in plugins.chain([bed.cluster().program(EXTENDER)]) {
+        daemon?
+            .check()
+            .context("a daemon of ours must outlive the API server")?;
+    }
     bed.cluster().start_again("kube-apiserver").await?;
+    bed.revive().await?;
     names.extend(burst(&api, "after", 8, 2).await?);
     all_succeed(&api, &names).await?;
-    granted_is_got(bed, &api).await?;
+    // Right after its return kubelet may admit pods in another order than their Bindings', or before the plugin hears of them.
+    deviations_are_accounted_for(bed, &api).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
     nothing_is_left(bed).await
 }
 

@@ -9,7 +9,7 @@ pub(super) async fn requests_land_on_the_best_node_and_set(bed: &Bed) -> Result<
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-placement").await?;
     let mut free = gpus.all();
-    for (turn, size) in [8, 4, 2, 1, 4, 2, 2, 1].into_iter().enumerate() {
+    for (turn, size) in [8, 4, 2, 1, 2, 1, 1].into_iter().enumerate() {
         let best = gpus.best_bandwidth(&free, size);
         let pod = pods::run(&api, &pods::sleeper(&format!("{turn}-asks-{size}"), size)?).await?;
         let node = pods::node(&pod);
