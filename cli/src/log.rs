@@ -8,8 +8,17 @@ use tracing_subscriber::EnvFilter;
 /// How logs are written.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
-    /// How logs are written to standard error
-    #[arg(long, global = true, value_enum, default_value_t = Format::Text, value_name = "FORMAT", env = "LOG_FORMAT")]
+    /// How logs are written to standard error: text for people, json for collectors
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t = Format::Text,
+        value_name = "FORMAT",
+        env = "LOG_FORMAT",
+        hide_possible_values = true,
+        display_order = 900
+    )]
     log_format: Format,
 }
 
@@ -30,7 +39,7 @@ impl Args {
     /// Logs warnings only, or as `RUST_LOG` says: for commands whose output is for people.
     pub(crate) fn start_quiet(self) {
         // The client calls every lost connection an error; those who use it say so themselves where it matters.
-        self.start_at("warn,kube_client::client::builder=off");
+        self.start_at("warn,kube_client=off");
     }
 
     fn start_at(self, level: &str) {

@@ -50,7 +50,7 @@ where
         .context("starting the async runtime")?;
     let result = runtime.block_on(async {
         let shutdown = CancellationToken::new();
-        tokio::spawn(watch_signals(shutdown.clone()));
+        watch_signals(shutdown.clone())?;
         if end_with_stdin {
             tokio::spawn(watch_stdin(shutdown.clone()));
         }
@@ -61,24 +61,24 @@ where
     result
 }
 
-async fn watch_signals(shutdown: CancellationToken) {
-    let (Ok(mut term), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        tracing::error!("signals cannot be watched; stop with SIGKILL");
-        return;
-    };
-    let mut next = async || {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    next().await;
-    tracing::info!("stopping");
-    shutdown.cancel();
-    next().await;
-    std::process::exit(130);
+/// Catches both signals from here on, before any work begins, and cancels on the first.
+fn watch_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
+    let mut term = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+    tokio::spawn(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = term.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        tracing::info!("stopping");
+        shutdown.cancel();
+        next().await;
+        std::process::exit(130);
+    });
+    Ok(())
 }
 
 async fn watch_stdin(shutdown: CancellationToken) {

@@ -130,7 +130,7 @@ fn go_on(stage: &Stage, screen: Screen, watch: bool) {
             format!("export KUBECONFIG={kubeconfig}"),
             "kubectl get gpunodes,pods -o wide".into(),
             "kubectl get gpunode hgx -o yaml            # machine, health, holders".into(),
-            "kubectl create --validate=false -f manifests/samples/two-gpus.yaml".into(),
+            "kubectl create -f manifests/samples/two-gpus.yaml".into(),
             format!(
                 "curl -s {}/apis/gantry.dev/v1alpha1/gpunodes   # without kubectl",
                 stage.url

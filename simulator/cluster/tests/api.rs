@@ -27,7 +27,7 @@ fn pod(name: &str) -> Pod {
     .unwrap()
 }
 
-fn binding(name: &str, uid: Option<String>, node: &str) -> Binding {
+fn binding(name: &str, uid: Option<&str>, node: &str) -> Binding {
     serde_json::from_value(json!({
         "metadata": {"name": name, "uid": uid, "annotations": {"gantry.dev/grant": "g", "both": "binding"}},
         "target": {"kind": "Node", "name": node},
@@ -107,7 +107,9 @@ async fn a_binding_merges_its_annotations_into_the_pod_in_one_write() {
     let pods = cluster.pods();
     let created = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let before = cluster.api.revision();
-    bind(&pods, &binding("a", created.uid(), "n1")).await.unwrap();
+    bind(&pods, &binding("a", created.metadata.uid.as_deref(), "n1"))
+        .await
+        .unwrap();
     assert_eq!(cluster.api.revision(), before + 1);
     let bound = pods.get("a").await.unwrap();
     assert_eq!(bound.spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
@@ -127,7 +129,7 @@ async fn of_sixteen_racing_bindings_one_wins() {
         .unwrap()
         .uid();
     let attempts = (0..16).map(|n| {
-        let (pods, binding) = (pods.clone(), binding("a", uid.clone(), &format!("n{n}")));
+        let (pods, binding) = (pods.clone(), binding("a", uid.as_deref(), &format!("n{n}")));
         async move { (n, bind(&pods, &binding).await) }
     });
     let results = futures::future::join_all(attempts).await;
@@ -153,7 +155,7 @@ async fn a_binding_for_another_uid_or_a_missing_pod_changes_nothing() {
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let before = cluster.api.revision();
-    let other = bind(&pods, &binding("a", Some("another".into()), "n1"))
+    let other = bind(&pods, &binding("a", Some("another"), "n1"))
         .await
         .unwrap_err();
     assert_eq!(code(&other), 409);
@@ -224,7 +226,7 @@ async fn a_watch_from_a_forgotten_revision_is_told_so() {
     let mut seen = pods.watch(&WatchParams::default(), "2").await.unwrap().boxed();
     match seen.try_next().await.unwrap() {
         Some(WatchEvent::Error(status)) => {
-            assert_eq!((status.code, status.reason.as_str()), (410, "Expired"))
+            assert_eq!((status.code, status.reason.as_str()), (410, "Expired"));
         }
         other => panic!("{other:?}"),
     }
@@ -480,4 +482,32 @@ async fn an_object_with_finalizers_goes_when_the_last_one_is_taken_off() {
         .await
         .unwrap();
     assert!(pods.get_opt("a").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn discovery_tells_what_is_served_and_leaves_the_checking_of_fields_to_the_server() {
+    let cluster = Cluster::start().await;
+    let get = async |path: &str| {
+        let request = http::Request::get(path).body(Vec::new()).unwrap();
+        cluster.client.request::<serde_json::Value>(request).await
+    };
+    let version = cluster.client.apiserver_version().await.unwrap();
+    assert_eq!((version.major.as_str(), version.minor.as_str()), ("1", "36"));
+    let groups = cluster.client.list_api_groups().await.unwrap();
+    assert!(groups.groups.iter().any(|group| group.name == "gantry.dev"));
+    let core = cluster.client.list_core_api_resources("v1").await.unwrap();
+    assert!(
+        core.resources
+            .iter()
+            .any(|resource| resource.name == "pods/binding")
+    );
+    let index = get("/openapi/v3").await.unwrap();
+    let gantry = index["paths"]["apis/gantry.dev/v1alpha1"]["serverRelativeURL"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let document = get(&gantry).await.unwrap();
+    let patch = &document["paths"]["/apis/gantry.dev/v1alpha1/gpunodes/{name}"]["patch"];
+    assert_eq!(patch["parameters"][0]["name"], "fieldValidation");
+    assert_eq!(code(&get("/openapi/v3/apis/apps/v1").await.unwrap_err()), 404);
 }

@@ -20,10 +20,12 @@ use serde_json::{Value, json};
 use support::{Cluster, gpu_pod, refused_with};
 use tokio::net::TcpListener;
 
+type Answer = Box<dyn FnMut(&str, &Value) -> Value + Send>;
+
 /// An extender that answers as its test says, and keeps what it was asked.
 #[derive(Clone)]
 struct Script {
-    answer: Arc<Mutex<Box<dyn FnMut(&str, &Value) -> Value + Send>>>,
+    answer: Arc<Mutex<Answer>>,
     asked: Arc<Mutex<Vec<(String, Value)>>>,
 }
 

@@ -23,6 +23,10 @@ pub(super) fn document(ask: &Discovery) -> Result<Value, ApiError> {
             }))
         }
         Discovery::Health => Ok(json!("ok")),
+        Discovery::OpenApi { of: None } => Ok(open_api_index()),
+        Discovery::OpenApi {
+            of: Some((group, version)),
+        } => open_api(group, version),
         Discovery::CoreVersions => Ok(json!({"kind": "APIVersions", "versions": ["v1"]})),
         Discovery::Groups => Ok(groups()),
         Discovery::Resources { group, version } => resources(group, version),
@@ -78,4 +82,48 @@ fn resources(group: &str, version: &str) -> Result<Value, ApiError> {
     Ok(json!({
         "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": first.api_version(), "resources": list,
     }))
+}
+
+fn path(kind: &Kind) -> String {
+    if kind.group.is_empty() {
+        format!("api/{}", kind.version)
+    } else {
+        format!("apis/{}/{}", kind.group, kind.version)
+    }
+}
+
+fn open_api_index() -> Value {
+    let paths: BTreeMap<String, Value> = KINDS
+        .iter()
+        .map(|kind| {
+            (
+                path(kind),
+                json!({"serverRelativeURL": format!("/openapi/v3/{}", path(kind))}),
+            )
+        })
+        .collect();
+    json!({"paths": paths})
+}
+
+/// No schemas: it says only that the server checks fields itself, so that kubectl leaves it alone.
+fn open_api(group: &str, version: &str) -> Result<Value, ApiError> {
+    let paths: BTreeMap<String, Value> = KINDS
+        .iter()
+        .filter(|kind| kind.group == group && kind.version == version)
+        .map(|kind| {
+            let place = if kind.namespaced { "namespaces/{namespace}/" } else { "" };
+            let patch = json!({"patch": {
+                "parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}],
+                "responses": {},
+                "x-kubernetes-action": "patch",
+                "x-kubernetes-group-version-kind": {"group": kind.group, "version": kind.version, "kind": kind.kind},
+            }});
+            (format!("/{}/{place}{}/{{name}}", path(kind), kind.plural), patch)
+        })
+        .collect();
+    if paths.is_empty() {
+        return Err(ApiError::NotFound(format!("API group {group}/{version}")));
+    }
+    let info = json!({"title": "Gantry's embedded cluster", "version": KUBERNETES_VERSION});
+    Ok(json!({"openapi": "3.0.0", "info": info, "paths": paths}))
 }

@@ -86,7 +86,7 @@ fn merge_conditions(target: &mut Value, patch: &Value) {
 }
 
 /// Now, as Kubernetes writes times: RFC 3339, whole seconds.
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 

@@ -5,7 +5,7 @@ mod discovery;
 mod error;
 mod events;
 mod kinds;
-mod meta;
+pub(crate) mod meta;
 mod objects;
 mod pods;
 mod request;

@@ -50,6 +50,11 @@ pub(super) enum Discovery {
     Version,
     /// `/healthz`, `/livez`, `/readyz`
     Health,
+    /// `/openapi/v3`, `/openapi/v3/api/v1`, `/openapi/v3/apis/GROUP/VERSION`
+    OpenApi {
+        /// Group and version; `None` for the index.
+        of: Option<(String, String)>,
+    },
     /// `/api`
     CoreVersions,
     /// `/apis`
@@ -115,6 +120,9 @@ impl Target {
         let target = match parts.as_slice() {
             ["version"] => Some(Self::Discovery(Discovery::Version)),
             ["healthz" | "livez" | "readyz"] => Some(Self::Discovery(Discovery::Health)),
+            ["openapi", "v3"] => Some(Self::Discovery(Discovery::OpenApi { of: None })),
+            ["openapi", "v3", "api", version] => Some(Self::open_api("", version)),
+            ["openapi", "v3", "apis", group, version] => Some(Self::open_api(group, version)),
             ["api"] => Some(Self::Discovery(Discovery::CoreVersions)),
             ["apis"] => Some(Self::Discovery(Discovery::Groups)),
             ["api", version] => Some(Self::resources("", version)),
@@ -124,6 +132,12 @@ impl Target {
             _ => None,
         };
         target.ok_or_else(missing)
+    }
+
+    fn open_api(group: &str, version: &str) -> Self {
+        Self::Discovery(Discovery::OpenApi {
+            of: Some((group.to_owned(), version.to_owned())),
+        })
     }
 
     fn resources(group: &str, version: &str) -> Self {

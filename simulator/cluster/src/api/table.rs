@@ -21,6 +21,7 @@ struct Column {
 enum Cell {
     Path(String),
     Age,
+    LastSeen,
     Ready,
     Phase,
     NodeStatus,
@@ -82,7 +83,7 @@ fn columns(kind: &Kind) -> Vec<Column> {
             path("Version", "status.nodeInfo.kubeletVersion"),
         ],
         "events" => vec![
-            path("Last Seen", "lastTimestamp"),
+            column("Last Seen", 0, Cell::LastSeen),
             path("Type", "type"),
             path("Reason", "reason"),
             path("Object", "involvedObject.name"),
@@ -127,6 +128,15 @@ impl Cell {
                 }
             }
             Self::Age => age(meta::text(object, "creationTimestamp")).into(),
+            Self::LastSeen => {
+                let times = [
+                    &object["lastTimestamp"],
+                    &object["eventTime"],
+                    &object["metadata"]["creationTimestamp"],
+                ];
+                let time = times.into_iter().find_map(|time| time.as_str());
+                age(time.unwrap_or_default()).into()
+            }
             Self::Ready => {
                 let statuses = object["status"]["containerStatuses"].as_array();
                 let ready = statuses

@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::devices::Role;
+use crate::api::meta::now;
 
 /// Annotation: the pod's app containers exit with 0 after this time (`5s`, `300ms`); without it they run until deleted.
 pub const RUN_FOR: &str = "sim.gantry.dev/run-for";
@@ -95,10 +96,10 @@ pub(super) fn status(processes: &[Process], stage: Stage, healthy: impl Fn(&str,
         let over = stage == Stage::Succeeded || (process.role() == Role::Init && stage != Stage::Starting);
         let up = stage == Stage::Running && !over;
         let state = match (over, up) {
-            (true, _) => {
-                json!({"terminated": {"exitCode": 0, "reason": "Completed"}, "waiting": null, "running": null})
-            }
-            (_, true) => json!({"running": {}, "waiting": null}),
+            (true, _) => json!({
+                "terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now()}, "waiting": null, "running": null,
+            }),
+            (_, true) => json!({"running": {"startedAt": now()}, "waiting": null}),
             _ => json!({"waiting": {"reason": "ContainerCreating"}}),
         };
         let mut status = json!({

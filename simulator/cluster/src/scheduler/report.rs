@@ -8,6 +8,8 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
+use crate::api::meta::now;
+
 /// `0/3 nodes are available: 1 Insufficient cpu, 2 ...`: equal reasons counted, sorted by text.
 pub(super) fn message(nodes: usize, reasons: impl IntoIterator<Item = String>) -> String {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -97,10 +99,6 @@ fn told(pod: &Pod, reason: &str, message: &str) -> bool {
         .any(|condition| {
             condition.reason.as_deref() == Some(reason) && condition.message.as_deref() == Some(message)
         })
-}
-
-fn now() -> String {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]
