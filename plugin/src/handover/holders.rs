@@ -13,13 +13,16 @@ impl Handover {
         for pod in self.pods.values() {
             let mut known: BTreeMap<ResourceName, [Devices; 3]> = BTreeMap::new();
             for step in &pod.steps {
-                let (level, devices) = match (pod.holds(step), &step.assigned) {
+                let (level, devices) = match (&step.allocated, &step.assigned) {
                     (Some(devices), _) if step.listed => (0, devices),
                     (Some(devices), _) => (1, devices),
                     (None, Some(devices)) => (2, devices),
                     (None, None) => continue,
                 };
                 known.entry(step.resource.clone()).or_default()[level].extend(devices.iter().cloned());
+            }
+            for (resource, devices) in &pod.remembered {
+                known.entry(resource.clone()).or_default()[1].extend(devices.iter().cloned());
             }
             for (resource, [listed, allocated, granted]) in known {
                 let allocated = &allocated - &listed;

@@ -26,7 +26,7 @@ mod truth;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use gantry_api::{Deviation, DeviceId, Holder, NodeName, PodUid, ResourceName};
+use gantry_api::{Deviation, DeviceId, Holder, NodeName, PodUid, Provenance, ResourceName};
 use gantry_topology::choice::Table;
 use jiff::Timestamp;
 
@@ -240,12 +240,21 @@ impl Handover {
     }
 
     /// Takes over what an earlier run of this plugin published: devices of pods that are no longer there go to quarantine,
-    /// until their processes are seen to be gone. To be called once the pods are listed.
+    /// until their processes are seen to be gone; pods that are there hold them until the truth gives them to others. To be
+    /// called once the pods are listed.
     pub fn adopt(&mut self, holders: &[Holder]) {
         for holder in holders {
-            let Some(uid) = holder.uid.as_ref().filter(|uid| !self.pods.contains_key(*uid)) else {
+            let Some(uid) = &holder.uid else { continue };
+            if holder.provenance == Provenance::Granted {
                 continue;
-            };
+            }
+            if let Some(pod) = self.pods.get_mut(uid) {
+                pod.remembered
+                    .entry(holder.resource.clone())
+                    .or_default()
+                    .extend(holder.devices.iter().cloned());
+                continue;
+            }
             self.quarantine
                 .entry(uid.clone())
                 .or_insert_with(|| Quarantined {
@@ -306,10 +315,33 @@ impl Handover {
             return false;
         };
         self.truth.forget(&pod.name);
+        if !pod.started {
+            // Kubelet never admitted it, as far as was seen: what it was taken to have got may be another pod's.
+            let ticket = self.truth.now();
+            for step in pod.steps.iter().filter(|step| !step.listed) {
+                if let Some(set) = step.allocated.clone() {
+                    self.unattributed.push(truth::Unattributed {
+                        resource: step.resource.clone(),
+                        set,
+                        ticket,
+                    });
+                }
+            }
+        }
         if finished {
             return true;
         }
-        let sets = pod.held();
+        let mut sets = pod.held();
+        // A pod that the watch showed too late may have got a set that nobody was known to ask for.
+        for step in pod.steps.iter().filter(|step| step.allocated.is_none()) {
+            for known in &self.unattributed {
+                if known.resource == step.resource && known.set.len() == step.count {
+                    sets.entry(step.resource.clone())
+                        .or_default()
+                        .extend(known.set.iter().cloned());
+                }
+            }
+        }
         let devices = sets.values().map(BTreeSet::len).sum();
         if devices > 0 {
             self.notes.push(Note::Quarantined {

@@ -80,6 +80,9 @@ pub(super) struct Pod {
     pub(super) created: i64,
     pub(super) started: bool,
     pub(super) steps: Vec<Step>,
+    /// What an earlier run of the plugin published that it holds: the only trace of an init container that got another set than
+    /// granted.
+    pub(super) remembered: BTreeMap<ResourceName, Devices>,
     /// Why the annotation is no grant; fixed at first sight.
     pub(super) malformed: Option<Refusal>,
     /// Why the grant does not stand beside the others; settled anew after each change.
@@ -144,6 +147,7 @@ impl Pod {
                     told: false,
                 })
                 .collect(),
+            remembered: BTreeMap::new(),
             malformed: None,
             refused: None,
             told: false,
@@ -228,7 +232,7 @@ impl Pod {
 
     /// What it holds for its life, by resource: init containers' devices stay with the pod.
     pub(super) fn held(&self) -> BTreeMap<ResourceName, Devices> {
-        let mut held: BTreeMap<ResourceName, Devices> = BTreeMap::new();
+        let mut held = self.remembered.clone();
         for step in &self.steps {
             if let Some(devices) = self.holds(step) {
                 held.entry(step.resource.clone())
@@ -245,6 +249,7 @@ impl Pod {
             .iter()
             .filter(|step| step.resource == *resource)
             .filter_map(|step| self.holds(step))
+            .chain(self.remembered.get(resource))
             .flatten()
             .cloned()
             .collect()
@@ -264,6 +269,14 @@ impl Pod {
         }
         // A new kubelet that lost its checkpoint asks again, but only the grant can say for which set.
         step.epoch < epoch && !step.listed && (step.allocated.is_some() || step.assigned.is_some())
+    }
+
+    /// What others are kept off for the sake of this step: the set due, or what a grant names though not all of it can be had.
+    pub(super) fn claims<'s>(&self, step: &'s Step) -> Option<&'s Devices> {
+        self.due(step).or(match &step.share {
+            Some(Share::Exactly(granted)) if self.is_granted() => Some(granted),
+            _ => None,
+        })
     }
 
     /// The set a step is to be given when it is asked for.

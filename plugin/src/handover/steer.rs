@@ -60,11 +60,23 @@ pub(super) struct Outstanding {
     pub(super) step: Option<(PodUid, usize)>,
 }
 
-/// A step that may be the asking one.
+/// The step that is most likely the asking one.
 struct Candidate {
     step: (PodUid, usize),
-    /// Its set, if it has one that fits the offer.
-    set: Option<Devices>,
+    fit: Fit,
+}
+
+/// How an open step goes with an offer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Fit {
+    /// This is its set, and kubelet can give it.
+    Set(Devices),
+    /// It has no set: any will do.
+    Any,
+    /// It has a set that kubelet cannot give: a device is sick, or somebody else has it.
+    Broken,
+    /// It cannot be the asking one.
+    No,
 }
 
 impl Handover {
@@ -75,15 +87,21 @@ impl Handover {
         let mut answers = Vec::with_capacity(requests.len());
         for request in requests {
             let candidate = self.candidate(request, &answered);
-            let granted = matches!(candidate, Some(Candidate { set: Some(_), .. }));
-            if (candidate.is_none() && patience.pods) || (!granted && self.table.is_none() && patience.table)
-            {
+            let waits = match candidate.as_ref().map(|candidate| &candidate.fit) {
+                Some(Fit::Set(_)) => false,
+                Some(Fit::Any) => patience.table && self.table.is_none(),
+                // Its end may be on its way here as well as the pod that asks.
+                Some(Fit::Broken | Fit::No) | None => {
+                    patience.pods || (patience.table && self.table.is_none())
+                }
+            };
+            if waits {
                 return None;
             }
             let (preference, step) = match candidate {
                 Some(Candidate {
                     step,
-                    set: Some(devices),
+                    fit: Fit::Set(devices),
                 }) => (
                     Preference {
                         devices,
@@ -91,12 +109,8 @@ impl Handover {
                     },
                     Some(step),
                 ),
-                Some(Candidate { step, set: None }) => (self.outside(request, Some(&step)), Some(step)),
-                None => {
-                    // The oldest of this size, though its set does not fit: most likely it is the one.
-                    let step = self.misfit(request, &answered);
-                    (self.outside(request, step.as_ref()), step)
-                }
+                Some(Candidate { step, .. }) => (self.outside(request, Some(&step)), Some(step)),
+                None => (self.outside(request, None), None),
             };
             answered.push(Outstanding {
                 resource: request.resource.clone(),
@@ -112,34 +126,28 @@ impl Handover {
         Some(answers)
     }
 
-    /// The first pod in kubelet's order with an open step of this resource and size that fits: first those whose turn it is
-    /// within their pod, then any.
+    /// The first pod in kubelet's order with an open step of this resource and size: first those whose turn it is within their
+    /// pod, then any. If it cannot be given its set it is still the one: taking the next pod's instead would shift every pod
+    /// after it.
     fn candidate(&self, request: &Request, answered: &[Outstanding]) -> Option<Candidate> {
         let pods = self.in_order();
         for depth in [1, usize::MAX] {
             for pod in &pods {
                 for (position, step) in self.open_steps(pod, request, answered).take(depth) {
-                    if step.count == request.size
-                        && let Some(set) = self.fit(pod, step, request)
-                    {
+                    if step.count != request.size {
+                        continue;
+                    }
+                    let fit = self.fit(pod, step, request);
+                    if fit != Fit::No {
                         return Some(Candidate {
                             step: (pod.name.uid.clone(), position),
-                            set,
+                            fit,
                         });
                     }
                 }
             }
         }
         None
-    }
-
-    /// The first open step of this resource and size, whether its set fits or not.
-    fn misfit(&self, request: &Request, answered: &[Outstanding]) -> Option<(PodUid, usize)> {
-        self.in_order().into_iter().find_map(|pod| {
-            self.open_steps(pod, request, answered)
-                .find(|(_, step)| step.count == request.size && !pod.started)
-                .map(|(position, _)| (pod.name.uid.clone(), position))
-        })
     }
 
     fn open_steps<'p>(
@@ -160,23 +168,33 @@ impl Handover {
         })
     }
 
-    /// Whether this step can be the asking one, and with which set: `Some(None)` if the set is free to choose.
-    #[expect(clippy::option_option, reason = "fits or not, with a set or not")]
-    fn fit(&self, pod: &Pod, step: &Step, request: &Request) -> Option<Option<Devices>> {
+    fn fit(&self, pod: &Pod, step: &Step, request: &Request) -> Fit {
         if let Some(due) = pod.due(step) {
-            return (request.must.is_subset(due) && due.is_subset(&request.offered))
-                .then(|| Some(due.clone()));
+            return if !request.must.is_subset(due) {
+                Fit::No
+            } else if due.is_subset(&request.offered) {
+                Fit::Set(due.clone())
+            } else if pod.started || step.allocated.is_some() {
+                // Kubelet gives its devices to nobody: it has them.
+                Fit::No
+            } else {
+                Fit::Broken
+            };
         }
         // What must be included is what the pod's init containers left: it names the pod.
         let held = pod.held_of(&request.resource);
         if !request.must.is_subset(&held) {
-            return None;
+            return Fit::No;
         }
         if step.share == Some(Share::OfHeld) && pod.is_granted() {
             let free: Devices = held.intersection(&request.offered).cloned().collect();
-            return (free.len() >= request.size).then(|| Some(self.choose(request, &free)));
+            return if free.len() >= request.size {
+                Fit::Set(self.choose(request, &free))
+            } else {
+                Fit::No
+            };
         }
-        Some(None)
+        Fit::Any
     }
 
     /// The best set outside all live grants and quarantined devices; where too little is left, of what costs least.
@@ -184,7 +202,7 @@ impl Handover {
         let resource = &request.resource;
         let own = step.and_then(|(uid, position)| {
             let pod = self.pods.get(uid)?;
-            pod.due(pod.steps.get(*position)?)
+            pod.claims(pod.steps.get(*position)?)
         });
         let mut held: Vec<&DeviceId> = Vec::new();
         let mut pending: Vec<Vec<&DeviceId>> = Vec::new();
@@ -193,8 +211,13 @@ impl Handover {
                 continue;
             }
             let steps = || pod.steps.iter().filter(|step| step.resource == *resource);
-            held.extend(steps().filter_map(|step| pod.holds(step)).flatten());
-            pending.push(steps().filter_map(|step| pod.due(step)).flatten().collect());
+            held.extend(
+                steps()
+                    .filter_map(|step| pod.holds(step))
+                    .chain(pod.remembered.get(resource))
+                    .flatten(),
+            );
+            pending.push(steps().filter_map(|step| pod.claims(step)).flatten().collect());
         }
         let quarantined: Vec<&DeviceId> = self
             .quarantine

@@ -154,6 +154,10 @@ impl Handover {
         for (uid, position, set) in &told {
             self.correct(uid, *position, set, current);
         }
+        self.forget_what_others_hold(&told);
+        for (uid, position, set) in &told {
+            self.imply_earlier(&(uid.clone(), *position), set);
+        }
         if now != Timestamp::UNIX_EPOCH {
             self.report_differences(&told, now);
         }
@@ -204,14 +208,76 @@ impl Handover {
             }
             (None, None) => {}
         }
-        self.unattributed
-            .retain(|known| known.resource != resource || !known.set.is_subset(set));
-        // Kubelet serves a pod's containers in order: the ones before this one have been served.
-        if let Some(pod) = self.pods.get_mut(uid) {
-            for step in pod.steps.iter_mut().take(position) {
-                if step.resource == resource && step.allocated.is_none() {
-                    step.allocated = step.assigned.clone();
+        self.attribute(&place, &resource, set);
+    }
+
+    /// A set that nobody was known for, and part of which this step has, is this pod's: the step's own or that of an init container,
+    /// whose devices the app took over.
+    fn attribute(&mut self, (uid, position): &(PodUid, usize), resource: &ResourceName, set: &Devices) {
+        let Some(pod) = self.pods.get_mut(uid) else { return };
+        self.unattributed.retain(|known| {
+            if known.resource != *resource || known.set.is_disjoint(set) {
+                return true;
+            }
+            let earlier = pod.steps.iter_mut().take(*position).find(|step| {
+                step.resource == *resource && step.count == known.set.len() && step.allocated.is_none()
+            });
+            if let Some(step) = earlier {
+                step.allocated = Some(known.set.clone());
+            }
+            false
+        });
+    }
+
+    /// What an earlier run believed of a pod does not stand against the truth of another.
+    fn forget_what_others_hold(&mut self, told: &[(PodUid, usize, Devices)]) {
+        for pod in self.pods.values_mut() {
+            for devices in pod.remembered.values_mut() {
+                for (_, _, set) in told.iter().filter(|(uid, _, _)| *uid != pod.name.uid) {
+                    devices.retain(|device| !set.contains(device));
                 }
+            }
+            pod.remembered.retain(|_, devices| !devices.is_empty());
+        }
+    }
+
+    /// Kubelet serves a pod's containers in order: those before a listed one have been served too, by the grant if this one was.
+    fn imply_earlier(&mut self, (uid, position): &(PodUid, usize), set: &Devices) {
+        let Some(pod) = self.pods.get_mut(uid) else { return };
+        let Some(listed) = pod.steps.get(*position) else {
+            return;
+        };
+        let resource = listed.resource.clone();
+        let earlier = || {
+            pod.steps
+                .iter()
+                .take(*position)
+                .filter(|step| step.resource == resource)
+        };
+        let as_granted = match &listed.share {
+            Some(Share::Exactly(granted)) => granted == set,
+            Some(Share::OfHeld) => set.iter().all(|device| {
+                earlier().any(|step| step.assigned.as_ref().is_some_and(|set| set.contains(device)))
+            }),
+            None => false,
+        };
+        if !as_granted {
+            return;
+        }
+        let others: Devices = self
+            .pods
+            .values()
+            .filter(|pod| pod.name.uid != *uid)
+            .flat_map(|pod| &pod.steps)
+            .filter(|step| step.resource == resource)
+            .filter_map(|step| step.allocated.as_ref())
+            .flatten()
+            .cloned()
+            .collect();
+        let Some(pod) = self.pods.get_mut(uid) else { return };
+        for step in pod.steps.iter_mut().take(*position) {
+            if step.resource == resource && step.allocated.is_none() {
+                step.allocated = step.assigned.clone().filter(|set| set.is_disjoint(&others));
             }
         }
     }

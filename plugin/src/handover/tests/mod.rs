@@ -143,6 +143,12 @@ fn simple(name: &str, gpus: impl IntoIterator<Item = u8>) -> PodSeen {
     pod(name, &[granted("app", gpus)])
 }
 
+/// The same pod once kubelet has admitted it.
+fn started(mut pod: PodSeen) -> PodSeen {
+    pod.started = true;
+    pod
+}
+
 /// A pod of one container that bypassed the scheduler.
 fn stray(name: &str, count: usize) -> PodSeen {
     pod(name, &[asking("app", count)])

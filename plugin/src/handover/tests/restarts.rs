@@ -13,11 +13,6 @@ fn restarted(pods: Vec<PodSeen>, holdings: &[(&str, &str, Devices)], published: 
     handover
 }
 
-fn started(mut pod: PodSeen) -> PodSeen {
-    pod.started = true;
-    pod
-}
-
 #[test]
 fn init_devices_that_kubelet_does_not_list_are_known_by_the_grant() {
     let pods = vec![started(pod(

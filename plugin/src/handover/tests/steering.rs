@@ -237,6 +237,7 @@ fn a_force_deleted_pods_devices_stay_apart_until_its_processes_are_gone() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
+    node.seen(started(simple("a", [0, 1])));
     node.gone(&"a".into(), false);
     let holders = node.holders();
     assert_eq!(holders[0].state, HolderState::Quarantined);
@@ -250,6 +251,7 @@ fn a_finished_pods_devices_are_free_at_once() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
+    node.seen(started(simple("a", [0, 1])));
     node.gone(&"a".into(), true);
     assert!(node.holders().is_empty());
 }
