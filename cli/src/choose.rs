@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use gantry_topology::{Choice, GpuSet, Machine, Purpose, ReadError, Table};
+use gantry_topology::{Choice, GpuSet, Machine, Purpose, Table};
 use serde::Serialize;
 
 use crate::runtime::BadInput;
@@ -54,16 +54,7 @@ pub(crate) struct ChooseArgs {
 /// # Errors
 /// When the machine cannot be read, what is asked contradicts it, or fewer GPUs are free than asked.
 pub(crate) fn run(args: &ChooseArgs) -> anyhow::Result<()> {
-    let machine = args.source.machine().map_err(|error| {
-        let of_the_user = error
-            .chain()
-            .any(|cause| cause.is::<ReadError>() || cause.is::<io::Error>());
-        if of_the_user {
-            BadInput(error).into()
-        } else {
-            error
-        }
-    })?;
+    let machine = args.source.machine()?;
     let output = output(args, &machine)?;
     match io::stdout().lock().write_all(output.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -33,17 +33,24 @@ enum Format {
 impl Args {
     /// Logs from level info on, or as `RUST_LOG` says.
     pub(crate) fn start(self) {
-        self.start_at("info");
+        // The client calls every lost connection an error, and its users say the same with what it was for.
+        self.start_at("info,kube_client::client::builder=off");
     }
 
     /// Logs warnings only, or as `RUST_LOG` says: for commands whose output is for people.
     pub(crate) fn start_quiet(self) {
-        // The client calls every lost connection an error; those who use it say so themselves where it matters.
         self.start_at("warn,kube_client=off");
     }
 
     fn start_at(self, level: &str) {
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+        let wanted = std::env::var(EnvFilter::DEFAULT_ENV)
+            .ok()
+            .filter(|text| !text.is_empty());
+        let (filter, refused) = match wanted.as_deref().map(EnvFilter::try_new) {
+            Some(Ok(filter)) => (filter, None),
+            Some(Err(error)) => (EnvFilter::new(level), Some(error)),
+            None => (EnvFilter::new(level), None),
+        };
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_ansi(std::io::stderr().is_terminal())
@@ -54,5 +61,8 @@ impl Args {
             Format::Json => logs.json().flatten_event(true).try_init(),
         };
         debug_assert!(started.is_ok(), "logging is started once");
+        if let Some(error) = refused {
+            tracing::warn!(%error, value = wanted, using = level, "RUST_LOG is not understood");
+        }
     }
 }

@@ -120,6 +120,7 @@ fn bad_input_is_named_with_its_place_and_exits_with_2() {
             vec!["choose", "--size", "1", "--from", truncated.as_str()],
             "truncated.txt",
         ),
+        (vec!["topo", "--from", truncated.as_str()], "line 3"),
         (
             vec!["choose", "--size", "1", "--from", contradictory.as_str()],
             "nvlinks",

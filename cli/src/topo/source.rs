@@ -12,6 +12,8 @@ use gantry_topology::Machine;
 use gantry_topology::read::{MAX_BYTES, read_with};
 use gantry_topology::text::Hints;
 
+use crate::runtime::BadInput;
+
 /// Options that say where the machine comes from.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SourceArgs {
@@ -49,18 +51,10 @@ impl SourceArgs {
     /// Reads the machine.
     ///
     /// # Errors
-    /// With the file, the line and the column; or with what NVML says.
+    /// With the file, the line and the column, as [`BadInput`]; or with what NVML says.
     pub(crate) fn machine(&self) -> anyhow::Result<Machine> {
-        let hints = Hints {
-            model: self.model.clone(),
-        };
         match &self.from {
-            Some(path) if path == Path::new("-") => parse(io::stdin().lock(), "standard input", &hints),
-            Some(path) => {
-                let name = path.display().to_string();
-                let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
-                parse(file, &name, &hints)
-            }
+            Some(path) => self.read(path).map_err(|error| BadInput(error).into()),
             None => discover::machine(&NvmlOptions {
                 library: self.nvml_library.clone(),
                 proc_root: self.proc_root.clone(),
@@ -68,6 +62,18 @@ impl SourceArgs {
             })
             .context("cannot read this node's machine; --from FILE reads a machine file or the output of nvidia-smi topo -m"),
         }
+    }
+
+    fn read(&self, path: &Path) -> anyhow::Result<Machine> {
+        let hints = Hints {
+            model: self.model.clone(),
+        };
+        if path == Path::new("-") {
+            return parse(io::stdin().lock(), "standard input", &hints);
+        }
+        let name = path.display().to_string();
+        let file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+        parse(file, &name, &hints)
     }
 }
 
