@@ -180,7 +180,7 @@ async fn over_the_socket() {
 async fn whole_process(binary: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../simulator/machines/dgx-a100.yaml");
-    let simulated = gantry_nvml_sim::install::install(&machine, &folder.path().join("gpus")).unwrap();
+    let simulated = gantry_nvml_sim::install(&machine, &folder.path().join("gpus")).unwrap();
     let library = simulated.library;
     let root = folder.path().join("gpus/root");
     let plugins = folder.path().join("device-plugins");

@@ -178,10 +178,11 @@ impl Endpoint {
                 warn!(%error, "device plugin server failed");
             }
         }
-        if own.is_some() && inode(path) == own {
-            if let Err(error) = std::fs::remove_file(path) {
-                debug!(%error, socket = %path.display(), "cannot remove the own socket");
-            }
+        if own.is_some()
+            && inode(path) == own
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            debug!(%error, socket = %path.display(), "cannot remove the own socket");
         }
         self.kubelet.observed.unregistered(&self.resource);
         info!(resource = %self.resource, "stopped serving");

@@ -130,7 +130,7 @@ impl Drop for FakeKubelet {
 
 /// Kubelet's pod resources service, with a list that the test sets: pod, container, devices.
 #[derive(Clone, Default)]
-pub struct Truth(Arc<Mutex<Vec<(String, String, Vec<String>)>>>);
+pub struct Truth(Arc<Mutex<Vec<PodResources>>>);
 
 impl Truth {
     pub fn serve(&self, socket: &Path) {
@@ -143,12 +143,27 @@ impl Truth {
 
     pub fn set(&self, pod: &str, container: &str, devices: impl IntoIterator<Item = String>) {
         let mut list = self.0.lock().unwrap();
-        list.retain(|(known, _, _)| known != pod);
-        list.push((pod.into(), container.into(), devices.into_iter().collect()));
+        list.retain(|known| known.name != pod);
+        list.push(PodResources {
+            name: pod.into(),
+            namespace: "default".into(),
+            containers: vec![ContainerResources {
+                name: container.into(),
+                // One entry per device, as the real one writes it.
+                devices: devices
+                    .into_iter()
+                    .map(|id| ContainerDevices {
+                        resource_name: "nvidia.com/gpu".into(),
+                        device_ids: vec![id],
+                        topology: None,
+                    })
+                    .collect(),
+            }],
+        });
     }
 
     pub fn remove(&self, pod: &str) {
-        self.0.lock().unwrap().retain(|(known, _, _)| known != pod);
+        self.0.lock().unwrap().retain(|known| known.name != pod);
     }
 }
 
@@ -158,26 +173,7 @@ impl PodResourcesLister for Truth {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        let list = self.0.lock().unwrap();
-        let pod_resources = list
-            .iter()
-            .map(|(pod, container, devices)| PodResources {
-                name: pod.clone(),
-                namespace: "default".into(),
-                containers: vec![ContainerResources {
-                    name: container.clone(),
-                    // One entry per device, as the real one writes it.
-                    devices: devices
-                        .iter()
-                        .map(|id| ContainerDevices {
-                            resource_name: "nvidia.com/gpu".into(),
-                            device_ids: vec![id.clone()],
-                            topology: None,
-                        })
-                        .collect(),
-                }],
-            })
-            .collect();
+        let pod_resources = self.0.lock().unwrap().clone();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 

@@ -106,7 +106,7 @@ fn a_list_after_a_gap_in_the_watch_keeps_order_and_finds_the_lost() {
     a.revision = 5;
     let mut b = simple("b", [2, 3]);
     b.revision = 6;
-    node.seen(a.clone());
+    node.seen(a);
     node.seen(b.clone());
     node.admit(0..8, 2);
     // a was deleted in the gap; c was bound, and b's status was written after that.
