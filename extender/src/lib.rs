@@ -20,6 +20,7 @@ mod fixtures;
 pub mod index;
 pub mod kind;
 pub mod ledger;
+pub mod metadata;
 pub mod metrics;
 pub mod plan;
 pub mod pod;

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 
+use crate::metadata;
 use crate::request::{Container, ContainerKind, Request, RequestError};
 
 /// A pod that asks for managed resources.
@@ -118,7 +119,7 @@ fn bounded(mut text: String) -> String {
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct SlimPod {
     /// Its metadata.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata::read")]
     pub metadata: ObjectMeta,
     /// Its spec.
     #[serde(default)]
@@ -248,6 +249,7 @@ struct SlimCondition {
     status: String,
     reason: Option<String>,
     message: Option<String>,
+    #[serde(deserialize_with = "metadata::time")]
     last_transition_time: Option<Time>,
 }
 
@@ -326,10 +328,20 @@ impl SlimCondition {
         let message = self.message.as_deref().unwrap_or_default();
         resources
             .iter()
-            .filter(|resource| message.contains(&format!("Insufficient {resource}")))
+            .filter(|resource| {
+                let words = format!("Insufficient {resource}");
+                message
+                    .match_indices(&words)
+                    .any(|(at, _)| ends(&message[at + words.len()..]))
+            })
             .cloned()
             .collect()
     }
+}
+
+/// Whether a resource's name ends here: `nvidia.com/gpu` is not what `Insufficient nvidia.com/gpu.shared` speaks of.
+fn ends(rest: &str) -> bool {
+    rest.is_empty() || rest == "." || rest.starts_with(',') || rest.starts_with(". ")
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::PodUid;
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::index::{Parked, Store};
 use crate::metrics::{Metrics, Outcome};
+use crate::pod::SlimPod;
 use crate::watch::chain;
 
 /// Type of the condition that is written: who looks at a waiting pod sees when GPUs last came free for it.
@@ -61,7 +61,8 @@ pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutd
 
 /// Writes a condition of ours into the pod's status. The UID makes it fail on a pod that only has the name.
 async fn poke(client: &Client, uid: &PodUid, parked: &Parked) -> Result<(), kube::Error> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &parked.namespace);
+    // Of the answer nothing is read that could be malformed: the pod is woken whatever else is in it.
+    let pods: Api<SlimPod> = Api::namespaced(client.clone(), &parked.namespace);
     let now = jiff::Timestamp::now().to_string();
     let patch = json!({
         "metadata": {"uid": uid.as_str()},

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::kind::{Kind, Kinds};
 use crate::ledger::{Held, Inventory, Pool, Sick};
-use crate::quantity;
+use crate::{metadata, quantity};
 
 /// Longest reason kept of a sick GPU, in bytes.
 const MAX_REASON: usize = 200;
@@ -148,7 +148,7 @@ fn reason(device: &DeviceStatus) -> Arc<str> {
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct LooseGpuNode {
     /// Its metadata.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata::read")]
     pub metadata: ObjectMeta,
     /// Its spec.
     #[serde(default)]
@@ -191,7 +191,7 @@ impl kube::Resource for LooseGpuNode {
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct SlimNode {
     /// Its metadata.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "metadata::read")]
     pub metadata: ObjectMeta,
     /// Its status.
     #[serde(default)]

@@ -26,6 +26,30 @@ fn kube_schedulers_own_count_is_noticed() {
 }
 
 #[test]
+fn too_few_of_another_resource_are_not_taken_for_too_few_of_ours() {
+    let mut short = pod("a", 4);
+    for (message, ours) in [
+        (
+            "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.shared.",
+            false,
+        ),
+        ("3 Insufficient nvidia.com/gpu-small, 1 Insufficient cpu.", false),
+        (
+            "3 Insufficient nvidia.com/gpu.shared, 1 Insufficient nvidia.com/gpu.",
+            true,
+        ),
+        ("3 Insufficient nvidia.com/gpu, 1 Insufficient cpu.", true),
+        ("3 Insufficient nvidia.com/gpu. preemption: none.", true),
+        ("3 Insufficient nvidia.com/gpu", true),
+    ] {
+        short["status"]["conditions"] = json!([{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+        }]);
+        assert_eq!(!facts(&short).insufficient.is_empty(), ours, "{message}");
+    }
+}
+
+#[test]
 fn stopped_means_that_every_container_has_ended_and_no_sidecar_runs() {
     let mut ended = pod("a", 1);
     ended["status"]["containerStatuses"] = json!([{"state": {"terminated": {"exitCode": 0}}}]);

@@ -196,3 +196,24 @@ async fn one_unreadable_gpu_node_does_not_stop_the_others() {
         Standing::Ours(_)
     ));
 }
+
+#[tokio::test]
+async fn a_time_beyond_the_calendar_on_one_object_does_not_stop_its_list() {
+    let odd = |mut object: Value| {
+        object["metadata"]["managedFields"] = json!([{"manager": "m", "time": "9999-12-31T23:59:59Z"}]);
+        object["metadata"]["creationTimestamp"] = "9999-12-31T23:59:59Z".into();
+        object
+    };
+    let mut dated = bound(pod("a", 2), "n", 1, Some("0,1"));
+    dated["status"]["conditions"][0]["lastTransitionTime"] = "9999-12-31T23:59:59Z".into();
+    let played = Played {
+        objects: HashMap::from([
+            (PODS, vec![odd(dated)]),
+            (NODES, vec![odd(node("n"))]),
+            (GPU_NODES, vec![odd(gpu_node("n", &bridged()))]),
+        ]),
+        ..Played::default()
+    };
+    let (store, _) = until(played, |store| store.snapshot().synced).await;
+    assert_eq!(free(&store, "n").as_deref(), Some("2,3,4,5,6,7"));
+}
