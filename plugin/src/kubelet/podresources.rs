@@ -31,19 +31,9 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
     let mut reachable = None;
     loop {
         let ticket = desk.listing_begins();
-        let listed = match client.take() {
-            Some(client) => Ok(client),
-            None => connect(&socket).await,
-        };
-        let listed = match listed {
-            Ok(mut connected) => {
-                let listed = connected.list(ListPodResourcesRequest {}).await;
-                if listed.is_ok() {
-                    client = Some(connected);
-                }
-                listed.map_err(|status| format!("{}: {}", status.code(), status.message()))
-            }
-            Err(error) => Err(error.to_string()),
+        let listed = tokio::select! {
+            () = shutdown.cancelled() => return,
+            listed = list(&mut client, &socket) => listed,
         };
         observed.pod_resources(listed.is_ok());
         match listed {
@@ -52,7 +42,7 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
                     info!(socket = %socket.display(), "kubelet's pod resources are readable");
                 }
                 reachable = Some(true);
-                desk.listed(ticket, listing(response.into_inner()));
+                desk.listed(ticket, listing(response));
             }
             Err(error) => {
                 if reachable != Some(false) {
@@ -73,6 +63,23 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
             }
         }
     }
+}
+
+/// Asks once. The connection is kept for the next time if it served.
+async fn list(
+    client: &mut Option<PodResourcesListerClient<Channel>>,
+    socket: &Path,
+) -> Result<ListPodResourcesResponse, String> {
+    let mut connected = match client.take() {
+        Some(connected) => connected,
+        None => connect(socket).await.map_err(|error| error.to_string())?,
+    };
+    let listed = connected
+        .list(ListPodResourcesRequest {})
+        .await
+        .map_err(|status| format!("{}: {}", status.code(), status.message()))?;
+    *client = Some(connected);
+    Ok(listed.into_inner())
 }
 
 async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, tonic::transport::Error> {
@@ -104,4 +111,29 @@ fn listing(response: ListPodResourcesResponse) -> Listing {
         }
     }
     Listing(holdings)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+    use crate::handover::Handover;
+
+    #[tokio::test]
+    async fn a_kubelet_that_does_not_answer_does_not_delay_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("kubelet.sock");
+        let silent = tokio::net::UnixListener::bind(&socket).unwrap();
+        let observed = Arc::new(Observed::default());
+        let desk = Desk::new(Handover::new("node-1".into()), Arc::clone(&observed), None);
+        let shutdown = CancellationToken::new();
+        let mut polling = Box::pin(poll(socket, Arc::new(desk), observed, shutdown.clone()));
+        let _connection = tokio::select! {
+            () = &mut polling => panic!("ended by itself"),
+            connection = silent.accept() => connection.unwrap(),
+        };
+        shutdown.cancel();
+        assert!(polling.now_or_never().is_some());
+    }
 }
