@@ -109,6 +109,8 @@ async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     };
     config.read_timeout = Some(SILENCE);
     config.write_timeout = Some(SILENCE);
+    // A pooled connection may have been idle for longer than that when it is used again.
+    config.reset_reader_on_write = true;
     config.connect_timeout = Some(CONNECT);
     Client::try_from(config).map_err(ConnectError::Client)
 }
