@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_api::{GpuNode, Holder, NodeName, PodUid, ResourceName, names};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,7 @@ const QUIET: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Serialize, Deserialize, Resource)]
 #[resource(inherit = Pod)]
 struct NodePod {
+    #[serde(deserialize_with = "metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Spec,
@@ -64,6 +66,40 @@ struct Resources {
 struct Status {
     #[serde(default)]
     start_time: Option<String>,
+}
+
+/// The little of a pod's metadata that is read. Times are text, for Kubernetes accepts some that cannot be represented here,
+/// and one pod that cannot be read would stop the whole watch. Field managers, which carry times too, are left out.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    annotations: Option<BTreeMap<String, String>>,
+    creation_timestamp: Option<String>,
+    deletion_timestamp: Option<String>,
+}
+
+fn metadata<'de, D: serde::Deserializer<'de>>(reader: D) -> Result<ObjectMeta, D::Error> {
+    let read = Metadata::deserialize(reader)?;
+    Ok(ObjectMeta {
+        name: read.name,
+        namespace: read.namespace,
+        uid: read.uid,
+        resource_version: read.resource_version,
+        annotations: read.annotations,
+        creation_timestamp: read
+            .creation_timestamp
+            .and_then(|text| text.parse().ok())
+            .map(Time),
+        // That there is one counts, not which.
+        deletion_timestamp: read
+            .deletion_timestamp
+            .map(|text| Time(text.parse().unwrap_or(Timestamp::MAX))),
+        ..ObjectMeta::default()
+    })
 }
 
 /// Follows until `shutdown`.
@@ -288,6 +324,26 @@ mod tests {
             (77, 1_767_225_610, false)
         );
         assert_eq!(pod.grant.as_deref(), Some("g"));
+    }
+
+    #[test]
+    fn a_time_beyond_the_calendar_stops_nothing() {
+        let late = "9999-12-31T23:59:59Z";
+        assert!(late.parse::<Timestamp>().is_err());
+        let pod: NodePod = serde_json::from_value(serde_json::json!({
+            "metadata": {
+                "uid": "u",
+                "resourceVersion": "77",
+                "creationTimestamp": late,
+                "deletionTimestamp": late,
+                "managedFields": [{"manager": "somebody", "operation": "Update", "time": late}],
+            },
+            "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+        }))
+        .unwrap();
+        let seen = pod_seen(&pod, &"node-1".into()).unwrap();
+        assert_eq!((seen.revision, seen.created), (77, 0));
+        assert!(pod.metadata.deletion_timestamp.is_some());
     }
 
     #[test]
