@@ -401,6 +401,74 @@ async fn a_deleted_gpunode_comes_back_with_the_next_change() {
     assert_eq!(api.get(NODE).await.unwrap().spec.machine.gpus().len(), 2);
 }
 
+#[tokio::test]
+async fn a_node_that_was_registered_again_owns_its_gpunode_anew() {
+    let mut scene = Scene::new(2).await;
+    let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(scene.client.clone());
+    let register = || async {
+        let node = serde_json::from_value(json!({"metadata": {"name": NODE}})).unwrap();
+        let created = nodes.create(&PostParams::default(), &node).await.unwrap();
+        created.metadata.uid.unwrap()
+    };
+    let api = Api::<GpuNode>::all(scene.client.clone());
+    let owner = || async {
+        let owners = api.get(NODE).await.unwrap().metadata.owner_references;
+        owners
+            .unwrap_or_default()
+            .into_iter()
+            .next()
+            .map(|owner| owner.uid)
+    };
+    let first = register().await;
+    let _plugin = scene.boot().await;
+    assert_eq!(owner().await, Some(first));
+    nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
+    let second = register().await;
+    // What the garbage collector does, for the owner is gone.
+    api.delete(NODE, &DeleteParams::default()).await.unwrap();
+    scene.bind("job", &[0]).await;
+    scene
+        .account("the account", |status| !held(status, "job").is_empty())
+        .await;
+    assert_eq!(owner().await, Some(second));
+}
+
+#[tokio::test]
+async fn without_a_driver_an_earlier_quarantine_stands() {
+    let mut scene = Scene::new(2).await;
+    let mut plugin = scene.boot().await;
+    scene.bind("job", &[0]).await;
+    plugin.prefer(&texts(&ids(0..2)), &[], 1).await;
+    plugin.allocate(&[&uuid(0)]).await.unwrap();
+    let uid = scene.pods().get("job").await.unwrap().metadata.uid.unwrap();
+    let group = scene
+        .node
+        .directory
+        .path()
+        .join(format!("cgroup/pids/kubepods/pod{uid}"));
+    std::fs::create_dir_all(&group).unwrap();
+    std::fs::write(group.join("cgroup.procs"), "77\n").unwrap();
+    let now = DeleteParams::default().grace_period(0);
+    scene.pods().delete("job", &now).await.unwrap();
+    let quarantined = |status: &GpuNodeStatus| {
+        let mut holders = status.holders.iter();
+        holders.any(|holder| holder.state == HolderState::Quarantined)
+    };
+    scene.account("the quarantine", quarantined).await;
+    scene.node.stop().await;
+    let lost = Inventory::absent("libnvidia-ml.so.1 is not on this node");
+    scene.node.inventory.send_replace(Arc::new(lost));
+    scene.node.boot();
+    // Every account on the way, not only the last.
+    let status = scene
+        .account("the loss", |status| {
+            assert!(quarantined(status), "{status:?}");
+            status.conditions[0].reason == "NoDevices"
+        })
+        .await;
+    assert!(quarantined(&status));
+}
+
 /// A bare HTTP GET, retried until somebody listens.
 async fn get(address: std::net::SocketAddr, path: &str) -> (u16, String) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -35,6 +35,7 @@ pub(super) struct Publisher {
     cluster: Cluster,
     machine: Option<Arc<Machine>>,
     status: Option<GpuNodeStatus>,
+    /// The Node as last read.
     owner: Option<OwnerReference>,
 }
 
@@ -112,9 +113,9 @@ impl Publisher {
             self.write_machine(&inventory.machine).await?;
         }
         let status = self.current(&inventory);
-        // What an earlier run knew of holders stands until this one knows better.
-        let known = self.cluster.desk.is_synced() || inventory.state != State::Ready;
-        if !known || self.status.as_ref() == Some(&status) {
+        // What an earlier run knew of holders stands until this one has read it and the pods, driver or not: a published list
+        // replaces the earlier one, quarantines and all.
+        if !self.cluster.desk.is_synced() || self.status.as_ref() == Some(&status) {
             return Ok(());
         }
         match self.write_status(&status).await {
@@ -141,9 +142,7 @@ impl Publisher {
     }
 
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
-        if self.owner.is_none() {
-            self.owner = self.owner().await;
-        }
+        self.find_owner().await;
         let mut node = GpuNode::new(
             self.cluster.node.as_str(),
             GpuNodeSpec {
@@ -178,20 +177,24 @@ impl Publisher {
         Ok(())
     }
 
-    /// The Node, so that the `GpuNode` goes with it. Without the right to read it the object stays behind.
-    async fn owner(&self) -> Option<OwnerReference> {
-        match self.nodes.get_metadata(self.cluster.node.as_str()).await {
-            Ok(node) => Some(OwnerReference {
-                api_version: Node::api_version(&()).into_owned(),
-                kind: Node::kind(&()).into_owned(),
-                name: self.cluster.node.to_string(),
-                uid: node.metadata.uid?,
-                controller: None,
-                block_owner_deletion: None,
-            }),
+    /// The Node, so that the `GpuNode` goes with it. Asked for with every write: a Node that was deleted and registered again
+    /// has another UID, and an object with the old one would be collected as garbage. Without the right to read it the object
+    /// stays behind.
+    async fn find_owner(&mut self) {
+        match self.nodes.get_metadata_opt(self.cluster.node.as_str()).await {
+            Ok(node) => {
+                let uid = node.and_then(|node| node.metadata.uid);
+                self.owner = uid.map(|uid| OwnerReference {
+                    api_version: Node::api_version(&()).into_owned(),
+                    kind: Node::kind(&()).into_owned(),
+                    name: self.cluster.node.to_string(),
+                    uid,
+                    controller: None,
+                    block_owner_deletion: None,
+                });
+            }
             Err(error) => {
-                debug!(%error, "the Node cannot be read; the GpuNode will outlive it");
-                None
+                debug!(%error, known = self.owner.is_some(), "the Node cannot be read");
             }
         }
     }
