@@ -9,7 +9,7 @@ mod words;
 pub use filter::{Filtered, filter};
 pub use prioritize::{Winner, prioritize};
 pub use score::{Score, score};
-pub use words::{node_line, shortage};
+pub use words::{node_line, plugin_not_ready, shortage};
 
 use crate::snapshot::{NodeIx, Snapshot};
 use crate::wire::{Node, Text};

@@ -20,8 +20,9 @@ pub struct Inventory {
     pub holders: Vec<Held>,
     /// Devices that must not be given out, with the reason.
     pub sick: Vec<Sick>,
-    /// False while the plugin says that it does not know the truth.
-    pub ready: bool,
+    /// Why the plugin does not serve, or does not know the truth, while it says so: the reason of its condition. What would be bound
+    /// there now kubelet would refuse for good.
+    pub not_ready: Option<Arc<str>>,
 }
 
 /// The devices of one resource: at most one per GPU.
@@ -154,6 +155,7 @@ pub enum FaultKind {
 /// 3. Where grants overlap, or kubelet gave a granted device to another pod, the older grant and kubelet win. The loser is held to
 ///    take as many others, the best that are free: what the plugin would choose for it.
 /// 4. So does a pod without a grant that may be followed. Thus every live pod counts for as many devices as it asks for.
+/// 5. While the plugin does not serve, nothing is free.
 pub fn settle(
     node: &NodeName,
     inventory: &Inventory,
@@ -186,6 +188,9 @@ pub fn settle(
             &mut account.pods,
             &mut account.faults,
         );
+        if inventory.not_ready.is_some() {
+            account.pools[index].free = GpuSet::EMPTY;
+        }
     }
     account.faults.sort_unstable();
     account

@@ -71,6 +71,8 @@ pub struct Class {
     pub pools: Vec<Pool>,
     /// GPUs that must not be given out, with the reason.
     pub sick: Vec<Sick>,
+    /// Why the plugin does not serve, if it does not; then nothing is free.
+    pub not_ready: Option<Arc<str>>,
 }
 
 /// One resource of a class.

@@ -103,6 +103,9 @@ fn judge(standing: &Standing, options: Options, request: &Request) -> Result<(),
 }
 
 fn judge_class(class: &Class, request: &Request) -> Result<(), String> {
+    if let Some(reason) = &class.not_ready {
+        return Err(words::not_ready(reason));
+    }
     for ask in &request.asks {
         let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
             return Err(words::not_served(&ask.resource));

@@ -54,6 +54,30 @@ fn best(cluster: &Cluster, devices: u32, names: &[&str]) -> Option<String> {
     winner(cluster, Options::default(), "new", &request(devices), names)
 }
 
+#[test]
+fn a_node_whose_plugin_is_not_ready_is_refused_with_the_plugins_reason() {
+    let cluster = cluster(&[("n", &bridged(), "0-7")]);
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["conditions"] = json!([{
+        "type": "Ready", "status": "False", "reason": "NotRegistered", "message": "no answer since 12:00:03",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    cluster.inventory(&node);
+    let (_, refused) = filtered(&cluster, Options::default(), &request(2), &["n"]);
+    assert_eq!(
+        refused,
+        ["n: node(s) whose GPU plugin is not ready: NotRegistered"]
+    );
+    // One that has nothing to serve any more is no node without GPUs.
+    node["status"]["devices"] = json!([]);
+    cluster.inventory(&node);
+    let (_, refused) = filtered(&cluster, Options::default(), &request(2), &["n"]);
+    assert_eq!(
+        refused,
+        ["n: node(s) whose GPU plugin is not ready: NotRegistered"]
+    );
+}
+
 /// A cluster whose nodes have some GPUs free.
 fn cluster(nodes: &[(&str, &gantry_topology::Machine, &str)]) -> Cluster {
     let cluster = Cluster::new(Options::default());

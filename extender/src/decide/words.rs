@@ -22,6 +22,16 @@ pub(super) fn refusal(class: &Class, pool: &Pool, asked: u32) -> String {
     format!("node(s) with {}", shortage(class, pool, asked))
 }
 
+/// A node whose plugin does not serve, in the word of its condition: it is one of a few.
+pub(super) fn not_ready(reason: &str) -> String {
+    format!("node(s) whose {}", plugin_not_ready(reason))
+}
+
+/// The same of one node.
+pub fn plugin_not_ready(reason: &str) -> String {
+    format!("GPU plugin is not ready: {reason}")
+}
+
 /// A node that does not serve the resource at all.
 pub(super) fn not_served(resource: &ResourceName) -> String {
     format!("node(s) without {resource}")
@@ -69,6 +79,9 @@ pub fn shortage(class: &Class, pool: &Pool, asked: u32) -> String {
 /// A node of ours for the Event of a pod that kube-scheduler's own count refuses. Where we see enough free devices, kubelet must be
 /// advertising fewer, or kube-scheduler count pods that have not come yet.
 pub fn node_line(class: &Class, pool: &Pool, asked: u32) -> String {
+    if let Some(reason) = &class.not_ready {
+        return plugin_not_ready(reason);
+    }
     let mut text = shortage(class, pool, asked);
     if pool.free.len() >= asked as usize
         && let Some(advertised) = pool

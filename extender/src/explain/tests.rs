@@ -44,6 +44,21 @@ fn where_we_see_enough_the_note_says_what_kubelet_advertises() {
 }
 
 #[test]
+fn where_the_plugin_does_not_serve_the_note_says_so() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("node-1", &bridged());
+    let mut node = crate::fixtures::gpu_node("node-1", &bridged());
+    node["status"]["conditions"] = json!([{
+        "type": "Ready", "status": "False", "reason": "Stopped", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    cluster.inventory(&node);
+    assert_eq!(
+        note(&cluster.store.snapshot(), &facts(&short("a", 4))).unwrap(),
+        "node-1: GPU plugin is not ready: Stopped"
+    );
+}
+
+#[test]
 fn a_large_clusters_note_stays_within_the_limit() {
     let cluster = Cluster::new(Options::default());
     for number in 0..300 {

@@ -353,11 +353,17 @@ impl Index {
         if request.is_empty() {
             return Ok(Reserved::Plain);
         }
-        if entry.inventory.is_none() {
+        let Some(inventory) = &entry.inventory else {
             return match self.options.foreign {
                 ForeignNodes::Allow => Ok(Reserved::Plain),
                 ForeignNodes::Refuse => Err(BindError::ForeignNode(target.node.clone())),
             };
+        };
+        if let Some(reason) = &inventory.not_ready {
+            return Err(BindError::NotFree {
+                node: target.node.clone(),
+                reason: decide::plugin_not_ready(reason),
+            });
         }
         if let Some(known) = entry
             .reservations

@@ -96,6 +96,7 @@ impl Entry {
                 })
                 .collect(),
             sick: inventory.sick.clone(),
+            not_ready: inventory.not_ready.clone(),
         })
     }
 
@@ -139,7 +140,10 @@ impl Entry {
     /// Forgets what has left for good: the quarantine is over by facts newer than its end, and the plugin knows the truth (what it
     /// still lists as held is taken by that). True if anything was forgotten.
     pub(super) fn forget_left(&mut self, now: Instant, contact: Instant) -> bool {
-        let ready = self.inventory.as_ref().is_none_or(|inventory| inventory.ready);
+        let ready = self
+            .inventory
+            .as_ref()
+            .is_none_or(|inventory| inventory.not_ready.is_none());
         let before = self.leaving.len();
         self.leaving.retain(|(since, _)| {
             let over = contact.saturating_duration_since(*since) >= QUARANTINE;

@@ -14,7 +14,7 @@ use crate::kind::{Kind, Kinds};
 use crate::ledger::{Held, Inventory, Pool, Sick};
 use crate::{metadata, quantity};
 
-/// Longest reason kept of a sick GPU, in bytes.
+/// Longest reason kept of a sick GPU or a plugin that is not ready, in bytes.
 const MAX_REASON: usize = 200;
 
 /// Reads a GpuNode for `resources`. One that cannot be read is a node of ours that serves nothing: the fault of one must not
@@ -113,30 +113,32 @@ fn account_for(
             })
         })
         .collect();
-    let ready = status
+    let not_ready = status
         .and_then(|status| {
             status
                 .conditions
                 .iter()
                 .find(|condition| condition.type_ == "Ready")
         })
-        .is_none_or(|condition| condition.status != "False");
+        .filter(|condition| condition.status == "False")
+        .map(|condition| bounded(&condition.reason));
     Inventory {
         kind,
         pools,
         holders,
         sick,
-        ready,
+        not_ready,
     }
 }
 
 fn reason(device: &DeviceStatus) -> Arc<str> {
-    let reason = device
-        .health
-        .reason
-        .as_deref()
-        .filter(|reason| !reason.is_empty());
-    let reason = reason.unwrap_or("no reason given");
+    bounded(device.health.reason.as_deref().unwrap_or_default())
+}
+
+fn bounded(reason: &str) -> Arc<str> {
+    if reason.is_empty() {
+        return "no reason given".into();
+    }
     let mut end = MAX_REASON.min(reason.len());
     while !reason.is_char_boundary(end) {
         end -= 1;

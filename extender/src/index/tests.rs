@@ -287,6 +287,55 @@ fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
     assert_eq!(woken(), [""; 0]);
 }
 
+/// The GpuNode of `n` with a `Ready` condition.
+fn with_ready(status: &str, reason: &str) -> serde_json::Value {
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["conditions"] = json!([{
+        "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    node
+}
+
+#[test]
+fn a_node_whose_plugin_does_not_serve_has_nothing_free_and_wakes_who_waits_when_it_does() {
+    let cluster = one_node();
+    cluster.inventory(&with_ready("False", "Stopped"));
+    assert_eq!(cluster.free("n"), "");
+    cluster.pod(&pod("a", 2));
+    assert_eq!(
+        reserve(&cluster, "a").unwrap_err().to_string(),
+        "node n: GPU plugin is not ready: Stopped"
+    );
+    let parked = Parked {
+        namespace: "default".into(),
+        name: "a".into(),
+        request: request(2),
+        generation: cluster.store.snapshot().generation,
+    };
+    cluster.store.update(|index| index.park("a".into(), parked));
+    cluster.inventory(&with_ready("True", "Degraded"));
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+    assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
+    assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1");
+}
+
+#[test]
+fn pods_keep_what_they_are_held_to_take_while_the_plugin_does_not_serve() {
+    let cluster = one_node();
+    cluster.pod(&bound(pod("a", 2), "n", 1, None));
+    cluster.inventory(&with_ready("False", "NotRegistered"));
+    assert_eq!(cluster.free("n"), "");
+    assert_eq!(cluster.store.read(|index| index.totals().1.held), 2);
+    // A repeated bind is refused, too.
+    cluster
+        .inventory(&with_ready("True", "Serving"))
+        .pod(&pod("b", 2));
+    reserve(&cluster, "b").unwrap();
+    finish(&cluster, "b", Outcome::Unsure);
+    cluster.inventory(&with_ready("False", "NotRegistered"));
+    assert!(matches!(reserve(&cluster, "b"), Err(BindError::NotFree { .. })));
+}
+
 #[test]
 fn a_pod_parked_on_an_outdated_snapshot_is_woken() {
     let cluster = one_node();
