@@ -7,6 +7,10 @@ pub const GROUP: &str = "gantry.dev";
 /// Written by the extender, in the Binding: the exact devices of each container of the pod. Never set it by hand.
 pub const GRANT_ANNOTATION: &str = "gantry.dev/grant";
 
+/// Type of the condition that the extender writes into the status of a pod that waits, when GPUs came free for it: the write makes
+/// kube-scheduler try the pod again, and its time says when that was last.
+pub const GPUS_FREED_CONDITION: &str = "gantry.dev/GpusFreed";
+
 /// The extended resource that whole GPUs are advertised as.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 

@@ -337,6 +337,58 @@ fn pods_keep_what_they_are_held_to_take_while_the_plugin_does_not_serve() {
 }
 
 #[test]
+fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
+    let cluster = one_node();
+    let holder = bound(pod("holder", 8), "n", 1, Some("0-7"));
+    cluster.pod(&holder);
+    for name in ["a", "gone", "placed"] {
+        let parked = Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request: request(2),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.pod(&pod(name, 2));
+        cluster.store.update(|index| index.park(name.into(), parked));
+    }
+    let mut ended = holder;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+    let woken = cluster.store.update(|index| index.take_wakeable(10));
+    assert_eq!(woken.len(), 3);
+    cluster
+        .gone(&pod("gone", 2))
+        .pod(&bound(pod("placed", 2), "n", 2, Some("0,1")));
+    let again: Vec<_> = woken
+        .into_iter()
+        .filter_map(|(uid, parked)| {
+            let generation = cluster.store.update(|index| index.repark(uid.clone(), parked))?;
+            Some((uid, generation))
+        })
+        .collect();
+    assert_eq!(again.len(), 1);
+    let (uid, generation) = &again[0];
+    assert_eq!(uid.as_str(), "a");
+    // It is no reason to look at every pod again at once.
+    assert!(!cluster.store.read(|index| index.has_gains()));
+    assert!(cluster.store.update(|index| index.take_wakeable(10)).is_empty());
+    // kube-scheduler asks for it by itself meanwhile, and it is refused anew: that is as good as a wake.
+    assert!(
+        cluster
+            .store
+            .update(|index| index.retake(uid, generation - 1))
+            .is_none()
+    );
+    assert!(
+        cluster
+            .store
+            .update(|index| index.retake(uid, *generation))
+            .is_some()
+    );
+    assert!(!cluster.store.read(|index| index.is_parked("a")));
+}
+
+#[test]
 fn a_pod_parked_on_an_outdated_snapshot_is_woken() {
     let cluster = one_node();
     let holder = bound(pod("a", 8), "n", 1, Some("0-7"));

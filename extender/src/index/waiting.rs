@@ -112,6 +112,28 @@ impl super::Index {
         }
     }
 
+    /// Parks a pod again whose wake failed, as one that has seen all gains so far; its new generation. `None` if the pod is gone or bound:
+    /// then there is nothing to wake.
+    pub fn repark(&mut self, uid: PodUid, mut parked: Parked) -> Option<u64> {
+        let waits = self.pods.get(&uid).is_some_and(|pod| pod.node.is_none());
+        if !waits || self.waiting.is_parked(uid.as_str()) {
+            return None;
+        }
+        parked.generation = self.generation;
+        self.waiting.park(uid, parked);
+        Some(self.generation)
+    }
+
+    /// Takes a pod that [`Index::repark`] has parked, to wake it once more. `None` if it was tried or refused since, or fits nowhere now.
+    pub fn retake(&mut self, uid: &PodUid, generation: u64) -> Option<Parked> {
+        let parked = self.waiting.parked.get(uid)?;
+        let mut nodes = (0u32..).map(NodeIx).take(self.entries.len());
+        if parked.generation != generation || !nodes.any(|node| self.fits(node, &parked.request)) {
+            return None;
+        }
+        self.waiting.parked.remove(uid)
+    }
+
     /// A pod that was parked has nodes to go to.
     pub fn unpark(&mut self, uid: &PodUid) {
         self.waiting.unpark(uid);

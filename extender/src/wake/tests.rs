@@ -39,7 +39,7 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
     assert_eq!(request.uri().path(), "/api/v1/namespaces/ml/pods/waits/status");
     let body: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
     assert_eq!(body["metadata"]["uid"], "uid-1");
-    assert_eq!(body["status"]["conditions"][0]["type"], CONDITION);
+    assert_eq!(body["status"]["conditions"][0]["type"], "gantry.dev/GpusFreed");
     send.send_response(Response::new(Body::from(
         pod("waits", 4).to_string().into_bytes(),
     )));
@@ -49,6 +49,48 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(!cluster.store.read(|index| index.is_parked("uid-1")));
+    shutdown.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wake_that_failed_is_tried_again_and_shutdown_does_not_wait_for_an_answer() {
+    let cluster = Cluster::new(Options::default());
+    let holder = bound(pod("a", 8), "n", 1, Some("0-7"));
+    cluster.add("n", &bridged()).pod(&holder).pod(&pod("waits", 4));
+    let parked = Parked {
+        namespace: "default".into(),
+        name: "waits".into(),
+        request: request(4),
+        generation: cluster.store.snapshot().generation,
+    };
+    cluster.store.update(|index| index.park("waits".into(), parked));
+    let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+    let (metrics, shutdown) = (Arc::new(Metrics::new()), CancellationToken::new());
+    let task = tokio::spawn(run(
+        Client::new(service, "default"),
+        Arc::clone(&cluster.store),
+        Arc::clone(&metrics),
+        shutdown.clone(),
+    ));
+    let mut ended = holder;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+
+    let (_, send) = api.next_request().await.unwrap();
+    let broken = Response::builder()
+        .status(500)
+        .body(Body::from(b"broken".to_vec()));
+    send.send_response(broken.unwrap());
+    let (request, _unanswered) = api.next_request().await.unwrap();
+    assert_eq!(
+        request.uri().path(),
+        "/api/v1/namespaces/default/pods/waits/status"
+    );
+    assert_eq!(
+        metrics.wakes.get_or_create(&Outcome { outcome: "failed" }).get(),
+        1
+    );
     shutdown.cancel();
     task.await.unwrap();
 }
