@@ -2,6 +2,7 @@
 //! Event per pod and reason, in words of GPUs, stable and bounded.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,23 +37,23 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Publishes Events until `shutdown`.
 pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
     let mut told: HashMap<PodUid, (Instant, String)> = HashMap::new();
-    while shutdown
-        .run_until_cancelled(tokio::time::sleep(LOOK))
-        .await
-        .is_some()
-    {
-        for (pod, note) in due(&store, &mut told, Instant::now()) {
-            let outcome = match tokio::time::timeout(TIMEOUT, publish(&client, &pod, note)).await {
-                Ok(Ok(())) => "published",
-                Ok(Err(error)) => {
-                    tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error = %chain(&error), "cannot publish event");
-                    "failed"
-                }
-                Err(_) => "failed",
-            };
-            metrics.events.get_or_create(&Outcome { outcome }).inc();
+    let work = async {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            for (pod, note) in due(&store, &mut told, Instant::now()) {
+                let outcome = match tokio::time::timeout(TIMEOUT, publish(&client, &pod, note)).await {
+                    Ok(Ok(())) => "published",
+                    Ok(Err(error)) => {
+                        tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error = %chain(&error), "cannot publish event");
+                        "failed"
+                    }
+                    Err(_) => "failed",
+                };
+                metrics.events.get_or_create(&Outcome { outcome }).inc();
+            }
         }
-    }
+    };
+    let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
 }
 
 /// The pods to be told something new now, and what.

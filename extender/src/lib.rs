@@ -36,6 +36,7 @@ pub mod wire;
 pub use args::Args;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::ResourceName;
@@ -51,6 +52,9 @@ use crate::metrics::Metrics;
 use crate::server::Server;
 use crate::service::Service;
 use crate::watch::Contact;
+
+/// Longest time to connect to the API server.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
 ///
@@ -142,7 +146,7 @@ fn read_resources(written: &[String]) -> anyhow::Result<Arc<[ResourceName]>> {
 }
 
 async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {
-    let config = match kubeconfig {
+    let mut config = match kubeconfig {
         Some(path) => {
             let file =
                 Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
@@ -152,5 +156,8 @@ async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client>
         }
         None => Config::incluster().context("no --kubeconfig, and not in a pod of a cluster")?,
     };
+    config.read_timeout = Some(watch::SILENCE);
+    config.write_timeout = Some(watch::SILENCE);
+    config.connect_timeout = Some(CONNECT);
     Client::try_from(config).context("cannot make a client of the API server")
 }

@@ -19,8 +19,10 @@ use crate::kind::Kinds;
 use crate::ledger::Inventory;
 use crate::pod::{PodFacts, SlimPod};
 
-/// Longest life of one watch call. A connection that is silently dead is noticed at its end.
-const WATCH_SECONDS: u32 = 60;
+/// Longest life of one watch call. A connection that is silently dead is noticed soon after its end.
+const WATCH_SECONDS: u32 = 30;
+/// Longest time without a byte from the API server. Watches end before that, so that silence means a dead connection.
+pub const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
 /// Between two questions whether the API server is there, and two ticks of the index.
 const TICK: Duration = Duration::from_secs(1);
 /// Most events applied under one lock, so that decisions never wait long for a bind.
