@@ -83,6 +83,7 @@ pub(crate) fn bench(name: Option<&str>) -> Result<()> {
         "gantry-e2e",
     ]))?;
     let mut command = cargo(&["bench", "--workspace", "--locked"]);
+    command.env("GANTRY_BIN", root().join("target/release/gantry"));
     match name {
         Some(name) => command.args(["--bench", name]),
         None => command.arg("--benches"),
