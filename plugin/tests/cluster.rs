@@ -402,6 +402,15 @@ async fn a_deleted_gpunode_comes_back_with_the_next_change() {
 }
 
 #[tokio::test]
+async fn the_first_account_knows_what_kubelet_says() {
+    let mut scene = Scene::new(2).await;
+    scene.truth.set("static", "app", ids([1]));
+    scene.node.boot();
+    let status = scene.account("the first account", |_| true).await;
+    assert_eq!(held(&status, "static"), ids([1]).into_iter().collect());
+}
+
+#[tokio::test]
 async fn a_node_that_was_registered_again_owns_its_gpunode_anew() {
     let mut scene = Scene::new(2).await;
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(scene.client.clone());

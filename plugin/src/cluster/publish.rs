@@ -113,9 +113,7 @@ impl Publisher {
             self.write_machine(&inventory.machine).await?;
         }
         let status = self.current(&inventory);
-        // What an earlier run knew of holders stands until this one has read it and the pods, driver or not: a published list
-        // replaces the earlier one, quarantines and all.
-        if !self.cluster.desk.is_synced() || self.status.as_ref() == Some(&status) {
+        if !self.knows_holders(&inventory) || self.status.as_ref() == Some(&status) {
             return Ok(());
         }
         match self.write_status(&status).await {
@@ -128,6 +126,14 @@ impl Publisher {
         debug!(holders = status.holders.len(), "account published");
         self.status = Some(status);
         Ok(())
+    }
+
+    /// Whether what is known of holders may replace what an earlier run published, quarantines and all: once that and the pods
+    /// have been read, and kubelet has said who holds what, or does not say it.
+    fn knows_holders(&self, inventory: &Inventory) -> bool {
+        let desk = &self.cluster.desk;
+        let told = || desk.is_told() || self.cluster.observed.readiness().pod_resources == Some(false);
+        desk.is_synced() && (inventory.state != State::Ready || told())
     }
 
     /// The account as it is now.

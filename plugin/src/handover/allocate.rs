@@ -29,6 +29,7 @@ impl Handover {
             .iter()
             .position(|answer| answer.resource == *resource && answer.set == *set)
             .map(|position| self.outstanding.remove(position));
+        self.end_unattributed(resource, set, advised.is_some());
         let served = match advised {
             Some(answer) => self.as_advised(answer.step, resource, set),
             None => {
@@ -103,8 +104,9 @@ impl Handover {
                 Served::Unplanned
             };
         }
+        // A pod that has started is asked for again only by a kubelet that forgot it; that is no ground for a guess.
         let presumed = self.find(resource, |pod, step| {
-            pod.is_open(step, epoch) && step.count == set.len()
+            !pod.started && pod.is_open(step, epoch) && step.count == set.len()
         });
         let granted = presumed
             .as_ref()
@@ -153,22 +155,44 @@ impl Handover {
     /// The step got `set`. Kubelet serves a pod's containers in order, so the open ones before it will not be asked for again.
     fn consume(&mut self, (uid, position): &Place, set: &Devices) {
         let epoch = self.epoch;
+        let Some(resource) = self
+            .pods
+            .get(uid)
+            .and_then(|pod| pod.steps.get(*position))
+            .map(|step| step.resource.clone())
+        else {
+            return;
+        };
+        self.attribute(&(uid.clone(), *position), &resource, set);
         let Some(pod) = self.pods.get_mut(uid) else { return };
-        let resource = pod.steps.get(*position).map(|step| step.resource.clone());
         for (at, step) in pod.steps.iter_mut().enumerate() {
             if at == *position {
                 step.allocated = Some(set.clone());
                 step.epoch = epoch;
-            } else if at < *position && Some(&step.resource) == resource.as_ref() && step.allocated.is_none()
-            {
+            } else if at < *position && step.resource == resource && step.allocated.is_none() {
                 step.allocated = step.assigned.clone();
                 step.epoch = epoch;
             }
         }
     }
 
-    fn unattribute(&mut self, resource: &ResourceName, set: &Devices) {
+    /// Kubelet gives out no device that is held: a set of nobody known has ended where its devices are given out anew. Only
+    /// within a pod are init containers' devices handed on, without a question.
+    fn end_unattributed(&mut self, resource: &ResourceName, set: &Devices, asked: bool) {
+        self.unattributed.retain(|known| {
+            let handed_on = !asked && known.set != *set && set.is_subset(&known.set);
+            known.resource != *resource || known.set.is_disjoint(set) || handed_on
+        });
+    }
+
+    /// `set` is held by nobody known. Without a list from kubelet nothing else ends such sets, so the oldest are forgotten.
+    pub(super) fn unattribute(&mut self, resource: &ResourceName, set: &Devices) {
         let ticket = self.truth.now();
+        self.unattributed
+            .retain(|known| known.resource != *resource || known.set != *set);
+        if self.unattributed.len() >= Unattributed::MOST {
+            self.unattributed.remove(0);
+        }
         self.unattributed.push(Unattributed {
             resource: resource.clone(),
             set: set.clone(),

@@ -162,6 +162,11 @@ impl Desk {
         self.lock().is_synced()
     }
 
+    /// Whether kubelet has said who holds the devices there are.
+    pub fn is_told(&self) -> bool {
+        self.lock().is_told()
+    }
+
     /// Counts changes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()

@@ -169,6 +169,7 @@ impl Handover {
         }
         self.devices = devices;
         self.inventory_known = inventory.state == State::Ready;
+        self.retell_truth();
         self.settle();
     }
 
@@ -292,6 +293,11 @@ impl Handover {
         self.synced
     }
 
+    /// Whether the devices are known and kubelet has said who holds them.
+    pub fn is_told(&self) -> bool {
+        self.inventory_known && self.truth.was_heard()
+    }
+
     /// What happened since the last call.
     pub fn notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
@@ -317,14 +323,9 @@ impl Handover {
         self.truth.forget(&pod.name);
         if !pod.started {
             // Kubelet never admitted it, as far as was seen: what it was taken to have got may be another pod's.
-            let ticket = self.truth.now();
             for step in pod.steps.iter().filter(|step| !step.listed) {
-                if let Some(set) = step.allocated.clone() {
-                    self.unattributed.push(truth::Unattributed {
-                        resource: step.resource.clone(),
-                        set,
-                        ticket,
-                    });
+                if let Some(set) = &step.allocated {
+                    self.unattribute(&step.resource, set);
                 }
             }
         }

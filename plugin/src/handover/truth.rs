@@ -33,12 +33,15 @@ pub struct Ticket(u64);
 /// The last listing, and what it cannot know.
 #[derive(Debug, Default)]
 pub(super) struct Truth {
+    /// As kubelet gave it, other plugins' devices and all: it may come before the inventory does. `None` before the first.
+    heard: Option<Listing>,
+    /// What of it is of this node's known resources.
     listing: Listing,
     clock: u64,
     /// The kubelet at the time each listing began.
     began_in: u64,
-    /// Pod names deleted, with the time: a listing that began before may still show the deleted pod.
-    deleted: BTreeMap<(String, String), Ticket>,
+    /// Pod names deleted since the last listing began, with the time: that listing may still show the deleted pod.
+    pub(super) deleted: BTreeMap<(String, String), Ticket>,
 }
 
 /// A set that was allocated for a pod nobody knows.
@@ -50,16 +53,27 @@ pub(super) struct Unattributed {
     pub(super) ticket: Ticket,
 }
 
+impl Unattributed {
+    /// Most that are kept: more than any machine has devices.
+    pub(super) const MOST: usize = 256;
+}
+
 impl Truth {
+    pub(super) fn was_heard(&self) -> bool {
+        self.heard.is_some()
+    }
+
     pub(super) fn now(&self) -> Ticket {
         Ticket(self.clock)
     }
 
     /// The pod is gone: its name may come again with other devices.
     pub(super) fn forget(&mut self, pod: &PodName) {
-        self.listing
-            .0
-            .retain(|holding, _| holding.namespace != pod.namespace || holding.pod != pod.name);
+        for listing in self.heard.iter_mut().chain([&mut self.listing]) {
+            listing
+                .0
+                .retain(|holding, _| holding.namespace != pod.namespace || holding.pod != pod.name);
+        }
         let now = self.now();
         self.deleted
             .insert((pod.namespace.clone(), pod.name.clone()), now);
@@ -89,9 +103,10 @@ impl Truth {
 }
 
 impl Handover {
-    /// A listing is about to be asked for.
+    /// A listing is about to be asked for. One that began earlier will not come any more.
     pub fn listing_begins(&mut self) -> Ticket {
         self.truth.clock += 1;
+        self.truth.deleted.clear();
         self.truth.began_in = self.epoch;
         self.truth.now()
     }
@@ -99,14 +114,12 @@ impl Handover {
     /// The listing that began at `ticket` has come.
     pub fn listed(&mut self, ticket: Ticket, mut listing: Listing, now: Timestamp) {
         listing.0.retain(|holding, _| {
-            self.devices.contains_key(&holding.resource)
-                && self
-                    .truth
-                    .deleted
-                    .get(&(holding.namespace.clone(), holding.pod.clone()))
-                    .is_none_or(|deleted| *deleted < ticket)
+            self.truth
+                .deleted
+                .get(&(holding.namespace.clone(), holding.pod.clone()))
+                .is_none_or(|deleted| *deleted < ticket)
         });
-        self.truth.listing = listing;
+        self.truth.heard = Some(listing);
         self.truth.deleted.retain(|_, deleted| *deleted >= ticket);
         self.unattributed.retain(|known| known.ticket.0 + 2 > ticket.0);
         let current = self.truth.began_in == self.epoch;
@@ -114,13 +127,22 @@ impl Handover {
         self.settle();
     }
 
-    /// The pods changed: what the last listing says of them holds as before.
+    /// The pods or the devices changed: what the last listing says of them holds as before.
     pub(super) fn retell_truth(&mut self) {
         self.apply_truth(false, Timestamp::UNIX_EPOCH);
     }
 
     /// Makes the pods' allocated sets what the listing says. `current`: it comes from the kubelet that is there now.
     fn apply_truth(&mut self, current: bool, now: Timestamp) {
+        self.truth.listing = Listing(
+            self.truth
+                .heard
+                .iter()
+                .flat_map(|heard| &heard.0)
+                .filter(|(holding, _)| self.devices.contains_key(&holding.resource))
+                .map(|(holding, set)| (holding.clone(), set.clone()))
+                .collect(),
+        );
         let by_name: BTreeMap<(String, String), PodUid> = self
             .in_order()
             .into_iter()
@@ -198,12 +220,7 @@ impl Handover {
                         .any(|step| step.allocated.as_ref() == Some(&believed))
                 });
                 if !kept {
-                    let ticket = self.truth.now();
-                    self.unattributed.push(Unattributed {
-                        resource: resource.clone(),
-                        set: believed,
-                        ticket,
-                    });
+                    self.unattribute(&resource, &believed);
                 }
             }
             (None, None) => {}
@@ -213,7 +230,12 @@ impl Handover {
 
     /// A set that nobody was known for, and part of which this step has, is this pod's: the step's own or that of an init container,
     /// whose devices the app took over.
-    fn attribute(&mut self, (uid, position): &(PodUid, usize), resource: &ResourceName, set: &Devices) {
+    pub(super) fn attribute(
+        &mut self,
+        (uid, position): &(PodUid, usize),
+        resource: &ResourceName,
+        set: &Devices,
+    ) {
         let Some(pod) = self.pods.get_mut(uid) else { return };
         self.unattributed.retain(|known| {
             if known.resource != *resource || known.set.is_disjoint(set) {

@@ -33,7 +33,8 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
         let ticket = desk.listing_begins();
         let listed = tokio::select! {
             () = shutdown.cancelled() => return,
-            listed = list(&mut client, &socket) => listed,
+            listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket)) =>
+                listed.unwrap_or_else(|_| Err(format!("no answer within {DEADLINE:?}"))),
         };
         observed.pod_resources(listed.is_ok());
         match listed {
@@ -84,7 +85,6 @@ async fn list(
 
 async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, tonic::transport::Error> {
     let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?
-        .timeout(DEADLINE)
         .connect()
         .await?;
     // A busy node's list is long; kubelet sets no limit either.

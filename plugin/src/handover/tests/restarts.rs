@@ -100,6 +100,24 @@ fn a_pod_that_vanished_unseen_goes_to_quarantine() {
 }
 
 #[test]
+fn init_containers_of_started_pods_attract_no_deviation_after_a_kubelet_restart() {
+    let mut node = node();
+    let running = pod("running", &[granted("init", [0]), granted("app", [0, 1])]);
+    node.seen(running.clone());
+    node.serve([0]);
+    node.serve([0, 1]);
+    node.seen(started(running));
+    node.kubelet_restarted();
+    // Kubelet lists no ordinary init containers.
+    node.list(&[("running", "app", set([0, 1]))]);
+    // A pod that the watch shows too late.
+    assert_eq!(node.serve([7]), Served::Unplanned);
+    assert_eq!(node.held_by("running"), set([0, 1]));
+    assert_eq!(node.held_by(""), set([7]));
+    assert_eq!(node.deviations_total(), 0);
+}
+
+#[test]
 fn a_list_after_a_gap_in_the_watch_keeps_order_and_finds_the_lost() {
     let mut node = node();
     let mut a = simple("a", [0, 1]);

@@ -130,6 +130,60 @@ fn a_pod_that_kubelet_no_longer_lists_keeps_its_devices_while_it_lives() {
 }
 
 #[test]
+fn a_list_that_comes_before_the_devices_are_known_is_kept_until_then() {
+    let mut node = Handover::new(NODE.into());
+    node.sync(vec![started(simple("a", [0, 1]))]);
+    node.list(&[("a", "app", set([2, 3])), ("static", "app", set([4]))]);
+    assert!(!node.is_told());
+    node.inventory(&inventory(8));
+    assert!(node.is_told());
+    assert_eq!(node.held_by("a"), set([2, 3]));
+    assert_eq!(node.held_by("static"), set([4]));
+}
+
+#[test]
+fn devices_alone_tell_nothing_of_holders() {
+    let mut node = node();
+    assert!(!node.is_told());
+    node.list(&[]);
+    assert!(node.is_told());
+}
+
+#[test]
+fn without_a_list_the_set_of_nobody_known_ends_when_its_devices_are_given_out_again() {
+    let mut node = node();
+    let first = node.admit(0..4, 4);
+    assert_eq!(node.held_by(""), first);
+    let second = node.admit(0..4, 2);
+    assert_eq!(node.held_by(""), second);
+}
+
+#[test]
+fn devices_handed_on_within_a_pod_of_nobody_known_stay_with_it() {
+    let mut node = node();
+    let init = node.admit(0..8, 4);
+    // Kubelet takes an app's devices from its init container without a question.
+    node.serve([0]);
+    assert!(init.contains(&id(0)));
+    assert_eq!(node.held_by(""), init);
+}
+
+#[test]
+fn without_a_list_nothing_grows() {
+    let mut node = node();
+    for round in 0..1000 {
+        node.listing_begins();
+        let name = format!("pod-{round}");
+        node.seen(simple(&name, [0, 1]));
+        node.admit(0..8, 2);
+        node.gone(&name.as_str().into(), true);
+        node.admit(0..8, 2);
+    }
+    assert!(node.unattributed.len() <= 8, "{}", node.unattributed.len());
+    assert!(node.truth.deleted.len() <= 1);
+}
+
+#[test]
 fn other_plugins_devices_are_not_ours() {
     let mut node = node();
     let ticket = node.listing_begins();
