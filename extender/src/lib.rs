@@ -43,6 +43,7 @@ use gantry_api::ResourceName;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::bind::Binder;
@@ -118,12 +119,32 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         stale_after,
         drain: bind_timeout,
     };
-    server.run(listener, shutdown.clone()).await;
-    // Without the server nothing else is of use, however it ended.
-    shutdown.cancel();
-    for task in [watching, waiting, explaining] {
+    let ended = together(server.run(listener, shutdown.clone()), watching, &shutdown).await;
+    for task in [waiting, explaining] {
         task.await.context("a task of the extender ended badly")?;
     }
+    ended
+}
+
+/// Serves as long as the watches run. Neither is of use without the other: answers would grow old without end.
+async fn together(
+    serving: impl Future<Output = ()>,
+    mut watching: JoinHandle<()>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    let mut serving = std::pin::pin!(serving);
+    let ended = tokio::select! {
+        () = &mut serving => {
+            shutdown.cancel();
+            return watching.await.context("the watches ended badly");
+        }
+        ended = &mut watching => ended,
+    };
+    let in_order = shutdown.is_cancelled();
+    shutdown.cancel();
+    serving.await;
+    ended.context("the watches ended badly")?;
+    anyhow::ensure!(in_order, "the watches ended by themselves");
     Ok(())
 }
 
@@ -160,4 +181,29 @@ async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client>
     config.write_timeout = Some(watch::SILENCE);
     config.connect_timeout = Some(CONNECT);
     Client::try_from(config).context("cannot make a client of the API server")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_extender_ends_when_its_watches_do_and_says_so() {
+        let ends: [(JoinHandle<()>, &str); 2] = [
+            (tokio::spawn(async { panic!("a bug") }), "the watches ended badly"),
+            (tokio::spawn(async {}), "the watches ended by themselves"),
+        ];
+        for (watching, words) in ends {
+            let shutdown = CancellationToken::new();
+            let error = together(shutdown.cancelled(), watching, &shutdown)
+                .await
+                .unwrap_err();
+            assert_eq!(error.to_string(), words);
+            assert!(shutdown.is_cancelled());
+        }
+        let shutdown = CancellationToken::new();
+        let watching = tokio::spawn(shutdown.clone().cancelled_owned());
+        shutdown.cancel();
+        together(shutdown.cancelled(), watching, &shutdown).await.unwrap();
+    }
 }

@@ -29,7 +29,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Server {
     /// What it serves.
     pub service: Service,
-    /// When the API server last answered.
+    /// How old the facts are.
     pub contact: Arc<Contact>,
     /// Largest body in bytes.
     pub body_limit: usize,
@@ -174,7 +174,7 @@ impl Server {
             Some(last) => {
                 let age = last.elapsed().as_secs();
                 let text =
-                    format!("no answer from the API server for {age} s; answering from what was known then");
+                    format!("no news from the API server for {age} s; answering from what was known then");
                 plain(StatusCode::SERVICE_UNAVAILABLE, &text)
             }
             None => plain(

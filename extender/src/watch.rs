@@ -1,10 +1,11 @@
 //! Feeds the index: three watches, and time. Retries for ever, with a short back-off: a cluster whose API server is back wants its
 //! scheduler back too. Decides nothing.
 
+mod contact;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use gantry_api::{NodeName, ResourceName};
@@ -13,6 +14,8 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
+
+pub use contact::Contact;
 
 use crate::index::{self, Index, LooseGpuNode, SlimNode, Source, Store};
 use crate::kind::Kinds;
@@ -27,27 +30,6 @@ pub const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
 const TICK: Duration = Duration::from_secs(1);
 /// Most events applied under one lock, so that decisions never wait long for a bind.
 const BATCH: usize = 256;
-
-/// When the API server last answered, readable from anywhere.
-#[derive(Debug)]
-pub struct Contact(ArcSwap<Option<Instant>>);
-
-impl Contact {
-    /// Never yet.
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self(ArcSwap::from_pointee(None)))
-    }
-
-    /// When it last answered.
-    pub fn last(&self) -> Option<Instant> {
-        **self.0.load()
-    }
-
-    /// It answers now.
-    pub fn made(&self, now: Instant) {
-        self.0.store(Arc::new(Some(now)));
-    }
-}
 
 /// One thing a watch brought, read into what the index keeps.
 enum News {
@@ -87,14 +69,32 @@ pub async fn run(
     contact: Arc<Contact>,
     shutdown: CancellationToken,
 ) {
-    let heartbeat = tokio::spawn(beat(
+    let mut heartbeat = tokio::spawn(beat(
         client.clone(),
         Arc::clone(&store),
-        contact,
+        Arc::clone(&contact),
         shutdown.clone(),
     ));
+    let feeding = feed(&client, &resources, &store, &contact, &shutdown);
+    tokio::select! {
+        () = feeding => {
+            // It ends by the same token.
+            let _ = heartbeat.await;
+        }
+        // Only if it panicked: without it nothing tells how old the facts are.
+        _ = &mut heartbeat => {}
+    }
+}
+
+async fn feed(
+    client: &Client,
+    resources: &Arc<[ResourceName]>,
+    store: &Store,
+    contact: &Arc<Contact>,
+    shutdown: &CancellationToken,
+) {
     let kinds = Arc::default();
-    let mut news = streams(&client, &resources, &kinds).ready_chunks(BATCH);
+    let mut news = streams(client, resources, &kinds, contact).ready_chunks(BATCH);
     while let Some(Some(batch)) = shutdown.run_until_cancelled(news.next()).await {
         let listed = batch
             .iter()
@@ -112,26 +112,31 @@ pub async fn run(
                 .forget_unused();
         }
     }
-    // It ends by the same token.
-    let _ = heartbeat.await;
 }
 
 fn streams(
     client: &Client,
     resources: &Arc<[ResourceName]>,
     kinds: &Arc<Mutex<Kinds>>,
+    contact: &Arc<Contact>,
 ) -> SelectAll<BoxStream<'static, News>> {
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let mut all = SelectAll::new();
     let wanted = Arc::clone(resources);
-    let pods = watch(Api::<SlimPod>::all(client.clone()), config.clone());
-    all.push(read(pods, Source::Pods, move |pod, gone| {
+    let pods = watch(
+        Api::<SlimPod>::all(contact.noting(client, Source::Pods)),
+        config.clone(),
+    );
+    all.push(read(pods, Source::Pods, contact, move |pod, gone| {
         let pod = Box::new(PodFacts::read(&wanted, pod)?);
         Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
     }));
     let wanted = Arc::clone(resources);
-    let nodes = watch(Api::<SlimNode>::all(client.clone()), config.clone());
-    all.push(read(nodes, Source::Nodes, move |node, gone| {
+    let nodes = watch(
+        Api::<SlimNode>::all(contact.noting(client, Source::Nodes)),
+        config.clone(),
+    );
+    all.push(read(nodes, Source::Nodes, contact, move |node, gone| {
         let name = node.name_any();
         Some(if gone {
             News::NodeGone(name)
@@ -140,8 +145,11 @@ fn streams(
         })
     }));
     let (wanted, kinds) = (Arc::clone(resources), Arc::clone(kinds));
-    let gpu_nodes = watch(Api::<LooseGpuNode>::all(client.clone()), config);
-    all.push(read(gpu_nodes, Source::GpuNodes, move |node, gone| {
+    let gpu_nodes = watch(
+        Api::<LooseGpuNode>::all(contact.noting(client, Source::GpuNodes)),
+        config,
+    );
+    all.push(read(gpu_nodes, Source::GpuNodes, contact, move |node, gone| {
         let name = node.name_any();
         if gone {
             return Some(News::GpuNodeGone(name));
@@ -159,11 +167,19 @@ fn streams(
 fn read<K: Send + 'static>(
     events: impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Send + 'static,
     source: Source,
+    contact: &Arc<Contact>,
     news: impl Fn(K, bool) -> Option<News> + Send + 'static,
 ) -> BoxStream<'static, News> {
+    let contact = Arc::clone(contact);
     events
         .backoff(Retry(Retry::FIRST))
         .filter_map(move |event| {
+            match event {
+                // Nothing has come yet.
+                Ok(Event::Init) => {}
+                Ok(_) => contact.lives(source, Instant::now()),
+                Err(_) => contact.fails(source),
+            }
             let found = match event {
                 Ok(Event::Init) => Some(News::Begins(source)),
                 Ok(Event::InitDone) => Some(News::Ends(source)),

@@ -217,3 +217,56 @@ async fn a_time_beyond_the_calendar_on_one_object_does_not_stop_its_list() {
     let (store, _) = until(played, |store| store.snapshot().synced).await;
     assert_eq!(free(&store, "n").as_deref(), Some("2,3,4,5,6,7"));
 }
+
+#[tokio::test]
+async fn a_watch_that_fails_ages_the_facts_until_it_is_begun_anew() {
+    // The API server answers all the while; the watch of pods brings an error, and the next one is not answered.
+    let gone = json!({"type": "ERROR", "object": {
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "odd", "reason": "InternalError", "code": 500,
+    }});
+    let played = Played {
+        objects: HashMap::from([(NODES, vec![node("n")])]),
+        events: HashMap::from([(PODS, vec![gone])]),
+        ..Played::default()
+    };
+    let contact = Contact::new();
+    let store = Arc::new(Store::new(Index::new(Options::default(), "run".into())));
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(run(
+        played.start(),
+        resources(),
+        Arc::clone(&store),
+        Arc::clone(&contact),
+        shutdown.clone(),
+    ));
+    let failing = async {
+        while !contact.is_failing(Source::Pods) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), failing)
+        .await
+        .unwrap();
+    contact.made(Instant::now() + Duration::from_secs(20));
+    assert!(contact.last().unwrap() <= Instant::now());
+    shutdown.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_quiet_watch_that_begins_anew_is_good_again() {
+    let played = Played {
+        events: HashMap::from([(NODES, vec![])]),
+        ..Played::default()
+    };
+    let contact = Contact::new();
+    contact.made(Instant::now());
+    contact.fails(Source::Nodes);
+    let nodes: Api<SlimNode> = Api::all(contact.noting(&played.start(), Source::Nodes));
+    let _quiet = nodes
+        .watch(&kube::api::WatchParams::default(), "1")
+        .await
+        .unwrap();
+    assert!(!contact.is_failing(Source::Nodes));
+    assert!(contact.last().is_some());
+}

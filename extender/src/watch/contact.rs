@@ -1,0 +1,141 @@
+//! How old the facts are: when the API server last answered, and whether each of the three watches brings what is new. A watch that fails
+//! while the API server answers leaves the facts as old as its last good moment.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use http::Request;
+use kube::Client;
+use kube::client::Body;
+
+use super::SILENCE;
+use crate::index::Source;
+
+/// How old the facts are, readable from anywhere.
+#[derive(Debug)]
+pub struct Contact(Mutex<Times>);
+
+#[derive(Debug, Default)]
+struct Times {
+    answered: Option<Instant>,
+    watches: [Watch; Source::ALL.len()],
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Watch {
+    /// When it last was begun or brought anything.
+    good: Option<Instant>,
+    failing: bool,
+}
+
+impl Contact {
+    /// Never yet.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::default()))
+    }
+
+    /// Up to when the facts are complete: when the API server last answered, or when the watch last was good that has been failing or
+    /// silent for longest.
+    pub fn last(&self) -> Option<Instant> {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = times.answered?;
+        for watch in times.watches {
+            // A good watch begins anew before that, even if nothing happens.
+            let silent = watch
+                .good
+                .is_some_and(|good| last.saturating_duration_since(good) > SILENCE);
+            if watch.failing || silent {
+                last = last.min(watch.good?);
+            }
+        }
+        Some(last)
+    }
+
+    /// The API server answers now.
+    pub fn made(&self, now: Instant) {
+        self.change(|times| times.answered = Some(now));
+    }
+
+    /// A watch was begun, or brought something.
+    pub(super) fn lives(&self, source: Source, now: Instant) {
+        self.change(|times| {
+            times.watches[source as usize] = Watch {
+                good: Some(now),
+                failing: false,
+            };
+        });
+    }
+
+    /// A list or watch failed.
+    pub(super) fn fails(&self, source: Source) {
+        self.change(|times| times.watches[source as usize].failing = true);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_failing(&self, source: Source) -> bool {
+        self.0.lock().unwrap().watches[source as usize].failing
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Times)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// A client for one source whose watches are noted as they begin: of a quiet one nothing else would be seen.
+    pub(super) fn noting(self: &Arc<Self>, client: &Client, source: Source) -> Client {
+        let (contact, inner) = (Arc::clone(self), client.clone());
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (contact, inner) = (Arc::clone(&contact), inner.clone());
+            async move {
+                let watches = request
+                    .uri()
+                    .query()
+                    .is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
+                let response = inner.send(request).await?;
+                if watches && response.status().is_success() {
+                    contact.lives(source, Instant::now());
+                }
+                Ok::<_, kube::Error>(response)
+            }
+        });
+        Client::new(service, client.default_namespace())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_facts_are_as_old_as_the_oldest_watch_that_fails_or_is_silent() {
+        let contact = Contact::new();
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        assert_eq!(contact.last(), None);
+        contact.made(at(1));
+        for source in Source::ALL {
+            contact.lives(source, at(1));
+        }
+        // A quiet watch is as good as the API server's answers.
+        contact.made(at(31));
+        assert_eq!(contact.last(), Some(at(31)));
+        contact.fails(Source::Nodes);
+        assert_eq!(contact.last(), Some(at(1)));
+        contact.lives(Source::Nodes, at(40));
+        contact.lives(Source::Pods, at(41));
+        contact.made(at(42));
+        assert_eq!(contact.last(), Some(at(42)));
+        // GpuNodes has not begun anew since 1.
+        contact.made(at(50));
+        assert_eq!(contact.last(), Some(at(1)));
+    }
+
+    #[test]
+    fn a_watch_that_has_never_worked_leaves_no_facts_at_all() {
+        let contact = Contact::new();
+        contact.made(Instant::now());
+        contact.fails(Source::GpuNodes);
+        assert_eq!(contact.last(), None);
+    }
+}
