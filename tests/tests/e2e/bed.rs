@@ -97,7 +97,7 @@ impl Bed {
         self.clear_namespaces().await?;
         records::clear(&self.cluster);
         match self.gpus.get() {
-            Some(gpus) => gpus.wait_until_ready(&self.cluster).await,
+            Some(gpus) => gpus.restore(&self.cluster).await,
             None => Ok(()),
         }
     }

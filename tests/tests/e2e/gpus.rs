@@ -3,19 +3,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use gantry_api::GpuNode;
 use gantry_api::names::GPU_RESOURCE;
 use gantry_e2e::hardware::Hardware;
-use gantry_e2e::{Cluster, gantry, until};
+use gantry_e2e::{Cluster, Sandbox, gantry, podresources, until};
 use gantry_topology::{Collective, GpuSet, Machine, Purpose, Rates, Table};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 
 const READY_LIMIT: Duration = Duration::from_secs(60);
+/// Where the manifests probe the daemons.
+const PLUGIN_READY: &str = "http://127.0.0.1:9410/readyz";
+const EXTENDER_READY: &str = "http://127.0.0.1:8010/readyz";
 
 /// Device IDs by node.
 pub(crate) type Free = BTreeMap<String, BTreeSet<String>>;
@@ -25,6 +28,8 @@ pub(crate) struct Gpus {
     binary: PathBuf,
     hardware: Mutex<BTreeMap<String, Hardware>>,
     machines: BTreeMap<String, Known>,
+    /// Nodes whose plugin runs with other arguments than usual.
+    altered: Mutex<BTreeSet<String>>,
 }
 
 /// A machine as its own node published it, and its tables.
@@ -45,6 +50,7 @@ impl Gpus {
             binary,
             hardware,
             machines: BTreeMap::new(),
+            altered: Mutex::default(),
         };
         gpus.wait_until_ready(cluster).await?;
         let published: Api<GpuNode> = Api::all(cluster.client());
@@ -64,31 +70,51 @@ impl Gpus {
         Ok(gpus)
     }
 
-    /// Starts a node's plugin anew, with arguments beyond its usual ones.
+    /// Starts a node's plugin anew, with arguments beyond its usual ones, until the scenario is over.
     pub(crate) async fn restart_plugin(&self, cluster: &Cluster, node: &str, extra: &[&str]) -> Result<()> {
         let node = cluster.node(node)?;
         node.program(gantry::PLUGIN)?.stop().await?;
         let mut args = self
-            .hardware_mut()
+            .hardware()
             .get(node.name())
             .map(Hardware::plugin_args)
             .unwrap_or_default();
         args.extend(extra.iter().map(|arg| (*arg).to_owned()));
         cluster.start_plugin(node, &self.binary, &args).await?;
+        self.note_altered(node.name(), !extra.is_empty());
         self.wait_until_ready(cluster).await
     }
 
-    /// Waits until every node offers all its GPUs, every plugin has published them, and the extender answers.
+    /// Gives the plugins that a scenario altered their usual arguments again, and waits until all is ready.
+    pub(crate) async fn restore(&self, cluster: &Cluster) -> Result<()> {
+        let altered = self
+            .altered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        for node in altered {
+            self.restart_plugin(cluster, &node, &[]).await?;
+        }
+        self.wait_until_ready(cluster).await
+    }
+
+    /// Waits until every kubelet has all its GPUs from its plugin, the API server and the scheduler know, and the extender
+    /// answers.
     pub(crate) async fn wait_until_ready(&self, cluster: &Cluster) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(cluster.client());
         let published: Api<GpuNode> = Api::all(cluster.client());
         for node in cluster.nodes() {
             until(format!("GPUs of {}", node.name()), READY_LIMIT, async || {
+                ready(node.sandbox(), PLUGIN_READY)
+                    .await
+                    .map_err(|error| format!("plugin: {error}"))?;
                 let gpu_node = published
                     .get(node.name())
                     .await
                     .map_err(|error| error.to_string())?;
                 let gpus = gpu_node.spec.machine.gpus().len();
+                let kubelets = podresources::allocatable(node, GPU_RESOURCE).await;
+                let kubelets = kubelets.map_err(|error| error.to_string())?.len();
                 let object = nodes.get(node.name()).await.map_err(|error| error.to_string())?;
                 let allocatable = object
                     .status
@@ -97,17 +123,18 @@ impl Gpus {
                 let offered = allocatable
                     .get(GPU_RESOURCE)
                     .map_or("none", |quantity| quantity.0.as_str());
-                if offered == gpus.to_string() {
+                if kubelets == gpus && offered == gpus.to_string() {
                     Ok(())
                 } else {
-                    Err(format!("{offered} of {gpus} offered"))
+                    Err(format!(
+                        "of {gpus}: {kubelets} with kubelet, {offered} in the API"
+                    ))
                 }
             })
             .await?;
         }
         until("extender ready", READY_LIMIT, async || {
-            let probe = ["busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:8010/readyz"];
-            cluster.control().exec(&probe).await
+            ready(cluster.control(), EXTENDER_READY).await
         })
         .await?;
         Ok(())
@@ -152,11 +179,19 @@ impl Gpus {
         Ok(choice.gpus.iter().map(|gpu| known.id(gpu)).collect())
     }
 
-    fn hardware_mut(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Hardware>> {
-        self.hardware
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn note_altered(&self, node: &str, is_altered: bool) {
+        let mut altered = self.altered.lock().unwrap_or_else(PoisonError::into_inner);
+        altered.remove(node);
+        altered.extend(is_altered.then(|| node.to_owned()));
     }
+
+    fn hardware(&self) -> MutexGuard<'_, BTreeMap<String, Hardware>> {
+        self.hardware.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn ready(place: &Sandbox, url: &str) -> gantry_e2e::Result<String> {
+    place.exec(&["busybox", "wget", "-q", "-O", "-", url]).await
 }
 
 impl Known {
