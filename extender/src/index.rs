@@ -26,10 +26,10 @@ pub use read::{LooseGpuNode, SlimNode, advertised, inventory};
 pub use store::Store;
 pub use waiting::{Parked, Short};
 
-use crate::decide::Options;
+use crate::decide::{ForeignNodes, Options};
 use crate::ledger::{FaultKind, Inventory};
 use crate::pod::PodFacts;
-use crate::snapshot::{ClassIx, Names, NodeIx, Snapshot};
+use crate::snapshot::{ClassIx, Names, NodeIx, Snapshot, Standing};
 use classes::Classes;
 use entry::Entry;
 
@@ -41,7 +41,7 @@ pub const QUARANTINE: Duration = Duration::from_secs(5);
 pub const QUARANTINE_WITHOUT_TRUTH: Duration = Duration::from_secs(300);
 /// How long GPUs are held for a pod between prioritize and bind.
 pub const HOLD: Duration = Duration::from_secs(30);
-/// How long a bind whose outcome is unknown keeps its devices, unless the pod shows the outcome before. The API server gives up on
+/// How long a bind whose outcome is unknown, or whose pod is gone, keeps its devices, unless the pod shows the outcome before. The API server gives up on
 /// a request after 60 s.
 pub const UNSURE: Duration = Duration::from_secs(65);
 
@@ -268,7 +268,8 @@ impl Index {
                 self.dirty.push(NodeIx(number));
             }
         }
-        self.binds.expire(now, &mut self.entries, &mut self.dirty);
+        self.binds
+            .expire(now, contact, &self.pods, &mut self.entries, &mut self.dirty);
         for uid in self.binds.expired_holds(now) {
             self.drop_hold(&uid);
         }
@@ -328,7 +329,13 @@ impl Index {
             tracing::warn!(node = %entry.name, fault = ?fault.kind, "{}", fault.words);
         }
         let standing = entry.standing(&self.binds.held_on(node));
-        if entry.gained(&before) {
+        let opens = matches!(standing, Standing::Foreign { .. })
+            && self.options.foreign == ForeignNodes::Allow
+            && !self
+                .slots
+                .get(node.0 as usize)
+                .is_some_and(|class| self.classes.is_foreign(*class));
+        if opens || entry.gained(&before) {
             self.waiting.gained(node);
         }
         let class = self.classes.of(standing);

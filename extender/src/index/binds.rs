@@ -13,6 +13,7 @@ use super::{HOLD, Index, UNSURE};
 use crate::decide::{self, ForeignNodes};
 use crate::ledger::Devices;
 use crate::plan::Layout;
+use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::{Hold, NodeIx, Standing};
 
@@ -248,19 +249,27 @@ impl Binds {
         }
     }
 
-    pub(super) fn expire(&mut self, now: Instant, entries: &mut [Entry], dirty: &mut Vec<NodeIx>) {
+    /// Gives up what no pod has come to show by facts of `contact`: binds of unknown outcome, and binds whose pod is gone (it went while
+    /// its bind was in flight). Such a pod may have started.
+    pub(super) fn expire(
+        &mut self,
+        now: Instant,
+        contact: Instant,
+        pods: &HashMap<PodUid, Arc<PodFacts>>,
+        entries: &mut [Entry],
+        dirty: &mut Vec<NodeIx>,
+    ) {
         for (number, entry) in (0..).zip(entries) {
-            let expired =
-                |reservation: &Reservation| matches!(reservation.state, State::Unsure(until) if until <= now);
-            let uids: Vec<PodUid> = entry
-                .reservations
-                .iter()
-                .filter(|known| expired(known))
-                .map(|known| known.uid.clone())
-                .collect();
-            entry.reservations.retain(|reservation| !expired(reservation));
-            for uid in uids {
-                self.unreserve(&uid, NodeIx(number));
+            let expired = entry.reservations.extract_if(.., |known| match known.state {
+                State::InFlight(_) => false,
+                State::Bound(at) => at + UNSURE <= contact && !pods.contains_key(&known.uid),
+                State::Unsure(until) => until <= contact,
+            });
+            for reservation in expired {
+                if matches!(reservation.state, State::Bound(_)) {
+                    entry.leaving.push((now, reservation.devices));
+                }
+                self.unreserve(&reservation.uid, NodeIx(number));
                 dirty.push(NodeIx(number));
             }
         }

@@ -37,6 +37,12 @@ impl Classes {
         number
     }
 
+    /// Whether a class is that of nodes without an inventory.
+    pub(super) fn is_foreign(&self, class: ClassIx) -> bool {
+        let standing = self.list.get(class.0 as usize);
+        standing.is_some_and(|standing| matches!(**standing, Standing::Foreign { .. }))
+    }
+
     pub(super) fn shared(&self) -> Arc<Vec<Arc<Standing>>> {
         Arc::clone(&self.list)
     }

@@ -100,7 +100,7 @@ impl Entry {
         })
     }
 
-    fn advertises(&self, resource: &ResourceName) -> Option<u32> {
+    pub(super) fn advertises(&self, resource: &ResourceName) -> Option<u32> {
         let advertised = self.advertised.as_ref()?;
         let found = advertised.iter().find(|(known, _)| known == resource);
         Some(found.map_or(0, |(_, count)| *count))

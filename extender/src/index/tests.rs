@@ -2,7 +2,7 @@ mod world;
 
 use std::time::Duration;
 
-use crate::decide::Options;
+use crate::decide::{ForeignNodes, Options};
 use crate::fixtures::{Cluster, bound, bridged, gpu_node, holder, pod, quarantined, request, set, target};
 use crate::index::{BindError, Outcome, Parked, Reserved, Source};
 use serde_json::json;
@@ -251,6 +251,49 @@ fn a_bind_that_ended_while_a_list_was_read_is_not_taken_for_gone() {
     });
     cluster.wait(100);
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_bind_whose_pod_vanished_while_it_was_in_flight_does_not_keep_its_devices_for_ever() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2)).wait(1);
+    // The list does not name it, the bind ends after the list was begun, and no list comes any more.
+    cluster.list(Source::Pods, |cluster| {
+        reserve(cluster, "a").unwrap();
+        cluster.wait(1);
+    });
+    finish(&cluster, "a", Outcome::Bound);
+    cluster.wait(60);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    // The pod may have started: what it had is quarantined.
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
+    for (foreign, woken) in [(ForeignNodes::Allow, 1), (ForeignNodes::Refuse, 0)] {
+        let cluster = Cluster::new(Options {
+            foreign,
+            ..Options::default()
+        });
+        cluster.add("n", &bridged());
+        cluster.pod(&bound(pod("holder", 8), "n", 1, Some("0-7")));
+        let parked = Parked {
+            namespace: "default".into(),
+            name: "a".into(),
+            request: request(2),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.store.update(|index| index.park("a".into(), parked));
+        cluster.node("small", 1);
+        let take = || cluster.store.update(|index| index.take_wakeable(10)).len();
+        assert_eq!(take(), 0, "{foreign:?}");
+        cluster.node("new", 8);
+        assert_eq!(take(), woken, "{foreign:?}");
+    }
 }
 
 #[test]

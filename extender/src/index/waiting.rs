@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gantry_api::{PodUid, ResourceName};
 
+use crate::decide::ForeignNodes;
 use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::NodeIx;
@@ -184,7 +185,12 @@ impl super::Index {
             return false;
         };
         let Some(inventory) = &entry.inventory else {
-            return false;
+            // Its devices are not ours to count; kube-scheduler counts them.
+            return self.options.foreign == ForeignNodes::Allow
+                && request
+                    .asks
+                    .iter()
+                    .all(|ask| entry.advertises(&ask.resource).unwrap_or(0) >= ask.devices);
         };
         request.asks.iter().all(|ask| {
             inventory
