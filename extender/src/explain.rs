@@ -1,7 +1,7 @@
 //! Tells waiting pods why, where kube-scheduler cannot: its own count says "Insufficient nvidia.com/gpu" and it never asks us. One
 //! Event per pod and reason, in words of GPUs, stable and bounded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use crate::decide;
 use crate::index::Store;
 use crate::metrics::{Metrics, Outcome};
 use crate::pod::PodFacts;
-use crate::snapshot::{Snapshot, Standing};
+use crate::request::Request;
+use crate::snapshot::{ClassIx, Snapshot, Standing};
 use crate::watch::chain;
 
 /// Between two looks at the waiting pods.
@@ -36,7 +37,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Publishes Events until `shutdown`.
 pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
-    let mut told: HashMap<PodUid, (Instant, String)> = HashMap::new();
+    let mut told = Told::default();
     let work = async {
         loop {
             tokio::time::sleep(LOOK).await;
@@ -56,12 +57,18 @@ pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutd
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
 }
 
+/// What pods were told, and the notes of one snapshot.
+#[derive(Default)]
+struct Told {
+    /// What each was told, and when it was last found to be so.
+    pods: HashMap<PodUid, (Instant, String)>,
+    /// The snapshot that `notes` speak of.
+    generation: u64,
+    notes: HashMap<Arc<Request>, String>,
+}
+
 /// The pods to be told something new now, and what.
-fn due(
-    store: &Store,
-    told: &mut HashMap<PodUid, (Instant, String)>,
-    now: Instant,
-) -> Vec<(Arc<PodFacts>, String)> {
+fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<(Arc<PodFacts>, String)> {
     let snapshot = store.snapshot();
     let short: Vec<Arc<PodFacts>> = store.read(|index| {
         let pods = index.short();
@@ -69,7 +76,12 @@ fn due(
             .filter_map(|short| index.pod(short.pod.as_str()).cloned())
             .collect()
     });
-    told.retain(|uid, _| short.iter().any(|pod| pod.uid == *uid));
+    let waiting: HashSet<&PodUid> = short.iter().map(|pod| &pod.uid).collect();
+    told.pods.retain(|uid, _| waiting.contains(uid));
+    if told.generation != snapshot.generation {
+        told.generation = snapshot.generation;
+        told.notes.clear();
+    }
     if !snapshot.synced {
         return Vec::new();
     }
@@ -78,48 +90,57 @@ fn due(
         if due.len() >= AT_ONCE {
             break;
         }
-        let quiet = told
-            .get(&pod.uid)
-            .is_some_and(|(at, _)| now.saturating_duration_since(*at) < QUIET);
-        if quiet {
+        let before = told.pods.get_mut(&pod.uid);
+        if let Some((at, _)) = &before
+            && now.saturating_duration_since(*at) < QUIET
+        {
             continue;
         }
-        let Some(note) = note(&snapshot, &pod) else {
+        let Ok(request) = &pod.request else {
             continue;
         };
-        if told.get(&pod.uid).is_some_and(|(_, before)| *before == note) {
-            continue;
+        let note = told
+            .notes
+            .entry(Arc::clone(request))
+            .or_insert_with(|| note(&snapshot, request));
+        match before {
+            Some((at, before)) if before == note => *at = now,
+            _ => {
+                let note = note.clone();
+                told.pods.insert(pod.uid.clone(), (now, note.clone()));
+                due.push((pod, note));
+            }
         }
-        told.insert(pod.uid.clone(), (now, note.clone()));
-        due.push((pod, note));
     }
     due
 }
 
 /// Why no node can take a pod, by reason: `node-1, node-2: 0 of 8 GPUs free, 4 asked; node-3: 3 of 8 GPUs free, 4 asked`. The nearest
 /// miss comes first.
-pub fn note(snapshot: &Snapshot, pod: &PodFacts) -> Option<String> {
-    let request = pod.request.as_ref().ok()?;
-    let mut reasons: HashMap<String, (usize, Vec<&str>)> = HashMap::new();
-    for (_, name, standing) in snapshot.iter() {
-        let Standing::Ours(class) = standing else {
-            continue;
-        };
-        for ask in &request.asks {
-            let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
-                continue;
-            };
-            let line = decide::node_line(class, pool, ask.devices);
-            let (_, nodes) = reasons
-                .entry(line)
-                .or_insert_with(|| (pool.free.len(), Vec::new()));
+pub fn note(snapshot: &Snapshot, request: &Request) -> String {
+    // Some classes were in use once.
+    let used: HashSet<ClassIx> = snapshot.nodes.iter().copied().collect();
+    let lines: Vec<Vec<(usize, String)>> = snapshot
+        .classes
+        .iter()
+        .zip((0..).map(ClassIx))
+        .map(|(standing, class)| match used.contains(&class) {
+            true => lines(standing, request),
+            false => Vec::new(),
+        })
+        .collect();
+    let mut reasons: HashMap<&str, (usize, Vec<&str>)> = HashMap::new();
+    for (node, name, _) in snapshot.iter() {
+        let lines = snapshot.class(node).and_then(|class| lines.get(class.0 as usize));
+        for (free, line) in lines.into_iter().flatten() {
+            let (_, nodes) = reasons.entry(line).or_insert_with(|| (*free, Vec::new()));
             nodes.push(name.as_str());
         }
     }
     if reasons.is_empty() {
-        return Some("no node has a Gantry plugin that serves what is asked for".to_owned());
+        return "no node has a Gantry plugin that serves what is asked for".to_owned();
     }
-    let mut reasons: Vec<(String, (usize, Vec<&str>))> = reasons.into_iter().collect();
+    let mut reasons: Vec<(&str, (usize, Vec<&str>))> = reasons.into_iter().collect();
     reasons.sort_by(|(a, (a_free, _)), (b, (b_free, _))| b_free.cmp(a_free).then_with(|| a.cmp(b)));
     let mut note = String::new();
     for (position, (reason, (_, mut nodes))) in reasons.into_iter().enumerate() {
@@ -130,7 +151,7 @@ pub fn note(snapshot: &Snapshot, pod: &PodFacts) -> Option<String> {
             part.push_str(&format!(" and {more} more"));
         }
         part.push_str(": ");
-        part.push_str(&reason);
+        part.push_str(reason);
         if note.len() + part.len() + 10 > MAX_NOTE {
             note.push_str("; ...");
             break;
@@ -140,7 +161,23 @@ pub fn note(snapshot: &Snapshot, pod: &PodFacts) -> Option<String> {
         }
         note.push_str(&part);
     }
-    Some(note)
+    note
+}
+
+/// What there is to say of a class of nodes, each with how many devices are free; nothing if it serves nothing that is asked for.
+fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
+    let Standing::Ours(class) = standing else {
+        return Vec::new();
+    };
+    if let Some(reason) = &class.not_ready {
+        return vec![(0, decide::plugin_not_ready(reason))];
+    }
+    let asks = request.asks.iter();
+    asks.filter_map(|ask| {
+        let (_, pool) = class.pool(ask.resource.as_str())?;
+        Some((pool.free.len(), decide::node_line(class, pool, ask.devices)))
+    })
+    .collect()
 }
 
 async fn publish(client: &Client, pod: &PodFacts, note: String) -> Result<(), kube::Error> {

@@ -9,7 +9,7 @@ use gantry_api::ResourceName;
 use crate::quantity::{self, QuantityError};
 
 /// Everything of the managed resources that a pod asks for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Request {
     /// One per resource that is asked for at all, in the order the resources are configured.
     pub asks: Vec<Ask>,
@@ -18,7 +18,7 @@ pub struct Request {
 }
 
 /// What a pod asks of one resource.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ask {
     /// The resource.
     pub resource: ResourceName,
@@ -32,7 +32,7 @@ pub struct Ask {
 }
 
 /// What one container gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContainerAsk {
     /// Its name.
     pub name: Arc<str>,

@@ -79,9 +79,6 @@ pub fn shortage(class: &Class, pool: &Pool, asked: u32) -> String {
 /// A node of ours for the Event of a pod that kube-scheduler's own count refuses. Where we see enough free devices, kubelet must be
 /// advertising fewer, or kube-scheduler count pods that have not come yet.
 pub fn node_line(class: &Class, pool: &Pool, asked: u32) -> String {
-    if let Some(reason) = &class.not_ready {
-        return plugin_not_ready(reason);
-    }
     let mut text = shortage(class, pool, asked);
     if pool.free.len() >= asked as usize
         && let Some(advertised) = pool

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bound, bridged, facts, pod};
+use crate::fixtures::{Cluster, bound, bridged, facts, pod, request};
 
 fn short(name: &str, gpus: u32) -> Value {
     let mut pod = pod(name, gpus);
@@ -26,7 +26,7 @@ fn cluster() -> Cluster {
 
 #[test]
 fn the_nearest_miss_comes_first_and_alike_nodes_together() {
-    let note = note(&cluster().store.snapshot(), &facts(&short("a", 4))).unwrap();
+    let note = note(&cluster().store.snapshot(), &request(4));
     assert_eq!(
         note,
         "node-3: 3 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked"
@@ -38,7 +38,7 @@ fn where_we_see_enough_the_note_says_what_kubelet_advertises() {
     let cluster = Cluster::new(Options::default());
     cluster.add("node-1", &bridged()).node("node-1", 0);
     assert_eq!(
-        note(&cluster.store.snapshot(), &facts(&short("a", 4))).unwrap(),
+        note(&cluster.store.snapshot(), &request(4)),
         "node-1: 8 of 8 GPUs free, 4 asked, kubelet advertises 0"
     );
 }
@@ -52,10 +52,12 @@ fn where_the_plugin_does_not_serve_the_note_says_so() {
         "type": "Ready", "status": "False", "reason": "Stopped", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
     }]);
     cluster.inventory(&node);
-    assert_eq!(
-        note(&cluster.store.snapshot(), &facts(&short("a", 4))).unwrap(),
-        "node-1: GPU plugin is not ready: Stopped"
-    );
+    let words = "node-1: GPU plugin is not ready: Stopped";
+    assert_eq!(note(&cluster.store.snapshot(), &request(4)), words);
+    // One that has nothing to serve any more is still a node with a plugin.
+    node["status"]["devices"] = json!([]);
+    cluster.inventory(&node);
+    assert_eq!(note(&cluster.store.snapshot(), &request(4)), words);
 }
 
 #[test]
@@ -68,7 +70,7 @@ fn a_large_clusters_note_stays_within_the_limit() {
         let taken = format!("0-{}", gpus - 1);
         cluster.pod(&bound(pod(&format!("p{number}"), gpus), &name, 1, Some(&taken)));
     }
-    let note = note(&cluster.store.snapshot(), &facts(&short("a", 8))).unwrap();
+    let note = note(&cluster.store.snapshot(), &request(8));
     assert!(note.len() <= 1024, "{} bytes", note.len());
     assert!(note.contains("and 35 more: 7 of 8 GPUs free, 8 asked"), "{note}");
 }
@@ -77,7 +79,7 @@ fn a_large_clusters_note_stays_within_the_limit() {
 fn a_pod_is_told_once_and_again_only_when_the_reason_changes_and_not_at_once() {
     let cluster = cluster();
     cluster.pod(&short("a", 4));
-    let mut told = HashMap::new();
+    let mut told = Told::default();
     let began = Instant::now();
     let notes = |told: &mut _, seconds| {
         let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
@@ -92,21 +94,41 @@ fn a_pod_is_told_once_and_again_only_when_the_reason_changes_and_not_at_once() {
     assert_eq!(notes(&mut told, 100), [""; 0]);
     cluster.pod(&bound(pod("b", 1), "node-3", 2, Some("5")));
     assert_eq!(notes(&mut told, 10), [""; 0]);
+    // It was looked at a second ago and nothing was new then.
+    assert_eq!(notes(&mut told, 101), [""; 0]);
     assert_eq!(
-        notes(&mut told, 101),
+        notes(&mut told, 160),
         ["a: node-3: 2 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked"]
     );
     // Once it is placed nothing is left of it.
     cluster.pod(&bound(short("a", 4), "node-3", 3, None));
     assert_eq!(notes(&mut told, 500), [""; 0]);
-    assert!(told.is_empty());
+    assert!(told.pods.is_empty());
+}
+
+#[test]
+fn alike_pods_share_one_note_until_the_cluster_changes() {
+    let cluster = cluster();
+    for number in 0..5 {
+        cluster.pod(&short(&format!("p{number}"), 4));
+    }
+    cluster.pod(&short("other", 5));
+    let mut told = Told::default();
+    assert_eq!(due(&cluster.store, &mut told, Instant::now()).len(), 6);
+    assert_eq!(told.notes.len(), 2);
+    cluster.pod(&bound(pod("b", 1), "node-3", 2, Some("5")));
+    cluster.pod(&short("late", 4));
+    let due = due(&cluster.store, &mut told, Instant::now());
+    assert_eq!(due.len(), 1);
+    assert!(due[0].1.starts_with("node-3: 2 of 8 GPUs free"), "{}", due[0].1);
+    assert_eq!(told.notes.len(), 1);
 }
 
 #[test]
 fn a_pod_that_kube_scheduler_has_not_refused_by_count_is_not_told() {
     let cluster = cluster();
     cluster.pod(&pod("a", 4));
-    assert!(due(&cluster.store, &mut HashMap::new(), Instant::now()).is_empty());
+    assert!(due(&cluster.store, &mut Told::default(), Instant::now()).is_empty());
 }
 
 #[tokio::test]
