@@ -75,7 +75,8 @@ pub(crate) fn deny() -> Result<()> {
 pub(crate) fn bench(name: Option<&str>) -> Result<()> {
     run(&mut cargo(&[
         "build",
-        "--release",
+        "--profile",
+        "bench",
         "--locked",
         "--package",
         "gantry",
