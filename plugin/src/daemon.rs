@@ -44,7 +44,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let checks = args.disable_health_checks.clone();
     let owner = Owner::start(&settings, checks, Timing::default(), publish)
         .context("starting the thread that owns NVML")?;
-    let served = serve(args, inventory, shutdown).await;
+    let observed = Observed::default();
+    observed.count_xids(owner.xids());
+    let served = serve_observed(args, inventory, Arc::new(observed), shutdown).await;
     drop(owner);
     served
 }
@@ -58,6 +60,15 @@ pub async fn serve(
     inventory: watch::Receiver<Arc<Inventory>>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
+    serve_observed(args, inventory, Arc::default(), shutdown).await
+}
+
+async fn serve_observed(
+    args: Args,
+    inventory: watch::Receiver<Arc<Inventory>>,
+    observed: Arc<Observed>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     let node = match (&args.node_name, args.no_cluster) {
         (Some(name), _) => NodeName::from(name.as_str()),
         (None, true) => NodeName::from("localhost"),
@@ -69,7 +80,6 @@ pub async fn serve(
     debug!(
         "a client that sends the socket's path as authority is refused by the HTTP/2 layer; kubelet 1.26 and later send localhost"
     );
-    let observed = Arc::new(Observed::default());
     let (note, notes) = mpsc::channel(NOTES);
     let desk = Arc::new(Desk::new(
         Handover::new(node.clone()),

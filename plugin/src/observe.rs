@@ -13,6 +13,7 @@ use tokio::sync::watch;
 pub use http::serve;
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 
+use crate::health::XidCounts;
 use crate::inventory::{Inventory, State};
 
 /// Counters and readiness in one place, shared by everything that runs.
@@ -70,6 +71,11 @@ impl Readiness {
 }
 
 impl Observed {
+    /// Where Xids are counted; to be told once, before anything is served.
+    pub fn count_xids(&self, counts: XidCounts) {
+        self.metrics.xids(counts);
+    }
+
     /// Tells when readiness changes.
     pub fn changes(&self) -> watch::Receiver<Readiness> {
         self.readiness.subscribe()
@@ -176,6 +182,23 @@ mod tests {
         );
         readiness.registered.insert("nvidia.com/gpu".into(), true);
         assert!(readiness.missing().is_empty());
+    }
+
+    #[test]
+    fn every_xid_is_counted_by_gpu() {
+        let observed = Observed::default();
+        let counts = XidCounts::default();
+        observed.count_xids(counts.clone());
+        let gpu = "GPU-0badcafe".parse().unwrap();
+        counts.count(&gpu, 79);
+        counts.count(&gpu, 79);
+        for _ in 0..2 {
+            let text = observed.metrics().text().unwrap();
+            assert!(
+                text.contains(r#"gantry_plugin_xids_total{gpu="GPU-0badcafe",xid="79"} 2"#),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! The counters behind /metrics. Labels are few and closed: resources and outcomes, never pods or devices.
+//! The counters behind /metrics. Labels are few and closed: resources, outcomes and this node's GPUs, never pods.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use gantry_api::ResourceName;
@@ -10,6 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::health::XidCounts;
 use crate::inventory::Inventory;
 
 /// How an Allocate related to what was granted.
@@ -70,6 +72,12 @@ struct ByState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByXid {
+    gpu: String,
+    xid: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByPeer {
     peer: &'static str,
 }
@@ -87,6 +95,8 @@ pub struct Metrics {
     devices: Family<ByState, Gauge>,
     registrations: Family<Outcome, Counter>,
     reachable: Family<ByPeer, Gauge>,
+    /// Counted by the owner of NVML.
+    xids: OnceLock<XidCounts>,
 }
 
 impl Default for Metrics {
@@ -103,6 +113,7 @@ impl Default for Metrics {
             devices: Family::default(),
             registrations: Family::default(),
             reachable: Family::default(),
+            xids: OnceLock::new(),
         }
     }
 }
@@ -122,6 +133,7 @@ impl Metrics {
             devices,
             registrations,
             reachable,
+            xids,
         } = self;
         registry.register(
             "allocations",
@@ -173,6 +185,19 @@ impl Metrics {
             "1 if the peer answered last time it was asked",
             reachable.clone(),
         );
+        let counted: Family<ByXid, Counter> = Family::default();
+        for (gpu, xid, count) in xids.get().map(XidCounts::all).unwrap_or_default() {
+            let labels = ByXid {
+                gpu: gpu.to_string(),
+                xid,
+            };
+            counted.get_or_create(&labels).inc_by(count);
+        }
+        registry.register(
+            "xids",
+            "Xids that the driver raised, those that change nothing included",
+            counted,
+        );
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
@@ -222,6 +247,12 @@ impl Metrics {
 
     pub(super) fn pod_resources(&self, reachable: bool) {
         self.peer("pod-resources", reachable);
+    }
+
+    pub(super) fn xids(&self, counts: XidCounts) {
+        if self.xids.set(counts).is_err() {
+            tracing::debug!("Xids are counted already");
+        }
     }
 
     pub(super) fn devices(&self, inventory: &Inventory) {
