@@ -204,6 +204,8 @@ mod tests {
             },
             minor: Some(gpu.into()),
             numa: None,
+            slice: None,
+            replica: None,
         };
         let machine = Arc::new(Machine::new(MachineParts::default()).unwrap());
         Inventory::ready(machine, (0..gpus).map(device).collect())

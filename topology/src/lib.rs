@@ -17,8 +17,9 @@ pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};
 pub use choice::{Choice, MachineKind, Purpose, Table, Tables};
 pub use collective::Collective;
 pub use machine::{
-    Fabric, Gpu, GpuUuid, Host, IdList, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle,
-    NvLinkPorts, PathClass, PathMatrix, PcieAddress, PcieLink,
+    ComputeInstance, Fabric, Gpu, GpuInstance, GpuUuid, Host, IdList, Link, Machine, MachineError,
+    MachineParts, Mig, MigAttributes, MigUuid, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix,
+    PcieAddress, PcieLink,
 };
 pub use read::{ReadError, read};
 pub use set::{GpuSet, GpuSetError};

@@ -16,6 +16,8 @@ fn device(gpu: u8) -> Device {
         },
         minor: Some(u32::from(gpu)),
         numa: None,
+        slice: None,
+        replica: None,
     }
 }
 

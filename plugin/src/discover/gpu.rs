@@ -40,6 +40,7 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         nvlink: None,
         fabric: warnings.known(device.fabric()).flatten().and_then(fabric),
         bus_id: Some(bus_id),
+        mig: None,
     })
 }
 

@@ -52,10 +52,10 @@ pub enum State {
     Absent(String),
 }
 
-/// One device as kubelet counts it: a whole GPU today; a MIG slice or a replica also fits.
+/// One device as kubelet counts it: a whole GPU, a MIG device, or a replica of either.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Kubelet's device ID; a whole GPU's is its UUID.
+    /// Kubelet's device ID: the UUID, for a replica with `::` and its number behind.
     pub id: DeviceId,
     /// The resource it is advertised under.
     pub resource: ResourceName,
@@ -69,6 +69,30 @@ pub struct Device {
     pub minor: Option<u32>,
     /// NUMA node for kubelet's Topology Manager; `None` where unknown, which is not node 0.
     pub numa: Option<u32>,
+    /// Which part of the GPU it is; `None` for the whole.
+    pub slice: Option<Arc<Slice>>,
+    /// Its number among the replicas of one device; `None` where the device is not shared.
+    pub replica: Option<u16>,
+}
+
+/// A MIG device's place on its GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slice {
+    /// NVML's index among the MIG devices of its GPU.
+    pub index: u8,
+    /// NVML's GPU instance ID.
+    pub gpu_instance: u32,
+    /// NVML's compute instance ID.
+    pub compute_instance: u32,
+    /// Profile, e.g. `3g.20gb` or `1c.3g.20gb`.
+    pub profile: String,
+    /// First memory unit of its GPU instance.
+    pub start: u8,
+    /// Memory units of its GPU instance.
+    pub size: u8,
+    /// Minor numbers of `/dev/nvidia-caps/nvidia-capN` of the GPU instance and the compute instance; `None` where the driver does
+    /// not tell.
+    pub caps: Option<[u32; 2]>,
 }
 
 impl Inventory {

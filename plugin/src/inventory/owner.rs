@@ -249,6 +249,8 @@ impl Keeper {
                     health: self.book.health(uuid),
                     minor: gpu.minor,
                     numa: gpu.numa.as_ref().and_then(|nodes| nodes.iter().next()),
+                    slice: None,
+                    replica: None,
                 })
             })
             .collect();

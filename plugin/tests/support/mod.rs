@@ -288,6 +288,8 @@ pub fn inventory_of(gpus: u8, health: impl Fn(u8) -> DeviceHealth) -> Inventory 
             health: health(gpu),
             minor: Some(gpu.into()),
             numa: Some(u32::from(gpu) / 4),
+            slice: None,
+            replica: None,
         })
         .collect();
     Inventory::ready(pairs(gpus), devices)

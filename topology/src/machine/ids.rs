@@ -71,6 +71,12 @@ checked_string!(
     check_gpu_uuid
 );
 checked_string!(
+    /// A MIG device's UUID as NVML prints it: `MIG-` and a UUID, or before driver 470 `MIG-GPU-<uuid>/<gpu instance>/<compute
+    /// instance>`. Kept as written.
+    MigUuid,
+    check_mig_uuid
+);
+checked_string!(
     /// A PCIe address in sysfs form, lower case: `0000:07:00.0`. NVML's eight-digit domains are shortened.
     PcieAddress,
     normalise_pcie_address
@@ -105,6 +111,25 @@ fn check_gpu_uuid(text: &str) -> Result<String, IdError> {
             kind: "GPU UUID",
             value: text.to_owned(),
             allowed: "write GPU- and hexadecimal digits with dashes",
+        })
+    }
+}
+
+fn check_mig_uuid(text: &str) -> Result<String, IdError> {
+    let tail = text.strip_prefix("MIG-").unwrap_or_default();
+    let tail = tail.strip_prefix("GPU-").unwrap_or(tail);
+    let valid = !tail.is_empty()
+        && tail.len() <= 96
+        && tail
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit() || b == b'-' || b == b'/');
+    if valid {
+        Ok(text.to_owned())
+    } else {
+        Err(IdError {
+            kind: "MIG UUID",
+            value: text.to_owned(),
+            allowed: "write MIG- and hexadecimal digits with dashes",
         })
     }
 }

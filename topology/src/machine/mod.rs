@@ -2,13 +2,15 @@
 //! *machine file*. A [`Machine`] is valid by construction; it knows what is built in, not who holds what or what is healthy.
 
 mod ids;
+mod mig;
 mod path;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use ids::{GpuUuid, IdError, IdList, PcieAddress};
+pub use ids::{GpuUuid, IdError, IdList, MigUuid, PcieAddress};
+pub use mig::{ComputeInstance, GpuInstance, MAX_MEMORY_UNITS, Mig, MigAttributes};
 pub use path::{PathClass, PathMatrix};
 
 /// The most GPUs one machine may have. Choice tables go to 16; larger machines are chosen on by search.
@@ -117,6 +119,9 @@ pub struct Gpu {
     /// Membership of a multi-node NVLink domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
+    /// How the GPU is cut, if it can be. The one part that changes at run time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<Mig>,
 }
 
 /// Generation and width of a PCIe link.
@@ -214,7 +219,7 @@ impl Machine {
     /// The first contradiction found, with the path of its field.
     pub fn new(mut parts: MachineParts) -> Result<Self, MachineError> {
         check_sizes(&parts)?;
-        check_gpus(&parts.gpus)?;
+        check_gpus(&mut parts.gpus)?;
         check_nics(&parts.nics)?;
         normalise_bundles(&mut parts)?;
         Ok(Self(parts))
@@ -358,7 +363,13 @@ fn check_sizes(parts: &MachineParts) -> Result<(), MachineError> {
     Ok(())
 }
 
-fn check_gpus(gpus: &[Gpu]) -> Result<(), MachineError> {
+fn check_gpus(gpus: &mut [Gpu]) -> Result<(), MachineError> {
+    for (position, gpu) in gpus.iter_mut().enumerate() {
+        if let Some(mig) = &mut gpu.mig {
+            mig::check(mig, &format!("gpus[{position}]"))?;
+        }
+    }
+    check_mig_uuids(gpus)?;
     for (position, gpu) in gpus.iter().enumerate() {
         let field = |name: &str| format!("gpus[{position}].{name}");
         if usize::from(gpu.index) != position {
@@ -394,6 +405,22 @@ fn check_gpus(gpus: &[Gpu]) -> Result<(), MachineError> {
                 return Err(MachineError::new(
                     field("busId"),
                     format!("the same as gpus[{other}].busId"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_mig_uuids(gpus: &[Gpu]) -> Result<(), MachineError> {
+    let mut seen = std::collections::BTreeSet::new();
+    for (position, gpu) in gpus.iter().enumerate() {
+        let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+        for compute in instances.flat_map(|instance| &instance.compute) {
+            if !seen.insert(&compute.uuid) {
+                return Err(MachineError::new(
+                    format!("gpus[{position}].mig"),
+                    format!("{} is the UUID of another MIG device too", compute.uuid),
                 ));
             }
         }

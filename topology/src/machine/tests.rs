@@ -97,3 +97,65 @@ fn lists_are_kept_as_written_and_read_as_numbers() {
         assert!(bad.parse::<IdList>().is_err(), "{bad}");
     }
 }
+
+fn instance(id: u32, start: u8, size: u8) -> GpuInstance {
+    GpuInstance {
+        id,
+        profile: "1g.5gb".into(),
+        start,
+        size,
+        compute: vec![ComputeInstance {
+            id: 0,
+            uuid: format!("MIG-{id:08x}").parse().unwrap(),
+            profile: "1g.5gb".into(),
+            attributes: None,
+        }],
+    }
+}
+
+fn cut(instances: Vec<GpuInstance>) -> Result<Machine, MachineError> {
+    let mut parts = pair(&["X PHB", "PHB X"]);
+    parts.gpus[1].mig = Some(Mig {
+        enabled: true,
+        instances,
+    });
+    Machine::new(parts)
+}
+
+#[test]
+fn gpu_instances_are_put_in_order_of_their_place() {
+    let machine = cut(vec![instance(9, 4, 4), instance(7, 0, 1)]).unwrap();
+    let instances = &machine.gpus()[1].mig.as_ref().unwrap().instances;
+    assert_eq!(instances.iter().map(|i| i.id).collect::<Vec<_>>(), [7, 9]);
+    assert_eq!(instances[1].units(), 0b1111_0000);
+    let yaml = serde_saphyr::to_string(&machine).unwrap();
+    assert_eq!(serde_saphyr::from_str::<Machine>(&yaml).unwrap(), machine);
+}
+
+#[test]
+fn instances_that_no_gpu_could_have_are_refused() {
+    let refusal = |instances| cut(instances).unwrap_err().to_string();
+    assert_eq!(
+        refusal(vec![instance(1, 0, 4), instance(2, 3, 1)]),
+        "gpus[1].mig.instances[1].start: overlaps another instance"
+    );
+    assert_eq!(
+        refusal(vec![instance(1, 0, 1), instance(1, 1, 1)]),
+        "gpus[1].mig.instances[1].id: 1 is another instance's too"
+    );
+    assert!(refusal(vec![instance(1, 250, 16)]).contains("1 to 16 memory units"));
+    let mut twice = vec![instance(1, 0, 1), instance(2, 1, 1)];
+    twice[1].compute[0].uuid = twice[0].compute[0].uuid.clone();
+    assert!(refusal(twice).contains("another MIG device"));
+    let mut parts = pair(&["X PHB", "PHB X"]);
+    parts.gpus[0].mig = Some(Mig {
+        enabled: false,
+        instances: vec![instance(1, 0, 1)],
+    });
+    assert!(
+        Machine::new(parts)
+            .unwrap_err()
+            .to_string()
+            .contains("while enabled is false")
+    );
+}

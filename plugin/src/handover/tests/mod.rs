@@ -55,6 +55,8 @@ fn inventory(gpus: u8) -> Inventory {
         },
         minor: Some(gpu.into()),
         numa: None,
+        slice: None,
+        replica: None,
     };
     Inventory::ready(Arc::new(machine.unwrap()), (0..gpus).map(device).collect())
 }

@@ -1,0 +1,144 @@
+//! What the plugin is told to do: one immutable value, made from flags, environment and the v1 config file of NVIDIA's
+//! k8s-device-plugin. Plain data with the invalid states left out; where a value came from is forgotten here.
+
+mod sharing;
+
+use std::path::PathBuf;
+
+pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
+
+/// Everything that a config file or a flag of NVIDIA's plugin can say, and ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// How MIG devices are advertised.
+    pub mig_strategy: MigStrategy,
+    /// Whether a node without NVML or GPUs ends the program. Otherwise it is waited for.
+    pub fail_on_init_error: bool,
+    /// Host directory of the driver: what a container's runtime finds libraries under.
+    pub driver_root: PathBuf,
+    /// Host directory whose `dev/` holds the device nodes.
+    pub dev_root: PathBuf,
+    /// Where this process sees `driver_root`.
+    pub container_driver_root: PathBuf,
+    /// How containers get their devices; sorted, not empty.
+    pub device_list_strategy: Vec<Strategy>,
+    /// Whether device nodes are passed by kubelet itself as well.
+    pub pass_device_specs: bool,
+    /// What devices are called towards the runtime.
+    pub device_id_strategy: DeviceIdStrategy,
+    /// Prefix of the annotation keys that carry CDI names.
+    pub cdi_annotation_prefix: String,
+    /// Program that CDI hooks run, on the host.
+    pub cdi_hook_path: PathBuf,
+    /// GPUDirect RDMA copy, GPUDirect Storage, Mellanox OFED: which are passed to containers.
+    pub gdrcopy: bool,
+    /// See [`Config::gdrcopy`].
+    pub gds: bool,
+    /// See [`Config::gdrcopy`].
+    pub mofed: bool,
+    /// Import/export memory channels.
+    pub imex: Imex,
+    /// How several replicas are spread over GPUs.
+    pub shared_devices: SharedDevices,
+    /// Names for GPUs and MIG devices by pattern; empty: the defaults.
+    pub gpu_patterns: Vec<ResourcePattern>,
+    /// See [`Config::gpu_patterns`].
+    pub mig_patterns: Vec<ResourcePattern>,
+    /// Time slicing, if configured.
+    pub time_slicing: Option<TimeSlicing>,
+    /// GPUs that may be served; empty: all.
+    pub allow: Vec<Selector>,
+    /// GPUs that are not served, whatever `allow` says.
+    pub deny: Vec<Selector>,
+}
+
+/// How MIG devices are advertised.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MigStrategy {
+    /// Not at all: every GPU is a whole one, also where MIG is on.
+    #[default]
+    None,
+    /// Under the name of whole GPUs; all must be alike.
+    Single,
+    /// Each profile under its own name, beside whole GPUs.
+    Mixed,
+}
+
+/// One way of giving a container its devices (the device list strategy).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strategy {
+    /// `NVIDIA_VISIBLE_DEVICES`, for the NVIDIA container runtime.
+    Envvar,
+    /// Mounts under `/var/run/nvidia-container-devices`, which an unprivileged container cannot make up.
+    VolumeMounts,
+    /// CDI names in a container annotation, for runtimes before CDI was in the CRI.
+    CdiAnnotations,
+    /// CDI names in the CRI, for containerd 1.7 and later.
+    CdiCri,
+}
+
+impl Strategy {
+    /// Whether it needs a CDI specification on disk.
+    pub const fn is_cdi(self) -> bool {
+        matches!(self, Self::CdiAnnotations | Self::CdiCri)
+    }
+}
+
+/// What devices are called towards the runtime.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DeviceIdStrategy {
+    /// By UUID.
+    #[default]
+    Uuid,
+    /// By NVML's index; a MIG device is `gpu:index`.
+    Index,
+}
+
+/// Import/export memory channels of multi-node NVLink.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Imex {
+    /// Whether containers get channel 0; NVIDIA's plugin allows no other.
+    pub channel: bool,
+    /// Whether a missing channel ends the program; otherwise it is left out with a warning.
+    pub required: bool,
+}
+
+/// Which GPUs an allow or deny list means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selector {
+    /// NVML's index.
+    Index(u8),
+    /// A GPU's or a MIG device's UUID.
+    Uuid(String),
+    /// PCIe address.
+    BusId(gantry_topology::PcieAddress),
+    /// Product name; `*` stands for anything.
+    Model(String),
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mig_strategy: MigStrategy::None,
+            fail_on_init_error: true,
+            driver_root: "/".into(),
+            dev_root: "/".into(),
+            container_driver_root: "/driver-root".into(),
+            device_list_strategy: vec![Strategy::Envvar],
+            pass_device_specs: false,
+            device_id_strategy: DeviceIdStrategy::Uuid,
+            cdi_annotation_prefix: "cdi.k8s.io/".to_owned(),
+            cdi_hook_path: "/usr/bin/nvidia-ctk".into(),
+            gdrcopy: false,
+            gds: false,
+            mofed: false,
+            imex: Imex::default(),
+            shared_devices: SharedDevices::Distributed,
+            gpu_patterns: Vec::new(),
+            mig_patterns: Vec::new(),
+            time_slicing: None,
+            allow: Vec::new(),
+            deny: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The part of the config that says how devices are named and shared.
+
+use gantry_api::ResourceName;
+
+/// GPUs or MIG devices whose model or profile matches are advertised under a name of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourcePattern {
+    /// Model or profile; `*` stands for anything. The first pattern that matches the whole name counts.
+    pub pattern: String,
+    /// The resource.
+    pub name: ResourceName,
+}
+
+/// Time slicing: several containers take turns on one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TimeSlicing {
+    /// Whether shared resources get `.shared` at the end of their name, where no name is given.
+    pub rename_by_default: bool,
+    /// Whether a container may ask for one replica only.
+    pub fail_requests_greater_than_one: bool,
+    /// What is shared, one entry per resource and set of devices.
+    pub resources: Vec<Replicated>,
+}
+
+/// Devices of one resource that are shared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replicated {
+    /// The resource before sharing.
+    pub name: ResourceName,
+    /// Its name after sharing; `None`: by [`TimeSlicing::rename_by_default`].
+    pub rename: Option<ResourceName>,
+    /// Which of its devices.
+    pub devices: SharedOf,
+    /// Replicas of each, 2 or more.
+    pub replicas: u16,
+}
+
+/// Which devices of a resource are shared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SharedOf {
+    /// All of them.
+    All,
+    /// The first so many, in inventory order.
+    Count(u16),
+    /// Those named by index (`3`, or `3:1` for the second MIG device of GPU 3) or UUID.
+    Listed(Vec<DeviceRef>),
+}
+
+/// A device as a config file names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceRef {
+    /// NVML's index of a GPU.
+    Gpu(u8),
+    /// Index of a GPU and of one of its MIG devices.
+    Mig(u8, u8),
+    /// UUID of a GPU or a MIG device.
+    Uuid(String),
+}
+
+/// How replicas are laid on devices (`sharedDevicesAllocationPolicy`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SharedDevices {
+    /// The device with the fewest replicas in use first.
+    #[default]
+    Distributed,
+    /// The fullest device first, so that others stay free.
+    Packed,
+}

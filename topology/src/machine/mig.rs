@@ -1,0 +1,146 @@
+//! How a GPU is cut: the part of a machine file that changes while the machine runs. Checked for what holds on every GPU (no two
+//! instances overlap); which placements a product allows is `crate::mig`'s to know.
+
+use serde::{Deserialize, Serialize};
+
+use super::MachineError;
+use super::ids::MigUuid;
+
+/// Memory units of the finest cut GPU: the width of a placement mask.
+pub const MAX_MEMORY_UNITS: u8 = 16;
+
+/// MIG of one GPU. A GPU that cannot be cut has none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Mig {
+    /// Whether MIG mode is on. A GPU with MIG on serves no work but through its instances.
+    pub enabled: bool,
+    /// The GPU instances, sorted by where they start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub instances: Vec<GpuInstance>,
+}
+
+/// A GPU instance: memory and engines of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct GpuInstance {
+    /// NVML's GPU instance ID, unique on its GPU.
+    pub id: u32,
+    /// Profile as nvidia-smi prints it, e.g. `3g.20gb` or `1g.5gb+me`.
+    pub profile: String,
+    /// First memory unit it covers.
+    pub start: u8,
+    /// Memory units it covers.
+    pub size: u8,
+    /// Its compute instances, by ID. One that is not cut further has one, as large as itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compute: Vec<ComputeInstance>,
+}
+
+/// A compute instance: what NVML and CUDA call a MIG device.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ComputeInstance {
+    /// NVML's compute instance ID, unique in its GPU instance.
+    pub id: u32,
+    /// UUID of the MIG device.
+    pub uuid: MigUuid,
+    /// Profile of the MIG device: its GPU instance's (`3g.20gb`), or `1c.3g.20gb` where it has less compute than that.
+    pub profile: String,
+    /// What it has, where NVML tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<MigAttributes>,
+}
+
+/// What a MIG device has (NVML's `nvmlDeviceAttributes_t`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct MigAttributes {
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Compute slices of its GPU instance.
+    pub gpu_slices: u32,
+    /// Compute slices of its own.
+    pub compute_slices: u32,
+    /// Copy engines.
+    pub copy_engines: u32,
+    /// Video decoders.
+    pub decoders: u32,
+    /// Video encoders.
+    pub encoders: u32,
+    /// JPEG decoders.
+    pub jpeg: u32,
+    /// Optical flow accelerators.
+    pub ofa: u32,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+}
+
+impl GpuInstance {
+    /// The memory units it covers, as a mask.
+    pub fn units(&self) -> u16 {
+        mask(self.start, self.size)
+    }
+}
+
+/// Units `start .. start + size` as a mask.
+fn mask(start: u8, size: u8) -> u16 {
+    (0..MAX_MEMORY_UNITS)
+        .filter(|unit| (start..start.saturating_add(size)).contains(unit))
+        .fold(0, |mask, unit| mask | 1 << unit)
+}
+
+/// Puts instances in order and refuses what no GPU could be cut into. `field` names the GPU.
+pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
+    let refuse = |place: String, problem: String| {
+        Err(MachineError::new(
+            format!("{field}.mig.instances[{place}"),
+            problem,
+        ))
+    };
+    if !mig.enabled && !mig.instances.is_empty() {
+        return Err(MachineError::new(
+            format!("{field}.mig.instances"),
+            "must be empty while enabled is false",
+        ));
+    }
+    mig.instances
+        .sort_by_key(|instance| (instance.start, instance.id));
+    let mut taken = 0;
+    for (position, instance) in mig.instances.iter_mut().enumerate() {
+        let end = instance.start.checked_add(instance.size);
+        if instance.size == 0 || end.is_none_or(|end| end > MAX_MEMORY_UNITS) {
+            return refuse(
+                format!("{position}]"),
+                format!(
+                    "must cover 1 to {MAX_MEMORY_UNITS} memory units, ending at {MAX_MEMORY_UNITS} at most"
+                ),
+            );
+        }
+        if taken & instance.units() != 0 {
+            return refuse(
+                format!("{position}].start"),
+                "overlaps another instance".to_owned(),
+            );
+        }
+        taken |= instance.units();
+        instance.compute.sort_by_key(|compute| compute.id);
+        if instance.compute.windows(2).any(|pair| pair[0].id == pair[1].id) {
+            return refuse(format!("{position}].compute"), "two have the same id".to_owned());
+        }
+    }
+    for (position, instance) in mig.instances.iter().enumerate() {
+        let ids = mig.instances[..position].iter().map(|earlier| earlier.id);
+        if ids.into_iter().any(|id| id == instance.id) {
+            return refuse(
+                format!("{position}].id"),
+                format!("{} is another instance's too", instance.id),
+            );
+        }
+    }
+    Ok(())
+}
