@@ -16,11 +16,12 @@ use tracing::{debug, info};
 use crate::allocate::Responder;
 use crate::args::Args;
 use crate::cluster::Cluster;
+use crate::config::{Config, ResourcePattern};
 use crate::handover::{Desk, Handover};
-use crate::inventory::{Inventory, Owner, Settings, State, Timing};
+use crate::inventory::{Hardware, Inventory, Owner, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::observe::{self, Observed};
-use crate::{cdi, processes};
+use crate::{cdi, offer, processes};
 
 /// Notes that may wait for the API server; what comes beyond is in the log only.
 const NOTES: usize = 256;
@@ -33,22 +34,36 @@ const NOTES: usize = 256;
 /// When the options contradict each other or a thread cannot be had. A missing driver, kubelet or API server is no error: it
 /// is waited for, and readiness says so.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
+    let (_configure, config) = watch::channel(Arc::new(config(&args)));
     let settings = Settings {
         nvml_library: args.nvml_library.clone(),
         proc_root: args.proc_root.clone(),
         sys_root: args.sys_root.clone(),
         dev_root: args.dev_root.clone(),
-        resource: ResourceName::from(args.resource_name.as_str()),
     };
     let checks = args.disable_health_checks.clone();
-    let owner = Owner::start(&settings, checks, Timing::default(), publish)
+    let owner = Owner::start(&settings, checks, Timing::default(), found)
         .context("starting the thread that owns NVML")?;
     let observed = Observed::default();
     observed.count_xids(owner.xids());
+    let offering = tokio::spawn(offer::follow(hardware, config, publish, shutdown.clone()));
     let served = serve_observed(args, inventory, Arc::new(observed), shutdown).await;
+    offering.abort();
     drop(owner);
     served
+}
+
+/// The configuration that the options make.
+fn config(args: &Args) -> Config {
+    Config {
+        gpu_patterns: vec![ResourcePattern {
+            pattern: "*".to_owned(),
+            name: ResourceName::from(args.resource_name.as_str()),
+        }],
+        ..Config::default()
+    }
 }
 
 /// [`run`] with an inventory from elsewhere.

@@ -1,7 +1,7 @@
 //! The node daemon: discovery, the device plugin and the hand-over to kubelet.
 //!
 //! ```text
-//! NVML -> inventory (snapshots) -> kubelet's servers, CDI, GpuNode, metrics
+//! NVML -> hardware -> offer (by the config) -> inventory -> kubelet's servers, CDI, GpuNode, metrics
 //! pods of the node (grants) -> handover <- kubelet: GetPreferredAllocation, Allocate, PodResources
 //! handover -> answers to kubelet, holders and deviations in GpuNode.status
 //! ```
@@ -16,8 +16,10 @@ pub mod handover;
 pub mod health;
 pub mod inventory;
 pub mod kubelet;
+pub mod labels;
 pub mod nvml;
 pub mod observe;
+pub mod offer;
 
 mod daemon;
 mod processes;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_plugin::health::HealthChecks;
-use gantry_plugin::inventory::{Inventory, Owner, Settings, State, Timing};
+use gantry_plugin::inventory::{Hardware, Owner, Settings, State, Timing};
 use sim::Sim;
 use tokio::sync::watch;
 
@@ -35,7 +35,7 @@ const EVENTS_ALONE: Timing = Timing {
 
 struct Node {
     owner: Owner,
-    snapshots: watch::Receiver<Arc<Inventory>>,
+    snapshots: watch::Receiver<Arc<Hardware>>,
 }
 
 impl Node {
@@ -49,15 +49,14 @@ impl Node {
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),
-            resource: "nvidia.com/gpu".into(),
         };
-        let (publish, snapshots) = Inventory::channel();
+        let (publish, snapshots) = Hardware::channel();
         let owner = Owner::start(&settings, checks, timing, publish).unwrap();
         Self { owner, snapshots }
     }
 
     /// The first snapshot for which `holds`.
-    async fn until(&mut self, what: &str, holds: impl FnMut(&Arc<Inventory>) -> bool) -> Arc<Inventory> {
+    async fn until(&mut self, what: &str, holds: impl FnMut(&Arc<Hardware>) -> bool) -> Arc<Hardware> {
         let seen = self.snapshots.clone();
         let waited = tokio::time::timeout(PATIENCE, self.snapshots.wait_for(holds)).await;
         let Ok(snapshot) = waited else {
@@ -66,15 +65,15 @@ impl Node {
         Arc::clone(&snapshot.unwrap())
     }
 
-    async fn ready(&mut self) -> Arc<Inventory> {
+    async fn ready(&mut self) -> Arc<Hardware> {
         self.until("ready", |now| now.state == State::Ready).await
     }
 
-    async fn until_sick(&mut self, gpu: u8) -> Arc<Inventory> {
+    async fn until_sick(&mut self, gpu: u8) -> Arc<Hardware> {
         self.until("a sick GPU", |now| sick(now).contains_key(&gpu)).await
     }
 
-    async fn all_healthy(&mut self) -> Arc<Inventory> {
+    async fn all_healthy(&mut self) -> Arc<Hardware> {
         self.until("all healthy", |now| {
             now.state == State::Ready && sick(now).is_empty()
         })
@@ -88,10 +87,10 @@ async fn a_moment() {
 }
 
 /// The GPUs that are unhealthy, with their reasons.
-fn sick(inventory: &Inventory) -> BTreeMap<u8, String> {
-    let devices = inventory.devices.iter().filter(|device| !device.health.healthy);
-    devices
-        .map(|device| (device.gpu, device.health.reason.clone().unwrap_or_default()))
+fn sick(hardware: &Hardware) -> BTreeMap<u8, String> {
+    let units = hardware.units.iter().filter(|unit| !unit.health.healthy);
+    units
+        .map(|unit| (unit.gpu, unit.health.reason.clone().unwrap_or_default()))
         .collect()
 }
 
@@ -100,19 +99,18 @@ fn only(gpu: u8, reason: &str) -> BTreeMap<u8, String> {
 }
 
 #[tokio::test]
-async fn every_gpu_is_a_device_with_what_kubelet_needs() {
+async fn every_gpu_is_a_unit_with_what_kubelet_needs() {
     let sim = Sim::of("dgx1-v100");
     let mut node = Node::start(&sim, QUICK);
     let now = node.ready().await;
-    assert_eq!(now.devices.len(), 8);
-    for (position, (device, gpu)) in now.devices.iter().zip(&sim.installed.facts.gpus).enumerate() {
-        assert_eq!(usize::from(device.gpu), position);
-        assert_eq!(device.id.as_str(), gpu.uuid);
-        assert_eq!(device.uuid, gpu.uuid);
-        assert_eq!(device.resource.as_str(), "nvidia.com/gpu");
-        assert_eq!(device.minor, Some(gpu.minor));
-        assert_eq!(device.numa, gpu.numa);
-        assert!(device.health.healthy && device.health.reason.is_none());
+    assert_eq!(now.units.len(), 8);
+    for (position, (unit, gpu)) in now.units.iter().zip(&sim.installed.facts.gpus).enumerate() {
+        assert_eq!(usize::from(unit.gpu), position);
+        assert_eq!(unit.id.as_str(), gpu.uuid);
+        assert_eq!(unit.slice, None);
+        assert_eq!(unit.minor, Some(gpu.minor));
+        assert_eq!(unit.numa, gpu.numa);
+        assert!(unit.health.healthy && unit.health.reason.is_none());
     }
 }
 
@@ -229,7 +227,7 @@ async fn a_lost_gpu_is_sick_where_it_was_and_healthy_when_it_answers_again() {
     let before = node.ready().await;
     sim.installed.controller.lose_gpu(2).unwrap();
     let after = node.until_sick(2).await;
-    assert_eq!(after.devices.len(), 8);
+    assert_eq!(after.units.len(), 8);
     assert_eq!(sick(&after).keys().collect::<Vec<_>>(), [&2]);
     // Other GPUs are listened to all the same.
     sim.installed.controller.raise_xid(4, 95).unwrap();
@@ -323,9 +321,9 @@ async fn a_driver_that_comes_late_is_waited_for() {
         unreachable!()
     };
     assert!(reason.contains("the NVIDIA driver is not loaded"), "{reason}");
-    assert!(absent.devices.is_empty());
+    assert!(absent.units.is_empty());
     sim.installed.controller.load_driver().unwrap();
-    assert_eq!(node.all_healthy().await.devices.len(), 2);
+    assert_eq!(node.all_healthy().await.units.len(), 2);
 }
 
 #[tokio::test]
@@ -346,7 +344,7 @@ async fn a_library_that_comes_late_is_waited_for() {
     );
     // Linked into place whole, as a driver's installer does.
     std::fs::hard_link(&sim.installed.library, late).unwrap();
-    assert_eq!(node.all_healthy().await.devices.len(), 2);
+    assert_eq!(node.all_healthy().await.units.len(), 2);
 }
 
 #[tokio::test]

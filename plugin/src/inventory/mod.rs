@@ -1,10 +1,13 @@
-//! What this node has and how it fares, as immutable snapshots. One owner (discovery and health) publishes them through a watch
-//! channel; kubelet's servers, CDI, the cluster publisher and the metrics are views of the latest one and never ask NVML.
+//! What this node has and how it fares, as immutable snapshots. One owner (discovery and health) publishes [`Hardware`];
+//! [`crate::offer`] makes the [`Inventory`] of it, of which kubelet's servers, CDI, the cluster publisher and the metrics are
+//! views. None of them asks NVML.
 
+mod hardware;
 mod merge;
 mod owner;
 mod session;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,6 +15,9 @@ use gantry_api::{DeviceHealth, DeviceId, ResourceName};
 use gantry_topology::{Machine, MachineParts};
 use tokio::sync::watch;
 
+use crate::config::SharedDevices;
+
+pub use hardware::{Hardware, Unit};
 pub use owner::{Owner, Timing};
 
 /// What discovery needs to know. The roots say where this process *reads* the trees, which in a container or a test is not
@@ -26,8 +32,6 @@ pub struct Settings {
     pub sys_root: PathBuf,
     /// Where `/dev` is read.
     pub dev_root: PathBuf,
-    /// The resource that whole GPUs are advertised under.
-    pub resource: ResourceName,
 }
 
 /// Everything known of the node's devices at one moment.
@@ -37,8 +41,37 @@ pub struct Inventory {
     pub state: State,
     /// GPUs, NICs and links. Stays equal (the same `Arc`) while hardware does, so that it is cheap to compare.
     pub machine: Arc<Machine>,
-    /// Every device that kubelet is told of, sick ones included, sorted by resource, GPU and ID.
+    /// Every device that kubelet is told of, sick ones included: by resource, on it by GPU, on that by where a slice lies, on
+    /// that by replica.
     pub devices: Vec<Device>,
+    /// What holds for each resource's devices.
+    pub resources: BTreeMap<ResourceName, Terms>,
+    /// GPUs that are not served as the configuration would have it, in index order.
+    pub left_out: Vec<LeftOut>,
+    /// What the configuration asks for and this node has not, for people.
+    pub problems: Vec<String>,
+}
+
+/// What holds for all devices of one resource.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// How several of its devices are laid on GPUs.
+    pub sharing: SharedDevices,
+    /// Whether any of its devices is a replica.
+    pub replicated: bool,
+    /// Whether a container may ask for one replica only.
+    pub fail_requests_greater_than_one: bool,
+    /// Whether its devices are MIG devices.
+    pub slices: bool,
+}
+
+/// A GPU that is not served, wholly or in part.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeftOut {
+    /// Its index in the machine.
+    pub gpu: u8,
+    /// Why, and what a person can do.
+    pub reason: String,
 }
 
 /// How far discovery has come.
@@ -106,13 +139,22 @@ impl Inventory {
         Self::without_devices(State::Absent(reason.into()))
     }
 
-    /// Devices found. They are put in order here.
+    /// Devices found. They are put in order here; what holds for their resources is what the devices show.
     pub fn ready(machine: Arc<Machine>, mut devices: Vec<Device>) -> Self {
-        devices.sort_by(|a, b| (&a.resource, a.gpu, &a.id).cmp(&(&b.resource, b.gpu, &b.id)));
+        devices.sort_by(|a, b| a.place().cmp(&b.place()).then_with(|| a.id.cmp(&b.id)));
+        let mut resources: BTreeMap<ResourceName, Terms> = BTreeMap::new();
+        for device in &devices {
+            let terms = resources.entry(device.resource.clone()).or_default();
+            terms.replicated |= device.replica.is_some();
+            terms.slices |= device.slice.is_some();
+        }
         Self {
             state: State::Ready,
             machine,
             devices,
+            resources,
+            left_out: Vec::new(),
+            problems: Vec::new(),
         }
     }
 
@@ -124,9 +166,28 @@ impl Inventory {
     fn without_devices(state: State) -> Self {
         Self {
             state,
-            // An empty machine has nothing to contradict.
-            machine: Arc::new(Machine::new(MachineParts::default()).unwrap_or_else(|_| unreachable!())),
+            machine: no_machine(),
             devices: Vec::new(),
+            resources: BTreeMap::new(),
+            left_out: Vec::new(),
+            problems: Vec::new(),
         }
     }
+}
+
+impl Device {
+    /// Where it stands among the devices of an inventory.
+    fn place(&self) -> impl Ord + '_ {
+        let slice = self
+            .slice
+            .as_ref()
+            .map(|slice| (slice.start, slice.compute_instance));
+        (&self.resource, self.gpu, slice, &self.uuid, self.replica)
+    }
+}
+
+/// The machine of a node of which nothing is known.
+fn no_machine() -> Arc<Machine> {
+    // An empty machine has nothing to contradict.
+    Arc::new(Machine::new(MachineParts::default()).unwrap_or_else(|_| unreachable!()))
 }

@@ -17,9 +17,10 @@ use std::time::Duration;
 use gantry_topology::Machine;
 use tokio::sync::watch;
 
+use super::hardware;
 use super::merge::merge;
 use super::session::{End, Session};
-use super::{Device, Inventory, Settings, State};
+use super::{Hardware, Settings, State};
 use crate::discover::{DiscoverError, Found, NvmlOptions};
 use crate::health::{Book, HealthChecks, Outage, Table, XidCounts};
 use crate::nvml::Nvml;
@@ -76,7 +77,7 @@ impl Owner {
         settings: &Settings,
         checks: HealthChecks,
         timing: Timing,
-        publish: watch::Sender<Arc<Inventory>>,
+        publish: watch::Sender<Arc<Hardware>>,
     ) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let xids = XidCounts::default();
@@ -86,7 +87,6 @@ impl Owner {
                 proc_root: settings.proc_root.clone(),
                 sys_root: settings.sys_root.clone(),
             },
-            settings: settings.clone(),
             checks,
             timing,
             table: Table::built_in(),
@@ -136,12 +136,11 @@ impl Pause {
 /// What the thread keeps between one reading and the next.
 pub(super) struct Keeper {
     pub(super) options: NvmlOptions,
-    settings: Settings,
     pub(super) checks: HealthChecks,
     pub(super) timing: Timing,
     pub(super) table: Table,
     pub(super) xids: XidCounts,
-    publish: watch::Sender<Arc<Inventory>>,
+    publish: watch::Sender<Arc<Hardware>>,
     pub(super) pause: Pause,
     pub(super) book: Book,
     known: Option<Arc<Machine>>,
@@ -219,7 +218,7 @@ impl Keeper {
         if self.known.is_some() {
             self.publish();
         } else {
-            self.send(Inventory::absent(failure.to_string()));
+            self.send(Hardware::absent(failure.to_string()));
         }
     }
 
@@ -228,60 +227,35 @@ impl Keeper {
         let Some(machine) = &self.known else {
             return;
         };
-        let devices = machine
-            .gpus()
-            .iter()
-            .filter_map(|gpu| {
-                let uuid = gpu.uuid.as_ref()?;
-                // The small board that drives a DGX Station's screen is not for computing.
-                if gpu
-                    .model
-                    .as_deref()
-                    .is_some_and(|model| model.ends_with("DGX Display"))
-                {
-                    return None;
-                }
-                Some(Device {
-                    id: uuid.as_str().into(),
-                    resource: self.settings.resource.clone(),
-                    gpu: gpu.index,
-                    uuid: uuid.as_str().to_owned(),
-                    health: self.book.health(uuid),
-                    minor: gpu.minor,
-                    numa: gpu.numa.as_ref().and_then(|nodes| nodes.iter().next()),
-                    slice: None,
-                    replica: None,
-                })
-            })
-            .collect();
-        self.send(Inventory::ready(Arc::clone(machine), devices));
+        let units = hardware::units(machine, |gpu, _| self.book.health(gpu), |_, _, _| None);
+        self.send(Hardware::ready(Arc::clone(machine), units));
     }
 
-    fn send(&self, inventory: Inventory) {
-        log_changes(&self.publish.borrow(), &inventory);
+    fn send(&self, hardware: Hardware) {
+        log_changes(&self.publish.borrow(), &hardware);
         self.publish.send_if_modified(|current| {
-            let changed = **current != inventory;
+            let changed = **current != hardware;
             if changed {
-                *current = Arc::new(inventory);
+                *current = Arc::new(hardware);
             }
             changed
         });
     }
 }
 
-/// One line in the log for every device whose health changes.
-fn log_changes(before: &Inventory, after: &Inventory) {
+/// One line in the log for every unit whose health changes.
+fn log_changes(before: &Hardware, after: &Hardware) {
     if after.state != State::Ready {
         return;
     }
-    for device in &after.devices {
-        let known = before.devices.iter().find(|known| known.id == device.id);
-        if known.is_none_or(|known| known.health == device.health) {
+    for unit in &after.units {
+        let known = before.units.iter().find(|known| known.id == unit.id);
+        if known.is_none_or(|known| known.health == unit.health) {
             continue;
         }
-        match &device.health.reason {
-            Some(reason) => tracing::error!(device = %device.id, gpu = device.gpu, "unhealthy: {reason}"),
-            None => tracing::info!(device = %device.id, gpu = device.gpu, "healthy again"),
+        match &unit.health.reason {
+            Some(reason) => tracing::error!(device = %unit.id, gpu = unit.gpu, "unhealthy: {reason}"),
+            None => tracing::info!(device = %unit.id, gpu = unit.gpu, "healthy again"),
         }
     }
 }

@@ -1,0 +1,258 @@
+//! What there is to offer: whole GPUs and MIG devices with their health, as the owner of NVML publishes them. Knows nothing of
+//! kubelet, resources or configuration.
+
+use std::sync::Arc;
+
+use gantry_api::{DeviceHealth, DeviceId};
+use gantry_topology::{ComputeInstance, Gpu, GpuInstance, GpuUuid, Machine};
+use tokio::sync::watch;
+
+use super::{Slice, State, no_machine};
+
+/// Everything known of the node's GPUs at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware {
+    /// Whether `machine` and `units` can be believed.
+    pub state: State,
+    /// GPUs, NICs and links. Stays equal (the same `Arc`) while hardware does, so that it is cheap to compare.
+    pub machine: Arc<Machine>,
+    /// What can be given out one by one, in the order of GPUs and, on a GPU, of where slices start.
+    pub units: Vec<Unit>,
+}
+
+/// A GPU that is not cut, or one MIG device of a GPU that is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unit {
+    /// UUID of the GPU or the MIG device.
+    pub id: DeviceId,
+    /// Index of its physical GPU in the machine.
+    pub gpu: u8,
+    /// Which part of the GPU it is; `None` for the whole.
+    pub slice: Option<Arc<Slice>>,
+    /// Whether it may be given out, and if not, why.
+    pub health: DeviceHealth,
+    /// Minor number of `/dev/nvidiaN` of its GPU; `None` where NVML does not say.
+    pub minor: Option<u32>,
+    /// NUMA node of its GPU; `None` where unknown, which is not node 0.
+    pub numa: Option<u32>,
+}
+
+impl Hardware {
+    /// Nothing known yet.
+    pub fn starting() -> Self {
+        Self::without_units(State::Starting)
+    }
+
+    /// No NVML or no GPU, for `reason`.
+    pub fn absent(reason: impl Into<String>) -> Self {
+        Self::without_units(State::Absent(reason.into()))
+    }
+
+    /// GPUs found.
+    pub fn ready(machine: Arc<Machine>, units: Vec<Unit>) -> Self {
+        Self {
+            state: State::Ready,
+            machine,
+            units,
+        }
+    }
+
+    /// A channel that holds [`Hardware::starting`]: what the owner publishes into.
+    pub fn channel() -> (watch::Sender<Arc<Self>>, watch::Receiver<Arc<Self>>) {
+        watch::channel(Arc::new(Self::starting()))
+    }
+
+    fn without_units(state: State) -> Self {
+        Self {
+            state,
+            machine: no_machine(),
+            units: Vec::new(),
+        }
+    }
+}
+
+/// The units of a machine: a GPU whose MIG mode is off, or each MIG device of one whose MIG mode is on; a GPU without a UUID
+/// cannot be given out and has none. `health` tells it by GPU and GPU instance; `caps` tells the minor numbers of the capability
+/// nodes by the GPU's minor number, GPU instance and compute instance.
+pub(super) fn units(
+    machine: &Machine,
+    health: impl Fn(&GpuUuid, Option<u32>) -> DeviceHealth,
+    caps: impl Fn(u32, u32, u32) -> Option<[u32; 2]>,
+) -> Vec<Unit> {
+    let mut units = Vec::new();
+    for gpu in machine.gpus() {
+        let Some(uuid) = &gpu.uuid else { continue };
+        let unit = |id: &str, slice: Option<Slice>, health| Unit {
+            id: id.into(),
+            gpu: gpu.index,
+            slice: slice.map(Arc::new),
+            health,
+            minor: gpu.minor,
+            numa: gpu.numa.as_ref().and_then(|nodes| nodes.iter().next()),
+        };
+        let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
+            units.push(unit(uuid.as_str(), None, health(uuid, None)));
+            continue;
+        };
+        for (instance, compute) in mig_devices(&mig.instances) {
+            let caps = gpu.minor.and_then(|minor| caps(minor, instance.id, compute.id));
+            let slice = Slice {
+                index: index(gpu, instance, compute),
+                gpu_instance: instance.id,
+                compute_instance: compute.id,
+                profile: compute.profile.clone(),
+                start: instance.start,
+                size: instance.size,
+                caps,
+            };
+            let health = health(uuid, Some(instance.id));
+            units.push(unit(compute.uuid.as_str(), Some(slice), health));
+        }
+    }
+    units
+}
+
+fn mig_devices(instances: &[GpuInstance]) -> impl Iterator<Item = (&GpuInstance, &ComputeInstance)> {
+    instances
+        .iter()
+        .flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)))
+}
+
+/// NVML's index of a MIG device: it counts by GPU instance ID, then by compute instance ID.
+fn index(gpu: &Gpu, instance: &GpuInstance, compute: &ComputeInstance) -> u8 {
+    let instances = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.instances);
+    let before = mig_devices(instances)
+        .filter(|(of, other)| (of.id, other.id) < (instance.id, compute.id))
+        .count();
+    u8::try_from(before).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_topology::{MachineParts, Mig, PathClass, PathMatrix};
+
+    use super::*;
+
+    fn compute(id: u32, uuid: &str, profile: &str) -> ComputeInstance {
+        ComputeInstance {
+            id,
+            uuid: uuid.parse().unwrap(),
+            profile: profile.to_owned(),
+            attributes: None,
+        }
+    }
+
+    fn instance(id: u32, profile: &str, start: u8, size: u8, compute: Vec<ComputeInstance>) -> GpuInstance {
+        GpuInstance {
+            id,
+            profile: profile.to_owned(),
+            start,
+            size,
+            compute,
+        }
+    }
+
+    fn machine(gpus: Vec<Gpu>) -> Machine {
+        Machine::new(MachineParts {
+            paths: PathMatrix::from_fn(gpus.len(), |_, _| PathClass::Sys),
+            gpus,
+            ..MachineParts::default()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_whole_gpu_is_one_unit_and_a_cut_one_a_unit_for_each_mig_device() {
+        let cut = vec![
+            instance(
+                2,
+                "3g.20gb",
+                4,
+                4,
+                vec![
+                    compute(0, "MIG-20", "1c.3g.20gb"),
+                    compute(1, "MIG-21", "2c.3g.20gb"),
+                ],
+            ),
+            instance(9, "1g.5gb", 0, 1, vec![compute(0, "MIG-90", "1g.5gb")]),
+            instance(10, "1g.5gb", 1, 1, vec![]),
+        ];
+        let machine = machine(vec![
+            Gpu {
+                index: 0,
+                uuid: Some("GPU-0".parse().unwrap()),
+                minor: Some(7),
+                mig: Some(Mig::default()),
+                ..Gpu::default()
+            },
+            Gpu {
+                index: 1,
+                uuid: Some("GPU-1".parse().unwrap()),
+                minor: Some(3),
+                numa: Some("1".parse().unwrap()),
+                mig: Some(Mig {
+                    enabled: true,
+                    instances: cut,
+                }),
+                ..Gpu::default()
+            },
+            Gpu {
+                index: 2,
+                ..Gpu::default()
+            },
+        ]);
+        let health = |uuid: &GpuUuid, instance: Option<u32>| DeviceHealth {
+            healthy: instance != Some(2),
+            reason: instance.map(|instance| format!("{uuid}/{instance}")),
+        };
+        let units = units(&machine, health, |minor, gi, ci| {
+            Some([minor * 100 + gi, minor * 100 + gi + ci + 1])
+        });
+        let seen: Vec<_> = units
+            .iter()
+            .map(|unit| {
+                let slice = unit.slice.as_ref();
+                (
+                    unit.id.as_str(),
+                    unit.gpu,
+                    slice.map(|slice| (slice.index, slice.profile.as_str(), slice.start, slice.size)),
+                    slice.and_then(|slice| slice.caps),
+                    unit.health.reason.as_deref(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("GPU-0", 0, None, None, None),
+                (
+                    "MIG-90",
+                    1,
+                    Some((2, "1g.5gb", 0, 1)),
+                    Some([309, 310]),
+                    Some("GPU-1/9")
+                ),
+                (
+                    "MIG-20",
+                    1,
+                    Some((0, "1c.3g.20gb", 4, 4)),
+                    Some([302, 303]),
+                    Some("GPU-1/2")
+                ),
+                (
+                    "MIG-21",
+                    1,
+                    Some((1, "2c.3g.20gb", 4, 4)),
+                    Some([302, 304]),
+                    Some("GPU-1/2")
+                ),
+            ]
+        );
+        assert!(
+            units
+                .iter()
+                .skip(1)
+                .all(|unit| unit.minor == Some(3) && unit.numa == Some(1))
+        );
+    }
+}
