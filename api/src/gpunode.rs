@@ -7,9 +7,12 @@ use gantry_topology::Machine;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
+use schemars::transform::RecursiveTransform;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
+use crate::resource::ResourceStatus;
+use crate::schema::known_formats;
 
 /// The GPUs of a node.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -28,11 +31,13 @@ use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
     printcolumn = r#"{"name":"GPUs","type":"integer","jsonPath":".status.summary.gpus"}"#,
     printcolumn = r#"{"name":"Healthy","type":"integer","jsonPath":".status.summary.healthy"}"#,
     printcolumn = r#"{"name":"Held","type":"integer","jsonPath":".status.summary.held"}"#,
+    printcolumn = r#"{"name":"Devices held","type":"string","jsonPath":".status.summary.devices"}"#,
     printcolumn = r#"{"name":"Deviations","type":"integer","jsonPath":".status.deviationsTotal","priority":1}"#,
     printcolumn = r#"{"name":"Plugin","type":"string","jsonPath":".status.pluginVersion","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = RecursiveTransform(known_formats))]
 pub struct GpuNodeSpec {
     /// GPUs, NICs and links: the machine file of this node.
     pub machine: Machine,
@@ -41,10 +46,15 @@ pub struct GpuNodeSpec {
 /// Health and holders of a node's devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = RecursiveTransform(known_formats))]
 pub struct GpuNodeStatus {
     /// What `kubectl get gpunodes` shows.
     #[serde(default)]
     pub summary: Summary,
+    /// The resources that kubelet is told of and the terms of each, sorted by name. Without an entry here, the terms of a resource are
+    /// those that its devices show.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resources: Vec<ResourceStatus>,
     /// Every device that kubelet is told of, sorted by resource and GPU.
     #[serde(default)]
     pub devices: Vec<DeviceStatus>,
@@ -89,6 +99,9 @@ pub struct Summary {
     /// Physical GPUs of which something is held.
     #[serde(default)]
     pub held: u32,
+    /// Devices held of all devices, by resource: [`ResourceStatus::line`].
+    #[serde(default)]
+    pub devices: String,
 }
 
 /// One device as kubelet counts it.
@@ -101,9 +114,27 @@ pub struct DeviceStatus {
     pub resource: ResourceName,
     /// Index of its physical GPU in `spec.machine`.
     pub gpu: u8,
+    /// Which part of that GPU it is, if it is a MIG device or a replica of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slice: Option<Slice>,
+    /// Which replica it is of its GPU or MIG device, from 0, if that is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica: Option<u16>,
     /// Whether it may be given out.
     #[serde(flatten)]
     pub health: DeviceHealth,
+}
+
+/// The part of a GPU that a MIG device is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Slice {
+    /// Profile as `nvidia-smi` prints it, e.g. `1g.10gb`.
+    pub profile: String,
+    /// First memory unit of its GPU instance.
+    pub start: u8,
+    /// Memory units of its GPU instance.
+    pub size: u8,
 }
 
 /// Whether a device may be given out, and if not, why.

@@ -8,10 +8,13 @@ pub mod gpunode;
 pub mod grant;
 pub mod ids;
 pub mod names;
+pub mod resource;
+mod schema;
 
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState,
-    Provenance,
+    Provenance, Slice,
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};
+pub use resource::{ResourceKind, ResourceStatus, SharingPolicy};

@@ -25,6 +25,7 @@ pub(super) fn status(
     let (holders, deviations, deviations_total) = desk.account();
     GpuNodeStatus {
         summary: summary(inventory, &holders),
+        resources: Vec::new(),
         devices: inventory
             .devices
             .iter()
@@ -32,6 +33,8 @@ pub(super) fn status(
                 id: device.id.clone(),
                 resource: device.resource.clone(),
                 gpu: device.gpu,
+                slice: None,
+                replica: None,
                 health: device.health.clone(),
             })
             .collect(),
@@ -136,6 +139,7 @@ fn summary(inventory: &Inventory, holders: &[Holder]) -> gantry_api::gpunode::Su
             0
         },
         held: count(held.len()),
+        devices: String::new(),
     }
 }
 

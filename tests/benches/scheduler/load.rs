@@ -147,6 +147,8 @@ fn gpu_status(node: u32) -> GpuNodeStatus {
         id: format!("GPU-{node:08x}-0000-0000-0000-{gpu:012x}").into(),
         resource: "nvidia.com/gpu".into(),
         gpu,
+        slice: None,
+        replica: None,
         health: DeviceHealth {
             healthy: true,
             reason: None,
