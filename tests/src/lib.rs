@@ -11,6 +11,7 @@ pub mod gantry;
 pub mod hardware;
 mod host;
 mod image;
+pub mod peer;
 mod pki;
 pub mod podresources;
 mod sandbox;

@@ -1,0 +1,244 @@
+//! A node with simulated GPUs on which either plugin runs as shipped: in a mount namespace of its own, where the usual paths
+//! lead into the node's folder. NVIDIA's plugin needs that, for it takes no other paths; ours is treated alike.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use gantry_nvml_sim::Installed;
+use gantry_nvml_sim::control::Controller;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::setting::Setting;
+
+/// Lays the node's folder over the usual paths, says so, and becomes the plugin once it is told to.
+const LAY_DOWN: &str = include_str!("node.sh");
+/// The folder with NVIDIA's programs, where somebody has built them.
+const NVIDIA_VARIABLE: &str = "GANTRY_NVIDIA_BIN";
+
+/// One of the two programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Plugin {
+    /// Ours.
+    Gantry(PathBuf),
+    /// NVIDIA's k8s-device-plugin.
+    Nvidia(PathBuf),
+}
+
+/// A node's folder and its simulated machine.
+pub struct Node {
+    folder: tempfile::TempDir,
+    installed: Installed,
+}
+
+/// A plugin that was started on a node. It is killed when dropped.
+pub struct Process {
+    child: Child,
+    gate: Option<ChildStdin>,
+    log: PathBuf,
+}
+
+/// Tells whether nodes can be had on this machine.
+///
+/// # Errors
+/// Says what is missing.
+pub fn supported() -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "not root, which mounts need"
+    );
+    let trial = Command::new("unshare")
+        .args(["--mount", "sh", "-c", "mount -t tmpfs none /mnt"])
+        .output()
+        .context("no program unshare")?;
+    ensure!(
+        trial.status.success(),
+        "no mounts in new namespaces: {}",
+        String::from_utf8_lossy(&trial.stderr).trim()
+    );
+    Ok(())
+}
+
+impl Plugin {
+    /// The `gantry` program: `$GANTRY_BINARY`, or the one that cargo built beside the running program.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn gantry() -> Result<Self> {
+        crate::gantry::binary()
+            .map(Self::Gantry)
+            .context("no gantry program; build it with `cargo build` or name it in GANTRY_BINARY")
+    }
+
+    /// NVIDIA's program in the folder `$GANTRY_NVIDIA_BIN`, if the variable is set.
+    pub fn nvidia() -> Option<Self> {
+        let folder = std::env::var_os(NVIDIA_VARIABLE).filter(|folder| !folder.is_empty())?;
+        Some(Self::Nvidia(Path::new(&folder).join("nvidia-device-plugin")))
+    }
+
+    fn words(&self) -> Vec<&str> {
+        match self {
+            Self::Gantry(_) => vec!["plugin", "--no-cluster", "--listen=127.0.0.1:0"],
+            Self::Nvidia(_) => Vec::new(),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Gantry(path) | Self::Nvidia(path) => path,
+        }
+    }
+}
+
+impl Node {
+    /// A node with the machine of `simulator/machines/<name>.yaml`.
+    ///
+    /// # Errors
+    /// The machine file's, or the folder cannot be written.
+    pub fn of(name: &str) -> Result<Self> {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../simulator/machines/{name}.yaml"));
+        let folder = tempfile::tempdir()?;
+        let installed = gantry_nvml_sim::install(&file, &folder.path().join("gpus"))?;
+        Self::with(folder, installed)
+    }
+
+    fn with(folder: tempfile::TempDir, installed: Installed) -> Result<Self> {
+        for own in ["lib/kubelet/device-plugins", "run/cdi", "dev", "etc"] {
+            std::fs::create_dir_all(folder.path().join(own))?;
+        }
+        Ok(Self { folder, installed })
+    }
+
+    /// The directory where kubelet and plugins meet, as seen from here.
+    pub fn plugins(&self) -> PathBuf {
+        self.folder.path().join("lib/kubelet/device-plugins")
+    }
+
+    /// The directory of CDI specifications, as seen from here.
+    pub fn cdi(&self) -> PathBuf {
+        self.folder.path().join("run/cdi")
+    }
+
+    /// What the simulated library says of the machine.
+    pub fn hardware(&self) -> &gantry_nvml_sim::facts::Facts {
+        &self.installed.facts
+    }
+
+    /// The hand that breaks and mends the hardware.
+    pub fn controller(&self) -> &Controller {
+        &self.installed.controller
+    }
+
+    /// Makes everything ready to start a plugin; [`Process::go`] starts it.
+    ///
+    /// # Errors
+    /// The namespace cannot be had.
+    pub fn prepare(&self, plugin: &Plugin, setting: &Setting) -> Result<Process> {
+        let folder = self.folder.path();
+        let log = folder.join("log");
+        let output = std::fs::File::options().create(true).append(true).open(&log)?;
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", LAY_DOWN, "sh"])
+            .arg(plugin.path())
+            .args(plugin.words())
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("FOLDER", folder)
+            .env("LD_LIBRARY_PATH", folder.join("gpus"))
+            .envs(setting.env())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(output);
+        if let Some(text) = setting.config_file() {
+            // Under the node's /run, for the rest of the file system is the machine's.
+            std::fs::write(folder.join("run/config.yaml"), text)?;
+            command.env("CONFIG_FILE", "/run/config.yaml");
+        }
+        let mut child = command.spawn().context("cannot start unshare")?;
+        let gate = child.stdin.take();
+        let mut said = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut said)?;
+        }
+        let process = Process { child, gate, log };
+        ensure!(said.trim() == "ready", "no namespace: {}", process.log());
+        Ok(process)
+    }
+
+    /// Starts a plugin.
+    ///
+    /// # Errors
+    /// As [`Node::prepare`].
+    pub fn start(&self, plugin: &Plugin, setting: &Setting) -> Result<Process> {
+        let mut process = self.prepare(plugin, setting)?;
+        process.go()?;
+        Ok(process)
+    }
+}
+
+impl Process {
+    /// Lets the plugin that was made ready start.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn go(&mut self) -> Result<()> {
+        if let Some(mut gate) = self.gate.take() {
+            gate.write_all(b"go\n")?;
+        }
+        Ok(())
+    }
+
+    /// What it has written so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Whether it still runs.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn lives(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
+    /// Resident memory in bytes.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn resident(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next());
+        let kib: u64 = kib.context("no VmRSS: the process has ended")?.parse()?;
+        Ok(kib * 1024)
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) else {
+            bail!("no process id");
+        };
+        Ok(kill_process(pid, signal)?)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait(&mut self) -> Result<std::process::ExitStatus> {
+        Ok(self.child.wait()?)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Gone already is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,270 @@
+//! The faults of NVIDIA's k8s-device-plugin 0.20.0 that make people look for another one, each as a story that Gantry's plugin
+//! must end well. What NVIDIA's does instead stands with each.
+
+use std::pin::Pin;
+
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::peer::{Kubelet, List, Node, Plugin, Process, Served, Setting, Strategy};
+use rustix::process::Signal;
+
+/// A story, to be run in a runtime of its own.
+type Story = fn() -> Pin<Box<dyn Future<Output = Result<()>>>>;
+
+/// NVML's answer for a GPU that fell off the bus goes with this Xid.
+const OFF_THE_BUS: u64 = 79;
+
+/// Every story by its name.
+pub(crate) fn all() -> Vec<(&'static str, Story)> {
+    macro_rules! stories {
+        ($($story:ident),* $(,)?) => {
+            vec![$((stringify!($story), (|| Box::pin($story())) as Story)),*]
+        };
+    }
+    stories![
+        a_gpu_with_an_xid_stays_unhealthy_when_kubelet_restarts,
+        a_gpu_that_was_reset_is_healthy_again,
+        every_stream_hears_of_an_xid,
+        a_lost_gpu_leaves_the_others_to_be_preferred,
+        a_driver_that_goes_is_told_once,
+        no_free_set_makes_the_choice_fail,
+        preferring_asks_nvml_nothing,
+        a_wiped_socket_is_served_again,
+        a_plugin_that_was_first_registers_with_a_kubelet_that_wipes_its_directory,
+        a_driver_that_comes_late_is_waited_for,
+        a_cdi_specification_goes_with_the_plugin,
+        an_unknown_device_is_the_callers_mistake,
+    ]
+}
+
+/// A node whose plugin is registered with its kubelet.
+struct Running {
+    served: Served,
+    kubelet: Kubelet,
+    process: Process,
+    node: Node,
+}
+
+async fn running(machine: &str, setting: &Setting) -> Result<Running> {
+    let node = Node::of(machine)?;
+    let mut kubelet = Kubelet::start(&node.plugins())?;
+    let process = node.start(&Plugin::gantry()?, setting)?;
+    let served = kubelet.served().await.with_context(|| process.log())?;
+    Ok(Running {
+        served,
+        kubelet,
+        process,
+        node,
+    })
+}
+
+impl Running {
+    fn uuid(&self, gpu: usize) -> &str {
+        &self.node.hardware().gpus[gpu].uuid
+    }
+
+    /// The IDs of these GPUs.
+    fn ids(&self, gpus: &[usize]) -> Vec<String> {
+        gpus.iter().map(|gpu| self.uuid(*gpu).to_owned()).collect()
+    }
+}
+
+fn healthy(list: &List) -> usize {
+    list.values().filter(|(healthy, _)| *healthy).count()
+}
+
+/// NVIDIA's builds its list anew on every restart of kubelet, all healthy.
+async fn a_gpu_with_an_xid_stays_unhealthy_when_kubelet_restarts() -> Result<()> {
+    let run = running("l4-4x-pcie", &Setting::default()).await?;
+    let mut stream = run.served.watch().await?;
+    run.node.controller().raise_xid(1, OFF_THE_BUS)?;
+    Served::list_until(&mut stream, |list| healthy(list) == 3).await?;
+    drop(run.kubelet);
+    let mut kubelet = Kubelet::start(&run.node.plugins())?;
+    let list = kubelet.served().await?.list().await?;
+    let uuid = &run.node.hardware().gpus[1].uuid;
+    ensure!(healthy(&list) == 3 && !list[uuid].0, "{list:?}");
+    Ok(())
+}
+
+/// NVIDIA's never recovers a device.
+async fn a_gpu_that_was_reset_is_healthy_again() -> Result<()> {
+    let run = running("l4-4x-pcie", &Setting::default()).await?;
+    let mut stream = run.served.watch().await?;
+    run.node.controller().lose_gpu(2)?;
+    run.node.controller().raise_xid(2, OFF_THE_BUS)?;
+    Served::list_until(&mut stream, |list| healthy(list) == 3).await?;
+    run.node.controller().restore_gpu(2)?;
+    Served::list_until(&mut stream, |list| healthy(list) == 4).await?;
+    Ok(())
+}
+
+/// NVIDIA's gives each event to one of the streams.
+async fn every_stream_hears_of_an_xid() -> Result<()> {
+    let run = running("l4-4x-pcie", &Setting::default()).await?;
+    let (mut one, mut other) = (run.served.watch().await?, run.served.watch().await?);
+    for stream in [&mut one, &mut other] {
+        Served::list_until(stream, |list| healthy(list) == 4).await?;
+    }
+    run.node.controller().raise_xid(0, OFF_THE_BUS)?;
+    for stream in [&mut one, &mut other] {
+        Served::list_until(stream, |list| healthy(list) == 3).await?;
+    }
+    Ok(())
+}
+
+/// NVIDIA's reads the links of all GPUs, offered or not, and fails every pod of the node while one is off the bus.
+async fn a_lost_gpu_leaves_the_others_to_be_preferred() -> Result<()> {
+    let run = running("dgx-a100", &Setting::default()).await?;
+    let mut stream = run.served.watch().await?;
+    run.node.controller().lose_gpu(5)?;
+    Served::list_until(&mut stream, |list| healthy(list) == 7).await?;
+    let offered = run.ids(&[0, 1, 2, 3, 4, 6, 7]);
+    for size in 1..=offered.len() {
+        let chosen = run.served.prefer(&offered, &[], size).await?;
+        ensure!(
+            chosen.len() == size && chosen.iter().all(|id| offered.contains(id)),
+            "{size}: {chosen:?}"
+        );
+    }
+    Ok(())
+}
+
+/// NVIDIA's marks all devices unhealthy in a loop without a pause: tens of thousands of lists a second, for ever.
+async fn a_driver_that_goes_is_told_once() -> Result<()> {
+    let run = running("l4-4x-pcie", &Setting::default()).await?;
+    let mut stream = run.served.watch().await?;
+    run.node.controller().unload_driver()?;
+    let mut lists = vec![Served::list_until(&mut stream, |_| true).await?];
+    while lists.last().is_some_and(|list| healthy(list) > 0) {
+        lists.push(Served::list_until(&mut stream, |_| true).await?);
+    }
+    // Only now may anything change again: what comes in between would be told twice.
+    run.node.controller().load_driver()?;
+    while lists.last().is_some_and(|list| healthy(list) < 4) {
+        lists.push(Served::list_until(&mut stream, |_| true).await?);
+    }
+    ensure!(
+        lists.windows(2).all(|pair| pair[0] != pair[1]),
+        "told the same twice: {lists:?}"
+    );
+    Ok(())
+}
+
+/// NVIDIA's dies of a null device where a padded group wins, as on four NVLink pairs with these five free.
+async fn no_free_set_makes_the_choice_fail() -> Result<()> {
+    let mut run = running("a40-8x-bridged", &Setting::default()).await?;
+    for mask in 1_usize..1 << 8 {
+        let free: Vec<usize> = (0..8).filter(|gpu| mask >> gpu & 1 == 1).collect();
+        let offered = run.ids(&free);
+        for size in 1..=offered.len() {
+            let chosen = run.served.prefer(&offered, &[], size).await?;
+            ensure!(
+                chosen.len() == size && chosen.iter().all(|id| offered.contains(id)),
+                "{size} of {free:?}: {chosen:?}"
+            );
+        }
+    }
+    ensure!(run.process.lives()?, "{}", run.process.log());
+    Ok(())
+}
+
+/// NVIDIA's makes some 3,170 NVML calls for each question on eight GPUs.
+async fn preferring_asks_nvml_nothing() -> Result<()> {
+    let run = running("dgx-a100", &Setting::default()).await?;
+    let offered = run.ids(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    run.served.prefer(&offered, &[], 4).await?;
+    let before = run.node.controller().calls();
+    for _ in 0..200 {
+        run.served.prefer(&offered, &[], 4).await?;
+    }
+    let made = run.node.controller().calls().since(&before);
+    // Health is looked after meanwhile; the links are not read for it.
+    for name in ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor"] {
+        ensure!(made.of(name) == 0, "{:?}", made.by_name());
+    }
+    Ok(())
+}
+
+/// NVIDIA's does not notice that its own socket is gone.
+async fn a_wiped_socket_is_served_again() -> Result<()> {
+    let mut run = running("l4-4x-pcie", &Setting::default()).await?;
+    for entry in std::fs::read_dir(run.node.plugins())? {
+        let path = entry?.path();
+        if path.file_name().is_some_and(|name| name != "kubelet.sock") {
+            std::fs::remove_file(path)?;
+        }
+    }
+    let served = run.kubelet.served().await?;
+    ensure!(healthy(&served.list().await?) == 4);
+    Ok(())
+}
+
+/// NVIDIA's dials the wiped socket for 10 s, starts again at 11 s and, by a stale timer, at 41 s.
+async fn a_plugin_that_was_first_registers_with_a_kubelet_that_wipes_its_directory() -> Result<()> {
+    let node = Node::of("l4-4x-pcie")?;
+    // What a kubelet that was killed leaves.
+    drop(Kubelet::start(&node.plugins())?);
+    let process = node.start(&Plugin::gantry()?, &Setting::default())?;
+    let socket = async {
+        while std::fs::read_dir(node.plugins())?.count() < 2 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), socket)
+        .await
+        .with_context(|| process.log())??;
+    let mut kubelet = Kubelet::start(&node.plugins())?;
+    ensure!(healthy(&kubelet.served().await?.list().await?) == 4);
+    Ok(())
+}
+
+/// NVIDIA's exits, or, told not to fail, waits for ever without looking again.
+async fn a_driver_that_comes_late_is_waited_for() -> Result<()> {
+    let node = Node::of("l4-4x-pcie")?;
+    node.controller().unload_driver()?;
+    let mut kubelet = Kubelet::start(&node.plugins())?;
+    let setting = Setting {
+        env: &[("FAIL_ON_INIT_ERROR", "false")],
+        ..Setting::default()
+    };
+    let process = node.start(&Plugin::gantry()?, &setting)?;
+    let before = node.controller().calls().of("nvmlInit_v2");
+    let asked = async {
+        while node.controller().calls().of("nvmlInit_v2") == before {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), asked)
+        .await
+        .with_context(|| process.log())?;
+    node.controller().load_driver()?;
+    let served = kubelet.served().await.with_context(|| process.log())?;
+    ensure!(healthy(&served.list().await?) == 4);
+    Ok(())
+}
+
+/// NVIDIA's leaves its specifications behind.
+async fn a_cdi_specification_goes_with_the_plugin() -> Result<()> {
+    let setting = Setting {
+        strategies: vec![Strategy::CdiCri],
+        ..Setting::default()
+    };
+    let mut run = running("l4-4x-pcie", &setting).await?;
+    let files = || anyhow::Ok(std::fs::read_dir(run.node.cdi())?.count());
+    ensure!(files()? == 1, "{} files", files()?);
+    run.process.signal(Signal::TERM)?;
+    let status = run.process.wait()?;
+    ensure!(status.success() && files()? == 0, "{status}, {} files", files()?);
+    Ok(())
+}
+
+/// NVIDIA's flattens every error to Unknown.
+async fn an_unknown_device_is_the_callers_mistake() -> Result<()> {
+    let run = running("l4-4x-pcie", &Setting::default()).await?;
+    let Err(status) = run.served.allocate(&["GPU-unknown".to_owned()]).await else {
+        anyhow::bail!("an unknown device was given");
+    };
+    ensure!(format!("{:?}", status.code()) == "InvalidArgument", "{status}");
+    Ok(())
+}
