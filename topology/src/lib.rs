@@ -9,6 +9,7 @@ pub mod choice;
 pub mod collective;
 pub mod draw;
 pub mod machine;
+pub mod mig;
 pub mod read;
 pub mod set;
 pub mod text;

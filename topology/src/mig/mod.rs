@@ -1,0 +1,197 @@
+//! MIG: which profiles a product can be cut into, where they may lie, what a cut leaves possible. Pure; knows nothing of who
+//! uses an instance. How a GPU *is* cut stands in [`crate::machine::Mig`].
+
+mod compute;
+mod cut;
+mod table;
+
+use crate::machine::{Gpu, MigAttributes};
+
+pub use compute::{compute_slices_of, compute_starts, legal_compute};
+pub use cut::{Cut, Refusal, check_machine};
+pub use table::TableError;
+
+const BUILT_IN: &str = include_str!("../../data/mig_profiles.csv");
+
+/// Every product whose MIG profiles are known. Made once, by whoever needs it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Catalogue {
+    products: Vec<Product>,
+}
+
+/// One product: a GPU with its memory size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Product {
+    /// What the table calls it, e.g. `A100-40GB`.
+    pub name: String,
+    /// PCI device ids, without the vendor's.
+    pub device_ids: Vec<u16>,
+    /// Words of product names: all words of one alternative stand in the name.
+    models: Vec<Vec<String>>,
+    /// Profiles, in the table's order: the smallest first.
+    pub profiles: Vec<Profile>,
+}
+
+/// One GPU instance profile of a product.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// Name as nvidia-smi prints it, e.g. `1g.5gb+me`.
+    pub name: String,
+    /// Profile id, unique for the product: what `nvidia-smi mig -cgi` takes and `nvmlGpuInstanceProfileInfo_t.id` holds.
+    pub id: u32,
+    /// NVML's `NVML_GPU_INSTANCE_PROFILE_*`, by which profiles are asked for.
+    pub nvml: u32,
+    /// Compute slices.
+    pub compute: u8,
+    /// Memory units it covers.
+    pub size: u8,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors, where known.
+    pub multiprocessors: Option<u32>,
+    /// Engines besides the multiprocessors.
+    pub engines: Engines,
+    /// The most instances of it on one GPU.
+    pub max_instances: u8,
+    /// Memory units it may start at.
+    pub starts: Vec<u8>,
+}
+
+/// Engines of an instance, or of a whole GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Engines {
+    /// Copy engines.
+    pub copy: u32,
+    /// Video decoders.
+    pub decoders: u32,
+    /// Video encoders.
+    pub encoders: u32,
+    /// JPEG decoders.
+    pub jpeg: u32,
+    /// Optical flow accelerators.
+    pub ofa: u32,
+}
+
+impl Catalogue {
+    /// The table that comes with this crate.
+    pub fn built_in() -> Self {
+        // The table is part of the source, and a test reads it: it cannot be wrong here.
+        Self::parse(BUILT_IN).unwrap_or_default()
+    }
+
+    /// Reads a table of the form of `data/mig_profiles.csv`.
+    ///
+    /// # Errors
+    /// The first row that is wrong, with its line and column.
+    pub fn parse(text: &str) -> Result<Self, TableError> {
+        table::parse(text).map(|products| Self { products })
+    }
+
+    /// The products, in the table's order.
+    pub fn products(&self) -> &[Product] {
+        &self.products
+    }
+
+    /// The product with this PCI device id (the vendor's left out).
+    pub fn by_device_id(&self, device_id: u16) -> Option<&Product> {
+        self.products
+            .iter()
+            .find(|product| product.device_ids.contains(&device_id))
+    }
+
+    /// The product that a name as NVML prints it stands for, e.g. `NVIDIA A100-SXM4-40GB`. The most particular match wins:
+    /// `H100 NVL` before `H100`.
+    pub fn by_model(&self, model: &str) -> Option<&Product> {
+        let upper = model.to_ascii_uppercase();
+        let words: Vec<&str> = upper
+            .split(|c: char| !c.is_ascii_alphanumeric())
+            .filter(|word| !word.is_empty())
+            .collect();
+        let matched = |product: &&Product| {
+            let alternatives = product.models.iter();
+            alternatives
+                .filter(|needed| needed.iter().all(|word| words.contains(&word.as_str())))
+                .map(Vec::len)
+                .max()
+        };
+        self.products
+            .iter()
+            .filter(|product| matched(product).is_some())
+            .max_by_key(matched)
+    }
+
+    /// The product of a GPU of a machine, if it is one that can be cut and its model is known.
+    pub fn of(&self, gpu: &Gpu) -> Option<&Product> {
+        gpu.model.as_deref().and_then(|model| self.by_model(model))
+    }
+}
+
+impl Product {
+    /// The profile of this name, e.g. `3g.20gb`.
+    pub fn profile(&self, name: &str) -> Option<&Profile> {
+        self.profiles.iter().find(|profile| profile.name == name)
+    }
+
+    /// The profile with this id, e.g. 19.
+    pub fn profile_by_id(&self, id: u32) -> Option<&Profile> {
+        self.profiles.iter().find(|profile| profile.id == id)
+    }
+
+    /// The profile that NVML's `NVML_GPU_INSTANCE_PROFILE_*` stands for.
+    pub fn profile_by_nvml(&self, nvml: u32) -> Option<&Profile> {
+        self.profiles.iter().find(|profile| profile.nvml == nvml)
+    }
+
+    /// The profile that is the whole GPU.
+    pub fn whole(&self) -> Option<&Profile> {
+        self.profiles
+            .iter()
+            .max_by_key(|profile| (profile.size, std::cmp::Reverse(profile.id)))
+    }
+
+    /// Memory units of the GPU: 4 on an A30, 12 on an RTX PRO 6000, else 8.
+    pub fn memory_units(&self) -> u8 {
+        self.whole().map_or(0, |whole| whole.size)
+    }
+
+    /// Compute slices of the GPU: 4 on an A30 and an RTX PRO 6000, else 7.
+    pub fn compute_slices(&self) -> u8 {
+        self.whole().map_or(0, |whole| whole.compute)
+    }
+
+    /// What a MIG device has that is a compute instance of `compute` slices in an instance of `profile`. Copy engines and the
+    /// like are shared by all compute instances of one GPU instance. Multiprocessors are 0 where the table knows none.
+    pub fn attributes(&self, profile: &Profile, compute: u8) -> MigAttributes {
+        let alone = self
+            .profiles
+            .iter()
+            .find(|other| other.compute == compute && other.nvml <= NVML_8_SLICE)
+            .and_then(|other| other.multiprocessors);
+        let multiprocessors = if compute >= profile.compute {
+            profile.multiprocessors
+        } else {
+            alone.min(profile.multiprocessors)
+        };
+        MigAttributes {
+            multiprocessors: multiprocessors.unwrap_or(0),
+            gpu_slices: u32::from(profile.compute),
+            compute_slices: u32::from(compute.min(profile.compute)),
+            copy_engines: profile.engines.copy,
+            decoders: profile.engines.decoders,
+            encoders: profile.engines.encoders,
+            jpeg: profile.engines.jpeg,
+            ofa: profile.engines.ofa,
+            memory_mib: profile.memory_mib,
+        }
+    }
+
+    /// The id the driver gives an instance that covers these units: instances are numbered like the nodes of a tree, the whole
+    /// GPU 0, its halves 1 and 2, and so on.
+    pub fn instance_id(&self, profile: &Profile, start: u8) -> u32 {
+        let size = profile.size.max(1);
+        u32::from(self.memory_units() / size).saturating_sub(1) + u32::from(start / size)
+    }
+}
+
+/// The last of NVML's profiles that are plain runs of compute slices.
+const NVML_8_SLICE: u32 = 5;
