@@ -20,5 +20,39 @@ pub const RESOURCE_DOMAIN: &str = "nvidia.com";
 /// Component name in Events and in `kubectl describe`.
 pub const EXTENDER: &str = "gantry-extender";
 
+/// Annotation that a person sets on a `GpuNode` to end the quarantine of GPUs whose reset cannot be proved: a GPU's UUID, several
+/// with commas, or `all`. The plugin ends it, says so in an Event on the Node, and removes the annotation.
+pub const LIFT_QUARANTINE_ANNOTATION: &str = "gantry.dev/lift-quarantine";
+
+/// Type of the condition that the plugin writes into the status of its Node: whether every GPU is healthy.
+pub const GPU_HEALTHY_CONDITION: &str = "GPUHealthy";
+
 /// Component name of the node daemon in Events.
 pub const PLUGIN: &str = "gantry-plugin";
+
+/// Component name under which labels are put on the Node itself, so that those no longer true are taken away.
+pub const LABELLER: &str = "gantry-labels";
+
+/// The labels of ours on a node, beside those of NVIDIA's gpu-feature-discovery. Names without the domain, which is [`GROUP`].
+pub mod labels {
+    /// Islands of two or more GPUs joined by NVLink.
+    pub const NVLINK_ISLANDS: &str = "nvlink.islands";
+    /// GPUs of the largest island; 1 where no NVLink joins any.
+    pub const NVLINK_SIZE: &str = "nvlink.size";
+    /// NVLink version of the largest island.
+    pub const NVLINK_GENERATION: &str = "nvlink.generation";
+    /// GB/s in one direction that every GPU of the largest island has in NVLinks, by the data sheet.
+    pub const NVLINK_BANDWIDTH: &str = "nvlink.bandwidth";
+    /// UUID of the multi-node NVLink domain of most GPUs.
+    pub const FABRIC_DOMAIN: &str = "fabric.domain";
+    /// Clique in that domain of most GPUs.
+    pub const FABRIC_CLIQUE: &str = "fabric.clique";
+    /// NUMA nodes that have GPUs.
+    pub const NUMA_NODES: &str = "gpu.numa-nodes";
+    /// GPUs of which every device served is healthy.
+    pub const HEALTHY: &str = "gpu.healthy";
+    /// Before a product's name: how many GPUs of it there are.
+    pub const COUNT_OF: &str = "gpu-count.";
+    /// Before a product's name: memory of one of its GPUs, in MiB.
+    pub const MEMORY_OF: &str = "gpu-memory.";
+}
