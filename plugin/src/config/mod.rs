@@ -1,10 +1,27 @@
 //! What the plugin is told to do: one immutable value, made from flags, environment and the v1 config file of NVIDIA's
 //! k8s-device-plugin. Plain data with the invalid states left out; where a value came from is forgotten here.
 
+mod duration;
+mod effective;
+pub mod file;
+mod gfd;
+mod problem;
+mod read;
+mod resolve;
+mod schema;
 mod sharing;
+mod tree;
+pub mod value;
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use gfd::Gfd;
+pub use problem::{Fault, Problem, Problems};
+pub use read::{Layer, Loaded, Strictness, load};
+pub use schema::json_schema;
 pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
 
 /// Everything that a config file or a flag of NVIDIA's plugin can say, and ours.
@@ -30,6 +47,10 @@ pub struct Config {
     pub cdi_annotation_prefix: String,
     /// Program that CDI hooks run, on the host.
     pub cdi_hook_path: PathBuf,
+    /// Switches of the CDI writer; sorted.
+    pub cdi_feature_flags: Vec<CdiFeature>,
+    /// CDI hooks left out; sorted.
+    pub cdi_disabled_hooks: Vec<CdiHook>,
     /// GPUDirect RDMA copy, GPUDirect Storage, Mellanox OFED: which are passed to containers.
     pub gdrcopy: bool,
     /// See [`Config::gdrcopy`].
@@ -50,10 +71,13 @@ pub struct Config {
     pub allow: Vec<Selector>,
     /// GPUs that are not served, whatever `allow` says.
     pub deny: Vec<Selector>,
+    /// The node labels.
+    pub gfd: Gfd,
 }
 
 /// How MIG devices are advertised.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum MigStrategy {
     /// Not at all: every GPU is a whole one, also where MIG is on.
     #[default]
@@ -65,7 +89,8 @@ pub enum MigStrategy {
 }
 
 /// One way of giving a container its devices (the device list strategy).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Strategy {
     /// `NVIDIA_VISIBLE_DEVICES`, for the NVIDIA container runtime.
     Envvar,
@@ -82,16 +107,73 @@ impl Strategy {
     pub const fn is_cdi(self) -> bool {
         matches!(self, Self::CdiAnnotations | Self::CdiCri)
     }
+
+    /// Every way there is.
+    pub const ALL: [Self; 4] = [
+        Self::Envvar,
+        Self::VolumeMounts,
+        Self::CdiAnnotations,
+        Self::CdiCri,
+    ];
+
+    /// The word that flags and files have for it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Envvar => "envvar",
+            Self::VolumeMounts => "volume-mounts",
+            Self::CdiAnnotations => "cdi-annotations",
+            Self::CdiCri => "cdi-cri",
+        }
+    }
 }
 
 /// What devices are called towards the runtime.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum DeviceIdStrategy {
     /// By UUID.
     #[default]
     Uuid,
     /// By NVML's index; a MIG device is `gpu:index`.
     Index,
+}
+
+/// A switch of the CDI writer (`--cdi-feature-flags`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CdiFeature {
+    /// The driver's libraries are named one by one.
+    EnableExplicitDriverLibraries,
+    /// The sandbox utility library is not asked.
+    DisableNvsandboxutils,
+    /// Annotations on devices that have coherent memory.
+    EnableCoherentAnnotations,
+    /// One CSV file per device only (Tegra).
+    DisableMultipleCsvDevices,
+    /// Device nodes do not add their group to the container's user.
+    NoAdditionalGidsForDeviceNodes,
+    /// The sockets of persistenced, fabricmanager and MPS are left out.
+    DisableIpcDiscoverer,
+}
+
+/// A CDI hook that can be left out (`--cdi-disable-hooks`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CdiHook {
+    /// No hook at all.
+    All,
+    /// Permissions of device folders.
+    Chmod,
+    /// Links that the driver's libraries need.
+    CreateSymlinks,
+    /// The newer of the driver's and the image's CUDA.
+    EnableCudaCompat,
+    /// The loader's cache.
+    UpdateLdcache,
+    /// The driver does not make device nodes in the container.
+    DisableDeviceNodeModification,
+    /// Application profiles.
+    UpdateApplicationProfile,
 }
 
 /// Import/export memory channels of multi-node NVLink.
@@ -104,7 +186,8 @@ pub struct Imex {
 }
 
 /// Which GPUs an allow or deny list means.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
 pub enum Selector {
     /// NVML's index.
     Index(u8),
@@ -129,6 +212,8 @@ impl Default for Config {
             device_id_strategy: DeviceIdStrategy::Uuid,
             cdi_annotation_prefix: "cdi.k8s.io/".to_owned(),
             cdi_hook_path: "/usr/bin/nvidia-ctk".into(),
+            cdi_feature_flags: Vec::new(),
+            cdi_disabled_hooks: Vec::new(),
             gdrcopy: false,
             gds: false,
             mofed: false,
@@ -139,6 +224,7 @@ impl Default for Config {
             time_slicing: None,
             allow: Vec::new(),
             deny: Vec::new(),
+            gfd: Gfd::default(),
         }
     }
 }

@@ -1,6 +1,10 @@
 //! The part of the config that says how devices are named and shared.
 
+use std::fmt;
+
 use gantry_api::ResourceName;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// GPUs or MIG devices whose model or profile matches are advertised under a name of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +40,8 @@ pub struct Replicated {
 }
 
 /// Which devices of a resource are shared.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
 pub enum SharedOf {
     /// All of them.
     All,
@@ -57,8 +62,19 @@ pub enum DeviceRef {
     Uuid(String),
 }
 
+impl fmt::Display for DeviceRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(gpu) => write!(f, "{gpu}"),
+            Self::Mig(gpu, mig) => write!(f, "{gpu}:{mig}"),
+            Self::Uuid(uuid) => f.write_str(uuid),
+        }
+    }
+}
+
 /// How replicas are laid on devices (`sharedDevicesAllocationPolicy`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum SharedDevices {
     /// The device with the fewest replicas in use first.
     #[default]

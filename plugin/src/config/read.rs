@@ -1,0 +1,265 @@
+//! From a config file's text, with flags and environment laid over it, to a `Config`: or every problem there is with it. No I/O.
+
+use serde_json::Value;
+use serde_saphyr::DuplicateKeyPolicy;
+
+use super::file::File;
+use super::problem::nearest;
+use super::tree::{Branch, Node, Step, below, steps};
+use super::{Config, Fault, Problem, Problems, resolve, schema};
+
+/// Longest text that is read: what a ConfigMap holds at most.
+const MAX_BYTES: usize = 1 << 20;
+/// Most wrong values that are told at once.
+const MAX_PROBLEMS: usize = 32;
+
+/// What a key means that nobody knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Strictness {
+    /// A mistake.
+    #[default]
+    Strict,
+    /// A warning, and nothing else, as with NVIDIA's plugin; keys may be written in any case and twice.
+    Lenient,
+}
+
+/// A value that goes over the file's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Layer {
+    /// Dotted path of the key that it replaces.
+    pub key: &'static str,
+    /// The flag or variable that it comes from.
+    pub origin: String,
+    /// The value.
+    pub value: Value,
+}
+
+/// A configuration that can be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// What a person may want to know about it.
+    pub warnings: Vec<Problem>,
+}
+
+/// Reads `text`, YAML or JSON, called `source` in problems, and lays `layers` over it, the last one topmost.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) -> Result<Loaded, Problems> {
+    let mut problems = Vec::new();
+    let mut warnings = Vec::new();
+    let mut tree = match tree(text, strictness) {
+        Ok(tree) => tree,
+        Err(problem) => {
+            problems.push(problem);
+            Node::empty()
+        }
+    };
+    let known = schema::json_schema();
+    let unknown = match strictness {
+        Strictness::Strict => &mut problems,
+        Strictness::Lenient => &mut warnings,
+    };
+    prune(&mut tree, &known, strictness, unknown);
+    let (mut file, mut wrong) = typed(tree.clone(), &known);
+    if !layers.is_empty() {
+        for layer in layers {
+            tree.lay(layer.key, &layer.origin, layer.value.clone());
+        }
+        let more;
+        (file, more) = typed(tree.clone(), &known);
+        wrong.extend(more);
+    }
+    let config = if wrong.is_empty() {
+        let (config, notes, contradictions) = resolve::resolve(file, &tree);
+        warnings.extend(notes);
+        problems.extend(contradictions);
+        config
+    } else {
+        Config::default()
+    };
+    problems.append(&mut wrong);
+    if problems.is_empty() {
+        return Ok(Loaded { config, warnings });
+    }
+    problems.sort();
+    problems.dedup();
+    Err(Problems {
+        source: source.to_owned(),
+        list: problems,
+    })
+}
+
+fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
+    let wrong = |line, text: String| Problem {
+        line,
+        at: String::new(),
+        fault: Fault::Syntax(text),
+    };
+    if text.len() > MAX_BYTES {
+        return Err(wrong(None, format!("{} bytes; {MAX_BYTES} are read", text.len())));
+    }
+    let repeated = match strictness {
+        Strictness::Strict => DuplicateKeyPolicy::Error,
+        Strictness::Lenient => DuplicateKeyPolicy::LastWins,
+    };
+    Node::read(text, repeated).map_err(|error| {
+        let line = error.location().map(|place| place.line());
+        let message = error.without_snippet().to_string();
+        let message = message.lines().next().unwrap_or_default();
+        // The place is said once, in front.
+        let message = message.split(" at line ").next().unwrap_or_default();
+        let message = match message.strip_prefix("duplicate mapping key: ") {
+            Some(rest) => format!(
+                "the key {} stands twice",
+                rest.split(", set ").next().unwrap_or_default()
+            ),
+            None => message.to_owned(),
+        };
+        wrong(line.filter(|line| *line > 0), message)
+    })
+}
+
+/// Takes out what the schema does not know, and keys without a value, which mean nothing in Go either.
+fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut Vec<Problem>) {
+    let is_root = node.at.is_empty();
+    if is_root && node.branch == Branch::Leaf(Value::Null) {
+        node.branch = Branch::Map(Vec::new());
+    }
+    match &mut node.branch {
+        Branch::Leaf(_) => {}
+        Branch::List(list) => {
+            if let Some(items) = schema::items(known) {
+                for node in list {
+                    prune(node, items, strictness, unknown);
+                }
+            }
+        }
+        Branch::Map(entries) => {
+            entries.retain(|(_, node)| node.branch != Branch::Leaf(Value::Null));
+            let Some(properties) = schema::properties(known) else {
+                return;
+            };
+            entries.retain_mut(|(key, node)| {
+                if strictness == Strictness::Lenient
+                    && let Some(name) = properties.keys().find(|name| name.eq_ignore_ascii_case(key))
+                {
+                    key.clone_from(name);
+                }
+                match properties.get(key) {
+                    Some(known) => {
+                        prune(node, known, strictness, unknown);
+                        true
+                    }
+                    None => {
+                        unknown.push(Problem {
+                            line: node.line,
+                            at: node.at.clone(),
+                            fault: Fault::UnknownKey {
+                                nearest: nearest(key, properties.keys().map(String::as_str)),
+                                allowed: properties.keys().cloned().collect(),
+                            },
+                        });
+                        false
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// The tree as typed values. What does not fit is told, taken out, and the rest looked at again.
+fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
+    let mut problems: Vec<Problem> = Vec::new();
+    loop {
+        let misplaced = first_without_keys(&tree, known, &mut Vec::new());
+        let (path, fault) = match misplaced {
+            Some(misplaced) => misplaced,
+            None => match serde_path_to_error::deserialize(tree.value()) {
+                Ok(file) => return (file, problems),
+                Err(error) => {
+                    let error: serde_path_to_error::Error<serde_json::Error> = error;
+                    let path = steps(error.path());
+                    let fault = fault(&error.inner().to_string(), &schema::words(known, &path));
+                    (path, fault)
+                }
+            },
+        };
+        let node = tree.nearest(&path);
+        // A key that is missing because its value was taken out for being wrong has been told of.
+        let told = matches!(&fault, Fault::Missing(name)
+            if problems.iter().any(|problem| problem.at == below(&node.at, name)));
+        if !told {
+            problems.push(Problem {
+                line: node.line,
+                at: node.at.clone(),
+                fault,
+            });
+        }
+        if problems.len() == MAX_PROBLEMS || tree.take(&path).is_none() {
+            return (File::default(), problems);
+        }
+    }
+}
+
+/// The first place that has a value or a list where keys belong; serde would take a list for a section's fields in order.
+fn first_without_keys(node: &Node, known: &Value, path: &mut Vec<Step>) -> Option<(Vec<Step>, Fault)> {
+    match (&node.branch, schema::properties(known)) {
+        (Branch::Map(entries), Some(properties)) => entries.iter().find_map(|(key, node)| {
+            path.push(Step::Key(key.clone()));
+            let found = first_without_keys(node, properties.get(key)?, path);
+            path.pop();
+            found
+        }),
+        (_, Some(properties)) => {
+            let keys: Vec<&str> = properties.keys().map(String::as_str).collect();
+            let fault = Fault::Invalid(format!("keys belong here, such as {}", keys.join(", ")));
+            Some((path.clone(), fault))
+        }
+        (Branch::List(list), None) => {
+            let items = schema::items(known)?;
+            list.iter().enumerate().find_map(|(index, node)| {
+                path.push(Step::Index(index));
+                let found = first_without_keys(node, items, path);
+                path.pop();
+                found
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Serde's message in our words. `words` are those allowed in this place, if it takes words only.
+fn fault(message: &str, words: &[String]) -> Fault {
+    if let Some(field) = message.strip_prefix("missing field `") {
+        return Fault::Missing(field.trim_end_matches('`').to_owned());
+    }
+    let variant = message
+        .strip_prefix("unknown variant `")
+        .and_then(|rest| rest.split_once("`, expected "))
+        .map(|(found, _)| found);
+    let other = message
+        .strip_prefix("invalid type: ")
+        .or_else(|| message.strip_prefix("invalid value: "))
+        .and_then(|rest| rest.split_once(", expected "));
+    let found = match (variant, other) {
+        (Some(found), _) => found.to_owned(),
+        (None, Some((found, _))) => found.replace('`', ""),
+        (None, None) => return Fault::Invalid(message.to_owned()),
+    };
+    if !words.is_empty() {
+        return Fault::UnknownWord {
+            nearest: nearest(&found, words.iter().map(String::as_str)),
+            found,
+            allowed: words.to_vec(),
+        };
+    }
+    let expected = match other {
+        Some((_, "a boolean")) => "true or false",
+        Some((_, expected)) => expected,
+        None => "something else",
+    };
+    Fault::Invalid(format!("{found} is not allowed; write {expected}"))
+}

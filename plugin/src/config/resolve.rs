@@ -1,0 +1,318 @@
+//! What the values of a config file mean together: defaults, contradictions, what is not served. A pure function of the file.
+
+use std::path::PathBuf;
+
+use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
+use super::tree::{Node, Step};
+use super::value::{Resource, Strategies};
+use super::{
+    Config, Fault, Gfd, Imex, MigStrategy, Problem, Replicated, ResourcePattern, SharedOf, TimeSlicing,
+};
+
+/// The configuration, notes for people, and what cannot be served. `tree` tells where things stand.
+pub(super) fn resolve(file: File, tree: &Node) -> (Config, Vec<Problem>, Vec<Problem>) {
+    let mut resolver = Resolver {
+        tree,
+        warnings: Vec::new(),
+        problems: Vec::new(),
+    };
+    let config = resolver.config(file);
+    (config, resolver.warnings, resolver.problems)
+}
+
+struct Resolver<'a> {
+    tree: &'a Node,
+    warnings: Vec<Problem>,
+    problems: Vec<Problem>,
+}
+
+impl Resolver<'_> {
+    fn config(&mut self, file: File) -> Config {
+        let default = Config::default();
+        let Flags { plugin, .. } = &file.flags;
+        self.discovery(&file.flags);
+        let driver_root = path(file.flags.nvidia_driver_root.as_ref(), &default.driver_root);
+        let mig_strategy = file.flags.mig_strategy.unwrap_or_default();
+        if file.sharing.mps.is_some() {
+            self.refuse(
+                &["sharing", "mps"],
+                Fault::NotServed(
+                    "MPS is not served by this plugin; share GPUs with sharing.timeSlicing, or cut them with MIG"
+                        .to_owned(),
+                ),
+            );
+        }
+        let time_slicing = file.sharing.time_slicing.map(|shared| self.sharing(shared));
+        let gpu_patterns = self.patterns("gpus", file.resources.gpus);
+        let mig_patterns = self.patterns("mig", file.resources.mig);
+        if mig_strategy != MigStrategy::Mixed {
+            self.warn_of_absent_mig(time_slicing.as_ref(), &mig_patterns);
+        }
+        let mut feature_flags = plugin.cdi_feature_flags.clone().unwrap_or_default();
+        feature_flags.sort_unstable();
+        feature_flags.dedup();
+        let mut disabled_hooks = plugin.cdi_disable_hooks.clone().unwrap_or_default();
+        disabled_hooks.sort_unstable();
+        disabled_hooks.dedup();
+        Config {
+            mig_strategy,
+            fail_on_init_error: file
+                .flags
+                .fail_on_init_error
+                .unwrap_or(default.fail_on_init_error),
+            dev_root: path(file.flags.nvidia_dev_root.as_ref(), &driver_root),
+            container_driver_root: path(
+                plugin.container_driver_root.as_ref(),
+                &default.container_driver_root,
+            ),
+            driver_root,
+            device_list_strategy: plugin
+                .device_list_strategy
+                .clone()
+                .map_or(default.device_list_strategy, |Strategies(list)| list),
+            pass_device_specs: plugin.pass_device_specs.unwrap_or_default(),
+            device_id_strategy: plugin.device_id_strategy.unwrap_or_default(),
+            cdi_annotation_prefix: plugin
+                .cdi_annotation_prefix
+                .clone()
+                .unwrap_or(default.cdi_annotation_prefix),
+            cdi_hook_path: path(plugin.nvidia_ctk_path.as_ref(), &default.cdi_hook_path),
+            cdi_feature_flags: feature_flags,
+            cdi_disabled_hooks: disabled_hooks,
+            gdrcopy: file.flags.gdrcopy_enabled.unwrap_or_default(),
+            gds: file.flags.gds_enabled.unwrap_or_default(),
+            mofed: file.flags.mofed_enabled.unwrap_or_default(),
+            imex: Imex {
+                channel: file.imex.channel_ids.unwrap_or_default().0,
+                required: file.imex.required.unwrap_or_default(),
+            },
+            shared_devices: plugin.shared_devices_allocation_policy.unwrap_or_default(),
+            gfd: self.gfd(&file.flags),
+            gpu_patterns,
+            mig_patterns,
+            time_slicing,
+            allow: file.devices.allow,
+            deny: file.devices.deny,
+        }
+    }
+
+    fn discovery(&mut self, flags: &Flags) {
+        let what = match flags.device_discovery_strategy {
+            None | Some(Discovery::Auto | Discovery::Nvml) => return,
+            Some(Discovery::Tegra) => "integrated (Tegra) GPUs are",
+            Some(Discovery::Vfio) => "GPUs bound to VFIO are",
+        };
+        self.refuse(
+            &["flags", "deviceDiscoveryStrategy"],
+            Fault::NotServed(format!(
+                "{what} not served by this plugin; write auto or nvml, and run NVIDIA's plugin on such nodes"
+            )),
+        );
+    }
+
+    fn gfd(&mut self, flags: &Flags) -> Gfd {
+        let default = Gfd::default();
+        let said = &flags.gfd;
+        let sleep_interval = match said.sleep_interval {
+            Some(interval) if interval.is_short() => {
+                self.warn(
+                    &["flags", "gfd", "sleepInterval"],
+                    format!(
+                        "{} is too short (a bare number is nanoseconds); 1s is used",
+                        String::from(interval)
+                    ),
+                );
+                Some(Gfd::SHORTEST)
+            }
+            Some(interval) => interval.0,
+            None => default.sleep_interval,
+        };
+        Gfd {
+            oneshot: said.oneshot.unwrap_or_default(),
+            no_timestamp: said.no_timestamp.unwrap_or_default(),
+            sleep_interval,
+            output_file: match said.output_file.as_deref() {
+                None => default.output_file,
+                Some("") => None,
+                Some(file) => Some(file.into()),
+            },
+            machine_type_file: path(said.machine_type_file.as_ref(), &default.machine_type_file),
+            use_node_feature_api: said.use_node_feature_api.unwrap_or(default.use_node_feature_api),
+        }
+    }
+
+    fn patterns(&mut self, section: &str, patterns: Vec<Pattern>) -> Vec<ResourcePattern> {
+        for (index, entry) in patterns.iter().enumerate() {
+            let place = [key("resources"), key(section), Step::Index(index), key("pattern")];
+            if entry.pattern.is_empty() {
+                self.refuse_at(
+                    &place,
+                    Fault::Invalid("an empty pattern matches nothing; * matches everything".to_owned()),
+                );
+            } else if let Some(before) = patterns
+                .iter()
+                .take(index)
+                .position(|other| other.pattern == entry.pattern || other.pattern == "*")
+            {
+                self.refuse_at(
+                    &place,
+                    Fault::Contradiction(format!(
+                        "{:?} never counts: resources.{section}[{before}] matches all of it first",
+                        entry.pattern
+                    )),
+                );
+            }
+        }
+        patterns
+            .into_iter()
+            .map(
+                |Pattern {
+                     pattern,
+                     name: Resource(name),
+                 }| ResourcePattern { pattern, name },
+            )
+            .collect()
+    }
+
+    fn sharing(&mut self, shared: Shared) -> TimeSlicing {
+        if shared.resources.is_empty() {
+            self.refuse(
+                &["sharing", "timeSlicing", "resources"],
+                Fault::Invalid(
+                    "the list is empty; name at least one resource, or leave timeSlicing out".to_owned(),
+                ),
+            );
+        }
+        let rename_by_default = shared.rename_by_default.unwrap_or_default();
+        for (index, entry) in shared.resources.iter().enumerate() {
+            if rename_by_default && entry.rename.is_none() {
+                let name = format!("{}.shared", entry.name.0);
+                if let Err(text) = Resource::try_from(name) {
+                    self.refuse_at(&entry_key(index, "name"), Fault::Invalid(text));
+                }
+            }
+            if let Some(text) = repeated(entry, shared.resources.iter().take(index)) {
+                self.refuse_at(&entry_key(index, "devices"), Fault::Contradiction(text));
+            }
+        }
+        TimeSlicing {
+            rename_by_default,
+            fail_requests_greater_than_one: shared.fail_requests_greater_than_one.unwrap_or_default(),
+            resources: shared
+                .resources
+                .into_iter()
+                .map(|entry| Replicated {
+                    name: entry.name.0,
+                    rename: entry.rename.map(|Resource(name)| name),
+                    devices: entry.devices.unwrap_or(SharedOf::All),
+                    replicas: entry.replicas.0,
+                })
+                .collect(),
+        }
+    }
+
+    /// Sharing of what cannot be there is a slip more often than a choice; NVIDIA's plugin says nothing.
+    fn warn_of_absent_mig(&mut self, sharing: Option<&TimeSlicing>, named: &[ResourcePattern]) {
+        for (index, entry) in sharing.iter().flat_map(|sharing| &sharing.resources).enumerate() {
+            let is_mig =
+                entry.name.as_str().contains("/mig-") || named.iter().any(|named| named.name == entry.name);
+            if is_mig {
+                let text = format!(
+                    "{} is advertised only where migStrategy is mixed: this entry has no effect",
+                    entry.name
+                );
+                self.warn_at(&entry_key(index, "name"), text);
+            }
+        }
+    }
+
+    fn refuse(&mut self, keys: &[&str], fault: Fault) {
+        self.refuse_at(&keys.iter().map(|name| key(name)).collect::<Vec<_>>(), fault);
+    }
+
+    fn refuse_at(&mut self, path: &[Step], fault: Fault) {
+        let problem = self.place(path, fault);
+        self.problems.push(problem);
+    }
+
+    fn warn(&mut self, keys: &[&str], text: String) {
+        self.warn_at(&keys.iter().map(|name| key(name)).collect::<Vec<_>>(), text);
+    }
+
+    fn warn_at(&mut self, path: &[Step], text: String) {
+        let problem = self.place(path, Fault::Invalid(text));
+        self.warnings.push(problem);
+    }
+
+    fn place(&self, path: &[Step], fault: Fault) -> Problem {
+        let node = self.tree.nearest(path);
+        Problem {
+            line: node.line,
+            at: node.at.clone(),
+            fault,
+        }
+    }
+}
+
+fn key(name: &str) -> Step {
+    Step::Key(name.to_owned())
+}
+
+fn entry_key(index: usize, name: &str) -> Vec<Step> {
+    vec![
+        key("sharing"),
+        key("timeSlicing"),
+        key("resources"),
+        Step::Index(index),
+        key(name),
+    ]
+}
+
+/// What `entry` says again that one of `others` has said already.
+fn repeated<'a>(entry: &SharedResource, others: impl Iterator<Item = &'a SharedResource>) -> Option<String> {
+    let listed = |entry: &SharedResource| match &entry.devices {
+        Some(SharedOf::Listed(list)) => Some(list.clone()),
+        _ => None,
+    };
+    let own = listed(entry);
+    if let Some(list) = &own {
+        let twice = list
+            .iter()
+            .enumerate()
+            .find(|(index, device)| list.iter().take(*index).any(|other| other == *device));
+        if let Some((_, device)) = twice {
+            return Some(format!("device {device} is listed twice"));
+        }
+    }
+    for (index, other) in others.enumerate() {
+        if other.name != entry.name {
+            continue;
+        }
+        let before = format!("sharing.timeSlicing.resources[{index}]");
+        match (&own, listed(other)) {
+            (Some(own), Some(theirs)) => {
+                if let Some(device) = own.iter().find(|device| theirs.contains(device)) {
+                    return Some(format!(
+                        "device {device} of {} is shared by {before} already",
+                        entry.name.0
+                    ));
+                }
+            }
+            _ => {
+                return Some(format!(
+                    "{} is shared by {before} already; to share its devices differently, list them in both entries",
+                    entry.name.0
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// A path that is said and not empty, or the default.
+fn path(said: Option<&String>, default: &PathBuf) -> PathBuf {
+    match said.map(String::as_str) {
+        None | Some("") => default.clone(),
+        Some(said) => said.into(),
+    }
+}

@@ -1,0 +1,258 @@
+//! A config file as a tree that remembers where every value stood. Layers are laid over each other here, before anything has a
+//! type, so that flags, environment and file obey the same rules and every problem can name its origin.
+
+use std::collections::BTreeMap;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use serde_path_to_error::Segment;
+use serde_saphyr::Spanned;
+
+/// A value and where it comes from.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Node {
+    /// Key path in the file, or the flag or variable.
+    pub(super) at: String,
+    /// Line of the file.
+    pub(super) line: Option<u64>,
+    pub(super) branch: Branch,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Branch {
+    Leaf(Value),
+    List(Vec<Node>),
+    Map(Vec<(String, Node)>),
+}
+
+impl Node {
+    /// An empty file.
+    pub(super) fn empty() -> Self {
+        Self {
+            at: String::new(),
+            line: None,
+            branch: Branch::Map(Vec::new()),
+        }
+    }
+
+    /// Reads YAML or JSON; `repeated` says what a key that stands twice means.
+    pub(super) fn read(
+        text: &str,
+        repeated: serde_saphyr::DuplicateKeyPolicy,
+    ) -> Result<Self, serde_saphyr::Error> {
+        let mut options = serde_saphyr::Options::default();
+        options.with_snippet = false;
+        options.duplicate_keys = repeated;
+        let raw: Option<Spanned<Raw>> = serde_saphyr::from_str_with_options(text, options)?;
+        Ok(match raw {
+            None => Self::empty(),
+            Some(raw) => Self::place(raw, String::new()),
+        })
+    }
+
+    fn place(raw: Spanned<Raw>, at: String) -> Self {
+        let line = Some(raw.referenced.line()).filter(|line| *line > 0);
+        let branch = match raw.value {
+            Raw::Leaf(value) => Branch::Leaf(value),
+            Raw::List(list) => Branch::List(
+                list.into_iter()
+                    .enumerate()
+                    .map(|(index, raw)| Self::place(raw, format!("{at}[{index}]")))
+                    .collect(),
+            ),
+            Raw::Map(raw) => {
+                // Where a key may stand twice, the last one counts.
+                let mut entries = BTreeMap::new();
+                for (key, raw) in raw {
+                    let mut node = Self::place(raw, below(&at, &key.value));
+                    // The key's line is where a person looks, also when its value begins below.
+                    node.line = Some(key.referenced.line()).filter(|line| *line > 0);
+                    entries.insert(key.value, node);
+                }
+                Branch::Map(entries.into_iter().collect())
+            }
+        };
+        Self { at, line, branch }
+    }
+
+    /// Puts `value`, which came from the flag or variable `origin`, in place of what stands at the dotted `key`.
+    pub(super) fn lay(&mut self, key: &str, origin: &str, value: Value) {
+        let (first, rest) = match key.split_once('.') {
+            Some((first, rest)) => (first, Some(rest)),
+            None => (key, None),
+        };
+        if !matches!(self.branch, Branch::Map(_)) {
+            self.branch = Branch::Map(Vec::new());
+        }
+        let at = below(&self.at, first);
+        let Branch::Map(entries) = &mut self.branch else {
+            return;
+        };
+        let index = entries
+            .iter()
+            .position(|(name, _)| name == first)
+            .unwrap_or_else(|| {
+                entries.push((first.to_owned(), Self { at, ..Self::empty() }));
+                entries.len() - 1
+            });
+        let Some((_, node)) = entries.get_mut(index) else {
+            return;
+        };
+        match rest {
+            Some(rest) => node.lay(rest, origin, value),
+            None => {
+                *node = Self {
+                    at: origin.to_owned(),
+                    line: None,
+                    branch: Branch::Leaf(value),
+                }
+            }
+        }
+    }
+
+    /// The node at a path of keys and indices, or the nearest one above it.
+    pub(super) fn nearest(&self, path: &[Step]) -> &Self {
+        let Some((step, rest)) = path.split_first() else {
+            return self;
+        };
+        let child = match (&self.branch, step) {
+            (Branch::Map(entries), Step::Key(key)) => entries
+                .iter()
+                .find_map(|(name, node)| (name == key).then_some(node)),
+            (Branch::List(list), Step::Index(index)) => list.get(*index),
+            _ => None,
+        };
+        child.map_or(self, |child| child.nearest(rest))
+    }
+
+    /// Takes the node at `path` out; `None` if there is none, or if it is the root.
+    pub(super) fn take(&mut self, path: &[Step]) -> Option<Self> {
+        let (step, rest) = path.split_first()?;
+        match (&mut self.branch, step) {
+            (Branch::Map(entries), Step::Key(key)) => {
+                let index = entries.iter().position(|(name, _)| name == key)?;
+                match rest {
+                    [] => Some(entries.remove(index).1),
+                    rest => entries.get_mut(index)?.1.take(rest),
+                }
+            }
+            (Branch::List(list), Step::Index(index)) => match rest {
+                [] => (*index < list.len()).then(|| list.remove(*index)),
+                rest => list.get_mut(*index)?.take(rest),
+            },
+            _ => None,
+        }
+    }
+
+    /// The tree without its places.
+    pub(super) fn value(&self) -> Value {
+        match &self.branch {
+            Branch::Leaf(value) => value.clone(),
+            Branch::List(list) => list.iter().map(Self::value).collect(),
+            Branch::Map(entries) => Value::Object(
+                entries
+                    .iter()
+                    .map(|(key, node)| (key.clone(), node.value()))
+                    .collect::<Map<_, _>>(),
+            ),
+        }
+    }
+}
+
+/// One step down a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    Key(String),
+    Index(usize),
+}
+
+/// The steps of an error's path; what is no key and no index ends it.
+pub(super) fn steps(path: &serde_path_to_error::Path) -> Vec<Step> {
+    path.iter()
+        .map_while(|segment| match segment {
+            Segment::Seq { index } => Some(Step::Index(*index)),
+            Segment::Map { key } => Some(Step::Key(key.clone())),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        })
+        .collect()
+}
+
+/// The dotted path of `key` below `at`.
+pub(super) fn below(at: &str, key: &str) -> String {
+    if at.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{at}.{key}")
+    }
+}
+
+/// A tree as the YAML reader gives it.
+enum Raw {
+    Leaf(Value),
+    List(Vec<Spanned<Raw>>),
+    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = Raw;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Raw, E> {
+        Ok(Raw::Leaf(value.into()))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Raw, E> {
+        Ok(Raw::Leaf(value.into()))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Raw, E> {
+        Ok(Raw::Leaf(value.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Raw, E> {
+        Ok(Raw::Leaf(value.into()))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Raw, E> {
+        Ok(Raw::Leaf(value.into()))
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Raw, E> {
+        Ok(Raw::Leaf(Value::Null))
+    }
+
+    fn visit_none<E: de::Error>(self) -> Result<Raw, E> {
+        Ok(Raw::Leaf(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Raw, D::Error> {
+        Raw::deserialize(deserializer)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+        let mut list = Vec::new();
+        while let Some(value) = access.next_element()? {
+            list.push(value);
+        }
+        Ok(Raw::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = access.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Raw::Map(entries))
+    }
+}

@@ -1,0 +1,301 @@
+//! Single values of a config file that have a form of their own. Each is read from a JSON value, so that the same rules hold in
+//! YAML, in JSON and on the command line; nothing here knows where a value stood.
+
+use gantry_api::{ResourceName, names};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{DeviceRef, Gfd, Selector, SharedOf, Strategy, duration, problem};
+
+/// Longest resource name, with its domain.
+const MAX_NAME: usize = 63;
+
+/// A resource: `gpu` or `nvidia.com/gpu`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Resource(pub ResourceName);
+
+impl TryFrom<String> for Resource {
+    type Error = String;
+
+    /// Puts the domain in front where there is none, and checks what Kubernetes and NVIDIA's plugin allow.
+    fn try_from(text: String) -> Result<Self, String> {
+        let domain = names::RESOURCE_DOMAIN;
+        let rest = match text.split_once('/') {
+            Some((found, rest)) if found == domain => rest,
+            Some((found, _)) => {
+                return Err(format!(
+                    "{text:?} is not in the domain {domain}: {found:?} cannot be served; write a name such as {domain}/gpu or gpu"
+                ));
+            }
+            None => &text,
+        };
+        let full = format!("{domain}/{rest}");
+        if full.len() > MAX_NAME {
+            return Err(format!(
+                "{full:?} has {} characters; {MAX_NAME} are allowed",
+                full.len()
+            ));
+        }
+        if !rest.split('.').all(is_label) {
+            return Err(format!(
+                "{text:?} is no resource name; after {domain}/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part"
+            ));
+        }
+        Ok(Self(full.into()))
+    }
+}
+
+impl From<Resource> for String {
+    fn from(name: Resource) -> Self {
+        name.0.as_str().to_owned()
+    }
+}
+
+fn is_label(part: &str) -> bool {
+    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = part.as_bytes();
+    edge(bytes.first())
+        && edge(bytes.last())
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
+}
+
+/// Replicas of one device: 2 or more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value")]
+pub struct Replicas(pub u16);
+
+impl TryFrom<Value> for Replicas {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        whole(&value)
+            .and_then(|number| u16::try_from(number).ok())
+            .filter(|replicas| *replicas >= 2)
+            .map(Self)
+            .ok_or_else(|| {
+                format!("{value} replicas are not possible; write 2 to {}, or leave the entry out for a device that is not shared", u16::MAX)
+            })
+    }
+}
+
+/// The ways of giving containers their devices: one, or a list. Sorted, each once, not empty.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value")]
+pub struct Strategies(pub Vec<Strategy>);
+
+impl TryFrom<Value> for Strategies {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        let words = match &value {
+            Value::Array(list) => list.iter().collect(),
+            one => vec![one],
+        };
+        let mut strategies = words
+            .into_iter()
+            .map(|word| match word {
+                Value::String(word) => strategy(word),
+                other => strategy(&other.to_string()),
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        if strategies.is_empty() {
+            let words = Strategy::ALL.map(Strategy::word).join(", ");
+            return Err(format!("the list is empty; allowed: {words}"));
+        }
+        strategies.sort_unstable();
+        strategies.dedup();
+        Ok(Self(strategies))
+    }
+}
+
+/// IMEX channels: none, or channel 0. NVIDIA's plugin knows no other either.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Value>", into = "Vec<Value>")]
+pub struct ChannelIds(pub bool);
+
+impl TryFrom<Vec<Value>> for ChannelIds {
+    type Error = String;
+
+    fn try_from(list: Vec<Value>) -> Result<Self, String> {
+        match list.as_slice() {
+            [] => Ok(Self(false)),
+            [only] if whole(only) == Some(0) => Ok(Self(true)),
+            _ => Err(format!("{} is not allowed; write [] or [0]", Value::from(list))),
+        }
+    }
+}
+
+impl From<ChannelIds> for Vec<Value> {
+    fn from(channels: ChannelIds) -> Self {
+        if channels.0 {
+            vec![Value::from(0)]
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+/// How often labels are worked out again; `None`: never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "String")]
+pub struct SleepInterval(pub Option<std::time::Duration>);
+
+impl SleepInterval {
+    /// Whether it is served as it stands.
+    pub(super) fn is_short(self) -> bool {
+        self.0.is_some_and(|interval| interval < Gfd::SHORTEST)
+    }
+}
+
+impl TryFrom<Value> for SleepInterval {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        let text = match &value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        if text == "infinite" {
+            return Ok(Self(None));
+        }
+        match duration::parse(&text) {
+            Ok(interval) => Ok(Self(Some(interval))),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl From<SleepInterval> for String {
+    fn from(interval: SleepInterval) -> Self {
+        interval.0.map_or("infinite".to_owned(), duration::text)
+    }
+}
+
+impl TryFrom<Value> for SharedOf {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{value} are no devices; write all, how many (1 or more), or a list of indices (0), MIG indices (\"0:1\") and UUIDs"
+            )
+        };
+        match &value {
+            Value::String(word) if word == "all" => Ok(Self::All),
+            Value::Array(list) if !list.is_empty() => list
+                .iter()
+                .map(DeviceRef::try_from)
+                .collect::<Result<_, _>>()
+                .map(Self::Listed),
+            other => whole(other)
+                .and_then(|count| u16::try_from(count).ok())
+                .filter(|count| *count > 0)
+                .map(Self::Count)
+                .ok_or_else(wrong),
+        }
+    }
+}
+
+impl From<SharedOf> for Value {
+    fn from(devices: SharedOf) -> Self {
+        match devices {
+            SharedOf::All => Self::from("all"),
+            SharedOf::Count(count) => Self::from(count),
+            SharedOf::Listed(list) => list
+                .iter()
+                .map(|device| match device {
+                    DeviceRef::Gpu(index) => Self::from(*index),
+                    other => Self::from(other.to_string()),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl TryFrom<&Value> for DeviceRef {
+    type Error = String;
+
+    fn try_from(value: &Value) -> Result<Self, String> {
+        let text = match value {
+            Value::String(text) => text.trim().to_owned(),
+            other => other.to_string(),
+        };
+        let reference = match text.split_once(':') {
+            Some((gpu, mig)) => gpu
+                .parse()
+                .ok()
+                .zip(mig.parse().ok())
+                .map(|(gpu, mig)| Self::Mig(gpu, mig)),
+            None if is_uuid(&text) => Some(Self::Uuid(text.clone())),
+            None => text.parse().ok().map(Self::Gpu),
+        };
+        reference.ok_or_else(|| {
+            format!("{value} is no device; write an index (0), a MIG index (\"0:1\") or a UUID (GPU-... or MIG-...)")
+        })
+    }
+}
+
+impl TryFrom<Value> for Selector {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        let text = match &value {
+            Value::String(text) => text.trim().to_owned(),
+            Value::Number(number) => number.to_string(),
+            _ => String::new(),
+        };
+        let index = || text.parse().map(Self::Index).ok();
+        let uuid = || is_uuid(&text).then(|| Self::Uuid(text.clone()));
+        let bus_id = || text.parse().map(Self::BusId).ok();
+        let digits = text
+            .chars()
+            .all(|ch| ch.is_ascii_digit() || ch == '-' || ch == '.');
+        let model = || (!digits).then(|| Self::Model(text.clone()));
+        index().or_else(uuid).or_else(bus_id).or_else(model).ok_or_else(|| {
+            format!("{value} names no GPU; write an index (0), a UUID (GPU-... or MIG-...), a PCIe address (0000:3b:00.0) or a model, where * stands for anything")
+        })
+    }
+}
+
+impl From<Selector> for Value {
+    fn from(selector: Selector) -> Self {
+        match selector {
+            Selector::Index(index) => Self::from(index),
+            Selector::Uuid(text) | Selector::Model(text) => Self::from(text),
+            Selector::BusId(address) => Self::from(address.as_str()),
+        }
+    }
+}
+
+fn is_uuid(text: &str) -> bool {
+    text.starts_with("GPU-") || text.starts_with("MIG-")
+}
+
+/// A whole number, also where a file has it as text or as `4.0`.
+fn whole(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| {
+        let number = value.as_f64()?;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked to be whole and in range"
+        )]
+        (number.fract() == 0.0 && (0.0..1e15).contains(&number)).then_some(number as u64)
+    })
+}
+
+fn strategy(word: &str) -> Result<Strategy, String> {
+    let words = Strategy::ALL.map(Strategy::word);
+    let found = Strategy::ALL.into_iter().find(|strategy| strategy.word() == word);
+    found.ok_or_else(|| {
+        let fault = problem::Fault::UnknownWord {
+            found: word.to_owned(),
+            nearest: problem::nearest(word, words),
+            allowed: words.map(str::to_owned).to_vec(),
+        };
+        fault.to_string()
+    })
+}

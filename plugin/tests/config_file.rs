@@ -1,0 +1,257 @@
+//! Config files as people write them: what they mean, and what is said about the slips in them.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use gantry_plugin::config::{
+    Config, DeviceIdStrategy, DeviceRef, Loaded, MigStrategy, Problems, Selector, SharedDevices, SharedOf,
+    Strategy, Strictness, load,
+};
+
+fn read(text: &str) -> Config {
+    read_with(text, Strictness::Strict).config
+}
+
+fn read_with(text: &str, strictness: Strictness) -> Loaded {
+    load("config.yaml", text, &[], strictness).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn wrong(text: &str) -> Problems {
+    match load("config.yaml", text, &[], Strictness::Strict) {
+        Ok(loaded) => panic!("accepted: {:?}", loaded.config),
+        Err(problems) => problems,
+    }
+}
+
+#[test]
+fn an_empty_file_means_the_defaults() {
+    for text in [
+        "",
+        "\n",
+        "# nothing\n",
+        "---\n",
+        "version: v1\n",
+        "{}",
+        "version: \"\"\n",
+        "flags:\nsharing:\n",
+    ] {
+        assert_eq!(read(text), Config::default(), "{text:?}");
+    }
+}
+
+#[test]
+fn every_key_of_the_form_is_read() {
+    let config = read(
+        r#"
+version: v1
+flags:
+  migStrategy: mixed
+  failOnInitError: false
+  nvidiaDriverRoot: /run/nvidia/driver
+  nvidiaDevRoot: /dev-root
+  gdrcopyEnabled: true
+  gdsEnabled: true
+  mofedEnabled: true
+  mpsRoot: /run/nvidia/mps
+  deviceDiscoveryStrategy: nvml
+  plugin:
+    passDeviceSpecs: true
+    deviceListStrategy: [cdi-cri, envvar, cdi-cri]
+    deviceIDStrategy: index
+    cdiAnnotationPrefix: my.io/
+    nvidiaCTKPath: /usr/local/bin/nvidia-ctk
+    containerDriverRoot: /host
+    sharedDevicesAllocationPolicy: packed
+    cdiFeatureFlags: [disable-nvsandboxutils]
+    cdiDisableHooks: [all]
+  gfd:
+    oneshot: true
+    noTimestamp: true
+    sleepInterval: infinite
+    outputFile: ""
+    machineTypeFile: /machine
+    useNodeFeatureAPI: false
+resources:
+  gpus:
+    - {pattern: "NVIDIA A100*", name: a100}
+  mig:
+    - {pattern: "1g.10gb", name: nvidia.com/small}
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+      - {name: gpu, rename: nvidia.com/half, devices: [0, "1:2", GPU-0], replicas: 2}
+      - {name: nvidia.com/mig-1g.10gb, devices: 3, replicas: 4}
+imex: {channelIDs: [0], required: true}
+devices:
+  allow: [0, "1", GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c, "00000000:3B:00.0", "NVIDIA A100*"]
+  deny: ["NVIDIA DGX Display"]
+"#,
+    );
+    assert_eq!(config.mig_strategy, MigStrategy::Mixed);
+    assert!(!config.fail_on_init_error && config.pass_device_specs);
+    assert_eq!(config.driver_root.to_str(), Some("/run/nvidia/driver"));
+    assert_eq!(config.dev_root.to_str(), Some("/dev-root"));
+    assert_eq!(config.container_driver_root.to_str(), Some("/host"));
+    assert!(config.gdrcopy && config.gds && config.mofed);
+    assert_eq!(config.device_list_strategy, [Strategy::Envvar, Strategy::CdiCri]);
+    assert_eq!(config.device_id_strategy, DeviceIdStrategy::Index);
+    assert_eq!(config.cdi_annotation_prefix, "my.io/");
+    assert_eq!(config.cdi_hook_path.to_str(), Some("/usr/local/bin/nvidia-ctk"));
+    assert_eq!(config.shared_devices, SharedDevices::Packed);
+    assert_eq!(
+        (config.cdi_feature_flags.len(), config.cdi_disabled_hooks.len()),
+        (1, 1)
+    );
+    let gfd = &config.gfd;
+    assert!(gfd.oneshot && gfd.no_timestamp && !gfd.use_node_feature_api);
+    assert_eq!((gfd.sleep_interval, &gfd.output_file), (None, &None));
+    assert_eq!(gfd.machine_type_file.to_str(), Some("/machine"));
+    assert_eq!(config.gpu_patterns[0].name.as_str(), "nvidia.com/a100");
+    assert_eq!(config.mig_patterns[0].pattern, "1g.10gb");
+    let sharing = config.time_slicing.as_ref().unwrap();
+    assert!(sharing.rename_by_default && sharing.fail_requests_greater_than_one);
+    let first = &sharing.resources[0];
+    assert_eq!((first.name.as_str(), first.replicas), ("nvidia.com/gpu", 2));
+    assert_eq!(first.rename.as_ref().unwrap().as_str(), "nvidia.com/half");
+    assert_eq!(
+        first.devices,
+        SharedOf::Listed(vec![
+            DeviceRef::Gpu(0),
+            DeviceRef::Mig(1, 2),
+            DeviceRef::Uuid("GPU-0".into())
+        ])
+    );
+    assert_eq!(sharing.resources[1].devices, SharedOf::Count(3));
+    assert!(config.imex.channel && config.imex.required);
+    assert_eq!(
+        config.allow,
+        [
+            Selector::Index(0),
+            Selector::Index(1),
+            Selector::Uuid("GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c".into()),
+            Selector::BusId("0000:3b:00.0".parse().unwrap()),
+            Selector::Model("NVIDIA A100*".into()),
+        ]
+    );
+    assert_eq!(config.deny, [Selector::Model("NVIDIA DGX Display".into())]);
+    // What is printed reads the same, in both forms.
+    assert_eq!(read(&config.to_json()), config);
+    assert_eq!(read(&config.to_yaml().unwrap()), config);
+    insta::assert_snapshot!(config.to_yaml().unwrap());
+}
+
+#[test]
+fn the_device_root_is_the_driver_root_where_it_is_not_said() {
+    let config = read("flags: {nvidiaDriverRoot: /run/nvidia/driver}");
+    assert_eq!(config.dev_root, config.driver_root);
+    assert_eq!(read("flags: {nvidiaDriverRoot: \"\"}"), Config::default());
+}
+
+#[test]
+fn json_and_yaml_say_the_same() {
+    let yaml = "flags:\n  migStrategy: single\n  plugin:\n    deviceListStrategy: volume-mounts\n";
+    let json = r#"{"flags": {"migStrategy": "single", "plugin": {"deviceListStrategy": ["volume-mounts"]}}}"#;
+    assert_eq!(read(yaml), read(json));
+    assert_eq!(
+        read("flags: {failOnInitError: no}"),
+        read("flags: {failOnInitError: false}")
+    );
+}
+
+#[test]
+fn a_bare_sleep_interval_is_nanoseconds_and_never_keeps_a_core_busy() {
+    let loaded = read_with("flags: {gfd: {sleepInterval: 60}}", Strictness::Strict);
+    assert_eq!(loaded.config.gfd.sleep_interval.unwrap().as_secs(), 1);
+    assert_eq!(
+        loaded.warnings[0].to_string(),
+        "line 1: flags.gfd.sleepInterval: 60ns is too short (a bare number is nanoseconds); 1s is used"
+    );
+    let interval = read("flags: {gfd: {sleepInterval: 60000000000}}")
+        .gfd
+        .sleep_interval;
+    assert_eq!(interval.unwrap().as_secs(), 60);
+}
+
+#[test]
+fn lenient_takes_unknown_keys_for_a_warning_and_keys_in_any_case() {
+    let text = "flags: {migstrategy: mixed, colour: red}\nflags: {MigStrategy: single, colour: red}\n";
+    let loaded = read_with(text, Strictness::Lenient);
+    assert_eq!(loaded.config.mig_strategy, MigStrategy::Single);
+    assert_eq!(loaded.warnings.len(), 1);
+    assert!(
+        loaded.warnings[0].to_string().contains("flags.colour"),
+        "{:?}",
+        loaded.warnings
+    );
+    // A value that cannot be is a mistake all the same.
+    assert!(load("x", "flags: {migStrategy: some}", &[], Strictness::Lenient).is_err());
+}
+
+#[test]
+fn sharing_of_mig_devices_that_cannot_be_there_is_warned_of() {
+    let text = "sharing: {timeSlicing: {resources: [{name: mig-1g.10gb, replicas: 2}]}}";
+    assert_eq!(read_with(text, Strictness::Strict).warnings.len(), 1);
+    let mixed = format!("{text}\nflags: {{migStrategy: mixed}}");
+    assert!(read_with(&mixed, Strictness::Strict).warnings.is_empty());
+}
+
+#[test]
+fn slips_are_explained() {
+    let mut report = String::new();
+    for text in [
+        "flags:\n  migStratgy: mixed\n",
+        "flags: {migStrategy: mixd}",
+        "flags: {migStrategy: 5}",
+        "flags: {failOnInitError: \"maybe\"}",
+        "flags: 5",
+        "version: v2",
+        "colour: red",
+        "flags:\n  plugin:\n    deviceListStrategy: [envvar, cdi-cir]\n",
+        "flags: {plugin: {deviceListStrategy: []}}",
+        "flags: {plugin: {deviceIDStrategy: uid}}",
+        "flags: {deviceDiscoveryStrategy: tegra}",
+        "flags: {plugin: {cdiDisableHooks: [update-ldcach]}}",
+        "flags: {gfd: {sleepInterval: 60 s}}",
+        "imex: {channelIDs: [0, 1]}",
+        "sharing: {timeSlicing: {}}",
+        "sharing: {timeSlicing: {resources: []}}",
+        "sharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 1\n",
+        "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu}]}}",
+        "sharing: {timeSlicing: {resources: [{name: amd.com/gpu, replicas: 2}]}}",
+        "sharing: {timeSlicing: {resources: [{name: GPU, replicas: 2}]}}",
+        "sharing: {timeSlicing: {resources: [{name: a123456789b123456789c123456789d123456789e123456789f1234, replicas: 2}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: none}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, zero]}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: 0}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 4}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, 1]}, {name: gpu, replicas: 4, devices: [1]}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, 0]}]}}",
+        "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}",
+        "resources: {gpus: [{pattern: \"*\", name: gpu}, {pattern: A100, name: a100}]}",
+        "resources: {gpus: [{pattern: A100}]}",
+        "devices: {deny: [-1, true]}",
+        "flags: {migStrategy: single}\nflags: {}\n",
+        "flags: [\n",
+        "- a\n- b\n",
+        "hello",
+    ] {
+        report.push_str(&format!("{}\n=> {}\n\n", text.trim_end(), wrong(text)));
+    }
+    insta::assert_snapshot!(report);
+}
+
+#[test]
+fn every_problem_is_told_at_once_in_the_order_of_the_file() {
+    let problems = wrong(
+        "flags:\n  migStratgy: mixed\n  failOnInitError: perhaps\nsharing:\n  timeSlicing:\n    resources:\n    - {name: amd.com/gpu, replicas: 1}\n    - {name: gpu, replicas: 70000}\n",
+    );
+    insta::assert_snapshot!(
+        problems
+            .list
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("\n")
+    );
+}
