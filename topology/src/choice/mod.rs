@@ -23,6 +23,7 @@
 //! PCIe, which favours sets in two halves and so breaks two sockets where one would do, cost 8 bridged A40s 1.9 points. Where
 //! all sets have equal links, as behind NVSwitches, R is equal too and NICs decide.
 
+pub mod devices;
 mod explain;
 mod fill;
 mod kind;

@@ -1,0 +1,114 @@
+//! MIG devices: GPUs that nothing runs on are kept whole, and of the others what can still be cut anew is kept large. One device
+//! is taken after the other; of the free ones, most important first:
+//!
+//! 1. with [`Sharing::Distributed`], one whose place has the fewest devices in use: replicas of a slice take turns on it.
+//!    A place with a single device is never both free and in use, so that this parts replicas alone;
+//! 2. one on a GPU of which another slice is in use;
+//! 3. one on a GPU that has room for all that is still to be chosen;
+//! 4. the one whose loss takes least from what can be cut: every unused, legally aligned block that it lies in is lost, and
+//!    counts as much as it is large. Instances of every known product start at a multiple of their size (a test asks the catalogue
+//!    of products), so the block sizes are those of the slices there, doubled and halved;
+//! 5. with [`Sharing::Packed`], the fullest place;
+//! 6. the lowest GPU, unit, device.
+
+use std::cmp::Reverse;
+
+use super::{Sharing, Spot, Units, Use, each};
+use crate::machine::{MAX_GPUS, MAX_MEMORY_UNITS};
+
+/// What is known of a GPU.
+#[derive(Debug, Clone, Copy, Default)]
+struct OnGpu {
+    /// Units in use, a bit each.
+    units: u16,
+    /// Whether anything of it is in use or chosen.
+    broken: bool,
+    /// Free devices that are not chosen.
+    left: u16,
+    /// Devices in use or chosen, by where they start.
+    load: [u16; MAX_MEMORY_UNITS as usize],
+    /// Whether slices are made of three units and their multiples, as on GPUs of twelve.
+    in_threes: bool,
+}
+
+/// Adds devices of `free` to `chosen` until there are `size`.
+pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usize, sharing: Sharing) {
+    let mut gpus = [OnGpu {
+        in_threes: true,
+        ..OnGpu::default()
+    }; MAX_GPUS];
+    for (_, gpu, spot, used) in each(spots, free, chosen) {
+        let slice = units(spot);
+        gpus[gpu].in_threes &= slice.size % 3 == 0;
+        if used == Use::Free {
+            gpus[gpu].left += 1;
+        } else {
+            gpus[gpu].take(slice);
+        }
+    }
+    while chosen.len() < size {
+        let rest = size - chosen.len();
+        let best = each(spots, free, chosen)
+            .filter(|(_, _, _, used)| *used == Use::Free)
+            .min_by_key(|(device, gpu, spot, _)| {
+                let slice = units(*spot);
+                let on = &gpus[*gpu];
+                let load = on.load[place(slice)];
+                let (spread, pack) = match sharing {
+                    Sharing::Distributed => (load, 0),
+                    Sharing::Packed => (0, load),
+                };
+                (
+                    (spread, !on.broken, usize::from(on.left) < rest, on.loss(slice)),
+                    (Reverse(pack), *gpu, slice, *device),
+                )
+            });
+        let Some((device, gpu, spot, _)) = best else {
+            break;
+        };
+        gpus[gpu].left -= 1;
+        gpus[gpu].take(units(spot));
+        chosen.push(device);
+    }
+}
+
+impl OnGpu {
+    fn take(&mut self, slice: Units) {
+        self.units |= mask(slice);
+        self.broken = true;
+        self.load[place(slice)] += 1;
+    }
+
+    /// What can no longer be cut once `slice` is in use: the sizes of all blocks lost, together.
+    fn loss(&self, slice: Units) -> u32 {
+        let slice = mask(slice);
+        let mut size = if self.in_threes { 3 } else { 1 };
+        let mut lost = 0;
+        while size <= MAX_MEMORY_UNITS {
+            let starts = (0..MAX_MEMORY_UNITS).step_by(usize::from(size));
+            let blocks = starts.map(|start| mask(Units { start, size }));
+            let hit = blocks.filter(|block| block & slice != 0 && block & self.units == 0);
+            lost += u32::from(size) * hit.map(|_| 1).sum::<u32>();
+            size *= 2;
+        }
+        lost
+    }
+}
+
+/// What a device covers; a whole GPU covers everything.
+fn units(spot: Spot) -> Units {
+    spot.slice.unwrap_or(Units {
+        start: 0,
+        size: MAX_MEMORY_UNITS,
+    })
+}
+
+/// Where the load of a slice is counted.
+fn place(slice: Units) -> usize {
+    usize::from(slice.start.min(MAX_MEMORY_UNITS - 1))
+}
+
+fn mask(units: Units) -> u16 {
+    let end = units.start.saturating_add(units.size).min(MAX_MEMORY_UNITS);
+    (units.start..end).fold(0, |mask, unit| mask | 1 << unit)
+}
