@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use schemars::transform::RecursiveTransform;
 use serde::{Deserialize, Serialize};
 
+use crate::fault::GpuFault;
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
 use crate::resource::ResourceStatus;
 use crate::schema::known_formats;
@@ -67,6 +68,9 @@ pub struct GpuNodeStatus {
     /// How many deviations there were since the plugin started.
     #[serde(default)]
     pub deviations_total: u64,
+    /// Faults of GPUs whose end is not proved yet, by GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<GpuFault>,
     /// Version of the plugin that wrote this.
     #[serde(default)]
     pub plugin_version: String,

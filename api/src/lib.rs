@@ -4,6 +4,7 @@
 //! clients, no decisions.
 #![forbid(unsafe_code)]
 
+pub mod fault;
 pub mod gpunode;
 pub mod grant;
 pub mod ids;
@@ -11,6 +12,7 @@ pub mod names;
 pub mod resource;
 mod schema;
 
+pub use fault::{FaultEvidence, GpuFault};
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState,
     Provenance, Slice,
