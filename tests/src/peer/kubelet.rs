@@ -146,6 +146,11 @@ impl Kubelet {
         })
     }
 
+    /// Forgets the registrations that nobody has taken yet.
+    pub fn forget(&mut self) {
+        while self.registrations.try_recv().is_ok() {}
+    }
+
     /// Whether a registration came in that nobody has taken yet.
     pub fn is_called(&self) -> bool {
         !self.registrations.is_empty()
@@ -202,6 +207,11 @@ impl Served {
             Ok(outcome) => outcome,
             Err(_) => bail!("waited {LIMIT:?} for a list; the last one was {last:?}"),
         }
+    }
+
+    /// The next list of a stream, whenever it comes; `None` once the stream is over.
+    pub async fn next_list(stream: &mut Streaming<ListAndWatchResponse>) -> Option<List> {
+        stream.message().await.ok().flatten().map(list)
     }
 
     /// The first list of a fresh stream.
