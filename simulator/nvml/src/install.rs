@@ -13,6 +13,8 @@ use crate::facts::Facts;
 pub const MACHINE_FILE: &str = "machine.yaml";
 /// Name the library is installed under, the one NVML clients ask for.
 pub const LIBRARY_NAME: &str = "libnvidia-ml.so.1";
+/// Folder of the entries of `/proc`, `/sys` and `/dev`.
+pub(crate) const ROOT_FOLDER: &str = "root";
 /// Name the library is built under.
 const BUILT_NAME: &str = "libgantry_nvml_sim.so";
 /// Environment variable that names the built library, where it does not lie near the executable.
@@ -104,7 +106,7 @@ pub fn install(machine_file: &Path, folder: &Path) -> Result<Installed, InstallE
 /// As [`install`].
 pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installed, InstallError> {
     let placed = place(text, origin, folder)?;
-    let layout = companion::lay_down(&placed.facts, &folder.join("root"))?;
+    let layout = companion::lay_down(&placed.facts, &folder.join(ROOT_FOLDER))?;
     Ok(Installed {
         library: placed.library,
         machine_file: placed.machine_file,

@@ -7,10 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use gantry_topology::Machine;
-
-use crate::control::{self, Block, State};
-use crate::facts::Facts;
+use crate::control::{self, Block, ControlError, State};
+use crate::facts::{Facts, FactsError};
 use crate::install::MACHINE_FILE;
 
 mod events;
@@ -50,12 +48,9 @@ pub(crate) enum StartError {
     /// The driver is gone.
     #[error("the driver is not loaded")]
     DriverGone,
-    /// The machine file cannot be read.
-    #[error("cannot read the machine file {path}: {source}")]
-    Read { path: PathBuf, source: std::io::Error },
-    /// The machine file is wrong.
-    #[error("{path}: {problem}")]
-    Machine { path: PathBuf, problem: String },
+    /// The machine file cannot be read, or is wrong.
+    #[error(transparent)]
+    Machine(#[from] FactsError),
 }
 
 impl Library {
@@ -103,6 +98,18 @@ impl Library {
         self.machine.parent().unwrap_or(Path::new("."))
     }
 
+    /// Changes the control state on behalf of a client.
+    pub(crate) fn update<T>(
+        &self,
+        change: impl FnOnce(&mut State) -> Result<T, ControlError>,
+    ) -> Result<T, ControlError> {
+        control::update(&self.machine, &self.block, change).inspect_err(|error| {
+            if !matches!(error, ControlError::Mig { .. }) {
+                complain(&error.to_string());
+            }
+        })
+    }
+
     /// The session, if there is one.
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         held(&self.session).clone()
@@ -117,7 +124,7 @@ impl Library {
         match &*session {
             Some(running) => *held(&running.users) += 1,
             None => {
-                let facts = read_machine(&self.machine).inspect_err(|error| complain(&error.to_string()))?;
+                let facts = Facts::read(&self.machine).inspect_err(|error| complain(&error.to_string()))?;
                 *session = Some(Arc::new(Session {
                     facts,
                     departures: state.driver.departures,
@@ -163,19 +170,6 @@ impl Session {
 /// A lock's content, whatever became of other threads: every change behind these locks is a single assignment.
 pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn read_machine(path: &Path) -> Result<Facts, StartError> {
-    let text = std::fs::read_to_string(path).map_err(|source| StartError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    let wrong = |problem: String| StartError::Machine {
-        path: path.to_owned(),
-        problem,
-    };
-    let machine: Machine = serde_saphyr::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-    Facts::of(&machine).map_err(|error| wrong(error.to_string()))
 }
 
 /// Where the machine file is: named by the environment, else beside the shared object.

@@ -119,6 +119,17 @@ impl Out<c_char> {
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
+impl<T: Copy> In<T> {
+    /// Reads what the caller gives.
+    pub(crate) fn get(self) -> Result<T, Status> {
+        if self.0.is_null() {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, so by the contract of this module a valid `T`; every type used here is plain C data.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+}
+
 impl In<c_char> {
     /// Reads a text that ends with zero.
     pub(crate) fn text(self) -> Result<String, Status> {

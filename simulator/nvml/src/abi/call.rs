@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlReturn_enum_NVML_SUCCESS as SUCCESS, nvmlReturn_t};
 
-use super::handle::Device;
+use gantry_topology::{ComputeInstance, GpuInstance, Mig};
+
+use super::handle::{Device, Named, Place};
 use super::status::Status;
-use crate::control::{GpuState, State};
+use crate::control::{Applied, ControlError, GpuState, MigChange, State};
 use crate::facts::{Facts, GpuFacts, Remote};
 use crate::library::{Library, Session};
 
@@ -24,6 +26,24 @@ pub(crate) struct Call {
 pub(crate) struct Target<'a> {
     pub(crate) facts: &'a GpuFacts,
     state: Option<&'a GpuState>,
+    mig: Option<&'a Mig>,
+}
+
+/// What a device handle of a call stands for.
+#[derive(Clone, Copy)]
+pub(crate) enum Subject<'a> {
+    /// A whole GPU.
+    Gpu(Target<'a>),
+    /// A MIG device.
+    Mig(MigTarget<'a>),
+}
+
+/// A MIG device that a call is about: it exists, and its GPU is not lost.
+#[derive(Clone, Copy)]
+pub(crate) struct MigTarget<'a> {
+    pub(crate) gpu: Target<'a>,
+    pub(crate) instance: &'a GpuInstance,
+    pub(crate) compute: &'a ComputeInstance,
 }
 
 /// Runs `body` as the call of slot `slot`.
@@ -84,10 +104,50 @@ impl Call {
         &self.session.facts
     }
 
-    /// The GPU behind a handle.
+    /// The whole GPU behind a handle. A MIG device is not supported where only a GPU has what is asked for.
     pub(crate) fn gpu(&self, device: Device) -> Result<Target<'_>, Status> {
-        let index = device.gpu().ok_or(Status::INVALID_ARGUMENT)?;
-        self.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)?
+        match self.subject(device)? {
+            Subject::Gpu(gpu) => Ok(gpu),
+            Subject::Mig(_) => Err(Status::NOT_SUPPORTED),
+        }
+    }
+
+    /// The MIG device behind a handle. A whole GPU is an invalid argument.
+    pub(crate) fn mig(&self, device: Device) -> Result<MigTarget<'_>, Status> {
+        match self.subject(device)? {
+            Subject::Gpu(_) => Err(Status::INVALID_ARGUMENT),
+            Subject::Mig(mig) => Ok(mig),
+        }
+    }
+
+    /// The GPU or MIG device behind a handle.
+    pub(crate) fn subject(&self, device: Device) -> Result<Subject<'_>, Status> {
+        let here = |index| self.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)?;
+        match device.named().ok_or(Status::INVALID_ARGUMENT)? {
+            Named::Whole(index) => here(index).map(Subject::Gpu),
+            Named::Mig(place) => here(place.gpu)?
+                .mig_devices()
+                .find(|mig| mig.place() == place)
+                .map(Subject::Mig)
+                .ok_or(Status::INVALID_ARGUMENT),
+        }
+    }
+
+    /// Changes how a GPU is cut; every process sees it from its next call on.
+    pub(crate) fn change_mig(&self, gpu: Target<'_>, change: &MigChange) -> Result<Applied, Status> {
+        let changed = self.library.update(|state| {
+            let changed = state.change_mig(gpu.facts, change);
+            changed.map_err(|source| ControlError::Mig {
+                gpu: gpu.key(),
+                source,
+            })
+        });
+        changed.map_err(|error| match error {
+            ControlError::Mig { source, .. } => Status::of_refusal(&source),
+            // The folder cannot be written: only its owner may change the machine.
+            ControlError::Open { .. } | ControlError::Write { .. } => Status::NO_PERMISSION,
+            _ => Status::UNKNOWN,
+        })
     }
 
     /// The GPU of an index: `None` if there is none, an error if it is lost.
@@ -99,7 +159,11 @@ impl Call {
         if state.is_some_and(|state| state.lost) {
             return Some(Err(Status::GPU_IS_LOST));
         }
-        Some(Ok(Target { facts, state }))
+        Some(Ok(Target {
+            facts,
+            state,
+            mig: self.state.cut(facts),
+        }))
     }
 
     /// Whether an NVLink is up: joined, not taken down at either end, the peer on the bus.
@@ -129,8 +193,60 @@ impl<'a> Target<'a> {
         self.state
     }
 
+    /// How the GPU is cut now; `None` if it never was.
+    pub(crate) fn cut(self) -> Option<&'a Mig> {
+        self.mig
+    }
+
+    /// Whether MIG mode is on.
+    pub(crate) fn mig_enabled(self) -> bool {
+        self.mig.is_some_and(|mig| mig.enabled)
+    }
+
+    /// The GPU instances, by id.
+    pub(crate) fn gpu_instances(self) -> Vec<&'a GpuInstance> {
+        let mut instances: Vec<&GpuInstance> = self
+            .mig
+            .filter(|mig| mig.enabled)
+            .map_or(&[][..], |mig| &mig.instances)
+            .iter()
+            .collect();
+        instances.sort_by_key(|instance| instance.id);
+        instances
+    }
+
+    /// The MIG devices, in the order of their indices: by GPU instance, then compute instance.
+    pub(crate) fn mig_devices(self) -> impl Iterator<Item = MigTarget<'a>> {
+        let instances = self.gpu_instances().into_iter();
+        instances.flat_map(move |instance| {
+            instance.compute.iter().map(move |compute| MigTarget {
+                gpu: self,
+                instance,
+                compute,
+            })
+        })
+    }
+
     /// The index as the control state counts it.
     pub(crate) fn key(self) -> u8 {
         u8::try_from(self.facts.index).unwrap_or(u8::MAX)
     }
+}
+
+impl MigTarget<'_> {
+    /// What handles of the device and of its compute instance hold.
+    pub(crate) fn place(self) -> Place {
+        Place {
+            gpu: self.gpu.facts.index,
+            gpu_instance: self.instance.id,
+            compute_instance: self.compute.id,
+            digest: digest(self.compute.uuid.as_str()),
+        }
+    }
+}
+
+/// What tells one content of a place from another.
+pub(crate) fn digest(text: &str) -> u32 {
+    let bits = crate::facts::fnv(text, 0) & ((1 << super::handle::DIGEST_BITS) - 1);
+    u32::try_from(bits).unwrap_or(0)
 }

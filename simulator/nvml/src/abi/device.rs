@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint};
 use nvml_wrapper_sys::bindings as sys;
 
 use super::args::{In, Out};
-use super::call::{Call, Target};
+use super::call::{Call, MigTarget, Subject, Target};
 use super::handle::Device;
 use super::status::Status;
 use crate::facts::{Address, GpuFacts};
@@ -26,6 +26,21 @@ fn by_index(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status
     device.check()?;
     let _alive: Target<'_> = call.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)??;
     device.put(Device::whole(index))
+}
+
+/// The GPU or MIG device of a UUID, which tells by its first letters what it is.
+fn by_uuid(call: &Call, uuid: &str, device: Out<Device>) -> Result<(), Status> {
+    if !uuid.starts_with("MIG-") {
+        return find(call, device, |gpu| gpu.uuid.eq_ignore_ascii_case(uuid));
+    }
+    device.check()?;
+    let gpus = (0..call.facts().gpus.len()).filter_map(|index| call.gpu_at(index));
+    // A lost GPU does not answer for its instances.
+    let found = gpus
+        .flatten()
+        .flat_map(Target::mig_devices)
+        .find(|mig| mig.compute.uuid.as_str().eq_ignore_ascii_case(uuid));
+    device.put(Device::mig(found.ok_or(Status::NOT_FOUND)?.place()))
 }
 
 fn by_address(call: &Call, text: In<c_char>, device: Out<Device>) -> Result<(), Status> {
@@ -70,7 +85,7 @@ nvml! {
         if !uuid.starts_with("GPU-") && !uuid.starts_with("MIG-") {
             return Err(Status::INVALID_ARGUMENT);
         }
-        find(call, device, |gpu| gpu.uuid.eq_ignore_ascii_case(&uuid))
+        by_uuid(call, &uuid, device)
     }
 
     fn nvmlDeviceGetHandleByUUIDV(uuid: Out<sys::nvmlUUID_t>, device: Out<Device>) |call| {
@@ -81,7 +96,7 @@ nvml! {
                 // SAFETY: the type word says which member of the union the caller has filled; both are bytes.
                 let bytes = unsafe { uuid.value.str_ };
                 let text: String = bytes.iter().map(|c| *c as u8).take_while(|c| *c != 0).map(char::from).collect();
-                find(call, device, |gpu| gpu.uuid.eq_ignore_ascii_case(&text))
+                by_uuid(call, &text, device)
             }
             sys::nvmlUUIDType_t_NVML_UUID_TYPE_BINARY => {
                 // SAFETY: as above.
@@ -106,19 +121,36 @@ nvml! {
     }
 
     fn nvmlDeviceGetName(device: Device, name: Out<c_char>, length: c_uint) |call| {
-        name.put_text(length, &call.gpu(device)?.facts.model)
+        match call.subject(device)? {
+            Subject::Gpu(gpu) => name.put_text(length, &gpu.facts.model),
+            Subject::Mig(mig) => {
+                name.put_text(length, &format!("{} MIG {}", mig.gpu.facts.model, mig.compute.profile))
+            }
+        }
     }
 
     fn nvmlDeviceGetUUID(device: Device, uuid: Out<c_char>, length: c_uint) |call| {
-        uuid.put_text(length, &call.gpu(device)?.facts.uuid)
+        match call.subject(device)? {
+            Subject::Gpu(gpu) => uuid.put_text(length, &gpu.facts.uuid),
+            Subject::Mig(mig) => uuid.put_text(length, mig.compute.uuid.as_str()),
+        }
     }
 
     fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) |call| {
-        index.put(c_uint::from(call.gpu(device)?.key()))
+        match call.subject(device)? {
+            Subject::Gpu(gpu) => index.put(c_uint::from(gpu.key())),
+            Subject::Mig(mig) => {
+                let own = mig.place();
+                let position = mig.gpu.mig_devices().position(|other| other.place() == own);
+                index.put(position.and_then(|position| c_uint::try_from(position).ok()).ok_or(Status::UNKNOWN)?)
+            }
+        }
     }
 
     fn nvmlDeviceGetMinorNumber(device: Device, minor: Out<c_uint>) |call| {
-        minor.put(call.gpu(device)?.facts.minor)
+        // A MIG device has no node of its own: it is reached through its GPU's.
+        let (Subject::Gpu(gpu) | Subject::Mig(MigTarget { gpu, .. })) = call.subject(device)?;
+        minor.put(gpu.facts.minor)
     }
 
     fn nvmlDeviceGetSerial(device: Device, serial: Out<c_char>, length: c_uint) |call| {

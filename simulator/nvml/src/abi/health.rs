@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_ulonglong};
 use nvml_wrapper_sys::bindings as sys;
 
 use super::args::{Out, struct_version};
-use super::call::Target;
+use super::call::{MigTarget, Subject, Target};
 use super::handle::Device;
 use super::status::Status;
 use crate::control::{Ecc, Remapped, Retired};
@@ -31,6 +31,24 @@ impl Sizes {
             total,
             reserved,
             used: used.min(total - reserved),
+        }
+    }
+}
+
+impl Sizes {
+    /// Sizes of a GPU or of a MIG device: the memory of its GPU instance, which its compute instances share.
+    fn of_subject(subject: Subject<'_>) -> Self {
+        match subject {
+            Subject::Gpu(gpu) => Self::of(gpu),
+            Subject::Mig(mig) => Self::of_instance(mig),
+        }
+    }
+
+    fn of_instance(mig: MigTarget<'_>) -> Self {
+        Self {
+            total: mig.attributes().memory_mib * MIB,
+            reserved: 0,
+            used: 0,
         }
     }
 }
@@ -93,7 +111,7 @@ fn pages(gpu: Target<'_>, cause: sys::nvmlPageRetirementCause_t) -> Result<Vec<u
 
 nvml! {
     fn nvmlDeviceGetMemoryInfo(device: Device, memory: Out<sys::nvmlMemory_t>) |call| {
-        let sizes = Sizes::of(call.gpu(device)?);
+        let sizes = Sizes::of_subject(call.subject(device)?);
         // The first version counts what the driver keeps as used.
         let used = sizes.used + sizes.reserved;
         memory.put(sys::nvmlMemory_t {
@@ -105,7 +123,7 @@ nvml! {
 
     fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: Out<sys::nvmlMemory_v2_t>) |call| {
         memory.check_version(2)?;
-        let sizes = Sizes::of(call.gpu(device)?);
+        let sizes = Sizes::of_subject(call.subject(device)?);
         memory.put(sys::nvmlMemory_v2_t {
             version: struct_version::<sys::nvmlMemory_v2_t>(2),
             total: sizes.total,

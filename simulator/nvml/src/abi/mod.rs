@@ -27,12 +27,14 @@ macro_rules! nvml {
 mod affinity;
 mod args;
 pub(crate) mod call;
+mod compute;
 mod device;
 mod events;
 mod fabric;
 mod fields;
 mod handle;
 mod health;
+mod instances;
 mod mig;
 mod nvlink;
 mod pci;

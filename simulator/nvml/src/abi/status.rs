@@ -5,6 +5,8 @@ use std::ffi::CStr;
 use nvml_wrapper_sys::bindings as sys;
 use sys::nvmlReturn_t;
 
+use crate::control::MigRefusal;
+
 /// A code other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Status(pub(crate) nvmlReturn_t);
@@ -19,7 +21,24 @@ impl Status {
     pub(crate) const TIMEOUT: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT);
     pub(crate) const GPU_IS_LOST: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST);
     pub(crate) const VERSION_MISMATCH: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    pub(crate) const NO_PERMISSION: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION);
+    pub(crate) const IN_USE: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_IN_USE);
+    pub(crate) const INSUFFICIENT_RESOURCES: Self =
+        Self(sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES);
     pub(crate) const UNKNOWN: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN);
+}
+
+impl Status {
+    /// The code of a refused change of MIG.
+    pub(crate) fn of_refusal(refusal: &MigRefusal) -> Self {
+        match refusal {
+            MigRefusal::NotSupported(_) | MigRefusal::Disabled => Self::NOT_SUPPORTED,
+            MigRefusal::InUse(_) => Self::IN_USE,
+            MigRefusal::NotFound(_) => Self::NOT_FOUND,
+            MigRefusal::Invalid(_) => Self::INVALID_ARGUMENT,
+            MigRefusal::NoRoom(_) => Self::INSUFFICIENT_RESOURCES,
+        }
+    }
 }
 
 /// What `nvmlErrorString` says of a code.

@@ -18,7 +18,7 @@ fn start(slot: usize) -> nvmlReturn_t {
     run_outside(slot, |library, state| {
         library.start(state).map_err(|error| match error {
             StartError::DriverGone => Status::DRIVER_NOT_LOADED,
-            StartError::Read { .. } | StartError::Machine { .. } => Status::UNKNOWN,
+            StartError::Machine(_) => Status::UNKNOWN,
         })
     })
 }

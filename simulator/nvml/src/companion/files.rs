@@ -14,12 +14,17 @@ use super::CompanionError;
 /// The list of what was laid down, at the root.
 const LIST: &str = ".gantry-companion";
 
+/// The list of the entries that change while the machine runs.
+const CHANGING_LIST: &str = ".gantry-companion-mig";
+
 /// What a regular file says that stands for a device node.
 pub const MARK: &str = "stands for a character device";
 
 /// Lays things down under a root.
 pub(super) struct Files {
     root: PathBuf,
+    /// Name of the list.
+    list: &'static str,
     /// What was made, in order, relative to the root.
     made: Vec<PathBuf>,
     /// Folders known to be there.
@@ -33,12 +38,39 @@ impl Files {
     pub(super) fn begin(root: &Path) -> Result<Self, CompanionError> {
         fs::create_dir_all(root).map_err(|source| failed("create", root, source))?;
         remove(root)?;
-        Ok(Self {
+        Ok(Self::on(root, LIST))
+    }
+
+    /// Begins to lay down the changing entries anew; what is the same as before stays untouched meanwhile.
+    pub(super) fn again(root: &Path) -> Self {
+        Self::on(root, CHANGING_LIST)
+    }
+
+    fn on(root: &Path, list: &'static str) -> Self {
+        Self {
             root: root.to_owned(),
+            list,
             made: Vec::new(),
             folders: BTreeSet::new(),
             device_nodes: true,
-        })
+        }
+    }
+
+    /// Takes away what an earlier laying down of the changing entries made and this one did not, and writes the list.
+    pub(super) fn replace(mut self) -> Result<(), CompanionError> {
+        let list_path = self.root.join(self.list);
+        let earlier = read_list(&list_path)?.unwrap_or_default();
+        let mut kept: BTreeSet<PathBuf> = self.made.iter().cloned().collect();
+        kept.extend(self.folders.iter().cloned());
+        take_away(
+            &self.root,
+            earlier.iter().filter(|path| !kept.contains(*path)).rev(),
+        )?;
+        // A folder that was there already is ours only if an earlier list says so.
+        let ours = earlier.into_iter().filter(|path| self.folders.contains(path));
+        let made = std::mem::take(&mut self.made);
+        self.made = ours.chain(made).collect();
+        self.finish()
     }
 
     /// Writes the list. Without it nothing can be removed.
@@ -48,7 +80,7 @@ impl Files {
             list.extend_from_slice(path.as_os_str().as_bytes());
             list.push(b'\n');
         }
-        let path = self.root.join(LIST);
+        let path = self.root.join(self.list);
         fs::write(&path, list).map_err(|source| failed("write", &path, source))
     }
 
@@ -72,6 +104,9 @@ impl Files {
 
     pub(super) fn file(&mut self, path: impl AsRef<Path>, content: &str) -> Result<(), CompanionError> {
         let full = self.place_for(path.as_ref())?;
+        if fs::read_to_string(&full).is_ok_and(|there| there == content) {
+            return Ok(());
+        }
         fs::write(&full, content).map_err(|source| failed("write", &full, source))
     }
 
@@ -98,6 +133,9 @@ impl Files {
         minor: u32,
     ) -> Result<(), CompanionError> {
         let full = self.place_for(path.as_ref())?;
+        if self.list == CHANGING_LIST && full.exists() {
+            return Ok(());
+        }
         if self.device_nodes {
             match make_node(&full, major, minor) {
                 Ok(()) => return Ok(()),
@@ -122,18 +160,40 @@ impl Files {
 /// # Errors
 /// When something cannot be removed.
 pub fn remove(root: &Path) -> Result<(), CompanionError> {
-    let list_path = root.join(LIST);
-    let list = match fs::read(&list_path) {
+    for name in [CHANGING_LIST, LIST] {
+        let list_path = root.join(name);
+        let Some(made) = read_list(&list_path)? else {
+            continue;
+        };
+        take_away(root, made.iter().rev())?;
+        fs::remove_file(&list_path).map_err(|source| failed("remove", &list_path, source))?;
+    }
+    Ok(())
+}
+
+/// Whether something is laid down under `root`.
+pub(crate) fn is_laid_down(root: &Path) -> bool {
+    root.join(LIST).exists()
+}
+
+/// The paths of a list, in the order they were made; nothing if there is no list.
+fn read_list(path: &Path) -> Result<Option<Vec<PathBuf>>, CompanionError> {
+    let list = match fs::read(path) {
         Ok(list) => list,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(failed("read", &list_path, source)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed("read", path, source)),
     };
-    let made: Vec<&Path> = list
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(|line| Path::new(std::ffi::OsStr::from_bytes(line)))
-        .collect();
-    for path in made.into_iter().rev().filter(|path| stays_below(path)) {
+    let lines = list.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    Ok(Some(
+        lines
+            .map(|line| PathBuf::from(std::ffi::OsStr::from_bytes(line)))
+            .collect(),
+    ))
+}
+
+/// Removes paths below `root`, in the order given.
+fn take_away<'a>(root: &Path, paths: impl Iterator<Item = &'a PathBuf>) -> Result<(), CompanionError> {
+    for path in paths.filter(|path| stays_below(path)) {
         let full = root.join(path);
         let removed = match fs::symlink_metadata(&full) {
             Ok(found) if found.is_dir() => fs::remove_dir(&full),
@@ -151,7 +211,7 @@ pub fn remove(root: &Path) -> Result<(), CompanionError> {
             Err(source) => return Err(failed("remove", &full, source)),
         }
     }
-    fs::remove_file(&list_path).map_err(|source| failed("remove", &list_path, source))
+    Ok(())
 }
 
 /// Whether a path from the list leads nowhere but below the root.

@@ -1,6 +1,7 @@
 //! The entries of `/proc`, `/sys` and `/dev` that a machine has beside NVML: laid down under a root of the caller's choice,
 //! which clients are told to read instead of `/`. Never touches the real ones.
 
+mod caps;
 mod dev;
 mod files;
 mod proc;
@@ -10,9 +11,12 @@ mod tree;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use gantry_topology::Mig;
+
 use crate::facts::Facts;
 use files::Files;
 
+pub(crate) use files::is_laid_down;
 pub use files::{MARK, remove};
 pub use tree::{Endpoint, Misfit, Tree, class_between};
 
@@ -56,8 +60,11 @@ pub fn lay_down(facts: &Facts, root: &Path) -> Result<Layout, CompanionError> {
     proc::write(&mut files, facts)?;
     sysfs::write(&mut files, facts, &tree)?;
     dev::write(&mut files, facts)?;
+    caps::write(&mut files)?;
     let device_nodes = files.device_nodes;
     files.finish()?;
+    let cuts: Vec<Option<&Mig>> = facts.gpus.iter().map(|gpu| gpu.mig.as_ref()).collect();
+    follow_cuts(facts, &cuts, root)?;
     Ok(Layout {
         root: root.to_owned(),
         proc: root.join("proc"),
@@ -66,6 +73,13 @@ pub fn lay_down(facts: &Facts, root: &Path) -> Result<Layout, CompanionError> {
         device_nodes,
         misfits: tree.misfits,
     })
+}
+
+/// Brings the entries of MIG instances under `root` in line with `cuts`, the cut of each GPU by its index.
+pub(crate) fn follow_cuts(facts: &Facts, cuts: &[Option<&Mig>], root: &Path) -> Result<(), CompanionError> {
+    let mut files = Files::again(root);
+    caps::write_instances(&mut files, facts, cuts)?;
+    files.replace()
 }
 
 impl Layout {

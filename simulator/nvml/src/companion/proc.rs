@@ -1,6 +1,7 @@
 //! `/proc`: what the NVIDIA driver tells of itself and of each GPU, and the model of the CPU.
 
 use super::CompanionError;
+use super::caps::{CAPS, IMEX};
 use super::dev::{NVIDIA, NVSWITCH, UVM};
 use super::files::Files;
 use crate::facts::Facts;
@@ -63,6 +64,7 @@ pub(super) fn write(files: &mut Files, facts: &Facts) -> Result<(), CompanionErr
     }
     let mut devices =
         format!("Character devices:\n  1 mem\n{NVIDIA} nvidia\n{NVIDIA} nvidiactl\n{UVM} nvidia-uvm\n");
+    devices.push_str(&format!("{CAPS} nvidia-caps\n{IMEX} nvidia-caps-imex-channels\n"));
     if !facts.switches.is_empty() {
         devices.push_str(&format!("{NVSWITCH} nvidia-nvswitch\n"));
     }

@@ -7,8 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{
-    BLOCK_FILE, Block, Event, EventKind, GpuState, MAX_EVENTS, Process, Rule, State, read_state, write_state,
+    BLOCK_FILE, Block, EventKind, GpuState, MigChange, MigRefusal, Piece, Process, Rule, State, read_state,
+    update,
 };
+use crate::companion::CompanionError;
+use crate::facts::Facts;
+use crate::install::MACHINE_FILE;
 use crate::names::{NAMES, slot};
 
 /// Why a simulated machine could not be changed.
@@ -49,6 +53,26 @@ pub enum ControlError {
         /// What is wrong, and where.
         problem: String,
     },
+    /// The machine has no such GPU.
+    #[error("the machine has {gpus} GPUs, counted from 0; there is no GPU {gpu}")]
+    NoSuchGpu {
+        /// The index.
+        gpu: u8,
+        /// How many there are.
+        gpus: usize,
+    },
+    /// The GPU cannot be cut so.
+    #[error("GPU {gpu}: {source}")]
+    Mig {
+        /// The index.
+        gpu: u8,
+        /// Why.
+        #[source]
+        source: MigRefusal,
+    },
+    /// The entries of `/proc` and `/dev` cannot follow.
+    #[error(transparent)]
+    Companion(#[from] CompanionError),
     /// No NVML function has this name.
     #[error("NVML has no function {name:?}{}", nearest(.name))]
     NoSuchFunction {
@@ -90,16 +114,58 @@ impl Controller {
     /// # Errors
     /// When the state file cannot be read or written; then nothing has changed.
     pub fn update(&self, change: impl FnOnce(&mut State)) -> Result<(), ControlError> {
-        let lock = self.block.lock().map_err(|source| ControlError::Open {
-            path: self.folder.join(BLOCK_FILE),
-            source,
+        update(&self.machine(), &self.block, |state| {
+            change(state);
+            Ok(())
+        })
+    }
+
+    /// Changes how a GPU is cut, as far as the product allows.
+    ///
+    /// # Errors
+    /// When there is no such GPU, it cannot be cut so, and as [`Controller::update`].
+    pub fn change_mig(&self, gpu: u8, change: &MigChange) -> Result<(), ControlError> {
+        let machine = self.machine();
+        let facts = Facts::read(&machine).map_err(|error| ControlError::Parse {
+            path: machine.clone(),
+            problem: error.to_string(),
         })?;
-        let mut state = self.state()?;
-        change(&mut state);
-        write_state(&self.folder, &state)?;
-        drop(lock);
-        self.block.announce_change();
-        Ok(())
+        let gpus = facts.gpus.len();
+        let known = facts
+            .gpus
+            .get(usize::from(gpu))
+            .ok_or(ControlError::NoSuchGpu { gpu, gpus })?;
+        update(&machine, &self.block, |state| {
+            let changed = state.change_mig(known, change);
+            changed.map_err(|source| ControlError::Mig { gpu, source })?;
+            Ok(())
+        })
+    }
+
+    /// Turns MIG on and cuts a GPU into `pieces` (`1g.5gb`, `3g.20gb@4`, `3g.20gb@4=1c,2c`), whatever it was before. Instances
+    /// that stay keep their UUIDs; a GPU cut as before has the UUIDs it had then.
+    ///
+    /// # Errors
+    /// When a piece cannot be read or does not fit, and as [`Controller::change_mig`].
+    pub fn recut(&self, gpu: u8, pieces: &[&str]) -> Result<(), ControlError> {
+        let pieces: Result<Vec<Piece>, _> = pieces.iter().map(|piece| piece.parse()).collect();
+        let pieces = pieces.map_err(|error: super::PieceError| ControlError::Mig {
+            gpu,
+            source: MigRefusal::Invalid(error.to_string()),
+        })?;
+        self.change_mig(gpu, &MigChange::Recut(pieces))
+    }
+
+    /// Ends every instance of a GPU and turns MIG off.
+    ///
+    /// # Errors
+    /// As [`Controller::change_mig`].
+    pub fn uncut(&self, gpu: u8) -> Result<(), ControlError> {
+        self.change_mig(gpu, &MigChange::Off)
+    }
+
+    fn machine(&self) -> PathBuf {
+        self.folder.join(MACHINE_FILE)
     }
 
     /// Makes libraries read the state file again, after a person has edited it.
@@ -154,17 +220,7 @@ impl Controller {
         instance: Option<(u32, u32)>,
     ) -> Result<(), ControlError> {
         self.update(|state| {
-            state.events.push(Event {
-                number: state.next_event,
-                gpu,
-                kind,
-                data,
-                gpu_instance: instance.map(|(gpu_instance, _)| gpu_instance),
-                compute_instance: instance.map(|(_, compute_instance)| compute_instance),
-            });
-            state.next_event += 1;
-            let surplus = state.events.len().saturating_sub(MAX_EVENTS);
-            state.events.drain(..surplus);
+            state.raise(gpu, kind, data, instance);
         })
     }
 

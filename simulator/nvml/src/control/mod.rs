@@ -4,13 +4,22 @@
 
 mod block;
 mod controller;
+mod mig;
 mod state;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+use gantry_topology::Mig;
+
+use crate::companion;
+use crate::facts::Facts;
+use crate::install::ROOT_FOLDER;
+
 pub(crate) use block::Block;
 pub use controller::{Calls, ControlError, Controller};
+pub use mig::{Applied, MigChange, MigRefusal, Piece, PieceError, apply};
+pub(crate) use mig::{free_compute, laid_out, slices_of};
 pub use state::{
     Driver, Ecc, Event, EventKind, GpuState, MAX_EVENTS, Process, Remapped, Retired, Rule, State,
 };
@@ -35,6 +44,49 @@ pub(crate) fn read_state(folder: &Path) -> Result<State, ControlError> {
         path,
         problem: error.to_string(),
     })
+}
+
+/// Changes the state beside `machine` as a whole; other processes wait meanwhile. The entries of `/proc` and `/dev` follow a
+/// GPU that is cut anew. Once it returns, the next NVML call sees the change.
+///
+/// # Errors
+/// When the state cannot be read or written, or `change` refuses; then nothing has changed.
+pub(crate) fn update<T>(
+    machine: &Path,
+    block: &Block,
+    change: impl FnOnce(&mut State) -> Result<T, ControlError>,
+) -> Result<T, ControlError> {
+    let folder = machine.parent().unwrap_or(Path::new("."));
+    let lock = block.lock().map_err(|source| ControlError::Open {
+        path: folder.join(BLOCK_FILE),
+        source,
+    })?;
+    let before = read_state(folder)?;
+    let mut state = before.clone();
+    let answer = change(&mut state)?;
+    write_state(folder, &state)?;
+    let followed = if before.cuts() == state.cuts() {
+        Ok(())
+    } else {
+        follow(machine, &state)
+    };
+    drop(lock);
+    block.announce_change();
+    followed.map(|()| answer)
+}
+
+/// Brings the entries beside the library in line with how the GPUs are cut, where such entries were laid down.
+fn follow(machine: &Path, state: &State) -> Result<(), ControlError> {
+    let root = machine.parent().unwrap_or(Path::new(".")).join(ROOT_FOLDER);
+    if !companion::is_laid_down(&root) {
+        return Ok(());
+    }
+    let facts = Facts::read(machine).map_err(|error| ControlError::Parse {
+        path: machine.to_owned(),
+        problem: error.to_string(),
+    })?;
+    let cuts: Vec<Option<&Mig>> = facts.gpus.iter().map(|gpu| state.cut(gpu)).collect();
+    Ok(companion::follow_cuts(&facts, &cuts, &root)?)
 }
 
 fn write_state(folder: &Path, state: &State) -> Result<(), ControlError> {

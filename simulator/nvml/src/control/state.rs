@@ -3,7 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gantry_topology::Mig;
 use serde::{Deserialize, Serialize};
+
+use super::mig::{Applied, MigChange, MigRefusal, apply};
+use crate::facts::GpuFacts;
 
 /// The most events kept; a listener that lags further behind loses the oldest, as with the real driver's ring.
 pub const MAX_EVENTS: usize = 4096;
@@ -24,6 +28,49 @@ pub struct State {
     pub next_event: u64,
 }
 
+impl State {
+    /// How `gpu` is cut now; `None` if it never was.
+    pub fn cut<'a>(&'a self, gpu: &'a GpuFacts) -> Option<&'a Mig> {
+        let index = u8::try_from(gpu.index).ok()?;
+        let changed = self.gpus.get(&index).and_then(|state| state.mig.as_ref());
+        changed.or(gpu.mig.as_ref())
+    }
+
+    /// The cuts that differ from the machine file's, by GPU.
+    pub(crate) fn cuts(&self) -> Vec<(u8, &Mig)> {
+        let gpus = self.gpus.iter();
+        gpus.filter_map(|(index, gpu)| Some((*index, gpu.mig.as_ref()?)))
+            .collect()
+    }
+
+    /// Adds an event to those raised.
+    pub(crate) fn raise(&mut self, gpu: u8, kind: EventKind, data: u64, instance: Option<(u32, u32)>) {
+        self.events.push(Event {
+            number: self.next_event,
+            gpu,
+            kind,
+            data,
+            gpu_instance: instance.map(|(gpu_instance, _)| gpu_instance),
+            compute_instance: instance.map(|(_, compute_instance)| compute_instance),
+        });
+        self.next_event += 1;
+        let surplus = self.events.len().saturating_sub(MAX_EVENTS);
+        self.events.drain(..surplus);
+    }
+
+    /// Changes how `gpu` is cut, and raises the event that tells of it.
+    ///
+    /// # Errors
+    /// Why the GPU cannot be changed so.
+    pub(crate) fn change_mig(&mut self, gpu: &GpuFacts, change: &MigChange) -> Result<Applied, MigRefusal> {
+        let applied = apply(gpu, self.cut(gpu), change)?;
+        let index = u8::try_from(gpu.index).unwrap_or(u8::MAX);
+        self.gpus.entry(index).or_default().mig = Some(applied.mig.clone());
+        self.raise(index, EventKind::MigConfig, 0, None);
+        Ok(applied)
+    }
+}
+
 /// The kernel driver: there or gone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -41,6 +88,10 @@ pub struct GpuState {
     /// Fallen off the bus: every call on it answers GPU_IS_LOST.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// How the GPU is cut now; as the machine file says if absent. Only ever written whole, by [`super::Controller::recut`] and
+    /// by clients that make or destroy instances.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig: Option<Mig>,
     /// GPU temperature in degrees Celsius; 35 if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<u32>,

@@ -3,12 +3,17 @@
 
 mod address;
 mod links;
+mod mig;
 mod product;
 
-use gantry_topology::{Fabric, IdList, Machine, MachineError, PathClass, PcieAddress, PcieLink};
+use std::path::{Path, PathBuf};
+
+use gantry_topology::mig::{self as profiles, Catalogue};
+use gantry_topology::{Fabric, IdList, Machine, MachineError, Mig, PathClass, PcieAddress, PcieLink};
 
 pub use address::Address;
 pub use links::Remote;
+pub use mig::{attributes, mig_uuid};
 pub use product::{PRODUCTS, Product};
 
 /// PCI ids of NVIDIA's devices that are no GPUs.
@@ -23,6 +28,28 @@ pub(crate) mod pci_ids {
 pub const DEFAULT_DRIVER: &str = "570.124.06";
 /// CUDA version of a machine file that names none.
 pub const DEFAULT_CUDA: &str = "12.8";
+
+/// Why a machine file is no machine.
+#[derive(Debug, thiserror::Error)]
+pub enum FactsError {
+    /// The file cannot be read.
+    #[error("cannot read the machine file {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is wrong.
+    #[error("{path}: {problem}")]
+    Machine {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+}
 
 /// A machine with nothing left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +106,10 @@ pub struct GpuFacts {
     pub fabric: Option<Fabric>,
     /// What the product's data sheet says.
     pub product: Product,
+    /// How the GPU can be cut; `None` if it cannot.
+    pub profiles: Option<profiles::Product>,
+    /// How the machine file has it cut, nothing left out.
+    pub mig: Option<Mig>,
 }
 
 /// One NIC with nothing left out.
@@ -93,6 +124,23 @@ pub struct NicFacts {
 }
 
 impl Facts {
+    /// Reads and completes the machine of a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is wrong.
+    pub fn read(path: &Path) -> Result<Self, FactsError> {
+        let text = std::fs::read_to_string(path).map_err(|source| FactsError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let wrong = |problem: String| FactsError::Machine {
+            path: path.to_owned(),
+            problem,
+        };
+        let machine: Machine = serde_saphyr::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        Self::of(&machine).map_err(|error| wrong(error.to_string()))
+    }
+
     /// Completes `machine`.
     ///
     /// # Errors
@@ -105,13 +153,14 @@ impl Facts {
             .map(|gpu| given(gpu.bus_id.as_ref()).unwrap_or_else(|| free.take()))
             .collect();
         let ports = links::ports(machine);
-        let gpus: Vec<GpuFacts> = machine
+        let catalogue = Catalogue::built_in();
+        let gpus = machine
             .gpus()
             .iter()
             .zip(addresses)
             .zip(ports)
-            .map(|((gpu, address), links)| complete_gpu(machine, gpu, address, links))
-            .collect();
+            .map(|((gpu, address), links)| complete_gpu(machine, gpu, address, links, &catalogue))
+            .collect::<Result<Vec<GpuFacts>, MachineError>>()?;
         let nics: Vec<NicFacts> = machine
             .nics()
             .iter()
@@ -149,7 +198,8 @@ fn complete_gpu(
     gpu: &gantry_topology::Gpu,
     address: Address,
     links: Vec<Remote>,
-) -> GpuFacts {
+    catalogue: &Catalogue,
+) -> Result<GpuFacts, MachineError> {
     let index = usize::from(gpu.index);
     let capability = gpu.compute_capability.as_deref().and_then(parse_capability);
     let product = Product::find(gpu.model.as_deref(), capability);
@@ -160,12 +210,15 @@ fn complete_gpu(
     let version = given_version
         .or((default_version > 0).then_some(default_version))
         .or((joined > 0).then_some(3));
-    GpuFacts {
+    let uuid = gpu
+        .uuid
+        .as_ref()
+        .map_or_else(|| uuid_of(machine.name(), index), |uuid| uuid.as_str().to_owned());
+    let profiles = catalogue.by_device_id(product.device_id).cloned();
+    let mig = mig::complete(gpu, &uuid, profiles.as_ref(), &product)?;
+    Ok(GpuFacts {
         index,
-        uuid: gpu
-            .uuid
-            .as_ref()
-            .map_or_else(|| uuid_of(machine.name(), index), |uuid| uuid.as_str().to_owned()),
+        uuid,
         address,
         model: gpu.model.clone().unwrap_or_else(|| product.name.to_owned()),
         memory_mib: gpu.memory_mib.unwrap_or(product.memory_mib),
@@ -192,7 +245,9 @@ fn complete_gpu(
         links,
         fabric: gpu.fabric.clone(),
         product,
-    }
+        profiles,
+        mig,
+    })
 }
 
 /// The machine with the identity fields of its devices written into it.
@@ -221,6 +276,7 @@ fn completed(machine: &Machine, gpus: &[GpuFacts], nics: &[NicFacts]) -> Result<
         let (major, minor) = facts.compute_capability;
         gpu.compute_capability = Some(format!("{major}.{minor}"));
         gpu.pcie = Some(facts.pcie);
+        gpu.mig.clone_from(&facts.mig);
     }
     for (position, (nic, facts)) in parts.nics.iter_mut().zip(nics).enumerate() {
         let address = facts.address.to_string().parse();
@@ -298,10 +354,15 @@ fn cuda_number(text: &str) -> i32 {
 
 /// A random-looking version 4 UUID that depends on the machine's name and the index alone.
 fn uuid_of(machine: &str, index: usize) -> String {
-    let high = fnv(machine, 2 * index as u64);
-    let low = fnv(machine, 2 * index as u64 + 1);
+    format!("GPU-{}", uuid_text(machine, index as u64, 4))
+}
+
+/// A UUID of the given version that depends on the text and the salt alone.
+fn uuid_text(text: &str, salt: u64, version: u8) -> String {
+    let high = fnv(text, salt.wrapping_mul(2));
+    let low = fnv(text, salt.wrapping_mul(2).wrapping_add(1));
     format!(
-        "GPU-{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        "{:08x}-{:04x}-{version}{:03x}-{:04x}-{:012x}",
         high >> 32,
         (high >> 16) & 0xffff,
         high & 0xfff,

@@ -14,13 +14,20 @@ use gantry_nvml_sim::{Placed, place};
 use nvml_wrapper_sys::bindings as sys;
 
 /// The machine files of the project.
-pub const MACHINES: [&str; 7] = [
+pub const MACHINES: [&str; 14] = [
+    "a100-1x-mig",
+    "a30-4x-mig",
     "a40-8x-bridged",
+    "b200-8x-mig",
     "dgx-a100",
+    "dgx-a100-mig",
     "dgx1-v100",
     "dgx2-16x-v100",
+    "h200-8x-mig",
     "hgx-h100",
+    "hgx-h100-mig",
     "l4-4x-pcie",
+    "rtx-pro-6000-4x-mig",
     "workstation-2x",
 ];
 

@@ -1,0 +1,428 @@
+//! What a change of MIG does to one GPU: a pure function from the cut there is to the cut there will be. Who asks, and what
+//! becomes of the answer, is not known here.
+
+use std::str::FromStr;
+
+use gantry_topology::mig::{Cut, Product as Profiles, Profile, Refusal, compute_starts, legal_compute};
+use gantry_topology::{ComputeInstance, GpuInstance, Mig};
+
+use crate::facts::{self, GpuFacts};
+
+/// A change of how one GPU is cut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MigChange {
+    /// MIG mode on or off. Off is refused while there are instances.
+    Mode(bool),
+    /// Makes a GPU instance without compute instances, at the lowest start that is free if none is given.
+    CreateGpu {
+        /// The profile's id.
+        profile: u32,
+        /// The first memory unit.
+        start: Option<u8>,
+    },
+    /// Ends a GPU instance; refused while it has compute instances.
+    DestroyGpu {
+        /// Its id.
+        id: u32,
+    },
+    /// Makes a compute instance.
+    CreateCompute {
+        /// Id of the GPU instance.
+        gpu_instance: u32,
+        /// Compute slices.
+        slices: u8,
+        /// The first compute slice.
+        start: Option<u8>,
+    },
+    /// Ends a compute instance.
+    DestroyCompute {
+        /// Id of the GPU instance.
+        gpu_instance: u32,
+        /// Its id.
+        id: u32,
+    },
+    /// Turns MIG on and cuts the whole GPU anew. Instances that stay where and what they were keep their UUIDs.
+    Recut(Vec<Piece>),
+    /// Ends every instance, and turns MIG off.
+    Off,
+}
+
+/// One GPU instance of a new cut. As text: `3g.20gb`, `3g.20gb@4` with the unit it starts at, `3g.20gb@4=1c,2c` with compute
+/// instances of one and two slices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The profile, e.g. `3g.20gb`.
+    pub profile: String,
+    /// The first memory unit; anywhere it fits if absent.
+    pub start: Option<u8>,
+    /// Slices of each compute instance; one with all of them if empty.
+    pub compute: Vec<u8>,
+}
+
+/// A text that is no piece of a cut.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?}: write a profile, with @ and the unit it starts at, with = and its compute instances, as in 3g.20gb@4=1c,2c"
+)]
+pub struct PieceError(String);
+
+/// Why a change is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MigRefusal {
+    /// The GPU cannot be cut.
+    #[error("{0} cannot be cut")]
+    NotSupported(String),
+    /// MIG mode is off.
+    #[error("MIG mode is off")]
+    Disabled,
+    /// There are instances that stand in the way.
+    #[error("{0} is in use")]
+    InUse(String),
+    /// There is no such instance.
+    #[error("there is no {0}")]
+    NotFound(String),
+    /// A profile or placement that the product does not have.
+    #[error("{0}")]
+    Invalid(String),
+    /// What is asked for does not fit beside the others.
+    #[error("{0}")]
+    NoRoom(String),
+}
+
+/// The cut after a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// The cut.
+    pub mig: Mig,
+    /// Ids of the GPU instance that was made or changed, and of the compute instance made in it.
+    pub made: Option<(u32, Option<u32>)>,
+}
+
+impl FromStr for Piece {
+    type Err = PieceError;
+
+    fn from_str(text: &str) -> Result<Self, PieceError> {
+        let wrong = || PieceError(text.to_owned());
+        let (rest, compute) = text.split_once('=').unwrap_or((text, ""));
+        let (profile, start) = match rest.split_once('@') {
+            Some((profile, start)) => (profile, Some(start.parse().map_err(|_| wrong())?)),
+            None => (rest, None),
+        };
+        let slices = |part: &str| part.strip_suffix('c').and_then(|count| count.parse().ok());
+        let compute = compute
+            .split(',')
+            .filter(|part| !part.is_empty())
+            .map(|part| slices(part).ok_or_else(wrong))
+            .collect::<Result<Vec<u8>, PieceError>>()?;
+        if profile.is_empty() {
+            return Err(wrong());
+        }
+        Ok(Self {
+            profile: profile.to_owned(),
+            start,
+            compute,
+        })
+    }
+}
+
+/// The cut of `gpu` after `change`, where `now` is the one before it.
+///
+/// # Errors
+/// Why the change cannot be made.
+pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Applied, MigRefusal> {
+    let profiles = gpu
+        .profiles
+        .as_ref()
+        .ok_or_else(|| MigRefusal::NotSupported(gpu.model.clone()))?;
+    let mut mig = now.cloned().unwrap_or_default();
+    let alone = |mig| Ok(Applied { mig, made: None });
+    match change {
+        MigChange::Mode(enable) => {
+            if !enable && !mig.instances.is_empty() {
+                return Err(MigRefusal::InUse("a GPU instance".to_owned()));
+            }
+            mig.enabled = *enable;
+            return alone(mig);
+        }
+        MigChange::Off => return alone(Mig::default()),
+        MigChange::Recut(pieces) => return alone(recut(gpu, profiles, &mig, pieces)?),
+        _ => {}
+    }
+    if !mig.enabled {
+        return Err(MigRefusal::Disabled);
+    }
+    match change {
+        MigChange::CreateGpu { profile, start } => {
+            let id = create_gpu(profiles, &mut mig, *profile, *start)?;
+            Ok(Applied {
+                mig,
+                made: Some((id, None)),
+            })
+        }
+        MigChange::DestroyGpu { id } => {
+            if !instance(&mut mig, *id)?.compute.is_empty() {
+                return Err(MigRefusal::InUse(format!("GPU instance {id}")));
+            }
+            mig.instances.retain(|instance| instance.id != *id);
+            alone(mig)
+        }
+        MigChange::CreateCompute {
+            gpu_instance,
+            slices,
+            start,
+        } => {
+            let instance = instance(&mut mig, *gpu_instance)?;
+            let id = create_compute(gpu, profiles, instance, *slices, *start)?;
+            Ok(Applied {
+                mig,
+                made: Some((*gpu_instance, Some(id))),
+            })
+        }
+        MigChange::DestroyCompute { gpu_instance, id } => {
+            let instance = instance(&mut mig, *gpu_instance)?;
+            let before = instance.compute.len();
+            instance.compute.retain(|compute| compute.id != *id);
+            if instance.compute.len() == before {
+                return Err(MigRefusal::NotFound(format!(
+                    "compute instance {id} in GPU instance {gpu_instance}"
+                )));
+            }
+            alone(mig)
+        }
+        MigChange::Mode(_) | MigChange::Off | MigChange::Recut(_) => alone(mig),
+    }
+}
+
+/// The compute instances of `instance` with the first slice of each: in the order of their ids, each at the lowest start that
+/// is free.
+pub(crate) fn laid_out(profile: &Profile, instance: &GpuInstance) -> Vec<(u32, u8, u8)> {
+    let mut taken: u8 = 0;
+    let mut out = Vec::new();
+    for compute in &instance.compute {
+        let slices = slices_of(profile, &compute.profile);
+        if let Some(start) = free_starts(profile, taken, slices).first() {
+            taken |= run(*start, slices);
+            out.push((compute.id, *start, slices));
+        }
+    }
+    out
+}
+
+/// Compute slices of a compute instance by the name of its device.
+pub(crate) fn slices_of(profile: &Profile, device: &str) -> u8 {
+    gantry_topology::mig::compute_slices_of(device, &profile.name, profile.compute).unwrap_or(profile.compute)
+}
+
+/// Slices that a compute instance of `slices` may still start at.
+pub(crate) fn free_compute(profile: &Profile, instance: &GpuInstance, slices: u8) -> Vec<u8> {
+    let taken = laid_out(profile, instance)
+        .iter()
+        .fold(0, |taken, (_, start, slices)| taken | run(*start, *slices));
+    free_starts(profile, taken, slices)
+}
+
+fn free_starts(profile: &Profile, taken: u8, slices: u8) -> Vec<u8> {
+    let starts = compute_starts(profile.compute, slices).into_iter();
+    starts.filter(|start| taken & run(*start, slices) == 0).collect()
+}
+
+fn run(start: u8, slices: u8) -> u8 {
+    (start..start.saturating_add(slices).min(8)).fold(0, |mask, slice| mask | 1 << slice)
+}
+
+fn instance(mig: &mut Mig, id: u32) -> Result<&mut GpuInstance, MigRefusal> {
+    mig.instances
+        .iter_mut()
+        .find(|instance| instance.id == id)
+        .ok_or_else(|| MigRefusal::NotFound(format!("GPU instance {id}")))
+}
+
+fn create_gpu(profiles: &Profiles, mig: &mut Mig, id: u32, start: Option<u8>) -> Result<u32, MigRefusal> {
+    let profile = profiles
+        .profile_by_id(id)
+        .ok_or_else(|| MigRefusal::Invalid(format!("{} has no profile {id}", profiles.name)))?;
+    let mut cut = cut_of(profiles, mig)?;
+    let start = match start {
+        Some(start) => start,
+        None => *cut
+            .possible(profile)
+            .first()
+            .ok_or_else(|| MigRefusal::NoRoom(format!("no room is left for {}", profile.name)))?,
+    };
+    cut.add(profile, start)?;
+    let id = free_id(profiles, mig, profile, start);
+    mig.instances.push(GpuInstance {
+        id,
+        profile: profile.name.clone(),
+        start,
+        size: profile.size,
+        compute: Vec::new(),
+    });
+    mig.instances
+        .sort_by_key(|instance| (instance.start, instance.id));
+    Ok(id)
+}
+
+/// The id the driver gives; another where a machine file has used that one for something else.
+fn free_id(profiles: &Profiles, mig: &Mig, profile: &Profile, start: u8) -> u32 {
+    let free = |id: &u32| mig.instances.iter().all(|instance| instance.id != *id);
+    let usual = profiles.instance_id(profile, start);
+    std::iter::once(usual).chain(0..).find(free).unwrap_or(usual)
+}
+
+fn create_compute(
+    gpu: &GpuFacts,
+    profiles: &Profiles,
+    instance: &mut GpuInstance,
+    slices: u8,
+    start: Option<u8>,
+) -> Result<u32, MigRefusal> {
+    let profile = profiles.profile(&instance.profile).ok_or_else(|| {
+        MigRefusal::Invalid(format!("{} has no profile {}", profiles.name, instance.profile))
+    })?;
+    if !legal_compute(profile.compute).any(|legal| legal == slices) {
+        return Err(MigRefusal::Invalid(format!(
+            "{} has no compute instances of {slices} slices",
+            profile.name
+        )));
+    }
+    let free = free_compute(profile, instance, slices);
+    let no_room = || {
+        MigRefusal::NoRoom(format!(
+            "{} has no {slices} compute slices left there",
+            profile.name
+        ))
+    };
+    // Compute instances lie in the order of their ids, so a new one comes where that order puts it.
+    let lowest = *free.first().ok_or_else(no_room)?;
+    if start.is_some_and(|start| start != lowest) {
+        return Err(no_room());
+    }
+    let id = (0..)
+        .find(|id| instance.compute.iter().all(|compute| compute.id != *id))
+        .unwrap_or(0);
+    let device = if slices == profile.compute {
+        profile.name.clone()
+    } else {
+        format!("{slices}c.{}", profile.name)
+    };
+    let uuid =
+        facts::mig_uuid(&gpu.uuid, instance, id).map_err(|error| MigRefusal::Invalid(error.to_string()))?;
+    instance.compute.push(ComputeInstance {
+        id,
+        uuid,
+        attributes: facts::attributes(profiles, &gpu.product, &profile.name, &device),
+        profile: device,
+    });
+    instance.compute.sort_by_key(|compute| compute.id);
+    Ok(id)
+}
+
+fn recut(gpu: &GpuFacts, profiles: &Profiles, before: &Mig, pieces: &[Piece]) -> Result<Mig, MigRefusal> {
+    let mut fresh = Mig {
+        enabled: true,
+        instances: Vec::new(),
+    };
+    let starts = arrange(profiles, pieces)?;
+    for (piece, start) in pieces.iter().zip(starts) {
+        let profile = named(profiles, &piece.profile)?;
+        let id = create_gpu(profiles, &mut fresh, profile.id, Some(start))?;
+        let whole = [profile.compute];
+        let compute = if piece.compute.is_empty() {
+            &whole[..]
+        } else {
+            &piece.compute
+        };
+        let made = instance(&mut fresh, id)?;
+        for slices in compute {
+            create_compute(gpu, profiles, made, *slices, None)?;
+        }
+        let names = |instance: &GpuInstance| -> Vec<String> {
+            let compute = instance.compute.iter();
+            compute.map(|compute| compute.profile.clone()).collect()
+        };
+        let same = |old: &&GpuInstance| {
+            old.profile == made.profile && old.start == made.start && names(old) == names(made)
+        };
+        if let Some(old) = before.instances.iter().find(same) {
+            made.clone_from(old);
+        }
+    }
+    Ok(fresh)
+}
+
+/// Where each piece starts: where it says, else anywhere that leaves room for the others.
+fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal> {
+    let mut cut = Cut::empty(profiles);
+    let mut open: Vec<(usize, &Profile)> = Vec::new();
+    let mut starts = vec![0; pieces.len()];
+    for (position, piece) in pieces.iter().enumerate() {
+        let profile = named(profiles, &piece.profile)?;
+        match piece.start {
+            Some(start) => {
+                cut.add(profile, start)?;
+                if let Some(place) = starts.get_mut(position) {
+                    *place = start;
+                }
+            }
+            None => open.push((position, profile)),
+        }
+    }
+    // The largest have the fewest places to go.
+    open.sort_by_key(|(_, profile)| std::cmp::Reverse(profile.size));
+    if place(&cut, &open, &mut starts) {
+        return Ok(starts);
+    }
+    let names: Vec<&str> = pieces.iter().map(|piece| piece.profile.as_str()).collect();
+    Err(MigRefusal::NoRoom(format!(
+        "{} cannot be cut into {}",
+        profiles.name,
+        names.join(", ")
+    )))
+}
+
+fn place(cut: &Cut<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> bool {
+    let Some(((position, profile), rest)) = open.split_first() else {
+        return true;
+    };
+    cut.possible(profile).into_iter().any(|start| {
+        let mut next = cut.clone();
+        let fits = next.add(profile, start).is_ok() && place(&next, rest, starts);
+        if fits && let Some(place) = starts.get_mut(*position) {
+            *place = start;
+        }
+        fits
+    })
+}
+
+fn named<'p>(profiles: &'p Profiles, name: &str) -> Result<&'p Profile, MigRefusal> {
+    profiles.profile(name).ok_or_else(|| {
+        let known: Vec<&str> = profiles
+            .profiles
+            .iter()
+            .map(|profile| profile.name.as_str())
+            .collect();
+        MigRefusal::Invalid(format!(
+            "{} has no profile {name:?}; it has {}",
+            profiles.name,
+            known.join(", ")
+        ))
+    })
+}
+
+fn cut_of<'p>(profiles: &'p Profiles, mig: &Mig) -> Result<Cut<'p>, MigRefusal> {
+    Cut::of(profiles, mig, "mig").map_err(|error| MigRefusal::Invalid(error.to_string()))
+}
+
+impl From<Refusal> for MigRefusal {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NoSuchProfile { .. } | Refusal::NoSuchPlacement { .. } => {
+                Self::Invalid(refusal.to_string())
+            }
+            Refusal::Overlaps { .. } | Refusal::TooMany { .. } | Refusal::Exhausted { .. } => {
+                Self::NoRoom(refusal.to_string())
+            }
+        }
+    }
+}
