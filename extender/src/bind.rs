@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Grant, ResourceName, names};
+use gantry_api::{Grant, names};
 use http::{Method, Request};
 use kube::core::response::Status;
 use kube::{Api, Client};
@@ -14,13 +14,14 @@ use serde::Serialize;
 use crate::index::{BindError, Outcome, Reserved, Store, Target};
 use crate::pod::SlimPod;
 use crate::watch::chain;
+use crate::watched::Watched;
 
 /// Writes Bindings.
 #[derive(Clone)]
 pub struct Binder {
     client: Client,
     store: Arc<Store>,
-    resources: Arc<[ResourceName]>,
+    watched: Watched,
     timeout: Duration,
 }
 
@@ -97,11 +98,11 @@ enum Written {
 
 impl Binder {
     /// Writes Bindings with `client` for decisions of `store`, each within `timeout`.
-    pub fn new(client: Client, store: Arc<Store>, resources: Arc<[ResourceName]>, timeout: Duration) -> Self {
+    pub fn new(client: Client, store: Arc<Store>, watched: Watched, timeout: Duration) -> Self {
         Self {
             client,
             store,
-            resources,
+            watched,
             timeout,
         }
     }
@@ -261,7 +262,7 @@ impl Binder {
             Ok(_) => return Err(Failure::Gone(full_name(target))),
             Err(why) => return Err(Failure::Unanswered(why)),
         };
-        match pod.request(&self.resources) {
+        match pod.request(&self.watched) {
             Ok(request) => Ok(Arc::new(request)),
             Err(error) => Err(BindError::Request(error.to_string()).into()),
         }

@@ -6,10 +6,10 @@ mod prioritize;
 mod score;
 mod words;
 
-pub use filter::{Filtered, filter};
+pub use filter::{Filtered, filter, judge};
 pub use prioritize::{Winner, prioritize};
 pub use score::{Score, score};
-pub use words::{node_line, plugin_not_ready, shortage};
+pub use words::{Miss, node_line, plugin_not_ready};
 
 use crate::snapshot::{NodeIx, Snapshot};
 use crate::wire::{Node, Text};

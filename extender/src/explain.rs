@@ -175,7 +175,7 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
     let asks = request.asks.iter();
     asks.filter_map(|ask| {
         let (_, pool) = class.pool(ask.resource.as_str())?;
-        Some((pool.free.len(), decide::node_line(class, pool, ask.devices)))
+        Some((pool.free.len(), decide::node_line(pool, ask.devices)))
     })
     .collect()
 }

@@ -3,20 +3,23 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use gantry_api::{Grant, NodeName, PodUid, ResourceName, names};
+use gantry_api::{Grant, NodeName, PodUid, names};
 use gantry_topology::{Gpu, GpuSet, Machine, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
 use serde_json::{Value, json};
 
 use crate::decide::Options;
+use crate::devices::DeviceSet;
 use crate::index::{self, Index, Source, Store, Target};
-use crate::kind::{Kind, Kinds};
+use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::pod::PodFacts;
 use crate::request::{Ask, Request};
+use crate::shape::{Parts, Shape};
+use crate::watched::Watched;
 
 pub(crate) const GPU: &str = names::GPU_RESOURCE;
 
-pub(crate) fn resources() -> Arc<[ResourceName]> {
-    [GPU.into()].into()
+pub(crate) fn watched() -> Watched {
+    Watched::new([GPU.into()])
 }
 
 pub(crate) fn set(text: &str) -> GpuSet {
@@ -77,13 +80,29 @@ pub(crate) fn kind(machine: &Machine) -> Arc<Kind> {
     Kinds::default().of(machine)
 }
 
-pub(crate) fn ask(devices: u32) -> Ask {
-    Ask::single(GPU.into(), devices)
+/// `replicas` of each of `gpus` GPUs, distributed.
+pub(crate) fn replicas(gpus: u8, replicas: usize) -> Shape {
+    let spots = (0..gpus).flat_map(|gpu| std::iter::repeat_n(Spot { gpu, slice: None }, replicas));
+    Shape::Parts(Arc::new(Parts::new(spots.collect(), Sharing::Distributed)))
+}
+
+/// MIG devices by GPU, first memory unit and size.
+pub(crate) fn slices(slices: &[(u8, u8, u8)]) -> Shape {
+    let spot = |&(gpu, start, size): &(u8, u8, u8)| Spot {
+        gpu,
+        slice: Some(Units { start, size }),
+    };
+    let spots = slices.iter().map(spot).collect();
+    Shape::Parts(Arc::new(Parts::new(spots, Sharing::Distributed)))
 }
 
 pub(crate) fn request(devices: u32) -> Arc<Request> {
+    request_of(GPU, devices)
+}
+
+pub(crate) fn request_of(resource: &str, devices: u32) -> Arc<Request> {
     Arc::new(Request {
-        asks: vec![ask(devices)],
+        asks: vec![Ask::single(resource.into(), devices)],
         order: Vec::new(),
     })
 }
@@ -108,6 +127,54 @@ pub(crate) fn gpu_node(name: &str, machine: &Machine) -> Value {
     })
 }
 
+/// The devices of a GpuNode's resource, in place of all it had of it, with its terms.
+pub(crate) fn publish(mut node: Value, terms: Value, devices: Vec<Value>) -> Value {
+    let resource = terms["name"].clone();
+    let status = &mut node["status"];
+    let known = status["devices"].as_array_mut().unwrap();
+    known.retain(|device| device["resource"] != resource);
+    known.extend(devices.into_iter().map(|mut device| {
+        device["resource"] = resource.clone();
+        device["healthy"] = true.into();
+        device
+    }));
+    if status["resources"].is_null() {
+        status["resources"] = json!([]);
+    }
+    status["resources"].as_array_mut().unwrap().push(terms);
+    node
+}
+
+/// A GpuNode whose GPUs are all shared under `resource`.
+pub(crate) fn shared_node(name: &str, machine: &Machine, resource: &str, replicas: usize) -> Value {
+    let mut node = gpu_node(name, machine);
+    node["status"]["devices"] = json!([]);
+    let each = (0..machine.gpus().len()).flat_map(|gpu| (0..replicas).map(move |replica| (gpu, replica)));
+    let devices = each.map(|(gpu, replica)| {
+        json!({"id": format!("{}::{replica}", device(name, gpu)), "gpu": gpu, "replica": replica})
+    });
+    let terms = json!({"name": resource, "kind": "Shared", "replicas": replicas});
+    publish(node, terms, devices.collect())
+}
+
+/// A GpuNode with `resource` for MIG devices: by GPU and first memory unit, each of `size` units. Its GPUs that are not cut are whole.
+pub(crate) fn cut_node(
+    name: &str,
+    machine: &Machine,
+    resource: &str,
+    size: u8,
+    slices: &[(u8, u8)],
+) -> Value {
+    let mut node = gpu_node(name, machine);
+    let whole = node["status"]["devices"].as_array_mut().unwrap();
+    whole.retain(|device| slices.iter().all(|(gpu, _)| device["gpu"] != *gpu));
+    let devices = slices.iter().map(|(gpu, start)| {
+        json!({"id": format!("MIG-{name}-{gpu}-{start}"), "gpu": gpu,
+            "slice": {"profile": "x", "start": start, "size": size}})
+    });
+    publish(node, json!({"name": resource, "kind": "Mig"}), devices.collect())
+}
+
 /// A holder of a GpuNode's status.
 pub(crate) fn holder(node: &str, pod: &str, uid: Option<&str>, gpus: &str) -> Value {
     json!({
@@ -123,9 +190,14 @@ pub(crate) fn quarantined(mut holder: Value) -> Value {
 
 /// A pod of one container, pending. Its UID is its name.
 pub(crate) fn pod(name: &str, gpus: u32) -> Value {
+    pod_of(name, GPU, gpus)
+}
+
+/// The same for devices of any resource.
+pub(crate) fn pod_of(name: &str, resource: &str, devices: u32) -> Value {
     json!({
         "metadata": {"name": name, "namespace": "default", "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"containers": [{"name": "main", "resources": {"limits": {GPU: gpus.to_string()}}}]},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {resource: devices.to_string()}}}]},
         "status": {"phase": "Pending"},
     })
 }
@@ -162,7 +234,7 @@ pub(crate) fn grant(uid: &PodUid, node: &str, gpus: GpuSet) -> String {
 }
 
 pub(crate) fn facts(pod: &Value) -> PodFacts {
-    PodFacts::read(&resources(), serde_json::from_value(pod.clone()).unwrap()).unwrap()
+    PodFacts::read(&watched(), serde_json::from_value(pod.clone()).unwrap()).unwrap()
 }
 
 pub(crate) fn target(pod: &str, node: &str) -> Target {
@@ -194,7 +266,7 @@ impl Cluster {
     /// Nothing has been read.
     pub(crate) fn cold(options: Options) -> Self {
         Self {
-            store: Arc::new(Store::new(Index::new(options, "run".into()))),
+            store: Arc::new(Store::new(Index::new(options, &watched(), "run".into()))),
             now: Mutex::new(Instant::now()),
             kinds: Mutex::default(),
         }
@@ -226,7 +298,7 @@ impl Cluster {
     pub(crate) fn inventory(&self, node: &Value) -> &Self {
         let name: NodeName = node["metadata"]["name"].as_str().unwrap().into();
         let node = serde_json::from_value(node.clone()).unwrap();
-        let inventory = index::inventory(&resources(), node, &mut self.kinds.lock().unwrap()).unwrap();
+        let inventory = index::inventory(&watched(), node, &mut self.kinds.lock().unwrap()).unwrap();
         self.store
             .update(|index| index.inventory_applied(&name, inventory));
         self
@@ -256,18 +328,23 @@ impl Cluster {
 
     /// GPUs of a node that nobody has.
     pub(crate) fn free(&self, node: &str) -> String {
-        self.pool(node, |pool| pool.free)
+        self.free_of(node, GPU)
+    }
+
+    /// Devices of a resource on a node that nobody has, those that nothing tells apart from the first.
+    pub(crate) fn free_of(&self, node: &str, resource: &str) -> String {
+        self.pool(node, resource, |pool| pool.free.clone())
     }
 
     /// GPUs of a node that nobody has nor is about to get.
     pub(crate) fn open(&self, node: &str) -> String {
-        self.pool(node, |pool| pool.open)
+        self.pool(node, GPU, |pool| pool.open.clone())
     }
 
-    fn pool(&self, node: &str, of: impl Fn(&crate::snapshot::Pool) -> GpuSet) -> String {
+    fn pool(&self, node: &str, resource: &str, of: impl Fn(&crate::snapshot::Pool) -> DeviceSet) -> String {
         let snapshot = self.store.snapshot();
         match snapshot.standing(snapshot.find(node).unwrap()) {
-            crate::snapshot::Standing::Ours(class) => of(class.pool(GPU).unwrap().1).to_string(),
+            crate::snapshot::Standing::Ours(class) => of(class.pool(resource).unwrap().1).to_string(),
             other => panic!("{node} is {other:?}"),
         }
     }

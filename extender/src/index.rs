@@ -10,7 +10,9 @@
 mod binds;
 mod classes;
 mod entry;
+mod managed;
 mod read;
+mod reserve;
 mod store;
 mod waiting;
 
@@ -20,16 +22,19 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
 
-pub use binds::{BindError, Outcome, Reserved, Target};
+pub use binds::Outcome;
 pub use entry::Totals;
 pub use read::{LooseGpuNode, SlimNode, advertised, inventory};
+pub use reserve::{BindError, Reserved, Target};
 pub use store::Store;
 pub use waiting::{Parked, Short};
 
 use crate::decide::{ForeignNodes, Options};
-use crate::ledger::{FaultKind, Inventory};
+use crate::inventory::Inventory;
+use crate::ledger::FaultKind;
 use crate::pod::PodFacts;
 use crate::snapshot::{ClassIx, Names, NodeIx, Snapshot, Standing};
+use crate::watched::Watched;
 use classes::Classes;
 use entry::Entry;
 
@@ -74,6 +79,7 @@ impl Source {
 #[derive(Debug)]
 pub struct Index {
     options: Options,
+    managed: managed::Managed,
     names: Arc<Names>,
     entries: Vec<Entry>,
     pods: HashMap<PodUid, Arc<PodFacts>>,
@@ -98,9 +104,10 @@ struct Relist {
 
 impl Index {
     /// An empty index. `run` tells this process's plans from those of one before it.
-    pub fn new(options: Options, run: String) -> Self {
+    pub fn new(options: Options, watched: &Watched, run: String) -> Self {
         Self {
             options,
+            managed: managed::Managed::new(watched),
             names: Arc::default(),
             entries: Vec::new(),
             pods: HashMap::new(),
@@ -117,7 +124,7 @@ impl Index {
         }
     }
 
-    /// A pod that asks for managed resources was seen.
+    /// A pod that asks for watched resources was seen.
     pub fn pod_applied(&mut self, pod: PodFacts) {
         self.seen(Source::Pods, pod.uid.as_str());
         let uid = pod.uid.clone();
@@ -170,7 +177,7 @@ impl Index {
         self.pods.remove(uid);
     }
 
-    /// A node was seen, with what kubelet advertises of the managed resources.
+    /// A node was seen, with what kubelet advertises of the watched resources.
     pub fn node_applied(&mut self, name: &NodeName, advertised: Vec<(ResourceName, u32)>) {
         self.seen(Source::Nodes, name.as_str());
         let node = self.node(name);
@@ -199,6 +206,7 @@ impl Index {
         if let Some(entry) = self.entries.get_mut(node.0 as usize)
             && entry.inventory.as_ref() != Some(&inventory)
         {
+            self.changed |= self.managed.replace(entry.inventory.as_ref(), Some(&inventory));
             entry.inventory = Some(inventory);
             self.dirty.push(node);
         }
@@ -209,6 +217,7 @@ impl Index {
         if let Some(node) = self.names.get(name)
             && let Some(entry) = self.entries.get_mut(node.0 as usize)
         {
+            self.changed |= self.managed.replace(entry.inventory.as_ref(), None);
             entry.inventory = None;
             self.dirty.push(node);
         }
@@ -292,6 +301,7 @@ impl Index {
         Some(Snapshot {
             generation: self.generation,
             synced: self.synced.len() == Source::ALL.len(),
+            managed: self.managed.shared(),
             names: Arc::clone(&self.names),
             nodes: self.slots.clone(),
             classes: self.classes.shared(),
@@ -323,7 +333,12 @@ impl Index {
         let Some(entry) = self.entries.get_mut(node.0 as usize) else {
             return;
         };
-        let before: Vec<_> = entry.account.pools.iter().map(|balance| balance.free).collect();
+        let before: Vec<_> = entry
+            .account
+            .pools
+            .iter()
+            .map(|balance| balance.free.clone())
+            .collect();
         for fault in entry.settle(&self.pods) {
             *self.faults.entry(fault.kind).or_default() += 1;
             tracing::warn!(node = %entry.name, fault = ?fault.kind, "{}", fault.words);

@@ -6,7 +6,12 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_topology::choice::TABLE_GPUS;
+use gantry_topology::choice::devices::choose;
+pub use gantry_topology::choice::devices::{Sharing, Spot, Units};
 use gantry_topology::{Choice, GpuSet, Machine, MachineKind, Purpose, Table};
+
+use crate::devices::DeviceSet;
+use crate::shape::Parts;
 
 /// One kind of machine with its choice table. Equal only to itself.
 #[derive(Debug)]
@@ -39,6 +44,37 @@ impl Kind {
     /// The best `size` GPUs of `free`; `None` if there are fewer.
     pub fn best(&self, free: GpuSet, size: usize) -> Option<GpuSet> {
         self.choose(free, size).map(|choice| choice.gpus)
+    }
+
+    /// The best `size` devices of `free` where several may lie on one GPU; `None` if there are fewer. `cut` are MIG devices of other
+    /// resources that are in use on the same GPUs.
+    pub fn best_parts(
+        &self,
+        parts: &Parts,
+        cut: &[Spot],
+        free: &DeviceSet,
+        size: usize,
+    ) -> Option<DeviceSet> {
+        let offered: Vec<u16> = free
+            .iter()
+            .filter_map(|device| u16::try_from(device).ok())
+            .collect();
+        if size == offered.len() {
+            return Some(free.clone());
+        }
+        if size > offered.len() {
+            return None;
+        }
+        let mut all;
+        let spots = if cut.is_empty() {
+            parts.spots()
+        } else {
+            all = parts.spots().to_vec();
+            all.extend_from_slice(cut);
+            &all
+        };
+        let chosen = choose(Some(&self.table), spots, &offered, &[], size, parts.sharing());
+        (chosen.len() == size).then(|| chosen.into_iter().map(usize::from).collect())
     }
 
     /// Bandwidth in GB/s that a collective over a set reaches.

@@ -1,97 +1,12 @@
 //! The account of one node's devices: intent (grants, binds in flight) united with truth (what kubelet and the plugin report).
 //! A device is free only if it is healthy and nobody at all may hold it. Pure: the same facts in any order give the same account.
 
-use std::sync::Arc;
-
 use gantry_api::{DeviceId, Grant, NodeName, PodUid, ResourceName};
-use gantry_topology::set::GpuSet;
 
-use crate::kind::Kind;
+use crate::devices::DeviceSet;
+use crate::inventory::{Inventory, Pool};
 use crate::pod::PodFacts;
-
-/// What a node has, as its plugin published it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Inventory {
-    /// The kind of its machine.
-    pub kind: Arc<Kind>,
-    /// One per managed resource that it serves.
-    pub pools: Vec<Pool>,
-    /// Who holds what, by the plugin's word.
-    pub holders: Vec<Held>,
-    /// Devices that must not be given out, with the reason.
-    pub sick: Vec<Sick>,
-    /// Why the plugin does not serve, or does not know the truth, while it says so: the reason of its condition. What would be bound
-    /// there now kubelet would refuse for good.
-    pub not_ready: Option<Arc<str>>,
-}
-
-/// The devices of one resource: at most one per GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pool {
-    /// The resource.
-    pub resource: ResourceName,
-    /// Device IDs by GPU index.
-    pub devices: Vec<Option<DeviceId>>,
-    /// GPUs that have a device.
-    pub gpus: GpuSet,
-    /// Those of them that are healthy.
-    pub healthy: GpuSet,
-}
-
-/// A holder, by the plugin's word.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
-    /// Namespace of the pod.
-    pub namespace: String,
-    /// Name of the pod.
-    pub pod: String,
-    /// Its UID, if the plugin knows it.
-    pub uid: Option<PodUid>,
-    /// Index into [`Inventory::pools`].
-    pub pool: usize,
-    /// The GPUs.
-    pub gpus: GpuSet,
-    /// The pod is gone, its processes perhaps not.
-    pub quarantined: bool,
-}
-
-/// A GPU that must not be given out.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Sick {
-    /// Its index.
-    pub gpu: u8,
-    /// Why.
-    pub reason: Arc<str>,
-}
-
-impl Pool {
-    /// The GPUs of some devices, and how many of them the pool does not know.
-    pub fn gpus_of<'a>(&self, devices: impl IntoIterator<Item = &'a DeviceId>) -> (GpuSet, usize) {
-        let mut gpus = GpuSet::EMPTY;
-        let mut unknown = 0;
-        for device in devices {
-            match self
-                .devices
-                .iter()
-                .position(|known| known.as_ref() == Some(device))
-            {
-                Some(gpu) => gpus = gpus.with(gpu),
-                None => unknown += 1,
-            }
-        }
-        (gpus, unknown)
-    }
-}
-
-impl Inventory {
-    /// The pool of a resource.
-    pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
-        self.pools
-            .iter()
-            .enumerate()
-            .find(|(_, pool)| pool.resource.as_str() == resource)
-    }
-}
+use crate::site::Site;
 
 /// Devices set aside for a bind whose pod does not show them yet. By resource, so that it survives a change of inventory.
 pub type Devices = Vec<(ResourceName, Vec<DeviceId>)>;
@@ -102,22 +17,22 @@ pub struct Account {
     /// By pool.
     pub pools: Vec<Balance>,
     /// What each live pod holds by pool, in bind order.
-    pub pods: Vec<(PodUid, Vec<GpuSet>)>,
+    pub pods: Vec<(PodUid, Vec<DeviceSet>)>,
     /// What is wrong, sorted by pod.
     pub faults: Vec<Fault>,
 }
 
 /// One pool's devices by what keeps them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Balance {
     /// Live pods.
-    pub held: GpuSet,
+    pub held: DeviceSet,
     /// Binds in flight.
-    pub reserved: GpuSet,
+    pub reserved: DeviceSet,
     /// Pods that are gone, whose processes perhaps are not.
-    pub leaving: GpuSet,
+    pub leaving: DeviceSet,
     /// Nobody, and healthy.
-    pub free: GpuSet,
+    pub free: DeviceSet,
 }
 
 /// An intent that cannot be followed.
@@ -168,7 +83,7 @@ pub fn settle(
         pools: vec![Balance::default(); pools],
         pods: pods
             .iter()
-            .map(|pod| (pod.uid.clone(), vec![GpuSet::EMPTY; pools]))
+            .map(|pod| (pod.uid.clone(), vec![DeviceSet::EMPTY; pools]))
             .collect(),
         faults: Vec::new(),
     };
@@ -176,10 +91,10 @@ pub fn settle(
     for (index, pool) in inventory.pools.iter().enumerate() {
         let claims = claims(node, pool, pods, &mut account.faults);
         let balance = &mut account.pools[index];
-        balance.reserved = masks(pool, reserved);
-        balance.leaving = masks(pool, leaving) | truths.leaving[index];
+        balance.reserved = sets(pool, reserved);
+        balance.leaving = &sets(pool, leaving) | &truths.leaving[index];
         settle_pool(
-            &inventory.kind,
+            pool.site(&inventory.kind),
             (index, pool),
             pods,
             &claims,
@@ -189,18 +104,21 @@ pub fn settle(
             &mut account.faults,
         );
         if inventory.not_ready.is_some() {
-            account.pools[index].free = GpuSet::EMPTY;
+            account.pools[index].free = DeviceSet::EMPTY;
         }
     }
     account.faults.sort_unstable();
     account
 }
 
-fn masks(pool: &Pool, sets: &[&Devices]) -> GpuSet {
-    sets.iter()
-        .flat_map(|set| set.iter())
-        .filter(|(resource, _)| *resource == pool.resource)
-        .fold(GpuSet::EMPTY, |all, (_, devices)| all | pool.gpus_of(devices).0)
+fn sets(pool: &Pool, sets: &[&Devices]) -> DeviceSet {
+    let mut all = DeviceSet::EMPTY;
+    for (resource, devices) in sets.iter().flat_map(|set| set.iter()) {
+        if *resource == pool.resource {
+            all.add(&pool.find(devices).0);
+        }
+    }
+    all
 }
 
 /// What kubelet and the plugin report, sorted out among the live pods.
@@ -208,15 +126,15 @@ struct Truths {
     /// By pod, then pool.
     pods: Vec<Vec<Truth>>,
     /// By pool: held by somebody who is no live pod.
-    leaving: Vec<GpuSet>,
+    leaving: Vec<DeviceSet>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Truth {
     /// The plugin's word, by UID.
-    by_uid: GpuSet,
+    by_uid: DeviceSet,
     /// The plugin's word by name only, or the pod's own status. A name may still be that of a pod before this one.
-    besides: GpuSet,
+    besides: DeviceSet,
 }
 
 impl Truths {
@@ -224,7 +142,7 @@ impl Truths {
         let pools = inventory.pools.len();
         let mut truths = Self {
             pods: vec![vec![Truth::default(); pools]; pods.len()],
-            leaving: vec![GpuSet::EMPTY; pools],
+            leaving: vec![DeviceSet::EMPTY; pools],
         };
         for held in &inventory.holders {
             let holder = pods.iter().position(|pod| match &held.uid {
@@ -235,12 +153,12 @@ impl Truths {
                 Some(pod) if !held.quarantined => {
                     let truth = &mut truths.pods[pod][held.pool];
                     if held.uid.is_some() {
-                        truth.by_uid = truth.by_uid | held.gpus;
+                        truth.by_uid.add(&held.devices);
                     } else {
-                        truth.besides = truth.besides | held.gpus;
+                        truth.besides.add(&held.devices);
                     }
                 }
-                _ => truths.leaving[held.pool] = truths.leaving[held.pool] | held.gpus,
+                _ => truths.leaving[held.pool].add(&held.devices),
             }
         }
         for (pod, truth) in pods.iter().zip(&mut truths.pods) {
@@ -250,7 +168,7 @@ impl Truths {
                     .iter()
                     .filter(|(resource, _)| *resource == pool.resource)
                     .map(|(_, device)| device);
-                truth.besides = truth.besides | pool.gpus_of(reported).0;
+                truth.besides.add(&pool.find(reported).0);
             }
         }
         truths
@@ -258,7 +176,12 @@ impl Truths {
 }
 
 /// What each pod's grant gives it of a pool, if the grant may be followed; what is wrong otherwise.
-fn claims(node: &NodeName, pool: &Pool, pods: &[&PodFacts], faults: &mut Vec<Fault>) -> Vec<Option<GpuSet>> {
+fn claims(
+    node: &NodeName,
+    pool: &Pool,
+    pods: &[&PodFacts],
+    faults: &mut Vec<Fault>,
+) -> Vec<Option<DeviceSet>> {
     let mut claim = |pod: &PodFacts| {
         let text = pod.grant.as_deref()?;
         let asked = usize::try_from(pod.devices(pool.resource.as_str())).unwrap_or(usize::MAX);
@@ -294,7 +217,7 @@ fn claims(node: &NodeName, pool: &Pool, pods: &[&PodFacts], faults: &mut Vec<Fau
             );
             return None;
         }
-        let (gpus, unknown) = pool.gpus_of(&devices);
+        let (devices, unknown) = pool.find(&devices);
         if unknown > 0 {
             fault(
                 FaultKind::UnknownDevices,
@@ -304,7 +227,7 @@ fn claims(node: &NodeName, pool: &Pool, pods: &[&PodFacts], faults: &mut Vec<Fau
                 ),
             );
         }
-        Some(gpus)
+        Some(devices)
     };
     pods.iter().map(|pod| claim(pod)).collect()
 }
@@ -314,54 +237,58 @@ fn claims(node: &NodeName, pool: &Pool, pods: &[&PodFacts], faults: &mut Vec<Fau
     reason = "one pool's view of what settle() has collected"
 )]
 fn settle_pool(
-    kind: &Kind,
+    site: Site<'_>,
     (index, pool): (usize, &Pool),
     pods: &[&PodFacts],
-    claims: &[Option<GpuSet>],
+    claims: &[Option<DeviceSet>],
     truths: &Truths,
     balance: &mut Balance,
-    held: &mut [(PodUid, Vec<GpuSet>)],
+    held: &mut [(PodUid, Vec<DeviceSet>)],
     faults: &mut Vec<Fault>,
 ) {
-    let truth = |pod: usize| truths.pods[pod][index];
-    let known = |pod: usize| truth(pod).by_uid | truth(pod).besides;
-    let all_true = (0..pods.len()).fold(GpuSet::EMPTY, |all, pod| all | known(pod));
+    let truth = |pod: usize| &truths.pods[pod][index];
+    let known = |pod: usize| &truth(pod).by_uid | &truth(pod).besides;
+    let mut all_true = DeviceSet::EMPTY;
+    (0..pods.len()).for_each(|pod| all_true.add(&known(pod)));
     let mut missing = Vec::new();
-    let mut granted = GpuSet::EMPTY;
+    let mut granted = DeviceSet::EMPTY;
     for (pod, facts) in pods.iter().enumerate() {
         let asked = usize::try_from(facts.devices(pool.resource.as_str())).unwrap_or(usize::MAX);
         let mut holds = known(pod);
-        let complete = truth(pod).by_uid.len() >= asked && truth(pod).besides.is_subset(truth(pod).by_uid);
-        if !complete && let Some(claim) = claims[pod] {
-            let others = (all_true - known(pod)) | granted;
-            if !(claim & others).is_empty() {
+        let complete = truth(pod).by_uid.len() >= asked && truth(pod).besides.is_subset(&truth(pod).by_uid);
+        if !complete && let Some(claim) = &claims[pod] {
+            let others = &(&all_true - &holds) | &granted;
+            let lost = claim & &others;
+            if !lost.is_empty() {
                 faults.push(Fault {
                     pod: facts.uid.clone(),
                     kind: FaultKind::Displaced,
                     words: format!(
-                        "pod {}/{}: GPU {} of its grant is another pod's",
+                        "pod {}/{}: {} of its grant is another pod's",
                         facts.namespace,
                         facts.name,
-                        claim & others
+                        pool.describe(&lost)
                     ),
                 });
             }
-            holds = holds | (claim - others);
+            holds.add(&(claim - &others));
         }
-        granted = granted | holds;
-        held[pod].1[index] = holds;
+        granted.add(&holds);
         if holds.len() < asked {
             missing.push((pod, asked - holds.len()));
         }
+        held[pod].1[index] = holds;
     }
-    let taken = granted | balance.reserved | balance.leaving;
-    let mut free = pool.healthy - taken;
+    let mut free = pool.healthy.clone();
+    for taken in [&granted, &balance.reserved, &balance.leaving] {
+        free.remove(taken);
+    }
     for (pod, count) in missing {
         // Fewer may be left than it lacks: then it lacks them on the node, too.
-        let expected = kind.best(free, count.min(free.len())).unwrap_or(GpuSet::EMPTY);
-        held[pod].1[index] = held[pod].1[index] | expected;
-        granted = granted | expected;
-        free = free - expected;
+        let expected = site.best(&free, count.min(free.len())).unwrap_or_default();
+        held[pod].1[index].add(&expected);
+        granted.add(&expected);
+        free.remove(&expected);
     }
     balance.held = granted;
     balance.free = free;

@@ -7,17 +7,19 @@
 //!                                                      └──> explain, wake: Events and pokes for pods that wait
 //! ```
 //!
-//! Pure: `quantity`, `request`, `kind`, `plan`, `ledger`, `snapshot`, `decide`, `wire`. State without I/O: `index`. I/O: `watch`, `bind`,
+//! Pure: `quantity`, `request`, `devices`, `shape`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`, `wire`. State without I/O: `index`. I/O: `watch`, `bind`,
 //! `explain`, `wake`, `server`.
 #![forbid(unsafe_code)]
 
 pub mod args;
 pub mod bind;
 pub mod decide;
+pub mod devices;
 pub mod explain;
 #[cfg(test)]
 mod fixtures;
 pub mod index;
+pub mod inventory;
 pub mod kind;
 pub mod ledger;
 pub mod metadata;
@@ -28,9 +30,12 @@ pub mod quantity;
 pub mod request;
 pub mod server;
 pub mod service;
+pub mod shape;
+pub mod site;
 pub mod snapshot;
 pub mod wake;
 pub mod watch;
+pub mod watched;
 pub mod wire;
 
 pub use args::Args;
@@ -53,6 +58,7 @@ use crate::metrics::Metrics;
 use crate::server::Server;
 use crate::service::Service;
 use crate::watch::Contact;
+use crate::watched::Watched;
 
 /// Longest time to connect to the API server.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -73,7 +79,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         body_limit,
         stale_after,
     } = args;
-    let resources = read_resources(&resources)?;
+    let watched = Watched::new(read_resources(&resources)?);
     let options = Options {
         foreign: foreign_nodes,
         policy,
@@ -82,14 +88,14 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let listener = TcpListener::bind(listen)
         .await
         .with_context(|| format!("cannot listen on {listen}"))?;
-    tracing::info!(address = %listener.local_addr()?, ?resources, ?options, "gantry extender serves");
+    tracing::info!(address = %listener.local_addr()?, resources = ?watched.named(), ?options, "gantry extender serves");
     let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
-    let store = Arc::new(Store::new(Index::new(options, run)));
+    let store = Arc::new(Store::new(Index::new(options, &watched, run)));
     let metrics = Arc::new(Metrics::new());
     let contact = Contact::new();
     let watching = tokio::spawn(watch::run(
         client.clone(),
-        Arc::clone(&resources),
+        watched.clone(),
         Arc::clone(&store),
         Arc::clone(&contact),
         shutdown.clone(),
@@ -108,9 +114,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     ));
     let server = Server {
         service: Service {
-            binder: Binder::new(client, Arc::clone(&store), Arc::clone(&resources), bind_timeout),
+            binder: Binder::new(client, Arc::clone(&store), watched.clone(), bind_timeout),
             store,
-            resources,
+            watched,
             options,
             metrics,
         },
@@ -148,7 +154,7 @@ async fn together(
     Ok(())
 }
 
-fn read_resources(written: &[String]) -> anyhow::Result<Arc<[ResourceName]>> {
+fn read_resources(written: &[String]) -> anyhow::Result<Vec<ResourceName>> {
     let mut resources: Vec<ResourceName> = Vec::new();
     for name in written.iter().map(|name| name.trim()) {
         let extended = name
@@ -162,8 +168,7 @@ fn read_resources(written: &[String]) -> anyhow::Result<Arc<[ResourceName]>> {
             resources.push(name.into());
         }
     }
-    anyhow::ensure!(!resources.is_empty(), "--resource: name at least one resource");
-    Ok(resources.into())
+    Ok(resources)
 }
 
 async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {

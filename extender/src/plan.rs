@@ -1,19 +1,19 @@
-//! Lays what a pod asks for on the free GPUs of one machine: a set for every block of every ask. Pure: equal input, equal plan.
-//! What a set is worth is asked of the machine's choice table and nowhere else.
+//! Lays what a pod asks for on the free devices of one machine: a set for every block of every ask. Pure: equal input, equal plan.
+//! What a set is worth is asked of the pool's site and nowhere else.
 
 use gantry_api::{ContainerGrant, ContainerShare, DeviceId};
-use gantry_topology::set::GpuSet;
 
-use crate::kind::Kind;
+use crate::devices::DeviceSet;
 use crate::request::{Ask, ContainerAsk};
+use crate::site::Site;
 
 /// The devices of one ask on one machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
-    /// All GPUs the pod holds for its life.
-    pub gpus: GpuSet,
-    /// The GPUs of each block of [`Ask::blocks`].
-    pub blocks: Vec<GpuSet>,
+    /// All devices the pod holds for its life.
+    pub devices: DeviceSet,
+    /// The devices of each block of [`Ask::blocks`].
+    pub blocks: Vec<DeviceSet>,
     /// Bandwidth in GB/s that a collective reaches in the worst-off group: the least over the containers that hold two GPUs or
     /// more, none of them part of another. `None` if no container has anything to exchange.
     pub gbs: Option<f64>,
@@ -24,20 +24,20 @@ impl Layout {
     ///
     /// Two ways are tried: the best set for the whole pod, split among its containers; and the best set for each container, the
     /// largest first. What serves the worst-off container better wins, then what serves the pod as a whole better.
-    pub fn best(kind: &Kind, free: GpuSet, ask: &Ask) -> Option<Self> {
+    pub fn best(site: Site<'_>, free: &DeviceSet, ask: &Ask) -> Option<Self> {
         let devices = usize::try_from(ask.devices).ok()?;
         if devices == 0 || devices > free.len() {
             return None;
         }
         let groups = groups(ask);
-        let whole = kind.best(free, devices)?;
-        let together = Self::lay(kind, whole, ask, &groups)?;
+        let whole = site.best(free, devices)?;
+        let together = Self::lay(site, &whole, ask, &groups)?;
         if groups.iter().filter(|group| !group.nested).count() < 2 {
             return Some(together);
         }
-        let apart = Self::lay(kind, free, ask, &groups)?;
+        let apart = Self::lay(site, free, ask, &groups)?;
         let key = |layout: &Self| {
-            let pod = kind.bandwidth(layout.gpus);
+            let pod = site.bandwidth(&layout.devices).unwrap_or(0.0);
             (layout.gbs.unwrap_or(f64::INFINITY), pod)
         };
         let ((apart_worst, apart_pod), (together_worst, together_pod)) = (key(&apart), key(&together));
@@ -47,27 +47,28 @@ impl Layout {
         Some(if order.is_gt() { apart } else { together })
     }
 
-    fn lay(kind: &Kind, from: GpuSet, ask: &Ask, groups: &[Group]) -> Option<Self> {
-        let mut blocks = vec![GpuSet::EMPTY; ask.blocks.len()];
-        let mut left = from;
+    fn lay(site: Site<'_>, from: &DeviceSet, ask: &Ask, groups: &[Group]) -> Option<Self> {
+        let mut blocks = vec![DeviceSet::EMPTY; ask.blocks.len()];
+        let mut left = from.clone();
         let mut gbs: Option<f64> = None;
         for group in groups.iter().filter(|group| !group.nested) {
-            let gpus = kind.best(left, group.devices)?;
-            left = left - gpus;
-            if group.devices > 1 {
-                let reached = kind.bandwidth(gpus);
+            let devices = site.best(&left, group.devices)?;
+            left.remove(&devices);
+            if group.devices > 1
+                && let Some(reached) = site.bandwidth(&devices)
+            {
                 gbs = Some(gbs.map_or(reached, |least| least.min(reached)));
             }
-            split(kind, gpus, group, groups, ask, &mut blocks)?;
+            split(site, devices, group, groups, ask, &mut blocks)?;
         }
         Some(Self {
-            gpus: blocks.iter().fold(GpuSet::EMPTY, |all, block| all | *block),
+            devices: union(&blocks),
             blocks,
             gbs,
         })
     }
 
-    /// The grant of each container, with the device IDs of `devices` (by GPU index); `None` if a GPU has no device.
+    /// The grant of each container, with the IDs of the pool's devices; `None` if the pool has no such device.
     ///
     /// Empty where a container takes what init containers left and new devices besides: neither of the two forms of a share can
     /// say that. The plugin then chooses by topology, and the ledger counts what the pod asks for.
@@ -84,8 +85,8 @@ impl Layout {
                     .blocks
                     .iter()
                     .filter_map(|&block| self.blocks.get(block));
-                let gpus = blocks.fold(GpuSet::EMPTY, |all, block| all | *block);
-                let ids = gpus.iter().map(|gpu| devices.get(gpu).cloned().flatten());
+                let all = union(blocks);
+                let ids = all.iter().map(|device| devices.get(device).cloned().flatten());
                 let mut ids = ids.collect::<Option<Vec<_>>>()?;
                 ids.sort_unstable();
                 ContainerShare::Devices(ids)
@@ -98,6 +99,13 @@ impl Layout {
         };
         ask.containers.iter().map(grant).collect()
     }
+}
+
+fn union<'a>(blocks: impl IntoIterator<Item = &'a DeviceSet>) -> DeviceSet {
+    blocks.into_iter().fold(DeviceSet::EMPTY, |mut all, block| {
+        all.add(block);
+        all
+    })
 }
 
 /// Blocks that one container holds at once, and so should lie well together.
@@ -138,36 +146,32 @@ fn contains(outer: &Group, inner: &Group) -> bool {
     inner.blocks.len() < outer.blocks.len() && inner.blocks.iter().all(|block| outer.blocks.contains(block))
 }
 
-/// Splits a group's GPUs among its blocks: first the best part for the largest group inside, then the next; what no inner group
+/// Splits a group's devices among its blocks: first the best part for the largest group inside, then the next; what no inner group
 /// names is one block.
 fn split(
-    kind: &Kind,
-    gpus: GpuSet,
+    site: Site<'_>,
+    devices: DeviceSet,
     group: &Group,
     groups: &[Group],
     ask: &Ask,
-    blocks: &mut [GpuSet],
+    blocks: &mut [DeviceSet],
 ) -> Option<()> {
-    let mut left = gpus;
+    let mut left = devices;
     let mut open = group.blocks.clone();
     for inner in groups.iter().filter(|inner| contains(group, inner)) {
         // A group inside one already split off was split with it.
         if !inner.blocks.iter().all(|block| open.contains(block)) {
             continue;
         }
-        let part = kind.best(left, inner.devices)?;
-        left = left - part;
+        let part = site.best(&left, inner.devices)?;
+        left.remove(&part);
         open.retain(|block| !inner.blocks.contains(block));
-        split(kind, part, inner, groups, ask, blocks)?;
+        split(site, part, inner, groups, ask, blocks)?;
     }
     for block in open {
         let size = usize::try_from(*ask.blocks.get(block)?).ok()?;
-        let part = if size == left.len() {
-            left
-        } else {
-            kind.best(left, size)?
-        };
-        left = left - part;
+        let part = site.best(&left, size)?;
+        left.remove(&part);
         *blocks.get_mut(block)? = part;
     }
     Some(())

@@ -1,5 +1,5 @@
-//! What is kept of a pod: a few hundred bytes of the several kilobytes the API server sends. Pods that ask for none of the managed
-//! resources are not kept at all.
+//! What is kept of a pod: a few hundred bytes of the several kilobytes the API server sends. Pods that ask for nothing that is
+//! watched are not kept at all.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,8 +12,9 @@ use serde::Deserialize;
 
 use crate::metadata;
 use crate::request::{Container, ContainerKind, Request, RequestError};
+use crate::watched::Watched;
 
-/// A pod that asks for managed resources.
+/// A pod that asks for resources that are watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodFacts {
     /// Its UID.
@@ -36,14 +37,18 @@ pub struct PodFacts {
     pub stopped: bool,
     /// Devices that kubelet says its app containers have (`allocatedResourcesStatus`).
     pub allocated: Vec<(ResourceName, DeviceId)>,
-    /// Managed resources of which kube-scheduler's own count found too few the last time.
+    /// Resources it asks for of which kube-scheduler's own count found too few the last time.
     pub insufficient: Vec<ResourceName>,
 }
 
 impl PodFacts {
-    /// Keeps what matters of a pod; `None` if it asks for none of `resources`.
-    pub fn read(resources: &[ResourceName], pod: SlimPod) -> Option<Self> {
-        let request = pod.request(resources).map(Arc::new);
+    /// Keeps what matters of a pod; `None` if it asks for nothing that is watched.
+    pub fn read(watched: &Watched, pod: SlimPod) -> Option<Self> {
+        let asked = watched.among(pod.spec.resources());
+        if asked.is_empty() {
+            return None;
+        }
+        let request = Request::read(&asked, |resource| pod.spec.asking(resource)).map(Arc::new);
         if matches!(&request, Ok(request) if request.is_empty()) {
             return None;
         }
@@ -78,8 +83,8 @@ impl PodFacts {
             ),
             terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             stopped: status.stopped(pod.spec.containers.len()),
-            allocated: status.allocated(resources),
-            insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(resources)),
+            allocated: status.allocated(watched),
+            insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(&asked)),
         })
     }
 
@@ -130,12 +135,13 @@ pub struct SlimPod {
 }
 
 impl SlimPod {
-    /// What it asks of `resources`.
+    /// What it asks of the resources that are watched.
     ///
     /// # Errors
     /// The first quantity that is no count of devices.
-    pub fn request(&self, resources: &[ResourceName]) -> Result<Request, RequestError> {
-        Request::read(resources, |resource| self.spec.asking(resource))
+    pub fn request(&self, watched: &Watched) -> Result<Request, RequestError> {
+        let asked = watched.among(self.spec.resources());
+        Request::read(&asked, |resource| self.spec.asking(resource))
     }
 
     /// Where it is bound.
@@ -183,6 +189,14 @@ pub struct SlimSpec {
 }
 
 impl SlimSpec {
+    /// Every resource that a container asks for, some more than once.
+    fn resources(&self) -> impl Iterator<Item = &str> {
+        let containers = self.init_containers.iter().chain(&self.containers);
+        containers
+            .flat_map(|container| [&container.resources.limits, &container.resources.requests])
+            .flat_map(|quantities| quantities.keys().map(String::as_str))
+    }
+
     fn asking<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = Container<'a>> {
         let inits = self.init_containers.iter().map(|container| {
             let sidecar = container.restart_policy.as_deref() == Some("Always");
@@ -295,7 +309,7 @@ impl SlimStatus {
                 .all(|status| status.state.running.is_none())
     }
 
-    fn allocated(&self, resources: &[ResourceName]) -> Vec<(ResourceName, DeviceId)> {
+    fn allocated(&self, watched: &Watched) -> Vec<(ResourceName, DeviceId)> {
         let mut devices = Vec::new();
         for allocated in self
             .container_statuses
@@ -303,10 +317,8 @@ impl SlimStatus {
             .chain(&self.init_container_statuses)
             .flat_map(|status| &status.allocated_resources_status)
         {
-            if let Some(resource) = resources
-                .iter()
-                .find(|resource| resource.as_str() == allocated.name)
-            {
+            if watched.covers(&allocated.name) {
+                let resource = ResourceName::from(allocated.name.as_str());
                 let ids = allocated
                     .resources
                     .iter()

@@ -2,16 +2,17 @@
 //! comes next; this file replays that with numbered devices instead of real ones, so that a plan is exact where kubelet is.
 //! No devices, nodes or I/O here.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
 
 use crate::quantity::{self, QuantityError};
 
-/// Everything of the managed resources that a pod asks for.
+/// Everything that a pod asks of some resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// One per resource that is asked for at all, in the order the resources are configured.
+    /// One per resource that is asked for at all, by name.
     pub asks: Vec<Ask>,
     /// The pod's containers in kubelet's order, where several resources are asked for.
     pub order: Vec<Arc<str>>,
@@ -123,6 +124,19 @@ impl Request {
         Ok(Self { asks, order })
     }
 
+    /// The part of it that asks for resources of `managed`.
+    #[must_use]
+    pub fn of(self: &Arc<Self>, managed: &BTreeSet<ResourceName>) -> Arc<Self> {
+        if self.asks.iter().all(|ask| managed.contains(&ask.resource)) {
+            return Arc::clone(self);
+        }
+        let asks = self.asks.iter().filter(|ask| managed.contains(&ask.resource));
+        Arc::new(Self {
+            asks: asks.cloned().collect(),
+            order: self.order.clone(),
+        })
+    }
+
     /// Whether nothing is asked for.
     pub fn is_empty(&self) -> bool {
         self.asks.is_empty()
@@ -137,7 +151,27 @@ impl Request {
     }
 }
 
+impl ContainerAsk {
+    /// Devices it is given.
+    fn devices(&self, blocks: &[u32]) -> u32 {
+        let exact = self.blocks.iter().filter_map(|&block| blocks.get(block));
+        exact.fold(self.any_of_held, |all, block| all.saturating_add(*block))
+    }
+}
+
 impl Ask {
+    /// The container that asks for most, the first of several, and how many.
+    pub fn most(&self) -> Option<(&str, u32)> {
+        let mut most: Option<(&str, u32)> = None;
+        for container in &self.containers {
+            let devices = container.devices(&self.blocks);
+            if most.is_none_or(|(_, known)| devices > known) {
+                most = Some((&container.name, devices));
+            }
+        }
+        most
+    }
+
     /// One app container that asks for `devices`.
     pub fn single(resource: ResourceName, devices: u32) -> Self {
         Self::replay(resource, &[("main", ContainerKind::App, devices)])

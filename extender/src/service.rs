@@ -11,6 +11,8 @@ use crate::decide::{self, Candidates, Filtered, NodeObject, Options};
 use crate::index::{Parked, Store, Target};
 use crate::metrics::{Decision, Metrics, Outcome};
 use crate::request::{Request, RequestError};
+use crate::snapshot::Snapshot;
+use crate::watched::Watched;
 use crate::wire::{self, ExtenderArgs, ExtenderBindingArgs, Node, Pod, Text};
 
 /// What the server serves.
@@ -19,8 +21,8 @@ pub struct Service {
     pub store: Arc<Store>,
     /// Writes Bindings.
     pub binder: Binder,
-    /// Resources accounted.
-    pub resources: Arc<[ResourceName]>,
+    /// Resources looked at.
+    pub watched: Watched,
     /// What the operator chose.
     pub options: Options,
     /// Metrics.
@@ -50,10 +52,10 @@ impl Service {
     /// See [`Refusal`].
     pub fn filter(&self, body: &[u8]) -> Result<Vec<u8>, Refusal> {
         let args = read_args("filter", body)?;
-        let request = self.request(&args.pod);
         let candidates = candidates("filter", args.nodes, args.node_names)?;
+        let snapshot = self.store.snapshot();
         let outcome;
-        let answer = match request {
+        let answer = match self.request(&args.pod, &snapshot)? {
             // Not ours to say anything about, whatever state we are in.
             Ok(request) if request.is_empty() => {
                 outcome = "untouched";
@@ -64,7 +66,7 @@ impl Service {
                 Filtered::all_refused(candidates.len(), format!("node(s) not looked at: {error}"))
             }
             Ok(request) => {
-                let answer = self.decide(&args.pod, request, &candidates)?;
+                let answer = self.decide(&args.pod, request, &candidates, &snapshot);
                 outcome = if answer.passed.is_empty() { "none" } else { "some" };
                 answer
             }
@@ -82,16 +84,13 @@ impl Service {
         pod: &Pod<'_>,
         request: Request,
         candidates: &Candidates<'_>,
-    ) -> Result<Filtered, Refusal> {
-        let snapshot = self.store.snapshot();
-        if !snapshot.synced {
-            return Err(Refusal::Cold);
-        }
-        let nodes = decide::locate(&snapshot, candidates);
-        let answer = decide::filter(&snapshot, self.options, &request, candidates, &nodes);
+        snapshot: &Snapshot,
+    ) -> Filtered {
+        let nodes = decide::locate(snapshot, candidates);
+        let answer = decide::filter(snapshot, self.options, &request, candidates, &nodes);
         let uid = uid(pod);
         if answer.simulated || uid.is_empty() {
-            return Ok(answer);
+            return answer;
         }
         let uid = PodUid::from(uid);
         if answer.passed.is_empty() {
@@ -111,7 +110,7 @@ impl Service {
         } else if self.store.read(|index| index.is_parked(uid.as_str())) {
             self.store.update(|index| index.unpark(&uid));
         }
-        Ok(answer)
+        answer
     }
 
     /// `POST /prioritize`.
@@ -120,14 +119,11 @@ impl Service {
     /// See [`Refusal`].
     pub fn prioritize(&self, body: &[u8]) -> Result<Vec<u8>, Refusal> {
         let args = read_args("prioritize", body)?;
-        let request = self.request(&args.pod).unwrap_or_default();
         let candidates = candidates("prioritize", args.nodes, args.node_names)?;
+        let snapshot = self.store.snapshot();
+        let request = self.request(&args.pod, &snapshot)?.unwrap_or_default();
         let mut winner = None;
         if !request.is_empty() {
-            let snapshot = self.store.snapshot();
-            if !snapshot.synced {
-                return Err(Refusal::Cold);
-            }
             let nodes = decide::locate(&snapshot, &candidates);
             let uid = uid(&args.pod);
             winner = decide::prioritize(&snapshot, self.options, uid, &request, &candidates, &nodes);
@@ -201,11 +197,20 @@ impl Service {
         });
     }
 
-    fn request(&self, pod: &Pod<'_>) -> Result<Request, RequestError> {
-        match &pod.spec {
-            Some(spec) => Request::read(&self.resources, |resource| spec.containers_asking(resource)),
-            None => Ok(Request::default()),
+    /// What a pod asks of the managed resources. Nothing if it asks for none that is watched, whatever is known of the cluster.
+    fn request(&self, pod: &Pod<'_>, snapshot: &Snapshot) -> Result<Result<Request, RequestError>, Refusal> {
+        let Some(spec) = &pod.spec else {
+            return Ok(Ok(Request::default()));
+        };
+        let mut asked: Vec<ResourceName> = self.watched.among(spec.resources());
+        if asked.is_empty() {
+            return Ok(Ok(Request::default()));
         }
+        if !snapshot.synced {
+            return Err(Refusal::Cold);
+        }
+        asked.retain(|resource| snapshot.managed.contains(resource));
+        Ok(Request::read(&asked, |resource| spec.containers_asking(resource)))
     }
 }
 

@@ -3,16 +3,18 @@
 
 mod names;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid, ResourceName};
-use gantry_topology::set::GpuSet;
 
 pub use names::Names;
 
-use crate::kind::Kind;
-use crate::ledger::Sick;
+use crate::devices::DeviceSet;
+use crate::inventory::Sick;
+use crate::kind::{Kind, Spot};
+use crate::shape::Shape;
+use crate::site::Site;
 
 /// Number of a node: its place in the snapshot's arrays. Kept as long as the node is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,23 +31,25 @@ pub struct Snapshot {
     pub generation: u64,
     /// Whether pods, nodes and GPU nodes have all been listed once. Before that nothing may be decided.
     pub synced: bool,
+    /// The resources that are accounted and chosen: what a plugin publishes, and what the operator named.
+    pub managed: Arc<BTreeSet<ResourceName>>,
     /// Names of the nodes.
     pub names: Arc<Names>,
     /// The class of each node.
     pub nodes: Vec<ClassIx>,
     /// The classes.
     pub classes: Arc<Vec<Arc<Standing>>>,
-    /// GPUs set aside for pods between prioritize and bind. They are out of [`Pool::open`].
+    /// Devices set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
 }
 
-/// GPUs that a pod will most likely be bound to.
+/// Devices that a pod will most likely be given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hold {
     /// The node.
     pub node: NodeIx,
     /// By pool of the node.
-    pub gpus: Vec<GpuSet>,
+    pub devices: Vec<DeviceSet>,
 }
 
 /// What a node is to us.
@@ -69,25 +73,31 @@ pub struct Class {
     pub kind: Arc<Kind>,
     /// The managed resources it serves.
     pub pools: Vec<Pool>,
-    /// GPUs that must not be given out, with the reason.
-    pub sick: Vec<Sick>,
     /// Why the plugin does not serve, if it does not; then nothing is free.
     pub not_ready: Option<Arc<str>>,
 }
 
-/// One resource of a class.
+/// One resource of a class. Of devices that nothing tells apart only the number counts ([`Shape::canonical`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool {
     /// The resource.
     pub resource: ResourceName,
-    /// GPUs that have a device of it.
-    pub gpus: GpuSet,
-    /// GPUs that nobody has.
-    pub free: GpuSet,
+    /// Where its devices lie.
+    pub shape: Shape,
+    /// The most that one container may ask for.
+    pub max_request: Option<u32>,
+    /// How many devices there are.
+    pub devices: usize,
+    /// Those that nobody has.
+    pub free: DeviceSet,
     /// Those of them that nobody is about to get either: [`Self::free`] without the [`Hold`]s.
-    pub open: GpuSet,
-    /// GPUs of pods that are gone, whose processes perhaps are not.
-    pub leaving: GpuSet,
+    pub open: DeviceSet,
+    /// How many must not be given out.
+    pub unhealthy: usize,
+    /// What is wrong with them, by GPU.
+    pub sick: Vec<Sick>,
+    /// How many are of pods that are gone, whose processes perhaps are not.
+    pub leaving: usize,
     /// How many kubelet advertises, if the node is known.
     pub advertised: Option<u32>,
 }
@@ -120,6 +130,43 @@ impl Snapshot {
 }
 
 impl Class {
+    /// A pool on its machine. `cut` is [`Class::cut_beside`] of the pool.
+    pub fn site<'a>(&'a self, pool: &'a Pool, cut: &'a [Spot]) -> Site<'a> {
+        Site {
+            kind: &self.kind,
+            shape: &pool.shape,
+            cut,
+        }
+    }
+
+    /// MIG devices of other pools than number `pool` that are not free.
+    pub fn cut_beside(&self, pool: usize) -> Vec<Spot> {
+        let sliced = |shape: &Shape| match shape {
+            Shape::Parts(parts) if parts.are_slices() => Some(Arc::clone(parts)),
+            _ => None,
+        };
+        if self
+            .pools
+            .get(pool)
+            .and_then(|pool| sliced(&pool.shape))
+            .is_none()
+        {
+            return Vec::new();
+        }
+        let mut cut = Vec::new();
+        for (_, other) in self.pools.iter().enumerate().filter(|(index, _)| *index != pool) {
+            if let Some(parts) = sliced(&other.shape) {
+                let spots = parts.spots().iter().enumerate();
+                cut.extend(
+                    spots
+                        .filter(|(device, _)| !other.free.contains(*device))
+                        .map(|(_, spot)| *spot),
+                );
+            }
+        }
+        cut
+    }
+
     /// The pool of a resource.
     pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
         self.pools

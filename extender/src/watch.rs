@@ -18,9 +18,10 @@ use tokio_util::sync::CancellationToken;
 pub use contact::Contact;
 
 use crate::index::{self, Index, LooseGpuNode, SlimNode, Source, Store};
+use crate::inventory::Inventory;
 use crate::kind::Kinds;
-use crate::ledger::Inventory;
 use crate::pod::{PodFacts, SlimPod};
+use crate::watched::Watched;
 
 /// Longest life of one watch call. A connection that is silently dead is noticed soon after its end.
 const WATCH_SECONDS: u32 = 30;
@@ -64,7 +65,7 @@ impl News {
 /// Watches until `shutdown`.
 pub async fn run(
     client: Client,
-    resources: Arc<[ResourceName]>,
+    watched: Watched,
     store: Arc<Store>,
     contact: Arc<Contact>,
     shutdown: CancellationToken,
@@ -75,7 +76,7 @@ pub async fn run(
         Arc::clone(&contact),
         shutdown.clone(),
     ));
-    let feeding = feed(&client, &resources, &store, &contact, &shutdown);
+    let feeding = feed(&client, &watched, &store, &contact, &shutdown);
     tokio::select! {
         () = feeding => {
             // It ends by the same token.
@@ -88,13 +89,13 @@ pub async fn run(
 
 async fn feed(
     client: &Client,
-    resources: &Arc<[ResourceName]>,
+    watched: &Watched,
     store: &Store,
     contact: &Arc<Contact>,
     shutdown: &CancellationToken,
 ) {
     let kinds = Arc::default();
-    let mut news = streams(client, resources, &kinds, contact).ready_chunks(BATCH);
+    let mut news = streams(client, watched, &kinds, contact).ready_chunks(BATCH);
     while let Some(Some(batch)) = shutdown.run_until_cancelled(news.next()).await {
         let listed = batch
             .iter()
@@ -116,13 +117,13 @@ async fn feed(
 
 fn streams(
     client: &Client,
-    resources: &Arc<[ResourceName]>,
+    watched: &Watched,
     kinds: &Arc<Mutex<Kinds>>,
     contact: &Arc<Contact>,
 ) -> SelectAll<BoxStream<'static, News>> {
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let mut all = SelectAll::new();
-    let wanted = Arc::clone(resources);
+    let wanted = watched.clone();
     let pods = watch(
         Api::<SlimPod>::all(contact.noting(client, Source::Pods)),
         config.clone(),
@@ -131,7 +132,7 @@ fn streams(
         let pod = Box::new(PodFacts::read(&wanted, pod)?);
         Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
     }));
-    let wanted = Arc::clone(resources);
+    let wanted = watched.clone();
     let nodes = watch(
         Api::<SlimNode>::all(contact.noting(client, Source::Nodes)),
         config.clone(),
@@ -144,7 +145,7 @@ fn streams(
             News::Node(name.into(), index::advertised(&wanted, &node))
         })
     }));
-    let (wanted, kinds) = (Arc::clone(resources), Arc::clone(kinds));
+    let (wanted, kinds) = (watched.clone(), Arc::clone(kinds));
     let gpu_nodes = watch(
         Api::<LooseGpuNode>::all(contact.noting(client, Source::GpuNodes)),
         config,

@@ -140,6 +140,19 @@ pub struct Resources<'a> {
 }
 
 impl PodSpec<'_> {
+    /// Every resource that a container asks for, some more than once.
+    pub fn resources(&self) -> impl Iterator<Item = &str> {
+        let containers = [&self.init_containers, &self.containers];
+        containers
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|container| container.resources.as_ref())
+            .flat_map(|resources| [&resources.limits, &resources.requests])
+            .flatten()
+            .flat_map(Quantities::names)
+    }
+
     /// The containers with what each asks of `resource`, in kubelet's order.
     pub fn containers_asking<'s>(&'s self, resource: &'s str) -> impl Iterator<Item = Container<'s>> {
         let inits = self.init_containers.iter().flatten().map(|container| {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, ResourceName, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, names};
 use gantry_extender::bind::Binder;
 use gantry_extender::decide::Options;
 use gantry_extender::index::{self, Index, Source, Store};
 use gantry_extender::kind::Kinds;
 use gantry_extender::service::Service;
+use gantry_extender::watched::Watched;
 use gantry_topology::{Gpu, Machine, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
 use serde_json::json;
 
@@ -19,8 +20,8 @@ pub(crate) fn node_name(number: usize) -> String {
 
 /// A service over `nodes` nodes of eight GPUs, three kinds, each with another set of GPUs taken.
 pub(crate) fn service(nodes: usize) -> Service {
-    let resources: Arc<[ResourceName]> = [names::GPU_RESOURCE.into()].into();
-    let mut index = Index::new(Options::default(), "bench".into());
+    let watched = Watched::new([names::GPU_RESOURCE.into()]);
+    let mut index = Index::new(Options::default(), &watched, "bench".into());
     let mut kinds = Kinds::default();
     let now = Instant::now();
     for source in Source::ALL {
@@ -33,7 +34,7 @@ pub(crate) fn service(nodes: usize) -> Service {
         // Spread over all masks, a fifth of the GPUs taken.
         let taken = (number * 37 % 256) & (number * 91 % 256) & 0xff;
         let node = gpu_node(name.as_str(), &machines[number % 3], taken);
-        if let Some(inventory) = index::inventory(&resources, node, &mut kinds) {
+        if let Some(inventory) = index::inventory(&watched, node, &mut kinds) {
             index.inventory_applied(&name, inventory);
         }
     }
@@ -48,11 +49,11 @@ pub(crate) fn service(nodes: usize) -> Service {
         binder: Binder::new(
             client,
             Arc::clone(&store),
-            Arc::clone(&resources),
+            watched.clone(),
             Duration::from_secs(1),
         ),
         store,
-        resources,
+        watched,
         options: Options::default(),
         metrics: Arc::default(),
     }

@@ -5,7 +5,7 @@ use tower_test::mock::{self, Handle};
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bound, bridged, pod, resources, target};
+use crate::fixtures::{Cluster, bound, bridged, pod, target, watched};
 
 type Api = Handle<Request<Body>, Response<Body>>;
 
@@ -18,7 +18,7 @@ fn setup() -> (Cluster, Binder, Api) {
     let binder = Binder::new(
         client,
         Arc::clone(&cluster.store),
-        resources(),
+        watched(),
         Duration::from_millis(300),
     );
     (cluster, binder, api)

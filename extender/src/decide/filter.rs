@@ -1,7 +1,7 @@
 //! Which nodes can take a pod, and why the others cannot. A node passes if every device the pod asks for is free there now;
 //! GPUs held for pods between prioritize and bind do not make a node fail, they only count in the score.
 
-use super::{Candidates, ForeignNodes, Options, words};
+use super::{Candidates, ForeignNodes, Miss, Options, words};
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx, Snapshot, Standing};
 
@@ -38,7 +38,8 @@ pub fn filter(
                 Some(known) => known,
                 None => {
                     let standing = snapshot.classes.get(class.0 as usize);
-                    let verdict = standing.map_or(Ok(()), |standing| judge(standing, options, request));
+                    let verdict =
+                        standing.map_or(Ok(()), |standing| judge_standing(standing, options, request));
                     let verdict = verdict.map_err(|reason| answer.reason(reason));
                     if let Some(slot) = by_class.get_mut(class.0 as usize) {
                         *slot = Some(verdict);
@@ -91,27 +92,39 @@ impl Filtered {
     }
 }
 
-fn judge(standing: &Standing, options: Options, request: &Request) -> Result<(), String> {
+fn judge_standing(standing: &Standing, options: Options, request: &Request) -> Result<(), String> {
     match standing {
         Standing::Gone => Err(words::UNKNOWN_NODE.to_owned()),
         Standing::Foreign { .. } => match options.foreign {
             ForeignNodes::Allow => Ok(()),
             ForeignNodes::Refuse => Err(words::FOREIGN_NODE.to_owned()),
         },
-        Standing::Ours(class) => judge_class(class, request),
+        Standing::Ours(class) => judge(class, request).map_err(|miss| miss.of_nodes()),
     }
 }
 
-fn judge_class(class: &Class, request: &Request) -> Result<(), String> {
+/// Whether a node of a class can take a pod, or why not.
+pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
     if let Some(reason) = &class.not_ready {
-        return Err(words::not_ready(reason));
+        return Err(Miss::NotReady(reason.to_string()));
     }
     for ask in &request.asks {
         let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
-            return Err(words::not_served(&ask.resource));
+            return Err(Miss::NotServed(ask.resource.clone()));
         };
+        if let Some(max) = pool.max_request
+            && let Some((container, asked)) = ask.most()
+            && asked > max
+        {
+            return Err(Miss::TooMany {
+                resource: ask.resource.clone(),
+                max,
+                container: container.to_owned(),
+                asked,
+            });
+        }
         if pool.free.len() < ask.devices as usize {
-            return Err(words::refusal(class, pool, ask.devices));
+            return Err(Miss::Short(words::shortage(pool, ask.devices)));
         }
     }
     Ok(())
@@ -126,7 +139,7 @@ fn judge_unknown(request: &Request, candidates: &Candidates<'_>, position: usize
     for ask in &request.asks {
         let advertised = candidates.invented(position, ask.resource.as_str()).unwrap_or(0);
         if advertised < ask.devices {
-            return Err(words::too_small(advertised, ask.devices));
+            return Err(words::too_small(&ask.resource, advertised, ask.devices));
         }
     }
     Ok(())

@@ -42,7 +42,7 @@ pub fn prioritize(
         };
         let found = match hold {
             // The one node where this pod's own hold must not count against it.
-            Some(hold) if hold.node == node => worth(&hold.gpus),
+            Some(hold) if hold.node == node => worth(&hold.devices),
             _ => match by_class.get_mut(class_ix.0 as usize) {
                 Some(known) => *known.get_or_insert_with(|| worth(&[])),
                 None => None,

@@ -13,9 +13,8 @@
 //!
 //! Bandwidth and loss are compared as whole MB/s and billionths: the noise of floating point must not decide.
 
-use gantry_topology::GpuSet;
-
 use super::Policy;
+use crate::devices::DeviceSet;
 use crate::plan::Layout;
 use crate::request::Request;
 use crate::snapshot::Class;
@@ -36,12 +35,12 @@ impl Score {
     }
 }
 
-/// The score of a class for a pod and where it would put it, by ask; `None` if it does not fit. `own` are GPUs already held for this very
+/// The score of a class for a pod and where it would put it, by ask; `None` if it does not fit. `own` are devices already held for this very
 /// pod, by pool.
 pub fn score(
     class: &Class,
     request: &Request,
-    own: &[GpuSet],
+    own: &[DeviceSet],
     policy: Policy,
 ) -> Option<(Score, Vec<Layout>)> {
     let mut total = Score {
@@ -55,20 +54,24 @@ pub fn score(
     let mut least: Option<f64> = None;
     for ask in &request.asks {
         let (index, pool) = class.pool(ask.resource.as_str())?;
-        let own = own.get(index).copied().unwrap_or_default() & pool.free;
-        let open = pool.open | own;
-        let (from, layout) = match Layout::best(&class.kind, open, ask) {
-            Some(layout) => (open, layout),
+        let cut = class.cut_beside(index);
+        let site = class.site(pool, &cut);
+        let mut open = pool.open.clone();
+        if let Some(own) = own.get(index) {
+            open.add(&(own & &pool.free));
+        }
+        let (from, layout) = match Layout::best(site, &open, ask) {
+            Some(layout) => (&open, layout),
             None => {
                 total.clear_of_holds = false;
-                (pool.free, Layout::best(&class.kind, pool.free, ask)?)
+                (&pool.free, Layout::best(site, &pool.free, ask)?)
             }
         };
         if let Some(gbs) = layout.gbs {
             least = Some(least.map_or(gbs, |least| least.min(gbs)));
         }
-        lost += billionths(class.kind.stranded(from, layout.gpus));
-        left += i64::try_from((from - layout.gpus).len()).unwrap_or(i64::MAX);
+        lost += billionths(site.stranded(from, &layout.devices));
+        left += i64::try_from(from.len().saturating_sub(layout.devices.len())).unwrap_or(i64::MAX);
         layouts.push(layout);
     }
     total.megabytes_per_second = least.map_or(0, megabytes);

@@ -3,10 +3,10 @@
 
 use std::fmt::Write;
 
-use gantry_api::ResourceName;
-use gantry_topology::GpuSet;
+use gantry_api::{ResourceName, names};
 
-use crate::snapshot::{Class, Pool};
+use crate::shape::Shape;
+use crate::snapshot::Pool;
 
 /// A node that is not in the cache.
 pub(super) const UNKNOWN_NODE: &str = "node(s) not known to Gantry yet";
@@ -16,61 +16,104 @@ pub(super) const FOREIGN_NODE: &str = "node(s) without a Gantry plugin";
 /// Sick GPUs named in one text.
 const NAMED: usize = 4;
 
-/// A node that serves the resource but has too little of it free. Reads after kube-scheduler's count: "2 node(s) with 3 of 8 GPUs
-/// free, 4 asked".
-pub(super) fn refusal(class: &Class, pool: &Pool, asked: u32) -> String {
-    format!("node(s) with {}", shortage(class, pool, asked))
+/// Why a node of ours cannot take a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Miss {
+    /// Its plugin does not serve, by the word of its condition: it is one of a few.
+    NotReady(String),
+    /// It does not serve the resource at all.
+    NotServed(ResourceName),
+    /// A container asks for more than kubelet would give to one.
+    TooMany {
+        /// The resource.
+        resource: ResourceName,
+        /// The most a container may have.
+        max: u32,
+        /// The container.
+        container: String,
+        /// What it asks for.
+        asked: u32,
+    },
+    /// Too little is free: what there is, in words.
+    Short(String),
 }
 
-/// A node whose plugin does not serve, in the word of its condition: it is one of a few.
-pub(super) fn not_ready(reason: &str) -> String {
-    format!("node(s) whose {}", plugin_not_ready(reason))
+impl Miss {
+    /// In words that read after kube-scheduler's count: "2 node(s) with 3 of 8 GPUs free, 4 asked".
+    pub(super) fn of_nodes(&self) -> String {
+        match self {
+            Self::NotReady(reason) => format!("node(s) whose {}", plugin_not_ready(reason)),
+            Self::NotServed(resource) => format!("node(s) without {resource}"),
+            Self::TooMany { .. } => format!("node(s) where {}", self.of_one_node()),
+            Self::Short(words) => format!("node(s) with {words}"),
+        }
+    }
+
+    /// In words that read after the name of one node.
+    pub fn of_one_node(&self) -> String {
+        match self {
+            Self::NotReady(reason) => plugin_not_ready(reason),
+            Self::NotServed(resource) => format!("does not serve {resource}"),
+            Self::TooMany {
+                resource,
+                max,
+                container,
+                asked,
+            } => {
+                format!("{resource} gives a container {max} at most, container {container} asks for {asked}")
+            }
+            Self::Short(words) => words.clone(),
+        }
+    }
 }
 
-/// The same of one node.
+/// A plugin that does not serve.
 pub fn plugin_not_ready(reason: &str) -> String {
     format!("GPU plugin is not ready: {reason}")
 }
 
-/// A node that does not serve the resource at all.
-pub(super) fn not_served(resource: &ResourceName) -> String {
-    format!("node(s) without {resource}")
-}
-
 /// An invented node that is too small.
-pub(super) fn too_small(advertised: u32, asked: u32) -> String {
-    format!("node(s) with {advertised} GPUs, {asked} asked")
+pub(super) fn too_small(resource: &ResourceName, advertised: u32, asked: u32) -> String {
+    let unit = if resource.as_str() == names::GPU_RESOURCE {
+        "GPUs"
+    } else {
+        resource.as_str()
+    };
+    format!("node(s) with {advertised} {unit}, {asked} asked")
 }
 
 /// What is free of a pool, and what keeps the rest where that is not simply other pods: `3 of 8 GPUs free, 4 asked, 1 unhealthy (GPU 3:
-/// Xid 79)`.
-pub fn shortage(class: &Class, pool: &Pool, asked: u32) -> String {
+/// Xid 79)`. Devices that are no whole GPUs go by the name of their resource: `2 of 56 nvidia.com/mig-1g.10gb free, 4 asked`.
+pub(super) fn shortage(pool: &Pool, asked: u32) -> String {
+    let unit = match pool.shape {
+        Shape::Whole if pool.resource.as_str() == names::GPU_RESOURCE => "GPUs",
+        _ => pool.resource.as_str(),
+    };
     let mut text = format!(
-        "{} of {} GPUs free, {asked} asked",
+        "{} of {} {unit} free, {asked} asked",
         pool.free.len(),
-        pool.gpus.len()
+        pool.devices
     );
-    let sick: Vec<_> = class
-        .sick
-        .iter()
-        .filter(|sick| pool.gpus.contains(usize::from(sick.gpu)))
-        .collect();
-    if !sick.is_empty() {
-        let named: Vec<String> = sick
+    if pool.unhealthy > 0 {
+        let named: Vec<String> = pool
+            .sick
             .iter()
             .take(NAMED)
             .map(|sick| format!("GPU {}: {}", sick.gpu, sick.reason))
             .collect();
-        let more = if sick.len() > NAMED { "; ..." } else { "" };
+        let more = if pool.sick.len() > NAMED { "; ..." } else { "" };
+        let reasons = match named.is_empty() {
+            true => "what the plugin publishes contradicts itself".to_owned(),
+            false => named.join("; "),
+        };
         // Writing into a String cannot fail.
-        let _ = write!(text, ", {} unhealthy ({}{more})", sick.len(), named.join("; "));
+        let _ = write!(text, ", {} unhealthy ({reasons}{more})", pool.unhealthy);
     }
-    let leaving = pool.leaving - sick.iter().map(|sick| usize::from(sick.gpu)).collect::<GpuSet>();
-    if !leaving.is_empty() {
+    if pool.leaving > 0 {
         let _ = write!(
             text,
             ", {} not yet given back by pods that are gone",
-            leaving.len()
+            pool.leaving
         );
     }
     text
@@ -78,12 +121,12 @@ pub fn shortage(class: &Class, pool: &Pool, asked: u32) -> String {
 
 /// A node of ours for the Event of a pod that kube-scheduler's own count refuses. Where we see enough free devices, kubelet must be
 /// advertising fewer, or kube-scheduler count pods that have not come yet.
-pub fn node_line(class: &Class, pool: &Pool, asked: u32) -> String {
-    let mut text = shortage(class, pool, asked);
+pub fn node_line(pool: &Pool, asked: u32) -> String {
+    let mut text = shortage(pool, asked);
     if pool.free.len() >= asked as usize
         && let Some(advertised) = pool
             .advertised
-            .filter(|advertised| *advertised as usize != pool.gpus.len())
+            .filter(|advertised| *advertised as usize != pool.devices)
     {
         let _ = write!(text, ", kubelet advertises {advertised}");
     }

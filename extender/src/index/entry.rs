@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{NodeName, PodUid, ResourceName};
-use gantry_topology::GpuSet;
 
 use super::binds::Reservation;
 use super::{QUARANTINE, QUARANTINE_WITHOUT_TRUTH};
-use crate::ledger::{self, Account, Devices, Fault, Inventory};
+use crate::devices::DeviceSet;
+use crate::inventory::{self, Inventory};
+use crate::ledger::{self, Account, Devices, Fault};
 use crate::pod::PodFacts;
 use crate::snapshot::{Class, Pool, Standing};
 
@@ -72,32 +73,58 @@ impl Entry {
         new.cloned().collect()
     }
 
-    /// What the node is, with `held` GPUs (by pool) about to go to pods.
-    pub(super) fn standing(&self, held: &[GpuSet]) -> Standing {
-        let Some(inventory) = &self.inventory else {
-            return match &self.advertised {
-                Some(advertised) => Standing::Foreign {
-                    advertised: advertised.clone(),
-                },
-                None => Standing::Gone,
-            };
-        };
+    /// What the node is to decisions about many, with `held` devices (by pool) about to go to pods.
+    pub(super) fn standing(&self, held: &[DeviceSet]) -> Standing {
+        match (&self.inventory, &self.advertised) {
+            (Some(inventory), _) => {
+                Standing::Ours(self.class(inventory, held, |pool, set| pool.shape.canonical(&set)))
+            }
+            (None, Some(advertised)) => Standing::Foreign {
+                advertised: advertised.clone(),
+            },
+            (None, None) => Standing::Gone,
+        }
+    }
+
+    /// The class of this one node, each device by itself; `None` without an inventory.
+    pub(super) fn exact(&self, held: &[DeviceSet]) -> Option<Class> {
+        let inventory = self.inventory.as_ref()?;
+        Some(self.class(inventory, held, |_, set| set))
+    }
+
+    fn class(
+        &self,
+        inventory: &Inventory,
+        held: &[DeviceSet],
+        seen: impl Fn(&inventory::Pool, DeviceSet) -> DeviceSet,
+    ) -> Class {
         let pools = inventory.pools.iter().zip(&self.account.pools).enumerate();
-        Standing::Ours(Class {
+        let pools = pools.map(|(index, (pool, balance))| {
+            let mut open = balance.free.clone();
+            if let Some(held) = held.get(index) {
+                open.remove(held);
+            }
+            let unhealthy = &pool.all - &pool.healthy;
+            let mut leaving = &balance.leaving - &balance.held;
+            leaving.remove(&unhealthy);
+            Pool {
+                resource: pool.resource.clone(),
+                shape: pool.shape.clone(),
+                max_request: pool.max_request,
+                devices: pool.all.len(),
+                free: seen(pool, balance.free.clone()),
+                open: seen(pool, open),
+                unhealthy: unhealthy.len(),
+                sick: pool.sick.clone(),
+                leaving: leaving.len(),
+                advertised: self.advertises(&pool.resource),
+            }
+        });
+        Class {
             kind: Arc::clone(&inventory.kind),
-            pools: pools
-                .map(|(index, (pool, balance))| Pool {
-                    resource: pool.resource.clone(),
-                    gpus: pool.gpus,
-                    free: balance.free,
-                    open: balance.free - held.get(index).copied().unwrap_or_default(),
-                    leaving: balance.leaving - balance.held,
-                    advertised: self.advertises(&pool.resource),
-                })
-                .collect(),
-            sick: inventory.sick.clone(),
+            pools: pools.collect(),
             not_ready: inventory.not_ready.clone(),
-        })
+        }
     }
 
     pub(super) fn advertises(&self, resource: &ResourceName) -> Option<u32> {
@@ -106,11 +133,11 @@ impl Entry {
         Some(found.map_or(0, |(_, count)| *count))
     }
 
-    /// Whether GPUs have come free since `before`.
-    pub(super) fn gained(&self, before: &[GpuSet]) -> bool {
+    /// Whether devices have come free since `before`.
+    pub(super) fn gained(&self, before: &[DeviceSet]) -> bool {
         self.account.pools.iter().enumerate().any(|(index, balance)| {
-            let before = before.get(index).copied().unwrap_or_default();
-            !balance.free.is_subset(before)
+            let before = before.get(index);
+            before.map_or(!balance.free.is_empty(), |before| !balance.free.is_subset(before))
         })
     }
 
@@ -126,12 +153,7 @@ impl Entry {
                 .pools
                 .iter()
                 .zip(held)
-                .map(|(pool, gpus)| {
-                    let ids = gpus
-                        .iter()
-                        .filter_map(|gpu| pool.devices.get(gpu).cloned().flatten());
-                    (pool.resource.clone(), ids.collect())
-                })
+                .map(|(pool, devices)| (pool.resource.clone(), pool.ids_of(devices)))
                 .collect();
             self.leaving.push((now, devices));
         }
@@ -192,9 +214,9 @@ impl Totals {
         for (pool, balance) in inventory.pools.iter().zip(&entry.account.pools) {
             self.free += balance.free.len();
             self.held += balance.held.len();
-            self.reserved += (balance.reserved - balance.held).len();
-            self.leaving += (balance.leaving - balance.held).len();
-            self.unhealthy += (pool.gpus - pool.healthy).len();
+            self.reserved += (&balance.reserved - &balance.held).len();
+            self.leaving += (&balance.leaving - &balance.held).len();
+            self.unhealthy += (&pool.all - &pool.healthy).len();
         }
     }
 }

@@ -5,21 +5,24 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gantry_api::{DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, HolderState, Provenance, ResourceName};
-use gantry_topology::{Gpu, GpuSet, Machine, MachineParts};
+use gantry_api::{
+    DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, HolderState, Provenance, ResourceName, SharingPolicy,
+};
+use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use crate::kind::{Kind, Kinds};
-use crate::ledger::{Held, Inventory, Pool, Sick};
+use crate::inventory::{Device, Held, Inventory, Pool};
+use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
+use crate::watched::Watched;
 use crate::{metadata, quantity};
 
-/// Longest reason kept of a sick GPU or a plugin that is not ready, in bytes.
+/// Longest reason kept of a sick device or a plugin that is not ready, in bytes.
 const MAX_REASON: usize = 200;
 
-/// Reads a GpuNode for `resources`. One that cannot be read is a node of ours that serves nothing: the fault of one must not
+/// Reads a GpuNode. One that cannot be read is a node of ours that serves nothing: the fault of one must not
 /// stop the others, nor must its GPUs be given out unaccounted.
-pub fn inventory(resources: &[ResourceName], node: LooseGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
+pub fn inventory(watched: &Watched, node: LooseGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
     let name = node.metadata.name.unwrap_or_default();
     let spec: Result<GpuNodeSpec, _> = serde_json::from_value(node.spec);
     let status = node
@@ -29,69 +32,49 @@ pub fn inventory(resources: &[ResourceName], node: LooseGpuNode, kinds: &mut Kin
     match (spec, status) {
         (Ok(spec), Ok(status)) => {
             let kind = kinds.of(&spec.machine);
-            Some(account_for(resources, spec.machine.gpus(), status.as_ref(), kind))
+            Some(account_for(watched, spec.machine.gpus(), status.as_ref(), kind))
         }
         (Err(error), _) | (_, Err(error)) => {
             tracing::warn!(node = %name, %error, "GpuNode cannot be read; its GPUs are not given out");
             let none = Machine::new(MachineParts::default()).ok()?;
-            Some(account_for(resources, none.gpus(), None, kinds.of(&none)))
+            Some(account_for(watched, none.gpus(), None, kinds.of(&none)))
         }
     }
 }
 
 fn account_for(
-    resources: &[ResourceName],
+    watched: &Watched,
     machine: &[Gpu],
     status: Option<&GpuNodeStatus>,
     kind: Arc<Kind>,
 ) -> Inventory {
-    let devices = status.map_or(&[][..], |status| status.devices.as_slice());
-    let mut sick: Vec<Sick> = Vec::new();
-    let mut pools: Vec<Pool> = Vec::new();
-    for resource in resources {
-        let mut pool = Pool {
-            resource: resource.clone(),
-            devices: vec![None; kind.gpus()],
-            gpus: GpuSet::EMPTY,
-            healthy: GpuSet::EMPTY,
-        };
-        for device in devices.iter().filter(|device| device.resource == *resource) {
-            let gpu = usize::from(device.gpu);
-            let named = machine.get(gpu).and_then(|gpu| gpu.uuid.as_ref());
-            // Spec and status are two writes. Between them a device may be said to be on a GPU that is now another.
-            let other_gpu = machine.iter().any(|gpu| {
-                gpu.uuid.as_ref().map(|uuid| uuid.as_str()) == Some(device.id.as_str())
-                    && named != gpu.uuid.as_ref()
-            });
-            match pool.devices.get_mut(gpu) {
-                Some(slot) if slot.is_none() && !other_gpu => *slot = Some(device.id.clone()),
-                // Beyond the machine, on another GPU, or one of several on one GPU: a share, which is not placed by sets of GPUs.
-                _ => continue,
-            }
-            pool.gpus = pool.gpus.with(gpu);
-            if device.health.healthy {
-                pool.healthy = pool.healthy.with(gpu);
-            } else if sick.iter().all(|known| known.gpu != device.gpu) {
-                sick.push(Sick {
-                    gpu: device.gpu,
-                    reason: reason(device),
-                });
-            }
-        }
-        let shares = devices
-            .iter()
-            .filter(|device| device.resource == *resource)
-            .count()
-            > pool.gpus.len();
-        if shares {
-            // A pool of which part cannot be accounted is not accounted at all.
-            pool.healthy = GpuSet::EMPTY;
-        }
-        if !pool.gpus.is_empty() {
-            pools.push(pool);
+    let published = status.map_or(&[][..], |status| status.devices.as_slice());
+    let mut by_resource: BTreeMap<&ResourceName, Vec<&DeviceStatus>> = BTreeMap::new();
+    for device in published {
+        if watched.covers(device.resource.as_str()) {
+            by_resource.entry(&device.resource).or_default().push(device);
         }
     }
-    sick.sort_by_key(|sick| sick.gpu);
+    let terms = status.map_or(&[][..], |status| status.resources.as_slice());
+    let pools: Vec<Pool> = by_resource
+        .into_iter()
+        .map(|(resource, devices)| {
+            let terms = terms.iter().find(|terms| terms.name == *resource);
+            let sharing = match terms.map(|terms| terms.sharing) {
+                Some(SharingPolicy::Packed) => Sharing::Packed,
+                Some(SharingPolicy::Distributed) | None => Sharing::Distributed,
+            };
+            let max_request = terms.and_then(|terms| terms.max_request);
+            let misplaced = devices.iter().any(|device| on_other_gpu(machine, device));
+            let devices = devices.into_iter().map(read_device).collect();
+            let mut pool = Pool::new(resource.clone(), kind.gpus(), sharing, max_request, devices);
+            if misplaced {
+                pool.withhold();
+            }
+            pool
+        })
+        .filter(|pool| !pool.all.is_empty())
+        .collect();
     let holders = status.map_or(&[][..], |status| status.holders.as_slice());
     let holders = holders
         .iter()
@@ -102,13 +85,13 @@ fn account_for(
                 .iter()
                 .enumerate()
                 .find(|(_, pool)| pool.resource == holder.resource)?;
-            let (gpus, _) = pool.gpus_of(&holder.devices);
+            let (devices, _) = pool.find(&holder.devices);
             Some(Held {
                 namespace: holder.namespace.clone(),
                 pod: holder.pod.clone(),
                 uid: holder.uid.clone(),
                 pool: index,
-                gpus,
+                devices,
                 quarantined: holder.state == HolderState::Quarantined,
             })
         })
@@ -126,13 +109,40 @@ fn account_for(
         kind,
         pools,
         holders,
-        sick,
         not_ready,
     }
 }
 
-fn reason(device: &DeviceStatus) -> Arc<str> {
-    bounded(device.health.reason.as_deref().unwrap_or_default())
+fn read_device(device: &DeviceStatus) -> Device {
+    let reason = || bounded(device.health.reason.as_deref().unwrap_or_default());
+    Device {
+        id: device.id.clone(),
+        spot: Spot {
+            gpu: device.gpu,
+            slice: device.slice.as_ref().map(|slice| Units {
+                start: slice.start,
+                size: slice.size,
+            }),
+        },
+        replica: device.replica,
+        fault: (!device.health.healthy).then(reason),
+    }
+}
+
+/// Spec and status are two writes. Between them a device may be said to be on a GPU that is now another.
+fn on_other_gpu(machine: &[Gpu], device: &DeviceStatus) -> bool {
+    let id = device.id.as_str();
+    // A replica is named after what it is a replica of.
+    let id = id.split_once("::").map_or(id, |(of, _)| of);
+    let is = |gpu: &Gpu| {
+        let slices = gpu.mig.iter().flat_map(|mig| &mig.instances);
+        gpu.uuid.as_ref().is_some_and(|uuid| uuid.as_str() == id)
+            || slices
+                .flat_map(|instance| &instance.compute)
+                .any(|slice| slice.uuid.as_str() == id)
+    };
+    let found = machine.iter().position(is);
+    found.is_some_and(|gpu| gpu != usize::from(device.gpu))
 }
 
 fn bounded(reason: &str) -> Arc<str> {
@@ -236,13 +246,11 @@ impl kube::Resource for SlimNode {
     }
 }
 
-/// What kubelet advertises of `resources` on a node.
-pub fn advertised(resources: &[ResourceName], node: &SlimNode) -> Vec<(ResourceName, u32)> {
-    resources
-        .iter()
-        .filter_map(|resource| {
-            let written = node.status.allocatable.get(resource.as_str())?;
-            Some((resource.clone(), quantity::count(written).ok()?))
-        })
+/// What kubelet advertises of the resources that are watched on a node, by name.
+pub fn advertised(watched: &Watched, node: &SlimNode) -> Vec<(ResourceName, u32)> {
+    let allocatable = node.status.allocatable.iter();
+    allocatable
+        .filter(|(resource, _)| watched.covers(resource))
+        .filter_map(|(resource, written)| Some((resource.as_str().into(), quantity::count(written).ok()?)))
         .collect()
 }

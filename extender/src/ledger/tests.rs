@@ -1,8 +1,13 @@
 use serde_json::{Value, json};
 
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bound, bridged, gpu_node, grant, holder, pod, quarantined, set};
+use crate::fixtures::{
+    Cluster, GPU, bound, bridged, cut_node, gpu_node, grant, holder, pod, pod_of, quarantined, set,
+    shared_node,
+};
 use crate::ledger::FaultKind;
+
+const MIG: &str = "nvidia.com/mig-3g.40gb";
 
 /// One node of four bridged pairs, with what kubelet reports and what the API shows.
 fn node(holders: &[Value], pods: &[Value]) -> Cluster {
@@ -165,13 +170,73 @@ fn a_pod_that_bypassed_the_scheduler_counts_at_once_and_by_truth_later() {
 }
 
 #[test]
-fn shares_of_one_gpu_are_not_given_out_as_gpus() {
+fn a_device_named_twice_lets_nothing_of_its_resource_be_given_out() {
     let cluster = node(&[], &[]);
-    let mut shared = gpu_node("n", &bridged());
-    shared["status"]["devices"][1] =
-        json!({"id": "GPU-n-0::1", "resource": "nvidia.com/gpu", "gpu": 0, "healthy": true});
-    cluster.inventory(&shared);
+    let mut twice = gpu_node("n", &bridged());
+    twice["status"]["devices"][1]["id"] = "GPU-n-0".into();
+    cluster.inventory(&twice);
     assert_eq!(cluster.free("n"), "");
+}
+
+#[test]
+fn a_replica_that_is_held_leaves_the_others_of_its_gpu_free() {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 16);
+    let mut shared = shared_node("n", &bridged(), GPU, 2);
+    let mut held = holder("n", "a", Some("a"), "");
+    held["devices"] = json!(["GPU-n-0::1", "GPU-n-3::0"]);
+    shared["status"]["holders"] = json!([held]);
+    cluster.inventory(&shared);
+    // Of two replicas that nothing tells apart the first counts as the free one.
+    assert_eq!(cluster.free("n"), "0,2,3,4,5,6,8,9,10,11,12,13,14,15");
+}
+
+#[test]
+fn slices_and_whole_gpus_of_a_node_are_accounted_apart() {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 6);
+    let cut = cut_node("n", &bridged(), MIG, 4, &[(6, 0), (6, 4), (7, 0), (7, 4)]);
+    cluster.inventory(&cut);
+    let mut taken = bound(pod_of("a", MIG, 1), "n", 1, None);
+    taken["metadata"]["annotations"] = json!({"gantry.dev/grant": json!({
+        "version": 1, "plan": "p", "pod": "a", "node": "n",
+        "containers": [{"name": "main", "resource": MIG, "devices": ["MIG-n-6-4"]}],
+    }).to_string()});
+    cluster.pod(&taken);
+    assert_eq!(cluster.free_of("n", MIG), "0,2,3");
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5");
+    assert_eq!(faults(&cluster), []);
+}
+
+#[test]
+fn a_pod_without_a_grant_counts_for_the_slice_it_will_most_likely_get() {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 6);
+    cluster.inventory(&cut_node(
+        "n",
+        &bridged(),
+        MIG,
+        4,
+        &[(6, 0), (6, 4), (7, 0), (7, 4)],
+    ));
+    cluster.pod(&bound(pod_of("a", MIG, 1), "n", 1, None));
+    assert_eq!(cluster.free_of("n", MIG), "1,2,3");
+}
+
+#[test]
+fn a_slice_that_is_said_to_be_on_two_gpus_lets_nothing_of_its_resource_be_given_out() {
+    let mut machine = serde_json::to_value(bridged()).unwrap();
+    machine["gpus"][6]["mig"] = json!({"enabled": true, "instances": [
+        {"id": 1, "profile": "x", "start": 0, "size": 4, "compute": [{"id": 0, "uuid": "MIG-00000000-0000-0000-0000-000000000007", "profile": "x"}]},
+    ]});
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 6);
+    let mut cut = cut_node("n", &bridged(), MIG, 4, &[(7, 0)]);
+    let devices = cut["status"]["devices"].as_array_mut().unwrap();
+    devices.last_mut().unwrap()["id"] = "MIG-00000000-0000-0000-0000-000000000007".into();
+    cut["spec"]["machine"] = machine;
+    cluster.inventory(&cut);
+    assert_eq!(cluster.free_of("n", MIG), "");
 }
 
 #[test]

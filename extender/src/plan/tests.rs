@@ -1,9 +1,12 @@
 use gantry_api::ContainerShare;
+use gantry_topology::{GpuSet, Machine};
 use proptest::prelude::*;
 
 use super::*;
 use crate::fixtures::{GPU, bridged, kind, plain, set, switched};
+use crate::kind::Kind;
 use crate::request::{Container, ContainerKind, Request};
+use crate::shape::Shape;
 
 fn ask(containers: &[(&'static str, ContainerKind, &'static str)]) -> Ask {
     let resources = [GPU.into()];
@@ -15,6 +18,24 @@ fn ask(containers: &[(&'static str, ContainerKind, &'static str)]) -> Ask {
         })
     });
     request.unwrap().asks.remove(0)
+}
+
+/// The best layout on the whole GPUs of a machine.
+fn best(machine: &Machine, free: GpuSet, ask: &Ask) -> Option<Layout> {
+    best_of(&kind(machine), free, ask)
+}
+
+fn best_of(kind: &Kind, free: GpuSet, ask: &Ask) -> Option<Layout> {
+    let shape = Shape::Whole;
+    Layout::best(
+        Site {
+            kind,
+            shape: &shape,
+            cut: &[],
+        },
+        &free.into(),
+        ask,
+    )
 }
 
 fn ids() -> Vec<Option<DeviceId>> {
@@ -38,30 +59,27 @@ fn laid(layout: &Layout, ask: &Ask) -> Vec<String> {
 
 #[test]
 fn a_pair_is_given_where_a_pair_is_free() {
-    let layout = Layout::best(&kind(&bridged()), set("1,2,4,5,6"), &Ask::single(GPU.into(), 2)).unwrap();
-    assert_eq!(layout.gpus, set("4,5"));
+    let layout = best(&bridged(), set("1,2,4,5,6"), &Ask::single(GPU.into(), 2)).unwrap();
+    assert_eq!(layout.devices.gpus(), set("4,5"));
     assert!(layout.gbs.unwrap() > 0.0);
 }
 
 #[test]
 fn a_single_gpu_breaks_no_pair_while_a_loose_one_is_free() {
-    let layout = Layout::best(&kind(&bridged()), set("0,1,3,4,5"), &Ask::single(GPU.into(), 1)).unwrap();
-    assert_eq!(layout.gpus, set("3"));
+    let layout = best(&bridged(), set("0,1,3,4,5"), &Ask::single(GPU.into(), 1)).unwrap();
+    assert_eq!(layout.devices.gpus(), set("3"));
     assert_eq!(layout.gbs, None);
 }
 
 #[test]
 fn more_than_is_free_is_not_laid() {
-    assert_eq!(
-        Layout::best(&kind(&bridged()), set("0,1"), &Ask::single(GPU.into(), 3)),
-        None
-    );
+    assert_eq!(best(&bridged(), set("0,1"), &Ask::single(GPU.into(), 3)), None);
 }
 
 #[test]
 fn each_of_two_containers_gets_a_pair_of_its_own() {
     let ask = ask(&[("a", ContainerKind::App, "2"), ("b", ContainerKind::App, "2")]);
-    let layout = Layout::best(&kind(&bridged()), set("0,1,2,4,5"), &ask).unwrap();
+    let layout = best(&bridged(), set("0,1,2,4,5"), &ask).unwrap();
     assert_eq!(laid(&layout, &ask), ["a: g0 g1", "b: g4 g5"]);
 }
 
@@ -71,7 +89,7 @@ fn an_init_container_works_on_a_part_of_what_its_app_gets() {
         ("fetch", ContainerKind::Init, "2"),
         ("train", ContainerKind::App, "4"),
     ]);
-    let layout = Layout::best(&kind(&bridged()), set("0-7"), &ask).unwrap();
+    let layout = best(&bridged(), set("0-7"), &ask).unwrap();
     assert_eq!(laid(&layout, &ask), ["fetch: g0 g1", "train: g0 g1 g2 g3"]);
 }
 
@@ -81,7 +99,7 @@ fn an_init_container_that_holds_more_names_the_whole_and_the_app_any_of_it() {
         ("fetch", ContainerKind::Init, "4"),
         ("train", ContainerKind::App, "2"),
     ]);
-    let layout = Layout::best(&kind(&bridged()), set("0-7"), &ask).unwrap();
+    let layout = best(&bridged(), set("0-7"), &ask).unwrap();
     assert_eq!(laid(&layout, &ask), ["fetch: g0 g1 g2 g3", "train: any 2"]);
 }
 
@@ -92,8 +110,8 @@ fn where_a_container_takes_leftovers_and_new_ones_nothing_is_granted_but_all_is_
         ("a", ContainerKind::App, "2"),
         ("b", ContainerKind::App, "2"),
     ]);
-    let layout = Layout::best(&kind(&switched()), set("0-7"), &ask).unwrap();
-    assert_eq!(layout.gpus.len(), 4);
+    let layout = best(&switched(), set("0-7"), &ask).unwrap();
+    assert_eq!(layout.devices.len(), 4);
     assert_eq!(layout.grants(&ask, &ids()), Some(Vec::new()));
 }
 
@@ -125,16 +143,16 @@ proptest! {
         let free = GpuSet::from_bits(free);
         let ask = ask(&containers);
         let devices = ask.devices as usize;
-        match Layout::best(&kind, free, &ask) {
+        match best_of(&kind, free, &ask) {
             None => prop_assert!(devices > free.len()),
             Some(layout) => {
-                prop_assert!(layout.gpus.is_subset(free));
-                prop_assert_eq!(layout.gpus.len(), devices);
+                prop_assert!(layout.devices.gpus().is_subset(free));
+                prop_assert_eq!(layout.devices.len(), devices);
                 let sizes: Vec<u32> = layout.blocks.iter().map(|block| u32::try_from(block.len()).unwrap()).collect();
                 prop_assert_eq!(&sizes, &ask.blocks);
                 prop_assert!(layout.grants(&ask, &ids()).is_some());
                 if containers.len() == 1 {
-                    prop_assert_eq!(Some(layout.gpus), kind.best(free, devices));
+                    prop_assert_eq!(Some(layout.devices.gpus()), kind.best(free, devices));
                 }
             }
         }
@@ -147,7 +165,7 @@ proptest! {
         let free = GpuSet::from_bits(free);
         let sizes = ["", "1", "2", "3"];
         let ask = ask(&[("a", ContainerKind::App, sizes[a]), ("b", ContainerKind::App, sizes[b])]);
-        if let Some(layout) = Layout::best(&kind, free, &ask) {
+        if let Some(layout) = best_of(&kind, free, &ask) {
             let whole = kind.best(free, a + b).unwrap();
             let (first, second) = (a.max(b), a.min(b));
             let large = kind.best(whole, first).unwrap();

@@ -1,13 +1,13 @@
 use serde_json::json;
 
 use super::*;
-use crate::fixtures::{bound, facts, pod, resources};
+use crate::fixtures::{bound, facts, pod, watched};
 
 #[test]
 fn a_pod_that_asks_for_nothing_of_ours_is_not_kept() {
     let other = json!({"metadata": {"name": "web", "uid": "u"}, "spec": {"containers": [{"name": "web", "resources": {"limits": {"cpu": "2"}}}]}});
     assert_eq!(
-        PodFacts::read(&resources(), serde_json::from_value(other).unwrap()),
+        PodFacts::read(&watched(), serde_json::from_value(other).unwrap()),
         None
     );
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fixtures::{Cluster, bound, bridged, pod, resources, switched};
+use crate::fixtures::{Cluster, bound, bridged, pod, switched, watched};
 
 /// A service over a cluster whose API server nobody plays.
 pub(crate) fn service(cluster: &Cluster) -> Service {
@@ -17,10 +17,10 @@ pub(crate) fn service(cluster: &Cluster) -> Service {
         binder: Binder::new(
             client,
             Arc::clone(&cluster.store),
-            resources(),
+            watched(),
             Duration::from_secs(1),
         ),
-        resources: resources(),
+        watched: watched(),
         options: Options::default(),
         metrics: Arc::default(),
     }

@@ -7,7 +7,7 @@ use tower_test::mock;
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{bound, bridged, gpu_node, pod, resources, set};
+use crate::fixtures::{bound, bridged, gpu_node, pod, set, watched};
 use crate::snapshot::Standing;
 
 /// An API server that lists `objects` by path, then sends `events` on the first watch of a path and nothing on later ones.
@@ -96,12 +96,16 @@ fn node(name: &str) -> Value {
 
 /// Watches a played API server until `seen` of the store holds.
 async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Arc<Contact>) {
-    let store = Arc::new(Store::new(Index::new(Options::default(), "run".into())));
+    let store = Arc::new(Store::new(Index::new(
+        Options::default(),
+        &watched(),
+        "run".into(),
+    )));
     let contact = Contact::new();
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(run(
         played.start(),
-        resources(),
+        watched(),
         Arc::clone(&store),
         Arc::clone(&contact),
         shutdown.clone(),
@@ -230,11 +234,15 @@ async fn a_watch_that_fails_ages_the_facts_until_it_is_begun_anew() {
         ..Played::default()
     };
     let contact = Contact::new();
-    let store = Arc::new(Store::new(Index::new(Options::default(), "run".into())));
+    let store = Arc::new(Store::new(Index::new(
+        Options::default(),
+        &watched(),
+        "run".into(),
+    )));
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(run(
         played.start(),
-        resources(),
+        watched(),
         Arc::clone(&store),
         Arc::clone(&contact),
         shutdown.clone(),

@@ -57,6 +57,11 @@ impl<'de> Visitor<'de> for TextVisitor {
 pub struct Quantities<'a>(Vec<(Text<'a>, Text<'a>)>);
 
 impl Quantities<'_> {
+    /// The resources.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+
     /// The quantity of a resource, as written.
     pub fn get(&self, resource: &str) -> Option<&str> {
         self.0

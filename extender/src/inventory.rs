@@ -1,0 +1,231 @@
+//! What a node has, as its plugin published it: pools of devices, their terms, who holds them. Values only; read from the API in
+//! `index::read`, accounted in `ledger`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use gantry_api::{DeviceId, PodUid, ResourceName};
+
+use crate::devices::DeviceSet;
+use crate::kind::{Kind, Sharing, Spot};
+use crate::shape::{self, Parts, Shape};
+use crate::site::Site;
+
+/// What a node has, as its plugin published it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inventory {
+    /// The kind of its machine.
+    pub kind: Arc<Kind>,
+    /// One per managed resource that it serves.
+    pub pools: Vec<Pool>,
+    /// Who holds what, by the plugin's word.
+    pub holders: Vec<Held>,
+    /// Why the plugin does not serve, or does not know the truth, while it says so: the reason of its condition. What would be bound
+    /// there now kubelet would refuse for good.
+    pub not_ready: Option<Arc<str>>,
+}
+
+/// The devices of one resource. No device is in two pools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// The resource.
+    pub resource: ResourceName,
+    /// Where its devices lie.
+    pub shape: Shape,
+    /// The most that one container may ask for; kubelet would fail a pod that asks for more.
+    pub max_request: Option<u32>,
+    /// IDs by device.
+    devices: Vec<Option<DeviceId>>,
+    /// The devices in the order of their IDs, to be searched.
+    by_id: Vec<u16>,
+    /// Those there are.
+    pub all: DeviceSet,
+    /// Those of them that are healthy.
+    pub healthy: DeviceSet,
+    /// What is wrong with the others, by GPU.
+    pub sick: Vec<Sick>,
+}
+
+/// A device as it was published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Kubelet's ID.
+    pub id: DeviceId,
+    /// Where it lies.
+    pub spot: Spot,
+    /// Whether it is a replica, and which.
+    pub replica: Option<u16>,
+    /// What is wrong with it.
+    pub fault: Option<Arc<str>>,
+}
+
+/// A holder, by the plugin's word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Its UID, if the plugin knows it.
+    pub uid: Option<PodUid>,
+    /// Index into [`Inventory::pools`].
+    pub pool: usize,
+    /// The devices.
+    pub devices: DeviceSet,
+    /// The pod is gone, its processes perhaps not.
+    pub quarantined: bool,
+}
+
+/// A GPU of which something must not be given out.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Sick {
+    /// Its index.
+    pub gpu: u8,
+    /// Why.
+    pub reason: Arc<str>,
+}
+
+/// Most devices of one pool.
+pub const MAX_DEVICES: usize = u16::MAX as usize;
+
+impl Pool {
+    /// A pool of devices on a machine of `gpus` GPUs. Where some of them cannot be (beyond the machine, or an ID again), it cannot be accounted,
+    /// and nothing of it is healthy.
+    pub fn new(
+        resource: ResourceName,
+        gpus: usize,
+        sharing: Sharing,
+        max_request: Option<u32>,
+        devices: Vec<Device>,
+    ) -> Self {
+        let published = devices.len();
+        let mut ids = HashSet::new();
+        let mut known: Vec<Device> = devices
+            .into_iter()
+            .filter(|device| usize::from(device.spot.gpu) < gpus && ids.insert(device.id.clone()))
+            .collect();
+        known.sort_by(|a, b| {
+            let key = |device: &Device| (shape::order(&device.spot), device.replica);
+            key(a).cmp(&key(b)).then_with(|| a.id.cmp(&b.id))
+        });
+        known.truncate(MAX_DEVICES);
+        let accounted = known.len() == published;
+        let whole = known
+            .iter()
+            .all(|device| device.spot.slice.is_none() && device.replica.is_none())
+            && known.windows(2).all(|pair| pair[0].spot.gpu != pair[1].spot.gpu);
+        let places: Vec<usize> = if whole {
+            known.iter().map(|device| usize::from(device.spot.gpu)).collect()
+        } else {
+            (0..known.len()).collect()
+        };
+        let shape = if whole {
+            Shape::Whole
+        } else {
+            let spots = known.iter().map(|device| device.spot).collect();
+            Shape::Parts(Arc::new(Parts::new(spots, sharing)))
+        };
+        let mut pool = Self {
+            resource,
+            shape,
+            max_request,
+            devices: vec![None; if whole { gpus } else { known.len() }],
+            by_id: Vec::new(),
+            all: DeviceSet::EMPTY,
+            healthy: DeviceSet::EMPTY,
+            sick: Vec::new(),
+        };
+        for (device, place) in known.into_iter().zip(places) {
+            pool.all.insert(place);
+            match device.fault {
+                None => pool.healthy.insert(place),
+                Some(reason) => pool.complain(device.spot.gpu, reason),
+            }
+            pool.by_id.extend(u16::try_from(place));
+            if let Some(slot) = pool.devices.get_mut(place) {
+                *slot = Some(device.id);
+            }
+        }
+        let devices = &pool.devices;
+        pool.by_id.sort_by_key(|&place| devices.get(usize::from(place)));
+        if !accounted {
+            pool.withhold();
+        }
+        pool
+    }
+
+    /// Gives nothing out.
+    pub fn withhold(&mut self) {
+        self.healthy = DeviceSet::EMPTY;
+    }
+
+    fn complain(&mut self, gpu: u8, reason: Arc<str>) {
+        if self.sick.iter().all(|known| known.gpu != gpu) {
+            self.sick.push(Sick { gpu, reason });
+        }
+    }
+
+    /// The ID of a device.
+    pub fn id(&self, device: usize) -> Option<&DeviceId> {
+        self.devices.get(device)?.as_ref()
+    }
+
+    /// IDs by device.
+    pub fn ids(&self) -> &[Option<DeviceId>] {
+        &self.devices
+    }
+
+    /// The IDs of a set.
+    pub fn ids_of(&self, devices: &DeviceSet) -> Vec<DeviceId> {
+        devices
+            .iter()
+            .filter_map(|device| self.id(device).cloned())
+            .collect()
+    }
+
+    /// The devices of some IDs, and how many of those the pool does not know.
+    pub fn find<'a>(&self, ids: impl IntoIterator<Item = &'a DeviceId>) -> (DeviceSet, usize) {
+        let mut devices = DeviceSet::EMPTY;
+        let mut unknown = 0;
+        for id in ids {
+            let known = self
+                .by_id
+                .binary_search_by(|&place| self.id(usize::from(place)).cmp(&Some(id)));
+            match known.ok().and_then(|at| self.by_id.get(at)) {
+                Some(&place) => devices.insert(usize::from(place)),
+                None => unknown += 1,
+            }
+        }
+        (devices, unknown)
+    }
+
+    /// A set in words: `GPU 0,3`, or the IDs where a GPU has several devices.
+    pub fn describe(&self, devices: &DeviceSet) -> String {
+        match &self.shape {
+            Shape::Whole => format!("GPU {devices}"),
+            Shape::Parts(_) => {
+                let ids: Vec<String> = self.ids_of(devices).iter().map(ToString::to_string).collect();
+                ids.join(", ")
+            }
+        }
+    }
+
+    /// The pool on its machine.
+    pub fn site<'a>(&'a self, kind: &'a Kind) -> Site<'a> {
+        Site {
+            kind,
+            shape: &self.shape,
+            cut: &[],
+        }
+    }
+}
+
+impl Inventory {
+    /// The pool of a resource.
+    pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
+        self.pools
+            .iter()
+            .enumerate()
+            .find(|(_, pool)| pool.resource.as_str() == resource)
+    }
+}

@@ -1,0 +1,178 @@
+//! A machine's GPUs as the site of one pool's devices: which of the free ones are best for a size, what they reach together, and what
+//! is lost by taking them. Pure. Whole GPUs are asked of the choice table, parts of GPUs of the choice among devices.
+
+use gantry_topology::GpuSet;
+
+use crate::devices::DeviceSet;
+use crate::kind::{Kind, Spot};
+use crate::shape::{Parts, Shape};
+
+/// A kind of machine and where a pool's devices lie on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Site<'a> {
+    /// The kind of machine.
+    pub kind: &'a Kind,
+    /// Where the devices lie.
+    pub shape: &'a Shape,
+    /// MIG devices of other resources that are in use: a GPU that has one is cut already.
+    pub cut: &'a [Spot],
+}
+
+impl Site<'_> {
+    /// The best `size` devices of `free`; `None` if there are fewer.
+    pub fn best(self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {
+        match self.shape {
+            Shape::Whole => self.kind.best(free.gpus(), size).map(DeviceSet::from),
+            Shape::Parts(parts) => self.kind.best_parts(parts, self.cut, free, size),
+        }
+    }
+
+    /// Bandwidth in GB/s that a collective over a set of two devices or more reaches. 0 where two of them are on one GPU: there is nothing to
+    /// gain from it, and any set over several GPUs is better. `None` of MIG devices, which have no links to each other.
+    pub fn bandwidth(self, devices: &DeviceSet) -> Option<f64> {
+        match self.shape {
+            Shape::Whole => Some(self.kind.bandwidth(devices.gpus())),
+            Shape::Parts(parts) => {
+                let spots: Vec<&Spot> = devices
+                    .iter()
+                    .filter_map(|device| parts.spots().get(device))
+                    .collect();
+                if spots.iter().any(|spot| spot.slice.is_some()) {
+                    return None;
+                }
+                let gpus: GpuSet = spots.iter().map(|spot| usize::from(spot.gpu)).collect();
+                Some(if gpus.len() == spots.len() {
+                    self.kind.bandwidth(gpus)
+                } else {
+                    0.0
+                })
+            }
+        }
+    }
+
+    /// How much of what `free` is good for is lost when `devices` are taken from it, from 0 to 1.
+    pub fn stranded(self, free: &DeviceSet, devices: &DeviceSet) -> f64 {
+        match self.shape {
+            Shape::Whole => self.kind.stranded(free.gpus(), devices.gpus()),
+            Shape::Parts(parts) => worth(parts, self.cut, free) - worth(parts, self.cut, &(free - devices)),
+        }
+    }
+}
+
+/// What counts least: how full a shared device is that is in use anyway.
+const REST: f64 = 1.0 / 1024.0;
+
+/// What free parts of GPUs are good for, from 0 to 1: the mean over the GPUs that are cut or shared. A GPU of which another resource
+/// has a part in use (`cut`) is worth less.
+///
+/// Of a GPU first what could be given back whole: the runs of memory of which nobody has anything, squared, so that one large run is worth
+/// more than its pieces, and an untouched GPU most. Then, much less, the replicas that are left, squared likewise: of two
+/// shared GPUs in use the fuller one loses less.
+fn worth(parts: &Parts, cut: &[Spot], free: &DeviceSet) -> f64 {
+    let mut total = 0.0;
+    let mut gpus = 0;
+    let mut runs = parts.alike().iter().peekable();
+    while let Some(first) = runs.peek() {
+        let gpu = parts.spots()[first.start].gpu;
+        let elsewhere = cut.iter().filter(|spot| spot.gpu == gpu);
+        let mut units: u32 = elsewhere.map(|spot| units_of(spot).1).sum();
+        let (mut whole, mut rest, mut pieces) = (0u32, 0.0, 0u32);
+        // The run of free memory that is growing: its end, its length.
+        let mut growing = (0u32, 0u32);
+        while let Some(range) = runs.next_if(|range| parts.spots()[range.start].gpu == gpu) {
+            let (start, size) = units_of(&parts.spots()[range.start]);
+            let left = parts.count(free, range);
+            units += size;
+            pieces += 1;
+            rest += square(left, range.len());
+            if left < range.len() {
+                continue;
+            }
+            let length = if start == growing.0 {
+                growing.1 + size
+            } else {
+                size
+            };
+            // (a + b)^2 in place of a^2.
+            whole += length * length - (length - size) * (length - size);
+            growing = (start + size, length);
+        }
+        total +=
+            f64::from(whole) / f64::from(units * units).max(1.0) + REST * rest / f64::from(pieces.max(1));
+        gpus += 1;
+    }
+    total / (f64::from(gpus.max(1)) * (1.0 + REST))
+}
+
+/// The first memory unit of a device and how many it has; a whole GPU is one.
+fn units_of(spot: &Spot) -> (u32, u32) {
+    spot.slice
+        .map_or((0, 1), |slice| (u32::from(slice.start), u32::from(slice.size)))
+}
+
+fn square(part: usize, of: usize) -> f64 {
+    let count = |number: usize| f64::from(u32::try_from(number).unwrap_or(u32::MAX));
+    (count(part) / count(of).max(1.0)).powi(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{bridged, kind, replicas, slices};
+
+    fn lost(shape: &Shape, free: &[usize], taken: &[usize]) -> f64 {
+        let kind = kind(&bridged());
+        let site = Site {
+            kind: &kind,
+            shape,
+            cut: &[],
+        };
+        site.stranded(&free.iter().copied().collect(), &taken.iter().copied().collect())
+    }
+
+    #[test]
+    fn taking_all_loses_all() {
+        assert!((lost(&replicas(2, 2), &[0, 1, 2, 3], &[0, 1, 2, 3]) - 1.0).abs() < 1e-9);
+        let cut = slices(&[(0, 0, 4), (0, 4, 4)]);
+        assert!((lost(&cut, &[0, 1], &[0, 1]) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_first_replica_of_a_gpu_costs_more_than_any_further_one() {
+        let shared = replicas(2, 4);
+        let fresh = lost(&shared, &[0, 1, 2, 3, 4, 5, 6], &[0]);
+        let second = lost(&shared, &[0, 1, 2, 3, 4, 5, 6], &[4]);
+        let last = lost(&shared, &[0, 1, 2, 3, 4], &[4]);
+        assert!(fresh > 100.0 * second, "{fresh} {second}");
+        assert!(second > last, "{second} {last}");
+    }
+
+    #[test]
+    fn a_slice_at_the_end_of_free_memory_costs_less_than_one_in_its_middle() {
+        let cut = slices(&[(0, 0, 1), (0, 1, 1), (0, 2, 1), (0, 3, 1)]);
+        let all = [0, 1, 2, 3];
+        assert!(lost(&cut, &all, &[0]) < lost(&cut, &all, &[1]));
+        assert!((lost(&cut, &all, &[0]) - lost(&cut, &all, &[3])).abs() < 1e-12);
+    }
+
+    #[test]
+    fn replicas_reach_what_their_gpus_do_and_slices_nothing() {
+        let kind = kind(&bridged());
+        let shared = replicas(8, 2);
+        let site = Site {
+            kind: &kind,
+            shape: &shared,
+            cut: &[],
+        };
+        let reach = |devices: &[usize]| site.bandwidth(&devices.iter().copied().collect());
+        assert_eq!(reach(&[0, 2]), Some(kind.bandwidth("0,1".parse().unwrap())));
+        assert_eq!(reach(&[0, 1]), Some(0.0));
+        let cut = slices(&[(0, 0, 4), (1, 0, 4)]);
+        let site = Site {
+            kind: &kind,
+            shape: &cut,
+            cut: &[],
+        };
+        assert_eq!(site.bandwidth(&[0, 1].into_iter().collect()), None);
+    }
+}
