@@ -43,7 +43,7 @@ enum Task {
     },
     /// Licence, ban and source check of all dependencies (installs cargo-deny on the first run).
     Deny,
-    /// Benchmarks, in release mode: all, or one by name (choice, extender, socket, scheduler, ...).
+    /// Benchmarks, in release mode: all, or one by name (choice, extender, socket, scheduler, peer, ...).
     Bench {
         /// The benchmark.
         name: Option<String>,
