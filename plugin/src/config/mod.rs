@@ -10,6 +10,7 @@ mod read;
 mod resolve;
 mod schema;
 mod sharing;
+pub mod source;
 mod tree;
 pub mod value;
 

@@ -80,6 +80,20 @@ pub struct Problems {
     pub list: Vec<Problem>,
 }
 
+impl Problems {
+    /// One problem with the whole of `source`.
+    pub(super) fn one(source: &str, what: &str) -> Self {
+        Self {
+            source: source.to_owned(),
+            list: vec![Problem {
+                line: None,
+                at: String::new(),
+                fault: Fault::Invalid(what.to_owned()),
+            }],
+        }
+    }
+}
+
 impl std::error::Error for Problems {}
 
 impl fmt::Display for Problems {
@@ -108,7 +122,8 @@ pub(super) fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>
             )
         })
         .filter(|(distance, candidate)| {
-            *distance <= 3 && *distance < candidate.chars().count().min(lower.chars().count().max(1))
+            let shorter = candidate.chars().count().min(lower.chars().count());
+            *distance <= 3 && 2 * distance < shorter
         })
         .min()
         .map(|(_, candidate)| candidate.to_owned())

@@ -1,6 +1,6 @@
 //! What the values of a config file mean together: defaults, contradictions, what is not served. A pure function of the file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
 use super::tree::{Node, Step};
@@ -310,9 +310,9 @@ fn repeated<'a>(entry: &SharedResource, others: impl Iterator<Item = &'a SharedR
 }
 
 /// A path that is said and not empty, or the default.
-fn path(said: Option<&String>, default: &PathBuf) -> PathBuf {
+fn path(said: Option<&String>, default: &Path) -> PathBuf {
     match said.map(String::as_str) {
-        None | Some("") => default.clone(),
+        None | Some("") => default.to_owned(),
         Some(said) => said.into(),
     }
 }

@@ -1,0 +1,159 @@
+//! Watches a config file, or a folder of them. A mounted ConfigMap changes by swapping a link two steps away (`..data`), so every
+//! folder on the way is watched; what an event means is found by reading again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::StreamExt;
+use inotify::{EventStream, Inotify, WatchMask};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::Sighting;
+
+/// Read again this often even if no event comes: a folder may not have been there to watch.
+const RECHECK: Duration = Duration::from_secs(5);
+/// Writers that replace several files do so in a moment.
+const SETTLE: Duration = Duration::from_millis(50);
+/// Most links followed from one path.
+const MOST_LINKS: usize = 16;
+
+/// Tells what stands in `path` whenever that changes, until `shutdown`.
+pub(super) async fn follow(path: PathBuf, sightings: mpsc::Sender<Sighting>, shutdown: CancellationToken) {
+    let mut changes = Changes::new(path.clone());
+    let mut last = None;
+    loop {
+        changes.arm();
+        let sighting = see(&path);
+        if last.as_ref() != Some(&sighting) {
+            last = Some(sighting.clone());
+            if sightings.send(sighting).await.is_err() {
+                return;
+            }
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = sightings.closed() => return,
+            () = changes.next() => {}
+        }
+    }
+}
+
+/// What stands in a file.
+pub(super) fn see(path: &Path) -> Sighting {
+    Sighting {
+        source: path.display().to_string(),
+        text: std::fs::read_to_string(path).map_err(|error| error.to_string()),
+    }
+}
+
+/// The files of a folder by name; folders and hidden files, which a mounted ConfigMap has, are none of them.
+pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, String>> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if name.starts_with('.') || !entry.path().is_file() {
+            continue;
+        }
+        files.insert(name, std::fs::read_to_string(entry.path())?);
+    }
+    Ok(files)
+}
+
+/// Says when a path may have changed.
+pub(super) struct Changes {
+    path: PathBuf,
+    events: Option<EventStream<[u8; 4096]>>,
+    hangup: Option<Signal>,
+}
+
+impl Changes {
+    pub(super) fn new(path: PathBuf) -> Self {
+        let hangup = signal(SignalKind::hangup())
+            .inspect_err(|error| warn!(%error, "SIGHUP will end this program instead of reading its configuration again"))
+            .ok();
+        Self {
+            path,
+            events: None,
+            hangup,
+        }
+    }
+
+    /// Watches anew: to be called before reading, so that nothing between the two is missed.
+    pub(super) fn arm(&mut self) {
+        self.events = open(&self.path)
+            .inspect_err(
+                |error| debug!(path = %self.path.display(), %error, "cannot watch, looking every 5 s"),
+            )
+            .ok();
+    }
+
+    /// Waits until something moved.
+    pub(super) async fn next(&mut self) {
+        let event = async {
+            match &mut self.events {
+                Some(events) => {
+                    events.next().await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let hangup = async {
+            match &mut self.hangup {
+                Some(signal) => {
+                    signal.recv().await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = event => tokio::time::sleep(SETTLE).await,
+            () = hangup => {}
+            () = tokio::time::sleep(RECHECK) => {}
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<EventStream<[u8; 4096]>> {
+    let inotify = Inotify::init()?;
+    let changes = WatchMask::CLOSE_WRITE
+        | WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::MOVE
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF
+        | WatchMask::ONLYDIR;
+    for folder in folders(path) {
+        // One that is not there yet shows in its parent or at the next look.
+        let _ = inotify.watches().add(folder, changes);
+    }
+    inotify.into_event_stream([0; 4096])
+}
+
+/// Every folder whose entries decide what stands in `path`.
+fn folders(path: &Path) -> BTreeSet<PathBuf> {
+    let mut folders = BTreeSet::new();
+    let mut at = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let parent = match at.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        folders.insert(parent.clone());
+        if at.is_dir() {
+            folders.insert(at.clone());
+        }
+        match std::fs::read_link(&at) {
+            Ok(target) => at = parent.join(target),
+            Err(_) => break,
+        }
+    }
+    folders
+}
