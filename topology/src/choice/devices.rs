@@ -98,7 +98,8 @@ fn at(spot: Spot) -> Option<usize> {
 enum Use {
     Free,
     Chosen,
-    InUse,
+    /// Neither: somebody has it.
+    Others,
 }
 
 /// Every device with its GPU, its spot and its use, by ascending index.
@@ -108,14 +109,14 @@ fn each<'a>(
     chosen: &'a [u16],
 ) -> impl Iterator<Item = (u16, usize, Spot, Use)> + 'a {
     let mut free = free.iter().peekable();
-    (0u16..).zip(spots).filter_map(move |(device, spot)| {
+    (0..=u16::MAX).zip(spots).filter_map(move |(device, spot)| {
         while free.next_if(|next| **next < device).is_some() {}
         let used = if chosen.contains(&device) {
             Use::Chosen
         } else if free.peek() == Some(&&device) {
             Use::Free
         } else {
-            Use::InUse
+            Use::Others
         };
         Some((device, at(*spot)?, *spot, used))
     })

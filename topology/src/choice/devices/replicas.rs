@@ -32,7 +32,7 @@ pub(super) fn add(
         match used {
             Use::Free => gpus[gpu].left += 1,
             Use::Chosen => gpus[gpu].taken += 1,
-            Use::InUse => gpus[gpu].used += 1,
+            Use::Others => gpus[gpu].used += 1,
         }
     }
     let mut wanted = size - chosen.len();
@@ -57,13 +57,14 @@ pub(super) fn add(
         }
         wanted -= round.len();
     }
-    let before = chosen.len();
-    for (device, gpu, _, used) in each(spots, free, &chosen[..before].to_vec()) {
+    let mut more = Vec::new();
+    for (device, gpu, _, used) in each(spots, free, chosen) {
         if used == Use::Free && gpus[gpu].more > 0 {
             gpus[gpu].more -= 1;
-            chosen.push(device);
+            more.push(device);
         }
     }
+    chosen.append(&mut more);
 }
 
 /// `wanted` GPUs of `round`, which has more: whole loads while they fit, of the next as the table says. `among`: GPUs that are in

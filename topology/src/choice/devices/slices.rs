@@ -39,7 +39,7 @@ pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usi
     }; MAX_GPUS];
     for (_, gpu, spot, used) in each(spots, free, chosen) {
         let slice = units(spot);
-        gpus[gpu].in_threes &= slice.size % 3 == 0;
+        gpus[gpu].in_threes &= slice.size.is_multiple_of(3);
         if used == Use::Free {
             gpus[gpu].left += 1;
         } else {

@@ -203,10 +203,13 @@ fn every_known_products_instances_start_at_a_multiple_of_their_size() {
     assert!(!catalogue.products().is_empty());
     for profile in catalogue.products().iter().flat_map(|product| &product.profiles) {
         assert!(
-            profile.starts.iter().all(|start| start % profile.size == 0),
+            profile
+                .starts
+                .iter()
+                .all(|start| start.is_multiple_of(profile.size)),
             "{profile:?}"
         );
-        let size = if profile.size % 3 == 0 {
+        let size = if profile.size.is_multiple_of(3) {
             profile.size / 3
         } else {
             profile.size
