@@ -76,7 +76,11 @@ pub struct Args {
 
     /// Vendor and class of the CDI devices. Not nvidia.com/gpu where NVIDIA's toolkit writes a specification of that kind: the
     /// two would contradict each other, and the runtime would then use neither
-    #[arg(long, value_name = "VENDOR/CLASS", default_value = "gantry.dev/gpu")]
+    #[arg(
+        long,
+        value_name = "VENDOR/CLASS",
+        default_value = "k8s.device-plugin.nvidia.com/gpu"
+    )]
     pub cdi_kind: String,
 
     /// Address of /metrics, /healthz and /readyz

@@ -1,6 +1,7 @@
 //! Wires the daemon: what runs, in which order it starts and ends. Serving kubelet waits for nothing but the first inventory:
 //! pods, the truth and the choice table may come later.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, info};
 
-use crate::allocate::Responder;
-use crate::args::Args;
+use crate::allocate::{Access, Responder};
+use crate::args::{self, Args};
 use crate::cluster::Cluster;
-use crate::config::{Config, ResourcePattern};
+use crate::config::{Config, ResourcePattern, Strategy};
 use crate::handover::{Desk, Handover};
 use crate::inventory::{Hardware, Inventory, Owner, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
@@ -48,8 +49,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         .context("starting the thread that owns NVML")?;
     let observed = Observed::default();
     observed.count_xids(owner.xids());
-    let offering = tokio::spawn(offer::follow(hardware, config, publish, shutdown.clone()));
-    let served = serve_observed(args, inventory, Arc::new(observed), shutdown).await;
+    let offering = tokio::spawn(offer::follow(hardware, config.clone(), publish, shutdown.clone()));
+    let served = serve_observed(args, config, inventory, Arc::new(observed), shutdown).await;
     offering.abort();
     drop(owner);
     served
@@ -57,7 +58,25 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
 
 /// The configuration that the options make.
 fn config(args: &Args) -> Config {
+    let ways: BTreeSet<Strategy> = args
+        .device_list_strategy
+        .iter()
+        .filter_map(|way| match way {
+            args::Strategy::Envvar => Some(Strategy::Envvar),
+            args::Strategy::CdiAnnotations => Some(Strategy::CdiAnnotations),
+            args::Strategy::CdiCri => Some(Strategy::CdiCri),
+            args::Strategy::DeviceNodes => None,
+        })
+        .collect();
     Config {
+        driver_root: args.driver_root.clone(),
+        dev_root: args.driver_root.clone(),
+        device_list_strategy: if ways.is_empty() {
+            vec![Strategy::Envvar]
+        } else {
+            ways.into_iter().collect()
+        },
+        pass_device_specs: args.device_list_strategy.contains(&args::Strategy::DeviceNodes),
         gpu_patterns: vec![ResourcePattern {
             pattern: "*".to_owned(),
             name: ResourceName::from(args.resource_name.as_str()),
@@ -75,11 +94,13 @@ pub async fn serve(
     inventory: watch::Receiver<Arc<Inventory>>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    serve_observed(args, inventory, Arc::default(), shutdown).await
+    let (_configure, config) = watch::channel(Arc::new(config(&args)));
+    serve_observed(args, config, inventory, Arc::default(), shutdown).await
 }
 
 async fn serve_observed(
     args: Args,
+    config: watch::Receiver<Arc<Config>>,
     inventory: watch::Receiver<Arc<Inventory>>,
     observed: Arc<Observed>,
     shutdown: CancellationToken,
@@ -101,12 +122,14 @@ async fn serve_observed(
         Arc::clone(&observed),
         (!args.no_cluster).then_some(note),
     ));
-    let responder = Arc::new(Responder::new(
-        args.device_list_strategy.clone(),
-        args.cdi_kind.clone(),
-        args.dev_root.clone(),
-        args.driver_root.clone(),
-    ));
+    let writer = cdi::Writer {
+        root: args.cdi_root.clone(),
+        kind: args.cdi_kind.parse()?,
+        dev_root: args.dev_root.clone(),
+        sys_root: args.sys_root.clone(),
+    };
+    let started_with = Access::at_start(&config.borrow(), &args.dev_root)?;
+    let (access, answers) = watch::channel(Arc::new(started_with));
     let tasks = TaskTracker::new();
     tasks.spawn(observe::serve(
         args.listen,
@@ -140,24 +163,19 @@ async fn serve_observed(
         };
         tasks.spawn(cluster.run(notes, shutdown.clone()));
     }
-    let inventory = if args.device_list_strategy.iter().any(|strategy| strategy.is_cdi()) {
-        let writer = cdi::Writer {
-            root: args.cdi_root.clone(),
-            kind: args.cdi_kind.clone(),
-            dev_root: args.dev_root.clone(),
-            driver_root: args.driver_root.clone(),
-        };
-        let (pass, passed) = Inventory::channel();
-        tasks.spawn(writer.gate(inventory, pass, Arc::clone(&observed), shutdown.clone()));
-        passed
-    } else {
-        inventory
+    let (pass, passed) = Inventory::channel();
+    let channels = cdi::Channels {
+        inventory,
+        config,
+        passed: pass,
+        access,
     };
+    tasks.spawn(writer.gate(channels, Arc::clone(&observed), shutdown.clone()));
     let kubelet = Kubelet {
         directory: absolute(&args.device_plugin_dir),
-        inventory,
+        inventory: passed,
         desk,
-        responder,
+        responder: Arc::new(Responder::new(answers)),
         observed,
     };
     tasks.spawn(kubelet.run(shutdown));

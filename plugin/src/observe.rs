@@ -30,6 +30,8 @@ pub struct Readiness {
     pub devices: Option<String>,
     /// Why containers could not be given the devices; `None` if they can.
     pub cdi: Option<String>,
+    /// Whether CDI gives containers the driver's libraries; `None` before that was looked at.
+    pub driver_files: Option<bool>,
     /// Resources that kubelet has accepted.
     pub registered: BTreeMap<ResourceName, bool>,
     /// Whether grants are known; `None` where no cluster is to be asked.
@@ -58,6 +60,11 @@ impl Readiness {
     /// What is degraded though the plugin serves.
     pub fn degraded(&self) -> Vec<&'static str> {
         let mut degraded = Vec::new();
+        if self.driver_files == Some(false) {
+            degraded.push(
+                "no driver library is found under the container driver root: CDI gives containers device nodes only",
+            );
+        }
         if self.cluster == Some(false) {
             degraded.push("the API server does not answer: pods get devices by topology alone");
         }
@@ -124,6 +131,11 @@ impl Observed {
     pub fn pod_resources(&self, reachable: bool) {
         self.metrics.pod_resources(reachable);
         self.change(|readiness| readiness.pod_resources = Some(reachable));
+    }
+
+    /// The driver's libraries are found where CDI needs them, or not.
+    pub fn driver_files(&self, found: bool) {
+        self.change(|readiness| readiness.driver_files = Some(found));
     }
 
     /// The CDI specification is on disk, or cannot be written.

@@ -1,83 +1,99 @@
-//! What a container needs to use the devices kubelet has chosen: environment, device nodes, CDI names. A pure function of the
-//! devices and the options, but for a look which control nodes exist; it never changes the set.
+//! What a container needs to use the devices kubelet has chosen: environment, mounts, device nodes, CDI names. A pure function of
+//! the devices and of a snapshot of everything else; no call looks at a file, and the set is never changed.
 
+mod answer;
 mod nodes;
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::Arc;
 
-use gantry_proto::deviceplugin::{CdiDevice, ContainerAllocateResponse};
+use gantry_proto::deviceplugin::ContainerAllocateResponse;
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::warn;
 
-use crate::args::Strategy;
+use crate::cdi::{self, Entries};
+use crate::config::Config;
 use crate::inventory::Device;
 
-pub(crate) use nodes::{control_nodes, gpu_node, host_path};
+pub use answer::{VISIBLE_DEVICES, answer};
+pub use nodes::{Facts, Nodes};
+pub(crate) use nodes::{IMEX_CHANNEL, capability_node, gpu_node};
 
-/// Read by the NVIDIA container runtime: the GPUs a container sees.
-pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Prefix of the annotations that a runtime reads CDI names from.
-const CDI_ANNOTATION: &str = "cdi.k8s.io/gantry_";
+/// All that an answer depends on besides the devices, at one moment: the CDI names in it are on disk, so that a configuration
+/// that needs them comes into force once they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Access {
+    /// What the plugin is told to do.
+    pub config: Arc<Config>,
+    /// The device nodes there are.
+    pub nodes: Arc<Nodes>,
+    /// The names that a runtime can resolve.
+    pub entries: Arc<Entries>,
+}
 
-/// Words the answers to Allocate.
+impl Access {
+    /// What holds before any specification is written. `dev` is where this process sees `/dev`.
+    ///
+    /// # Errors
+    /// When `config` cannot be served on this host: see [`check`].
+    pub fn at_start(config: &Arc<Config>, dev: &Path) -> Result<Self, NoImexChannel> {
+        let nodes = cdi::nodes(config, dev);
+        check(config, &nodes)?;
+        Ok(Self {
+            config: Arc::clone(config),
+            nodes: Arc::new(nodes),
+            entries: Arc::default(),
+        })
+    }
+}
+
+/// The import/export memory channel that the configuration requires is not there.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "imex.required is true, but there is no /dev/{IMEX_CHANNEL}; load the driver with NVreg_CreateImexChannel0=1, or set imex.required to false to serve without it"
+)]
+pub struct NoImexChannel;
+
+/// Whether `config` can be served with these nodes.
+///
+/// # Errors
+/// When a channel is required that is not there. One that is wanted only is left out of the answers.
+pub fn check(config: &Config, nodes: &Nodes) -> Result<(), NoImexChannel> {
+    if config.imex.channel && config.imex.required && !nodes.has_imex_channel() {
+        return Err(NoImexChannel);
+    }
+    Ok(())
+}
+
+/// Words the answers to Allocate, by the latest snapshot.
 #[derive(Debug)]
 pub struct Responder {
-    strategies: Vec<Strategy>,
-    cdi_kind: String,
-    dev_root: PathBuf,
-    driver_root: PathBuf,
-    /// Tells the annotations of a pod's containers apart.
-    sequence: AtomicU64,
+    access: watch::Receiver<Arc<Access>>,
 }
 
 impl Responder {
-    /// A responder of these strategies. `dev_root` is where this process sees `/dev`, `driver_root` the host directory whose
-    /// `dev` the containers' nodes come from.
-    pub fn new(
-        mut strategies: Vec<Strategy>,
-        cdi_kind: String,
-        dev_root: PathBuf,
-        driver_root: PathBuf,
-    ) -> Self {
-        strategies.sort_unstable();
-        strategies.dedup();
-        Self {
-            strategies,
-            cdi_kind,
-            dev_root,
-            driver_root,
-            sequence: AtomicU64::new(0),
-        }
+    /// A responder that follows these snapshots.
+    pub const fn new(access: watch::Receiver<Arc<Access>>) -> Self {
+        Self { access }
     }
 
     /// What one container needs to use exactly `devices`.
     pub fn respond(&self, devices: &[&Device]) -> ContainerAllocateResponse {
-        let mut response = ContainerAllocateResponse::default();
-        // Replicas of one GPU are one device to the container.
-        let mut uuids: Vec<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
-        let mut seen = std::collections::BTreeSet::new();
-        uuids.retain(|uuid| seen.insert(*uuid));
-        let qualified = || uuids.iter().map(|uuid| format!("{}={uuid}", self.cdi_kind));
-        for strategy in &self.strategies {
-            match strategy {
-                Strategy::Envvar => {
-                    response.envs.insert(VISIBLE_DEVICES.to_owned(), uuids.join(","));
-                }
-                Strategy::DeviceNodes => {
-                    response.devices = nodes::specs(devices, &self.dev_root, &self.driver_root);
-                }
-                Strategy::CdiAnnotations => {
-                    let number = self.sequence.fetch_add(1, Ordering::Relaxed);
-                    let names: Vec<String> = qualified().collect();
-                    response
-                        .annotations
-                        .insert(format!("{CDI_ANNOTATION}{number}"), names.join(","));
-                }
-                Strategy::CdiCri => {
-                    response.cdi_devices = qualified().map(|name| CdiDevice { name }).collect();
+        let access = Arc::clone(&self.access.borrow());
+        if access
+            .config
+            .device_list_strategy
+            .iter()
+            .any(|strategy| strategy.is_cdi())
+        {
+            for device in devices {
+                if !access.entries.have(device, access.config.device_id_strategy) {
+                    warn!(device = %device.id, "no CDI specification has this device: the container is not told of it by CDI");
                 }
             }
         }
-        response
+        answer(&access, devices)
     }
 }
 

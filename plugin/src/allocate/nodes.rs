@@ -1,18 +1,106 @@
-//! Device nodes: which ones a container of these GPUs needs, and under which path the host has them.
+//! Which device nodes there are: a snapshot, so that no call of kubelet's looks at a file. Says what exists; who gets it is
+//! decided elsewhere.
 
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
-use gantry_proto::deviceplugin::DeviceSpec;
-
-use crate::inventory::Device;
+use rustix::fs::{major, minor};
 
 /// Nodes that every GPU container needs, where the driver made them: the control device, unified memory, mode setting.
 const CONTROL: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
+/// The only import/export memory channel that NVIDIA's plugin gives out.
+pub(crate) const IMEX_CHANNEL: &str = "nvidia-caps-imex-channels/channel0";
+/// Folders of `/dev` that are looked into.
+const FOLDERS: [&str; 4] = ["nvidia-caps", "nvidia-caps-imex-channels", "infiniband", "dri"];
 
-/// The control nodes that exist, by name. Looked up each time: the unified memory module may be loaded late.
-pub(crate) fn control_nodes(dev_root: &Path) -> impl Iterator<Item = &'static str> + '_ {
-    CONTROL.into_iter().filter(|name| dev_root.join(name).exists())
+/// The device nodes of GPUs and of what goes with them, by their names under `/dev`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nodes(BTreeMap<String, Facts>);
+
+/// What is known of a device node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// Major and minor number; `None` where it is no character device, as in a simulated machine.
+    pub numbers: Option<(u32, u32)>,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owning group.
+    pub gid: u32,
+}
+
+impl Nodes {
+    /// The nodes under these directories; of two with one name the first directory's counts. One that cannot be read has none.
+    pub fn read(directories: &[&Path]) -> Self {
+        let mut nodes = BTreeMap::new();
+        for directory in directories {
+            add(&mut nodes, directory, "", |name| {
+                name.starts_with("nvidia") || name == "gdrdrv"
+            });
+            for folder in FOLDERS {
+                add(&mut nodes, &directory.join(folder), &format!("{folder}/"), |_| {
+                    true
+                });
+            }
+        }
+        Self(nodes)
+    }
+
+    /// What is known of one.
+    pub fn get(&self, name: &str) -> Option<&Facts> {
+        self.0.get(name)
+    }
+
+    /// Whether there is one of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// The control nodes there are.
+    pub fn control(&self) -> impl Iterator<Item = &'static str> + '_ {
+        CONTROL.into_iter().filter(|name| self.has(name))
+    }
+
+    /// Whether there is an import/export memory channel.
+    pub fn has_imex_channel(&self) -> bool {
+        self.has(IMEX_CHANNEL)
+    }
+
+    /// The nodes whose names begin so.
+    pub fn starting(&self, prefix: &'static str) -> impl Iterator<Item = &str> {
+        self.0
+            .range(prefix.to_owned()..)
+            .map(|(name, _)| name.as_str())
+            .take_while(move |name| name.starts_with(prefix))
+    }
+}
+
+fn add(nodes: &mut BTreeMap<String, Facts>, directory: &Path, prefix: &str, wanted: impl Fn(&str) -> bool) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let Some(name) = entry
+            .file_name()
+            .to_str()
+            .filter(|name| wanted(name))
+            .map(str::to_owned)
+        else {
+            continue;
+        };
+        if let Ok(metadata) = fs::metadata(entry.path())
+            && !metadata.is_dir()
+        {
+            let number = metadata.rdev();
+            let facts = Facts {
+                numbers: metadata
+                    .file_type()
+                    .is_char_device()
+                    .then(|| (major(number), minor(number))),
+                mode: metadata.mode() & 0o777,
+                gid: metadata.gid(),
+            };
+            nodes.entry(format!("{prefix}{name}")).or_insert(facts);
+        }
+    }
 }
 
 /// Name of a GPU's own node.
@@ -20,21 +108,44 @@ pub(crate) fn gpu_node(minor: u32) -> String {
     format!("nvidia{minor}")
 }
 
-/// Where the host has the device node of this name.
-pub(crate) fn host_path(driver_root: &Path, name: &str) -> PathBuf {
-    driver_root.join("dev").join(name)
+/// Name of the node by which a GPU instance or a compute instance is used.
+pub(crate) fn capability_node(minor: u32) -> String {
+    format!("nvidia-caps/nvidia-cap{minor}")
 }
 
-/// The nodes of `devices` and the control nodes, each once.
-pub(super) fn specs(devices: &[&Device], dev_root: &Path, driver_root: &Path) -> Vec<DeviceSpec> {
-    let gpus: BTreeSet<u32> = devices.iter().filter_map(|device| device.minor).collect();
-    control_nodes(dev_root)
-        .map(str::to_owned)
-        .chain(gpus.into_iter().map(gpu_node))
-        .map(|name| DeviceSpec {
-            container_path: format!("/dev/{name}"),
-            host_path: host_path(driver_root, &name).display().to_string(),
-            permissions: "rw".to_owned(),
-        })
-        .collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_found_in_folders_too_and_the_first_directory_counts() {
+        let (own, driver) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let touch = |root: &tempfile::TempDir, name: &str| {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        };
+        for name in ["nvidiactl", "null", "infiniband/uverbs0", "infiniband/uverbs10"] {
+            touch(&own, name);
+        }
+        for name in ["nvidia-uvm", "nvidia-caps/nvidia-cap3", IMEX_CHANNEL] {
+            touch(&driver, name);
+        }
+        let nodes = Nodes::read(&[own.path(), driver.path(), Path::new("/nowhere")]);
+        assert_eq!(nodes.control().collect::<Vec<_>>(), ["nvidiactl", "nvidia-uvm"]);
+        assert!(nodes.has(&capability_node(3)) && nodes.has_imex_channel());
+        assert!(!nodes.has("null") && !nodes.has("nvidia-caps"));
+        assert_eq!(
+            nodes.starting("infiniband/uverbs").collect::<Vec<_>>(),
+            ["infiniband/uverbs0", "infiniband/uverbs10"]
+        );
+        assert_eq!(nodes.get("nvidiactl").unwrap().numbers, None);
+    }
+
+    #[test]
+    fn a_device_has_its_numbers() {
+        let mut found = BTreeMap::new();
+        add(&mut found, Path::new("/dev"), "", |name| name == "null");
+        assert_eq!(found["null"].numbers, Some((1, 3)));
+    }
 }

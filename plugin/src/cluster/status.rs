@@ -184,6 +184,7 @@ mod tests {
         Readiness {
             devices: devices.map(str::to_owned),
             cdi: None,
+            driver_files: None,
             registered: [("nvidia.com/gpu".into(), true)].into(),
             cluster: Some(true),
             pod_resources: Some(true),

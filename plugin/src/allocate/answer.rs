@@ -1,0 +1,173 @@
+//! The answer to Allocate, worded as NVIDIA's k8s-device-plugin words it, for every device list strategy and any combination.
+//! A pure function: equal sets get equal answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use gantry_proto::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
+
+use super::Access;
+use super::nodes::{IMEX_CHANNEL, capability_node, gpu_node};
+use crate::cdi::{Class, runtime_id};
+use crate::config::{Config, Strategy};
+use crate::inventory::Device;
+
+/// Read by the NVIDIA container runtime: the GPUs a container sees.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Read by the NVIDIA container runtime: the import/export memory channels a container sees.
+const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
+/// Where the NVIDIA container runtime looks for mounts that stand for devices.
+const MOUNTS: &str = "/var/run/nvidia-container-devices";
+/// The channel that is given out.
+const CHANNEL: &str = "0";
+
+/// What one container needs to use exactly `devices`. Replicas of a device are one to it.
+pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse {
+    let config = &*access.config;
+    let mut ids: Vec<String> = devices
+        .iter()
+        .map(|device| runtime_id(device, config.device_id_strategy))
+        .collect();
+    let mut seen = BTreeSet::new();
+    ids.retain(|id| seen.insert(id.clone()));
+    let channel = config.imex.channel && access.nodes.has_imex_channel();
+    let is_on = |strategy| config.device_list_strategy.contains(&strategy);
+
+    let mut response = ContainerAllocateResponse {
+        envs: extras(config),
+        ..ContainerAllocateResponse::default()
+    };
+    if is_on(Strategy::Envvar) {
+        response.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
+        if channel {
+            response.envs.insert(IMEX_CHANNELS.to_owned(), CHANNEL.to_owned());
+        }
+    }
+    if is_on(Strategy::VolumeMounts) {
+        // Takes the place of the list: a runtime set up for mounts trusts nothing else.
+        response
+            .envs
+            .insert(VISIBLE_DEVICES.to_owned(), MOUNTS.to_owned());
+        response.mounts = mounts(&ids, channel);
+    }
+    if is_on(Strategy::CdiAnnotations) || is_on(Strategy::CdiCri) {
+        let names = qualified(access, devices, channel);
+        if is_on(Strategy::CdiAnnotations) && !names.is_empty() {
+            let names = names.join(",");
+            response
+                .annotations
+                .insert(annotation_key(&config.cdi_annotation_prefix, &names), names);
+        }
+        if is_on(Strategy::CdiCri) {
+            response.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
+        }
+    }
+    // With CDI alone the specification has the nodes.
+    if config.pass_device_specs
+        && config
+            .device_list_strategy
+            .iter()
+            .any(|strategy| !strategy.is_cdi())
+    {
+        response.devices = specs(access, devices, channel);
+    }
+    response
+}
+
+/// What the NVIDIA runtime adds besides GPUs, whether or not it is there.
+fn extras(config: &Config) -> BTreeMap<String, String> {
+    [
+        (config.gdrcopy, "NVIDIA_GDRCOPY"),
+        (config.gds, "NVIDIA_GDS"),
+        (config.mofed, "NVIDIA_MOFED"),
+    ]
+    .into_iter()
+    .filter(|(on, _)| *on)
+    .map(|(_, name)| (name.to_owned(), "enabled".to_owned()))
+    .collect()
+}
+
+fn mounts(ids: &[String], channel: bool) -> Vec<Mount> {
+    let mount = |container_path| Mount {
+        container_path,
+        host_path: "/dev/null".to_owned(),
+        read_only: false,
+    };
+    let devices = ids.iter().map(|id| mount(format!("{MOUNTS}/{id}")));
+    let channel = channel.then(|| mount(format!("{MOUNTS}/imex/{CHANNEL}")));
+    devices.chain(channel).collect()
+}
+
+/// The CDI names, of those that a specification has: a runtime fails the container over any other.
+fn qualified(access: &Access, devices: &[&Device], channel: bool) -> Vec<String> {
+    let config = &*access.config;
+    let mut names: Vec<String> = Vec::new();
+    for device in devices {
+        if let Some(name) = access.entries.gpu(device, config.device_id_strategy)
+            && !names.contains(&name)
+        {
+            names.push(name);
+        }
+    }
+    let others = [
+        (channel, Class::ImexChannel, CHANNEL),
+        (config.gdrcopy, Class::Gdrcopy, crate::cdi::ALL),
+        (config.gds, Class::Gds, crate::cdi::ALL),
+        (config.mofed, Class::Mofed, crate::cdi::ALL),
+    ];
+    names.extend(
+        others
+            .into_iter()
+            .filter(|(on, ..)| *on)
+            .filter_map(|(_, class, name)| access.entries.qualified(class, name)),
+    );
+    names
+}
+
+/// A key that is another for other names: the annotations of all of a container's resources are united, and of two with one key
+/// one would be lost.
+fn annotation_key(prefix: &str, names: &str) -> String {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, names).hash(&mut hasher);
+        hasher.finish()
+    };
+    let (first, second) = (half(0), half(1));
+    format!(
+        "{prefix}nvidia-device-plugin_{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        first >> 32,
+        first >> 16 & 0xffff,
+        first & 0xffff,
+        second >> 48,
+        second & 0xffff_ffff_ffff
+    )
+}
+
+/// The nodes that kubelet passes itself: control nodes, GPUs, MIG capabilities, the channel; each once and in this order.
+fn specs(access: &Access, devices: &[&Device], channel: bool) -> Vec<DeviceSpec> {
+    let gpus: BTreeSet<u32> = devices.iter().filter_map(|device| device.minor).collect();
+    let capabilities: BTreeSet<u32> = devices
+        .iter()
+        .filter_map(|device| device.slice.as_ref()?.caps)
+        .flatten()
+        .collect();
+    access
+        .nodes
+        .control()
+        .map(str::to_owned)
+        .chain(gpus.into_iter().map(gpu_node))
+        .chain(capabilities.into_iter().map(capability_node))
+        .chain(channel.then(|| IMEX_CHANNEL.to_owned()))
+        .map(|name| DeviceSpec {
+            host_path: access
+                .config
+                .dev_root
+                .join("dev")
+                .join(&name)
+                .display()
+                .to_string(),
+            container_path: format!("/dev/{name}"),
+            permissions: "rw".to_owned(),
+        })
+        .collect()
+}

@@ -1,0 +1,239 @@
+//! The specification of GPUs and MIG devices, and of what every container of one needs: control nodes, driver files, hooks.
+//! A pure function of inventory, configuration and host.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::host::Host;
+use super::kind::{ALL, Class, Kind, device_name, runtime_id};
+use super::spec::{Device, Edits, Mount, Node, Spec};
+use super::{File, hooks};
+use crate::allocate::{VISIBLE_DEVICES, capability_node, gpu_node};
+use crate::config::{CdiFeature, CdiHook, Config};
+use crate::inventory::{self, Inventory};
+
+pub(super) const READ_ONLY: &[&str] = &["ro", "nosuid", "nodev", "rbind", "rprivate"];
+const SOCKET: &[&str] = &["nosuid", "nodev", "rbind", "rprivate", "noexec"];
+
+pub(super) fn spec(kind: &Kind, config: &Config, inventory: &Inventory, host: &Host) -> Option<Spec> {
+    let mut all = Edits::default();
+    let mut seen = BTreeSet::new();
+    let mut devices = Vec::new();
+    for device in &inventory.devices {
+        let name = device_name(&runtime_id(device, config.device_id_strategy));
+        let container_edits = device_edits(config, inventory, host, device);
+        // Replicas of a device are one to a runtime.
+        if !container_edits.is_empty() && seen.insert(name.clone()) {
+            all.unite(&container_edits);
+            devices.push(Device {
+                name,
+                container_edits,
+            });
+        }
+    }
+    devices.push(Device {
+        name: ALL.to_owned(),
+        container_edits: all,
+    });
+    Spec::new(kind.of(Class::Gpu), common(config, host), devices)
+}
+
+fn device_edits(config: &Config, inventory: &Inventory, host: &Host, device: &inventory::Device) -> Edits {
+    // Without its own node no other makes sense.
+    let Some(minor) = device.minor else {
+        return Edits::default();
+    };
+    let mut names = vec![gpu_node(minor)];
+    let mut displays: &[String] = &[];
+    if let Some(slice) = &device.slice {
+        names.extend(slice.caps.iter().flatten().map(|cap| capability_node(*cap)));
+    }
+    if device
+        .slice
+        .as_ref()
+        .is_none_or(|slice| slice.profile.contains("gfx"))
+    {
+        displays = host.displays.get(&device.gpu).map_or(&[], Vec::as_slice);
+    }
+    names.extend_from_slice(displays);
+    let mut edits = nodes(config, host, names);
+    let address = inventory
+        .machine
+        .gpus()
+        .get(usize::from(device.gpu))
+        .and_then(|gpu| gpu.bus_id.as_ref());
+    if let Some(address) = address {
+        let link = |name: &String| {
+            let node = name.strip_prefix("dri/")?;
+            let role = if node.starts_with("render") {
+                "render"
+            } else {
+                "card"
+            };
+            Some((
+                format!("../{node}"),
+                format!("/dev/dri/by-path/pci-{address}-{role}"),
+            ))
+        };
+        edits.hooks = hooks::links(config, host, displays.iter().filter_map(link))
+            .into_iter()
+            .collect();
+    }
+    edits
+}
+
+/// Device nodes by name, with what is known of them.
+pub(super) fn nodes(config: &Config, host: &Host, names: impl IntoIterator<Item = String>) -> Edits {
+    let mut edits = Edits::default();
+    let groups = !config
+        .cdi_feature_flags
+        .contains(&CdiFeature::NoAdditionalGidsForDeviceNodes);
+    for name in names {
+        let facts = host.nodes.get(&name);
+        let numbers = facts.and_then(|facts| facts.numbers);
+        let known = facts.filter(|_| numbers.is_some());
+        let group = known.map(|facts| facts.gid).filter(|gid| *gid != 0);
+        edits.device_nodes.push(Node {
+            host_path: (config.dev_root != Path::new("/")).then(|| config.dev_root.join("dev").join(&name)),
+            path: format!("/dev/{name}"),
+            kind: numbers.map(|_| "c"),
+            major: numbers.map(|(major, _)| major),
+            minor: numbers.map(|(_, minor)| minor),
+            file_mode: known.map(|facts| facts.mode),
+            permissions: "rwm",
+            gid: group,
+        });
+        // Whom the node is not open to, its group lets in.
+        if let (Some(gid), Some(facts)) = (group, known)
+            && groups
+            && facts.mode & 0o006 != 0o006
+            && !edits.additional_gids.contains(&gid)
+        {
+            edits.additional_gids.push(gid);
+        }
+    }
+    edits
+}
+
+/// Keeps the NVIDIA runtime from adding devices a second time.
+pub(super) fn void() -> String {
+    format!("{VISIBLE_DEVICES}=void")
+}
+
+fn common(config: &Config, host: &Host) -> Edits {
+    let driver = &host.driver;
+    let mut edits = nodes(config, host, host.nodes.control().map(str::to_owned));
+    edits.env.push(void());
+    let cuda = driver.libraries.iter().find(|library| {
+        let name = library.file.path.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with("libcuda.so.")
+    });
+    if let Some(folder) = cuda.and_then(|cuda| cuda.file.path.parent()) {
+        edits
+            .env
+            .push(format!("NVIDIA_CTK_LIBCUDA_DIR=/{}", folder.display()));
+    }
+    mounts(config, host, &mut edits);
+    if driver.libraries.is_empty() {
+        edits.hooks.extend(node_hook(config, host));
+        return edits;
+    }
+    let folders: BTreeSet<String> = driver
+        .libraries
+        .iter()
+        .filter_map(|library| library.file.path.parent())
+        .map(|folder| format!("/{}", folder.display()))
+        .collect();
+    let compatibility = driver
+        .version
+        .iter()
+        .map(|version| format!("--host-driver-version={version}"));
+    let hooks = [
+        hooks::links(config, host, library_links(host)),
+        hooks::hook(config, host, CdiHook::EnableCudaCompat, compatibility),
+        hooks::hook(
+            config,
+            host,
+            CdiHook::UpdateLdcache,
+            folders
+                .into_iter()
+                .flat_map(|folder| ["--folder".to_owned(), folder]),
+        ),
+        node_hook(config, host),
+    ];
+    edits.hooks.extend(hooks.into_iter().flatten());
+    edits
+}
+
+fn node_hook(config: &Config, host: &Host) -> Option<super::Hook> {
+    hooks::hook(config, host, CdiHook::DisableDeviceNodeModification, [])
+}
+
+/// The driver's files, from the host's root to the same place in the container.
+fn mounts(config: &Config, host: &Host, edits: &mut Edits) {
+    let driver = &host.driver;
+    let mount = |file, options| mount(config, file, options);
+    // What makes the loader find a library by the name programs are linked to.
+    let cache = hooks::hook(config, host, CdiHook::UpdateLdcache, []).is_some();
+    for library in &driver.libraries {
+        let file = mount(&library.file, READ_ONLY);
+        if !cache {
+            let aliases = library.links.iter().map(|link| Mount {
+                container_path: file.container_path.with_file_name(link),
+                ..file.clone()
+            });
+            edits.mounts.extend(aliases);
+        }
+        edits.mounts.push(file);
+    }
+    let files = [&driver.firmware, &driver.binaries, &driver.graphics];
+    edits
+        .mounts
+        .extend(files.into_iter().flatten().map(|file| mount(file, READ_ONLY)));
+    if !config
+        .cdi_feature_flags
+        .contains(&CdiFeature::DisableIpcDiscoverer)
+    {
+        edits
+            .mounts
+            .extend(driver.sockets.iter().map(|file| mount(file, SOCKET)));
+    }
+}
+
+pub(super) fn mount(config: &Config, file: &File, options: &'static [&'static str]) -> Mount {
+    Mount {
+        host_path: config.driver_root.join(&file.real),
+        container_path: Path::new("/").join(&file.path),
+        options,
+    }
+}
+
+/// The links that the loader's cache does not make.
+fn library_links(host: &Host) -> Vec<(String, String)> {
+    let version = host.driver.version.as_deref().unwrap_or_default();
+    let known = [
+        ("libcuda.so", "libcuda.so.1".to_owned(), "libcuda.so"),
+        (
+            "libnvidia-opticalflow.so",
+            "libnvidia-opticalflow.so.1".to_owned(),
+            "libnvidia-opticalflow.so",
+        ),
+        (
+            "libGLX_nvidia.so",
+            format!("libGLX_nvidia.so.{version}"),
+            "libGLX_indirect.so.0",
+        ),
+    ];
+    let mut links = Vec::new();
+    for library in &host.driver.libraries {
+        let path = &library.file.path;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let Some(folder) = path.parent() else { continue };
+        for (stem, target, link) in &known {
+            if name == format!("{stem}.{version}") {
+                links.push((target.clone(), format!("/{}/{link}", folder.display())));
+            }
+        }
+    }
+    links
+}

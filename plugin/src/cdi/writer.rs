@@ -1,0 +1,318 @@
+//! Keeps the specifications on disk in step, and lets devices and configurations through once theirs are there. Each file is
+//! written whole or not at all, and removed at the end; what is in it is decided elsewhere.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::entries::Entries;
+use super::host::{self, Host};
+use super::kind::{Class, Kind};
+use super::spec::Spec;
+use crate::allocate::Access;
+use crate::config::{Config, Strategy};
+use crate::inventory::{Inventory, State};
+use crate::observe::Observed;
+
+/// How often nodes are looked for: the unified memory module may be loaded late.
+const LOOK: Duration = Duration::from_secs(5);
+/// How often the driver's files are.
+const LOOK_AT_DRIVER: Duration = Duration::from_mins(1);
+
+/// Where specifications are written, and where this process sees what they are made of.
+#[derive(Debug, Clone)]
+pub struct Writer {
+    /// Directory that runtimes read.
+    pub root: PathBuf,
+    /// What the devices are called.
+    pub kind: Kind,
+    /// Where this process sees `/dev`.
+    pub dev_root: PathBuf,
+    /// Where this process sees `/sys`.
+    pub sys_root: PathBuf,
+}
+
+/// What the writer follows and whom it tells.
+#[derive(Debug)]
+pub struct Channels {
+    /// The devices there are.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// What the plugin is told to do.
+    pub config: watch::Receiver<Arc<Config>>,
+    /// The devices that containers can be given.
+    pub passed: watch::Sender<Arc<Inventory>>,
+    /// What Allocate answers by.
+    pub access: watch::Sender<Arc<Access>>,
+}
+
+/// What was found and done so far.
+#[derive(Debug, Default)]
+struct Progress {
+    host: Host,
+    looked: Option<(Instant, Arc<Config>, Arc<gantry_topology::Machine>)>,
+    written: BTreeMap<Class, String>,
+    problem: Option<String>,
+    warnings: Vec<&'static str>,
+    /// Whether devices were ever let through.
+    passed: bool,
+}
+
+impl Writer {
+    /// Passes inventories on, each once its specifications are on disk: kubelet must not be offered a device that no runtime can
+    /// resolve. After the first one they pass on even if writing fails, for health must not wait; devices that are in no
+    /// specification are then unhealthy, where containers could have them by CDI alone.
+    ///
+    /// A configuration comes into force for Allocate once its specifications are there.
+    pub async fn gate(self, mut channels: Channels, observed: Arc<Observed>, shutdown: CancellationToken) {
+        let mut progress = Progress::default();
+        let mut configured = true;
+        loop {
+            let inventory = Arc::clone(&channels.inventory.borrow_and_update());
+            let config = Arc::clone(&channels.config.borrow_and_update());
+            self.look(&mut progress, &config, &inventory).await;
+            progress.warn(&config, &inventory, &observed);
+            let in_force = self.keep(&mut progress, &config, &inventory, &channels.access);
+            observed.cdi(progress.problem.clone());
+            if in_force || progress.passed || inventory.state != State::Ready {
+                progress.passed |= inventory.state == State::Ready;
+                let usable = usable(inventory, &channels.access.borrow());
+                channels.passed.send_if_modified(|current| {
+                    let changed = *current != usable;
+                    *current = usable;
+                    changed
+                });
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                changed = channels.inventory.changed() => if changed.is_err() { break },
+                changed = channels.config.changed(), if configured => configured = changed.is_ok(),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+        for class in progress.written.keys() {
+            self.remove(*class);
+        }
+    }
+
+    /// Path of a class's specification.
+    pub fn path(&self, class: Class) -> PathBuf {
+        self.root.join(self.kind.file(class))
+    }
+
+    /// Looks at the host anew if it is time or something changed.
+    async fn look(&self, progress: &mut Progress, config: &Arc<Config>, inventory: &Inventory) {
+        let is_same = progress
+            .looked
+            .as_ref()
+            .filter(|(_, known, machine)| known == config && *machine == inventory.machine);
+        let driver = is_same
+            .filter(|(at, ..)| at.elapsed() < LOOK_AT_DRIVER && !progress.host.driver.libraries.is_empty())
+            .map(|_| progress.host.driver.clone());
+        if !uses_cdi(config) {
+            progress.host.nodes = host::nodes(config, &self.dev_root);
+            progress.looked = None;
+            return;
+        }
+        if driver.is_none() {
+            progress.looked = Some((Instant::now(), Arc::clone(config), Arc::clone(&inventory.machine)));
+        }
+        let (config, machine) = (Arc::clone(config), Arc::clone(&inventory.machine));
+        let (dev, sys) = (self.dev_root.clone(), self.sys_root.clone());
+        let looking = tokio::task::spawn_blocking(move || {
+            let driver = driver.unwrap_or_else(|| host::driver(&config, &machine));
+            Host::look_besides(driver, &config, &machine, &dev, &sys)
+        });
+        // It ends early only with the runtime.
+        if let Ok(host) = looking.await {
+            progress.host = host;
+        }
+    }
+
+    /// Writes what is due, and says by what Allocate is to answer. Whether `config` is in force.
+    fn keep(
+        &self,
+        progress: &mut Progress,
+        config: &Arc<Config>,
+        inventory: &Inventory,
+        access: &watch::Sender<Arc<Access>>,
+    ) -> bool {
+        if inventory.state != State::Ready && uses_cdi(config) {
+            // Nothing is known of the devices that there were: what is written stands.
+            return false;
+        }
+        let mut there = BTreeMap::new();
+        let mut failed = BTreeMap::new();
+        for (class, spec) in super::specs(&self.kind, config, inventory, &progress.host) {
+            match self.write(class, &spec, &mut progress.written) {
+                Ok(()) => {
+                    there.insert(class, spec);
+                }
+                Err(error) => {
+                    let path = self.path(class);
+                    failed.insert(
+                        class,
+                        format!(
+                            "the CDI specification {} cannot be written: {error}",
+                            path.display()
+                        ),
+                    );
+                }
+            }
+        }
+        let problem = failed.values().next().cloned();
+        if let Some(text) = problem.as_ref().filter(|_| progress.problem != problem) {
+            warn!("{text}");
+        }
+        progress.problem = problem;
+        // Without the GPUs' nothing can be given; the others are left out of the answers.
+        let refused = failed.contains_key(&Class::Gpu);
+        let nodes = Arc::new(progress.host.nodes.clone());
+        let next = if refused {
+            Access {
+                nodes,
+                ..(**access.borrow()).clone()
+            }
+        } else {
+            for class in Class::ALL {
+                if !there.contains_key(&class) {
+                    progress.written.remove(&class);
+                    self.remove(class);
+                }
+            }
+            Access {
+                config: Arc::clone(config),
+                nodes,
+                entries: Arc::new(Entries::of(&self.kind, &there)),
+            }
+        };
+        access.send_if_modified(|current| {
+            let changed = **current != next;
+            if changed {
+                *current = Arc::new(next);
+            }
+            changed
+        });
+        !refused
+    }
+
+    /// Writes a specification that is not on disk as it should be.
+    fn write(&self, class: Class, spec: &Spec, written: &mut BTreeMap<Class, String>) -> io::Result<()> {
+        let (path, text) = (self.path(class), spec.text());
+        if written.get(&class) == Some(&text) && path.exists() {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.root)?;
+        replace(&path, &text)?;
+        info!(path = %path.display(), devices = spec.names().count(), "CDI specification written");
+        written.insert(class, text);
+        Ok(())
+    }
+
+    fn remove(&self, class: Class) {
+        let path = self.path(class);
+        match fs::remove_file(&path) {
+            Ok(()) => info!(path = %path.display(), "CDI specification removed"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                warn!(path = %path.display(), %error, "a CDI specification of ours cannot be removed");
+            }
+        }
+    }
+}
+
+impl Progress {
+    /// Says once what containers will lack.
+    fn warn(&mut self, config: &Config, inventory: &Inventory, observed: &Observed) {
+        let ready = inventory.state == State::Ready;
+        let cdi = ready && uses_cdi(config);
+        let bare = cdi && self.host.driver.libraries.is_empty();
+        observed.driver_files(!bare);
+        let lacks = [
+            (
+                bare,
+                "no driver library is found under the container driver root (--container-driver-root): containers get device nodes by CDI and no library",
+            ),
+            (
+                cdi && !bare && !self.host.hooks,
+                "the CDI hook program (--nvidia-cdi-hook-path) is not seen on the host: libraries are mounted under the names programs are linked to, and no hook is run",
+            ),
+            (
+                ready && config.imex.channel && !self.host.nodes.has_imex_channel(),
+                "there is no IMEX channel 0 (/dev/nvidia-caps-imex-channels/channel0): containers get none",
+            ),
+        ];
+        self.warnings.retain(|warning| lacks.contains(&(true, *warning)));
+        for (_, warning) in lacks.into_iter().filter(|(lack, _)| *lack) {
+            if !self.warnings.contains(&warning) {
+                warn!("{warning}");
+                self.warnings.push(warning);
+            }
+        }
+    }
+}
+
+fn uses_cdi(config: &Config) -> bool {
+    config
+        .device_list_strategy
+        .iter()
+        .any(|strategy| strategy.is_cdi())
+}
+
+/// The inventory with those devices unhealthy that a container could have by CDI alone and that no specification has.
+fn usable(inventory: Arc<Inventory>, access: &Access) -> Arc<Inventory> {
+    let strategy = access.config.device_id_strategy;
+    let by_cdi_alone = access
+        .config
+        .device_list_strategy
+        .iter()
+        .all(|way: &Strategy| way.is_cdi());
+    let lacks =
+        |device: &crate::inventory::Device| device.health.healthy && !access.entries.have(device, strategy);
+    if !by_cdi_alone || !inventory.devices.iter().any(lacks) {
+        return inventory;
+    }
+    let mut changed = (*inventory).clone();
+    for device in changed.devices.iter_mut().filter(|device| lacks(device)) {
+        device.health.healthy = false;
+        device.health.reason = Some(
+            if device.minor.is_some() {
+                "its CDI specification is not written yet"
+            } else {
+                "its device node is not known, so that no CDI specification can have it"
+            }
+            .to_owned(),
+        );
+    }
+    Arc::new(changed)
+}
+
+/// Writes beside and renames over: a runtime reads the old text or the new one.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // Runtimes read *.json and *.yaml only.
+    let beside = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
+    let write = || {
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o644)
+            .open(&beside)?;
+        file.write_all(text.as_bytes())?;
+        // The process's mask may have taken bits away; runtimes of other users read it.
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+        fs::rename(&beside, path)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })
+}
