@@ -51,8 +51,8 @@ enum Change {
         gpu: u8,
         /// The Xid.
         xid: u64,
-        /// GPU instance and compute instance it is confined to.
-        #[arg(num_args = 2)]
+        /// GPU instance it is confined to, and compute instance if one.
+        #[arg(num_args = 1..=2)]
         instance: Vec<u32>,
     },
     /// Drops a GPU off the bus.
@@ -64,6 +64,41 @@ enum Change {
     Restore {
         /// Index of the GPU.
         gpu: u8,
+    },
+    /// Takes a GPU out of the machine.
+    Remove {
+        /// Index of the GPU in the machine file.
+        gpu: u8,
+    },
+    /// Puts a GPU back.
+    Add {
+        /// Index of the GPU in the machine file.
+        gpu: u8,
+    },
+    /// Turns MIG on and cuts a GPU anew.
+    Cut {
+        /// Index of the GPU.
+        gpu: u8,
+        /// The instances: 1g.5gb, 3g.20gb@4 (starts at unit 4), 3g.20gb@4=1c,2c (two compute instances).
+        pieces: Vec<String>,
+    },
+    /// Ends all instances of a GPU and turns MIG off.
+    Uncut {
+        /// Index of the GPU.
+        gpu: u8,
+    },
+    /// Sets uncorrected ECC errors since the driver's load, and marks rows: remapping pending or failed.
+    Ecc {
+        /// Index of the GPU.
+        gpu: u8,
+        /// Uncorrected errors.
+        uncorrected: u64,
+        /// A row waits to be remapped.
+        #[arg(long)]
+        pending: bool,
+        /// A remapping has failed.
+        #[arg(long)]
+        failed: bool,
     },
     /// Unloads the driver.
     Unload,
@@ -148,10 +183,28 @@ fn apply(controller: &Controller, change: Change) -> anyhow::Result<()> {
             [gpu_instance, compute_instance] => {
                 controller.raise_xid_in(gpu, xid, *gpu_instance, *compute_instance)?;
             }
+            [gpu_instance] => controller.raise_xid_in(gpu, xid, *gpu_instance, u32::MAX)?,
             _ => controller.raise_xid(gpu, xid)?,
         },
         Change::Lose { gpu } => controller.lose_gpu(gpu)?,
         Change::Restore { gpu } => controller.restore_gpu(gpu)?,
+        Change::Remove { gpu } => controller.remove_gpu(gpu)?,
+        Change::Add { gpu } => controller.add_gpu(gpu)?,
+        Change::Cut { gpu, pieces } => {
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            controller.recut(gpu, &pieces)?;
+        }
+        Change::Uncut { gpu } => controller.uncut(gpu)?,
+        Change::Ecc {
+            gpu,
+            uncorrected,
+            pending,
+            failed,
+        } => controller.update_gpu(gpu, |gpu| {
+            gpu.ecc.volatile_uncorrected = uncorrected;
+            gpu.remapped.pending = pending;
+            gpu.remapped.failed = failed;
+        })?,
         Change::Unload => controller.unload_driver()?,
         Change::Load => controller.load_driver()?,
         Change::LinkDown { gpu, link } => controller.set_nvlink(gpu, link, false)?,

@@ -35,6 +35,8 @@ struct Control {
 /// From the first initialisation to the last shutdown.
 pub(crate) struct Session {
     pub(crate) facts: Facts,
+    /// The GPUs that were in the machine when the session began, by their index in the machine file: NVML's indices.
+    pub(crate) present: Vec<usize>,
     /// The driver's departures when the session began: a session does not survive one.
     departures: u64,
     users: Mutex<u32>,
@@ -126,6 +128,7 @@ impl Library {
             None => {
                 let facts = Facts::read(&self.machine).inspect_err(|error| complain(&error.to_string()))?;
                 *session = Some(Arc::new(Session {
+                    present: present(&facts, state),
                     facts,
                     departures: state.driver.departures,
                     users: Mutex::new(1),
@@ -165,6 +168,15 @@ impl Session {
     pub(crate) fn closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
+}
+
+/// The GPUs that are in the machine.
+fn present(facts: &Facts, state: &State) -> Vec<usize> {
+    let removed = |index: &usize| {
+        let index = u8::try_from(*index).unwrap_or(u8::MAX);
+        state.gpus.get(&index).is_some_and(|gpu| gpu.removed)
+    };
+    (0..facts.gpus.len()).filter(|index| !removed(index)).collect()
 }
 
 /// A lock's content, whatever became of other threads: every change behind these locks is a single assignment.

@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use gantry_nvml_sim::control::{Controller, Ecc, EventKind, Remapped, Rule};
+use gantry_nvml_sim::control::{Controller, Ecc, EventKind, Recovery, Remapped, Rule};
 use nvml_wrapper_sys::bindings as sys;
 
 mod common;
@@ -383,4 +383,68 @@ fn a_state_file_that_a_person_has_broken_changes_nothing() {
     controller.announce();
     assert_eq!(raw.device(0).map(|_| ()), Ok(()));
     assert_eq!(raw.device(1), Err(GPU_IS_LOST));
+}
+
+#[test]
+fn a_removed_gpu_is_lost_to_who_sees_it_and_unseen_by_who_comes_anew() {
+    let simulated = Simulated::new("l4-4x-pcie");
+    let raw = simulated.start();
+    let controller = &simulated.installed.controller;
+    let (removed, last) = (raw.device(1).unwrap(), raw.uuid(raw.device(3).unwrap()).unwrap());
+    controller.remove_gpu(1).unwrap();
+    assert_eq!((raw.count(), raw.uuid(removed)), (Ok(4), Err(GPU_IS_LOST)));
+    assert_eq!(raw.device(1), Err(GPU_IS_LOST));
+    assert_eq!((raw.shutdown(), raw.init()), (OK, OK));
+    assert_eq!(raw.count(), Ok(3));
+    assert_eq!(raw.uuid(removed), Err(INVALID_ARGUMENT));
+    let third = raw.device(2).unwrap();
+    assert_eq!(raw.uuid(third), Ok(last));
+    let mut index = 9;
+    assert_eq!(call!(raw, nvmlDeviceGetIndex(third, &raw mut index)), OK);
+    assert_eq!((index, raw.device(3)), (2, Err(INVALID_ARGUMENT)));
+    controller.add_gpu(1).unwrap();
+    assert_eq!(raw.count(), Ok(3), "NVML looks for GPUs when it is initialised");
+    assert_eq!((raw.shutdown(), raw.init()), (OK, OK));
+    assert_eq!(raw.count(), Ok(4));
+    assert!(raw.uuid(removed).is_ok());
+}
+
+#[test]
+fn what_to_do_about_a_gpu_is_told_as_a_field() {
+    let simulated = Simulated::new("hgx-h100");
+    let raw = simulated.start();
+    let device = raw.device(4).unwrap();
+    let action = || {
+        // SAFETY: plain numbers, for which zero is valid.
+        let mut field: sys::nvmlFieldValue_t = unsafe { std::mem::zeroed() };
+        field.fieldId = sys::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
+        assert_eq!(
+            call!(raw, nvmlDeviceGetFieldValues(device, 1, &raw mut field)),
+            OK
+        );
+        assert_eq!(field.nvmlReturn, OK);
+        // SAFETY: the simulator fills the widest member.
+        unsafe { field.value.ullVal }
+    };
+    assert_eq!(action(), 0);
+    let controller = &simulated.installed.controller;
+    controller
+        .update_gpu(4, |gpu| gpu.recovery = Recovery::DrainAndReset)
+        .unwrap();
+    assert_eq!(action(), 4);
+}
+
+#[test]
+fn an_xid_can_name_a_gpu_instance_alone() {
+    let simulated = Simulated::new("hgx-h100-mig");
+    let raw = simulated.start();
+    let set = raw.listening();
+    simulated
+        .installed
+        .controller
+        .raise_xid_in(3, 94, 9, u32::MAX)
+        .unwrap();
+    let heard = raw.wait(set, LONG_MS).unwrap();
+    assert_eq!(heard.device, raw.device(3).unwrap());
+    assert_eq!((heard.gpuInstanceId, heard.computeInstanceId), (9, u32::MAX));
 }

@@ -81,3 +81,103 @@ fn a_wrong_machine_file_is_refused_with_its_place() {
         .unwrap();
     assert_eq!(missing.to_string(), "cannot read /nowhere/mine.yaml");
 }
+
+#[test]
+fn capabilities_follow_the_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let installed = install(&machines_folder().join("dgx-a100-mig.yaml"), folder.path()).unwrap();
+    let proc = &installed.layout.proc;
+    let access = |path: &str| {
+        let path = proc.join("driver/nvidia/capabilities").join(path).join("access");
+        std::fs::read_to_string(path).ok()
+    };
+    let node = |number: u32| {
+        installed
+            .layout
+            .dev
+            .join(format!("nvidia-caps/nvidia-cap{number}"))
+            .exists()
+    };
+    let minors = std::fs::read_to_string(proc.join("driver/nvidia-caps/mig-minors")).unwrap();
+    let minor = |name: &str| -> u32 {
+        let line = minors
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap().parse().unwrap()
+    };
+    assert_eq!(
+        (minor("config"), minor("monitor"), minor("gpu0/gi7/access")),
+        (1, 2, 66)
+    );
+    assert!(node(1) && node(2));
+    let (left, right) = (minor("gpu5/gi1/access"), minor("gpu5/gi2/access"));
+    let text = |number: u32| format!("DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+    assert_eq!(access("gpu5/mig/gi1"), Some(text(left)));
+    assert_eq!(access("gpu5/mig/gi1/ci0"), Some(text(left + 1)));
+    assert!(node(left) && node(left + 1) && node(right));
+    assert_eq!(access("gpu0/mig/gi0"), None, "MIG is off there");
+
+    installed
+        .controller
+        .recut(5, &["3g.20gb@4", "2g.10gb@0"])
+        .unwrap();
+    assert_eq!(access("gpu5/mig/gi1"), None);
+    assert_eq!(access("gpu5/mig/gi2"), Some(text(right)));
+    assert_eq!(access("gpu5/mig/gi3"), Some(text(minor("gpu5/gi3/access"))));
+    assert!(!node(left) && node(right) && node(minor("gpu5/gi3/ci0/access")));
+
+    installed.controller.uncut(5).unwrap();
+    assert!(!proc.join("driver/nvidia/capabilities/gpu5").exists());
+    assert!(
+        proc.join("driver/nvidia/capabilities/gpu4/mig/gi7/ci0/access")
+            .exists()
+    );
+    installed.controller.reset().unwrap();
+    assert_eq!(access("gpu5/mig/gi1"), Some(text(left)));
+
+    let devices = std::fs::read_to_string(proc.join("devices")).unwrap();
+    assert!(devices.contains(" nvidia-caps\n") && devices.contains(" nvidia-caps-imex-channels\n"));
+    assert!(
+        installed
+            .layout
+            .dev
+            .join("nvidia-caps-imex-channels/channel0")
+            .exists()
+    );
+    installed.layout.remove().unwrap();
+    assert_eq!(std::fs::read_dir(&installed.layout.root).unwrap().count(), 0);
+}
+
+#[test]
+fn capabilities_follow_a_client_that_makes_an_instance() {
+    use nvml_wrapper_sys::bindings as sys;
+    let folder = tempfile::tempdir().unwrap();
+    let installed = install(&machines_folder().join("dgx-a100.yaml"), folder.path()).unwrap();
+    let raw = Raw::load(&installed.library);
+    assert_eq!(raw.init(), OK);
+    let device = raw.device(0).unwrap();
+    let mut activation = 0;
+    assert_eq!(
+        call!(raw, nvmlDeviceSetMigMode(device, 1, &raw mut activation)),
+        OK
+    );
+    let (mut instance, mut compute) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let profile = sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE;
+    assert_eq!(
+        call!(raw, nvmlDeviceCreateGpuInstance(device, 19, &raw mut instance)),
+        OK
+    );
+    let gi = installed
+        .layout
+        .proc
+        .join("driver/nvidia/capabilities/gpu0/mig/gi7");
+    assert!(gi.join("access").exists() && !gi.join("ci0").exists());
+    let code = call!(
+        raw,
+        nvmlGpuInstanceCreateComputeInstance(instance, profile, &raw mut compute)
+    );
+    assert_eq!(code, OK);
+    assert!(gi.join("ci0/access").exists());
+    assert_eq!(call!(raw, nvmlComputeInstanceDestroy(compute)), OK);
+    assert!(!gi.join("ci0").exists());
+}

@@ -174,3 +174,49 @@ fn it_hears_an_xid_in_a_blocked_wait() {
         assert_eq!(set.wait(60_000).unwrap().device.index().unwrap(), 2);
     });
 }
+
+#[test]
+fn it_reads_every_mig_device_of_every_machine() {
+    for name in MACHINES {
+        let simulated = Simulated::new(name);
+        let nvml = open(&simulated);
+        for (index, gpu) in (0..).zip(simulated.installed.facts.machine().gpus()) {
+            let device = nvml.device_by_index(index).unwrap();
+            let Some(mig) = &gpu.mig else {
+                assert!(device.mig_mode().is_err(), "{name}");
+                continue;
+            };
+            assert_eq!(device.mig_mode().unwrap().current != 0, mig.enabled, "{name}");
+            let most = device.mig_device_count().unwrap();
+            let found: BTreeSet<String> = (0..most)
+                .filter_map(|index| device.mig_device_by_index(index).ok())
+                .map(|mig| {
+                    assert!(mig.mig_is_mig_device_handle().unwrap());
+                    assert_eq!(mig.mig_parent_device().unwrap().index().unwrap(), index);
+                    mig.uuid().unwrap()
+                })
+                .collect();
+            let compute = mig.instances.iter().flat_map(|instance| &instance.compute);
+            let written: BTreeSet<String> = compute.map(|compute| compute.uuid.to_string()).collect();
+            assert_eq!(found, written, "{name} GPU {index}");
+            for uuid in written {
+                let by_uuid = nvml.device_by_uuid(uuid.as_str()).unwrap();
+                assert_eq!(by_uuid.uuid().unwrap(), uuid);
+            }
+        }
+    }
+}
+
+#[test]
+fn it_sees_a_gpu_cut_anew_while_it_holds_handles() {
+    let simulated = Simulated::new("a30-4x-mig");
+    let nvml = open(&simulated);
+    let device = nvml.device_by_index(0).unwrap();
+    let first = device.mig_device_by_index(0).unwrap();
+    let memory = first.memory_info().unwrap().total;
+    simulated.installed.controller.recut(0, &["4g.24gb"]).unwrap();
+    assert!(first.uuid().is_err());
+    let whole = device.mig_device_by_index(0).unwrap();
+    assert_eq!(whole.memory_info().unwrap().total, 4 * memory);
+    assert!(device.mig_device_by_index(1).is_err());
+}

@@ -56,7 +56,9 @@ fn main() {
         let python = python.clone();
         Trial::test(name, move || read_machine(&python?, machine, named)).with_ignored_flag(skip)
     });
-    let trials = trials.collect();
+    let for_cut = python.clone();
+    let cut = Trial::test("python_cuts_a_gpu", move || cut_gpu(&for_cut?)).with_ignored_flag(skip);
+    let trials = trials.chain([cut]).collect();
     if let Err(problem) = &python
         && !arguments.list
     {
@@ -117,9 +119,10 @@ fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed
     let folder = tempfile::tempdir()?;
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../machines/{machine}.yaml"));
     let placed = place(&std::fs::read_to_string(&file)?, &file, folder.path())?;
-    placed.controller.set_temperature(1, 71)?;
+    let busy = busy(&placed);
+    placed.controller.set_temperature(busy, 71)?;
     placed.controller.set_processes(
-        1,
+        busy,
         vec![Process {
             pid: 4711,
             memory_mib: 10,
@@ -161,11 +164,11 @@ fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed
         compare(&told["gpus"][gpu.index], gpu, &placed);
     }
 
-    placed.controller.raise_xid_in(1, 95, 3, 0)?;
+    placed.controller.raise_xid_in(busy, 95, 3, 0)?;
     let heard = next()?;
     assert_eq!(
         heard,
-        json!({"uuid": placed.facts.gpus[1].uuid, "xid": 95, "gpuInstance": 3})
+        json!({"uuid": placed.facts.gpus[usize::from(busy)].uuid, "xid": 95, "gpuInstance": 3})
     );
     assert!(client.wait()?.success());
     Ok(())
@@ -177,7 +180,7 @@ fn compare(told: &Value, gpu: &GpuFacts, placed: &Placed) {
     let levels: Vec<u32> = (0..placed.facts.gpus.len())
         .map(|other| level(gpu.index, other, placed))
         .collect();
-    let (temperature, processes) = if gpu.index == 1 {
+    let (temperature, processes) = if gpu.index == usize::from(busy(placed)) {
         (71, json!([4711]))
     } else {
         (35, json!([]))
@@ -198,12 +201,66 @@ fn compare(told: &Value, gpu: &GpuFacts, placed: &Placed) {
         "levels": levels,
         "links": (0..18).map(|number| link(number, gpu, placed)).collect::<Vec<_>>(),
         "linkCount": (gpu.nvlink_count > 0).then_some(gpu.nvlink_count),
+        "migMode": gpu.mig.as_ref().map(|mig| u8::from(mig.enabled)),
+        "migs": migs(gpu),
         "temperature": temperature,
         "processes": processes,
     });
     for (name, value) in expected.as_object().into_iter().flatten() {
         assert_eq!(told[name], *value, "GPU {}: {name}", gpu.index);
     }
+}
+
+/// The GPU on which something happens: the last one.
+fn busy(placed: &Placed) -> u8 {
+    u8::try_from(placed.facts.gpus.len() - 1).unwrap_or(0)
+}
+
+fn migs(gpu: &GpuFacts) -> Value {
+    let mut instances: Vec<_> = gpu.mig.iter().flat_map(|mig| &mig.instances).collect();
+    instances.sort_by_key(|instance| instance.id);
+    let devices = instances.into_iter().flat_map(|instance| {
+        instance.compute.iter().map(move |compute| {
+            let has = compute.attributes.unwrap_or_default();
+            json!({
+                "uuid": compute.uuid,
+                "parent": gpu.uuid,
+                "name": format!("{} MIG {}", gpu.model, compute.profile),
+                "instances": [instance.id, compute.id],
+                "slices": [has.gpu_slices, has.compute_slices],
+                "multiprocessors": has.multiprocessors,
+                "memory": has.memory_mib << 20,
+            })
+        })
+    });
+    devices.collect()
+}
+
+fn cut_gpu(python: &Path) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/dgx-a100.yaml");
+    let placed = place(&std::fs::read_to_string(&file)?, &file, folder.path())?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/python/cut_gpu.py");
+    let mut command = Command::new(python);
+    let output = run(command.arg(script).env("LD_LIBRARY_PATH", folder.path()))?;
+    let (in_use, no_room) = (19, 23);
+    let name = format!("{} MIG 1c.3g.20gb", placed.facts.gpus[0].model);
+    assert_eq!(
+        serde_json::from_slice::<Value>(&output.stdout)?,
+        json!({
+            "fits": 2,
+            "left": 1,
+            "instance": [1, 9, 0, 4],
+            "names": [name, name, name],
+            "full": no_room,
+            "inUse": in_use,
+            "sevenths": 3,
+        })
+    );
+    let state = placed.controller.state()?;
+    let mig = state.gpus[&0].mig.as_ref().ok_or("GPU 0 is not cut")?;
+    assert_eq!(mig.instances[0].compute.len(), 3);
+    Ok(())
 }
 
 fn level(first: usize, second: usize, placed: &Placed) -> u32 {

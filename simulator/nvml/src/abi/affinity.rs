@@ -107,7 +107,7 @@ nvml! {
         devices: Out<Device>,
     ) |call| {
         let own = call.gpu(device)?;
-        let others = (0..call.facts().gpus.len()).filter(|index| *index != own.facts.index);
+        let others = call.session.present.iter().copied().filter(|index| *index != own.facts.index);
         let at_level: Vec<Device> = others
             .filter(|index| level(call.facts().machine().paths().get(own.facts.index, *index)) == wanted)
             .map(Device::whole)

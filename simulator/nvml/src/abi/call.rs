@@ -150,13 +150,16 @@ impl Call {
         })
     }
 
-    /// The GPU of an index: `None` if there is none, an error if it is lost.
+    /// The GPU of an index of the machine file: `None` if there is none, an error if it is lost.
     pub(crate) fn gpu_at(&self, index: usize) -> Option<Result<Target<'_>, Status>> {
         let facts = self.facts().gpus.get(index)?;
         let state = u8::try_from(index)
             .ok()
             .and_then(|index| self.state.gpus.get(&index));
-        if state.is_some_and(|state| state.lost) {
+        if !self.session.present.contains(&index) {
+            return None;
+        }
+        if state.is_some_and(GpuState::unreachable) {
             return Some(Err(Status::GPU_IS_LOST));
         }
         Some(Ok(Target {
@@ -172,7 +175,7 @@ impl Call {
             u8::try_from(gpu)
                 .ok()
                 .and_then(|gpu| self.state.gpus.get(&gpu))
-                .is_some_and(|state| state.links_down.contains(&link) || state.lost)
+                .is_some_and(|state| state.links_down.contains(&link) || state.unreachable())
         };
         let remote = self
             .facts()

@@ -13,17 +13,19 @@ use crate::facts::{Address, GpuFacts};
 /// The handle of the first GPU that `wanted` holds for.
 fn find(call: &Call, device: Out<Device>, wanted: impl Fn(&GpuFacts) -> bool) -> Result<(), Status> {
     device.check()?;
-    let found = call
-        .facts()
-        .gpus
-        .iter()
-        .find(|gpu| wanted(gpu))
-        .ok_or(Status::NOT_FOUND)?;
-    by_index(call, found.index, device)
+    let mut present = call.session.present.iter().copied();
+    let found = present.find(|index| call.facts().gpus.get(*index).is_some_and(&wanted));
+    alive(call, found.ok_or(Status::NOT_FOUND)?, device)
 }
 
 fn by_index(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status> {
     device.check()?;
+    let found = call.session.present.get(index).ok_or(Status::INVALID_ARGUMENT)?;
+    alive(call, *found, device)
+}
+
+/// The handle of a GPU that is not lost.
+fn alive(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status> {
     let _alive: Target<'_> = call.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)??;
     device.put(Device::whole(index))
 }
@@ -49,7 +51,7 @@ fn by_address(call: &Call, text: In<c_char>, device: Out<Device>) -> Result<(), 
 }
 
 fn count(call: &Call, count: Out<c_uint>) -> Result<(), Status> {
-    count.put(c_uint::try_from(call.facts().gpus.len()).unwrap_or(c_uint::MAX))
+    count.put(c_uint::try_from(call.session.present.len()).unwrap_or(c_uint::MAX))
 }
 
 /// The sixteen bytes of a UUID, dashes and prefix left out.
@@ -138,7 +140,10 @@ nvml! {
 
     fn nvmlDeviceGetIndex(device: Device, index: Out<c_uint>) |call| {
         match call.subject(device)? {
-            Subject::Gpu(gpu) => index.put(c_uint::from(gpu.key())),
+            Subject::Gpu(gpu) => {
+                let position = call.session.present.iter().position(|present| *present == gpu.facts.index);
+                index.put(position.and_then(|position| c_uint::try_from(position).ok()).ok_or(Status::UNKNOWN)?)
+            }
             Subject::Mig(mig) => {
                 let own = mig.place();
                 let position = mig.gpu.mig_devices().position(|other| other.place() == own);

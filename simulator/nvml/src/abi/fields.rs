@@ -130,6 +130,7 @@ fn memory_value(gpu: Target<'_>, id: c_uint) -> Option<Result<Value, Status>> {
         field::NVML_FI_DEV_REMAPPED_PENDING => gpu
             .remapped()
             .map(|rows| Value::Small(c_uint::from(rows.pending))),
+        field::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => Ok(Value::Small(gpu.recovery())),
         field::NVML_FI_DEV_REMAPPED_FAILURE => {
             gpu.remapped().map(|rows| Value::Small(c_uint::from(rows.failed)))
         }

@@ -8,7 +8,7 @@ use super::args::{Out, struct_version};
 use super::call::{MigTarget, Subject, Target};
 use super::handle::Device;
 use super::status::Status;
-use crate::control::{Ecc, Remapped, Retired};
+use crate::control::{Ecc, Recovery, Remapped, Retired};
 
 const MIB: u64 = 1 << 20;
 const ENABLED: sys::nvmlEnableState_t = sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED;
@@ -60,6 +60,19 @@ impl Target<'_> {
             Ok(self.unusual().map(|state| state.ecc).unwrap_or_default())
         } else {
             Err(Status::NOT_SUPPORTED)
+        }
+    }
+
+    /// What is recommended to do about the GPU, as NVML counts it.
+    pub(super) fn recovery(self) -> sys::nvmlDeviceGpuRecoveryAction_t {
+        match self.unusual().map(|state| state.recovery).unwrap_or_default() {
+            Recovery::None => sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_NONE,
+            Recovery::GpuReset => sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_GPU_RESET,
+            Recovery::NodeReboot => sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_NODE_REBOOT,
+            Recovery::DrainP2p => sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_DRAIN_P2P,
+            Recovery::DrainAndReset => {
+                sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET
+            }
         }
     }
 

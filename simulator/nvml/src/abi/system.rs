@@ -98,7 +98,8 @@ nvml! {
     }
 
     fn nvmlSystemGetTopologyGpuSet(cpu: c_uint, count: Out<c_uint>, devices: Out<Device>) |call| {
-        let near = call.facts().gpus.iter().filter(|gpu| gpu.cpus.contains(&cpu));
+        let present = call.session.present.iter().filter_map(|index| call.facts().gpus.get(*index));
+        let near = present.filter(|gpu| gpu.cpus.contains(&cpu));
         let near: Vec<Device> = near.map(|gpu| Device::whole(gpu.index)).collect();
         put_set(count, devices, &near)
     }

@@ -193,7 +193,7 @@ impl Controller {
         self.raise(gpu, EventKind::Xid, xid, None)
     }
 
-    /// Raises an Xid confined to a GPU instance and a compute instance.
+    /// Raises an Xid confined to a GPU instance and a compute instance; `u32::MAX` for either means all of them.
     ///
     /// # Errors
     /// As [`Controller::update`].
@@ -238,6 +238,23 @@ impl Controller {
     /// As [`Controller::update`].
     pub fn restore_gpu(&self, gpu: u8) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.lost = false)
+    }
+
+    /// Takes a GPU out of the machine. Who has initialised NVML before sees it lost; who initialises from now on sees one GPU
+    /// less, and lower indices for those after it.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn remove_gpu(&self, gpu: u8) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.removed = true)
+    }
+
+    /// Puts a GPU back that was taken out. Who initialises from now on sees it.
+    ///
+    /// # Errors
+    /// As [`Controller::update`].
+    pub fn add_gpu(&self, gpu: u8) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.removed = false)
     }
 
     /// Changes what is out of the ordinary on one GPU.

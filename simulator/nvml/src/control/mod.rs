@@ -21,7 +21,7 @@ pub use controller::{Calls, ControlError, Controller};
 pub use mig::{Applied, MigChange, MigRefusal, Piece, PieceError, apply};
 pub(crate) use mig::{free_compute, laid_out, slices_of};
 pub use state::{
-    Driver, Ecc, Event, EventKind, GpuState, MAX_EVENTS, Process, Remapped, Retired, Rule, State,
+    Driver, Ecc, Event, EventKind, GpuState, MAX_EVENTS, Process, Recovery, Remapped, Retired, Rule, State,
 };
 
 /// Name of the file that holds the state.

@@ -88,6 +88,13 @@ pub struct GpuState {
     /// Fallen off the bus: every call on it answers GPU_IS_LOST.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// Taken out of the machine: who initialises from now on does not see it, and GPUs after it have lower indices; for those who
+    /// see it still, it is lost.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
+    /// What NVML recommends to do about the GPU.
+    #[serde(skip_serializing_if = "is_default")]
+    pub recovery: Recovery,
     /// How the GPU is cut now; as the machine file says if absent. Only ever written whole, by [`super::Controller::recut`] and
     /// by clients that make or destroy instances.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,6 +123,30 @@ pub struct GpuState {
     /// Pages retired (before Ampere).
     #[serde(skip_serializing_if = "is_default")]
     pub retired: Retired,
+}
+
+impl GpuState {
+    /// Whether calls on the GPU answer that it is lost.
+    pub(crate) fn unreachable(&self) -> bool {
+        self.lost || self.removed
+    }
+}
+
+/// What NVML recommends to do about a GPU (`nvmlDeviceGpuRecoveryAction_t`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Recovery {
+    /// Nothing.
+    #[default]
+    None,
+    /// A reset of the GPU.
+    GpuReset,
+    /// A reboot of the node.
+    NodeReboot,
+    /// No more traffic between GPUs, then a reset.
+    DrainP2p,
+    /// No new work, then a reset once the present work is done.
+    DrainAndReset,
 }
 
 /// One compute process on a GPU.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::{Library, Session, held};
-use crate::control::{Event, EventKind, State};
+use crate::control::{Event, EventKind, GpuState, State};
 
 /// The event sets of a session.
 #[derive(Default)]
@@ -97,7 +97,7 @@ impl Events {
             return Some(Waited::Event(*event));
         }
         set.next = set.next.max(state.next_event);
-        let lost = |filter: &Filter| state.gpus.get(&filter.gpu).is_some_and(|gpu| gpu.lost);
+        let lost = |filter: &Filter| state.gpus.get(&filter.gpu).is_some_and(GpuState::unreachable);
         set.filters.iter().any(lost).then_some(Waited::GpuLost)
     }
 }

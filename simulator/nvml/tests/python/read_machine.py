@@ -27,6 +27,42 @@ def link(device, number):
     }
 
 
+def migs(device):
+    """What NVML tells of the MIG devices of one GPU."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        try:
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
+        except nvml.NVMLError_NotFound:
+            continue
+        parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)
+        attributes = nvml.nvmlDeviceGetAttributes_v2(mig)
+        found.append({
+            "uuid": nvml.nvmlDeviceGetUUID(mig),
+            "parent": nvml.nvmlDeviceGetUUID(parent),
+            "name": nvml.nvmlDeviceGetName(mig),
+            "instances": [
+                nvml.nvmlDeviceGetGpuInstanceId(mig),
+                nvml.nvmlDeviceGetComputeInstanceId(mig),
+            ],
+            "slices": [
+                attributes.gpuInstanceSliceCount,
+                attributes.computeInstanceSliceCount,
+            ],
+            "multiprocessors": attributes.multiprocessorCount,
+            "memory": nvml.nvmlDeviceGetMemoryInfo(mig).total,
+        })
+    return found
+
+
+def mode(device):
+    """Whether MIG is on; nothing if the GPU cannot be cut."""
+    try:
+        return nvml.nvmlDeviceGetMigMode(device)[0]
+    except nvml.NVMLError_NotSupported:
+        return None
+
+
 def gpu(device, devices):
     """What NVML tells of one GPU."""
     pci = nvml.nvmlDeviceGetPciInfo(device)
@@ -54,6 +90,8 @@ def gpu(device, devices):
         ],
         "links": [link(device, number) for number in range(LINKS)],
         "linkCount": count.value.uiVal if count.nvmlReturn == nvml.NVML_SUCCESS else None,
+        "migMode": mode(device),
+        "migs": migs(device),
         "temperature": nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
         "processes": [
             process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(device)
