@@ -38,6 +38,8 @@ pub struct Readiness {
     pub cluster: Option<bool>,
     /// Whether kubelet says who holds what; `None` before the first answer.
     pub pod_resources: Option<bool>,
+    /// Whether the node's labels are written; `None` where they are not to be, and before the first attempt.
+    pub labels: Option<bool>,
 }
 
 impl Readiness {
@@ -72,6 +74,9 @@ impl Readiness {
             degraded.push(
                 "kubelet's pod resources cannot be read: holders are known from grants and allocations alone",
             );
+        }
+        if self.labels == Some(false) {
+            degraded.push("the node's labels cannot be written: they may be out of date");
         }
         degraded
     }
@@ -136,6 +141,12 @@ impl Observed {
     /// The driver's libraries are found where CDI needs them, or not.
     pub fn driver_files(&self, found: bool) {
         self.change(|readiness| readiness.driver_files = Some(found));
+    }
+
+    /// The node's labels are written, or cannot be.
+    pub fn labels(&self, written: bool) {
+        self.metrics.labels(written);
+        self.change(|readiness| readiness.labels = Some(written));
     }
 
     /// The CDI specification is on disk, or cannot be written.

@@ -80,7 +80,7 @@ impl Cluster {
 
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
-enum ConnectError {
+pub(crate) enum ConnectError {
     #[error("kubeconfig {} cannot be used", path.display())]
     Kubeconfig {
         path: PathBuf,
@@ -93,7 +93,8 @@ enum ConnectError {
     Client(#[source] kube::Error),
 }
 
-async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
+/// A client by this kubeconfig, or by the pod's service account.
+pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     let mut config = match kubeconfig {
         Some(path) => {
             let wrap = |source| ConnectError::Kubeconfig {

@@ -57,6 +57,16 @@ impl Hardware {
         }
     }
 
+    /// All that a machine has, nothing known against its health: for whoever looks once.
+    pub fn of(machine: Arc<Machine>) -> Self {
+        let well = |_: &GpuUuid, _| DeviceHealth {
+            healthy: true,
+            reason: None,
+        };
+        let units = units(&machine, well, |_, _, _| None);
+        Self::ready(machine, units)
+    }
+
     /// A channel that holds [`Hardware::starting`]: what the owner publishes into.
     pub fn channel() -> (watch::Sender<Arc<Self>>, watch::Receiver<Arc<Self>>) {
         watch::channel(Arc::new(Self::starting()))

@@ -249,6 +249,10 @@ impl Metrics {
         self.peer("pod-resources", reachable);
     }
 
+    pub(super) fn labels(&self, written: bool) {
+        self.peer("labels", written);
+    }
+
     pub(super) fn xids(&self, counts: XidCounts) {
         if self.xids.set(counts).is_err() {
             tracing::debug!("Xids are counted already");

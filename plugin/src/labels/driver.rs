@@ -1,0 +1,93 @@
+//! Labels that hold for the node as a whole: machine, driver, CUDA, what its GPUs can, virtual GPUs.
+
+use std::collections::BTreeSet;
+
+use gantry_topology::{Host as Software, Machine};
+
+use super::host::{Host, PciClass};
+use super::{Facts, Set};
+
+/// Machine type, and the host's driver where the GPUs are virtual.
+pub(super) fn machine_and_vgpu(set: &mut Set, host: &Host) {
+    set.nvidia("gpu.machine", host.machine_type.as_deref().unwrap_or("unknown"));
+    let Some(vgpu) = &host.vgpu else { return };
+    set.nvidia("vgpu.present", true);
+    if let Some(driver) = &vgpu.driver {
+        set.nvidia("vgpu.host-driver-version", &driver.version);
+        set.nvidia("vgpu.host-driver-branch", &driver.branch);
+    }
+}
+
+/// Driver and CUDA version, each also under the older name. A version that is not made of two or three parts has no parts here;
+/// NVIDIA's ends on one.
+pub(super) fn versions(set: &mut Set, software: &Software) {
+    if let Some(driver) = &software.driver {
+        let parts: Vec<&str> = driver.split('.').collect();
+        if let [major, minor, rest @ ..] = parts.as_slice()
+            && rest.len() <= 1
+        {
+            let revision = rest.first().copied().unwrap_or_default();
+            for (name, older, text) in [
+                ("major", "major", *major),
+                ("minor", "minor", *minor),
+                ("revision", "rev", revision),
+            ] {
+                set.nvidia(&format!("cuda.driver-version.{name}"), text);
+                set.nvidia(&format!("cuda.driver.{older}"), text);
+            }
+        }
+        set.nvidia("cuda.driver-version.full", driver);
+    }
+    if let Some((cuda, (major, minor))) = software
+        .cuda
+        .as_ref()
+        .and_then(|cuda| Some((cuda, cuda.split_once('.')?)))
+    {
+        for (name, text) in [("major", major), ("minor", minor)] {
+            set.nvidia(&format!("cuda.runtime-version.{name}"), text);
+            set.nvidia(&format!("cuda.runtime.{name}"), text);
+        }
+        set.nvidia("cuda.runtime-version.full", cuda);
+    }
+}
+
+/// What holds for all GPUs together.
+pub(super) fn gpus(set: &mut Set, facts: &Facts<'_>) {
+    let machine = &facts.inventory.machine;
+    let capable = machine.gpus().iter().any(|gpu| gpu.mig.is_some());
+    set.nvidia("mig.capable", capable);
+    // It selects the nodes of NVIDIA's MPS daemon, which this plugin does not serve.
+    set.nvidia("mps.capable", false);
+    set.nvidia("gpu.mode", mode(machine, facts.host));
+    if let Some(clique) = clique(machine) {
+        set.nvidia("gpu.clique", clique);
+    }
+}
+
+/// What the GPUs drive, if it is the same for all.
+fn mode(machine: &Machine, host: &Host) -> &'static str {
+    let classes: BTreeSet<Option<PciClass>> = machine
+        .gpus()
+        .iter()
+        .map(|gpu| host.classes.get(gpu.bus_id.as_ref()?).copied())
+        .collect();
+    match classes.into_iter().collect::<Vec<_>>().as_slice() {
+        [Some(PciClass::Display)] => "graphics",
+        [Some(PciClass::Compute)] => "compute",
+        _ => "unknown",
+    }
+}
+
+/// The multi-node NVLink domain and clique that all GPUs in any agree on.
+fn clique(machine: &Machine) -> Option<String> {
+    let fabrics: BTreeSet<(&str, u32)> = machine
+        .gpus()
+        .iter()
+        .filter_map(|gpu| gpu.fabric.as_ref())
+        .map(|fabric| (fabric.cluster_uuid.as_str(), fabric.clique))
+        .collect();
+    match fabrics.into_iter().collect::<Vec<_>>().as_slice() {
+        [(domain, clique)] => Some(format!("{domain}.{clique}")),
+        _ => None,
+    }
+}

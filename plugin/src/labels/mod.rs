@@ -1,0 +1,86 @@
+//! The node's labels: those of NVIDIA's gpu-feature-discovery under `nvidia.com/`, and ours under `gantry.dev/`. [`labels`]
+//! decides them, purely; [`Labeller`] keeps them written. It serves nobody: a label that cannot be written stops nothing.
+//!
+//! ```text
+//! inventory, config, host facts -> labels() -> NodeFeature object | features.d file | the Node itself
+//! ```
+//!
+//! Equal facts give equal labels: nothing depends on the order in which anything was found. `docs/labels.md` lists every key.
+
+mod driver;
+mod family;
+mod host;
+mod name;
+mod products;
+mod resource;
+mod run;
+mod settings;
+mod topology;
+mod vgpu;
+pub mod write;
+
+use crate::config::Config;
+use crate::inventory::Inventory;
+
+pub use host::{Host, HostOptions, PciClass, Vgpu};
+pub use name::{LONGEST, LabelName, Labels, value, value_with};
+pub use run::{Access, Labeller};
+pub use settings::{Identity, Settings, Target};
+pub use vgpu::HostDriver;
+
+/// Domain of the labels that NVIDIA's gpu-feature-discovery writes.
+const NVIDIA: &str = "nvidia.com";
+
+/// Everything that labels follow from.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts<'a> {
+    /// GPUs and links, and what kubelet is told of them.
+    pub inventory: &'a Inventory,
+    /// How MIG devices are advertised and devices shared.
+    pub config: &'a Config,
+    /// What NVML does not tell.
+    pub host: &'a Host,
+    /// Whether the devices' health is watched; otherwise nothing is said of it.
+    pub watched: bool,
+    /// Unix time of `nvidia.com/gfd.timestamp`; `None` for no such label.
+    pub timestamp: Option<i64>,
+}
+
+/// The labels of a node. Without GPUs: those of the host alone, as there.
+pub fn labels(facts: &Facts<'_>) -> Labels {
+    let mut set = Set::default();
+    if let Some(timestamp) = facts.timestamp {
+        set.nvidia("gfd.timestamp", timestamp);
+    }
+    driver::machine_and_vgpu(&mut set, facts.host);
+    if facts.inventory.machine.gpus().is_empty() {
+        return set.0;
+    }
+    driver::versions(&mut set, facts.inventory.machine.host());
+    driver::gpus(&mut set, facts);
+    let products = products::all(&facts.inventory.machine);
+    resource::label(&mut set, facts, &products);
+    topology::label(&mut set, facts, &products);
+    set.0
+}
+
+/// Labels in the making.
+#[derive(Debug, Default)]
+struct Set(Labels);
+
+impl Set {
+    /// Puts a label of NVIDIA's, in place of one of the same name.
+    fn nvidia(&mut self, name: &str, text: impl ToString) {
+        self.put(NVIDIA, name, text);
+    }
+
+    /// Puts a label of ours.
+    fn ours(&mut self, name: &str, text: impl ToString) {
+        self.put(gantry_api::names::GROUP, name, text);
+    }
+
+    fn put(&mut self, domain: &str, name: &str, text: impl ToString) {
+        self.0
+            .insert(LabelName::new(domain, name), value(&text.to_string()));
+    }
+}

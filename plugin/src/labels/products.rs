@@ -1,0 +1,75 @@
+//! The GPUs by product. On a node of several products one leads: the labels that can say one product only say that one, always
+//! the same. gpu-feature-discovery lets chance decide anew each time.
+
+use std::cmp::Reverse;
+
+use gantry_topology::{Gpu, Machine};
+
+/// GPUs of one product, by index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Product<'a> {
+    /// Name as NVML prints it; `None` for GPUs of which no name was ever learnt.
+    pub(super) model: Option<&'a str>,
+    /// GPUs with MIG off.
+    pub(super) whole: Vec<&'a Gpu>,
+    /// GPUs with MIG on, also those with no instance yet.
+    pub(super) cut: Vec<&'a Gpu>,
+}
+
+impl<'a> Product<'a> {
+    /// How many GPUs there are of it.
+    pub(super) fn count(&self) -> usize {
+        self.whole.len() + self.cut.len()
+    }
+
+    /// The GPU that stands for all of them: the first whole one, else the first.
+    pub(super) fn example(&self) -> Option<&'a Gpu> {
+        self.whole.first().or(self.cut.first()).copied()
+    }
+
+    fn lowest(&self) -> u8 {
+        let gpus = self.whole.iter().chain(&self.cut);
+        gpus.map(|gpu| gpu.index).min().unwrap_or(u8::MAX)
+    }
+}
+
+/// Every product of the machine, the leading one first: those with a whole GPU before those without, then the one with most
+/// GPUs, then the one of the lowest index.
+pub(super) fn all(machine: &Machine) -> Vec<Product<'_>> {
+    let mut products: Vec<Product<'_>> = Vec::new();
+    for gpu in machine.gpus().iter().filter(|gpu| !drives_a_screen(gpu)) {
+        let model = gpu.model.as_deref();
+        let known = products.iter().position(|product| product.model == model);
+        let position = known.unwrap_or_else(|| {
+            products.push(Product {
+                model,
+                whole: Vec::new(),
+                cut: Vec::new(),
+            });
+            products.len() - 1
+        });
+        match is_cut(gpu) {
+            true => products[position].cut.push(gpu),
+            false => products[position].whole.push(gpu),
+        }
+    }
+    products.sort_by_key(|product| {
+        (
+            product.whole.is_empty(),
+            Reverse(product.count()),
+            product.lowest(),
+        )
+    });
+    products
+}
+
+/// Whether MIG is on.
+pub(super) fn is_cut(gpu: &Gpu) -> bool {
+    gpu.mig.as_ref().is_some_and(|mig| mig.enabled)
+}
+
+/// The small board that drives a DGX Station's screen is not for computing, and nobody counts it.
+fn drives_a_screen(gpu: &Gpu) -> bool {
+    let model = gpu.model.as_deref();
+    model.is_some_and(|model| model.ends_with("DGX Display"))
+}

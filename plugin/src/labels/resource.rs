@@ -1,0 +1,218 @@
+//! The labels of a resource: product, count, replicas, memory, what a MIG device has. Whole GPUs under `gpu.`, MIG devices under
+//! the same name by the strategy `single` and under `mig-<profile>.` by `mixed`, as NVIDIA's gpu-feature-discovery has them.
+
+use std::collections::BTreeMap;
+
+use gantry_topology::{ComputeInstance, Gpu, MigAttributes};
+
+use super::family::{family, parts};
+use super::products::{Product, is_cut};
+use super::{Facts, Set, value_with};
+use crate::config::MigStrategy;
+
+/// Prefix of the labels of whole GPUs, and of MIG devices by the strategy `single`.
+const GPU: &str = "gpu";
+
+/// Puts all of them.
+pub(super) fn label(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
+    if let Some(leading) = products.first() {
+        whole(set, facts, leading);
+    }
+    match facts.config.mig_strategy {
+        MigStrategy::None => {}
+        MigStrategy::Single => {
+            set.nvidia("mig.strategy", "single");
+            single(set, facts, products);
+        }
+        MigStrategy::Mixed => {
+            set.nvidia("mig.strategy", "mixed");
+            mixed(set, facts, products);
+        }
+    }
+}
+
+/// The leading product's.
+fn whole(set: &mut Set, facts: &Facts<'_>, product: &Product<'_>) {
+    // A GPU with MIG on is not for sharing, nor for anything else but its instances.
+    let shared = match product.whole.is_empty() {
+        true => Shared::Not(0),
+        false => Shared::of(
+            facts,
+            product
+                .whole
+                .iter()
+                .filter_map(|gpu| gpu.uuid.as_ref()?.as_str().into()),
+        ),
+    };
+    base(set, GPU, product.model, "", product.count(), shared);
+    let Some(gpu) = product.example() else { return };
+    if let Some(memory) = gpu.memory_mib.filter(|memory| *memory > 0) {
+        set.nvidia("gpu.memory", memory);
+    }
+    if let Some((major, minor)) = gpu.compute_capability.as_deref().and_then(parts) {
+        set.nvidia("gpu.family", family(major, minor));
+        set.nvidia("gpu.compute.major", major);
+        set.nvidia("gpu.compute.minor", minor);
+    }
+}
+
+/// All MIG devices are one resource, and must be alike.
+fn single(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
+    let Some(first) = cut_gpus(products).next() else {
+        return;
+    };
+    let profiles = profiles(products);
+    let has_whole = products.iter().any(|product| !product.whole.is_empty());
+    let has_empty = cut_gpus(products).any(|gpu| mig_devices(gpu).next().is_none());
+    match profiles.iter().next() {
+        Some((profile, devices)) if profiles.len() == 1 && !has_whole && !has_empty => {
+            mig(set, facts, GPU, profile, devices);
+        }
+        _ => {
+            set.nvidia(
+                "gpu.product",
+                value_with(first.model.as_deref().unwrap_or_default(), "-MIG-INVALID"),
+            );
+            for name in ["count", "replicas", "memory"] {
+                set.nvidia(&format!("{GPU}.{name}"), 0);
+            }
+        }
+    }
+}
+
+/// Each profile is a resource.
+fn mixed(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
+    for (profile, devices) in profiles(products) {
+        mig(set, facts, &format!("mig-{profile}"), &profile, &devices);
+    }
+}
+
+/// The labels of MIG devices of one profile.
+fn mig(set: &mut Set, facts: &Facts<'_>, prefix: &str, profile: &str, devices: &[MigDevice<'_>]) {
+    let Some((gpu, compute)) = devices.first() else {
+        return;
+    };
+    let shared = Shared::of(facts, devices.iter().map(|(_, compute)| compute.uuid.as_str()));
+    base(
+        set,
+        prefix,
+        gpu.model.as_deref(),
+        &format!("-MIG-{profile}"),
+        devices.len(),
+        shared,
+    );
+    if let Some(attributes) = &compute.attributes {
+        for (name, number) in numbers(attributes) {
+            set.nvidia(&format!("{prefix}.{name}"), number);
+        }
+    }
+}
+
+fn numbers(attributes: &MigAttributes) -> [(&'static str, u64); 9] {
+    [
+        ("memory", attributes.memory_mib),
+        ("multiprocessors", attributes.multiprocessors.into()),
+        ("slices.gi", attributes.gpu_slices.into()),
+        ("slices.ci", attributes.compute_slices.into()),
+        ("engines.copy", attributes.copy_engines.into()),
+        ("engines.decoder", attributes.decoders.into()),
+        ("engines.encoder", attributes.encoders.into()),
+        ("engines.jpeg", attributes.jpeg.into()),
+        ("engines.ofa", attributes.ofa.into()),
+    ]
+}
+
+fn base(set: &mut Set, prefix: &str, model: Option<&str>, cut: &str, count: usize, shared: Shared) {
+    if let Some(model) = model {
+        let suffix = match shared {
+            Shared::SameName(_) => format!("{cut}-SHARED"),
+            Shared::Renamed(_) | Shared::Not(_) => cut.to_owned(),
+        };
+        set.nvidia(&format!("{prefix}.product"), value_with(model, &suffix));
+    }
+    set.nvidia(&format!("{prefix}.count"), count);
+    set.nvidia(&format!("{prefix}.replicas"), shared.replicas());
+    let strategy = match shared {
+        Shared::Not(_) => "none",
+        Shared::SameName(_) | Shared::Renamed(_) => "time-slicing",
+    };
+    set.nvidia(&format!("{prefix}.sharing-strategy"), strategy);
+}
+
+/// How devices are shared, as kubelet is told of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shared {
+    /// Not; with the number that stands for it: 1, or 0 where the devices are not offered as such.
+    Not(u16),
+    /// So many ways, under the name that whole devices would have: a pod must be told that it gets a part only.
+    SameName(u16),
+    /// So many ways, under a name of its own.
+    Renamed(u16),
+}
+
+impl Shared {
+    /// Of the devices with these UUIDs; where they differ, of the most shared one.
+    fn of<'a>(facts: &Facts<'_>, uuids: impl Iterator<Item = &'a str>) -> Self {
+        let uuids: Vec<&str> = uuids.collect();
+        let mut replicas: BTreeMap<&str, u16> = BTreeMap::new();
+        let mut same_name = false;
+        let entries = facts
+            .config
+            .time_slicing
+            .iter()
+            .flat_map(|sharing| &sharing.resources);
+        let names: Vec<_> = entries.map(|entry| &entry.name).collect();
+        for device in &facts.inventory.devices {
+            if device.replica.is_some() && uuids.contains(&device.uuid.as_str()) {
+                *replicas.entry(&device.uuid).or_default() += 1;
+                same_name |= names.contains(&&device.resource);
+            }
+        }
+        match replicas.into_values().max() {
+            Some(replicas) if replicas > 1 && same_name => Self::SameName(replicas),
+            Some(replicas) if replicas > 1 => Self::Renamed(replicas),
+            _ => Self::Not(1),
+        }
+    }
+
+    fn replicas(self) -> u16 {
+        match self {
+            Self::Not(replicas) | Self::SameName(replicas) | Self::Renamed(replicas) => replicas,
+        }
+    }
+}
+
+/// A MIG device and its GPU.
+type MigDevice<'a> = (&'a Gpu, &'a ComputeInstance);
+
+/// GPUs with MIG on, by index.
+fn cut_gpus<'a>(products: &[Product<'a>]) -> impl Iterator<Item = &'a Gpu> {
+    let mut gpus: Vec<&Gpu> = products
+        .iter()
+        .flat_map(|product| product.cut.iter().copied())
+        .collect();
+    gpus.sort_by_key(|gpu| gpu.index);
+    gpus.into_iter()
+}
+
+/// The MIG devices of a GPU, in the order NVML counts them.
+fn mig_devices(gpu: &Gpu) -> impl Iterator<Item = MigDevice<'_>> {
+    let mig = gpu.mig.as_ref().filter(|_| is_cut(gpu));
+    let mut devices: Vec<_> = mig
+        .iter()
+        .flat_map(|mig| &mig.instances)
+        .flat_map(|instance| instance.compute.iter().map(move |compute| (instance.id, compute)))
+        .collect();
+    devices.sort_by_key(|(instance, compute)| (*instance, compute.id));
+    devices.into_iter().map(move |(_, compute)| (gpu, compute))
+}
+
+/// All MIG devices by profile, spelled as in a resource's name: `1g.10gb.me` for `1g.10gb+me`.
+fn profiles<'a>(products: &[Product<'a>]) -> BTreeMap<String, Vec<MigDevice<'a>>> {
+    let mut profiles: BTreeMap<String, Vec<MigDevice<'a>>> = BTreeMap::new();
+    for device in cut_gpus(products).flat_map(mig_devices) {
+        let profile = device.1.profile.replace('+', ".");
+        profiles.entry(profile).or_default().push(device);
+    }
+    profiles
+}

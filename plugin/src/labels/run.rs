@@ -1,0 +1,221 @@
+//! Keeps the labels written while the daemon runs: at once when they change, and again now and then. What fails is tried again,
+//! later and later, and said once; nothing here ends the daemon. At the end labels stay: a node does not lose its GPUs because
+//! its plugin is replaced.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::Client;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::write;
+use super::{Facts, Host, HostOptions, Identity, Labels, Settings, Target, labels};
+use crate::config::Config;
+use crate::inventory::{self, Inventory};
+use crate::observe::Observed;
+
+/// Shortest time between two writes. The first change after a pause is written at once.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// First and longest pause after a failure.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Longest time a single write may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The task that keeps a node's labels. The daemon spawns [`Labeller::run`] beside its other tasks.
+#[derive(Debug, Clone)]
+pub struct Labeller {
+    /// Where labels go; with [`Target::Off`] the task ends at once.
+    pub target: Target,
+    /// Whose labels they are.
+    pub identity: Identity,
+    /// Where `/sys` is read.
+    pub sys_root: PathBuf,
+    /// How the API server is reached, where the target needs one.
+    pub access: Access,
+    /// The devices.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// How they are shared and cut, and how labels are made.
+    pub config: watch::Receiver<Arc<Config>>,
+    /// Where it is said that labels cannot be written.
+    pub observed: Arc<Observed>,
+}
+
+/// How the API server is reached.
+#[derive(Clone)]
+pub enum Access {
+    /// By this client.
+    Client(Client),
+    /// By this kubeconfig; `None`: by the pod's service account.
+    Kubeconfig(Option<PathBuf>),
+}
+
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Client(_) => f.write_str("Client"),
+            Self::Kubeconfig(file) => f.debug_tuple("Kubeconfig").field(file).finish(),
+        }
+    }
+}
+
+/// What has been written, and what stands in the way.
+#[derive(Debug, Default)]
+struct State {
+    written: Option<(Settings, Labels)>,
+    failures: u32,
+    /// The last failure, which is logged once.
+    failure: String,
+}
+
+impl Labeller {
+    /// Keeps labels written until `shutdown`, or until nobody publishes an inventory any more.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        if self.target == Target::Off {
+            return;
+        }
+        let mut state = State::default();
+        let mut since = Timestamp::now();
+        let mut written_at = Instant::now();
+        let mut settled = false;
+        loop {
+            let inventory = Arc::clone(&self.inventory.borrow_and_update());
+            let config = Arc::clone(&self.config.borrow_and_update());
+            let settings = Settings::of(self.target, &config.gfd);
+            let interval = settings.interval;
+            let round = self.round(&mut state, settings, &inventory, &config, since);
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = round => {}
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(state.pause()) => {}
+            }
+            if state.failures > 0 {
+                continue;
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                changed = self.inventory.changed() => if changed.is_err() { return },
+                changed = self.config.changed(), if !settled => match changed {
+                    Ok(()) => since = Timestamp::now(),
+                    Err(_) => settled = true,
+                },
+                () = passed(written_at, interval) => {
+                    written_at = Instant::now();
+                    state.written = None;
+                }
+            }
+        }
+    }
+
+    /// Writes the labels if they are others than those written.
+    async fn round(
+        &mut self,
+        state: &mut State,
+        settings: Settings,
+        inventory: &Inventory,
+        config: &Config,
+        since: Timestamp,
+    ) {
+        // Before the GPUs are known, the labels of an earlier run are better than none.
+        if inventory.state != inventory::State::Ready {
+            return;
+        }
+        let host = read(HostOptions {
+            machine_type_file: settings.machine_type_file.clone(),
+            sys_root: self.sys_root.clone(),
+        });
+        let labels = labels(&Facts {
+            inventory,
+            config,
+            host: &host.await,
+            watched: true,
+            timestamp: settings.timestamp.then(|| since.as_second()),
+        });
+        let wanted = Some((settings, labels));
+        if state.written == wanted {
+            return;
+        }
+        let Some((settings, labels)) = &wanted else { return };
+        let wrote = tokio::time::timeout(DEADLINE, self.write(settings, labels)).await;
+        let wrote = wrote.unwrap_or_else(|_| {
+            Err(anyhow::anyhow!(
+                "the API server does not answer within {DEADLINE:?}"
+            ))
+        });
+        self.observed.labels(wrote.is_ok());
+        match wrote {
+            Ok(()) => {
+                debug!(labels = labels.len(), target = ?settings.target, "labels written");
+                if state.failures > 0 {
+                    info!(failures = state.failures, "labels are written again");
+                }
+                *state = State {
+                    written: wanted,
+                    ..State::default()
+                };
+            }
+            Err(error) => {
+                state.failures += 1;
+                let failure = format!("{error:#}");
+                if state.failure != failure {
+                    warn!(pause = ?state.pause(), "labels are not written, and may be out of date: {failure}");
+                    state.failure = failure;
+                }
+            }
+        }
+    }
+
+    async fn write(&mut self, settings: &Settings, labels: &Labels) -> anyhow::Result<()> {
+        match settings.target {
+            Target::Off => {}
+            Target::File => write::file::write(labels, settings.output_file.as_deref())?,
+            Target::NodeFeature => {
+                write::to_node_feature(&self.client().await?, &self.identity, labels).await?;
+            }
+            Target::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
+        }
+        Ok(())
+    }
+
+    /// The client, made once.
+    async fn client(&mut self) -> anyhow::Result<Client> {
+        let client = match &self.access {
+            Access::Client(client) => return Ok(client.clone()),
+            Access::Kubeconfig(file) => write::connect(file.as_deref()).await?,
+        };
+        self.access = Access::Client(client.clone());
+        Ok(client)
+    }
+}
+
+impl State {
+    /// How long nothing is written from now on.
+    fn pause(&self) -> Duration {
+        let (first, longest) = PAUSES;
+        match self.failures {
+            0 => SHORTEST,
+            failures => (first * (1 << (failures - 1).min(16))).min(longest),
+        }
+    }
+}
+
+/// Reading a PCI configuration space may wait for a device: not on the thread that serves kubelet.
+async fn read(options: HostOptions) -> Host {
+    let read = tokio::task::spawn_blocking(move || Host::read(&options)).await;
+    read.unwrap_or_default()
+}
+
+/// Waits until `interval` has passed since `moment`; for ever if there is none.
+async fn passed(moment: Instant, interval: Option<Duration>) {
+    match interval {
+        Some(interval) => tokio::time::sleep_until(moment + interval.max(SHORTEST)).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,93 @@
+//! Labels as a features file of node-feature-discovery: a line `key=value` for each, sorted.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use super::super::Labels;
+use super::WriteError;
+
+/// The text of the file.
+pub fn text(labels: &Labels) -> String {
+    labels
+        .iter()
+        .map(|(name, value)| format!("{name}={value}\n"))
+        .collect()
+}
+
+/// Writes the file, so that a reader meets the old one or the new one and no half; to standard output if there is no path.
+/// Missing folders are made. A folder `.gantry-tmp` beside the file is used and removed: a file there would be read as features.
+///
+/// # Errors
+/// The operating system's, with the path.
+pub fn write(labels: &Labels, path: Option<&Path>) -> Result<(), WriteError> {
+    let text = text(labels);
+    let Some(path) = path else {
+        return io::stdout()
+            .lock()
+            .write_all(text.as_bytes())
+            .map_err(WriteError::Output);
+    };
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |problem| WriteError::File { path, problem }
+    };
+    let name = path
+        .file_name()
+        .ok_or_else(|| failed(path)(io::Error::from(io::ErrorKind::InvalidFilename)))?;
+    let beside = path.with_file_name(".gantry-tmp");
+    fs::create_dir_all(&beside).map_err(failed(&beside))?;
+    let new = beside.join(name);
+    let written = fs::write(&new, text)
+        .and_then(|()| fs::set_permissions(&new, fs::Permissions::from_mode(0o644)))
+        .and_then(|()| fs::rename(&new, path))
+        .map_err(failed(path));
+    // Whatever is left of a failure goes with the next success.
+    let _ = fs::remove_dir(&beside);
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::labels::LabelName;
+
+    fn labels(entries: &[(&str, &str)]) -> Labels {
+        entries
+            .iter()
+            .map(|(name, value)| (LabelName::new("nvidia.com", name), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn a_file_holds_what_was_written_last_and_nothing_lies_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("features.d/gfd");
+        write(
+            &labels(&[("gpu.count", "8"), ("cuda.driver.rev", "")]),
+            Some(&path),
+        )
+        .unwrap();
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            "nvidia.com/cuda.driver.rev=\nnvidia.com/gpu.count=8\n"
+        );
+        write(&labels(&[("gpu.count", "7")]), Some(&path)).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "nvidia.com/gpu.count=7\n");
+        let names: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_named_and_the_old_one_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gfd");
+        fs::create_dir_all(path.join("inside")).unwrap();
+        let error = write(&labels(&[("gpu.count", "7")]), Some(&path)).unwrap_err();
+        assert!(error.to_string().contains("/gfd"), "{error}");
+        assert!(path.join("inside").exists());
+        assert!(write(&labels(&[]), Some(Path::new("/"))).is_err());
+    }
+}

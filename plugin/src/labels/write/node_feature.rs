@@ -1,0 +1,142 @@
+//! The NodeFeature object of node-feature-discovery, named and laid out as NVIDIA's gpu-feature-discovery does it: whoever replaces
+//! that one takes over its object.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tracing::{debug, warn};
+
+use super::super::{Identity, Labels};
+use super::WriteError;
+
+/// The label by which node-feature-discovery finds the node of an object.
+const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
+
+/// Who the object goes with when it is deleted.
+pub type Owners = Vec<OwnerReference>;
+
+/// The object of `node`, as it is to be.
+pub fn node_feature(identity: &Identity, labels: &Labels, owners: Owners) -> DynamicObject {
+    let mut object = DynamicObject::new(&name(identity), &resource());
+    object.metadata.labels = Some([(NODE_NAME.to_owned(), identity.node.to_string())].into());
+    object.metadata.owner_references = (!owners.is_empty()).then_some(owners);
+    object.data = json!({"spec": spec(labels)});
+    object
+}
+
+/// Reads the object and writes it if it is another: replaced as a whole, so that no label of an earlier writer is left.
+pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels) -> Result<(), WriteError> {
+    let namespace = identity
+        .namespace
+        .as_deref()
+        .unwrap_or_else(|| client.default_namespace());
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource());
+    let name = name(identity);
+    let mut object = node_feature(identity, labels, owners(client, identity, namespace).await);
+    let refused = |error| match error {
+        // The object that is not there yet is no error; a kind or namespace that is not there is.
+        kube::Error::Api(answer) if answer.code == 404 => WriteError::NoNodeFeature {
+            namespace: namespace.to_owned(),
+            name: name.clone(),
+            answer: answer.message.trim().to_owned(),
+        },
+        error => error.into(),
+    };
+    match api.get_opt(&name).await.map_err(refused)? {
+        Some(known) if is_so(&known, &object) => return Ok(()),
+        Some(known) => {
+            object.metadata.resource_version = known.metadata.resource_version;
+            let replaced = api.replace(&name, &PostParams::default(), &object).await;
+            replaced.map_err(refused)?;
+        }
+        None => {
+            let created = api.create(&PostParams::default(), &object).await;
+            created.map_err(refused)?;
+        }
+    }
+    debug!(namespace, name, labels = labels.len(), "NodeFeature written");
+    Ok(())
+}
+
+fn resource() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(
+        "nfd.k8s-sigs.io",
+        "v1alpha1",
+        "NodeFeature",
+    ))
+}
+
+fn name(identity: &Identity) -> String {
+    format!("nvidia-features-for-{}", identity.node)
+}
+
+/// The CRD asks for the three empty maps.
+fn spec(labels: &Labels) -> Value {
+    let labels: BTreeMap<&str, &str> = labels
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    json!({
+        "features": {"attributes": {}, "flags": {}, "instances": {}},
+        "labels": labels,
+    })
+}
+
+/// Whether the object says already what it is to say. The API server may leave out empty maps.
+fn is_so(known: &DynamicObject, object: &DynamicObject) -> bool {
+    known.metadata.labels == object.metadata.labels
+        && known.metadata.owner_references.as_deref().unwrap_or_default()
+            == object.metadata.owner_references.as_deref().unwrap_or_default()
+        && known.data["spec"]["labels"] == object.data["spec"]["labels"]
+}
+
+/// The DaemonSet of this pod and the pod, so that labels go when the plugin is uninstalled, and not before: a pod of anything else,
+/// a Job's for instance, owns nothing, for its labels are to outlive it.
+async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Owners {
+    let Some(name) = &identity.pod else {
+        return Owners::new();
+    };
+    let pod = match Api::<Pod>::namespaced(client.clone(), namespace)
+        .get_metadata_opt(name)
+        .await
+    {
+        Ok(Some(pod)) => pod.metadata,
+        Ok(None) => {
+            warn!(
+                namespace,
+                pod = name,
+                "POD_NAME and NAMESPACE name no pod: the NodeFeature has no owner"
+            );
+            return Owners::new();
+        }
+        Err(error) => {
+            warn!(namespace, pod = name, %error, "the pod cannot be read: the NodeFeature has no owner");
+            return Owners::new();
+        }
+    };
+    let set = pod
+        .owner_references
+        .into_iter()
+        .flatten()
+        .find(|owner| owner.kind == "DaemonSet");
+    let (Some(set), Some(uid)) = (set, pod.uid) else {
+        return Owners::new();
+    };
+    let set = OwnerReference {
+        controller: Some(true),
+        block_owner_deletion: None,
+        ..set
+    };
+    let pod = OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: name.clone(),
+        uid,
+        ..OwnerReference::default()
+    };
+    vec![set, pod]
+}
