@@ -306,7 +306,11 @@ fn without_sysfs_the_gpus_are_found_and_the_nics_are_not() {
 fn processes_on_a_gpu_are_listed_however_many_there_are() {
     let sim = Sim::of("workstation-2x");
     let processes: Vec<_> = (1..=300)
-        .map(|pid| gantry_nvml_sim::control::Process { pid, memory_mib: 1 })
+        .map(|pid| gantry_nvml_sim::control::Process {
+            pid,
+            memory_mib: 1,
+            ..Default::default()
+        })
         .collect();
     sim.installed.controller.set_processes(1, processes).unwrap();
     let nvml = Nvml::load(&sim.options().library).unwrap();

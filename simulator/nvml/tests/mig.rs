@@ -10,7 +10,7 @@
 use std::ffi::c_char;
 use std::ptr::null_mut;
 
-use gantry_nvml_sim::control::ControlError;
+use gantry_nvml_sim::control::{ControlError, Process};
 use nvml_wrapper_sys::bindings as sys;
 
 mod common;
@@ -605,4 +605,68 @@ fn a_lost_gpu_takes_its_mig_devices_with_it() {
     simulated.installed.controller.lose_gpu(2).unwrap();
     assert_eq!(raw.uuid(lost), Err(GPU_IS_LOST));
     assert!(raw.uuid(well).is_ok());
+}
+
+#[test]
+fn processes_in_an_instance_are_seen_there_and_keep_it() {
+    let simulated = Simulated::new("a30-4x-mig");
+    let raw = simulated.start();
+    let process = |pid, place: Option<(u32, u32)>| Process {
+        pid,
+        memory_mib: 100,
+        gpu_instance: place.map(|(gpu, _)| gpu),
+        compute_instance: place.map(|(_, compute)| compute),
+    };
+    let (first, second) = (raw.mig(0, 0).unwrap(), raw.mig(0, 1).unwrap());
+    let (place, other) = (raw.ids(first).unwrap(), raw.ids(second).unwrap());
+    let controller = &simulated.installed.controller;
+    controller
+        .set_processes(0, vec![process(41, Some(place)), process(42, Some(other))])
+        .unwrap();
+    let seen = |device| -> Vec<(u32, u32, u32)> {
+        // SAFETY: plain numbers, for which zero is valid.
+        let mut found: [sys::nvmlProcessInfo_t; 8] = unsafe { std::mem::zeroed() };
+        let mut count = 8;
+        let code = call!(
+            raw,
+            nvmlDeviceGetComputeRunningProcesses_v3(device, &raw mut count, found.as_mut_ptr())
+        );
+        assert_eq!(code, OK);
+        let found = found[..count as usize].iter();
+        found
+            .map(|process| (process.pid, process.gpuInstanceId, process.computeInstanceId))
+            .collect()
+    };
+    assert_eq!(seen(first), [(41, place.0, place.1)]);
+    assert_eq!(
+        seen(raw.device(0).unwrap()),
+        [(41, place.0, place.1), (42, other.0, other.1)]
+    );
+    let compute_of = |place: (u32, u32)| {
+        let (mut instance, mut compute) = (null_mut(), null_mut());
+        let device = raw.device(0).unwrap();
+        assert_eq!(
+            call!(
+                raw,
+                nvmlDeviceGetGpuInstanceById(device, place.0, &raw mut instance)
+            ),
+            OK
+        );
+        let code = call!(
+            raw,
+            nvmlGpuInstanceGetComputeInstanceById(instance, place.1, &raw mut compute)
+        );
+        assert_eq!(code, OK);
+        compute
+    };
+    assert_eq!(call!(raw, nvmlComputeInstanceDestroy(compute_of(place))), IN_USE);
+    controller.recut(0, &["2c.4g.24gb"]).unwrap_err();
+    controller.recut(0, &["1g.6gb@1", "2g.12gb@2"]).unwrap();
+    assert_eq!(
+        seen(raw.device(0).unwrap()),
+        [(42, other.0, other.1)],
+        "processes go with their instance"
+    );
+    controller.set_processes(0, Vec::new()).unwrap();
+    assert_eq!(call!(raw, nvmlComputeInstanceDestroy(compute_of(other))), OK);
 }

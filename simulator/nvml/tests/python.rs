@@ -126,6 +126,7 @@ fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed
         vec![Process {
             pid: 4711,
             memory_mib: 10,
+            ..Process::default()
         }],
     )?;
 

@@ -239,7 +239,13 @@ fn the_old_pci_info_does_not_write_beyond_its_struct() {
 fn lists_tell_how_much_room_they_need() {
     use gantry_nvml_sim::control::Process;
     let simulated = Simulated::new("workstation-2x");
-    let processes = [41, 42].map(|pid| Process { pid, memory_mib: 100 }).to_vec();
+    let processes = [41, 42]
+        .map(|pid| Process {
+            pid,
+            memory_mib: 100,
+            ..Process::default()
+        })
+        .to_vec();
     simulated
         .installed
         .controller

@@ -10,7 +10,7 @@ use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
 use super::handle::{Device, Named, Place};
 use super::status::Status;
-use crate::control::{Applied, ControlError, GpuState, MigChange, State};
+use crate::control::{Applied, ControlError, GpuState, MigChange, Process, State};
 use crate::facts::{Facts, GpuFacts, Remote};
 use crate::library::{Library, Session};
 
@@ -233,6 +233,18 @@ impl<'a> Target<'a> {
     /// The index as the control state counts it.
     pub(crate) fn key(self) -> u8 {
         u8::try_from(self.facts.index).unwrap_or(u8::MAX)
+    }
+}
+
+impl<'a> Subject<'a> {
+    /// The compute processes on the GPU, whatever instance they are in, or those in the MIG device.
+    pub(crate) fn processes(self) -> impl Iterator<Item = &'a Process> {
+        let (gpu, within) = match self {
+            Self::Gpu(gpu) => (gpu, None),
+            Self::Mig(mig) => (mig.gpu, Some((mig.instance.id, mig.compute.id))),
+        };
+        let all = gpu.state.map_or(&[][..], |state| &state.processes).iter();
+        all.filter(move |process| within.is_none_or(|(instance, compute)| process.is_in(instance, compute)))
     }
 }
 

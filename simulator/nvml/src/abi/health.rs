@@ -45,10 +45,14 @@ impl Sizes {
     }
 
     fn of_instance(mig: MigTarget<'_>) -> Self {
+        let total = mig.attributes().memory_mib * MIB;
+        let all = Subject::Gpu(mig.gpu).processes();
+        let here = all.filter(|process| process.gpu_instance == Some(mig.instance.id));
+        let used: u64 = here.map(|process| process.memory_mib * MIB).sum();
         Self {
-            total: mig.attributes().memory_mib * MIB,
+            total,
             reserved: 0,
-            used: 0,
+            used: used.min(total),
         }
     }
 }

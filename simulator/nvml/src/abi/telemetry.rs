@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use nvml_wrapper_sys::bindings as sys;
 
 use super::args::Out;
-use super::call::Target;
+use super::call::{Subject, Target};
 use super::handle::Device;
 use super::status::Status;
 
@@ -51,13 +51,13 @@ impl Target<'_> {
     }
 }
 
-fn process_entries(gpu: Target<'_>) -> Vec<sys::nvmlProcessInfo_v2_t> {
-    let processes = gpu.unusual().map_or(&[][..], |state| &state.processes);
-    let entries = processes.iter().map(|process| sys::nvmlProcessInfo_v2_t {
+/// The processes on a GPU, or those in a MIG device.
+fn process_entries(subject: Subject<'_>) -> Vec<sys::nvmlProcessInfo_v2_t> {
+    let entries = subject.processes().map(|process| sys::nvmlProcessInfo_v2_t {
         pid: process.pid,
         usedGpuMemory: process.memory_mib << 20,
-        gpuInstanceId: NO_INSTANCE,
-        computeInstanceId: NO_INSTANCE,
+        gpuInstanceId: process.gpu_instance.unwrap_or(NO_INSTANCE),
+        computeInstanceId: process.compute_instance.unwrap_or(NO_INSTANCE),
     });
     entries.collect()
 }
@@ -180,7 +180,7 @@ nvml! {
         count: Out<c_uint>,
         out: Out<sys::nvmlProcessInfo_v1_t>,
     ) |call| {
-        out.put_list(count, &without_instances(&process_entries(call.gpu(device)?)))
+        out.put_list(count, &without_instances(&process_entries(call.subject(device)?)))
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v2(
@@ -188,7 +188,7 @@ nvml! {
         count: Out<c_uint>,
         out: Out<sys::nvmlProcessInfo_v2_t>,
     ) |call| {
-        out.put_list(count, &process_entries(call.gpu(device)?))
+        out.put_list(count, &process_entries(call.subject(device)?))
     }
 
     fn nvmlDeviceGetComputeRunningProcesses_v3(
@@ -196,7 +196,7 @@ nvml! {
         count: Out<c_uint>,
         out: Out<sys::nvmlProcessInfo_v2_t>,
     ) |call| {
-        out.put_list(count, &process_entries(call.gpu(device)?))
+        out.put_list(count, &process_entries(call.subject(device)?))
     }
 
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(
@@ -205,7 +205,7 @@ nvml! {
         out: Out<sys::nvmlProcessInfo_v2_t>,
     ) |call| {
         // Nothing draws on a simulated machine.
-        call.gpu(device)?;
+        call.subject(device)?;
         out.put_list(count, &[])
     }
 
@@ -214,7 +214,7 @@ nvml! {
         count: Out<c_uint>,
         out: Out<sys::nvmlProcessInfo_v2_t>,
     ) |call| {
-        call.gpu(device)?;
+        call.subject(device)?;
         out.put_list(count, &[])
     }
 }

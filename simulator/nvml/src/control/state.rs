@@ -63,12 +63,43 @@ impl State {
     /// # Errors
     /// Why the GPU cannot be changed so.
     pub(crate) fn change_mig(&mut self, gpu: &GpuFacts, change: &MigChange) -> Result<Applied, MigRefusal> {
-        let applied = apply(gpu, self.cut(gpu), change)?;
         let index = u8::try_from(gpu.index).unwrap_or(u8::MAX);
-        self.gpus.entry(index).or_default().mig = Some(applied.mig.clone());
+        let processes = self.gpus.get(&index).map_or(&[][..], |state| &state.processes);
+        in_the_way(processes, change)?;
+        let applied = apply(gpu, self.cut(gpu), change)?;
+        let changed = self.gpus.entry(index).or_default();
+        changed.mig = Some(applied.mig.clone());
+        changed
+            .processes
+            .retain(|process| has_place(process, &applied.mig));
         self.raise(index, EventKind::MigConfig, 0, None);
         Ok(applied)
     }
+}
+
+/// Refuses a change that the driver does not make under running processes. A recut asks nobody.
+fn in_the_way(processes: &[Process], change: &MigChange) -> Result<(), MigRefusal> {
+    match change {
+        MigChange::Mode(_) if !processes.is_empty() => Err(MigRefusal::InUse("the GPU".to_owned())),
+        MigChange::DestroyCompute { gpu_instance, id }
+            if processes.iter().any(|process| process.is_in(*gpu_instance, *id)) =>
+        {
+            Err(MigRefusal::InUse(format!("compute instance {id}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the instance a process runs in is still there.
+fn has_place(process: &Process, mig: &Mig) -> bool {
+    let Some(gpu_instance) = process.gpu_instance else {
+        return true;
+    };
+    let mut instances = mig.instances.iter();
+    instances.any(|instance| {
+        let mut compute = instance.compute.iter();
+        instance.id == gpu_instance && compute.any(|compute| process.is_in(gpu_instance, compute.id))
+    })
 }
 
 /// The kernel driver: there or gone.
@@ -158,6 +189,19 @@ pub struct Process {
     /// GPU memory it uses, in MiB.
     #[serde(default)]
     pub memory_mib: u64,
+    /// Id of the GPU instance it runs in; on the whole GPU if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// Id of the compute instance it runs in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_instance: Option<u32>,
+}
+
+impl Process {
+    /// Whether it runs in this compute instance.
+    pub(crate) fn is_in(&self, gpu_instance: u32, compute_instance: u32) -> bool {
+        self.gpu_instance == Some(gpu_instance) && self.compute_instance == Some(compute_instance)
+    }
 }
 
 /// ECC error counts. The volatile ones are since the driver's load, the aggregate ones since the board was made.
