@@ -29,12 +29,9 @@ pub struct File {
 /// Version of the form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Version {
-    /// The only one.
-    #[serde(rename = "v1")]
+    /// The only one; an empty text means it too.
+    #[serde(rename = "v1", alias = "")]
     V1,
-    /// As v1.
-    #[serde(rename = "")]
-    Unsaid,
 }
 
 /// What can be said by flags as well.

@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 use serde_path_to_error::Segment;
 use serde_saphyr::Spanned;
 
+/// Deepest nesting that is read.
+const MAX_DEPTH: usize = 32;
+
 /// A value and where it comes from.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node {
@@ -42,6 +45,11 @@ impl Node {
     ) -> Result<Self, serde_saphyr::Error> {
         let mut options = serde_saphyr::Options::default();
         options.with_snippet = false;
+        // The form is seven deep. A reader that follows a hostile file down runs out of stack.
+        let mut budget = serde_saphyr::Budget::default();
+        budget.max_depth = MAX_DEPTH;
+        budget.flow_nesting_limit = MAX_DEPTH;
+        options.budget = Some(budget);
         options.duplicate_keys = repeated;
         let raw: Option<Spanned<Raw>> = serde_saphyr::from_str_with_options(text, options)?;
         Ok(match raw {

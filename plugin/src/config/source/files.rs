@@ -11,7 +11,7 @@ use inotify::{EventStream, Inotify, WatchMask};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::Sighting;
 
@@ -76,13 +76,10 @@ pub(super) struct Changes {
 
 impl Changes {
     pub(super) fn new(path: PathBuf) -> Self {
-        let hangup = signal(SignalKind::hangup())
-            .inspect_err(|error| warn!(%error, "SIGHUP will end this program instead of reading its configuration again"))
-            .ok();
         Self {
             path,
             events: None,
-            hangup,
+            hangup: signal(SignalKind::hangup()).ok(),
         }
     }
 

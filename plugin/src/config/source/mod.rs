@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gantry_api::{NodeName, ResourceName};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -120,6 +121,10 @@ pub async fn follow(
     tasks: &TaskTracker,
     shutdown: CancellationToken,
 ) -> Result<Option<watch::Receiver<Arc<Config>>>, SourceError> {
+    // Without this a SIGHUP, which is how NVIDIA's config-manager asks for a reload, would end the program.
+    if let Err(error) = signal(SignalKind::hangup()) {
+        warn!(%error, "SIGHUP will end this program");
+    }
     let (sender, mut sightings) = mpsc::channel(4);
     let mut last = None;
     match &source.place {

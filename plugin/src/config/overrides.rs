@@ -1,0 +1,193 @@
+//! Flags and environment as layers over the file. They are read by NVIDIA's rules (urfave/cli's): a flag goes over a variable, a
+//! variable over the file; of several variables of one setting the first that is set counts.
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::Value;
+
+use super::settings::{Kind, SETTINGS, Setting};
+use super::{Layer, Problem, Problems, Strictness, load};
+use crate::config::Fault;
+
+/// Words that `--device-list-strategy` takes beside NVIDIA's: kubelet passes the device nodes.
+const DEVICE_NODES: [&str; 2] = ["device-nodes", "pass-device-specs"];
+
+/// What flags and environment say, checked.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Overrides(Vec<Layer>);
+
+impl Overrides {
+    /// Reads the variables that `env` knows and `flags`, which gives all values of a flag in their order.
+    ///
+    /// # Errors
+    /// Every value that is not allowed.
+    pub fn read(
+        env: impl Fn(&str) -> Option<String>,
+        flags: impl Fn(&Setting) -> Vec<String>,
+    ) -> Result<Self, Problems> {
+        let mut layers = Vec::new();
+        let mut problems = Vec::new();
+        for setting in SETTINGS {
+            let variable = setting.env.iter().find_map(|name| Some((*name, env(name)?)));
+            if let Some((name, text)) = variable
+                && !(text.is_empty() && matches!(setting.kind, Kind::Text | Kind::List | Kind::Numbers))
+            {
+                let text = if text.is_empty() && setting.kind == Kind::Bool {
+                    "false".to_owned()
+                } else {
+                    text
+                };
+                lay(setting, name.to_owned(), &[text], &mut layers, &mut problems);
+            }
+        }
+        for setting in SETTINGS {
+            let texts = flags(setting);
+            if !texts.is_empty() {
+                let name = setting.flags.first().copied().unwrap_or_default();
+                lay(setting, format!("--{name}"), &texts, &mut layers, &mut problems);
+            }
+        }
+        if let Err(wrong) = load("command line", "", &layers, Strictness::Strict) {
+            problems.extend(wrong.list);
+        }
+        if problems.is_empty() {
+            return Ok(Self(layers));
+        }
+        problems.sort();
+        problems.dedup();
+        Err(Problems {
+            source: "command line".to_owned(),
+            list: problems,
+        })
+    }
+
+    /// The layers, the lowest first.
+    pub fn layers(&self) -> &[Layer] {
+        &self.0
+    }
+}
+
+/// Adds what `texts`, given by the flag or variable `origin`, mean for `setting`.
+fn lay(
+    setting: &Setting,
+    origin: String,
+    texts: &[String],
+    layers: &mut Vec<Layer>,
+    problems: &mut Vec<Problem>,
+) {
+    let last = texts.last().map_or("", String::as_str);
+    let words = || {
+        texts
+            .iter()
+            .flat_map(|text| text.split(','))
+            .map(str::trim)
+            .filter(|word| !word.is_empty())
+    };
+    let value = match setting.kind {
+        Kind::Bool => match boolean(last) {
+            Some(value) => Value::Bool(value),
+            None => {
+                problems.push(Problem {
+                    line: None,
+                    at: origin,
+                    fault: Fault::Invalid(format!("{last:?} is not allowed; write true or false")),
+                });
+                return;
+            }
+        },
+        Kind::Text | Kind::TextOrEmpty => Value::from(last),
+        Kind::Numbers => words()
+            .map(|word| word.parse::<u64>().map_or(Value::from(word), Value::from))
+            .collect(),
+        Kind::List if setting.key == "flags.plugin.deviceListStrategy" => {
+            let (nodes, ways): (Vec<&str>, Vec<&str>) = words().partition(|word| DEVICE_NODES.contains(word));
+            if !nodes.is_empty() {
+                layers.push(Layer {
+                    key: "flags.plugin.passDeviceSpecs",
+                    origin: origin.clone(),
+                    value: Value::Bool(true),
+                });
+                if ways.is_empty() {
+                    return;
+                }
+            }
+            Value::from(ways)
+        }
+        Kind::List => words().map(Value::from).collect(),
+    };
+    layers.push(Layer {
+        key: setting.key,
+        origin,
+        value,
+    });
+}
+
+/// A boolean as Go's `strconv.ParseBool` reads it.
+fn boolean(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+impl clap::FromArgMatches for Overrides {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let env = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+        let flags = |setting: &Setting| {
+            let values = matches.get_many::<String>(setting.key);
+            values.map_or(Vec::new(), |values| values.cloned().collect())
+        };
+        Self::read(env, flags)
+            .map_err(|problems| clap::Error::raw(ErrorKind::ValueValidation, format!("{problems}\n")))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for Overrides {
+    fn augment_args(command: Command) -> Command {
+        SETTINGS.iter().map(argument).fold(command, Command::arg)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn argument(setting: &Setting) -> Arg {
+    let mut flags = setting.flags.iter().copied();
+    let main = flags.next().unwrap_or_default();
+    let mut help = format!("{} [env: {}]", setting.help, setting.env.join(", "));
+    if !setting.default.is_empty() {
+        help = format!("{help} [default: {}]", setting.default);
+    }
+    let mut argument = Arg::new(setting.key)
+        .long(main)
+        .visible_aliases(flags.collect::<Vec<_>>())
+        // Given twice, the last one counts, as with NVIDIA's plugin; lists grow.
+        .action(ArgAction::Append)
+        .help(help)
+        .help_heading(if setting.labels {
+            "Node labels (NVIDIA's GPU feature discovery)"
+        } else {
+            "NVIDIA's device plugin"
+        });
+    if let Some(short) = setting.short {
+        argument = argument.short(short);
+    }
+    match setting.kind {
+        Kind::Bool => argument
+            .value_name("true|false")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+        Kind::Text => argument.value_name("VALUE"),
+        Kind::TextOrEmpty => argument.value_name("FILE"),
+        Kind::List => argument.value_name("WORDS"),
+        Kind::Numbers => argument.value_name("NUMBERS"),
+    }
+}

@@ -1,0 +1,284 @@
+//! Flags, environment and file: every setting in all three, and which of them counts.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+
+use gantry_plugin::config::settings::{Kind, SETTINGS, Setting};
+use gantry_plugin::config::{Config, Overrides, Problems, Strictness, json_schema, load};
+use serde_json::{Value, json};
+
+/// What a setting is in the end: looked up in the effective configuration.
+fn effective(config: &Config, key: &str) -> Value {
+    let file = serde_json::to_value(config.to_file()).unwrap();
+    key.split('.').fold(file, |value, name| value[name].clone())
+}
+
+fn overrides(env: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Overrides, Problems> {
+    let env: BTreeMap<&str, &str> = env.iter().copied().collect();
+    Overrides::read(
+        |name| env.get(name).map(|text| (*text).to_owned()),
+        |setting| {
+            let given = flags.iter().filter(|(flag, _)| setting.flags.contains(flag));
+            given.map(|(_, text)| (*text).to_owned()).collect()
+        },
+    )
+}
+
+fn config(file: &str, env: &[(&str, &str)], flags: &[(&str, &str)]) -> Config {
+    let overrides = overrides(env, flags).unwrap_or_else(|problems| panic!("{problems}"));
+    match load("config.yaml", file, overrides.layers(), Strictness::Strict) {
+        Ok(loaded) => loaded.config,
+        Err(problems) => panic!("{problems}"),
+    }
+}
+
+/// Three texts of a setting that mean different things, each with what the file says for it. None is the default, where there
+/// are enough.
+fn samples(setting: &Setting) -> Vec<(String, Value)> {
+    let texts = |texts: &[&str]| {
+        texts
+            .iter()
+            .map(|text| ((*text).to_owned(), json!(text)))
+            .collect()
+    };
+    match (setting.key, setting.kind) {
+        (_, Kind::Bool) => vec![
+            ("true".to_owned(), json!(true)),
+            ("false".to_owned(), json!(false)),
+        ],
+        (_, Kind::Numbers) => vec![("0".to_owned(), json!([0]))],
+        ("flags.migStrategy", _) => texts(&["single", "mixed", "none"]),
+        ("flags.plugin.deviceIDStrategy", _) => texts(&["index", "uuid"]),
+        ("flags.plugin.sharedDevicesAllocationPolicy", _) => texts(&["packed", "distributed"]),
+        ("flags.gfd.sleepInterval", _) => texts(&["1h", "90s", "infinite"]),
+        ("flags.plugin.deviceListStrategy", _) => ["cdi-cri", "volume-mounts", "cdi-annotations"]
+            .map(|word| (word.to_owned(), json!([word])))
+            .to_vec(),
+        ("flags.plugin.cdiFeatureFlags", _) => ["disable-nvsandboxutils", "disable-ipc-discoverer"]
+            .map(|word| (word.to_owned(), json!([word])))
+            .to_vec(),
+        ("flags.plugin.cdiDisableHooks", _) => ["all", "chmod"]
+            .map(|word| (word.to_owned(), json!([word])))
+            .to_vec(),
+        _ => texts(&["/first", "/second", "/third"]),
+    }
+}
+
+/// Settings that are read and have no effect.
+const WITHOUT_EFFECT: [&str; 2] = ["flags.mpsRoot", "flags.deviceDiscoveryStrategy"];
+
+fn file(key: &str, value: &Value) -> String {
+    let nested = key
+        .rsplit('.')
+        .fold(value.clone(), |value, name| json!({ name: value }));
+    nested.to_string()
+}
+
+#[test]
+fn a_flag_goes_over_a_variable_over_the_file_over_the_default() {
+    let mut tried = 0;
+    for setting in SETTINGS
+        .iter()
+        .filter(|setting| !WITHOUT_EFFECT.contains(&setting.key))
+    {
+        let key = setting.key;
+        let samples = samples(setting);
+        let default = effective(&Config::default(), key);
+        // Every choice of who says something, and of what each of them says.
+        for said in 0..8 {
+            for shift in 0..samples.len() {
+                let at = |index: usize| &samples[(index + shift) % samples.len()];
+                let (in_file, in_env, in_flag) = (at(0), at(1), at(2));
+                let text = if said & 1 == 0 {
+                    "{}".to_owned()
+                } else {
+                    file(key, &in_file.1)
+                };
+                for (name, flag) in setting
+                    .env
+                    .iter()
+                    .flat_map(|name| setting.flags.iter().map(move |flag| (name, flag)))
+                {
+                    let env = [(*name, in_env.0.as_str())];
+                    let flags = [(*flag, in_flag.0.as_str())];
+                    let config = config(
+                        &text,
+                        if said & 2 == 0 { &[] } else { &env },
+                        if said & 4 == 0 { &[] } else { &flags },
+                    );
+                    let topmost = match said {
+                        4.. => Some(in_flag),
+                        2.. => Some(in_env),
+                        1 => Some(in_file),
+                        _ => None,
+                    };
+                    let expected = topmost.map_or(default.clone(), |(text, value)| match key {
+                        "flags.gfd.sleepInterval" => json!(text),
+                        _ => value.clone(),
+                    });
+                    assert_eq!(
+                        effective(&config, key),
+                        expected,
+                        "{key} {said:03b} {name} --{flag}"
+                    );
+                    tried += 1;
+                }
+            }
+        }
+    }
+    assert!(tried > 500, "{tried}");
+}
+
+#[test]
+fn the_table_says_the_true_defaults() {
+    let driver_root = effective(&Config::default(), "flags.nvidiaDevRoot");
+    assert_eq!(driver_root, "/");
+    for setting in SETTINGS {
+        let said = effective(&Config::default(), setting.key);
+        let text = match &said {
+            Value::Array(list) => list
+                .iter()
+                .filter_map(Value::as_str)
+                .collect::<Vec<_>>()
+                .join(","),
+            Value::Bool(value) => value.to_string(),
+            Value::String(text) => text.clone(),
+            _ => String::new(),
+        };
+        match setting.key {
+            "flags.nvidiaDevRoot" => assert_eq!(setting.default, "the driver root"),
+            "flags.deviceDiscoveryStrategy" => assert_eq!(setting.default, "auto"),
+            key => assert_eq!(setting.default, text, "{key}"),
+        }
+    }
+}
+
+#[test]
+fn every_key_that_has_a_flag_is_in_the_table_and_the_other_way_round() {
+    fn leaves(at: &str, schema: &Value, found: &mut Vec<String>) {
+        for (key, schema) in schema["properties"].as_object().unwrap() {
+            let at = format!("{at}.{key}");
+            match schema["properties"].is_object() {
+                true => leaves(&at, schema, found),
+                false => found.push(at),
+            }
+        }
+    }
+    let schema = json_schema();
+    let mut keys = Vec::new();
+    leaves("flags", &schema["properties"]["flags"], &mut keys);
+    leaves("imex", &schema["properties"]["imex"], &mut keys);
+    keys.sort();
+    let mut table: Vec<String> = SETTINGS.iter().map(|setting| setting.key.to_owned()).collect();
+    table.sort();
+    assert_eq!(keys, table);
+}
+
+#[test]
+fn booleans_are_read_as_go_reads_them() {
+    for (text, value) in [
+        ("1", true),
+        ("T", true),
+        ("TRUE", true),
+        ("f", false),
+        ("0", false),
+        ("", false),
+    ] {
+        let config = config("", &[("FAIL_ON_INIT_ERROR", text)], &[]);
+        assert_eq!(config.fail_on_init_error, value, "{text:?}");
+    }
+    for text in ["yes", "on", "2", "tRUE"] {
+        let error = overrides(&[("GDS_ENABLED", text)], &[]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("command line: GDS_ENABLED: {text:?} is not allowed; write true or false")
+        );
+    }
+}
+
+#[test]
+fn an_empty_variable_is_not_set_but_for_the_output_file() {
+    let config = config(
+        "flags: {migStrategy: mixed, gfd: {outputFile: /x}}",
+        &[
+            ("MIG_STRATEGY", ""),
+            ("DEVICE_LIST_STRATEGY", ""),
+            ("IMEX_CHANNEL_IDS", ""),
+            ("GFD_OUTPUT_FILE", ""),
+        ],
+        &[],
+    );
+    let mixed = load(
+        "",
+        "flags: {migStrategy: mixed, gfd: {outputFile: \"\"}}",
+        &[],
+        Strictness::Strict,
+    );
+    assert_eq!(config, mixed.unwrap().config);
+}
+
+#[test]
+fn the_first_variable_that_is_set_counts_and_the_last_flag() {
+    let twins = [("NVIDIA_CDI_HOOK_PATH", "/first"), ("NVIDIA_CTK_PATH", "/second")];
+    let path = |env: &[(&str, &str)], flags: &[(&str, &str)]| config("", env, flags).cdi_hook_path;
+    assert_eq!(path(&twins, &[]).to_str(), Some("/first"));
+    assert_eq!(path(&twins[1..], &[]).to_str(), Some("/second"));
+    let flags = [("nvidia-ctk-path", "/third"), ("nvidia-cdi-hook-path", "/fourth")];
+    assert_eq!(path(&twins, &flags).to_str(), Some("/fourth"));
+}
+
+#[test]
+fn lists_take_commas_and_several_flags() {
+    let strategies =
+        |env: &[(&str, &str)], flags: &[(&str, &str)]| config("", env, flags).device_list_strategy.len();
+    assert_eq!(strategies(&[("DEVICE_LIST_STRATEGY", "envvar, cdi-cri")], &[]), 2);
+    let flags = [
+        ("device-list-strategy", "envvar"),
+        ("device-list-strategy", "cdi-cri,volume-mounts"),
+    ];
+    assert_eq!(strategies(&[], &flags), 3);
+}
+
+#[test]
+fn the_former_word_for_device_nodes_still_passes_them() {
+    for word in ["device-nodes", "pass-device-specs"] {
+        let alone = config("", &[], &[("device-list-strategy", word)]);
+        assert!(alone.pass_device_specs);
+        assert_eq!(alone.device_list_strategy, Config::default().device_list_strategy);
+        let both = config("", &[("DEVICE_LIST_STRATEGY", &format!("cdi-cri,{word}"))], &[]);
+        assert!(both.pass_device_specs && both.device_list_strategy.len() == 1);
+    }
+}
+
+#[test]
+fn a_wrong_flag_or_variable_is_named() {
+    let error = overrides(
+        &[("MIG_STRATEGY", "mixd"), ("IMEX_CHANNEL_IDS", "0,1")],
+        &[
+            ("device-list-strategy", "cdi-cir"),
+            ("sleep-interval", "1 hour"),
+            ("device-discovery-strategy", "tegra"),
+        ],
+    )
+    .unwrap_err();
+    let said: Vec<String> = error.list.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
+fn a_file_that_is_wrong_is_wrong_though_a_flag_goes_over_it() {
+    let overrides = overrides(&[], &[("mig-strategy", "mixed")]).unwrap();
+    let wrong = load(
+        "config.yaml",
+        "flags: {migStrategy: mixd}",
+        overrides.layers(),
+        Strictness::Strict,
+    );
+    assert!(
+        wrong
+            .unwrap_err()
+            .to_string()
+            .contains("line 1: flags.migStrategy")
+    );
+}
