@@ -1,7 +1,6 @@
 //! Wires the daemon: what runs, in which order it starts and ends. Serving kubelet waits for nothing but the first inventory:
 //! pods, the truth and the choice table may come later.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,11 +14,12 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, info};
 
 use crate::allocate::{Access, Responder};
-use crate::args::{self, Args};
-use crate::cluster::Cluster;
-use crate::config::{Config, ResourcePattern, Strategy};
+use crate::args::Args;
+use crate::cluster::{Cluster, connect};
+use crate::config::Config;
+use crate::config::source::{self, Report};
 use crate::handover::{Desk, Handover};
-use crate::inventory::{Hardware, Inventory, Owner, Settings, State, Timing};
+use crate::inventory::{Hardware, Inventory, Owner, Settings, Sickbay, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::observe::{self, Observed};
 use crate::{cdi, offer, processes};
@@ -37,52 +37,33 @@ const NOTES: usize = 256;
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
-    let (_configure, config) = watch::channel(Arc::new(config(&args)));
+    let (report, _) = watch::channel(Report::default());
+    let following = TaskTracker::new();
+    let from = args
+        .source(async || connect(args.kubeconfig.as_deref()).await)
+        .await?;
+    let Some(config) = source::follow(from, report, &following, shutdown.clone()).await? else {
+        return Ok(());
+    };
     let settings = Settings {
         nvml_library: args.nvml_library.clone(),
         proc_root: args.proc_root.clone(),
         sys_root: args.sys_root.clone(),
         dev_root: args.dev_root.clone(),
     };
-    let checks = args.disable_health_checks.clone();
+    let checks = args.health_checks();
     let owner = Owner::start(&settings, checks, Timing::default(), found)
         .context("starting the thread that owns NVML")?;
     let observed = Observed::default();
     observed.count_xids(owner.xids());
+    tokio::spawn(crate::footprint::settle(shutdown.clone()));
     let offering = tokio::spawn(offer::follow(hardware, config.clone(), publish, shutdown.clone()));
-    let served = serve_observed(args, config, inventory, Arc::new(observed), shutdown).await;
+    let sickbay = owner.sickbay();
+    observed.sickbay(sickbay.clone());
+    let served = serve_observed(args, config, inventory, (Arc::new(observed), sickbay), shutdown).await;
     offering.abort();
     drop(owner);
     served
-}
-
-/// The configuration that the options make.
-fn config(args: &Args) -> Config {
-    let ways: BTreeSet<Strategy> = args
-        .device_list_strategy
-        .iter()
-        .filter_map(|way| match way {
-            args::Strategy::Envvar => Some(Strategy::Envvar),
-            args::Strategy::CdiAnnotations => Some(Strategy::CdiAnnotations),
-            args::Strategy::CdiCri => Some(Strategy::CdiCri),
-            args::Strategy::DeviceNodes => None,
-        })
-        .collect();
-    Config {
-        driver_root: args.driver_root.clone(),
-        dev_root: args.driver_root.clone(),
-        device_list_strategy: if ways.is_empty() {
-            vec![Strategy::Envvar]
-        } else {
-            ways.into_iter().collect()
-        },
-        pass_device_specs: args.device_list_strategy.contains(&args::Strategy::DeviceNodes),
-        gpu_patterns: vec![ResourcePattern {
-            pattern: "*".to_owned(),
-            name: ResourceName::from(args.resource_name.as_str()),
-        }],
-        ..Config::default()
-    }
 }
 
 /// [`run`] with an inventory from elsewhere.
@@ -94,15 +75,16 @@ pub async fn serve(
     inventory: watch::Receiver<Arc<Inventory>>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let (_configure, config) = watch::channel(Arc::new(config(&args)));
-    serve_observed(args, config, inventory, Arc::default(), shutdown).await
+    let (_configure, config) = watch::channel(Arc::new(args.config_now()?.config));
+    let beside = (Arc::default(), Sickbay::of_nobody());
+    serve_observed(args, config, inventory, beside, shutdown).await
 }
 
 async fn serve_observed(
     args: Args,
     config: watch::Receiver<Arc<Config>>,
     inventory: watch::Receiver<Arc<Inventory>>,
-    observed: Arc<Observed>,
+    (observed, sickbay): (Arc<Observed>, Sickbay),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let node = match (&args.node_name, args.no_cluster) {
@@ -160,6 +142,7 @@ async fn serve_observed(
             inventory: inventory.clone(),
             desk: Arc::clone(&desk),
             observed: Arc::clone(&observed),
+            sickbay,
         };
         tasks.spawn(cluster.run(notes, shutdown.clone()));
     }
@@ -173,6 +156,7 @@ async fn serve_observed(
     tasks.spawn(writer.gate(channels, Arc::clone(&observed), shutdown.clone()));
     let kubelet = Kubelet {
         directory: absolute(&args.device_plugin_dir),
+        registers: true,
         inventory: passed,
         desk,
         responder: Arc::new(Responder::new(answers)),

@@ -22,7 +22,8 @@ pub mod observe;
 pub mod offer;
 
 mod daemon;
+mod footprint;
 mod processes;
 
-pub use args::{Args, Strategy};
+pub use args::Args;
 pub use daemon::{run, serve};

@@ -1,0 +1,152 @@
+//! Hands the code that only the start needed back to the kernel: relocation, command line, the first reading of NVML. Linux maps
+//! sixteen pages for each one touched and keeps them while memory is plenty, which is most of what an idle plugin would count for.
+//! It frees nothing that holds a value, and does nothing where `/proc` does not tell.
+#![allow(
+    unsafe_code,
+    reason = "giving up mapped pages is unsafe in general; see `Mapping::give_up` for why it is not here"
+)]
+
+use std::ffi::c_void;
+use std::fs;
+use std::time::Duration;
+
+use rustix::mm::{Advice, madvise};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+/// How long after the start the node is at rest: registered, the machine read, the choice table made.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// Waits until the start is over, then gives its code back, once.
+pub(crate) async fn settle(shutdown: CancellationToken) {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = tokio::time::sleep(SETTLED) => match fs::read_to_string("/proc/self/smaps") {
+            Ok(text) => {
+                let mappings = code(&text);
+                let kilobytes: u64 = mappings.iter().map(|mapping| mapping.resident).sum();
+                mappings.iter().for_each(Mapping::give_up);
+                debug!(kilobytes, "handed back the code of the start");
+            }
+            Err(error) => debug!(%error, "the own mappings cannot be read"),
+        },
+    }
+}
+
+/// A mapping of a program's or a library's code, as its file has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mapping {
+    start: usize,
+    length: usize,
+    /// Resident KiB.
+    resident: u64,
+}
+
+impl Mapping {
+    /// Unmaps its pages. The next instruction fetched from one maps it again, from the page cache.
+    fn give_up(&self) {
+        // SAFETY: the range is a private mapping of a file that is executable, not writable, and has no page of its own
+        // (`code` made sure), so every page is the file's and comes back as it was. If it was unmapped meanwhile the call fails, and
+        // code is never remapped writable in this process: nothing here is compiled or patched at run time.
+        let outcome = unsafe {
+            madvise(
+                std::ptr::without_provenance_mut::<c_void>(self.start),
+                self.length,
+                Advice::LinuxDontNeed,
+            )
+        };
+        if let Err(error) = outcome {
+            debug!(%error, "code stays resident");
+        }
+    }
+}
+
+/// The mappings of code in the text of `/proc/self/smaps`: executable, never written, and no page differs from the file's.
+fn code(smaps: &str) -> Vec<Mapping> {
+    let mut found = Vec::new();
+    let mut current: Option<Mapping> = None;
+    let mut pure = false;
+    for line in smaps.lines() {
+        if let Some(mapping) = header(line) {
+            found.extend(current.filter(|_| pure));
+            pure = false;
+            current = mapping;
+        } else if let (Some(mapping), Some((field, value))) = (&mut current, line.split_once(':')) {
+            let kilobytes = value.trim().strip_suffix(" kB").and_then(|n| n.parse().ok());
+            match (field, kilobytes) {
+                ("Rss", Some(kilobytes)) => mapping.resident = kilobytes,
+                ("Anonymous", Some(kilobytes)) => pure = kilobytes == 0,
+                _ => {}
+            }
+        }
+    }
+    found.extend(current.filter(|_| pure));
+    found
+}
+
+/// Reads a mapping's first line. `None`: this is no first line; `Some(None)`: it is no code of a file.
+fn header(line: &str) -> Option<Option<Mapping>> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let start = usize::from_str_radix(start, 16).ok()?;
+    let end = usize::from_str_radix(end, 16).ok()?;
+    let is_code = words.next()? == "r-xp" && words.nth(3).is_some_and(|path| path.starts_with('/'));
+    Some(end.checked_sub(start).filter(|_| is_code).map(|length| Mapping {
+        start,
+        length,
+        resident: 0,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+55d0c0000000-55d0c0400000 r--p 00000000 08:01 77 /usr/bin/gantry
+Rss:                 400 kB
+Anonymous:             0 kB
+55d0c0400000-55d0c0e00000 r-xp 00400000 08:01 77 /usr/bin/gantry
+Size:              10240 kB
+Rss:                6400 kB
+Private_Dirty:         0 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+7f0000000000-7f0000200000 r-xp 00000000 08:01 78 /usr/lib/patched.so
+Rss:                 100 kB
+Anonymous:             4 kB
+7f0000400000-7f0000500000 rwxp 00000000 00:00 0
+Rss:                   4 kB
+Anonymous:             4 kB
+7ffd00000000-7ffd00002000 r-xp 00000000 00:00 0 [vdso]
+Rss:                   8 kB
+Anonymous:             0 kB
+";
+
+    #[test]
+    fn only_code_that_is_as_its_file_has_it_is_handed_back() {
+        assert_eq!(
+            code(SMAPS),
+            [Mapping {
+                start: 0x55d0_c040_0000,
+                length: 0xa0_0000,
+                resident: 6400
+            }]
+        );
+    }
+
+    #[test]
+    fn the_own_code_is_handed_back_and_goes_on_working() {
+        let text = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mappings = code(&text);
+        let here = only_code_that_is_as_its_file_has_it_is_handed_back as *const () as usize;
+        assert!(
+            mappings
+                .iter()
+                .any(|mapping| (mapping.start..mapping.start + mapping.length).contains(&here)),
+            "{mappings:?}"
+        );
+        mappings.iter().for_each(Mapping::give_up);
+        only_code_that_is_as_its_file_has_it_is_handed_back();
+    }
+}
