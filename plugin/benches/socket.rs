@@ -26,6 +26,7 @@ use tokio_stream::StreamExt;
 
 const CALLS: usize = 2_000;
 const WARM_UP: usize = 200;
+const CALLERS: u8 = 8;
 const STARTS: usize = 50;
 const RESTARTS: usize = 30;
 
@@ -142,6 +143,7 @@ async fn over_the_socket() {
         }
         report(&format!("Allocate, {count} ids"), times.split_off(WARM_UP));
     }
+    concurrently(&plugin).await;
     for size in [1, 4, 8] {
         let request = PreferredAllocationRequest {
             container_requests: vec![ContainerPreferredAllocationRequest {
@@ -174,6 +176,38 @@ async fn over_the_socket() {
     report("kubelet.sock recreated to Register", times);
     shutdown.cancel();
     daemon.join().unwrap();
+}
+
+/// Allocate by several callers at once, each with its next call as soon as the last is answered.
+async fn concurrently(plugin: &Plugin) {
+    let began = Instant::now();
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|caller| {
+            let mut client = plugin.client.clone();
+            tokio::spawn(async move {
+                let request = AllocateRequest {
+                    container_requests: vec![ContainerAllocateRequest {
+                        device_ids: vec![uuid(caller)],
+                    }],
+                };
+                let mut times = Vec::with_capacity(CALLS);
+                for _ in 0..CALLS {
+                    let request = request.clone();
+                    let began = Instant::now();
+                    client.allocate(request).await.unwrap();
+                    times.push(began.elapsed());
+                }
+                times
+            })
+        })
+        .collect();
+    let mut times = Vec::new();
+    for caller in callers {
+        times.extend(caller.await.unwrap());
+    }
+    let rate = times.len() as f64 / began.elapsed().as_secs_f64();
+    report(&format!("Allocate, {CALLERS} callers at once"), times);
+    println!("{:<52} {rate:>8.0}/s", "  in all");
 }
 
 /// The binary as a node runs it, on simulated GPUs.
@@ -233,7 +267,7 @@ fn spawn(binary: &Path, library: &Path, root: &Path, plugins: &Path) -> Child {
         .arg(root.join("proc"))
         .arg("--sys-root")
         .arg(root.join("sys"))
-        .arg("--dev-root")
+        .arg("--container-dev-root")
         .arg(root.join("dev"))
         .arg("--device-plugin-dir")
         .arg(plugins)

@@ -174,6 +174,53 @@ fn a_driver_elsewhere_and_no_toolkit_move_the_hosts_paths_and_mount_what_links_w
 }
 
 #[test]
+fn a_node_that_is_seen_has_its_numbers_and_a_group_that_it_is_closed_to_others_for() {
+    use gantry_plugin::allocate::{Facts, Nodes};
+    use gantry_plugin::config::CdiFeature;
+    let facts = |minor, mode, gid| Facts {
+        numbers: Some((195, minor)),
+        mode,
+        gid,
+    };
+    let nodes: Nodes = [
+        ("nvidia0".to_owned(), facts(0, 0o666, 7)),
+        ("nvidia1".to_owned(), facts(1, 0o660, 44)),
+    ]
+    .into_iter()
+    .collect();
+    let host = Host {
+        nodes,
+        ..Host::default()
+    };
+    let inventory = Inventory::ready(machine(3), vec![gpu(0), gpu(1), gpu(2)]);
+    let written = |flags: &[CdiFeature]| -> Value {
+        let config = Config {
+            cdi_feature_flags: flags.to_vec(),
+            ..cdi()
+        };
+        let text = specs(&Kind::default(), &config, &inventory, &host)[&Class::Gpu].text();
+        check(&text);
+        serde_json::from_str(&text).unwrap()
+    };
+    let spec = written(&[]);
+    let edits = |device: usize| spec["devices"][device]["containerEdits"].clone();
+    let node = |minor, mode, gid| {
+        serde_json::json!({
+            "path": format!("/dev/nvidia{minor}"), "type": "c", "major": 195, "minor": minor,
+            "fileMode": mode, "permissions": "rwm", "gid": gid
+        })
+    };
+    assert_eq!(edits(0)["deviceNodes"][0], node(0, 0o666, 7));
+    assert!(edits(0)["additionalGids"].is_null());
+    assert_eq!(edits(1)["deviceNodes"][0], node(1, 0o660, 44));
+    assert_eq!(edits(1)["additionalGids"], serde_json::json!([44]));
+    let unseen = serde_json::json!({"path": "/dev/nvidia2", "permissions": "rwm"});
+    assert_eq!(edits(2)["deviceNodes"][0], unseen);
+    let without = written(&[CdiFeature::NoAdditionalGidsForDeviceNodes]);
+    assert_eq!(without["cdiVersion"], "0.3.0");
+}
+
+#[test]
 fn a_hook_that_is_switched_off_is_left_out_and_so_are_sockets_on_request() {
     use gantry_plugin::config::{CdiFeature, CdiHook};
     let root = driver_root(true);

@@ -76,6 +76,12 @@ impl Nodes {
     }
 }
 
+impl FromIterator<(String, Facts)> for Nodes {
+    fn from_iter<I: IntoIterator<Item = (String, Facts)>>(nodes: I) -> Self {
+        Self(nodes.into_iter().collect())
+    }
+}
+
 fn add(nodes: &mut BTreeMap<String, Facts>, directory: &Path, prefix: &str, wanted: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let Some(name) = entry
