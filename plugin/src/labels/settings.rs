@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use gantry_api::NodeName;
 
 use crate::config::Gfd;
@@ -36,6 +36,22 @@ impl Target {
             false => Self::File,
         }
     }
+}
+
+/// The options of the daemon that are about labels and not among those of gpu-feature-discovery's configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct LabelsArgs {
+    /// Where the labels of the node go
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
+    pub labels: Target,
+
+    /// Namespace of the pod this runs in, and of the NodeFeature object [default: that of the service account or kubeconfig]
+    #[arg(long, env = "NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Name of the pod this runs in: its DaemonSet owns the NodeFeature object
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub pod_name: Option<String>,
 }
 
 /// How labels are made and where they go.

@@ -1,0 +1,388 @@
+//! Labels written to an API server and to a file: given what stands there and what fails, then these requests. The server is a
+//! script, so that each request is seen as it is sent.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use gantry_api::{DeviceHealth, DeviceId};
+use gantry_plugin::config::{Config, Gfd};
+use gantry_plugin::inventory::{Device, Inventory};
+use gantry_plugin::labels::{Access, Identity, LabelName, Labeller, Labels, Target, write};
+use gantry_plugin::observe::Observed;
+use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tower_test::mock;
+
+/// Everything awaited here comes in milliseconds or a few seconds; this is for a machine under load.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A request as it came: method, path with query, body.
+type Seen = (String, String, Value);
+
+/// An API server that answers by a function, and what it was asked.
+#[derive(Clone)]
+struct Server {
+    client: Client,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Server {
+    fn new(answer: impl FnMut(&Seen) -> (u16, Value) + Send + 'static) -> Self {
+        let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        tokio::spawn(serve(handle, answer, Arc::clone(&seen)));
+        Self {
+            client: Client::new(service, "gantry-system"),
+            seen,
+        }
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    fn writes(&self) -> Vec<Seen> {
+        self.seen()
+            .into_iter()
+            .filter(|(method, ..)| method != "GET")
+            .collect()
+    }
+}
+
+async fn serve(
+    mut handle: mock::Handle<Request<Body>, Response<Body>>,
+    mut answer: impl FnMut(&Seen) -> (u16, Value),
+    seen: Arc<Mutex<Vec<Seen>>>,
+) {
+    while let Some((request, send)) = handle.next_request().await {
+        let (parts, body) = request.into_parts();
+        let body = body.collect_bytes().await.unwrap();
+        let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        let request = (parts.method.to_string(), parts.uri.to_string(), body);
+        let (code, text) = answer(&request);
+        seen.lock().unwrap().push(request);
+        let text = match text {
+            Value::String(plain) => plain.into_bytes(),
+            json => serde_json::to_vec(&json).unwrap(),
+        };
+        send.send_response(Response::builder().status(code).body(Body::from(text)).unwrap());
+    }
+}
+
+fn status(code: u16, message: &str) -> (u16, Value) {
+    let reason = match code {
+        404 => "NotFound",
+        _ => "",
+    };
+    let status = json!({"reason": reason, "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code});
+    (code, status)
+}
+
+fn identity(pod: Option<&str>) -> Identity {
+    Identity {
+        node: "node-1".into(),
+        namespace: None,
+        pod: pod.map(str::to_owned),
+    }
+}
+
+fn labels(entries: &[(&str, &str)]) -> Labels {
+    let entries = entries.iter();
+    entries
+        .map(|(name, value)| (LabelName::new("nvidia.com", name), (*value).to_owned()))
+        .collect()
+}
+
+const OBJECTS: &str = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gantry-system/nodefeatures";
+const OBJECT: &str =
+    "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gantry-system/nodefeatures/nvidia-features-for-node-1";
+
+/// The object as an API server keeps it.
+fn object(labels: &Value) -> Value {
+    json!({
+        "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
+        "kind": "NodeFeature",
+        "metadata": {
+            "name": "nvidia-features-for-node-1",
+            "namespace": "gantry-system",
+            "resourceVersion": "41",
+            "labels": {"nfd.node.kubernetes.io/node-name": "node-1"},
+        },
+        "spec": {"features": {}, "labels": labels},
+    })
+}
+
+#[tokio::test]
+async fn a_node_feature_is_made_and_goes_with_its_daemonset_and_pod() {
+    let server = Server::new(|(method, path, body)| match (method.as_str(), path.as_str()) {
+        ("GET", "/api/v1/namespaces/gantry-system/pods/plugin-x?") => (
+            200,
+            json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {
+                "name": "plugin-x", "uid": "pod-uid", "ownerReferences": [
+                    {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "plugin", "uid": "set-uid",
+                     "controller": true, "blockOwnerDeletion": true},
+                ],
+            }}),
+        ),
+        ("GET", _) => status(404, "not found"),
+        _ => (201, body.clone()),
+    });
+    let labels = labels(&[("gpu.count", "8")]);
+    write::to_node_feature(&server.client, &identity(Some("plugin-x")), &labels)
+        .await
+        .unwrap();
+    let writes = server.writes();
+    let (method, path, body) = &writes[0];
+    assert_eq!(
+        (method.as_str(), path.as_str()),
+        ("POST", format!("{OBJECTS}?").as_str())
+    );
+    insta::assert_snapshot!(serde_json::to_string_pretty(body).unwrap());
+}
+
+#[tokio::test]
+async fn a_pod_of_no_daemonset_owns_nothing() {
+    let server = Server::new(|(method, path, body)| match method.as_str() {
+        "GET" if path.contains("/pods/") => (
+            200,
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "job-x", "uid": "u", "ownerReferences": [
+                {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "j"},
+            ]}}),
+        ),
+        "GET" => status(404, "not found"),
+        _ => (201, body.clone()),
+    });
+    write::to_node_feature(&server.client, &identity(Some("job-x")), &labels(&[]))
+        .await
+        .unwrap();
+    assert_eq!(server.writes()[0].2["metadata"].get("ownerReferences"), None);
+}
+
+#[tokio::test]
+async fn a_node_feature_that_says_something_else_is_replaced_whole() {
+    let stale = object(&json!({"nvidia.com/gpu.count": "8", "nvidia.com/mig-1g.5gb.count": "7"}));
+    let server = Server::new(move |(method, _, body)| match method.as_str() {
+        "GET" => (200, stale.clone()),
+        _ => (200, body.clone()),
+    });
+    write::to_node_feature(&server.client, &identity(None), &labels(&[("gpu.count", "8")]))
+        .await
+        .unwrap();
+    let writes = server.writes();
+    let (method, path, body) = &writes[0];
+    assert_eq!(
+        (method.as_str(), path.as_str()),
+        ("PUT", format!("{OBJECT}?").as_str())
+    );
+    assert_eq!(body["spec"]["labels"], json!({"nvidia.com/gpu.count": "8"}));
+    assert_eq!(body["metadata"]["resourceVersion"], "41");
+}
+
+#[tokio::test]
+async fn a_node_feature_that_says_it_already_is_left_alone() {
+    let server = Server::new(|_| (200, object(&json!({"nvidia.com/gpu.count": "8"}))));
+    write::to_node_feature(&server.client, &identity(None), &labels(&[("gpu.count", "8")]))
+        .await
+        .unwrap();
+    assert_eq!(server.writes(), []);
+}
+
+#[tokio::test]
+async fn without_node_feature_discovery_a_person_is_told_what_to_do() {
+    // An API server without the CRD answers so, in plain text.
+    let server = Server::new(|_| (404, "404 page not found\n".into()));
+    let wrote = write::to_node_feature(&server.client, &identity(None), &labels(&[])).await;
+    insta::assert_snapshot!(wrote.unwrap_err());
+    let server = Server::new(|_| status(403, "nodefeatures is forbidden"));
+    let wrote = write::to_node_feature(&server.client, &identity(None), &labels(&[])).await;
+    insta::assert_snapshot!(wrote.unwrap_err());
+}
+
+#[tokio::test]
+async fn labels_on_the_node_are_applied_under_a_name_of_their_own() {
+    let server = Server::new(|_| {
+        (
+            200,
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}),
+        )
+    });
+    write::to_node(&server.client, &identity(None), &labels(&[("gpu.count", "8")]))
+        .await
+        .unwrap();
+    let (method, path, body) = server.seen().remove(0);
+    assert_eq!(method, "PATCH");
+    assert!(path.starts_with("/api/v1/nodes/node-1?"), "{path}");
+    assert!(
+        path.contains("fieldManager=gantry-labels") && path.contains("force=true"),
+        "{path}"
+    );
+    assert_eq!(
+        body,
+        json!({"apiVersion": "v1", "kind": "Node",
+               "metadata": {"name": "node-1", "labels": {"nvidia.com/gpu.count": "8"}}})
+    );
+}
+
+/// So many GPUs of one product.
+fn inventory(gpus: u8, healthy: bool) -> Arc<Inventory> {
+    let uuid = |index: u8| format!("GPU-{index:08x}");
+    let devices = (0..gpus)
+        .map(|gpu| Device {
+            id: DeviceId::from(uuid(gpu)),
+            resource: "nvidia.com/gpu".into(),
+            gpu,
+            uuid: uuid(gpu),
+            health: DeviceHealth {
+                healthy,
+                reason: None,
+            },
+            minor: None,
+            numa: None,
+            slice: None,
+            replica: None,
+        })
+        .collect();
+    let machine = Machine::new(MachineParts {
+        gpus: (0..gpus)
+            .map(|index| Gpu {
+                index,
+                uuid: Some(uuid(index).parse().unwrap()),
+                model: Some("NVIDIA L4".into()),
+                ..Gpu::default()
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
+        ..MachineParts::default()
+    });
+    Arc::new(Inventory::ready(Arc::new(machine.unwrap()), devices))
+}
+
+/// A labeller at work.
+struct Scene {
+    inventory: watch::Sender<Arc<Inventory>>,
+    config: watch::Sender<Arc<Config>>,
+    observed: Arc<Observed>,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Scene {
+    fn start(target: Target, access: Access, config: Config) -> Self {
+        let inventory = watch::Sender::new(Arc::new(Inventory::starting()));
+        let config = watch::Sender::new(Arc::new(config));
+        let observed = Arc::<Observed>::default();
+        let stop = CancellationToken::new();
+        let labeller = Labeller {
+            target,
+            identity: identity(None),
+            sys_root: "/nowhere".into(),
+            access,
+            inventory: inventory.subscribe(),
+            config: config.subscribe(),
+            observed: Arc::clone(&observed),
+        };
+        let task = tokio::spawn(labeller.run(stop.clone()));
+        Self {
+            inventory,
+            config,
+            observed,
+            stop,
+            task,
+        }
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        tokio::time::timeout(SOON, self.task).await.unwrap().unwrap();
+    }
+}
+
+fn config(file: Option<&Path>) -> Config {
+    Config {
+        gfd: Gfd {
+            no_timestamp: true,
+            output_file: file.map(Path::to_owned),
+            ..Gfd::default()
+        },
+        ..Config::default()
+    }
+}
+
+/// Waits until it is so.
+async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let wait = async {
+        while !so() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, wait)
+        .await
+        .unwrap_or_else(|_| panic!("waited {SOON:?} for {what}"));
+}
+
+#[tokio::test]
+async fn a_file_follows_devices_and_configuration_and_stays_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["gfd", "other"].map(|name| folder.path().join(name));
+    let holds = |path: &Path, line: &str| std::fs::read_to_string(path).unwrap_or_default().contains(line);
+    let scene = Scene::start(Target::File, Access::Kubeconfig(None), config(Some(&first)));
+    scene.inventory.send_replace(inventory(2, true));
+    eventually("labels", || holds(&first, "nvidia.com/gpu.count=2\n")).await;
+    scene.inventory.send_replace(inventory(2, false));
+    eventually("a change", || holds(&first, "gantry.dev/gpu.healthy=0\n")).await;
+    scene.config.send_replace(Arc::new(config(Some(&second))));
+    eventually("the other file", || holds(&second, "nvidia.com/gpu.count=2\n")).await;
+    assert_eq!(scene.observed.readiness().labels, Some(true));
+    scene.end().await;
+    assert!(second.exists());
+}
+
+#[tokio::test]
+async fn what_the_api_server_does_not_take_is_said_and_tried_again() {
+    let mut asked = 0;
+    let server = Server::new(move |(method, ..)| {
+        asked += usize::from(method == "PATCH");
+        match asked {
+            1 => status(500, "etcd is away"),
+            _ => (
+                200,
+                json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}),
+            ),
+        }
+    });
+    let scene = Scene::start(Target::Node, Access::Client(server.client.clone()), config(None));
+    scene.inventory.send_replace(inventory(1, true));
+    let observed = Arc::clone(&scene.observed);
+    eventually("the failure", || observed.readiness().labels == Some(false)).await;
+    assert!(
+        observed
+            .readiness()
+            .degraded()
+            .iter()
+            .any(|text| text.contains("labels"))
+    );
+    eventually("the next attempt", || observed.readiness().labels == Some(true)).await;
+    scene.end().await;
+    assert_eq!(server.writes().len(), 2);
+}
+
+#[tokio::test]
+async fn nothing_is_written_before_the_gpus_are_known_nor_where_labels_are_off() {
+    let server = Server::new(|_| status(500, "nobody should ask"));
+    let scene = Scene::start(Target::Node, Access::Client(server.client.clone()), config(None));
+    scene
+        .inventory
+        .send_replace(Arc::new(Inventory::absent("no driver")));
+    scene.end().await;
+    let off = Scene::start(Target::Off, Access::Client(server.client.clone()), config(None));
+    tokio::time::timeout(SOON, off.task).await.unwrap().unwrap();
+    assert_eq!(server.seen(), []);
+}
