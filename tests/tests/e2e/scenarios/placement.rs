@@ -72,13 +72,11 @@ pub(super) async fn device_nodes_reach_the_container_by_node_and_by_cdi(bed: &Be
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-devices").await?;
     let node = bed.cluster().nodes()[1].name();
-    for strategy in ["device-nodes", "cdi-cri"] {
-        gpus.restart_plugin(
-            bed.cluster(),
-            node,
-            &[&format!("--device-list-strategy={strategy}")],
-        )
-        .await?;
+    for (strategy, flag) in [
+        ("device-nodes", "--pass-device-specs"),
+        ("cdi-cri", "--device-list-strategy=cdi-cri"),
+    ] {
+        gpus.restart_plugin(bed.cluster(), node, &[flag]).await?;
         let name = format!("by-{strategy}");
         pods::run(&api, &pods::pinned(&name, 2, node)?).await?;
         let listing = bed
