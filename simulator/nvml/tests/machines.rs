@@ -105,3 +105,12 @@ fn the_machines_are_what_they_are_named_after() {
         }
     }
 }
+
+#[test]
+fn every_cut_is_one_that_the_model_allows() {
+    let catalogue = gantry_topology::mig::Catalogue::built_in();
+    for name in MACHINES {
+        let checked = gantry_topology::mig::check_machine(&catalogue, &read(name));
+        assert_eq!(checked, Ok(()), "{name}");
+    }
+}

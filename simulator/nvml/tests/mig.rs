@@ -670,3 +670,94 @@ fn processes_in_an_instance_are_seen_there_and_keep_it() {
     controller.set_processes(0, Vec::new()).unwrap();
     assert_eq!(call!(raw, nvmlComputeInstanceDestroy(compute_of(other))), OK);
 }
+
+/// The name of a MIG device as NVIDIA's plugin works it out: it never asks for a name, but looks up the profiles of both
+/// instances by their ids and takes the share of memory in eighths, rounded up.
+fn worked_out(raw: &Raw, mig: sys::nvmlDevice_t) -> String {
+    let mut parent = null_mut();
+    let code = call!(
+        raw,
+        nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig, &raw mut parent)
+    );
+    assert_eq!(code, OK);
+    let (gpu_id, compute_id) = raw.ids(mig).unwrap();
+    let (mut instance, mut compute) = (null_mut(), null_mut());
+    assert_eq!(
+        call!(
+            raw,
+            nvmlDeviceGetGpuInstanceById(parent, gpu_id, &raw mut instance)
+        ),
+        OK
+    );
+    let code = call!(
+        raw,
+        nvmlGpuInstanceGetComputeInstanceById(instance, compute_id, &raw mut compute)
+    );
+    assert_eq!(code, OK);
+    let (_, profile, ..) = raw.instance_info(instance).unwrap();
+    let (_, compute_profile, ..) = raw.compute_info(compute).unwrap();
+
+    let number = (0..sys::NVML_GPU_INSTANCE_PROFILE_COUNT).find(|number| {
+        // SAFETY: plain numbers, for which zero is valid.
+        let mut info: sys::nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
+        match call!(
+            raw,
+            nvmlDeviceGetGpuInstanceProfileInfo(parent, *number, &raw mut info)
+        ) {
+            OK => info.id == profile,
+            code => {
+                assert_eq!(code, NOT_SUPPORTED);
+                false
+            }
+        }
+    });
+    let (slices, suffix) = match number.unwrap() {
+        sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE | sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2 => (1, ""),
+        sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE => (2, ""),
+        sys::NVML_GPU_INSTANCE_PROFILE_3_SLICE => (3, ""),
+        sys::NVML_GPU_INSTANCE_PROFILE_4_SLICE => (4, ""),
+        sys::NVML_GPU_INSTANCE_PROFILE_7_SLICE => (7, ""),
+        sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1 => (1, "+me"),
+        sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1 => (2, "+me"),
+        sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX => (1, "+gfx"),
+        sys::NVML_GPU_INSTANCE_PROFILE_2_SLICE_GFX => (2, "+gfx"),
+        sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_NO_ME => (1, "-me"),
+        sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME => (1, "+me.all"),
+        other => panic!("no machine file has profile {other}"),
+    };
+    let own = (0..sys::NVML_COMPUTE_INSTANCE_PROFILE_COUNT).find_map(|number| {
+        // SAFETY: as above.
+        let mut info: sys::nvmlComputeInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
+        let code = call!(
+            raw,
+            nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, 0, &raw mut info)
+        );
+        (code == OK && info.id == compute_profile).then_some(info.sliceCount)
+    });
+    let total = raw.memory(parent);
+    let share = (raw.attributes(mig).memorySizeMB << 20) as f64 / total as f64;
+    let gb = ((share * 8.0).ceil() / 8.0 * total.div_ceil(1 << 30) as f64).round();
+    let part = match own.unwrap() {
+        own if own == slices => String::new(),
+        own => format!("{own}c."),
+    };
+    format!("{part}{slices}g.{gb}gb{suffix}")
+}
+
+#[test]
+fn the_names_nvidias_plugin_works_out_are_those_of_the_machine_file() {
+    let mut seen = 0;
+    for name in MACHINES {
+        let simulated = Simulated::new(name);
+        let raw = simulated.start();
+        for gpu in 0..raw.count().unwrap() {
+            for mig in raw.migs(gpu) {
+                let told = raw.name(mig);
+                let (_, told) = told.split_once(" MIG ").unwrap();
+                assert_eq!(worked_out(&raw, mig), told, "{name} GPU {gpu}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 100, "{seen} MIG devices");
+}

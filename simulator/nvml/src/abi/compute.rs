@@ -11,7 +11,7 @@ use super::call::{Call, MigTarget};
 use super::handle::{ComputeInstance, Device, GpuInstance};
 use super::instances::{Found, place_of, printed, put_trusting};
 use super::status::Status;
-use crate::control::{MigChange, free_compute, laid_out, slices_of};
+use crate::control::{MigChange, compute_room, laid_out, slices_of};
 use crate::facts;
 
 /// The engines of a GPU instance are shared by all of its compute instances: NVML knows no other way.
@@ -217,8 +217,8 @@ nvml! {
         count: Out<c_uint>,
     ) |call| {
         let found = call.gpu_instance(instance)?;
-        let free = free_compute(found.profile, found.instance, slices(found, profile)?);
-        count.put(c_uint::try_from(free.len()).unwrap_or(c_uint::MAX))
+        let room = compute_room(found.profile, found.instance, slices(found, profile)?);
+        count.put(c_uint::try_from(room).unwrap_or(c_uint::MAX))
     }
 
     fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(

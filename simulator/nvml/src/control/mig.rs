@@ -193,19 +193,19 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
     }
 }
 
-/// The compute instances of `instance` with the first slice of each: in the order of their ids, each at the lowest start that
-/// is free.
+/// The compute instances of `instance`, each with its id, first slice and number of slices: in the order of their ids, each at
+/// the lowest start that leaves room for the rest.
 pub(crate) fn laid_out(profile: &Profile, instance: &GpuInstance) -> Vec<(u32, u8, u8)> {
-    let mut taken: u8 = 0;
-    let mut out = Vec::new();
-    for compute in &instance.compute {
-        let slices = slices_of(profile, &compute.profile);
-        if let Some(start) = free_starts(profile, taken, slices).first() {
-            taken |= run(*start, slices);
-            out.push((compute.id, *start, slices));
-        }
-    }
-    out
+    let compute = instance.compute.iter();
+    let slices: Vec<u8> = compute
+        .map(|compute| slices_of(profile, &compute.profile))
+        .collect();
+    let starts = side_by_side(profile.compute, 0, &slices).unwrap_or_default();
+    let ids = instance.compute.iter().map(|compute| compute.id);
+    let places = starts.into_iter().zip(slices);
+    ids.zip(places)
+        .map(|(id, (start, slices))| (id, start, slices))
+        .collect()
 }
 
 /// Compute slices of a compute instance by the name of its device.
@@ -213,17 +213,31 @@ pub(crate) fn slices_of(profile: &Profile, device: &str) -> u8 {
     gantry_topology::mig::compute_slices_of(device, &profile.name, profile.compute).unwrap_or(profile.compute)
 }
 
-/// Slices that a compute instance of `slices` may still start at.
-pub(crate) fn free_compute(profile: &Profile, instance: &GpuInstance, slices: u8) -> Vec<u8> {
-    let taken = laid_out(profile, instance)
-        .iter()
-        .fold(0, |taken, (_, start, slices)| taken | run(*start, *slices));
-    free_starts(profile, taken, slices)
+/// How many more compute instances of `slices` an instance has room for.
+pub(crate) fn compute_room(profile: &Profile, instance: &GpuInstance, slices: u8) -> usize {
+    let compute = instance.compute.iter();
+    let mut all: Vec<u8> = compute
+        .map(|compute| slices_of(profile, &compute.profile))
+        .collect();
+    let fits = std::iter::from_fn(|| {
+        all.push(slices);
+        side_by_side(profile.compute, 0, &all)
+    });
+    fits.count()
 }
 
-fn free_starts(profile: &Profile, taken: u8, slices: u8) -> Vec<u8> {
-    let starts = compute_starts(profile.compute, slices).into_iter();
-    starts.filter(|start| taken & run(*start, slices) == 0).collect()
+/// Starts for runs of so many slices, the first run at the lowest start with which the others still find one.
+fn side_by_side(gpu_slices: u8, taken: u8, runs: &[u8]) -> Option<Vec<u8>> {
+    let Some((slices, rest)) = runs.split_first() else {
+        return Some(Vec::new());
+    };
+    let starts = compute_starts(gpu_slices, *slices).into_iter();
+    let mut free = starts.filter(|start| taken & run(*start, *slices) == 0);
+    free.find_map(|start| {
+        let mut all = side_by_side(gpu_slices, taken | run(start, *slices), rest)?;
+        all.insert(0, start);
+        Some(all)
+    })
 }
 
 fn run(start: u8, slices: u8) -> u8 {
@@ -286,16 +300,13 @@ fn create_compute(
             profile.name
         )));
     }
-    let free = free_compute(profile, instance, slices);
     let no_room = || {
         MigRefusal::NoRoom(format!(
             "{} has no {slices} compute slices left there",
             profile.name
         ))
     };
-    // Compute instances lie in the order of their ids, so a new one comes where that order puts it.
-    let lowest = *free.first().ok_or_else(no_room)?;
-    if start.is_some_and(|start| start != lowest) {
+    if compute_room(profile, instance, slices) == 0 {
         return Err(no_room());
     }
     let id = (0..)
@@ -315,6 +326,12 @@ fn create_compute(
         profile: device,
     });
     instance.compute.sort_by_key(|compute| compute.id);
+    // Where it lies follows from the others.
+    let mut places = laid_out(profile, instance).into_iter();
+    let given = places.find(|(of, ..)| *of == id).map(|(_, start, _)| start);
+    if start.is_some() && start != given {
+        return Err(no_room());
+    }
     Ok(id)
 }
 
@@ -532,6 +549,24 @@ mod tests {
             Ok(vec![at("1g.5gb", 1), at("3g.20gb", 4)])
         );
         assert!(recut(&["4g.20gb", "4g.20gb"]).is_err());
+    }
+
+    #[test]
+    fn compute_instances_are_laid_side_by_side_whatever_their_order() {
+        let gpu = gpu("NVIDIA A100-SXM4-40GB");
+        let profiles = gpu.profiles.as_ref().unwrap();
+        let places = |piece: &str| -> Vec<(u8, u8)> {
+            let applied = apply(&gpu, None, &MigChange::Recut(pieces(&[piece]))).unwrap();
+            let instance = &applied.mig.instances[0];
+            let profile = profiles.profile(&instance.profile).unwrap();
+            let all = laid_out(profile, instance).into_iter();
+            all.map(|(_, start, slices)| (start, slices)).collect()
+        };
+        assert_eq!(places("3g.20gb=2c,1c"), [(0, 2), (2, 1)]);
+        assert_eq!(places("3g.20gb=1c,2c"), [(2, 1), (0, 2)]);
+        assert_eq!(places("7g.40gb=3c,4c"), [(4, 3), (0, 4)]);
+        assert_eq!(places("7g.40gb=3c,2c,2c"), [(4, 3), (0, 2), (2, 2)]);
+        assert_eq!(places("7g.40gb=1c,1c,1c"), [(0, 1), (1, 1), (2, 1)]);
     }
 
     #[test]

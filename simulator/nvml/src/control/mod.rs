@@ -19,7 +19,7 @@ use crate::install::ROOT_FOLDER;
 pub(crate) use block::Block;
 pub use controller::{Calls, ControlError, Controller};
 pub use mig::{Applied, MigChange, MigRefusal, Piece, PieceError, apply};
-pub(crate) use mig::{free_compute, laid_out, slices_of};
+pub(crate) use mig::{compute_room, laid_out, slices_of};
 pub use state::{
     Driver, Ecc, Event, EventKind, GpuState, MAX_EVENTS, Process, Recovery, Remapped, Retired, Rule, State,
 };
