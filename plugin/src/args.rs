@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, ValueEnum};
 use gantry_api::names;
 
-use crate::health::HealthChecks;
+use crate::health::{HealthChecks, XidList};
 
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
@@ -98,7 +98,22 @@ pub struct Args {
         value_name = "XIDS",
         default_value = ""
     )]
-    pub disable_health_checks: HealthChecks,
+    pub disable_health_checks: XidList,
+
+    /// Xids that make a GPU unhealthy whatever else is said of them: numbers with commas, or "all". With all disabled, just these are
+    /// watched
+    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", default_value = "")]
+    pub enable_health_checks: XidList,
+}
+
+impl Args {
+    /// Which Xids count.
+    pub fn health_checks(&self) -> HealthChecks {
+        HealthChecks {
+            disabled: self.disable_health_checks.clone(),
+            enabled: self.enable_health_checks.clone(),
+        }
+    }
 }
 
 /// One way of giving a container its GPUs.
@@ -140,14 +155,15 @@ mod tests {
 
     #[test]
     fn health_checks_are_on_but_for_those_named() {
-        assert!(
-            parse(&["--node-name=a"])
-                .unwrap()
-                .disable_health_checks
-                .watches(79)
-        );
-        let args = parse(&["--node-name=a", "--disable-health-checks=48,79"]).unwrap();
-        assert!(!args.disable_health_checks.watches(79) && args.disable_health_checks.watches(74));
+        let watched = |words: &[&str], xid| {
+            let args = parse(&[&["--node-name=a"], words].concat()).unwrap();
+            args.health_checks().watches(xid)
+        };
+        assert!(watched(&[], 79));
+        let but = ["--disable-health-checks=48,79"];
+        assert!(!watched(&but, 79) && watched(&but, 74));
+        let just = ["--disable-health-checks=all", "--enable-health-checks=79"];
+        assert!(watched(&just, 79) && !watched(&just, 74));
         let error = parse(&["--node-name=a", "--disable-health-checks=ecc"]).unwrap_err();
         assert!(
             error.to_string().contains("\"ecc\" is no health check"),

@@ -14,7 +14,7 @@ pub use http::serve;
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 
 use crate::health::XidCounts;
-use crate::inventory::{Inventory, State};
+use crate::inventory::{Inventory, Sickbay, State};
 
 /// Counters and readiness in one place, shared by everything that runs.
 #[derive(Debug, Default)]
@@ -88,6 +88,11 @@ impl Observed {
         self.metrics.xids(counts);
     }
 
+    /// Where it is known what is wrong with the GPUs; to be told once, before anything is served.
+    pub fn sickbay(&self, sickbay: Sickbay) {
+        self.metrics.sickbay(sickbay);
+    }
+
     /// Tells when readiness changes.
     pub fn changes(&self) -> watch::Receiver<Readiness> {
         self.readiness.subscribe()
@@ -138,15 +143,15 @@ impl Observed {
         self.change(|readiness| readiness.pod_resources = Some(reachable));
     }
 
-    /// The driver's libraries are found where CDI needs them, or not.
-    pub fn driver_files(&self, found: bool) {
-        self.change(|readiness| readiness.driver_files = Some(found));
-    }
-
     /// The node's labels are written, or cannot be.
     pub fn labels(&self, written: bool) {
         self.metrics.labels(written);
         self.change(|readiness| readiness.labels = Some(written));
+    }
+
+    /// The driver's libraries are found where CDI needs them, or not.
+    pub fn driver_files(&self, found: bool) {
+        self.change(|readiness| readiness.driver_files = Some(found));
     }
 
     /// The CDI specification is on disk, or cannot be written.

@@ -81,6 +81,13 @@ impl Node {
     }
 }
 
+fn checks(disabled: &str, enabled: &str) -> HealthChecks {
+    HealthChecks {
+        disabled: disabled.parse().unwrap(),
+        enabled: enabled.parse().unwrap(),
+    }
+}
+
 /// Between two looks at the simulator's counters, which cannot be awaited.
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -152,19 +159,6 @@ async fn an_applications_xid_changes_nothing_and_is_counted() {
 }
 
 #[tokio::test]
-async fn an_xid_of_a_mig_instance_names_the_instance() {
-    let sim = Sim::of("dgx-a100");
-    let mut node = Node::start(&sim, EVENTS_ALONE);
-    node.ready().await;
-    sim.installed.controller.raise_xid_in(3, 48, 2, 0).unwrap();
-    let after = node.until_sick(3).await;
-    assert_eq!(
-        sick(&after),
-        only(3, "Xid 48: Double Bit ECC Error (GPU instance 2)")
-    );
-}
-
-#[tokio::test]
 async fn the_worst_xid_gives_the_reason() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start(&sim, EVENTS_ALONE);
@@ -179,7 +173,7 @@ async fn the_worst_xid_gives_the_reason() {
 #[tokio::test]
 async fn disabled_xids_change_nothing() {
     let sim = Sim::of("l4-4x-pcie");
-    let checks = "79,46".parse().unwrap();
+    let checks = checks("79,46", "");
     let mut node = Node::start_with(sim.options().library, &sim, EVENTS_ALONE, checks);
     node.ready().await;
     sim.installed.controller.raise_xid(0, 79).unwrap();
@@ -192,7 +186,7 @@ async fn disabled_xids_change_nothing() {
 #[tokio::test]
 async fn without_health_checks_no_events_are_asked_for_and_a_lost_gpu_still_counts() {
     let sim = Sim::of("l4-4x-pcie");
-    let mut node = Node::start_with(sim.options().library, &sim, QUICK, HealthChecks::Off);
+    let mut node = Node::start_with(sim.options().library, &sim, QUICK, checks("all", ""));
     node.ready().await;
     sim.installed.controller.raise_xid(0, 79).unwrap();
     sim.installed.controller.lose_gpu(1).unwrap();
@@ -473,8 +467,12 @@ async fn a_look_round_asks_little() {
         asked.keys().collect::<Vec<_>>(),
         [
             &"nvmlDeviceGetCount_v2",
+            &"nvmlDeviceGetFieldValues",
             &"nvmlDeviceGetHandleByIndex_v2",
             &"nvmlDeviceGetMemoryInfo",
+            &"nvmlDeviceGetMigMode",
+            &"nvmlDeviceGetRemappedRows",
+            &"nvmlDeviceGetTotalEccErrors",
             &"nvmlEventSetWait_v2",
             &"nvmlSystemGetDriverVersion",
         ]

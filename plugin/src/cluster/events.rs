@@ -1,6 +1,7 @@
-//! Tells people what the hand-over noted, as Events on the pods where a person should look into it. The log has it all anyway.
+//! Tells people what happened, as Events: what the hand-over noted, on the pods where a person should look into it, and what others
+//! say of the Node. The log has it all anyway.
 
-use gantry_api::{DeviceId, names};
+use gantry_api::{DeviceId, NodeName, names};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -16,6 +17,43 @@ const MOST: usize = 20;
 /// Most devices named in an Event's text.
 const MOST_NAMED: usize = 16;
 
+/// Tells of this node.
+pub(super) struct Teller {
+    recorder: Recorder,
+    node: ObjectReference,
+}
+
+impl Teller {
+    pub(super) fn new(client: Client, node: &NodeName) -> Self {
+        Self {
+            recorder: recorder(client, node),
+            node: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_string()),
+                // As kubelet's own Events have it, and as kubectl describe looks for them.
+                uid: Some(node.to_string()),
+                ..ObjectReference::default()
+            },
+        }
+    }
+
+    /// Writes one Event on the Node. One that cannot be written is in the log.
+    pub(super) async fn tell(&mut self, event: Event) {
+        if let Err(error) = self.recorder.publish(&event, &self.node).await {
+            debug!(%error, reason = event.reason, note = event.note, "Event not published");
+        }
+    }
+}
+
+fn recorder(client: Client, node: &NodeName) -> Recorder {
+    let reporter = Reporter {
+        controller: names::PLUGIN.to_owned(),
+        instance: Some(node.to_string()),
+    };
+    Recorder::new(client, reporter)
+}
+
 /// Publishes until `shutdown`.
 pub(super) async fn publish(
     client: Client,
@@ -23,13 +61,7 @@ pub(super) async fn publish(
     mut notes: mpsc::Receiver<Note>,
     shutdown: CancellationToken,
 ) {
-    let recorder = Recorder::new(
-        client,
-        Reporter {
-            controller: names::PLUGIN.to_owned(),
-            instance: Some(cluster.node.to_string()),
-        },
-    );
+    let recorder = recorder(client, &cluster.node);
     let mut batch = Vec::new();
     loop {
         tokio::select! {

@@ -1,9 +1,11 @@
 //! What is said with the API server: the pods of this node with their grants come in, the node's account and Events go out.
 //! Nothing here is needed to serve kubelet; an API server that is away is waited for.
 
+mod condition;
 mod events;
 mod pods;
 mod publish;
+mod quarantine;
 mod status;
 
 use std::path::{Path, PathBuf};
@@ -19,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use crate::handover::{Desk, Note};
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, Sickbay};
 use crate::observe::Observed;
 
 /// Longest time without a byte from the API server. Watches are renewed before that, so that silence means a dead connection.
@@ -40,6 +42,8 @@ pub struct Cluster {
     pub desk: Arc<Desk>,
     /// Readiness.
     pub observed: Arc<Observed>,
+    /// What is wrong with the GPUs.
+    pub sickbay: Sickbay,
 }
 
 impl Cluster {
@@ -70,6 +74,12 @@ impl Cluster {
             client.clone(),
             self.clone(),
             notes,
+            shutdown.clone(),
+        ));
+        tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
+        tasks.spawn(condition::publish(
+            client.clone(),
+            self.clone(),
             shutdown.clone(),
         ));
         tasks.spawn(publish::Publisher::new(client, self).run(shutdown));

@@ -56,12 +56,14 @@ impl Publisher {
         let mut changes = self.cluster.desk.changes();
         let mut inventories = self.cluster.inventory.clone();
         let mut readiness = self.cluster.observed.changes();
+        let mut diagnoses = self.cluster.sickbay.diagnosis();
         let mut pauses = Pauses::default();
         let mut repeat = Instant::now() + REPEAT;
         loop {
             changes.mark_unchanged();
             inventories.mark_unchanged();
             readiness.mark_unchanged();
+            diagnoses.mark_unchanged();
             let wait = match tokio::time::timeout(DEADLINE, self.publish()).await {
                 Ok(Ok(())) => {
                     pauses.reset();
@@ -93,6 +95,7 @@ impl Publisher {
                 _ = changes.changed() => {}
                 _ = inventories.changed() => {}
                 _ = readiness.changed() => {}
+                _ = diagnoses.changed() => {}
                 () = tokio::time::sleep_until(repeat) => {
                     repeat = Instant::now() + REPEAT;
                     self.machine = None;
@@ -133,7 +136,9 @@ impl Publisher {
     fn knows_holders(&self, inventory: &Inventory) -> bool {
         let desk = &self.cluster.desk;
         let told = || desk.is_told() || self.cluster.observed.readiness().pod_resources == Some(false);
-        desk.is_synced() && (inventory.state != State::Ready || told())
+        // Nor may what is wrong replace the faults that an earlier run stored before they were taken in.
+        let adopted = self.cluster.sickbay.now().adopted;
+        adopted && desk.is_synced() && (inventory.state != State::Ready || told())
     }
 
     /// The account as it is now.
@@ -141,6 +146,7 @@ impl Publisher {
         status::status(
             inventory,
             &self.cluster.desk,
+            &self.cluster.sickbay.now(),
             &self.cluster.observed.readiness(),
             self.status.as_ref(),
             Timestamp::now(),

@@ -1,14 +1,16 @@
 //! The node's account in the API's words. Pure: what is published follows from inventory, hand-over and readiness alone.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use gantry_api::{DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance};
+use gantry_api::{DeviceHealth, DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance};
 use gantry_topology::{Link, Machine};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::handover::Desk;
-use crate::inventory::{Inventory, State};
+use crate::inventory::{Diagnosis, Inventory, State};
 use crate::observe::Readiness;
 
 /// The condition's type.
@@ -18,11 +20,13 @@ const READY: &str = "Ready";
 pub(super) fn status(
     inventory: &Inventory,
     desk: &Desk,
+    diagnosis: &Diagnosis,
     readiness: &Readiness,
     before: Option<&GpuNodeStatus>,
     now: Timestamp,
 ) -> GpuNodeStatus {
     let (holders, deviations, deviations_total) = desk.account();
+    let inventory = &*with_troubles(inventory, diagnosis);
     GpuNodeStatus {
         summary: summary(inventory, &holders),
         resources: Vec::new(),
@@ -41,9 +45,36 @@ pub(super) fn status(
         holders,
         deviations,
         deviations_total,
+        faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
         conditions: vec![ready(readiness, desk.is_synced(), before, now)],
     }
+}
+
+/// The inventory with everything unhealthy in it that is known to be: the diagnosis comes first, and nobody may be granted a device
+/// in between.
+fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a, Inventory> {
+    let mut inventory = Cow::Borrowed(inventory);
+    let machine = Arc::clone(&inventory.machine);
+    for trouble in &diagnosis.troubles {
+        let gpus = machine.gpus().iter();
+        let mut of_trouble = gpus.filter(|gpu| gpu.uuid.as_ref() == Some(&trouble.gpu));
+        let Some(index) = of_trouble.next().map(|gpu| gpu.index) else {
+            continue;
+        };
+        for at in 0..inventory.devices.len() {
+            let device = &inventory.devices[at];
+            let slice = device.slice.as_ref();
+            let part = slice.map(|slice| (slice.gpu_instance, slice.compute_instance));
+            if device.gpu == index && device.health.healthy && trouble.extent.touches(part) {
+                inventory.to_mut().devices[at].health = DeviceHealth {
+                    healthy: false,
+                    reason: Some(trouble.reason.clone()),
+                };
+            }
+        }
+    }
+    inventory
 }
 
 /// The condition of a plugin that leaves in order.
@@ -185,10 +216,65 @@ mod tests {
             devices: devices.map(str::to_owned),
             cdi: None,
             driver_files: None,
+            labels: None,
             registered: [("nvidia.com/gpu".into(), true)].into(),
             cluster: Some(true),
             pod_resources: Some(true),
         }
+    }
+
+    #[test]
+    fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
+        use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
+
+        use crate::health::{Cause, Extent, Trouble};
+        use crate::inventory::Device;
+
+        let gpus: Vec<Gpu> = (0..2)
+            .map(|index| Gpu {
+                index,
+                uuid: Some(format!("GPU-{index}").parse().unwrap()),
+                ..Gpu::default()
+            })
+            .collect();
+        let machine = Machine::new(MachineParts {
+            paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
+            gpus,
+            ..MachineParts::default()
+        });
+        let device = |gpu: u8, replica: u16| Device {
+            id: format!("GPU-{gpu}::{replica}").into(),
+            resource: "nvidia.com/gpu".into(),
+            gpu,
+            uuid: format!("GPU-{gpu}"),
+            health: DeviceHealth {
+                healthy: true,
+                reason: None,
+            },
+            minor: None,
+            numa: None,
+            slice: None,
+            replica: Some(replica),
+        };
+        let devices = vec![device(0, 0), device(0, 1), device(1, 0), device(1, 1)];
+        let inventory = Inventory::ready(Arc::new(machine.unwrap()), devices);
+        let diagnosis = Diagnosis {
+            troubles: vec![Trouble {
+                gpu: "GPU-1".parse().unwrap(),
+                extent: Extent::Gpu,
+                cause: Cause::Lost,
+                reason: "GPU lost".to_owned(),
+            }],
+            ..Diagnosis::default()
+        };
+        let judged = with_troubles(&inventory, &diagnosis);
+        let healthy: Vec<bool> = judged
+            .devices
+            .iter()
+            .map(|device| device.health.healthy)
+            .collect();
+        assert_eq!(healthy, [true, true, false, false]);
+        assert_eq!(judged.devices[3].health.reason.as_deref(), Some("GPU lost"));
     }
 
     #[test]

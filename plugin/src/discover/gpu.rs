@@ -3,14 +3,21 @@
 
 use gantry_topology::{Fabric, Gpu, IdList, PcieAddress, PcieLink};
 
-use super::Warnings;
 use super::sysfs::Sysfs;
+use super::{Warnings, mig};
 use crate::nvml::{Device, FabricInfo, NvmlError};
 
 const MIB: u64 = 1 << 20;
 
+/// One GPU, and whether what it says of MIG can be believed.
+pub(super) struct Read {
+    pub(super) gpu: Gpu,
+    /// NVML could not be asked how the GPU is cut, though it can be.
+    pub(super) mig_unread: bool,
+}
+
 /// Reads one GPU; its NVLinks come later, when all GPUs are known.
-pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -> Result<Gpu, NvmlError> {
+pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -> Result<Read, NvmlError> {
     let uuid = device.uuid()?;
     let bus_id = device.bus_id()?;
     // The driver asks the GPU itself for this one: a GPU that fell off the bus is found out here, not half-way.
@@ -18,7 +25,15 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         answer => warnings.known(answer).map(|bytes| bytes / MIB),
     };
-    Ok(Gpu {
+    let (mig, mig_unread) = match mig::read(device, memory_mib, warnings) {
+        Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
+        Err(error) => {
+            warnings.add(format!("how GPU {} is cut is not known: {error}", device.index()));
+            (None, true)
+        }
+        Ok(mig) => (mig, false),
+    };
+    let gpu = Gpu {
         index: u8::try_from(device.index()).unwrap_or(u8::MAX),
         uuid: Some(uuid),
         model: warnings.known(device.name()).filter(|name| !name.is_empty()),
@@ -40,8 +55,9 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         nvlink: None,
         fabric: warnings.known(device.fabric()).flatten().and_then(fabric),
         bus_id: Some(bus_id),
-        mig: None,
-    })
+        mig,
+    };
+    Ok(Read { gpu, mig_unread })
 }
 
 /// NUMA nodes near the GPU. The kernel's word stands first, for kubelet's Topology Manager counts in the kernel's nodes; NVML adds

@@ -2,23 +2,29 @@
 //! cannot be read at all is an error. Nothing is remembered from one reading to the next.
 //!
 //! ```text
-//! NVML: identity, memory, affinity, NVLinks, GPU-GPU paths ----+
+//! NVML: identity, memory, MIG, affinity, NVLinks, GPU-GPU paths +
 //! sysfs: NICs, NUMA nodes, the paths that NVML does not know --+-> Machine, warnings, GPUs out of reach
-//! /proc/cpuinfo: the CPU --------------------------------------+
+//! /proc: the CPU, capability nodes of MIG devices -------------+
 //! ```
 
+mod caps;
 mod gpu;
 mod host;
+mod mig;
 mod nvlink;
 mod pcie;
 mod sysfs;
+mod vitals;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use gantry_topology::machine::{MAX_GPUS, MAX_NICS};
-use gantry_topology::{Machine, MachineError, MachineParts, Nic, PathClass, PathMatrix};
+use gantry_topology::{Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix};
 
-use crate::nvml::{Device, Nvml, NvmlError};
+use crate::health::{HealthChecks, Vitals};
+use crate::nvml::{Code, Device, MigIds, MigMode, Nvml, NvmlError};
+use caps::Caps;
 use nvlink::Joints;
 use pcie::Place;
 use sysfs::Sysfs;
@@ -51,8 +57,25 @@ pub struct Found {
     pub machine: Machine,
     /// GPUs that NVML counts and cannot reach: index, and why.
     pub unreachable: Vec<(u8, NvmlError)>,
+    /// GPUs whose MIG devices could not be asked for: the machine shows none of them, which says nothing.
+    pub mig_unread: BTreeSet<u8>,
+    /// Minor numbers of the capability nodes of each MIG device's GPU instance and compute instance.
+    pub caps: BTreeMap<InstanceAt, [u32; 2]>,
+    /// What each GPU says of its state, by index.
+    pub vitals: BTreeMap<u8, Vitals>,
     /// What could not be learnt, and what was assumed instead.
     pub warnings: Vec<String>,
+}
+
+/// Where a MIG device is, as the driver counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InstanceAt {
+    /// Minor number of its GPU.
+    pub gpu_minor: u32,
+    /// GPU instance.
+    pub gpu_instance: u32,
+    /// Compute instance.
+    pub compute_instance: u32,
 }
 
 /// Why no machine could be read.
@@ -78,7 +101,17 @@ pub enum DiscoverError {
 }
 
 impl DiscoverError {
-    /// Whether driver, library or all GPUs are gone, so that NVML must be loaded anew. When they are back, the GPUs have been reset.
+    /// Whether the kernel's driver itself is gone: when it is back, the GPUs have been reset. A library that is missing or of another
+    /// version says nothing of that.
+    pub fn is_driver_gone(&self) -> bool {
+        match self {
+            Self::Nvml(error) => matches!(error.code(), Some(Code::Uninitialized | Code::DriverNotLoaded)),
+            Self::NoGpu => true,
+            Self::TooMany { .. } | Self::Contradiction(_) => false,
+        }
+    }
+
+    /// Whether driver, library or all GPUs are gone, so that NVML must be loaded anew.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::Nvml(error) => error.is_driver_gone() || matches!(error, NvmlError::Load { .. }),
@@ -88,7 +121,8 @@ impl DiscoverError {
     }
 }
 
-/// Loads NVML, reads the machine and unloads NVML. Warnings go to the log.
+/// Loads NVML, reads the machine and unloads NVML. Warnings go to the log, and so does what GPUs say is wrong with them: Xids of
+/// the past NVML does not tell.
 ///
 /// # Errors
 /// When NVML cannot be loaded, finds no GPU, or contradicts itself.
@@ -97,6 +131,11 @@ pub fn machine(options: &NvmlOptions) -> Result<Machine, DiscoverError> {
     let found = read(&nvml, options)?;
     for warning in &found.warnings {
         tracing::warn!("{warning}");
+    }
+    for (gpu, vitals) in &found.vitals {
+        for (_, reason) in vitals.complaints(&HealthChecks::default()) {
+            tracing::warn!("GPU {gpu} is unhealthy: {reason}");
+        }
     }
     Ok(found.machine)
 }
@@ -117,13 +156,23 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     let mut devices: Vec<Option<Device<'_>>> = Vec::new();
     let mut gpus = Vec::new();
     let mut unreachable = Vec::new();
+    let mut mig_unread = BTreeSet::new();
+    let mut vitals = BTreeMap::new();
     for index in 0..count as u8 {
         let device = nvml.device(u32::from(index));
-        let read = device.and_then(|device| Ok((device, gpu::read(device, &sysfs, &mut warnings)?)));
+        let read = device.and_then(|device| {
+            let read = gpu::read(device, &sysfs, &mut warnings)?;
+            let state = vitals::read(device, read.gpu.bus_id.as_ref(), &sysfs)?;
+            Ok((device, read, state))
+        });
         match read {
-            Ok((device, gpu)) => {
+            Ok((device, read, state)) => {
                 devices.push(Some(device));
-                gpus.push(gpu);
+                gpus.push(read.gpu);
+                vitals.insert(index, state);
+                if read.mig_unread {
+                    mig_unread.insert(index);
+                }
             }
             Err(error) if error.is_driver_gone() => return Err(error.into()),
             Err(error) => {
@@ -153,10 +202,74 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         paths,
     })?;
     Ok(Found {
+        caps: caps(&machine, &Caps::at(&options.proc_root)),
         machine,
         unreachable,
+        mig_unread,
+        vitals,
         warnings: warnings.0,
     })
+}
+
+/// Reads the vitals of the GPU at `index` of NVML's count, through an NVML that is loaded already. `gpu` is what is known of it,
+/// whose own index may be that of an earlier count.
+///
+/// # Errors
+/// When GPU or driver is gone.
+pub fn vitals(
+    nvml: &Nvml,
+    options: &NvmlOptions,
+    index: u32,
+    gpu: &gantry_topology::Gpu,
+) -> Result<Vitals, NvmlError> {
+    let device = nvml.device(index)?;
+    vitals::read(device, gpu.bus_id.as_ref(), &Sysfs::at(&options.sys_root))
+}
+
+/// How a GPU is cut, as far as it takes to see that it was cut anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cut {
+    mode: MigMode,
+    devices: Vec<(MigIds, MigUuid)>,
+}
+
+/// Asks how the GPU at `index` is cut; `None` where that cannot be known.
+pub fn cut(nvml: &Nvml, index: u32) -> Option<Cut> {
+    let device = nvml.device(index).ok()?;
+    let mode = device.mig_mode().ok()?;
+    let devices = match mode.current {
+        false => Vec::new(),
+        true => {
+            let devices = device.mig_devices().ok()?;
+            let ids = devices.iter().map(|device| Ok((device.ids()?, device.uuid()?)));
+            ids.collect::<Result<_, NvmlError>>().ok()?
+        }
+    };
+    Some(Cut { mode, devices })
+}
+
+/// The PCI addresses that the kernel has bound to NVIDIA's driver. NVML counts GPUs once, when it is initialised: one that is added
+/// or taken out later shows here first.
+pub fn bound(options: &NvmlOptions) -> BTreeSet<String> {
+    Sysfs::at(&options.sys_root).bound()
+}
+
+/// The capability nodes of every MIG device that has some.
+fn caps(machine: &Machine, caps: &Caps) -> BTreeMap<InstanceAt, [u32; 2]> {
+    let gpus = machine.gpus().iter();
+    let devices = gpus.filter_map(|gpu| Some((gpu.minor?, gpu.mig.as_ref()?)));
+    devices
+        .flat_map(|(gpu_minor, mig)| {
+            mig.instances.iter().flat_map(move |instance| {
+                instance.compute.iter().map(move |compute| InstanceAt {
+                    gpu_minor,
+                    gpu_instance: instance.id,
+                    compute_instance: compute.id,
+                })
+            })
+        })
+        .filter_map(|at| Some((at, caps.of(at)?)))
+        .collect()
 }
 
 fn nics(sysfs: &Sysfs, warnings: &mut Warnings) -> Vec<Nic> {

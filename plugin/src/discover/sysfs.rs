@@ -1,7 +1,9 @@
 //! Reading sysfs: places of PCI devices, NUMA nodes, RDMA adapters. A file that is not there is an answer ("unknown"), never
 //! an error. Symbolic links are followed inside the tree, which may lie anywhere.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gantry_topology::{IdList, Nic, PcieAddress};
@@ -37,6 +39,23 @@ impl Sysfs {
     /// Whether the kernel says of this device's NUMA node anything at all, -1 included.
     pub(super) fn tells_numa(&self, address: &PcieAddress) -> bool {
         self.read(&self.pci(address).join("numa_node")).is_some()
+    }
+
+    /// The kernel's number of this device's binding to its driver. It is made when the two are bound, and until the node reboots no
+    /// other binding gets it: another number means that the driver was loaded anew, or the device unbound or taken off the bus.
+    pub(super) fn binding(&self, address: &PcieAddress) -> Option<u64> {
+        fs::symlink_metadata(self.pci(address).join("driver"))
+            .ok()
+            .map(|link| link.ino())
+    }
+
+    /// Addresses of the PCI devices bound to NVIDIA's driver.
+    pub(super) fn bound(&self) -> BTreeSet<String> {
+        let entries = names(&self.root.join("bus/pci/drivers/nvidia"));
+        let addresses = entries
+            .into_iter()
+            .filter(|name| name.parse::<PcieAddress>().is_ok());
+        addresses.collect()
     }
 
     /// CPUs near a PCI device.
@@ -212,5 +231,20 @@ mod tests {
         let sysfs = Sysfs::at(folder.path());
         assert_eq!(sysfs.numa_node(&address), None);
         assert!(sysfs.tells_numa(&address));
+    }
+
+    #[test]
+    fn a_binding_made_anew_has_another_number() {
+        let folder = tree();
+        let address = "0000:c1:00.0".parse().unwrap();
+        let device = folder.path().join("bus/pci/devices/0000:c1:00.0");
+        let sysfs = Sysfs::at(folder.path());
+        assert_eq!(sysfs.binding(&address), None, "bound to no driver");
+        symlink("../../../bus/pci/drivers/nvidia", device.join("driver")).unwrap();
+        let first = sysfs.binding(&address);
+        assert!(first.is_some() && sysfs.binding(&address) == first);
+        symlink("../../../bus/pci/drivers/nvidia", device.join("new")).unwrap();
+        fs::rename(device.join("new"), device.join("driver")).unwrap();
+        assert_ne!(sysfs.binding(&address), first);
     }
 }

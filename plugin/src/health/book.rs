@@ -1,173 +1,414 @@
 //! The record of what is wrong with each GPU and with NVML as a whole. Pure bookkeeping: what happened comes in, health with a
-//! reason comes out, and equal records give equal reasons.
+//! reason comes out, and equal records give equal reasons. A fault leaves the record only with a proof.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use gantry_api::DeviceHealth;
-use gantry_topology::GpuUuid;
+use gantry_api::{DeviceHealth, GpuFault};
+use gantry_topology::{GpuUuid, Mig};
 
-use super::Class;
+use super::fault::Part;
+use super::{Class, Extent, Fault, HealthChecks, Vitals};
 
 /// What is wrong, by GPU and as a whole.
 #[derive(Debug, Clone, Default)]
 pub struct Book {
     gpus: BTreeMap<GpuUuid, Record>,
     outage: Option<Outage>,
-}
-
-/// An Xid that makes a GPU unhealthy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// Its class; the worst one gives the reason.
-    pub class: Class,
-    /// The reason, in words a person can act on.
-    pub reason: String,
+    /// Faults that ended since they were last asked for.
+    ended: Vec<Ended>,
 }
 
 /// Why nothing can be known of any GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outage {
-    /// The driver is gone; when it is back, the GPUs have been reset.
-    Driver(String),
-    /// NVML fails; the GPUs may not have noticed.
-    Nvml(String),
+pub struct Outage {
+    /// What is the matter.
+    pub reason: String,
+    /// Whether the driver itself is gone; when it is back, the GPUs have been reset.
+    pub driver: bool,
+}
+
+/// Why a GPU cannot be reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// What is the matter.
+    pub reason: String,
+    /// Whether the GPU is off the bus, so that it is reset when it answers again; otherwise questions to it fail.
+    pub off_bus: bool,
+}
+
+/// What makes a GPU unhealthy, the least of it first. A closed set: labels of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// It has counted uncorrected memory errors.
+    Uncorrected,
+    /// A repair of its memory waits for a reset.
+    RepairPending,
+    /// It cannot be reached.
+    Lost,
+    /// The driver asks for a reset or the like.
+    RecoveryAction,
+    /// A repair of its memory has failed.
+    RepairFailed,
+    /// An Xid of this class.
+    Xid(Class),
+    /// NVML fails.
+    Nvml,
+    /// The driver is gone.
+    Driver,
+}
+
+/// One thing that is wrong with a GPU or a part of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// How much of it.
+    pub extent: Extent,
+    /// What kind of thing.
+    pub cause: Cause,
+    /// In words a person can act on.
+    pub reason: String,
+}
+
+/// What proves that a fault is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// The driver went and came back.
+    DriverReloaded,
+    /// The GPU was off the bus and answers again.
+    Answers,
+    /// The kernel has bound the GPU to its driver anew.
+    BoundAnew,
+    /// The driver asked for a reset and asks for nothing now.
+    WishGranted,
+    /// A repair of memory waited for a reset and waits no more.
+    Repaired,
+    /// Volatile memory errors are counted from the start again.
+    CountedAnew,
+    /// The MIG instance is gone, or was made anew.
+    InstanceGone,
+    /// The NVLinks went down and are up again.
+    LinksUp,
+    /// The node was rebooted.
+    Rebooted,
+    /// A person says so.
+    Lifted,
+}
+
+/// A fault that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// What was wrong.
+    pub reason: String,
+    /// What proves that it is over.
+    pub proof: Proof,
 }
 
 /// What is wrong with one GPU.
 #[derive(Debug, Clone, Default)]
 struct Record {
-    fault: Option<Fault>,
-    lost: Option<String>,
+    /// By extent; on equal extents the worst class, and of equals the first, so that the reason does not flap.
+    faults: BTreeMap<Extent, Fault>,
+    lost: Option<Loss>,
+    /// What it last said.
+    vitals: Option<Vitals>,
+    complaints: Vec<(Cause, String)>,
+    /// Most NVLinks seen up since the daemon started.
+    links: u8,
 }
 
 impl Book {
-    /// Records a fault. The worst class stands, and of equals the first, so that the reason does not flap.
-    pub fn fault(&mut self, gpu: &GpuUuid, fault: Fault) {
+    /// Records a fault. Of several on the same part of a GPU the worst class stands, and of equals the first.
+    pub fn fault(&mut self, gpu: &GpuUuid, mut fault: Fault) {
         let record = self.gpus.entry(gpu.clone()).or_default();
-        if record
-            .fault
-            .as_ref()
-            .is_none_or(|known| known.class < fault.class)
-        {
-            record.fault = Some(fault);
+        if let Some(vitals) = &record.vitals {
+            vitals.add_to(&mut fault.evidence);
+        }
+        let known = record.faults.get(&fault.extent);
+        if known.is_none_or(|known| known.class < fault.class) {
+            record.faults.insert(fault.extent, fault);
+        }
+    }
+
+    /// Takes in the faults that an earlier run recorded in the same boot; those of another boot are over. What is known of the GPUs
+    /// now is held against them at once.
+    pub fn adopt(&mut self, stored: Vec<GpuFault>, boot_id: &str, checks: &HealthChecks) {
+        for one in stored {
+            // Without a boot id nobody can tell: then they stand.
+            let rebooted = !boot_id.is_empty() && !one.boot_id.is_empty() && one.boot_id != boot_id;
+            let Some((gpu, fault)) = Fault::read(one) else {
+                continue;
+            };
+            if rebooted {
+                self.end(&gpu, &fault, Proof::Rebooted);
+                continue;
+            }
+            // Disabled since: an operator's way to end it.
+            let Some(class) = checks.judge(fault.xid, fault.class) else {
+                self.end(&gpu, &fault, Proof::Lifted);
+                continue;
+            };
+            let record = self.gpus.entry(gpu.clone()).or_default();
+            let known = record.faults.get(&fault.extent);
+            if known.is_none_or(|known| known.class <= class) {
+                record.faults.insert(fault.extent, Fault { class, ..fault });
+            }
+            if let Some(vitals) = record.vitals {
+                self.examine(&gpu, vitals);
+            }
         }
     }
 
     /// Records that a GPU cannot be reached. The first reason stands while it is out of reach.
-    pub fn lost(&mut self, gpu: &GpuUuid, reason: impl Into<String>) {
+    pub fn lost(&mut self, gpu: &GpuUuid, loss: Loss) {
         let record = self.gpus.entry(gpu.clone()).or_default();
-        record.lost.get_or_insert_with(|| reason.into());
+        match &mut record.lost {
+            Some(known) => known.off_bus |= loss.off_bus,
+            None => record.lost = Some(loss),
+        }
+        // What it said last no longer holds, and what it says next may prove a reset only against the faults' evidence.
+        record.vitals = None;
+        record.complaints.clear();
     }
 
-    /// Records that a GPU answers. If it was lost, it has been reset meanwhile: what was wrong before is over.
+    /// Records that a GPU answers. If it was off the bus, it has been reset meanwhile: what was wrong before is over.
     pub fn answers(&mut self, gpu: &GpuUuid) {
-        if self.gpus.get(gpu).is_some_and(|record| record.lost.is_some()) {
-            self.gpus.remove(gpu);
+        let Some(record) = self.gpus.get_mut(gpu) else {
+            return;
+        };
+        if record.lost.take().is_some_and(|loss| loss.off_bus) {
+            self.end_where(gpu, Proof::Answers, |_| true);
+        }
+    }
+
+    /// Records what a GPU says of its state, and ends the faults that this proves to be over.
+    pub fn vitals(&mut self, gpu: &GpuUuid, vitals: Vitals, checks: &HealthChecks) {
+        let record = self.gpus.entry(gpu.clone()).or_default();
+        record.vitals = Some(vitals);
+        record.complaints = vitals.complaints(checks);
+        self.examine(gpu, vitals);
+    }
+
+    /// Records how many NVLinks of a GPU are up. A link's fault is over once those that were up before are up again.
+    pub fn links(&mut self, gpu: &GpuUuid, up: u8) {
+        let record = self.gpus.entry(gpu.clone()).or_default();
+        record.links = record.links.max(up);
+        let most = record.links;
+        for fault in record.faults.values_mut() {
+            if matches!(fault.class, Class::Link { .. }) && up < most {
+                fault.evidence.links_before.get_or_insert(most);
+            }
+        }
+        self.end_where(gpu, Proof::LinksUp, |fault| {
+            let before = fault.evidence.links_before;
+            matches!(fault.class, Class::Link { .. }) && before.is_some_and(|before| up >= before)
+        });
+    }
+
+    /// Records how a GPU is cut. A fault of a MIG instance that is gone is over with it.
+    pub fn cut(&mut self, gpu: &GpuUuid, mig: Option<&Mig>) {
+        self.end_where(gpu, Proof::InstanceGone, |fault| {
+            !fault.extent.is_there(mig, fault.mig_device.as_deref())
+        });
+    }
+
+    /// Ends the quarantine of GPUs for which `chosen` holds, because a person says so.
+    pub fn lift(&mut self, chosen: impl Fn(&GpuUuid) -> bool) {
+        let gpus: Vec<GpuUuid> = self.gpus.keys().filter(|gpu| chosen(gpu)).cloned().collect();
+        for gpu in gpus {
+            self.end_where(&gpu, Proof::Lifted, |_| true);
         }
     }
 
     /// Records that nothing can be known. A driver that is gone stays the reason over later failures of NVML.
     pub fn outage(&mut self, outage: Outage) {
-        if !matches!(self.outage, Some(Outage::Driver(_))) {
-            self.outage = Some(outage);
+        match &mut self.outage {
+            Some(known) if known.driver => {}
+            known => *known = Some(outage),
         }
     }
 
-    /// Records that NVML works. If the driver was gone, every GPU has been reset; those that do not answer are recorded next.
-    pub fn works(&mut self) {
-        if let Some(Outage::Driver(_)) = self.outage.take() {
-            self.gpus.clear();
+    /// Records that NVML works. If the driver was gone, every GPU has been reset; those that do not answer are recorded next. True:
+    /// it was.
+    pub fn works(&mut self) -> bool {
+        let reloaded = self.outage.take().is_some_and(|outage| outage.driver);
+        if reloaded {
+            for gpu in self.gpus.keys().cloned().collect::<Vec<_>>() {
+                self.end_where(&gpu, Proof::DriverReloaded, |_| true);
+            }
+            for record in self.gpus.values_mut() {
+                record.lost = None;
+            }
         }
+        reloaded
     }
 
-    /// Whether a GPU may be given out, and if not, why.
-    pub fn health(&self, gpu: &GpuUuid) -> DeviceHealth {
-        let record = self.gpus.get(gpu);
-        let reason = match &self.outage {
-            Some(Outage::Driver(reason) | Outage::Nvml(reason)) => Some(reason.clone()),
-            None => record.and_then(|record| {
-                let fault = record.fault.as_ref().map(|fault| fault.reason.clone());
-                fault.or_else(|| record.lost.clone())
+    /// Whether a part of a GPU may be given out, and if not, why.
+    pub fn health(&self, gpu: &GpuUuid, part: Part) -> DeviceHealth {
+        let worst = match &self.outage {
+            Some(outage) => Some(outage.reason.clone()),
+            None => self.gpus.get(gpu).and_then(|record| {
+                let troubles = record.troubles().filter(|(extent, ..)| extent.touches(part));
+                worst(troubles).map(str::to_owned)
             }),
         };
         DeviceHealth {
-            healthy: reason.is_none(),
-            reason,
+            healthy: worst.is_none(),
+            reason: worst,
         }
+    }
+
+    /// Everything that is wrong with these GPUs, by GPU and extent.
+    pub fn troubles<'a>(&self, gpus: impl Iterator<Item = &'a GpuUuid>) -> Vec<Trouble> {
+        let trouble = |gpu: &GpuUuid, extent, cause, reason: &str| Trouble {
+            gpu: gpu.clone(),
+            extent,
+            cause,
+            reason: reason.to_owned(),
+        };
+        gpus.flat_map(|gpu| match &self.outage {
+            Some(outage) => vec![trouble(gpu, Extent::Gpu, outage.cause(), &outage.reason)],
+            None => {
+                let record = self.gpus.get(gpu);
+                let troubles = record.into_iter().flat_map(Record::troubles);
+                troubles
+                    .map(|(extent, cause, reason)| trouble(gpu, extent, cause, reason))
+                    .collect()
+            }
+        })
+        .collect()
+    }
+
+    /// The faults as they are to be stored, by GPU and extent.
+    pub fn faults(&self, boot_id: &str) -> Vec<GpuFault> {
+        self.gpus
+            .iter()
+            .flat_map(|(gpu, record)| record.faults.values().map(|fault| fault.stored(gpu, boot_id)))
+            .collect()
+    }
+
+    /// GPUs with faults.
+    pub fn faulty(&self) -> impl Iterator<Item = &GpuUuid> {
+        let gpus = self.gpus.iter();
+        gpus.filter(|(_, record)| !record.faults.is_empty())
+            .map(|(gpu, _)| gpu)
+    }
+
+    /// Faults that ended since this was last asked.
+    pub fn ended(&mut self) -> Vec<Ended> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Holds what a GPU says against its faults.
+    fn examine(&mut self, gpu: &GpuUuid, vitals: Vitals) {
+        let Some(record) = self.gpus.get_mut(gpu) else {
+            return;
+        };
+        let over: Vec<(Extent, Proof)> = record
+            .faults
+            .values()
+            .filter_map(|fault| Some((fault.extent, vitals.proof(&fault.evidence)?)))
+            .collect();
+        for fault in record.faults.values_mut() {
+            vitals.add_to(&mut fault.evidence);
+        }
+        for (extent, proof) in over {
+            self.end_where(gpu, proof, |fault| fault.extent == extent);
+        }
+    }
+
+    fn end_where(&mut self, gpu: &GpuUuid, proof: Proof, over: impl Fn(&Fault) -> bool) {
+        let Some(record) = self.gpus.get_mut(gpu) else {
+            return;
+        };
+        let (gone, stay) = std::mem::take(&mut record.faults)
+            .into_iter()
+            .partition(|(_, fault)| over(fault));
+        record.faults = stay;
+        let gone: BTreeMap<Extent, Fault> = gone;
+        for fault in gone.values() {
+            self.end(gpu, fault, proof);
+        }
+    }
+
+    fn end(&mut self, gpu: &GpuUuid, fault: &Fault, proof: Proof) {
+        self.ended.push(Ended {
+            gpu: gpu.clone(),
+            reason: fault.reason.clone(),
+            proof,
+        });
+    }
+}
+
+impl Record {
+    /// What is wrong, faults first.
+    fn troubles(&self) -> impl Iterator<Item = (Extent, Cause, &str)> {
+        let faults = self.faults.values();
+        let faults = faults.map(|fault| (fault.extent, Cause::Xid(fault.class), fault.reason.as_str()));
+        let lost = self
+            .lost
+            .iter()
+            .map(|loss| (Extent::Gpu, Cause::Lost, loss.reason.as_str()));
+        let complaints = self.complaints.iter();
+        let complaints = complaints.map(|(cause, reason)| (Extent::Gpu, *cause, reason.as_str()));
+        faults.chain(lost).chain(complaints)
+    }
+}
+
+/// The reason of the worst cause, and of equals the first.
+fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, &'a str)>) -> Option<&'a str> {
+    let mut worst: Option<(Cause, &str)> = None;
+    for (_, cause, reason) in troubles {
+        if worst.is_none_or(|(known, _)| known < cause) {
+            worst = Some((cause, reason));
+        }
+    }
+    worst.map(|(_, reason)| reason)
+}
+
+impl Outage {
+    fn cause(&self) -> Cause {
+        if self.driver { Cause::Driver } else { Cause::Nvml }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uncorrected => f.write_str("ecc-uncorrected"),
+            Self::RepairPending => f.write_str("memory-repair-pending"),
+            Self::Lost => f.write_str("lost"),
+            Self::RecoveryAction => f.write_str("recovery-action"),
+            Self::RepairFailed => f.write_str("memory-repair-failed"),
+            Self::Xid(class) => write!(f, "xid-{class}"),
+            Self::Nvml => f.write_str("nvml"),
+            Self::Driver => f.write_str("driver"),
+        }
+    }
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::DriverReloaded => "the driver was reloaded",
+            Self::Answers => "it was off the bus and answers again",
+            Self::BoundAnew => "the kernel has bound it to its driver anew",
+            Self::WishGranted => "the driver asked for a reset and asks for nothing now",
+            Self::Repaired => "the repair of its memory that waited for a reset is done",
+            Self::CountedAnew => {
+                "its volatile memory errors are counted from the start again, as after a reset"
+            }
+            Self::InstanceGone => "the MIG instance is gone or was made anew",
+            Self::LinksUp => "its NVLinks are up again",
+            Self::Rebooted => "the node was rebooted",
+            Self::Lifted => "its quarantine was lifted by hand",
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn gpu(name: &str) -> GpuUuid {
-        format!("GPU-{name}").parse().unwrap()
-    }
-
-    fn fault(class: Class, reason: &str) -> Fault {
-        Fault {
-            class,
-            reason: reason.to_owned(),
-        }
-    }
-
-    fn reason(book: &Book, name: &str) -> Option<String> {
-        let health = book.health(&gpu(name));
-        assert_eq!(health.healthy, health.reason.is_none());
-        health.reason
-    }
-
-    #[test]
-    fn a_fault_is_its_own_gpus_alone() {
-        let mut book = Book::default();
-        book.fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
-        assert_eq!(reason(&book, "a").as_deref(), Some("Xid 79"));
-        assert_eq!(reason(&book, "b"), None);
-    }
-
-    #[test]
-    fn the_worst_fault_gives_the_reason_and_of_equals_the_first() {
-        let mut book = Book::default();
-        book.fault(&gpu("a"), fault(Class::Resettable, "first"));
-        book.fault(&gpu("a"), fault(Class::Resettable, "second"));
-        assert_eq!(reason(&book, "a").as_deref(), Some("first"));
-        book.fault(&gpu("a"), fault(Class::Fatal, "worse"));
-        book.lost(&gpu("a"), "lost");
-        assert_eq!(reason(&book, "a").as_deref(), Some("worse"));
-    }
-
-    #[test]
-    fn a_fault_survives_a_gpu_that_only_goes_on_answering() {
-        let mut book = Book::default();
-        book.fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
-        book.answers(&gpu("a"));
-        assert_eq!(reason(&book, "a").as_deref(), Some("Xid 46"));
-    }
-
-    #[test]
-    fn a_lost_gpu_that_answers_again_has_been_reset() {
-        let mut book = Book::default();
-        book.fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
-        book.lost(&gpu("a"), "lost");
-        book.answers(&gpu("a"));
-        assert_eq!(reason(&book, "a"), None);
-    }
-
-    #[test]
-    fn a_reloaded_driver_ends_faults_and_a_failing_nvml_does_not() {
-        let mut book = Book::default();
-        book.fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
-        book.outage(Outage::Nvml("NVML fails".to_owned()));
-        assert_eq!(reason(&book, "b").as_deref(), Some("NVML fails"));
-        book.works();
-        assert_eq!(reason(&book, "a").as_deref(), Some("Xid 46"));
-        assert_eq!(reason(&book, "b"), None);
-
-        book.outage(Outage::Driver("driver gone".to_owned()));
-        book.outage(Outage::Nvml("NVML fails".to_owned()));
-        assert_eq!(reason(&book, "b").as_deref(), Some("driver gone"));
-        book.works();
-        assert_eq!(reason(&book, "a"), None);
-    }
-}
+#[path = "book_tests.rs"]
+mod tests;

@@ -1,61 +1,109 @@
-//! The operator's exceptions: which Xids do not count. Read from one text, the form NVIDIA's plugin takes in
-//! `DP_DISABLE_HEALTHCHECKS`, so that manifests need not change.
+//! The operator's exceptions: which Xids count. Read from two texts, in the form and with the meaning that NVIDIA's plugin gives
+//! `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`, so that manifests need not change.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
-/// Which Xids make a GPU unhealthy, as far as the operator decides.
+use super::Class;
+
+/// Xids as an operator lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HealthChecks {
-    /// No Xid is watched. A GPU that is lost and a driver that is gone still count: such a GPU cannot be used.
-    Off,
-    /// All are watched but these.
-    Except(BTreeSet<u64>),
+pub enum XidList {
+    /// Every Xid.
+    All,
+    /// These.
+    Some(BTreeSet<u64>),
 }
 
 /// A word that is none of those allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is no health check; write all, xids, or Xid numbers with commas, such as 48,79")]
-pub struct HealthChecksError {
+pub struct XidListError {
     /// The word.
     pub word: String,
 }
 
+/// Which Xids make a GPU unhealthy, as far as the operator decides.
+///
+/// An Xid that is enabled counts, whatever else is said of it: also one that is an application's own doing, and also while all are
+/// disabled. One that is disabled does not count. Any other counts by its class.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HealthChecks {
+    /// `DP_DISABLE_HEALTHCHECKS`.
+    pub disabled: XidList,
+    /// `DP_ENABLE_HEALTHCHECKS`.
+    pub enabled: XidList,
+}
+
 impl HealthChecks {
-    /// Whether Xid `code` is watched.
+    /// Whether nothing is watched: all is disabled and nothing enabled. A GPU that is lost and a driver that is gone still count:
+    /// such a GPU cannot be used.
+    pub fn is_off(&self) -> bool {
+        self.disabled == XidList::All && self.enabled.is_empty()
+    }
+
+    /// What Xid `code` of class `class` amounts to; `None` if it is not watched.
+    pub fn judge(&self, code: u64, class: Class) -> Option<Class> {
+        if self.enabled.contains(code) {
+            // Nobody knows of a harm that an application's Xid leaves behind, but it was asked for to count.
+            return Some(match class {
+                Class::Application => Class::Resettable,
+                Class::Link { .. } => Class::Link { reset: true },
+                class => class,
+            });
+        }
+        (!self.disabled.contains(code)).then_some(class)
+    }
+
+    /// Whether what Xid `code` tells of is watched, where NVML shows the same as a lasting state.
     pub fn watches(&self, code: u64) -> bool {
+        self.judge(code, Class::Resettable).is_some()
+    }
+}
+
+impl XidList {
+    /// Whether `code` is listed.
+    pub fn contains(&self, code: u64) -> bool {
         match self {
-            Self::Off => false,
-            Self::Except(codes) => !codes.contains(&code),
+            Self::All => true,
+            Self::Some(codes) => codes.contains(&code),
+        }
+    }
+
+    /// Whether nothing is listed.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::All => false,
+            Self::Some(codes) => codes.is_empty(),
         }
     }
 }
 
-impl Default for HealthChecks {
-    /// All Xids are watched.
+impl Default for XidList {
+    /// None.
     fn default() -> Self {
-        Self::Except(BTreeSet::new())
+        Self::Some(BTreeSet::new())
     }
 }
 
-impl FromStr for HealthChecks {
-    type Err = HealthChecksError;
+impl FromStr for XidList {
+    type Err = XidListError;
 
-    /// Reads which checks are disabled: `all`, `xids` (the same, there are no others), Xid numbers, or nothing.
-    fn from_str(text: &str) -> Result<Self, HealthChecksError> {
+    /// Reads `all`, `xids` (the same, there are no others), Xid numbers, or nothing.
+    fn from_str(text: &str) -> Result<Self, XidListError> {
         let mut codes = BTreeSet::new();
-        let mut off = false;
+        let mut all = false;
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             match word.to_ascii_lowercase().as_str() {
-                "all" | "xids" => off = true,
+                "all" | "xids" => all = true,
                 number => {
-                    codes.insert(number.parse().map_err(|_| HealthChecksError {
+                    codes.insert(number.parse().map_err(|_| XidListError {
                         word: word.to_owned(),
                     })?);
                 }
             }
         }
-        Ok(if off { Self::Off } else { Self::Except(codes) })
+        Ok(if all { Self::All } else { Self::Some(codes) })
     }
 }
 
@@ -63,29 +111,68 @@ impl FromStr for HealthChecks {
 mod tests {
     use super::*;
 
-    #[test]
-    fn nothing_disabled_watches_all() {
-        assert_eq!("".parse(), Ok(HealthChecks::default()));
-        assert!(HealthChecks::default().watches(79));
-    }
-
-    #[test]
-    fn numbers_disable_themselves_alone() {
-        let checks: HealthChecks = " 48, 79 ,".parse().unwrap();
-        assert!(!checks.watches(48) && !checks.watches(79) && checks.watches(74));
-    }
-
-    #[test]
-    fn all_and_xids_disable_every_xid() {
-        for text in ["all", "xids", "XIDS,48"] {
-            assert_eq!(text.parse(), Ok(HealthChecks::Off), "{text}");
+    fn checks(disabled: &str, enabled: &str) -> HealthChecks {
+        HealthChecks {
+            disabled: disabled.parse().unwrap(),
+            enabled: enabled.parse().unwrap(),
         }
-        assert!(!HealthChecks::Off.watches(79));
+    }
+
+    /// Of a few Xids of each class, those that make a GPU unhealthy.
+    fn unhealthy(checks: &HealthChecks) -> Vec<u64> {
+        let classes = [
+            (13, Class::Application),
+            (31, Class::Application),
+            (48, Class::MigInstance),
+            (74, Class::Link { reset: false }),
+            (79, Class::Fatal),
+            (95, Class::Resettable),
+        ];
+        let counts = |(code, class)| checks.judge(code, class).is_some_and(Class::is_unhealthy);
+        classes
+            .into_iter()
+            .filter(|one| counts(*one))
+            .map(|(code, _)| code)
+            .collect()
+    }
+
+    #[test]
+    fn every_combination_means_what_nvidia_documents() {
+        for (disabled, enabled, expected) in [
+            ("", "", &[48, 79, 95][..]),
+            (" 48, 79 ,", "", &[95]),
+            ("all", "", &[]),
+            ("xids", "", &[]),
+            ("XIDS,48", "", &[]),
+            // Enabling wins over disabling, and over what is ignored otherwise.
+            ("48", "48", &[48, 79, 95]),
+            ("", "13", &[13, 48, 79, 95]),
+            // All disabled and some enabled: just those are watched.
+            ("all", "48", &[48]),
+            ("all", "31,79", &[31, 79]),
+            ("all", "all", &[13, 31, 48, 74, 79, 95]),
+            ("48", "all", &[13, 31, 48, 74, 79, 95]),
+        ] {
+            assert_eq!(
+                unhealthy(&checks(disabled, enabled)),
+                expected,
+                "-{disabled:?} +{enabled:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_is_watched_only_if_all_is_disabled_and_nothing_enabled() {
+        assert!(checks("all", "").is_off() && checks("xids", " ").is_off());
+        assert!(!checks("all", "48").is_off());
+        assert!(!checks("all", "all").is_off());
+        assert!(!checks("48", "").is_off());
+        assert!(!HealthChecks::default().is_off());
     }
 
     #[test]
     fn a_word_that_is_no_check_is_named() {
-        let error = "48,ecc".parse::<HealthChecks>().unwrap_err();
+        let error = "48,ecc".parse::<XidList>().unwrap_err();
         assert_eq!(
             error.to_string(),
             "\"ecc\" is no health check; write all, xids, or Xid numbers with commas, such as 48,79"

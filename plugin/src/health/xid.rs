@@ -38,6 +38,20 @@ impl Class {
     }
 }
 
+impl Class {
+    /// The class with this name; `None` if this version has none of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        let classes = [
+            Self::Application,
+            Self::Link { reset: true },
+            Self::MigInstance,
+            Self::Resettable,
+            Self::Fatal,
+        ];
+        classes.into_iter().find(|class| class.to_string() == name)
+    }
+}
+
 impl fmt::Display for Class {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -59,6 +73,10 @@ pub struct Xid {
     pub meaning: &'static str,
     /// What it asks for.
     pub class: Class,
+    /// Whether it is confined to the MIG instance that the event names.
+    pub contained: bool,
+    /// Whether it is about memory or the driver's wishes, of which NVML shows more as a state.
+    pub has_state: bool,
 }
 
 /// All Xids known to this build.
@@ -84,6 +102,22 @@ impl Table {
         self.get(code).map_or(Class::Resettable, |xid| xid.class)
     }
 
+    /// Whether an event of this Xid is confined to the MIG instance that it names.
+    pub fn is_contained(&self, code: u64) -> bool {
+        self.get(code).is_some_and(|xid| xid.contained)
+    }
+
+    /// Whether NVML shows more of what this Xid tells of: memory errors, repairs, what the driver asks for.
+    pub fn has_state(&self, code: u64) -> bool {
+        self.get(code).is_some_and(|xid| xid.has_state)
+    }
+
+    /// Whether this Xid is about memory, which all compute instances of a GPU instance share.
+    pub fn is_shared(&self, code: u64) -> bool {
+        self.get(code)
+            .is_some_and(|xid| xid.class == Class::MigInstance || xid.has_state)
+    }
+
     /// The Xid in words, e.g. `Xid 79: GPU has fallen off the bus`.
     pub fn describe(&self, code: u64) -> String {
         match self.get(code) {
@@ -107,6 +141,9 @@ fn read_row(line: &'static str) -> Option<Xid> {
             meaning => meaning,
         },
         class: class(scope, action, verdict),
+        contained: !scope.starts_with("uncontained")
+            && (scope.contains("MIG instance") || verdict.contains("MIG instance only")),
+        has_state: scope.contains("memory") || scope.contains("contained") || action == "XID_154",
     })
 }
 
@@ -197,6 +234,37 @@ mod tests {
         assert_eq!(table.class(74), Class::Link { reset: false });
         assert_eq!(table.class(155), Class::Link { reset: true });
         assert_eq!(table.class(4711), Class::Resettable, "fail safe");
+    }
+
+    #[test]
+    fn an_xid_is_confined_to_the_instance_named_where_the_data_say_so() {
+        let table = Table::built_in();
+        for code in [13, 46, 48, 62, 142, 171] {
+            assert!(table.is_contained(code), "{code}");
+        }
+        for code in [54, 74, 79, 95, 119, 167, 4711] {
+            assert!(!table.is_contained(code), "{code}");
+        }
+        for code in [48, 63, 64, 92, 94, 95, 154, 171] {
+            assert!(table.has_state(code), "{code}");
+        }
+        for code in [13, 31, 43, 74, 79] {
+            assert!(!table.has_state(code), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_class_is_found_by_its_name() {
+        for class in [
+            Class::Fatal,
+            Class::Resettable,
+            Class::MigInstance,
+            Class::Application,
+        ] {
+            assert_eq!(Class::named(&class.to_string()), Some(class));
+        }
+        assert_eq!(Class::named("link"), Some(Class::Link { reset: true }));
+        assert_eq!(Class::named("haunted"), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use gantry_topology::{ComputeInstance, Gpu, GpuInstance, GpuUuid, Machine};
 use tokio::sync::watch;
 
 use super::{Slice, State, no_machine};
+use crate::health::Part;
 
 /// Everything known of the node's GPUs at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,11 +83,11 @@ impl Hardware {
 }
 
 /// The units of a machine: a GPU whose MIG mode is off, or each MIG device of one whose MIG mode is on; a GPU without a UUID
-/// cannot be given out and has none. `health` tells it by GPU and GPU instance; `caps` tells the minor numbers of the capability
+/// cannot be given out and has none. `health` tells it by GPU and the part of it; `caps` tells the minor numbers of the capability
 /// nodes by the GPU's minor number, GPU instance and compute instance.
-pub(super) fn units(
+pub(crate) fn units(
     machine: &Machine,
-    health: impl Fn(&GpuUuid, Option<u32>) -> DeviceHealth,
+    health: impl Fn(&GpuUuid, Part) -> DeviceHealth,
     caps: impl Fn(u32, u32, u32) -> Option<[u32; 2]>,
 ) -> Vec<Unit> {
     let mut units = Vec::new();
@@ -115,7 +116,7 @@ pub(super) fn units(
                 size: instance.size,
                 caps,
             };
-            let health = health(uuid, Some(instance.id));
+            let health = health(uuid, Some((instance.id, compute.id)));
             units.push(unit(compute.uuid.as_str(), Some(slice), health));
         }
     }
@@ -211,9 +212,9 @@ mod tests {
                 ..Gpu::default()
             },
         ]);
-        let health = |uuid: &GpuUuid, instance: Option<u32>| DeviceHealth {
-            healthy: instance != Some(2),
-            reason: instance.map(|instance| format!("{uuid}/{instance}")),
+        let health = |uuid: &GpuUuid, part: Part| DeviceHealth {
+            healthy: part.is_none_or(|(instance, _)| instance != 2),
+            reason: part.map(|(instance, _)| format!("{uuid}/{instance}")),
         };
         let units = units(&machine, health, |minor, gi, ci| {
             Some([minor * 100 + gi, minor * 100 + gi + ci + 1])

@@ -1,22 +1,32 @@
 //! What was found, laid over what is known: a GPU that can no longer be reached keeps its place, its identity and its links, so
-//! that its device is shown sick and does not vanish. Pure.
+//! that its device is shown sick and does not vanish. It goes when a driver that was loaded anew does not list it, or when other
+//! GPUs took its place. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_topology::{GpuUuid, Machine, MachineError, NvLinkBundle, PathClass, PathMatrix};
 
 use crate::discover::Found;
+use crate::health::Loss;
 
 /// A machine with the GPUs of it that are out of reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Merged {
     pub(super) machine: Machine,
     /// GPUs that were known and are not found, each with the reason.
-    pub(super) missing: BTreeMap<GpuUuid, String>,
+    pub(super) missing: BTreeMap<GpuUuid, Loss>,
 }
 
-/// Lays `found` over `known`. Found GPUs that are new mean other hardware: then what was found stands as it is.
-pub(super) fn merge(known: Option<&Machine>, found: Found) -> Result<Merged, MachineError> {
+/// Lays `found` over `known`. Found GPUs that are new mean other hardware, and so does a GPU that a driver loaded anew
+/// (`reloaded`) does not list: then what was found stands as it is.
+pub(super) fn merge(
+    known: Option<&Machine>,
+    mut found: Found,
+    reloaded: bool,
+) -> Result<Merged, MachineError> {
+    if let Some(known) = known.filter(|_| !found.mig_unread.is_empty()) {
+        found.machine = keep_cut(known, found.machine, &found.mig_unread)?;
+    }
     let as_found = |found: Found| Merged {
         machine: found.machine,
         missing: BTreeMap::new(),
@@ -28,6 +38,9 @@ pub(super) fn merge(known: Option<&Machine>, found: Found) -> Result<Merged, Mac
         let mut gpus = machine.gpus().iter();
         gpus.position(|gpu| gpu.uuid.as_ref() == Some(uuid))
     };
+    if reloaded && found.unreachable.is_empty() {
+        return Ok(as_found(found));
+    }
     let uuids = found.machine.gpus().iter().filter_map(|gpu| gpu.uuid.as_ref());
     if !uuids.clone().all(|uuid| position(known, uuid).is_some()) {
         return Ok(as_found(found));
@@ -55,17 +68,33 @@ pub(super) fn merge(known: Option<&Machine>, found: Found) -> Result<Merged, Mac
                 .unreachable
                 .iter()
                 .find(|(index, _)| same && *index == gpu.index);
-            let reason = match error {
-                Some((_, error)) => format!("GPU lost: {error}"),
-                None => "GPU lost: NVML no longer lists it".to_owned(),
+            let loss = match error {
+                Some((_, error)) => Loss {
+                    reason: format!("GPU lost: {error}"),
+                    off_bus: error.is_gpu_lost(),
+                },
+                None => Loss {
+                    reason: "GPU lost: NVML no longer lists it".to_owned(),
+                    off_bus: true,
+                },
             };
-            Some((gpu.uuid.clone()?, reason))
+            Some((gpu.uuid.clone()?, loss))
         })
         .collect();
     Ok(Merged {
         machine: overlay(known, found.machine, &places)?,
         missing,
     })
+}
+
+/// The machine found, with the GPUs of `unread` cut as they were known to be: NVML could not be asked.
+fn keep_cut(known: &Machine, found: Machine, unread: &BTreeSet<u8>) -> Result<Machine, MachineError> {
+    let mut parts = found.into_parts();
+    for gpu in parts.gpus.iter_mut().filter(|gpu| unread.contains(&gpu.index)) {
+        let before = known.gpus().iter().find(|before| before.uuid == gpu.uuid);
+        gpu.mig = before.and_then(|before| before.mig.clone());
+    }
+    Machine::new(parts)
 }
 
 /// The known machine with everything replaced that was found anew. `places[i]`: where known GPU `i` was found.
@@ -160,6 +189,9 @@ mod tests {
         Found {
             machine,
             unreachable: unreachable.iter().map(|index| (*index, error.clone())).collect(),
+            mig_unread: BTreeSet::new(),
+            caps: BTreeMap::new(),
+            vitals: BTreeMap::new(),
             warnings: Vec::new(),
         }
     }
@@ -168,7 +200,7 @@ mod tests {
     fn what_was_found_stands_when_nothing_is_missing() {
         let known = machine(&["a", "b"], 4, PathClass::Sys);
         let now = machine(&["a", "b"], 0, PathClass::Sys);
-        let merged = merge(Some(&known), found(now.clone(), &[])).unwrap();
+        let merged = merge(Some(&known), found(now.clone(), &[]), false).unwrap();
         assert_eq!(merged.machine, now);
         assert!(merged.missing.is_empty());
     }
@@ -177,12 +209,13 @@ mod tests {
     fn a_gpu_out_of_reach_keeps_its_identity_and_links() {
         let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
         let now = machine(&["a", "", "c"], 0, PathClass::Sys);
-        let merged = merge(Some(&known), found(now, &[1])).unwrap();
+        let merged = merge(Some(&known), found(now, &[1]), false).unwrap();
         assert_eq!(merged.machine.gpus(), known.gpus());
         assert_eq!(merged.machine.direct_nvlinks(0, 1), 4);
         assert_eq!(merged.machine.paths().get(0, 1), PathClass::Phb);
         assert_eq!(merged.machine.paths().get(0, 2), PathClass::Sys, "found anew");
-        let reason = &merged.missing[&uuid("b")];
+        let Loss { reason, off_bus } = &merged.missing[&uuid("b")];
+        assert!(off_bus);
         assert!(
             reason.starts_with("GPU lost: nvmlDeviceGetHandleByIndex_v2 on GPU 1 failed"),
             "{reason}"
@@ -193,20 +226,53 @@ mod tests {
     fn a_gpu_no_longer_listed_keeps_its_place_and_others_theirs() {
         let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
         let now = machine(&["b", "c"], 2, PathClass::Sys);
-        let merged = merge(Some(&known), found(now, &[])).unwrap();
+        let merged = merge(Some(&known), found(now, &[]), false).unwrap();
         assert_eq!(merged.machine.gpus(), known.gpus());
         assert_eq!(merged.machine.direct_nvlinks(0, 1), 4);
         assert_eq!(merged.machine.direct_nvlinks(1, 2), 2);
-        assert_eq!(merged.missing[&uuid("a")], "GPU lost: NVML no longer lists it");
+        assert_eq!(
+            merged.missing[&uuid("a")].reason,
+            "GPU lost: NVML no longer lists it"
+        );
     }
 
     #[test]
     fn other_hardware_replaces_what_was_known() {
         let known = machine(&["a", "b"], 0, PathClass::Sys);
         let now = machine(&["a", "d"], 0, PathClass::Sys);
-        let merged = merge(Some(&known), found(now.clone(), &[])).unwrap();
+        let merged = merge(Some(&known), found(now.clone(), &[]), false).unwrap();
         assert_eq!((merged.machine, merged.missing.len()), (now, 0));
-        let first = merge(None, found(known.clone(), &[])).unwrap();
+        let first = merge(None, found(known.clone(), &[]), false).unwrap();
         assert_eq!(first.machine, known);
+    }
+
+    #[test]
+    fn a_gpu_that_a_driver_loaded_anew_does_not_list_is_gone() {
+        let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
+        let now = machine(&["b", "c"], 2, PathClass::Sys);
+        let merged = merge(Some(&known), found(now.clone(), &[]), true).unwrap();
+        assert_eq!((merged.machine, merged.missing.len()), (now, 0));
+        // One that it lists and cannot reach is not.
+        let sick = machine(&["a", "", "c"], 0, PathClass::Sys);
+        let merged = merge(Some(&known), found(sick, &[1]), true).unwrap();
+        assert!(merged.missing.contains_key(&uuid("b")));
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_tell_how_it_is_cut_is_cut_as_before() {
+        let cut = |enabled| {
+            let mut parts = machine(&["a", "b"], 0, PathClass::Sys).into_parts();
+            parts.gpus[1].mig = Some(gantry_topology::Mig {
+                enabled,
+                instances: Vec::new(),
+            });
+            Machine::new(parts).unwrap()
+        };
+        let silent = machine(&["a", "b"], 0, PathClass::Sys);
+        let mut unread = found(silent.clone(), &[]);
+        unread.mig_unread.insert(1);
+        assert_eq!(merge(Some(&cut(true)), unread, false).unwrap().machine, cut(true));
+        let told = merge(Some(&cut(true)), found(cut(false), &[]), false).unwrap();
+        assert_eq!(told.machine, cut(false));
     }
 }

@@ -2,6 +2,7 @@
 //! [`crate::offer`] makes the [`Inventory`] of it, of which kubelet's servers, CDI, the cluster publisher and the metrics are
 //! views. None of them asks NVML.
 
+mod diagnosis;
 mod hardware;
 mod merge;
 mod owner;
@@ -17,6 +18,7 @@ use tokio::sync::watch;
 
 use crate::config::SharedDevices;
 
+pub use diagnosis::{Diagnosis, Lift, LiftError, Sickbay, StoredFault};
 pub use hardware::{Hardware, Unit};
 pub use owner::{Owner, Timing};
 

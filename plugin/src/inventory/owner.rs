@@ -4,25 +4,29 @@
 //!
 //! ```text
 //! load NVML -> read the machine -> publish -> wait for events, look round every few seconds
-//!     ^              ^                              | GPU lost or back, link Xid, a minute over: read again
+//!     ^              ^                              | GPU lost, back or cut anew, link Xid, a minute over: read again
 //!     +--------------+------------------------------+ driver gone: all unhealthy, load anew with back-off
+//!                                                     GPU added or taken out: load anew
 //! ```
 
+use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use gantry_topology::Machine;
+use gantry_topology::{Gpu, GpuUuid, Machine};
 use tokio::sync::watch;
 
+use super::diagnosis::{Order, SickbayEnd};
 use super::hardware;
 use super::merge::merge;
 use super::session::{End, Session};
-use super::{Hardware, Settings, State};
-use crate::discover::{DiscoverError, Found, NvmlOptions};
-use crate::health::{Book, HealthChecks, Outage, Table, XidCounts};
+use super::{Diagnosis, Hardware, Settings, Sickbay, State, StoredFault};
+use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
+use crate::health::{Book, HealthChecks, Loss, Outage, Part, Table, Vitals, XidCounts};
 use crate::nvml::Nvml;
 
 /// How long the owner waits for what.
@@ -66,6 +70,7 @@ pub struct Owner {
     _stop: Sender<()>,
     thread: JoinHandle<()>,
     xids: XidCounts,
+    sickbay: Sickbay,
 }
 
 impl Owner {
@@ -81,7 +86,9 @@ impl Owner {
     ) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let xids = XidCounts::default();
+        let (sickbay, sickbay_end) = Sickbay::pair();
         let keeper = Keeper {
+            boot_id: boot_id(&settings.proc_root),
             options: NvmlOptions {
                 library: settings.nvml_library.clone(),
                 proc_root: settings.proc_root.clone(),
@@ -96,6 +103,9 @@ impl Owner {
             book: Book::default(),
             known: None,
             warned: Vec::new(),
+            caps: BTreeMap::new(),
+            sickbay: sickbay_end,
+            diagnosis: Diagnosis::default(),
         };
         let thread = std::thread::Builder::new()
             .name("nvml".to_owned())
@@ -104,7 +114,13 @@ impl Owner {
             _stop: stop,
             thread,
             xids,
+            sickbay,
         })
+    }
+
+    /// What is wrong with the GPUs, and where to tell about it.
+    pub fn sickbay(&self) -> Sickbay {
+        self.sickbay.clone()
     }
 
     /// How often each Xid was raised, for metrics.
@@ -145,6 +161,12 @@ pub(super) struct Keeper {
     pub(super) book: Book,
     known: Option<Arc<Machine>>,
     warned: Vec<String>,
+    /// Capability nodes of the MIG devices last found.
+    caps: BTreeMap<InstanceAt, [u32; 2]>,
+    sickbay: SickbayEnd,
+    diagnosis: Diagnosis,
+    /// The kernel's name for this boot; empty if it does not tell.
+    boot_id: String,
 }
 
 /// Failures of NVML in a row, other than a driver gone, before GPUs count as unhealthy: one may be chance.
@@ -157,6 +179,11 @@ fn run(mut keeper: Keeper) {
         let failure = match end {
             End::Stop => return,
             End::Failed(failure) => failure,
+            // Not at once again, should the kernel list what NVML does not.
+            End::Reload => match keeper.pause.go_on_after(keeper.timing.retry_from) {
+                true => continue,
+                false => return,
+            },
         };
         failures += 1;
         keeper.failed(&failure, failures);
@@ -185,13 +212,54 @@ impl Keeper {
             tracing::warn!("{warning}");
         }
         self.warned.clone_from(&found.warnings);
-        let merged = merge(self.known.as_deref(), found)?;
-        self.book.works();
-        for uuid in merged.machine.gpus().iter().filter_map(|gpu| gpu.uuid.as_ref()) {
-            match merged.missing.get(uuid) {
-                Some(reason) => self.book.lost(uuid, reason.clone()),
-                None => self.book.answers(uuid),
+        // Of a GPU that could not be asked how it is cut, the nodes are those known before.
+        if found.mig_unread.is_empty() {
+            self.caps.clear();
+        }
+        self.caps.extend(&found.caps);
+        let (vitals, mig_unread) = (found.vitals.clone(), found.mig_unread.clone());
+        let indices: BTreeMap<GpuUuid, u8> = found
+            .machine
+            .gpus()
+            .iter()
+            .filter_map(|gpu| Some((gpu.uuid.clone()?, gpu.index)))
+            .collect();
+        let reloaded = self.book.works();
+        let merged = merge(self.known.as_deref(), found, reloaded)?;
+        for (at, gpu) in merged.machine.gpus().iter().enumerate() {
+            let Some(uuid) = &gpu.uuid else { continue };
+            if let Some(loss) = merged.missing.get(uuid) {
+                self.book.lost(uuid, loss.clone());
+                continue;
             }
+            self.book.answers(uuid);
+            let index = indices.get(uuid);
+            if let Some(vitals) = index.and_then(|index| vitals.get(index)) {
+                self.book.vitals(uuid, *vitals, &self.checks);
+            }
+            if index.is_some_and(|index| !mig_unread.contains(index)) {
+                self.book.cut(uuid, gpu.mig.as_ref());
+            }
+            self.book.links(uuid, links_up(&merged.machine, at));
+        }
+        // GPUs with faults that are no longer listed: when they are again, they have been reset.
+        let unlisted: Vec<GpuUuid> = self.book.faulty().cloned().collect();
+        let listed = |uuid: &GpuUuid| {
+            merged
+                .machine
+                .gpus()
+                .iter()
+                .any(|gpu| gpu.uuid.as_ref() == Some(uuid))
+        };
+        for uuid in unlisted.iter().filter(|uuid| !listed(uuid)) {
+            let reason = "GPU lost: NVML no longer lists it".to_owned();
+            self.book.lost(
+                uuid,
+                Loss {
+                    reason,
+                    off_bus: true,
+                },
+            );
         }
         if self.known.as_deref() != Some(&merged.machine) {
             tracing::info!(
@@ -206,14 +274,57 @@ impl Keeper {
         Ok(())
     }
 
+    /// Takes in what one GPU says of its state, between two readings.
+    pub(super) fn vitals(&mut self, gpu: &GpuUuid, vitals: Vitals) {
+        self.book.vitals(gpu, vitals, &self.checks);
+    }
+
+    /// The GPU at this place of the machine last read.
+    pub(super) fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
+        let machine = self.known.as_ref()?;
+        machine.gpus().iter().find(|gpu| gpu.uuid.as_ref() == Some(uuid))
+    }
+
+    /// Version of the driver, as last read.
+    pub(super) fn driver(&self) -> Option<String> {
+        self.known.as_ref()?.host().driver.clone()
+    }
+
+    /// Does what others asked for since the last time.
+    pub(super) fn obey(&mut self) {
+        let mut changed = false;
+        while let Ok(order) = self.sickbay.orders.try_recv() {
+            changed = true;
+            match order {
+                Order::Adopt(faults) => {
+                    self.book.adopt(faults, &self.boot_id, &self.checks);
+                    self.diagnosis.adopted = true;
+                }
+                Order::Lift(lift) => {
+                    self.book.lift(|gpu| lift.means(gpu));
+                    self.diagnosis.lifts += 1;
+                }
+            }
+        }
+        if changed {
+            self.publish();
+            self.tell();
+        }
+    }
+
     /// Takes in a failure: nothing can be asked now.
     pub(super) fn failed(&mut self, failure: &DiscoverError, failures: u32) {
         tracing::warn!(failures, "{failure}");
         if failure.is_gone() {
-            self.book
-                .outage(Outage::Driver(format!("driver gone: {failure}")));
+            self.book.outage(Outage {
+                reason: format!("driver gone: {failure}"),
+                driver: failure.is_driver_gone(),
+            });
         } else if failures >= PATIENCE {
-            self.book.outage(Outage::Nvml(format!("NVML fails: {failure}")));
+            self.book.outage(Outage {
+                reason: format!("NVML fails: {failure}"),
+                driver: false,
+            });
         }
         if self.known.is_some() {
             self.publish();
@@ -223,12 +334,52 @@ impl Keeper {
     }
 
     /// Publishes what is known, if it differs from what was published last.
-    pub(super) fn publish(&self) {
+    pub(super) fn publish(&mut self) {
         let Some(machine) = &self.known else {
             return;
         };
-        let units = hardware::units(machine, |gpu, _| self.book.health(gpu), |_, _, _| None);
-        self.send(Hardware::ready(Arc::clone(machine), units));
+        let machine = Arc::clone(machine);
+        let caps = |gpu_minor, gpu_instance, compute_instance| {
+            let at = InstanceAt {
+                gpu_minor,
+                gpu_instance,
+                compute_instance,
+            };
+            self.caps.get(&at).copied()
+        };
+        let health = |gpu: &GpuUuid, part: Part| self.book.health(gpu, part);
+        let units = hardware::units(&machine, health, caps);
+        self.send(Hardware::ready(machine, units));
+        self.tell();
+    }
+
+    /// Publishes what is wrong, if it differs from what was published last.
+    fn tell(&mut self) {
+        for ended in self.book.ended() {
+            tracing::info!(gpu = %ended.gpu, "no longer: {}; {}", ended.reason, ended.proof);
+            let number = self.diagnosis.ended.last().map_or(1, |(number, _)| number + 1);
+            self.diagnosis.ended.push((number, ended));
+        }
+        let too_many = self.diagnosis.ended.len().saturating_sub(Diagnosis::MOST_ENDED);
+        self.diagnosis.ended.drain(..too_many);
+        let machine = self.known.as_deref();
+        self.diagnosis.known = machine.is_some();
+        let gpus = machine.map_or(&[][..], Machine::gpus);
+        let uuids = gpus.iter().filter_map(|gpu| gpu.uuid.as_ref());
+        self.diagnosis.troubles = self.book.troubles(uuids);
+        self.diagnosis.faults = self
+            .book
+            .faults(&self.boot_id)
+            .into_iter()
+            .map(StoredFault)
+            .collect();
+        self.sickbay.diagnosis.send_if_modified(|current| {
+            let changed = **current != self.diagnosis;
+            if changed {
+                *current = Arc::new(self.diagnosis.clone());
+            }
+            changed
+        });
     }
 
     fn send(&self, hardware: Hardware) {
@@ -241,6 +392,23 @@ impl Keeper {
             changed
         });
     }
+}
+
+/// NVLinks of the GPU at place `at` that are up.
+fn links_up(machine: &Machine, at: usize) -> u8 {
+    let direct = machine
+        .nvlinks()
+        .iter()
+        .filter(|bundle| bundle.gpus.iter().any(|end| usize::from(*end) == at))
+        .map(|bundle| bundle.links);
+    let switched = machine.gpus().get(at).and_then(|gpu| gpu.nvlink);
+    direct.fold(switched.map_or(0, |ports| ports.switch_links), u8::saturating_add)
+}
+
+/// The kernel's name for this boot; empty where it tells none.
+fn boot_id(proc_root: &Path) -> String {
+    let id = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id"));
+    id.map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
 /// One line in the log for every unit whose health changes.

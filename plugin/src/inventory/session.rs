@@ -4,17 +4,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use gantry_api::FaultEvidence;
 use gantry_topology::GpuUuid;
+use jiff::Timestamp;
 
 use super::owner::Keeper;
-use crate::discover::{self, DiscoverError, Found};
-use crate::health::{Fault, HealthChecks};
-use crate::nvml::{Event, EventSet, Nvml, NvmlError};
+use crate::discover::{self, Cut, DiscoverError, Found};
+use crate::health::{Class, Extent, Fault};
+use crate::nvml::{Event, EventKind, EventSet, Nvml, NvmlError};
 
 /// Why a session is over.
 pub(super) enum End {
     /// The owner was told to stop.
     Stop,
+    /// NVML is to be loaded anew: it has not noticed which GPUs there are.
+    Reload,
     /// NVML fails as a whole.
     Failed(DiscoverError),
 }
@@ -25,8 +29,11 @@ enum Turn {
     Stop,
     /// It is time, or links may have changed: read the machine again.
     Read,
-    /// Which GPUs can be reached has changed, or waiting failed as it does when one is lost: listen anew, and read again.
+    /// Which GPUs can be reached or how they are cut has changed, or waiting failed as it does when one is lost: listen anew, and read
+    /// again.
     Listen,
+    /// The kernel has other GPUs than NVML: load it anew.
+    Reload,
 }
 
 /// A loaded NVML at work.
@@ -49,18 +56,21 @@ struct Seen {
     unreachable: BTreeSet<u32>,
     count: u32,
     driver: Option<String>,
+    /// How each GPU is cut; `None` where it could not be asked.
+    cuts: BTreeMap<u32, Option<Cut>>,
 }
 
 impl<'nvml> Session<'nvml> {
     /// Works until the end. `failures` is set to 0 once NVML has proved to work: it was read, and waited for without an error.
     pub(super) fn run(&self, keeper: &mut Keeper, failures: &mut u32) -> End {
         match self.live(keeper, failures) {
-            Ok(()) => End::Stop,
+            Ok(end) => end,
             Err(error) => End::Failed(error),
         }
     }
 
-    fn live(&self, keeper: &mut Keeper, failures: &mut u32) -> Result<(), DiscoverError> {
+    fn live(&self, keeper: &mut Keeper, failures: &mut u32) -> Result<End, DiscoverError> {
+        let bound = discover::bound(&keeper.options);
         // Before reading, here and below: an Xid that falls between the two is heard then.
         let mut ears = self.listen(keeper)?;
         let mut seen = Self::read(self.nvml, keeper)?;
@@ -71,14 +81,15 @@ impl<'nvml> Session<'nvml> {
                 0 => keeper.timing.read,
                 failures => keeper.timing.pause(failures),
             };
-            let watched = self.watch(keeper, &ears, &seen, &mut deaf, pause);
+            let watched = self.watch(keeper, &ears, &seen, &bound, &mut deaf, pause);
             if !deaf {
                 *failures = 0;
             }
-            let turn = watched?;
-            if turn == Turn::Stop {
-                return Ok(());
-            }
+            let turn = match watched? {
+                Turn::Stop => return Ok(End::Stop),
+                Turn::Reload => return Ok(End::Reload),
+                turn => turn,
+            };
             // A reading that fails is tried again; the GPUs are listened to meanwhile.
             match self.again(keeper, &mut ears, &mut seen, turn) {
                 Ok(()) => unread = 0,
@@ -103,7 +114,7 @@ impl<'nvml> Session<'nvml> {
             // What the old ears have heard and not told. An Xid that both heard is counted twice, which harms nobody.
             if let Some(old) = old.events {
                 while let Ok(Some(event)) = old.wait(Duration::ZERO) {
-                    note(keeper, seen, event);
+                    self.note(keeper, seen, event);
                 }
             }
         } else {
@@ -114,8 +125,10 @@ impl<'nvml> Session<'nvml> {
     }
 
     fn read(nvml: &Nvml, keeper: &mut Keeper) -> Result<Seen, DiscoverError> {
+        // Before reading: a GPU that is cut anew in between is seen at the next look.
+        let cuts = cuts(nvml, nvml.device_count()?);
         let found = discover::read(nvml, &keeper.options)?;
-        let seen = Seen::of(&found);
+        let seen = Seen::of(&found, cuts);
         keeper.found(found)?;
         Ok(seen)
     }
@@ -123,7 +136,7 @@ impl<'nvml> Session<'nvml> {
     /// Registers every GPU.
     fn listen(&self, keeper: &Keeper) -> Result<Ears<'nvml>, NvmlError> {
         let mut ears = Ears::default();
-        if keeper.checks != HealthChecks::Off {
+        if !keeper.checks.is_off() {
             ears.events = Some(self.nvml.event_set()?);
             self.listen_to_new(&mut ears)?;
         }
@@ -162,6 +175,7 @@ impl<'nvml> Session<'nvml> {
         keeper: &mut Keeper,
         ears: &Ears<'nvml>,
         seen: &Seen,
+        bound: &BTreeSet<String>,
         deaf: &mut bool,
         pause: Duration,
     ) -> Result<Turn, NvmlError> {
@@ -181,8 +195,9 @@ impl<'nvml> Session<'nvml> {
                 _ => None,
             };
             *deaf = false;
+            keeper.obey();
             let rest = match event {
-                Some(event) if note(keeper, seen, event) => return Ok(Turn::Read),
+                Some(event) if self.note(keeper, seen, event) => return Ok(Turn::Read),
                 Some(_) => Duration::ZERO,
                 // Nothing where nothing is listened to, and no loop where NVML does not wait as long as it was told.
                 None => keeper.timing.wait.saturating_sub(waiting.elapsed()),
@@ -195,7 +210,11 @@ impl<'nvml> Session<'nvml> {
             }
             if looked.elapsed() >= keeper.timing.look {
                 looked = Instant::now();
-                match self.has_changed(seen) {
+                if discover::bound(&keeper.options) != *bound {
+                    tracing::info!("the kernel has other GPUs than before, loading NVML anew");
+                    return Ok(Turn::Reload);
+                }
+                match self.has_changed(keeper, seen) {
                     Ok(false) => {}
                     Ok(true) => return Ok(Turn::Listen),
                     Err(error) if error.is_driver_gone() => return Err(error),
@@ -206,8 +225,9 @@ impl<'nvml> Session<'nvml> {
         }
     }
 
-    /// Whether GPUs, their reach or the driver are others than at the last reading.
-    fn has_changed(&self, seen: &Seen) -> Result<bool, NvmlError> {
+    /// Whether GPUs, their reach, how they are cut or the driver are others than at the last reading. What each GPU says of its state
+    /// is taken in on the way.
+    fn has_changed(&self, keeper: &mut Keeper, seen: &Seen) -> Result<bool, NvmlError> {
         if self.nvml.device_count()? != seen.count {
             return Ok(true);
         }
@@ -226,13 +246,109 @@ impl<'nvml> Session<'nvml> {
             if lost != seen.unreachable.contains(&index) {
                 return Ok(true);
             }
+            if let (false, Some(uuid)) = (lost, seen.gpus.get(&index)) {
+                self.ask_state(keeper, index, uuid)?;
+            }
         }
-        Ok(false)
+        keeper.publish();
+        let now = cuts(self.nvml, seen.count);
+        // Only where it is known now: a question that fails is no change.
+        Ok(now
+            .iter()
+            .any(|(index, cut)| cut.is_some() && seen.cuts.get(index) != Some(cut)))
+    }
+
+    /// Takes in what the GPU at `index` of NVML's count says of its state. A GPU that is lost is noticed elsewhere.
+    fn ask_state(&self, keeper: &mut Keeper, index: u32, uuid: &GpuUuid) -> Result<(), NvmlError> {
+        let Some(gpu) = keeper.gpu(uuid) else {
+            return Ok(());
+        };
+        match discover::vitals(self.nvml, &keeper.options, index, gpu) {
+            Ok(vitals) => keeper.vitals(uuid, vitals),
+            Err(error) if error.is_driver_gone() => return Err(error),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes in an event. True: the machine must be read again.
+    fn note(&self, keeper: &mut Keeper, seen: &Seen, event: Event) -> bool {
+        let EventKind::Xid(xid) = event.kind else {
+            return true;
+        };
+        let known = event.gpu.and_then(|index| Some((index, seen.gpus.get(&index)?)));
+        let Some((index, uuid)) = known else {
+            tracing::warn!(xid, "an Xid of a GPU that is not known");
+            return true;
+        };
+        let class = keeper.table.class(xid);
+        let judged = keeper.checks.judge(xid, class);
+        let extent = extent(keeper, uuid, xid, event);
+        let reason = match extent {
+            Extent::Gpu => keeper.table.describe(xid),
+            Extent::GpuInstance(gi) => format!("{} (GPU instance {gi})", keeper.table.describe(xid)),
+            Extent::ComputeInstance(gi, ci) => {
+                format!(
+                    "{} (GPU instance {gi}, compute instance {ci})",
+                    keeper.table.describe(xid)
+                )
+            }
+        };
+        let count = keeper.xids.count(uuid, xid);
+        // One broken application raises thousands: the first of each kind is told, the rest is counted.
+        if count == 1 {
+            tracing::warn!(gpu = index, uuid = %uuid, %class, watched = judged.is_some(), "{reason}");
+        }
+        if let Some(class) = judged.filter(|class| class.is_unhealthy()) {
+            let mig = keeper.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
+            let fault = Fault {
+                extent,
+                xid,
+                class,
+                reason,
+                since: Timestamp::now(),
+                mig_device: extent.mig_device(mig),
+                driver: keeper.driver(),
+                evidence: FaultEvidence::default(),
+            };
+            keeper.book.fault(uuid, fault);
+            keeper.publish();
+        }
+        // After publishing: an Xid waits for no further question. A driver that is gone is met at the next wait.
+        if keeper.table.has_state(xid) || judged.is_some_and(Class::is_unhealthy) {
+            if self.ask_state(keeper, index, uuid).is_err() {
+                return false;
+            }
+            keeper.publish();
+        }
+        judged.is_some_and(Class::touches_links)
     }
 }
 
+/// How much of its GPU an event touches: the instance that it names, if Xids of this kind are confined to it.
+fn extent(keeper: &Keeper, uuid: &GpuUuid, xid: u64, event: Event) -> Extent {
+    let gpu = keeper.gpu(uuid);
+    let is_cut = gpu
+        .and_then(|gpu| gpu.mig.as_ref())
+        .is_some_and(|mig| mig.enabled);
+    match (event.gpu_instance, event.compute_instance) {
+        (Some(gi), ci) if is_cut && keeper.table.is_contained(xid) => match ci {
+            Some(ci) if !keeper.table.is_shared(xid) => Extent::ComputeInstance(gi, ci),
+            _ => Extent::GpuInstance(gi),
+        },
+        _ => Extent::Gpu,
+    }
+}
+
+/// How each GPU is cut.
+fn cuts(nvml: &Nvml, count: u32) -> BTreeMap<u32, Option<Cut>> {
+    (0..count)
+        .map(|index| (index, discover::cut(nvml, index)))
+        .collect()
+}
+
 impl Seen {
-    fn of(found: &Found) -> Self {
+    fn of(found: &Found, cuts: BTreeMap<u32, Option<Cut>>) -> Self {
         let gpus = found.machine.gpus().iter();
         Self {
             gpus: gpus
@@ -245,34 +361,7 @@ impl Seen {
                 .collect(),
             count: u32::try_from(found.machine.gpus().len()).unwrap_or(u32::MAX),
             driver: found.machine.host().driver.clone(),
+            cuts,
         }
     }
-}
-
-/// Takes in an Xid. True: the machine must be read again.
-fn note(keeper: &mut Keeper, seen: &Seen, event: Event) -> bool {
-    let Some(uuid) = event.gpu.and_then(|index| seen.gpus.get(&index)) else {
-        tracing::warn!(xid = event.xid, "an Xid of a GPU that is not known");
-        return true;
-    };
-    let class = keeper.table.class(event.xid);
-    let mut reason = keeper.table.describe(event.xid);
-    if let Some(instance) = event.gpu_instance {
-        reason = format!("{reason} (GPU instance {instance})");
-    }
-    let watched = keeper.checks.watches(event.xid);
-    let count = keeper.xids.count(uuid, event.xid);
-    // One broken application raises thousands: the first of each kind is told, the rest is counted.
-    if count == 1 {
-        tracing::warn!(gpu = event.gpu, uuid = %uuid, %class, watched, "{reason}");
-    }
-    if !watched {
-        return false;
-    }
-    if class.is_unhealthy() {
-        let uuid = uuid.clone();
-        keeper.book.fault(&uuid, Fault { class, reason });
-        keeper.publish();
-    }
-    class.touches_links()
 }

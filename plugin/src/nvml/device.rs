@@ -278,7 +278,7 @@ impl Device<'_> {
             .collect())
     }
 
-    fn nonsense(&self, call: &'static str, answer: String, expected: &'static str) -> NvmlError {
+    pub(super) fn nonsense(&self, call: &'static str, answer: String, expected: &'static str) -> NvmlError {
         NvmlError::Answer {
             call,
             gpu: Some(self.index),

@@ -68,6 +68,11 @@ impl NvmlError {
             )
     }
 
+    /// Whether there is nothing under the index or id that was asked for.
+    pub fn is_nothing_there(&self) -> bool {
+        matches!(self.code(), Some(Code::NotFound | Code::InvalidArgument))
+    }
+
     /// Whether the driver is not there: nothing at all can be asked until NVML is loaded anew.
     pub fn is_driver_gone(&self) -> bool {
         matches!(

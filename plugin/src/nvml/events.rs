@@ -1,4 +1,5 @@
-//! NVML's event sets: waiting for an Xid. An event keeps the ids of the MIG instances it is confined to. No judgement here.
+//! NVML's event sets: waiting for an Xid or a re-cut. An event keeps the ids of the MIG instances it is confined to. No judgement
+//! here.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use super::call::{check, symbol};
 use super::device::instance;
 use super::{Code, Device, Nvml, NvmlError};
 
-/// Registrations of GPUs for Xid events; freed when dropped.
+/// Registrations of GPUs for events; freed when dropped.
 pub struct EventSet<'nvml> {
     nvml: &'nvml Nvml,
     set: sys::nvmlEventSet_t,
@@ -17,19 +18,29 @@ pub struct EventSet<'nvml> {
     registered: Vec<Device<'nvml>>,
 }
 
-/// An Xid that the driver raised.
+/// Something that the driver reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// Index of the GPU, as it was registered; `None` if the driver names none that was.
     pub gpu: Option<u32>,
-    /// The Xid.
-    pub xid: u64,
+    /// What happened.
+    pub kind: EventKind,
     /// GPU instance it is confined to, on a GPU in MIG mode.
     pub gpu_instance: Option<u32>,
     /// Compute instance it is confined to, on a GPU in MIG mode.
     pub compute_instance: Option<u32>,
 }
 
+/// What was reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// This Xid was raised.
+    Xid(u64),
+    /// The GPU's MIG mode or instances were changed.
+    MigConfig,
+}
+
+const MIG: c_ulonglong = sys::nvmlEventMigConfigChange as c_ulonglong;
 const XID: c_ulonglong = sys::nvmlEventTypeXidCriticalError as c_ulonglong;
 
 impl<'nvml> EventSet<'nvml> {
@@ -45,20 +56,32 @@ impl<'nvml> EventSet<'nvml> {
         })
     }
 
-    /// Adds `device`'s Xids to what is waited for. A failure leaves the set as it was.
+    /// Adds `device`'s Xids to what is waited for, and changes of its MIG configuration where it reports them. A failure leaves the
+    /// set as it was.
     ///
     /// # Errors
     /// The code NVML answered with; `NotSupported` for a GPU that raises no events.
     pub fn register(&mut self, device: Device<'nvml>) -> Result<(), NvmlError> {
         let supported = device.get(symbol!(self.nvml.table, nvmlDeviceGetSupportedEventTypes)?, 0)?;
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceRegisterEvents)?;
-        let code = if supported & XID == 0 {
-            sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED
-        } else {
+        let register = |kinds: c_ulonglong| {
             // SAFETY: handle and set came from the NVML that `self` borrows.
-            unsafe { function(device.handle, XID, self.set) }
+            check(name, Some(device.index), unsafe {
+                function(device.handle, kinds, self.set)
+            })
         };
-        check(name, Some(device.index), code)?;
+        match supported & (XID | MIG) {
+            kinds if kinds & XID == 0 => check(
+                name,
+                Some(device.index),
+                sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED,
+            )?,
+            // A driver that says it reports re-cuts and takes no registration for them still tells of Xids.
+            kinds => register(kinds).or_else(|error| match error.is_driver_gone() || kinds == XID {
+                true => Err(error),
+                false => register(XID),
+            })?,
+        }
         self.registered.push(device);
         Ok(())
     }
@@ -89,13 +112,18 @@ impl<'nvml> EventSet<'nvml> {
             answer => answer?,
         }
         // Nothing else was registered for; a driver that sends more is not heard.
-        Ok((data.eventType & XID != 0).then(|| Event {
+        let kind = match data.eventType {
+            kind if kind & XID != 0 => EventKind::Xid(data.eventData),
+            kind if kind & MIG != 0 => EventKind::MigConfig,
+            _ => return Ok(None),
+        };
+        Ok(Some(Event {
             gpu: self
                 .registered
                 .iter()
                 .find(|device| device.handle == data.device)
                 .map(Device::index),
-            xid: data.eventData,
+            kind,
             gpu_instance: instance(data.gpuInstanceId),
             compute_instance: instance(data.computeInstanceId),
         }))

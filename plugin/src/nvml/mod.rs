@@ -10,6 +10,8 @@ mod device;
 mod error;
 mod events;
 mod links;
+mod mig;
+mod state;
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -18,8 +20,10 @@ use nvml_wrapper_sys::bindings as sys;
 
 pub use device::{Device, FabricInfo, Process};
 pub use error::{Code, NvmlError};
-pub use events::{Event, EventSet};
+pub use events::{Event, EventKind, EventSet};
 pub use links::Remote;
+pub use mig::{MigDevice, MigIds, MigMode, Placement};
+pub use state::{RecoveryAction, RemappedRows};
 
 use call::{check, symbol, text_of};
 

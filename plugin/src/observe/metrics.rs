@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::health::XidCounts;
-use crate::inventory::Inventory;
+use crate::inventory::{Inventory, Sickbay};
 
 /// How an Allocate related to what was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +78,12 @@ struct ByXid {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByCause {
+    gpu: String,
+    cause: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByPeer {
     peer: &'static str,
 }
@@ -97,6 +103,8 @@ pub struct Metrics {
     reachable: Family<ByPeer, Gauge>,
     /// Counted by the owner of NVML.
     xids: OnceLock<XidCounts>,
+    /// Kept by the owner of NVML.
+    sickbay: OnceLock<Sickbay>,
 }
 
 impl Default for Metrics {
@@ -114,6 +122,7 @@ impl Default for Metrics {
             registrations: Family::default(),
             reachable: Family::default(),
             xids: OnceLock::new(),
+            sickbay: OnceLock::new(),
         }
     }
 }
@@ -134,6 +143,7 @@ impl Metrics {
             registrations,
             reachable,
             xids,
+            sickbay,
         } = self;
         registry.register(
             "allocations",
@@ -198,6 +208,20 @@ impl Metrics {
             "Xids that the driver raised, those that change nothing included",
             counted,
         );
+        let unhealthy: Family<ByCause, Gauge> = Family::default();
+        let diagnosis = sickbay.get().map(Sickbay::now).unwrap_or_default();
+        for trouble in &diagnosis.troubles {
+            let labels = ByCause {
+                gpu: trouble.gpu.to_string(),
+                cause: trouble.cause.to_string(),
+            };
+            unhealthy.get_or_create(&labels).set(1);
+        }
+        registry.register(
+            "gpu_unhealthy",
+            "1 for each kind of thing that makes a GPU, or a MIG device of it, unhealthy now",
+            unhealthy,
+        );
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
@@ -256,6 +280,12 @@ impl Metrics {
     pub(super) fn xids(&self, counts: XidCounts) {
         if self.xids.set(counts).is_err() {
             tracing::debug!("Xids are counted already");
+        }
+    }
+
+    pub(super) fn sickbay(&self, sickbay: Sickbay) {
+        if self.sickbay.set(sickbay).is_err() {
+            tracing::debug!("what is wrong is known already");
         }
     }
 

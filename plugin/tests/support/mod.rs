@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gantry_api::{DeviceHealth, DeviceId};
-use gantry_plugin::health::HealthChecks;
+use gantry_plugin::health::XidList;
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::{Args, Strategy};
 use gantry_proto::deviceplugin::device_plugin_client::DevicePluginClient;
@@ -326,7 +326,8 @@ impl Node {
             cdi_kind: "gantry.dev/gpu".into(),
             listen: ([127, 0, 0, 1], 0).into(),
             resource_name: "nvidia.com/gpu".into(),
-            disable_health_checks: HealthChecks::default(),
+            disable_health_checks: XidList::default(),
+            enable_health_checks: XidList::default(),
         };
         Self {
             inventory: watch::Sender::new(Arc::new(inventory(gpus))),
@@ -340,6 +341,11 @@ impl Node {
     pub fn with(mut self, change: impl FnOnce(&mut Args)) -> Self {
         change(&mut self.args);
         self
+    }
+
+    /// What it is told.
+    pub fn args(&self) -> &Args {
+        &self.args
     }
 
     /// Starts the daemon.

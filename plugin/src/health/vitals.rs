@@ -1,0 +1,261 @@
+//! What a GPU says of its own state, judged: which of it makes the GPU unhealthy while it lasts, and which of it proves that the
+//! GPU was reset since a fault. Pure.
+
+use gantry_api::FaultEvidence;
+
+use super::{Cause, HealthChecks, Proof};
+use crate::nvml::RecoveryAction;
+
+/// What a GPU and the kernel say of the GPU's state. `None`: they do not say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Vitals {
+    /// Uncorrected memory errors since the driver was loaded or the GPU reset.
+    pub uncorrected: Option<u64>,
+    /// Whether the GPU can replace rows of memory by spare ones (Ampere and later).
+    pub remaps_rows: bool,
+    /// Whether rows (before Ampere: pages) of memory wait for a reset to be taken out of use.
+    pub repair_pending: Option<bool>,
+    /// Whether taking a row out of use has failed.
+    pub repair_failed: Option<bool>,
+    /// What the driver asks for.
+    pub action: Option<RecoveryAction>,
+    /// The kernel's number of the GPU's binding to its driver.
+    pub binding: Option<u64>,
+}
+
+/// Xids that tell of what NVML also shows as a state: to disable one disables the other.
+const UNCORRECTED: u64 = 48;
+const REPAIR: u64 = 63;
+const REPAIR_FAILED: u64 = 64;
+const ACTION_CHANGED: u64 = 154;
+
+impl Vitals {
+    /// What makes the GPU unhealthy while it lasts, with the reason in words.
+    ///
+    /// Uncorrected errors alone count only on GPUs that cannot remap rows: newer ones contain them, and say by a repair that waits
+    /// or by the driver's wish whether anything is left to do.
+    pub fn complaints(&self, checks: &HealthChecks) -> Vec<(Cause, String)> {
+        let mut complaints = Vec::new();
+        let mut add = |xid: u64, cause: Cause, reason: String| {
+            if checks.watches(xid) {
+                complaints.push((cause, reason));
+            }
+        };
+        if self.repair_failed == Some(true) {
+            add(
+                REPAIR_FAILED,
+                Cause::RepairFailed,
+                "memory: remapping a row has failed; run NVIDIA's field diagnostics and replace the board"
+                    .to_owned(),
+            );
+        }
+        if let Some(wish) = self.action.and_then(wish) {
+            add(
+                ACTION_CHANGED,
+                Cause::RecoveryAction,
+                format!("the driver asks for {wish}"),
+            );
+        }
+        if self.repair_pending == Some(true) {
+            let (what, remedy) = match self.remaps_rows {
+                true => (
+                    "rows wait to be remapped",
+                    "drain the GPU and run nvidia-smi --gpu-reset",
+                ),
+                false => ("pages wait to be retired", "drain the node and reload the driver"),
+            };
+            add(REPAIR, Cause::RepairPending, format!("memory: {what}; {remedy}"));
+        }
+        if let Some(count) = self.uncorrected.filter(|count| *count > 0 && !self.remaps_rows) {
+            let errors = if count == 1 { "error" } else { "errors" };
+            add(
+                UNCORRECTED,
+                Cause::Uncorrected,
+                format!(
+                    "memory: {count} uncorrected ECC {errors}; drain the GPU and run nvidia-smi --gpu-reset"
+                ),
+            );
+        }
+        complaints
+    }
+
+    /// Adds what is seen now to what was seen since a fault.
+    pub fn add_to(&self, evidence: &mut FaultEvidence) {
+        evidence.binding = evidence.binding.or(self.binding);
+        evidence.uncorrected = evidence.uncorrected.max(self.uncorrected);
+        evidence.repair_pending |= self.repair_pending == Some(true);
+        evidence.reset_asked |= self.action.is_some_and(asks_for_reset);
+    }
+
+    /// Whether what is seen now proves that the GPU was reset since that was seen.
+    pub fn proof(&self, evidence: &FaultEvidence) -> Option<Proof> {
+        if let (Some(before), Some(now)) = (evidence.binding, self.binding)
+            && before != now
+        {
+            return Some(Proof::BoundAnew);
+        }
+        let still_asks = self.action.is_some_and(asks_for_reset) || self.repair_pending == Some(true);
+        if still_asks {
+            return None;
+        }
+        if evidence.reset_asked && self.action == Some(RecoveryAction::None) {
+            return Some(Proof::WishGranted);
+        }
+        if evidence.repair_pending && self.repair_pending == Some(false) {
+            return Some(Proof::Repaired);
+        }
+        match (evidence.uncorrected, self.uncorrected) {
+            (Some(before), Some(now)) if now < before => Some(Proof::CountedAnew),
+            _ => None,
+        }
+    }
+}
+
+fn asks_for_reset(action: RecoveryAction) -> bool {
+    matches!(
+        action,
+        RecoveryAction::Reset | RecoveryAction::Reboot | RecoveryAction::DrainAndReset
+    )
+}
+
+/// What the driver asks for, in words; `None` if nothing.
+fn wish(action: RecoveryAction) -> Option<&'static str> {
+    match action {
+        RecoveryAction::None => None,
+        RecoveryAction::Reset => Some("a reset of the GPU; drain it and run nvidia-smi --gpu-reset"),
+        RecoveryAction::Reboot => Some("a reboot of the node"),
+        RecoveryAction::DrainPeers => {
+            Some("the end of all peer-to-peer work; end the jobs that span its GPUs")
+        }
+        RecoveryAction::DrainAndReset => Some("a reset of the GPU once its work has ended"),
+        RecoveryAction::Other(_) => Some("an action that this version does not know; look at nvidia-smi -q"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn causes(vitals: Vitals, checks: &HealthChecks) -> Vec<Cause> {
+        vitals
+            .complaints(checks)
+            .into_iter()
+            .map(|(cause, _)| cause)
+            .collect()
+    }
+
+    fn disabled(text: &str) -> HealthChecks {
+        HealthChecks {
+            disabled: text.parse().unwrap(),
+            ..HealthChecks::default()
+        }
+    }
+
+    const AMPERE: Vitals = Vitals {
+        uncorrected: Some(0),
+        remaps_rows: true,
+        repair_pending: Some(false),
+        repair_failed: Some(false),
+        action: None,
+        binding: Some(7),
+    };
+
+    #[test]
+    fn a_gpu_complains_of_what_only_a_reset_or_new_board_ends() {
+        let all = HealthChecks::default();
+        assert_eq!(causes(Vitals::default(), &all), []);
+        assert_eq!(causes(AMPERE, &all), []);
+        let pending = Vitals {
+            repair_pending: Some(true),
+            ..AMPERE
+        };
+        assert_eq!(causes(pending, &all), [Cause::RepairPending]);
+        assert_eq!(causes(pending, &disabled("63")), []);
+        let failed = Vitals {
+            repair_failed: Some(true),
+            action: Some(RecoveryAction::Reset),
+            ..pending
+        };
+        assert_eq!(
+            causes(failed, &all),
+            [Cause::RepairFailed, Cause::RecoveryAction, Cause::RepairPending]
+        );
+        assert_eq!(causes(failed, &disabled("all")), []);
+    }
+
+    #[test]
+    fn uncorrected_errors_alone_count_where_rows_cannot_be_remapped() {
+        let all = HealthChecks::default();
+        let contained = Vitals {
+            uncorrected: Some(3),
+            ..AMPERE
+        };
+        assert_eq!(causes(contained, &all), []);
+        let volta = Vitals {
+            uncorrected: Some(1),
+            repair_pending: Some(false),
+            ..Vitals::default()
+        };
+        assert_eq!(
+            volta.complaints(&all),
+            [(
+                Cause::Uncorrected,
+                "memory: 1 uncorrected ECC error; drain the GPU and run nvidia-smi --gpu-reset".to_owned()
+            )]
+        );
+    }
+
+    #[test]
+    fn each_trace_of_a_reset_proves_it_and_nothing_else_does() {
+        let evidence = |seen: &[Vitals]| {
+            let mut evidence = FaultEvidence::default();
+            for vitals in seen {
+                vitals.add_to(&mut evidence);
+            }
+            evidence
+        };
+        let with_action = |action| Vitals {
+            action: Some(action),
+            ..AMPERE
+        };
+        let pending = Vitals {
+            repair_pending: Some(true),
+            ..AMPERE
+        };
+        let counted = Vitals {
+            uncorrected: Some(2),
+            ..AMPERE
+        };
+        assert_eq!(AMPERE.proof(&evidence(&[AMPERE])), None, "it only goes on");
+        let bound = Vitals {
+            binding: Some(8),
+            ..AMPERE
+        };
+        assert_eq!(bound.proof(&evidence(&[AMPERE])), Some(Proof::BoundAnew));
+        let asked = evidence(&[with_action(RecoveryAction::Reset)]);
+        assert_eq!(
+            with_action(RecoveryAction::None).proof(&asked),
+            Some(Proof::WishGranted)
+        );
+        assert_eq!(
+            with_action(RecoveryAction::Reboot).proof(&asked),
+            None,
+            "it asks for more"
+        );
+        assert_eq!(AMPERE.proof(&asked), None, "silence is no answer");
+        let drained = evidence(&[with_action(RecoveryAction::DrainPeers)]);
+        assert_eq!(
+            with_action(RecoveryAction::None).proof(&drained),
+            None,
+            "no reset was asked for"
+        );
+        assert_eq!(AMPERE.proof(&evidence(&[pending])), Some(Proof::Repaired));
+        assert_eq!(AMPERE.proof(&evidence(&[counted])), Some(Proof::CountedAnew));
+        assert_eq!(
+            pending.proof(&evidence(&[counted])),
+            None,
+            "counters that were cleared by hand repair nothing"
+        );
+        assert_eq!(Vitals::default().proof(&evidence(&[counted, pending])), None);
+    }
+}

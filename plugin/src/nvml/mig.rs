@@ -1,0 +1,177 @@
+//! MIG: whether a GPU is cut, and the MIG devices it is cut into. What NVML says, nothing more: names of profiles and places of
+//! instances it does not tell are worked out by discovery.
+
+use gantry_topology::{MigAttributes, MigUuid};
+use nvml_wrapper_sys::bindings as sys;
+
+use super::call::{check, symbol};
+use super::{Device, NvmlError};
+
+/// MIG mode of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MigMode {
+    /// Whether it is on.
+    pub current: bool,
+    /// Whether it will be on after the next reset of the GPU.
+    pub pending: bool,
+}
+
+/// Ids of a MIG device on its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MigIds {
+    /// GPU instance.
+    pub gpu_instance: u32,
+    /// Compute instance in it.
+    pub compute_instance: u32,
+}
+
+/// Where a GPU instance lies on its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// First memory unit.
+    pub start: u32,
+    /// Memory units.
+    pub size: u32,
+}
+
+/// One MIG device of a GPU: a compute instance.
+#[derive(Clone, Copy)]
+pub struct MigDevice<'nvml>(Device<'nvml>);
+
+impl<'nvml> Device<'nvml> {
+    /// MIG mode; GPUs that cannot be cut answer `NotSupported`.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn mig_mode(&self) -> Result<MigMode, NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMigMode)?;
+        let (mut current, mut pending) = (sys::NVML_DEVICE_MIG_DISABLE, sys::NVML_DEVICE_MIG_DISABLE);
+        // SAFETY: the handle came from the NVML that `self` borrows; both out-pointers are locals of the declared type.
+        check(name, Some(self.index), unsafe {
+            function(self.handle, &raw mut current, &raw mut pending)
+        })?;
+        Ok(MigMode {
+            current: current == sys::NVML_DEVICE_MIG_ENABLE,
+            pending: pending == sys::NVML_DEVICE_MIG_ENABLE,
+        })
+    }
+
+    /// The MIG devices, in NVML's order. Indices that NVML leaves empty are skipped.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn mig_devices(&self) -> Result<Vec<MigDevice<'nvml>>, NvmlError> {
+        let count = self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxMigDeviceCount)?, 0)?;
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMigDeviceHandleByIndex)?;
+        let mut devices = Vec::new();
+        // No GPU is cut into more; a count beyond is nonsense, and asking for each would take for ever.
+        for index in 0..count.min(MOST_MIG_DEVICES) {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
+            let code = unsafe { function(self.handle, index, &raw mut handle) };
+            match check(name, Some(self.index), code) {
+                Ok(()) => devices.push(MigDevice(Device { handle, ..*self })),
+                // Nothing there; some drivers call the index itself invalid then.
+                Err(error) if error.is_nothing_there() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Where GPU instance `id` lies. Some drivers tell privileged processes only (`NoPermission`).
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn placement(&self, id: u32) -> Result<Placement, NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetGpuInstanceById)?;
+        let mut instance = std::ptr::null_mut();
+        // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
+        check(name, Some(self.index), unsafe {
+            function(self.handle, id, &raw mut instance)
+        })?;
+        let (name, function) = symbol!(self.nvml.table, nvmlGpuInstanceGetInfo)?;
+        let mut info = sys::nvmlGpuInstanceInfo_t {
+            device: std::ptr::null_mut(),
+            id: 0,
+            profileId: 0,
+            placement: sys::nvmlGpuInstancePlacement_t { start: 0, size: 0 },
+        };
+        // SAFETY: the instance came from the call above; the out-pointer is a local of the declared type.
+        check(name, Some(self.index), unsafe {
+            function(instance, &raw mut info)
+        })?;
+        Ok(Placement {
+            start: info.placement.start,
+            size: info.placement.size,
+        })
+    }
+}
+
+impl MigDevice<'_> {
+    /// The UUID, `MIG-...`.
+    ///
+    /// # Errors
+    /// The code NVML answered with, or an answer that makes no sense.
+    pub fn uuid(&self) -> Result<MigUuid, NvmlError> {
+        let symbol = symbol!(self.0.nvml.table, nvmlDeviceGetUUID)?;
+        let uuid = self.0.get_text(symbol)?;
+        uuid.parse()
+            .map_err(|_| self.0.nonsense(symbol.0, uuid, "MIG device UUID"))
+    }
+
+    /// The name, which ends with the profile: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn name(&self) -> Result<String, NvmlError> {
+        self.0.name()
+    }
+
+    /// Its GPU instance and compute instance.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn ids(&self) -> Result<MigIds, NvmlError> {
+        let table = &self.0.nvml.table;
+        Ok(MigIds {
+            gpu_instance: self.0.get(symbol!(table, nvmlDeviceGetGpuInstanceId)?, 0)?,
+            compute_instance: self.0.get(symbol!(table, nvmlDeviceGetComputeInstanceId)?, 0)?,
+        })
+    }
+
+    /// Engines and memory.
+    ///
+    /// # Errors
+    /// The code NVML answered with.
+    pub fn attributes(&self) -> Result<MigAttributes, NvmlError> {
+        let blank = sys::nvmlDeviceAttributes_t {
+            multiprocessorCount: 0,
+            sharedCopyEngineCount: 0,
+            sharedDecoderCount: 0,
+            sharedEncoderCount: 0,
+            sharedJpegCount: 0,
+            sharedOfaCount: 0,
+            gpuInstanceSliceCount: 0,
+            computeInstanceSliceCount: 0,
+            memorySizeMB: 0,
+        };
+        let answer = self
+            .0
+            .get(symbol!(self.0.nvml.table, nvmlDeviceGetAttributes_v2)?, blank)?;
+        Ok(MigAttributes {
+            multiprocessors: answer.multiprocessorCount,
+            gpu_slices: answer.gpuInstanceSliceCount,
+            compute_slices: answer.computeInstanceSliceCount,
+            copy_engines: answer.sharedCopyEngineCount,
+            decoders: answer.sharedDecoderCount,
+            encoders: answer.sharedEncoderCount,
+            jpeg: answer.sharedJpegCount,
+            ofa: answer.sharedOfaCount,
+            memory_mib: answer.memorySizeMB,
+        })
+    }
+}
+
+/// More MIG devices than any GPU is cut into.
+const MOST_MIG_DEVICES: u32 = 64;
