@@ -4,8 +4,12 @@
 
 mod common;
 
+use common::Fleet;
 use divan::Bencher;
 use divan::counter::BytesCount;
+use gantry_extender::decide::{Policy, score};
+use gantry_extender::request::{Ask, Request};
+use gantry_extender::snapshot::Standing;
 use gantry_extender::wire::ExtenderArgs;
 
 const NODES: [usize; 4] = [100, 1_000, 5_000, 50_000];
@@ -23,7 +27,7 @@ fn main() -> std::io::Result<()> {
 /// Reading the request into borrowed structs: the floor.
 #[divan::bench(args = NODES)]
 fn parse(bencher: Bencher<'_, '_>, nodes: usize) {
-    let body = common::body(nodes, 2, 1);
+    let body = common::body(Fleet::Whole, nodes, 2, 1);
     bencher.counter(BytesCount::of_slice(&body)).bench(|| {
         let args: Option<ExtenderArgs<'_>> = serde_json::from_slice(divan::black_box(&body)).ok();
         args.and_then(|args| args.node_names).map(|names| names.len())
@@ -33,24 +37,70 @@ fn parse(bencher: Bencher<'_, '_>, nodes: usize) {
 /// The whole of filter, from body to answer.
 #[divan::bench(args = NODES)]
 fn filter(bencher: Bencher<'_, '_>, nodes: usize) {
-    let service = common::service(nodes);
-    let body = common::body(nodes, 2, 1);
+    let service = common::service(Fleet::Whole, nodes);
+    let body = common::body(Fleet::Whole, nodes, 2, 1);
     bencher.bench(|| service.filter(divan::black_box(&body)).map(|answer| answer.len()));
 }
 
 /// The same where every node refuses.
 #[divan::bench(args = NODES)]
 fn filter_refusing_all(bencher: Bencher<'_, '_>, nodes: usize) {
-    let service = common::service(nodes);
-    let body = common::body(nodes, 9, 1);
+    let service = common::service(Fleet::Whole, nodes);
+    let body = common::body(Fleet::Whole, nodes, 9, 1);
     bencher.bench(|| service.filter(divan::black_box(&body)).map(|answer| answer.len()));
+}
+
+/// Filter where GPUs are cut in seven.
+#[divan::bench(args = NODES)]
+fn filter_mig(bencher: Bencher<'_, '_>, nodes: usize) {
+    let service = common::service(Fleet::Mig, nodes);
+    let body = common::body(Fleet::Mig, nodes, 1, 1);
+    bencher.bench(|| service.filter(divan::black_box(&body)).map(|answer| answer.len()));
+}
+
+/// Prioritize where GPUs are cut in seven.
+#[divan::bench(args = NODES)]
+fn prioritize_mig(bencher: Bencher<'_, '_>, nodes: usize) {
+    prioritize_parts(bencher, Fleet::Mig, nodes);
+}
+
+/// Prioritize where GPUs are shared by four.
+#[divan::bench(args = NODES)]
+fn prioritize_shared(bencher: Bencher<'_, '_>, nodes: usize) {
+    prioritize_parts(bencher, Fleet::Shared, nodes);
+}
+
+fn prioritize_parts(bencher: Bencher<'_, '_>, fleet: Fleet, nodes: usize) {
+    let service = common::service(fleet, nodes);
+    let body = common::body(fleet, nodes, 1, 1);
+    bencher.bench(|| {
+        service
+            .prioritize(divan::black_box(&body))
+            .map(|answer| answer.len())
+    });
+}
+
+/// The choice and the score of one node of 56 MIG devices, nothing remembered.
+#[divan::bench(args = [1, 4])]
+fn score_one_mig_node(bencher: Bencher<'_, '_>, devices: u32) {
+    let service = common::service(Fleet::Mig, 1);
+    let snapshot = service.store.snapshot();
+    let request = Request {
+        asks: vec![Ask::single(Fleet::Mig.resource().into(), devices)],
+        order: Vec::new(),
+    };
+    let class = snapshot.classes.iter().find_map(|standing| match &**standing {
+        Standing::Ours(class) => Some(class),
+        Standing::Foreign { .. } | Standing::Gone => None,
+    });
+    bencher.bench(|| class.and_then(|class| score(divan::black_box(class), &request, &[], Policy::Pack)));
 }
 
 /// The whole of prioritize, from body to answer, the hold for the winner included.
 #[divan::bench(args = NODES)]
 fn prioritize(bencher: Bencher<'_, '_>, nodes: usize) {
-    let service = common::service(nodes);
-    let body = common::body(nodes, 2, 1);
+    let service = common::service(Fleet::Whole, nodes);
+    let body = common::body(Fleet::Whole, nodes, 2, 1);
     bencher.bench(|| {
         service
             .prioritize(divan::black_box(&body))

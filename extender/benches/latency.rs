@@ -13,6 +13,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use common::Fleet;
 use gantry_extender::server::Server;
 use gantry_extender::watch::Contact;
 use gantry_extender::wire::ExtenderArgs;
@@ -29,15 +30,36 @@ fn main() -> std::io::Result<()> {
         .enable_all()
         .build()?;
     let _guard = runtime.enter();
-    println!("us: p50 / p99 of each, request of 2 GPUs, nodes of 8 GPUs, names only");
+    for (fleet, devices, words) in [
+        (Fleet::Whole, 2, "request of 2 GPUs, nodes of 8 GPUs"),
+        (
+            Fleet::Mig,
+            1,
+            "request of 1 MIG device, nodes of 8 GPUs in 7 each",
+        ),
+        (
+            Fleet::Shared,
+            1,
+            "request of 1 replica, nodes of 8 GPUs shared by 4",
+        ),
+    ] {
+        println!("us: p50 / p99 of each, {words}, names only");
+        table(&runtime, fleet, devices)?;
+    }
+    Ok(())
+}
+
+fn table(runtime: &tokio::runtime::Runtime, fleet: Fleet, devices: u32) -> std::io::Result<()> {
     println!(
         "{:>7} {:>18} {:>18} {:>18} {:>22} {:>18} {:>18}",
         "nodes", "parse", "filter", "prioritize", "filter+prioritize", "HTTP filter", "HTTP prioritize"
     );
     for nodes in NODES {
         let rounds = if nodes > 10_000 { 400 } else { 3_000 };
-        let bodies: Vec<Vec<u8>> = (0..BODIES).map(|pod| common::body(nodes, 2, pod)).collect();
-        let service = common::service(nodes);
+        let bodies: Vec<Vec<u8>> = (0..BODIES)
+            .map(|pod| common::body(fleet, nodes, devices, pod))
+            .collect();
+        let service = common::service(fleet, nodes);
         let parse = times(rounds, |round| {
             let args: Option<ExtenderArgs<'_>> = serde_json::from_slice(&bodies[round % BODIES]).ok();
             args.is_some()
@@ -50,7 +72,7 @@ fn main() -> std::io::Result<()> {
             let body = &bodies[round % BODIES];
             service.filter(body).is_ok() && service.prioritize(body).is_ok()
         });
-        let (http_filter, http_prioritize) = through_http(&runtime, service, &bodies, rounds)?;
+        let (http_filter, http_prioritize) = through_http(runtime, service, &bodies, rounds)?;
         println!(
             "{nodes:>7} {parse:>18} {filter:>18} {prioritize:>18} {both:>22} {http_filter:>18} {http_prioritize:>18}"
         );

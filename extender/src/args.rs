@@ -25,8 +25,8 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
-    /// Resources to account and choose devices for. The same names must stand in kube-scheduler's configuration under
-    /// `managedResources`.
+    /// Resources to account and choose devices for, besides every resource of nvidia.com that a node's plugin publishes. All their names must
+    /// stand in kube-scheduler's configuration under `managedResources`.
     #[arg(
         long = "resource",
         env = "GANTRY_RESOURCES",
@@ -53,8 +53,9 @@ pub struct Args {
     #[arg(long, env = "GANTRY_BODY_LIMIT", value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub body_limit: u32,
 
-    /// Seconds without an answer of the API server after which the extender says that it is not ready. It goes on answering from what it
-    /// knows: a stale cache makes devices free too late, never too early.
+    /// Seconds for which the API server has not answered, or a watch of pods, nodes or GpuNodes has brought nothing and cannot be begun anew,
+    /// after which the extender says that it is not ready. It goes on answering from what it knows: a stale cache makes devices free
+    /// too late, never too early.
     #[arg(long, env = "GANTRY_STALE_AFTER", value_name = "SECONDS", default_value = "15", value_parser = seconds)]
     pub stale_after: Duration,
 }

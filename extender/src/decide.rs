@@ -6,7 +6,7 @@ mod prioritize;
 mod score;
 mod words;
 
-pub use filter::{Filtered, filter, judge};
+pub use filter::{Filtered, filter, judge, too_many};
 pub use prioritize::{Winner, prioritize};
 pub use score::{Score, score};
 pub use words::{Miss, node_line, plugin_not_ready};

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{PodUid, names};
+use gantry_api::{PodUid, ResourceName, names};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -32,6 +32,10 @@ const AT_ONCE: usize = 20;
 const MAX_NOTE: usize = 1000;
 /// Nodes named per reason.
 const NAMED: usize = 3;
+/// Resources named where one is not offered.
+const OFFERED: usize = 8;
+/// Most letters by which a name may differ that is taken for what was meant.
+const NEAR: usize = 4;
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -64,7 +68,7 @@ struct Told {
     pods: HashMap<PodUid, (Instant, String)>,
     /// The snapshot that `notes` speak of.
     generation: u64,
-    notes: HashMap<Arc<Request>, String>,
+    notes: HashMap<Arc<Request>, Option<String>>,
 }
 
 /// The pods to be told something new now, and what.
@@ -103,6 +107,9 @@ fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<(Arc<PodFacts>, Stri
             .notes
             .entry(Arc::clone(request))
             .or_insert_with(|| note(&snapshot, request));
+        let Some(note) = note else {
+            continue;
+        };
         match before {
             Some((at, before)) if before == note => *at = now,
             _ => {
@@ -115,9 +122,55 @@ fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<(Arc<PodFacts>, Stri
     due
 }
 
-/// Why no node can take a pod, by reason: `node-1, node-2: 0 of 8 GPUs free, 4 asked; node-3: 3 of 8 GPUs free, 4 asked`. The nearest
-/// miss comes first.
-pub fn note(snapshot: &Snapshot, request: &Request) -> String {
+/// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4 asked; node-3: 3 of 8
+/// GPUs free, 4 asked`, the nearest miss first. `None` if it asks for nothing that is managed, and all of it is offered: that is not ours
+/// to explain.
+pub fn note(snapshot: &Snapshot, request: &Request) -> Option<String> {
+    let mut parts = unoffered(snapshot, request);
+    parts.extend(misses(snapshot, request));
+    let mut asks = request.asks.iter();
+    if parts.is_empty() {
+        return asks
+            .any(|ask| snapshot.managed.contains(&ask.resource))
+            .then(|| "no node has a Gantry plugin that serves what is asked for".to_owned());
+    }
+    let mut note = String::new();
+    for (position, part) in parts.into_iter().enumerate() {
+        if note.len() + part.len() + 10 > MAX_NOTE {
+            note.push_str("; ...");
+            break;
+        }
+        if position > 0 {
+            note.push_str("; ");
+        }
+        note.push_str(&part);
+    }
+    Some(note)
+}
+
+/// What is asked for that no node has, with what there is: most often a name that was mistyped, or a GPU that is cut otherwise.
+fn unoffered(snapshot: &Snapshot, request: &Request) -> Vec<String> {
+    let missing = request.asks.iter().map(|ask| &ask.resource);
+    missing
+        .filter(|resource| !snapshot.offered.contains(*resource))
+        .map(|resource| {
+            let offered = snapshot.offered.iter().map(ResourceName::as_str);
+            let distance = |name: &&str| strsim::damerau_levenshtein(name, resource.as_str());
+            let nearest = offered.clone().min_by_key(distance);
+            let near = nearest.filter(|name| distance(name) <= NEAR);
+            let near = near.map_or(String::new(), |name| format!(" (nearest name: {name})"));
+            let mut names = offered.clone().take(OFFERED).collect::<Vec<_>>().join(", ");
+            match snapshot.offered.len().saturating_sub(OFFERED) {
+                0 if names.is_empty() => names.push_str("none of NVIDIA's"),
+                0 => {}
+                more => names.push_str(&format!(" and {more} more")),
+            }
+            format!("no node offers {resource}{near}; offered are: {names}")
+        })
+        .collect()
+}
+
+fn misses(snapshot: &Snapshot, request: &Request) -> Vec<String> {
     // Some classes were in use once.
     let used: HashSet<ClassIx> = snapshot.nodes.iter().copied().collect();
     let lines: Vec<Vec<(usize, String)>> = snapshot
@@ -137,13 +190,9 @@ pub fn note(snapshot: &Snapshot, request: &Request) -> String {
             nodes.push(name.as_str());
         }
     }
-    if reasons.is_empty() {
-        return "no node has a Gantry plugin that serves what is asked for".to_owned();
-    }
     let mut reasons: Vec<(&str, (usize, Vec<&str>))> = reasons.into_iter().collect();
     reasons.sort_by(|(a, (a_free, _)), (b, (b_free, _))| b_free.cmp(a_free).then_with(|| a.cmp(b)));
-    let mut note = String::new();
-    for (position, (reason, (_, mut nodes))) in reasons.into_iter().enumerate() {
+    let part = |(reason, (_, mut nodes)): (&str, (usize, Vec<&str>))| {
         nodes.sort_unstable();
         let more = nodes.len().saturating_sub(NAMED);
         let mut part = nodes.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
@@ -152,16 +201,9 @@ pub fn note(snapshot: &Snapshot, request: &Request) -> String {
         }
         part.push_str(": ");
         part.push_str(reason);
-        if note.len() + part.len() + 10 > MAX_NOTE {
-            note.push_str("; ...");
-            break;
-        }
-        if position > 0 {
-            note.push_str("; ");
-        }
-        note.push_str(&part);
-    }
-    note
+        part
+    };
+    reasons.into_iter().map(part).collect()
 }
 
 /// What there is to say of a class of nodes, each with how many devices are free; nothing if it serves nothing that is asked for.
@@ -175,7 +217,11 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
     let asks = request.asks.iter();
     asks.filter_map(|ask| {
         let (_, pool) = class.pool(ask.resource.as_str())?;
-        Some((pool.free.len(), decide::node_line(pool, ask.devices)))
+        let line = match decide::too_many(pool, ask) {
+            Some(miss) => miss.of_one_node(),
+            None => decide::node_line(pool, ask.devices),
+        };
+        Some((pool.free.len(), line))
     })
     .collect()
 }

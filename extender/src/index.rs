@@ -184,6 +184,8 @@ impl Index {
         if let Some(entry) = self.entries.get_mut(node.0 as usize)
             && entry.advertised.as_ref() != Some(&advertised)
         {
+            let before = entry.advertised.as_deref().unwrap_or_default();
+            self.changed |= self.managed.advertised(before, &advertised);
             entry.advertised = Some(advertised);
             self.dirty.push(node);
         }
@@ -194,7 +196,8 @@ impl Index {
         if let Some(node) = self.names.get(name)
             && let Some(entry) = self.entries.get_mut(node.0 as usize)
         {
-            entry.advertised = None;
+            let before = entry.advertised.take().unwrap_or_default();
+            self.changed |= self.managed.advertised(&before, &[]);
             self.dirty.push(node);
         }
     }
@@ -206,7 +209,7 @@ impl Index {
         if let Some(entry) = self.entries.get_mut(node.0 as usize)
             && entry.inventory.as_ref() != Some(&inventory)
         {
-            self.changed |= self.managed.replace(entry.inventory.as_ref(), Some(&inventory));
+            self.changed |= self.managed.published(entry.inventory.as_ref(), Some(&inventory));
             entry.inventory = Some(inventory);
             self.dirty.push(node);
         }
@@ -217,7 +220,7 @@ impl Index {
         if let Some(node) = self.names.get(name)
             && let Some(entry) = self.entries.get_mut(node.0 as usize)
         {
-            self.changed |= self.managed.replace(entry.inventory.as_ref(), None);
+            self.changed |= self.managed.published(entry.inventory.as_ref(), None);
             entry.inventory = None;
             self.dirty.push(node);
         }
@@ -301,7 +304,8 @@ impl Index {
         Some(Snapshot {
             generation: self.generation,
             synced: self.synced.len() == Source::ALL.len(),
-            managed: self.managed.shared(),
+            managed: self.managed.managed(),
+            offered: self.managed.offered(),
             names: Arc::clone(&self.names),
             nodes: self.slots.clone(),
             classes: self.classes.shared(),

@@ -2,6 +2,7 @@
 //! at are one class, and decisions are made per class. Built by the index; knows nothing of pods or of where facts come from.
 
 mod names;
+mod remembered;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use gantry_api::{NodeName, PodUid, ResourceName};
 
 pub use names::Names;
+pub use remembered::{Question, Remembered};
 
 use crate::devices::DeviceSet;
 use crate::inventory::Sick;
@@ -33,6 +35,8 @@ pub struct Snapshot {
     pub synced: bool,
     /// The resources that are accounted and chosen: what a plugin publishes, and what the operator named.
     pub managed: Arc<BTreeSet<ResourceName>>,
+    /// The resources that any node has, Gantry's or not.
+    pub offered: Arc<BTreeSet<ResourceName>>,
     /// Names of the nodes.
     pub names: Arc<Names>,
     /// The class of each node.
@@ -75,6 +79,8 @@ pub struct Class {
     pub pools: Vec<Pool>,
     /// Why the plugin does not serve, if it does not; then nothing is free.
     pub not_ready: Option<Arc<str>>,
+    /// Scores that were worked out.
+    pub scores: Remembered,
 }
 
 /// One resource of a class. Of devices that nothing tells apart only the number counts ([`Shape::canonical`]).
@@ -126,6 +132,25 @@ impl Snapshot {
         self.names
             .iter()
             .map(|(node, name)| (node, name, self.standing(node)))
+    }
+}
+
+impl Pool {
+    /// Devices held for a pod as devices of the class: of those that nothing tells apart, the ones after the open ones.
+    pub fn own(&self, held: &DeviceSet) -> DeviceSet {
+        let Shape::Parts(parts) = &self.shape else {
+            return held.clone();
+        };
+        let count = |set, range| parts.count(set, range);
+        parts
+            .alike()
+            .iter()
+            .flat_map(|range| {
+                let open = count(&self.open, range);
+                let end = (open + count(held, range)).min(count(&self.free, range));
+                range.start + open..range.start + end.max(open)
+            })
+            .collect()
     }
 }
 

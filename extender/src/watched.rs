@@ -45,6 +45,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kube_schedulers_configuration_names_every_mig_profile() {
+        let manifest = include_str!("../../manifests/kube-scheduler-config.yaml");
+        let catalogue = gantry_topology::mig::Catalogue::built_in();
+        let profiles = catalogue.products().iter().flat_map(|product| &product.profiles);
+        let names =
+            profiles.map(|profile| format!("{RESOURCE_DOMAIN}/mig-{}", profile.name.replace('+', ".")));
+        for name in names.chain(["nvidia.com/gpu".to_owned(), "nvidia.com/gpu.shared".to_owned()]) {
+            let line = format!("- {{name: {name}, ignoredByScheduler: false}}\n");
+            assert!(manifest.contains(&line), "{name} is missing");
+        }
+    }
+
+    #[test]
     fn nvidias_domain_and_what_is_named_are_looked_at() {
         let watched = Watched::new(["example.com/a100".into()]);
         assert_eq!(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
 use gantry_extender::bind::Binder;
 use gantry_extender::decide::Options;
 use gantry_extender::index::{self, Index, Source, Store};
@@ -18,8 +18,56 @@ pub(crate) fn node_name(number: usize) -> String {
     format!("gpu-worker-{number:05}.cluster-a.example.internal")
 }
 
-/// A service over `nodes` nodes of eight GPUs, three kinds, each with another set of GPUs taken.
-pub(crate) fn service(nodes: usize) -> Service {
+/// What the nodes of a cluster serve.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Fleet {
+    /// Eight whole GPUs.
+    Whole,
+    /// Eight GPUs of seven MIG devices each.
+    Mig,
+    /// Eight GPUs shared by four each.
+    Shared,
+}
+
+impl Fleet {
+    /// The resource.
+    pub(crate) fn resource(self) -> &'static str {
+        match self {
+            Self::Whole => names::GPU_RESOURCE,
+            Self::Mig => "nvidia.com/mig-1g.10gb",
+            Self::Shared => "nvidia.com/gpu.shared",
+        }
+    }
+
+    /// The devices of a node.
+    fn devices(self, node: &str) -> Vec<serde_json::Value> {
+        let each = match self {
+            Self::Whole => 1,
+            Self::Mig => 7,
+            Self::Shared => 4,
+        };
+        let all = (0..8).flat_map(|gpu| (0..each).map(move |part| (gpu, part)));
+        let device = |(gpu, part): (usize, usize)| {
+            let mut device = json!({"resource": self.resource(), "gpu": gpu, "healthy": true});
+            match self {
+                Self::Whole => device["id"] = format!("GPU-{node}-{gpu}").into(),
+                Self::Mig => {
+                    device["id"] = format!("MIG-{node}-{gpu}-{part}").into();
+                    device["slice"] = json!({"profile": "1g.10gb", "start": part, "size": 1});
+                }
+                Self::Shared => {
+                    device["id"] = format!("GPU-{node}-{gpu}::{part}").into();
+                    device["replica"] = part.into();
+                }
+            }
+            device
+        };
+        all.map(device).collect()
+    }
+}
+
+/// A service over `nodes` nodes of eight GPUs, three kinds, each with another set of devices taken.
+pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
     let watched = Watched::new([names::GPU_RESOURCE.into()]);
     let mut index = Index::new(Options::default(), &watched, "bench".into());
     let mut kinds = Kinds::default();
@@ -29,11 +77,26 @@ pub(crate) fn service(nodes: usize) -> Service {
     }
     let machines = [switched(), bridged(), plain()];
     for number in 0..nodes {
-        let name = node_name(number).as_str().into();
-        index.node_applied(&name, vec![(names::GPU_RESOURCE.into(), 8)]);
-        // Spread over all masks, a fifth of the GPUs taken.
+        let name = NodeName::from(node_name(number));
+        let devices = fleet.devices(name.as_str());
+        let advertised = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        index.node_applied(&name, vec![(fleet.resource().into(), advertised)]);
+        // Spread over all masks, a fifth of the devices taken.
         let taken = (number * 37 % 256) & (number * 91 % 256) & 0xff;
-        let node = gpu_node(name.as_str(), &machines[number % 3], taken);
+        let is_taken = |device: usize| match fleet {
+            Fleet::Whole => taken & (1 << device) != 0,
+            // No two nodes alike.
+            Fleet::Mig | Fleet::Shared => ((number + 1) * 2_654_435_761 + device * 40_503) >> 7 & 7 < 2,
+        };
+        let held = devices.iter().enumerate().filter(|(device, _)| is_taken(*device));
+        let held: Vec<_> = held.map(|(_, device)| device["id"].clone()).collect();
+        let node = gpu_node(
+            name.as_str(),
+            fleet.resource(),
+            &machines[number % 3],
+            &devices,
+            &held,
+        );
         if let Some(inventory) = index::inventory(&watched, node, &mut kinds) {
             index.inventory_applied(&name, inventory);
         }
@@ -60,14 +123,15 @@ pub(crate) fn service(nodes: usize) -> Service {
 }
 
 /// What kube-scheduler sends about all nodes, names only. Every request is of another pod, as in life.
-pub(crate) fn body(nodes: usize, gpus: u32, pod: usize) -> Vec<u8> {
+pub(crate) fn body(fleet: Fleet, nodes: usize, devices: u32, pod: usize) -> Vec<u8> {
+    let asked = json!({fleet.resource(): devices.to_string()});
     let names: Vec<String> = (0..nodes).map(node_name).collect();
     let body = json!({
         "Pod": {
             "metadata": {"name": format!("train-{pod}"), "namespace": "ml", "uid": format!("7bd4b3a0-5d5c-4f0c-9f0e-{pod:012}")},
             "spec": {"containers": [{
                 "name": "train", "image": "train:1",
-                "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}, "requests": {"nvidia.com/gpu": gpus.to_string()}},
+                "resources": {"limits": asked, "requests": asked},
             }]},
             "status": {"phase": "Pending"},
         },
@@ -77,14 +141,15 @@ pub(crate) fn body(nodes: usize, gpus: u32, pod: usize) -> Vec<u8> {
     serde_json::to_vec(&body).unwrap_or_default()
 }
 
-fn gpu_node(name: &str, machine: &Machine, taken: usize) -> index::LooseGpuNode {
-    let id = |gpu: usize| format!("GPU-{name}-{gpu}");
-    let devices: Vec<_> = (0..8)
-        .map(|gpu| json!({"id": id(gpu), "resource": "nvidia.com/gpu", "gpu": gpu, "healthy": true}))
-        .collect();
-    let held: Vec<String> = (0..8).filter(|gpu| taken & (1 << gpu) != 0).map(id).collect();
+fn gpu_node(
+    name: &str,
+    resource: &str,
+    machine: &Machine,
+    devices: &[serde_json::Value],
+    held: &[serde_json::Value],
+) -> index::LooseGpuNode {
     let holders = json!([{
-        "namespace": "ml", "pod": "other", "resource": "nvidia.com/gpu", "devices": held, "provenance": "PodResources",
+        "namespace": "ml", "pod": "other", "resource": resource, "devices": held, "provenance": "PodResources",
     }]);
     let status: GpuNodeStatus =
         serde_json::from_value(json!({"devices": devices, "holders": holders})).unwrap_or_default();

@@ -2,8 +2,8 @@
 //! GPUs held for pods between prioritize and bind do not make a node fail, they only count in the score.
 
 use super::{Candidates, ForeignNodes, Miss, Options, words};
-use crate::request::Request;
-use crate::snapshot::{Class, NodeIx, Snapshot, Standing};
+use crate::request::{Ask, Request};
+use crate::snapshot::{Class, NodeIx, Pool, Snapshot, Standing};
 
 /// The answer, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -112,22 +112,26 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
         let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
             return Err(Miss::NotServed(ask.resource.clone()));
         };
-        if let Some(max) = pool.max_request
-            && let Some((container, asked)) = ask.most()
-            && asked > max
-        {
-            return Err(Miss::TooMany {
-                resource: ask.resource.clone(),
-                max,
-                container: container.to_owned(),
-                asked,
-            });
+        if let Some(miss) = too_many(pool, ask) {
+            return Err(miss);
         }
         if pool.free.len() < ask.devices as usize {
             return Err(Miss::Short(words::shortage(pool, ask.devices)));
         }
     }
     Ok(())
+}
+
+/// Whether a container asks for more of a resource than kubelet would give to one: it would fail the pod, for good.
+pub fn too_many(pool: &Pool, ask: &Ask) -> Option<Miss> {
+    let max = pool.max_request?;
+    let (container, asked) = ask.most()?;
+    (asked > max).then(|| Miss::TooMany {
+        resource: ask.resource.clone(),
+        max,
+        container: container.to_owned(),
+        asked,
+    })
 }
 
 /// A node the cache does not know. An object is a simulation's invention: an empty node of which only the count is known. A name

@@ -1,9 +1,10 @@
 //! Which of the nodes that passed is best. One winner: kube-scheduler breaks ties at random, and its scale of 0 to 10 is too
 //! coarse for the differences that matter.
 
-use super::{Candidates, Options, Score, score};
+use super::{Candidates, Options, Policy, Score, score};
+use crate::devices::DeviceSet;
 use crate::request::Request;
-use crate::snapshot::{NodeIx, Snapshot, Standing};
+use crate::snapshot::{Class, NodeIx, Question, Snapshot, Standing};
 
 /// The best node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,15 +37,13 @@ pub fn prioritize(
         let Some(class_ix) = snapshot.class(node) else {
             continue;
         };
-        let worth = |own: &[_]| match snapshot.standing(node) {
-            Standing::Ours(class) => score(class, request, own, options.policy).map(|(score, _)| score),
-            Standing::Foreign { .. } | Standing::Gone => None,
-        };
         let found = match hold {
             // The one node where this pod's own hold must not count against it.
-            Some(hold) if hold.node == node => worth(&hold.devices),
+            Some(hold) if hold.node == node => worth(snapshot, node, request, options.policy, &hold.devices),
             _ => match by_class.get_mut(class_ix.0 as usize) {
-                Some(known) => *known.get_or_insert_with(|| worth(&[])),
+                Some(known) => {
+                    *known.get_or_insert_with(|| worth(snapshot, node, request, options.policy, &[]))
+                }
                 None => None,
             },
         };
@@ -68,4 +67,44 @@ pub fn prioritize(
         }
     }
     best
+}
+
+/// What a node is worth, with `held` devices that are held for this very pod.
+fn worth(
+    snapshot: &Snapshot,
+    node: NodeIx,
+    request: &Request,
+    policy: Policy,
+    held: &[DeviceSet],
+) -> Option<Score> {
+    let Standing::Ours(class) = snapshot.standing(node) else {
+        return None;
+    };
+    if !held.is_empty() {
+        let own: Vec<DeviceSet> = class
+            .pools
+            .iter()
+            .zip(held)
+            .map(|(pool, held)| pool.own(held))
+            .collect();
+        return score(class, request, &own, policy).map(|(score, _)| score);
+    }
+    let work_out = || score(class, request, &[], policy).map(|(score, _)| score);
+    match question(class, request, policy) {
+        Some(question) => class.scores.get_or(question, work_out),
+        None => work_out(),
+    }
+}
+
+/// What the score of a class depends on, where that is little enough to be remembered: one container that asks for one resource.
+fn question(class: &Class, request: &Request, policy: Policy) -> Option<Question> {
+    let [ask] = &request.asks[..] else {
+        return None;
+    };
+    let (pool, _) = class.pool(ask.resource.as_str())?;
+    (ask.containers.len() == 1).then_some(Question {
+        pool,
+        devices: ask.devices,
+        policy,
+    })
 }

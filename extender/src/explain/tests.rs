@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bound, bridged, facts, pod, request};
+use crate::fixtures::{Cluster, bound, bridged, cut_node, facts, pod, request, request_of};
 
 fn short(name: &str, gpus: u32) -> Value {
     let mut pod = pod(name, gpus);
@@ -28,7 +28,7 @@ fn cluster() -> Cluster {
 fn the_nearest_miss_comes_first_and_alike_nodes_together() {
     let note = note(&cluster().store.snapshot(), &request(4));
     assert_eq!(
-        note,
+        note.unwrap(),
         "node-3: 3 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked"
     );
 }
@@ -38,7 +38,7 @@ fn where_we_see_enough_the_note_says_what_kubelet_advertises() {
     let cluster = Cluster::new(Options::default());
     cluster.add("node-1", &bridged()).node("node-1", 0);
     assert_eq!(
-        note(&cluster.store.snapshot(), &request(4)),
+        note(&cluster.store.snapshot(), &request(4)).unwrap(),
         "node-1: 8 of 8 GPUs free, 4 asked, kubelet advertises 0"
     );
 }
@@ -53,11 +53,57 @@ fn where_the_plugin_does_not_serve_the_note_says_so() {
     }]);
     cluster.inventory(&node);
     let words = "node-1: GPU plugin is not ready: Stopped";
-    assert_eq!(note(&cluster.store.snapshot(), &request(4)), words);
+    assert_eq!(note(&cluster.store.snapshot(), &request(4)).unwrap(), words);
     // One that has nothing to serve any more is still a node with a plugin.
     node["status"]["devices"] = json!([]);
     cluster.inventory(&node);
-    assert_eq!(note(&cluster.store.snapshot(), &request(4)), words);
+    assert_eq!(note(&cluster.store.snapshot(), &request(4)).unwrap(), words);
+}
+
+#[test]
+fn a_resource_that_no_node_offers_is_named_with_those_that_are() {
+    let cluster = Cluster::new(Options::default());
+    let wanted = |resource: &str| note(&cluster.store.snapshot(), &request_of(resource, 1));
+    assert_eq!(
+        wanted("nvidia.com/mig-1g.5gb").unwrap(),
+        "no node offers nvidia.com/mig-1g.5gb; offered are: none of NVIDIA's"
+    );
+    cluster.node("node-1", 6);
+    cluster.inventory(&cut_node(
+        "node-1",
+        &bridged(),
+        "nvidia.com/mig-1g.10gb",
+        1,
+        &[(6, 0), (7, 0)],
+    ));
+    assert_eq!(
+        wanted("nvidia.com/mig-2g.20gb").unwrap(),
+        "no node offers nvidia.com/mig-2g.20gb (nearest name: nvidia.com/mig-1g.10gb); offered are: nvidia.com/gpu, \
+         nvidia.com/mig-1g.10gb"
+    );
+    assert_eq!(
+        wanted("nvidia.com/gpu-a100").unwrap(),
+        "no node offers nvidia.com/gpu-a100; offered are: nvidia.com/gpu, nvidia.com/mig-1g.10gb"
+    );
+    // What others serve is theirs to explain.
+    let advertised = [("nvidia.com/hostdev".into(), 4), ("nvidia.com/gpu".into(), 8)];
+    cluster
+        .store
+        .update(|index| index.node_applied(&"node-2".into(), advertised.to_vec()));
+    assert_eq!(wanted("nvidia.com/hostdev"), None);
+}
+
+#[test]
+fn slices_go_by_the_name_of_their_resource() {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("node-1", 6);
+    let resource = "nvidia.com/mig-1g.10gb";
+    let cut = cut_node("node-1", &bridged(), resource, 1, &[(6, 0), (6, 1), (7, 0)]);
+    cluster.inventory(&cut);
+    assert_eq!(
+        note(&cluster.store.snapshot(), &request_of(resource, 4)).unwrap(),
+        "node-1: 3 of 3 nvidia.com/mig-1g.10gb free, 4 asked"
+    );
 }
 
 #[test]
@@ -70,7 +116,7 @@ fn a_large_clusters_note_stays_within_the_limit() {
         let taken = format!("0-{}", gpus - 1);
         cluster.pod(&bound(pod(&format!("p{number}"), gpus), &name, 1, Some(&taken)));
     }
-    let note = note(&cluster.store.snapshot(), &request(8));
+    let note = note(&cluster.store.snapshot(), &request(8)).unwrap();
     assert!(note.len() <= 1024, "{} bytes", note.len());
     assert!(note.contains("and 35 more: 7 of 8 GPUs free, 8 asked"), "{note}");
 }

@@ -12,7 +12,7 @@ use crate::devices::DeviceSet;
 use crate::inventory::{self, Inventory};
 use crate::ledger::{self, Account, Devices, Fault};
 use crate::pod::PodFacts;
-use crate::snapshot::{Class, Pool, Standing};
+use crate::snapshot::{Class, Pool, Remembered, Standing};
 
 /// One node.
 #[derive(Debug)]
@@ -124,6 +124,7 @@ impl Entry {
             kind: Arc::clone(&inventory.kind),
             pools: pools.collect(),
             not_ready: inventory.not_ready.clone(),
+            scores: Remembered::default(),
         }
     }
 

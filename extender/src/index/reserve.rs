@@ -132,7 +132,7 @@ impl Index {
     /// See [`BindError`]; then nothing is set aside.
     pub fn reserve(&mut self, target: &Target, request: Option<Arc<Request>>) -> Result<Reserved, BindError> {
         let request = self.check_pod(target, request)?;
-        let Some(request) = request.map(|request| request.of(&self.managed.shared())) else {
+        let Some(request) = request.map(|request| request.of(&self.managed.managed())) else {
             return Ok(Reserved::AlreadyBound);
         };
         let Some(ix) = self.names.get(target.node.as_str()) else {

@@ -1,3 +1,4 @@
+mod parts;
 mod world;
 
 use std::time::Duration;

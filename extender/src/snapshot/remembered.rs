@@ -1,0 +1,98 @@
+//! Scores of a class that were worked out once: a class does not change, so neither do they. Only a store; scores are `decide`'s.
+
+use std::hash::{Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+
+use crate::decide::{Policy, Score};
+
+/// Scores kept per class. Pods ask for few different numbers of devices.
+const KEPT: usize = 8;
+
+/// What a score depends on besides the class, for a pod of one container that asks for one resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    /// Number of the pool.
+    pub pool: usize,
+    /// Devices asked for.
+    pub devices: u32,
+    /// Which of equally fast nodes to take.
+    pub policy: Policy,
+}
+
+/// Scores of one class. No part of what makes classes equal.
+#[derive(Debug, Default)]
+pub struct Remembered(Mutex<Vec<(Question, Option<Score>)>>);
+
+impl Remembered {
+    /// The score for a question, worked out if it is asked for the first time.
+    pub fn get_or(&self, question: Question, work_out: impl FnOnce() -> Option<Score>) -> Option<Score> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, score)) = known.iter().find(|(asked, _)| *asked == question) {
+            return *score;
+        }
+        drop(known);
+        let score = work_out();
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() < KEPT {
+            known.push((question, score));
+        }
+        score
+    }
+}
+
+impl Clone for Remembered {
+    /// A class that is about to become another knows nothing yet.
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Remembered {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Remembered {}
+
+impl Hash for Remembered {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_worked_out_once_and_no_other_is_taken_for_it() {
+        let remembered = Remembered::default();
+        let question = Question {
+            pool: 0,
+            devices: 2,
+            policy: Policy::Pack,
+        };
+        assert_eq!(remembered.get_or(question, || None), None);
+        assert_eq!(
+            remembered.get_or(question, || unreachable!("it was asked before")),
+            None
+        );
+        for other in [
+            Question { pool: 1, ..question },
+            Question {
+                devices: 3,
+                ..question
+            },
+            Question {
+                policy: Policy::Spread,
+                ..question
+            },
+        ] {
+            let mut asked = false;
+            remembered.get_or(other, || {
+                asked = true;
+                None
+            });
+            assert!(asked);
+        }
+    }
+}
