@@ -1,6 +1,7 @@
 //! What the plugin is told to do: one immutable value, made from flags, environment and the v1 config file of NVIDIA's
 //! k8s-device-plugin. Plain data with the invalid states left out; where a value came from is forgotten here.
 
+mod args;
 mod duration;
 mod effective;
 pub mod file;
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use args::ConfigArgs;
 pub use gfd::Gfd;
 pub use overrides::Overrides;
 pub use problem::{Fault, Problem, Problems};

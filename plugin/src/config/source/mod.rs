@@ -128,16 +128,9 @@ pub async fn follow(
     let (sender, mut sightings) = mpsc::channel(4);
     let mut last = None;
     match &source.place {
-        Place::Flags => last = Some(flags_alone()),
+        Place::Flags => last = Some(source.first()?),
         Place::File(path) => {
-            let first = files::see(path);
-            if let Err(reason) = &first.text {
-                return Err(SourceError::Unreadable {
-                    path: path.clone(),
-                    reason: reason.clone(),
-                });
-            }
-            last = Some(first);
+            last = Some(source.first()?);
             tasks.spawn(files::follow(path.clone(), sender.clone(), shutdown.clone()));
         }
         Place::PerNode(per_node) => {
@@ -224,6 +217,29 @@ impl Source {
         match &sighting.text {
             Ok(text) => self.read(&sighting.source, text),
             Err(reason) => Err(Problems::one(&sighting.source, reason)),
+        }
+    }
+
+    /// The configuration as it stands, without following it. Where a label decides, what flags and environment say alone.
+    ///
+    /// # Errors
+    /// The file cannot be read, or everything that is wrong with it.
+    pub fn now(&self) -> Result<Loaded, SourceError> {
+        Ok(self.load(&self.first()?)?)
+    }
+
+    /// What stands in the file at the start.
+    fn first(&self) -> Result<Sighting, SourceError> {
+        let Place::File(path) = &self.place else {
+            return Ok(flags_alone());
+        };
+        let sighting = files::see(path);
+        match &sighting.text {
+            Err(reason) => Err(SourceError::Unreadable {
+                path: path.clone(),
+                reason: reason.clone(),
+            }),
+            Ok(_) => Ok(sighting),
         }
     }
 

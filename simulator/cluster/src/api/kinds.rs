@@ -25,7 +25,7 @@ pub(super) struct Kind {
 }
 
 /// Everything served. Leases and the custom resources stand in their own groups; Events in two.
-pub(super) static KINDS: [Kind; 8] = [
+pub(super) static KINDS: [Kind; 9] = [
     Kind {
         group: "",
         version: "v1",
@@ -47,6 +47,17 @@ pub(super) static KINDS: [Kind; 8] = [
         status: true,
         storage: "nodes",
         fields: &["spec.unschedulable"],
+    },
+    Kind {
+        group: "",
+        version: "v1",
+        kind: "ConfigMap",
+        plural: "configmaps",
+        short: "cm",
+        namespaced: true,
+        status: false,
+        storage: "configmaps",
+        fields: &[],
     },
     Kind {
         group: "",

@@ -1,0 +1,141 @@
+//! The flags that say where the configuration is; those of NVIDIA's config-manager among them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::Strictness;
+use super::source::{Choice, Configs, Fallback};
+
+/// The label that NVIDIA's config-manager reads.
+const LABEL: &str = "nvidia.com/device-plugin.config";
+
+/// Where the configuration is.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Config file")]
+pub struct ConfigArgs {
+    /// Config file, YAML or JSON, watched for changes
+    #[arg(long, env = "CONFIG_FILE", value_name = "FILE")]
+    pub config_file: Option<String>,
+
+    /// ConfigMap with several configurations, of which a label of the node chooses one; watched for changes
+    #[arg(long, env = "GANTRY_CONFIG_MAP", value_name = "NAMESPACE/NAME", value_parser = config_map)]
+    pub config_map: Option<Configs>,
+
+    /// Folder with several configurations instead, such as a mounted ConfigMap
+    #[arg(
+        long,
+        env = "CONFIG_FILE_SRCDIR",
+        value_name = "DIR",
+        conflicts_with = "config_map"
+    )]
+    pub config_dir: Option<String>,
+
+    /// Label of the node that names its configuration
+    #[arg(
+        long,
+        env = "NODE_LABEL",
+        value_name = "LABEL",
+        default_value = LABEL
+    )]
+    pub config_label: String,
+
+    /// Configuration of nodes without the label
+    #[arg(long, env = "DEFAULT_CONFIG", value_name = "NAME")]
+    pub default_config: Option<String>,
+
+    /// What is tried on nodes without the label where there is no default: the configuration called default, the only one, or none
+    #[arg(
+        long,
+        env = "FALLBACK_STRATEGIES",
+        value_name = "named|single|empty",
+        value_delimiter = ',',
+        default_value = "named,single"
+    )]
+    pub fallback_strategies: Vec<Fallback>,
+
+    /// Take unknown keys of the config file for a warning, as NVIDIA's plugin takes them for nothing
+    #[arg(
+        long,
+        env = "GANTRY_LENIENT_CONFIG",
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true"
+    )]
+    pub lenient_config: bool,
+
+    /// Read this config file as the plugin would, print the configuration in effect or everything that is wrong, and end
+    #[arg(long, value_name = "FILE")]
+    pub check_config: Option<PathBuf>,
+}
+
+impl Default for ConfigArgs {
+    /// What stands where nobody says anything.
+    fn default() -> Self {
+        Self {
+            config_file: None,
+            config_map: None,
+            config_dir: None,
+            config_label: LABEL.to_owned(),
+            default_config: None,
+            fallback_strategies: vec![Fallback::Named, Fallback::Single],
+            lenient_config: false,
+            check_config: None,
+        }
+    }
+}
+
+impl ConfigArgs {
+    /// The one config file, if there is one.
+    pub fn file(&self) -> Option<PathBuf> {
+        self.check_config
+            .clone()
+            .or_else(|| filled(self.config_file.as_ref()))
+    }
+
+    /// The several configurations, if there are several.
+    pub fn configs(&self) -> Option<Configs> {
+        match &self.config_map {
+            Some(map) => Some(map.clone()),
+            None => filled(self.config_dir.as_ref()).map(Configs::Folder),
+        }
+    }
+
+    /// Which of several counts on a node without the label.
+    pub fn choice(&self) -> Choice {
+        Choice {
+            default: self.default_config.clone(),
+            fallbacks: self.fallback_strategies.clone(),
+        }
+    }
+
+    /// What an unknown key means.
+    pub const fn strictness(&self) -> Strictness {
+        if self.lenient_config {
+            Strictness::Lenient
+        } else {
+            Strictness::Strict
+        }
+    }
+}
+
+/// An empty variable counts as not set.
+fn filled(text: Option<&String>) -> Option<PathBuf> {
+    text.filter(|text| !text.is_empty()).map(PathBuf::from)
+}
+
+fn config_map(text: &str) -> Result<Configs, String> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(Configs::ConfigMap {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            })
+        }
+        _ => Err(format!(
+            "{text:?} names no ConfigMap; write NAMESPACE/NAME, such as gpu-operator/device-plugin-config"
+        )),
+    }
+}
