@@ -123,7 +123,7 @@ fn object(labels: &Value) -> Value {
 #[tokio::test]
 async fn a_node_feature_is_made_and_goes_with_its_daemonset_and_pod() {
     let server = Server::new(|(method, path, body)| match (method.as_str(), path.as_str()) {
-        ("GET", "/api/v1/namespaces/gantry-system/pods/plugin-x?") => (
+        ("GET", path) if path.starts_with("/api/v1/namespaces/gantry-system/pods/plugin-x") => (
             200,
             json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {
                 "name": "plugin-x", "uid": "pod-uid", "ownerReferences": [

@@ -74,6 +74,11 @@ impl Set {
         self.put(NVIDIA, name, text);
     }
 
+    /// Takes a label of NVIDIA's away, if there is one.
+    fn without_nvidia(&mut self, name: &str) {
+        self.0.remove(&LabelName::new(NVIDIA, name));
+    }
+
     /// Puts a label of ours.
     fn ours(&mut self, name: &str, text: impl ToString) {
         self.put(gantry_api::names::GROUP, name, text);

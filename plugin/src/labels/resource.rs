@@ -101,6 +101,8 @@ fn mig(set: &mut Set, facts: &Facts<'_>, prefix: &str, profile: &str, devices: &
         devices.len(),
         shared,
     );
+    // The whole GPU's, which is not a MIG device's.
+    set.without_nvidia(&format!("{prefix}.memory"));
     if let Some(attributes) = &compute.attributes {
         for (name, number) in numbers(attributes) {
             set.nvidia(&format!("{prefix}.{name}"), number);
