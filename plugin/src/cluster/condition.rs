@@ -66,7 +66,10 @@ pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: Cancella
                         written = Some((condition, Instant::now()));
                     }
                     Err(error) => {
-                        wait = wait.min(pauses.next());
+                        // What is not allowed will not be in a moment either.
+                        if !matches!(&error, kube::Error::Api(answer) if answer.code < 500) {
+                            wait = wait.min(pauses.next());
+                        }
                         debug!(%error, "the Node's condition is not written");
                     }
                 }

@@ -106,6 +106,7 @@ impl Owner {
             caps: BTreeMap::new(),
             sickbay: sickbay_end,
             diagnosis: Diagnosis::default(),
+            reloads: 0,
         };
         let thread = std::thread::Builder::new()
             .name("nvml".to_owned())
@@ -165,6 +166,8 @@ pub(super) struct Keeper {
     caps: BTreeMap<InstanceAt, [u32; 2]>,
     sickbay: SickbayEnd,
     diagnosis: Diagnosis,
+    /// How often NVML is to be loaded anew still, should it not count the GPUs that the kernel has.
+    pub(super) reloads: u8,
     /// The kernel's name for this boot; empty if it does not tell.
     boot_id: String,
 }
@@ -179,11 +182,7 @@ fn run(mut keeper: Keeper) {
         let failure = match end {
             End::Stop => return,
             End::Failed(failure) => failure,
-            // Not at once again, should the kernel list what NVML does not.
-            End::Reload => match keeper.pause.go_on_after(keeper.timing.retry_from) {
-                true => continue,
-                false => return,
-            },
+            End::Reload => continue,
         };
         failures += 1;
         keeper.failed(&failure, failures);

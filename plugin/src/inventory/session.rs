@@ -36,6 +36,9 @@ enum Turn {
     Reload,
 }
 
+/// Loads of NVML after the kernel has got another GPU, beyond the first.
+const MOST_RELOADS: u8 = 3;
+
 /// A loaded NVML at work.
 pub(super) struct Session<'nvml> {
     pub(super) nvml: &'nvml Nvml,
@@ -210,8 +213,7 @@ impl<'nvml> Session<'nvml> {
             }
             if looked.elapsed() >= keeper.timing.look {
                 looked = Instant::now();
-                if discover::bound(&keeper.options) != *bound {
-                    tracing::info!("the kernel has other GPUs than before, loading NVML anew");
+                if self.is_behind(keeper, seen, bound) {
                     return Ok(Turn::Reload);
                 }
                 match self.has_changed(keeper, seen) {
@@ -223,6 +225,28 @@ impl<'nvml> Session<'nvml> {
                 }
             }
         }
+    }
+
+    /// Whether NVML, which counted when it was loaded, does not know of GPUs that the kernel has. It may take a driver a moment to make
+    /// a GPU known to it, so that one change is worth a few loads.
+    fn is_behind(&self, keeper: &mut Keeper, seen: &Seen, bound: &BTreeSet<String>) -> bool {
+        let now = discover::bound(&keeper.options);
+        if now != *bound {
+            tracing::info!(
+                before = bound.len(),
+                now = now.len(),
+                "the kernel has other GPUs, loading NVML anew"
+            );
+            keeper.reloads = MOST_RELOADS;
+            return true;
+        }
+        if now.len() <= seen.count as usize {
+            keeper.reloads = 0;
+            return false;
+        }
+        let behind = keeper.reloads > 0;
+        keeper.reloads = keeper.reloads.saturating_sub(1);
+        behind
     }
 
     /// Whether GPUs, their reach, how they are cut or the driver are others than at the last reading. What each GPU says of its state
