@@ -19,6 +19,8 @@ use tokio::sync::watch;
 use crate::config::SharedDevices;
 
 pub use diagnosis::{Diagnosis, Lift, LiftError, Sickbay, StoredFault};
+#[cfg(test)]
+pub(crate) use hardware::units;
 pub use hardware::{Hardware, Unit};
 pub use owner::{Owner, Timing};
 

@@ -1,16 +1,33 @@
 //! What of the hardware is offered to kubelet, and under which names: [`offer`], a pure function of hardware and configuration.
-//! [`follow`] keeps its result current. Asks nobody, and a configuration that does not fit the node costs no GPU but those
-//! it does not fit: they are left out with a reason, the rest is served.
+//! Asks nobody, and a configuration that does not fit the node costs no GPU but those it does not fit: they are left out with
+//! a reason, the rest is served.
 
+mod follow;
+mod naming;
+mod pattern;
+mod selection;
+mod sharing;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_api::{ResourceName, names};
+use gantry_api::ResourceName;
 use gantry_topology::Gpu;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
-use crate::inventory::{Device, Hardware, Inventory, LeftOut, State, Unit};
+use crate::config::{Config, SharedDevices};
+use crate::inventory::{Device, Hardware, Inventory, LeftOut, State, Terms, Unit};
+
+pub use follow::follow;
+
+use naming::Naming;
+use selection::Selection;
+
+/// A unit under the name it would have unshared.
+struct Named<'h> {
+    gpu: &'h Gpu,
+    unit: &'h Unit,
+    resource: ResourceName,
+}
 
 /// What kubelet is to be told of `hardware` by `config`.
 pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
@@ -19,103 +36,94 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
         State::Absent(reason) => return Inventory::absent(reason.clone()),
         State::Ready => {}
     }
-    let mut devices = Vec::new();
-    let mut left_out = Vec::new();
-    for gpu in hardware.machine.gpus() {
-        // The small board that drives a DGX Station's screen is not for computing.
-        if gpu
-            .model
-            .as_deref()
-            .is_some_and(|model| model.ends_with("DGX Display"))
-        {
-            continue;
-        }
-        let units: Vec<&Unit> = hardware
-            .units
-            .iter()
-            .filter(|unit| unit.gpu == gpu.index)
-            .collect();
-        match resource(gpu, &units, config) {
-            Ok(resource) => devices.extend(units.into_iter().map(|unit| device(unit, resource.clone()))),
-            Err(reason) => left_out.push(LeftOut {
+    let mut problems = Vec::new();
+    let mut left_out = BTreeSet::new();
+    let mut candidates = Vec::new();
+    let selection = Selection::new(config, &hardware.machine, &hardware.units, &mut problems);
+    for gpu in hardware.machine.gpus().iter().filter(|gpu| !drives_a_screen(gpu)) {
+        let mut leave_out = |reason| {
+            left_out.insert(LeftOut {
                 gpu: gpu.index,
                 reason,
-            }),
+            })
+        };
+        if gpu.uuid.is_none() {
+            leave_out("NVML tells no UUID of it, so that no container could be given it".to_owned());
+            continue;
+        }
+        if let Err(reason) = selection.gpu(gpu) {
+            leave_out(reason);
+            continue;
+        }
+        let mut units = Vec::new();
+        for unit in hardware.units.iter().filter(|unit| unit.gpu == gpu.index) {
+            match selection.unit(gpu, unit) {
+                Ok(()) => units.push(unit),
+                Err(reason) => {
+                    leave_out(reason);
+                }
+            }
+        }
+        candidates.push((gpu, units));
+    }
+    let naming = Naming::new(config, &candidates, &mut problems);
+    let mut named = Vec::new();
+    for (gpu, units) in candidates {
+        let mut leave_out = |reason| {
+            left_out.insert(LeftOut {
+                gpu: gpu.index,
+                reason,
+            })
+        };
+        if let Err(reason) = naming.serves(gpu, &units) {
+            leave_out(reason);
+            continue;
+        }
+        for unit in units {
+            match naming.resource(gpu, unit) {
+                Ok(resource) => named.push(Named { gpu, unit, resource }),
+                Err(reason) => {
+                    leave_out(reason);
+                }
+            }
         }
     }
+    let devices = sharing::devices(&named, config.time_slicing.as_ref(), &mut problems);
     Inventory {
-        left_out,
+        resources: terms(&devices, config),
+        left_out: left_out.into_iter().collect(),
+        problems,
         ..Inventory::ready(Arc::clone(&hardware.machine), devices)
     }
 }
 
-/// The resource of a GPU's devices, or why it has none.
-fn resource(gpu: &Gpu, units: &[&Unit], config: &Config) -> Result<ResourceName, String> {
-    if gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
-        return Err("MIG is on, and no work runs on such a GPU but through its MIG devices".to_owned());
-    }
-    if units.is_empty() {
-        return Err("NVML tells no UUID of it".to_owned());
-    }
-    let named = config.gpu_patterns.first().map(|pattern| pattern.name.clone());
-    Ok(named.unwrap_or_else(|| names::GPU_RESOURCE.into()))
+/// The small board that drives a DGX Station's screen is not for computing, and nobody misses it.
+fn drives_a_screen(gpu: &Gpu) -> bool {
+    gpu.model
+        .as_deref()
+        .is_some_and(|model| matches!(model, "DGX Display" | "NVIDIA DGX Display"))
 }
 
-fn device(unit: &Unit, resource: ResourceName) -> Device {
-    Device {
-        id: unit.id.clone(),
-        resource,
-        gpu: unit.gpu,
-        uuid: unit.id.to_string(),
-        health: unit.health.clone(),
-        minor: unit.minor,
-        numa: unit.numa,
-        slice: unit.slice.clone(),
-        replica: None,
+fn terms(devices: &[Device], config: &Config) -> BTreeMap<ResourceName, Terms> {
+    let mut resources: BTreeMap<ResourceName, Terms> = BTreeMap::new();
+    for device in devices {
+        let terms = resources.entry(device.resource.clone()).or_default();
+        terms.replicated |= device.replica.is_some();
+        terms.slices |= device.slice.is_some();
     }
+    for terms in resources.values_mut() {
+        terms.sharing = match (terms.replicated, terms.slices) {
+            (true, _) => config.shared_devices,
+            // What is not shared is laid so that GPUs stay whole.
+            (false, true) => SharedDevices::Packed,
+            (false, false) => SharedDevices::Distributed,
+        };
+        let refuses = |slicing: &crate::config::TimeSlicing| slicing.fail_requests_greater_than_one;
+        terms.fail_requests_greater_than_one =
+            terms.replicated && config.time_slicing.as_ref().is_some_and(refuses);
+    }
+    resources
 }
 
-/// Publishes the offer for every new hardware and configuration, until `shutdown` or until the hardware's owner is gone. A
-/// configuration that nobody can change any more stays in force.
-pub async fn follow(
-    mut hardware: watch::Receiver<Arc<Hardware>>,
-    mut config: watch::Receiver<Arc<Config>>,
-    publish: watch::Sender<Arc<Inventory>>,
-    shutdown: CancellationToken,
-) {
-    let mut fixed = false;
-    loop {
-        let now = offer(&hardware.borrow_and_update(), &config.borrow_and_update());
-        publish.send_if_modified(|current| {
-            let changed = **current != now;
-            if changed {
-                tell(current, &now);
-                *current = Arc::new(now);
-            }
-            changed
-        });
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            changed = hardware.changed() => if changed.is_err() { return },
-            changed = config.changed(), if !fixed => fixed = changed.is_err(),
-        }
-    }
-}
-
-/// Logs what a person should know of a new offer and did not know before.
-fn tell(before: &Inventory, now: &Inventory) {
-    for left_out in now
-        .left_out
-        .iter()
-        .filter(|left_out| !before.left_out.contains(left_out))
-    {
-        tracing::warn!(gpu = left_out.gpu, "not served: {}", left_out.reason);
-    }
-    for problem in now
-        .problems
-        .iter()
-        .filter(|problem| !before.problems.contains(problem))
-    {
-        tracing::warn!("configuration: {problem}");
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+//! Keeps the offer current: a new one for every change of hardware or configuration. Decides nothing.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::offer;
+use crate::config::Config;
+use crate::inventory::{Hardware, Inventory};
+
+/// Publishes the offer for every new hardware and configuration, until `shutdown` or until the hardware's owner is gone. A
+/// configuration that nobody can change any more stays in force.
+pub async fn follow(
+    mut hardware: watch::Receiver<Arc<Hardware>>,
+    mut config: watch::Receiver<Arc<Config>>,
+    publish: watch::Sender<Arc<Inventory>>,
+    shutdown: CancellationToken,
+) {
+    let mut fixed = false;
+    loop {
+        let now = offer(&hardware.borrow_and_update(), &config.borrow_and_update());
+        publish.send_if_modified(|current| {
+            let changed = **current != now;
+            if changed {
+                tell(current, &now);
+                *current = Arc::new(now);
+            }
+            changed
+        });
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = hardware.changed() => if changed.is_err() { return },
+            changed = config.changed(), if !fixed => fixed = changed.is_err(),
+        }
+    }
+}
+
+/// Logs what a person should know of a new offer and did not know before.
+fn tell(before: &Inventory, now: &Inventory) {
+    for left_out in &now.left_out {
+        if !before.left_out.contains(left_out) {
+            tracing::warn!(gpu = left_out.gpu, "not served: {}", left_out.reason);
+        }
+    }
+    for problem in &now.problems {
+        if !before.problems.contains(problem) {
+            tracing::warn!("configuration: {problem}");
+        }
+    }
+    for (resource, terms) in &now.resources {
+        let count = |inventory: &Inventory| {
+            let devices = inventory.devices.iter();
+            devices.filter(|device| device.resource == *resource).count()
+        };
+        let devices = count(now);
+        if devices != count(before) {
+            tracing::info!(%resource, devices, replicated = terms.replicated, slices = terms.slices, "offered");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The MIG strategy and the names of resources. Where NVIDIA's plugin ends because one GPU breaks the strategy, that GPU is left
+//! out here: one GPU in MIG mode by mistake does not cost a node the other seven.
+
+use std::collections::BTreeMap;
+
+use gantry_api::{ResourceName, names};
+use gantry_topology::Gpu;
+
+use super::pattern;
+use crate::config::{Config, MigStrategy, ResourcePattern};
+use crate::inventory::Unit;
+
+/// How units are named on this node.
+pub(super) struct Naming<'c> {
+    config: &'c Config,
+    /// What [`MigStrategy::Single`] serves under one name.
+    kind: Option<Kind>,
+}
+
+/// What all of a GPU's units are.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// MIG devices of this profile.
+    Slices(String),
+    /// A whole GPU.
+    Whole,
+}
+
+const NO_INSTANCES: &str =
+    "MIG is on and no MIG device is made: make some (nvidia-smi mig -cgi), or turn MIG off";
+
+impl<'c> Naming<'c> {
+    /// By `config`, for the units that may be served. Patterns that match nothing here go to `problems`.
+    pub(super) fn new(
+        config: &'c Config,
+        candidates: &[(&Gpu, Vec<&Unit>)],
+        problems: &mut Vec<String>,
+    ) -> Self {
+        for (position, entry) in config.gpu_patterns.iter().enumerate() {
+            let mut models = candidates.iter().map(|(gpu, _)| model(gpu));
+            // What is left may well be nothing.
+            if entry.pattern != "*" && !models.any(|model| pattern::matches(&entry.pattern, model)) {
+                problems.push(format!(
+                    "resources.gpus[{position}]: no GPU that may be served here is of model {:?}, so that {} is not offered by it",
+                    entry.pattern, entry.name
+                ));
+            }
+        }
+        for (position, entry) in config.mig_patterns.iter().enumerate() {
+            let units = candidates.iter().flat_map(|(_, units)| units);
+            let mut slices = units.filter_map(|unit| unit.slice.as_ref());
+            if entry.pattern != "*" && !slices.any(|slice| pattern::matches(&entry.pattern, &slice.profile)) {
+                problems.push(format!(
+                    "resources.mig[{position}]: no MIG device here has profile {:?}, so that {} is not offered by it",
+                    entry.pattern, entry.name
+                ));
+            }
+        }
+        Self {
+            config,
+            kind: (config.mig_strategy == MigStrategy::Single)
+                .then(|| commonest(candidates))
+                .flatten(),
+        }
+    }
+
+    /// Whether the strategy serves this GPU with these units, or else why not.
+    pub(super) fn serves(&self, gpu: &Gpu, units: &[&Unit]) -> Result<(), String> {
+        let cut = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
+        match self.config.mig_strategy {
+            MigStrategy::None if cut => Err(
+                "MIG is on, so that nothing runs on the GPU as a whole: set the MIG strategy to single or mixed, or turn MIG off"
+                    .to_owned(),
+            ),
+            MigStrategy::Single | MigStrategy::Mixed if cut && units.is_empty() => Err(NO_INSTANCES.to_owned()),
+            MigStrategy::None | MigStrategy::Mixed => Ok(()),
+            MigStrategy::Single => match (kind(units), &self.kind) {
+                (Some(own), Some(served)) if own == *served => Ok(()),
+                (Some(own), Some(served)) => Err(format!(
+                    "the MIG strategy single serves one kind of device: most GPUs here are {served}, this one is {own}; cut it alike, or set the strategy to mixed"
+                )),
+                (None, _) | (_, None) => Err(format!(
+                    "the MIG strategy single serves one kind of device, and this GPU is cut into several ({}); cut it into one, or set the strategy to mixed",
+                    profiles(units)
+                )),
+            },
+        }
+    }
+
+    /// The resource of a unit, or why it has none.
+    pub(super) fn resource(&self, gpu: &Gpu, unit: &Unit) -> Result<ResourceName, String> {
+        let Some(slice) = &unit.slice else {
+            return self.whole(gpu);
+        };
+        let profile = slice.profile.as_str();
+        if let Some(name) = named(&self.config.mig_patterns, profile) {
+            return Ok(name);
+        }
+        match self.config.mig_strategy {
+            MigStrategy::Single | MigStrategy::None => self.whole(gpu),
+            MigStrategy::Mixed if self.config.mig_patterns.is_empty() => {
+                Ok(format!("{PREFIX}mig-{}", profile.replace('+', ".")).into())
+            }
+            MigStrategy::Mixed => Err(format!(
+                "its MIG devices of profile {profile:?} match no pattern of resources.mig; \"*\" matches all that are left"
+            )),
+        }
+    }
+
+    /// The resource of a whole GPU, or of what stands for it.
+    fn whole(&self, gpu: &Gpu) -> Result<ResourceName, String> {
+        if self.config.gpu_patterns.is_empty() {
+            return Ok(names::GPU_RESOURCE.into());
+        }
+        named(&self.config.gpu_patterns, model(gpu)).ok_or_else(|| {
+            format!(
+                "its model {:?} matches no pattern of resources.gpus; \"*\" matches all that are left",
+                model(gpu)
+            )
+        })
+    }
+}
+
+/// What NVIDIA's resources begin with.
+const PREFIX: &str = "nvidia.com/";
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Whole => f.write_str("not cut"),
+            Self::Slices(profile) => write!(f, "cut into {profile}"),
+        }
+    }
+}
+
+/// The kind that most GPUs are of; of equals MIG devices, for whose sake the strategy is set.
+fn commonest(candidates: &[(&Gpu, Vec<&Unit>)]) -> Option<Kind> {
+    let mut counts: BTreeMap<Kind, usize> = BTreeMap::new();
+    for kind in candidates.iter().filter_map(|(_, units)| kind(units)) {
+        *counts.entry(kind).or_default() += 1;
+    }
+    let most = counts.values().copied().max()?;
+    counts
+        .into_iter()
+        .find(|(_, count)| *count == most)
+        .map(|(kind, _)| kind)
+}
+
+/// What all of these units are; `None` if they differ or there is none.
+fn kind(units: &[&Unit]) -> Option<Kind> {
+    let of = |unit: &&Unit| match &unit.slice {
+        None => Kind::Whole,
+        Some(slice) => Kind::Slices(slice.profile.clone()),
+    };
+    let first = of(units.first()?);
+    units.iter().all(|unit| of(unit) == first).then_some(first)
+}
+
+fn profiles(units: &[&Unit]) -> String {
+    let slices = units.iter().filter_map(|unit| unit.slice.as_ref());
+    let profiles: std::collections::BTreeSet<&str> = slices.map(|slice| slice.profile.as_str()).collect();
+    profiles.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+fn named(patterns: &[ResourcePattern], text: &str) -> Option<ResourceName> {
+    let first = patterns
+        .iter()
+        .find(|entry| pattern::matches(&entry.pattern, text));
+    first.map(|entry| entry.name.clone())
+}
+
+fn model(gpu: &Gpu) -> &str {
+    gpu.model.as_deref().unwrap_or_default()
+}

@@ -1,0 +1,85 @@
+//! Which GPUs and MIG devices may be served at all: the allow and deny lists.
+
+use gantry_topology::{Gpu, Machine};
+
+use super::pattern;
+use crate::config::{Config, Selector};
+use crate::inventory::Unit;
+
+/// The lists of a configuration.
+pub(super) struct Selection<'c> {
+    allow: &'c [Selector],
+    deny: &'c [Selector],
+}
+
+impl<'c> Selection<'c> {
+    /// The lists of `config`. Entries that mean nothing on this machine go to `problems`.
+    pub(super) fn new(
+        config: &'c Config,
+        machine: &Machine,
+        units: &[Unit],
+        problems: &mut Vec<String>,
+    ) -> Self {
+        for (list, selectors) in [("allow", &config.allow), ("deny", &config.deny)] {
+            for (position, selector) in selectors.iter().enumerate() {
+                let gpus = || machine.gpus().iter().any(|gpu| means_gpu(selector, gpu));
+                let slices = || units.iter().any(|unit| means_slice(selector, unit));
+                if !gpus() && !slices() {
+                    problems.push(format!(
+                        "devices.{list}[{position}] ({}) means nothing on this node",
+                        text(selector)
+                    ));
+                }
+            }
+        }
+        Self {
+            allow: &config.allow,
+            deny: &config.deny,
+        }
+    }
+
+    /// Whether the GPU may be served, or else why not.
+    pub(super) fn gpu(&self, gpu: &Gpu) -> Result<(), String> {
+        match self.deny.iter().find(|selector| means_gpu(selector, gpu)) {
+            Some(selector) => Err(format!("devices.deny names it ({})", text(selector))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a unit of a GPU that may be served may be, or else why not.
+    pub(super) fn unit(&self, gpu: &Gpu, unit: &Unit) -> Result<(), String> {
+        if self.deny.iter().any(|selector| means_slice(selector, unit)) {
+            return Err(format!("devices.deny names its MIG device {}", unit.id));
+        }
+        let allows = |selector: &Selector| means_gpu(selector, gpu) || means_slice(selector, unit);
+        if self.allow.is_empty() || self.allow.iter().any(allows) {
+            return Ok(());
+        }
+        Err(match &unit.slice {
+            Some(_) => format!("devices.allow does not name its MIG device {}", unit.id),
+            None => "devices.allow does not name it".to_owned(),
+        })
+    }
+}
+
+fn means_gpu(selector: &Selector, gpu: &Gpu) -> bool {
+    match selector {
+        Selector::Index(index) => gpu.index == *index,
+        Selector::Uuid(uuid) => gpu.uuid.as_ref().is_some_and(|own| own.as_str() == uuid),
+        Selector::BusId(address) => gpu.bus_id.as_ref() == Some(address),
+        Selector::Model(model) => pattern::matches(model, gpu.model.as_deref().unwrap_or_default()),
+    }
+}
+
+fn means_slice(selector: &Selector, unit: &Unit) -> bool {
+    matches!(selector, Selector::Uuid(uuid) if unit.slice.is_some() && unit.id.as_str() == uuid)
+}
+
+fn text(selector: &Selector) -> String {
+    match selector {
+        Selector::Index(index) => format!("GPU {index}"),
+        Selector::Uuid(uuid) => uuid.clone(),
+        Selector::BusId(address) => address.to_string(),
+        Selector::Model(model) => format!("model {model:?}"),
+    }
+}

@@ -1,0 +1,131 @@
+//! Time slicing: a unit that is shared is as many devices as it has replicas. Every unit is offered once, shared or not.
+
+use gantry_api::ResourceName;
+
+use super::Named;
+use crate::config::{DeviceRef, Replicated, SharedOf, TimeSlicing};
+use crate::inventory::Device;
+
+/// The devices of all units. Of two entries that name one unit the first counts; what an entry names and is not there, or is
+/// shared already, goes to `problems`.
+pub(super) fn devices(
+    units: &[Named<'_>],
+    slicing: Option<&TimeSlicing>,
+    problems: &mut Vec<String>,
+) -> Vec<Device> {
+    let entries = slicing.map_or(&[][..], |slicing| &slicing.resources);
+    let rename_by_default = slicing.is_some_and(|slicing| slicing.rename_by_default);
+    // The entry that shares each unit.
+    let mut shared: Vec<Option<&Replicated>> = vec![None; units.len()];
+    for (position, entry) in entries.iter().enumerate() {
+        let mut tell = |problem: String| {
+            problems.push(format!(
+                "sharing.timeSlicing.resources[{position}] ({}): {problem}",
+                entry.name
+            ));
+        };
+        let of_resource: Vec<usize> = (0..units.len())
+            .filter(|unit| units[*unit].resource == entry.name)
+            .collect();
+        if of_resource.is_empty() {
+            tell("this node has no such resource".to_owned());
+            continue;
+        }
+        let open = of_resource.iter().copied().filter(|unit| shared[*unit].is_none());
+        let meant: Vec<usize> = match &entry.devices {
+            SharedOf::All => open.collect(),
+            SharedOf::Count(count) => open.take(usize::from(*count)).collect(),
+            SharedOf::Listed(list) => {
+                for device in list {
+                    if !of_resource.iter().any(|unit| means(device, &units[*unit])) {
+                        tell(format!("none of its devices here is {device}"));
+                    }
+                }
+                open.filter(|unit| list.iter().any(|device| means(device, &units[*unit])))
+                    .collect()
+            }
+        };
+        if let SharedOf::Count(count) = entry.devices
+            && meant.len() < usize::from(count)
+        {
+            tell(format!(
+                "{count} devices are to be shared, {} are there",
+                meant.len()
+            ));
+        } else if meant.is_empty() {
+            tell("all devices it names are shared by an earlier entry".to_owned());
+        }
+        for unit in meant {
+            shared[unit] = Some(entry);
+        }
+    }
+    let mut devices = Vec::with_capacity(units.len());
+    for (named, shared) in units.iter().zip(shared) {
+        match shared {
+            None => devices.push(device(named, named.resource.clone(), None)),
+            Some(entry) => {
+                let resource = renamed(entry, rename_by_default);
+                devices.extend((0..entry.replicas).map(|k| device(named, resource.clone(), Some(k))));
+            }
+        }
+    }
+    tell_of_mixtures(&devices, problems);
+    devices
+}
+
+/// What an entry's devices are called.
+fn renamed(entry: &Replicated, by_default: bool) -> ResourceName {
+    match &entry.rename {
+        Some(name) => name.clone(),
+        None if by_default => format!("{}.shared", entry.name).into(),
+        None => entry.name.clone(),
+    }
+}
+
+fn device(named: &Named<'_>, resource: ResourceName, replica: Option<u16>) -> Device {
+    let unit = named.unit;
+    Device {
+        id: match replica {
+            Some(k) => format!("{}::{k}", unit.id).into(),
+            None => unit.id.clone(),
+        },
+        resource,
+        gpu: unit.gpu,
+        uuid: unit.id.to_string(),
+        health: unit.health.clone(),
+        minor: unit.minor,
+        numa: unit.numa,
+        slice: unit.slice.clone(),
+        replica,
+    }
+}
+
+/// Whether a configuration means this unit. A GPU's index or UUID means all of its MIG devices too.
+fn means(device: &DeviceRef, named: &Named<'_>) -> bool {
+    match device {
+        DeviceRef::Gpu(gpu) => named.gpu.index == *gpu,
+        DeviceRef::Mig(gpu, index) => {
+            let slice = named.unit.slice.as_ref();
+            named.gpu.index == *gpu && slice.is_some_and(|slice| slice.index == *index)
+        }
+        DeviceRef::Uuid(uuid) => {
+            named.unit.id.as_str() == uuid || named.gpu.uuid.as_ref().is_some_and(|own| own.as_str() == uuid)
+        }
+    }
+}
+
+/// A pod cannot tell which it gets where one name stands for shared devices and for whole ones.
+fn tell_of_mixtures(devices: &[Device], problems: &mut Vec<String>) {
+    let mut mixed: Vec<&ResourceName> = Vec::new();
+    for shared in devices.iter().filter(|device| device.replica == Some(0)) {
+        let unshared = |other: &Device| other.replica.is_none() && other.resource == shared.resource;
+        if !mixed.contains(&&shared.resource) && devices.iter().any(unshared) {
+            mixed.push(&shared.resource);
+        }
+    }
+    for resource in mixed {
+        problems.push(format!(
+            "sharing.timeSlicing: {resource} names both shared devices and others; give the shared ones a rename"
+        ));
+    }
+}
