@@ -1,79 +1,115 @@
-//! The best set where no grant says it: from device IDs to physical GPUs, through the choice table, and back. Always answers,
-//! from what was offered and nothing else.
+//! The best set where no grant says it: from device IDs to where they lie, through the choice that both daemons make, and back.
+//! Always answers, from what was offered and nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use gantry_api::DeviceId;
-use gantry_topology::choice::{Purpose, Table};
-use gantry_topology::set::GpuSet;
+use gantry_api::{DeviceId, ResourceName};
+use gantry_topology::choice::Table;
+use gantry_topology::choice::devices::{Sharing, Spot, Units};
 
 use super::Devices;
+use crate::config::SharedDevices;
+use crate::inventory::{Device, Inventory};
 
-/// The best `size` devices of `free` with all of `must` in them; fewer if there are fewer. `gpus` tells each device's GPU. Several
-/// devices of one GPU are used only when distinct GPUs run out.
-pub(super) fn choose(
-    gpus: &BTreeMap<DeviceId, u8>,
-    table: Option<&Table>,
-    free: &Devices,
-    must: &Devices,
-    size: usize,
-) -> Devices {
-    let mut chosen: Devices = must.iter().take(size).cloned().collect();
-    let mut by_gpu: BTreeMap<usize, Vec<&DeviceId>> = BTreeMap::new();
-    for device in free.iter().filter(|device| !must.contains(*device)) {
-        if let Some(gpu) = gpus.get(device) {
-            by_gpu.entry(usize::from(*gpu)).or_default().push(device);
+/// The devices of one resource as the choice sees them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Choosable {
+    /// In inventory order.
+    ids: Vec<DeviceId>,
+    spots: Vec<Spot>,
+    positions: HashMap<DeviceId, u16>,
+    sharing: Sharing,
+    /// Whether they are MIG devices, beside which other resources' may lie on the same GPUs.
+    pub(super) slices: bool,
+}
+
+/// The devices of every resource of an inventory.
+pub(super) fn choosable(inventory: &Inventory) -> BTreeMap<ResourceName, Choosable> {
+    let mut resources: BTreeMap<ResourceName, Choosable> = BTreeMap::new();
+    for device in &inventory.devices {
+        let resource = resources.entry(device.resource.clone()).or_default();
+        // Kubelet is never told of more than a message can hold, which is less.
+        if let Ok(position) = u16::try_from(resource.ids.len()) {
+            resource.positions.insert(device.id.clone(), position);
+            resource.ids.push(device.id.clone());
+            resource.spots.push(spot(device));
         }
     }
-    for devices in by_gpu.values_mut() {
-        // Taken from the end, lowest first.
-        devices.reverse();
+    for (name, resource) in &mut resources {
+        let terms = inventory.resources.get(name).copied().unwrap_or_default();
+        resource.slices = terms.slices;
+        resource.sharing = match terms.sharing {
+            SharedDevices::Distributed => Sharing::Distributed,
+            SharedDevices::Packed => Sharing::Packed,
+        };
     }
-    let taken = gpu_set(
-        chosen
+    resources
+}
+
+fn spot(device: &Device) -> Spot {
+    Spot {
+        gpu: device.gpu,
+        slice: device.slice.as_ref().map(|slice| Units {
+            start: slice.start,
+            size: slice.size,
+        }),
+    }
+}
+
+impl Choosable {
+    /// Whether this is one of the devices.
+    pub(super) fn contains(&self, device: &DeviceId) -> bool {
+        self.positions.contains_key(device)
+    }
+
+    /// Where one of the devices lies.
+    pub(super) fn spot(&self, device: &DeviceId) -> Option<Spot> {
+        let position = self.positions.get(device)?;
+        self.spots.get(usize::from(*position)).copied()
+    }
+
+    /// The best `size` devices of `free` with all of `must` in them; fewer if there are fewer. Devices that are not in `free` are in
+    /// use; `elsewhere` is what other resources' devices in use cover of the same GPUs.
+    pub(super) fn choose(
+        &self,
+        table: Option<&Table>,
+        elsewhere: &[Spot],
+        free: &Devices,
+        must: &Devices,
+        size: usize,
+    ) -> Devices {
+        // What must be included and is not known any more is in the answer all the same.
+        let unknown = must.iter().filter(|device| !self.contains(device));
+        let mut chosen: Devices = unknown.take(size).cloned().collect();
+        let chosen_of = |spots: &[Spot]| {
+            gantry_topology::choice::devices::choose(
+                table,
+                spots,
+                &self.positions(free),
+                &self.positions(must),
+                size - chosen.len(),
+                self.sharing,
+            )
+        };
+        let positions = if elsewhere.is_empty() {
+            chosen_of(&self.spots)
+        } else {
+            chosen_of(&[self.spots.as_slice(), elsewhere].concat())
+        };
+        let ids = positions
             .iter()
-            .filter_map(|device| gpus.get(device))
+            .filter_map(|position| self.ids.get(usize::from(*position)));
+        chosen.extend(ids.cloned());
+        chosen
+    }
+
+    fn positions(&self, devices: &Devices) -> Vec<u16> {
+        let mut positions: Vec<u16> = devices
+            .iter()
+            .filter_map(|device| self.positions.get(device))
             .copied()
-            .map(usize::from),
-    );
-    let distinct = gpu_set(by_gpu.keys().copied()) | taken;
-    let wanted = (taken.len() + size - chosen.len()).min(distinct.len());
-    for gpu in best(table, distinct, taken, wanted).iter() {
-        let fits = chosen.len() < size && !taken.contains(gpu);
-        if let Some(device) = by_gpu.get_mut(&gpu).filter(|_| fits).and_then(Vec::pop) {
-            chosen.insert(device.clone());
-        }
+            .collect();
+        positions.sort_unstable();
+        positions
     }
-    while chosen.len() < size {
-        let before = chosen.len();
-        for devices in by_gpu.values_mut() {
-            if let Some(device) = devices.pop().filter(|_| chosen.len() < size) {
-                chosen.insert(device.clone());
-            }
-        }
-        if chosen.len() == before {
-            break;
-        }
-    }
-    chosen
-}
-
-/// The table's choice, or the lowest GPUs while there is no table of this machine.
-fn best(table: Option<&Table>, free: GpuSet, must: GpuSet, size: usize) -> GpuSet {
-    table
-        .and_then(|table| table.best_with(free, must, size, Purpose::Local))
-        .map_or_else(
-            || {
-                let more = size.saturating_sub(must.len());
-                (free - must)
-                    .iter()
-                    .take(more)
-                    .fold(must, |set, gpu| set.with(gpu))
-            },
-            |choice| choice.gpus,
-        )
-}
-
-fn gpu_set(gpus: impl IntoIterator<Item = usize>) -> GpuSet {
-    gpus.into_iter().fold(GpuSet::EMPTY, GpuSet::with)
 }

@@ -38,6 +38,7 @@ pub use pod::{Ask, PodSeen, Refusal};
 pub use steer::{Basis, Patience, Preference, Request};
 pub use truth::{Holding, Listing, Ticket};
 
+use choose::Choosable;
 use pod::Pod;
 
 /// A set of device IDs.
@@ -48,8 +49,8 @@ pub type Devices = BTreeSet<DeviceId>;
 #[derive(Debug)]
 pub struct Handover {
     node: NodeName,
-    /// Physical GPU of every device, by resource.
-    devices: BTreeMap<ResourceName, BTreeMap<DeviceId, u8>>,
+    /// The devices there are, by resource.
+    devices: BTreeMap<ResourceName, Choosable>,
     inventory_known: bool,
     table: Option<Arc<Table>>,
     pods: BTreeMap<PodUid, Pod>,
@@ -160,14 +161,7 @@ impl Handover {
 
     /// The devices there are. A changed machine makes the old choice table void.
     pub fn inventory(&mut self, inventory: &Inventory) {
-        let mut devices: BTreeMap<ResourceName, BTreeMap<DeviceId, u8>> = BTreeMap::new();
-        for device in &inventory.devices {
-            devices
-                .entry(device.resource.clone())
-                .or_default()
-                .insert(device.id.clone(), device.gpu);
-        }
-        self.devices = devices;
+        self.devices = choose::choosable(inventory);
         self.inventory_known = inventory.state == State::Ready;
         self.retell_truth();
         self.settle();

@@ -8,7 +8,7 @@ use gantry_api::{DeviceId, PodUid, ResourceName};
 use super::pod::{Pod, Refusal, Share};
 use super::{Devices, Handover, Note};
 
-type ByDevice<'a> = BTreeMap<(&'a ResourceName, &'a DeviceId), PodUid>;
+pub(super) type ByDevice<'a> = BTreeMap<(&'a ResourceName, &'a DeviceId), PodUid>;
 
 impl Handover {
     pub(super) fn settle(&mut self) {
@@ -59,7 +59,7 @@ impl Handover {
             let known = self
                 .devices
                 .get(resource)
-                .is_some_and(|devices| devices.contains_key(device));
+                .is_some_and(|devices| devices.contains(device));
             if self.inventory_known && !known {
                 return Some(Refusal::UnknownDevice {
                     device: device.clone(),
@@ -135,7 +135,7 @@ impl Handover {
     }
 
     /// Who holds each device by allocation or truth.
-    fn known_holders(&self) -> ByDevice<'_> {
+    pub(super) fn known_holders(&self) -> ByDevice<'_> {
         let mut holders = ByDevice::new();
         for pod in self.pods.values() {
             for step in &pod.steps {

@@ -1,9 +1,11 @@
 //! GetPreferredAllocation: which of the offered devices the asking container should get. Names the asking pod by kubelet's
 //! order; keeps everybody else off granted and quarantined devices as long as anything else is left.
 
-use gantry_api::{DeviceId, PodUid, ResourceName};
+use std::collections::BTreeSet;
 
-use super::choose::choose;
+use gantry_api::{DeviceId, PodUid, ResourceName};
+use gantry_topology::choice::devices::Spot;
+
 use super::pod::{Pod, Share, Step};
 use super::{Devices, Handover};
 
@@ -274,9 +276,35 @@ impl Handover {
     }
 
     fn choose(&self, request: &Request, free: &Devices) -> Devices {
-        match self.devices.get(&request.resource) {
-            Some(gpus) => choose(gpus, self.table.as_deref(), free, &request.must, request.size),
-            None => Devices::new(),
-        }
+        let Some(devices) = self.devices.get(&request.resource) else {
+            return Devices::new();
+        };
+        let elsewhere = if devices.slices {
+            self.in_use_elsewhere(&request.resource)
+        } else {
+            Vec::new()
+        };
+        let table = self.table.as_deref();
+        devices.choose(table, &elsewhere, free, &request.must, request.size)
+    }
+
+    /// Where the devices of other resources lie that somebody holds or is about to get.
+    fn in_use_elsewhere(&self, resource: &ResourceName) -> Vec<Spot> {
+        let holders = self.known_holders();
+        let held = holders.keys().copied();
+        let steps = self
+            .pods
+            .values()
+            .flat_map(|pod| pod.steps.iter().map(move |step| (pod, step)));
+        let claimed = steps.flat_map(|(pod, step)| {
+            let devices = pod.claims(step).into_iter().flatten();
+            devices.map(move |device| (&step.resource, device))
+        });
+        let elsewhere: BTreeSet<_> = held
+            .chain(claimed)
+            .filter(|(other, _)| *other != resource)
+            .collect();
+        let spot = |(resource, device)| self.devices.get(resource)?.spot(device);
+        elsewhere.into_iter().filter_map(spot).collect()
     }
 }
