@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use gantry_api::{NodeName, ResourceName};
+use gantry_api::NodeName;
 use gantry_topology::Machine;
 use gantry_topology::choice::Table;
 use tokio::sync::{mpsc, watch};
@@ -156,7 +156,7 @@ async fn serve_observed(
     tasks.spawn(writer.gate(channels, Arc::clone(&observed), shutdown.clone()));
     let kubelet = Kubelet {
         directory: absolute(&args.device_plugin_dir),
-        registers: true,
+        socket: args.kubelet_socket().as_deref().map(absolute),
         inventory: passed,
         desk,
         responder: Arc::new(Responder::new(answers)),

@@ -21,7 +21,7 @@ async fn a_resource_is_registered_with_its_options() {
     let registration = kubelet.registration().await;
     assert_eq!(registration.version, "v1beta1");
     assert_eq!(registration.resource_name, "nvidia.com/gpu");
-    assert_eq!(registration.endpoint, "gantry-nvidia.com-gpu.sock");
+    assert_eq!(registration.endpoint, "nvidia-gpu.sock");
     let options = registration.options.unwrap();
     assert!(options.get_preferred_allocation_available && !options.pre_start_required);
 }
@@ -182,7 +182,8 @@ async fn allocate_answers_for_exactly_what_was_asked() {
     let answer = plugin.allocate(&[&uuid(3), &uuid(1)]).await.unwrap();
     assert_eq!(
         answer.envs["NVIDIA_VISIBLE_DEVICES"],
-        format!("{},{}", uuid(1), uuid(3))
+        format!("{},{}", uuid(3), uuid(1)),
+        "in the order asked"
     );
     let status = plugin.allocate(&[&uuid(1), "GPU-unknown"]).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);

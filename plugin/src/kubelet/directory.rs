@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures::StreamExt;
-use gantry_proto::KUBELET_SOCKET;
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -36,6 +35,7 @@ pub struct View {
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
+    kubelet: Option<PathBuf>,
     views: watch::Sender<View>,
     desk: Arc<Desk>,
     socket: Option<Identity>,
@@ -69,11 +69,12 @@ impl From<&Metadata> for Identity {
 }
 
 impl Directory {
-    /// A watcher of `path` and the views it will publish.
-    pub fn new(path: PathBuf, desk: Arc<Desk>) -> (Self, watch::Receiver<View>) {
+    /// A watcher of `path`, and of the socket `kubelet`, which is there as a rule, and the views it will publish.
+    pub fn new(path: PathBuf, kubelet: Option<PathBuf>, desk: Arc<Desk>) -> (Self, watch::Receiver<View>) {
         let (views, receiver) = watch::channel(View::default());
         let watcher = Self {
             path,
+            kubelet,
             views,
             desk,
             socket: None,
@@ -108,7 +109,7 @@ impl Directory {
                     () = shutdown.cancelled() => return,
                     event = next => match event {
                         Some(Ok(event)) => {
-                            self.look(names_kubelet_socket(event.mask, event.name.as_deref()), false);
+                            self.look(self.names_kubelet(event.mask, event.name.as_deref()), false);
                             false
                         }
                         Some(Err(error)) => {
@@ -152,7 +153,7 @@ impl Directory {
 
     /// Compares the directory with what was last seen and publishes the difference.
     fn look(&mut self, created: bool, first: bool) {
-        let socket = Identity::of(&self.path.join(KUBELET_SOCKET));
+        let socket = self.kubelet.as_deref().and_then(Identity::of);
         // Where the file system tells no time of birth, an inode may be its own successor: then the event decides.
         let renewed = socket
             .is_some_and(|identity| Some(identity) != self.socket || (created && identity.born.is_none()));
@@ -169,8 +170,10 @@ impl Directory {
             self.desk.kubelet_restarted();
         }
     }
-}
 
-fn names_kubelet_socket(mask: EventMask, name: Option<&OsStr>) -> bool {
-    mask.intersects(EventMask::CREATE | EventMask::MOVED_TO) && name == Some(OsStr::new(KUBELET_SOCKET))
+    /// Whether an event is the coming of kubelet's socket.
+    fn names_kubelet(&self, mask: EventMask, name: Option<&OsStr>) -> bool {
+        let kubelet = self.kubelet.as_deref().and_then(Path::file_name);
+        mask.intersects(EventMask::CREATE | EventMask::MOVED_TO) && kubelet.is_some() && name == kubelet
+    }
 }

@@ -60,8 +60,13 @@ impl Endpoint {
             let view = *views.borrow_and_update();
             servers.retain(|server| !server.task.is_finished());
             let own_socket = servers.last().is_some_and(|server| server.inode == inode(&path));
-            if view.present && (view.kubelet != registered_with || !own_socket) {
-                if view.kubelet != registered_with {
+            let due = if self.kubelet.socket.is_some() {
+                view.present && (view.kubelet != registered_with || !own_socket)
+            } else {
+                !own_socket
+            };
+            if due {
+                if view.kubelet != registered_with && self.kubelet.socket.is_some() {
                     // The old kubelet is gone, and its connections with it. Where only our socket went, kubelet is alive and
                     // reads the old stream: ending that would mark the new registration's devices unhealthy.
                     servers.drain(..).for_each(|server| server.stop.cancel());
@@ -76,9 +81,14 @@ impl Endpoint {
                         }
                     }
                 }
+                let Some(kubelet) = &self.kubelet.socket else {
+                    info!(resource = %self.resource, socket = %path.display(), "serving, unregistered as told");
+                    self.kubelet.observed.registered(&self.resource);
+                    continue;
+                };
                 tokio::select! {
                     () = shutdown.cancelled() => break,
-                    () = self.register(&path, view, views.clone()) => registered_with = view.kubelet,
+                    () = self.register(kubelet, &path, view, views.clone()) => registered_with = view.kubelet,
                     // Kubelet was replaced or our socket wiped while it was being told: the answer no longer matters.
                     () = superseded(&path, servers.last().and_then(|server| server.inode), view, views.clone()) => {}
                 }
@@ -92,9 +102,8 @@ impl Endpoint {
         self.stop(&path, servers).await;
     }
 
-    /// File name of the socket: the resource, so that no two resources share one.
     fn socket_name(&self) -> String {
-        format!("gantry-{}.sock", self.resource.as_str().replace('/', "-"))
+        socket_name(&self.resource)
     }
 
     /// Binds a fresh socket at `path` and serves on it.
@@ -134,11 +143,10 @@ impl Endpoint {
     }
 
     /// Registers, again and again until kubelet has accepted.
-    async fn register(&self, path: &Path, view: View, views: watch::Receiver<View>) {
-        let socket = self.directory.join(gantry_proto::KUBELET_SOCKET);
+    async fn register(&self, kubelet: &Path, path: &Path, view: View, views: watch::Receiver<View>) {
         let name = self.socket_name();
         for attempt in 0.. {
-            match register::register(&socket, &name, &self.resource).await {
+            match register::register(kubelet, &name, &self.resource).await {
                 Ok(took) => {
                     info!(resource = %self.resource, socket = %path.display(), kubelet = view.kubelet, took_ms = took.as_secs_f64() * 1e3, "registered with kubelet");
                     self.kubelet.observed.registered(&self.resource);
@@ -189,6 +197,15 @@ impl Endpoint {
     }
 }
 
+/// File name of a resource's socket, which no other resource has. For NVIDIA's resources it is the one that NVIDIA's plugin
+/// uses, so that either takes over from the other.
+fn socket_name(resource: &ResourceName) -> String {
+    match resource.as_str().strip_prefix("nvidia.com/") {
+        Some(name) => format!("nvidia-{name}.sock"),
+        None => format!("gantry-{}.sock", resource.as_str().replace('/', "-")),
+    }
+}
+
 /// Waits until `view` is no longer what to act on.
 async fn superseded(path: &Path, own: Option<u64>, view: View, mut views: watch::Receiver<View>) {
     let outdated = |seen: &View| seen.kubelet != view.kubelet || !seen.present || inode(path) != own;
@@ -202,4 +219,28 @@ fn inode(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path)
         .ok()
         .map(|metadata| metadata.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_are_called_as_nvidias_plugin_calls_them() {
+        let names = [
+            "nvidia.com/gpu",
+            "nvidia.com/gpu.shared",
+            "nvidia.com/mig-1g.5gb.me",
+            "example.org/gpu",
+        ];
+        assert_eq!(
+            names.map(|name| socket_name(&name.into())),
+            [
+                "nvidia-gpu.sock",
+                "nvidia-gpu.shared.sock",
+                "nvidia-mig-1g.5gb.me.sock",
+                "gantry-example.org-gpu.sock"
+            ]
+        );
+    }
 }

@@ -28,8 +28,10 @@ pub use podresources::poll as poll_pod_resources;
 /// What the kubelet side is built from.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
-    /// Kubelet's device plugin directory.
+    /// Kubelet's device plugin directory, where it looks for our sockets.
     pub directory: PathBuf,
+    /// Kubelet's registration socket; `None` to serve whoever calls, and register nothing.
+    pub socket: Option<PathBuf>,
     /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Who gets which.
@@ -46,7 +48,11 @@ impl Kubelet {
     /// list, for kubelet keeps a resource whose plugin leaves.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let tasks = TaskTracker::new();
-        let (directory, events) = Directory::new(self.directory.clone(), Arc::clone(&self.desk));
+        let (directory, events) = Directory::new(
+            self.directory.clone(),
+            self.socket.clone(),
+            Arc::clone(&self.desk),
+        );
         tasks.spawn(directory.watch(shutdown.clone()));
         let mut resources: BTreeMap<ResourceName, watch::Sender<service::DeviceList>> = BTreeMap::new();
         loop {

@@ -1,9 +1,10 @@
 //! The device plugin service of one resource, as kubelet calls it. Translates; the hand-over decides, the responder words the
 //! answer. Never fails a call that can be served: any error here fails a pod for good.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use gantry_api::{DeviceId, ResourceName};
@@ -15,7 +16,7 @@ use gantry_proto::deviceplugin::{
 };
 use gantry_proto::{HEALTHY, UNHEALTHY};
 use tokio::sync::watch;
-use tokio_stream::wrappers::WatchStream;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::{debug, warn};
@@ -24,6 +25,9 @@ use super::register::OPTIONS;
 use crate::allocate::Responder;
 use crate::handover::{Desk, Request as Ask};
 use crate::inventory::{self, Inventory};
+
+/// The shortest time between two lists to one kubelet: each makes it write its node status.
+const SHORTEST: Duration = Duration::from_millis(100);
 
 /// The devices of one resource in kubelet's words. Shared, so that a stream holds no copy.
 pub(super) type DeviceList = Arc<[Device]>;
@@ -57,8 +61,7 @@ impl DevicePlugin for DevicePluginService {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        // The watch channel holds the latest list only: a burst of changes becomes one message, no change becomes none.
-        let lists = WatchStream::new(self.lists.clone()).map(|list| {
+        let lists = paced(self.lists.clone()).map(|list| {
             Ok(ListAndWatchResponse {
                 devices: list.to_vec(),
             })
@@ -102,6 +105,7 @@ impl DevicePlugin for DevicePluginService {
         let mut sets = Vec::new();
         for container in request.into_inner().container_requests {
             let devices = self.resolve(&inventory, &container.device_ids)?;
+            self.check_size(&inventory, &devices)?;
             container_responses.push(self.responder.respond(&devices));
             sets.push(devices.iter().map(|device| device.id.clone()).collect());
         }
@@ -120,36 +124,88 @@ impl DevicePlugin for DevicePluginService {
 }
 
 impl DevicePluginService {
-    /// The devices of these IDs, in inventory order. An ID that is not there is the one thing that cannot be served.
+    /// The devices of these IDs, in the order asked, each once. An ID that is not there is the one thing that cannot be served.
     fn resolve<'i>(
         &self,
         inventory: &'i Inventory,
         asked: &[String],
     ) -> Result<Vec<&'i inventory::Device>, Status> {
-        let wanted: BTreeSet<&str> = asked.iter().map(String::as_str).collect();
-        let devices: Vec<_> = inventory
-            .devices
-            .iter()
-            .filter(|device| device.resource == self.resource && wanted.contains(device.id.as_str()))
-            .collect();
-        if devices.len() < wanted.len() {
-            let unknown: Vec<&str> = wanted
-                .into_iter()
-                .filter(|id| devices.iter().all(|device| device.id.as_str() != *id))
+        let mut places: HashMap<&str, usize> = HashMap::with_capacity(asked.len());
+        for id in asked {
+            let next = places.len();
+            places.entry(id.as_str()).or_insert(next);
+        }
+        let mut devices: Vec<Option<&inventory::Device>> = vec![None; places.len()];
+        for device in &inventory.devices {
+            if device.resource == self.resource
+                && let Some(place) = places.get(device.id.as_str())
+            {
+                devices[*place] = Some(device);
+            }
+        }
+        if devices.contains(&None) {
+            let mut unknown: Vec<(&usize, &str)> = places
+                .iter()
+                .filter(|(_, place)| devices[**place].is_none())
+                .map(|(id, place)| (place, *id))
                 .collect();
-            warn!(resource = %self.resource, ?unknown, "kubelet asked for devices that are not here");
-            return Err(Status::invalid_argument(format!(
-                "{} has no device {} on this node; it may have been removed or renamed since kubelet was told of it",
-                self.resource,
-                unknown.join(", ")
+            unknown.sort_unstable();
+            let unknown = unknown
+                .into_iter()
+                .map(|(_, id)| id)
+                .collect::<Vec<_>>()
+                .join(", ");
+            warn!(resource = %self.resource, unknown, "kubelet asked for devices that are not here");
+            return Err(self.refuse(&format!(
+                "unknown device: {unknown}; it may have been removed or renamed since kubelet was told of it"
             )));
         }
+        let devices: Vec<&inventory::Device> = devices.into_iter().flatten().collect();
         for device in devices.iter().filter(|device| !device.health.healthy) {
             warn!(device = %device.id, reason = device.health.reason.as_deref().unwrap_or("unknown"), "kubelet allocates an unhealthy device");
         }
         debug!(resource = %self.resource, count = devices.len(), "allocate");
         Ok(devices)
     }
+
+    /// Refuses several replicas at once where the operator has said that they are to be.
+    fn check_size(&self, inventory: &Inventory, devices: &[&inventory::Device]) -> Result<(), Status> {
+        let terms = inventory
+            .resources
+            .get(&self.resource)
+            .copied()
+            .unwrap_or_default();
+        let shared = devices.iter().any(|device| device.replica.is_some());
+        if !terms.fail_requests_greater_than_one || !shared || devices.len() < 2 {
+            return Ok(());
+        }
+        Err(self.refuse(&format!(
+            "maximum request size for shared resources is 1; found {}: ask for 1 of {}, or for whole GPUs; more of a shared resource gives no more of a GPU (failRequestsGreaterThanOne)",
+            devices.len(),
+            self.resource
+        )))
+    }
+
+    /// A refusal in the words that NVIDIA's plugin begins with, which people search for.
+    fn refuse(&self, what: &str) -> Status {
+        Status::invalid_argument(format!(
+            "invalid allocation request for {:?}: invalid request: {what}",
+            self.resource.as_str()
+        ))
+    }
+}
+
+/// The lists as kubelet is sent them: the first at once, each change at once unless one was sent less than [`SHORTEST`] ago. The
+/// watch channel holds the latest list only: a burst of changes becomes two messages, no change becomes none.
+fn paced(lists: watch::Receiver<DeviceList>) -> impl Stream<Item = DeviceList> + Send {
+    futures::stream::unfold((lists, None), |(mut lists, sent)| async move {
+        if let Some(sent) = sent {
+            lists.changed().await.ok()?;
+            tokio::time::sleep_until(sent + SHORTEST).await;
+        }
+        let list = Arc::clone(&lists.borrow_and_update());
+        Some((list, (lists, Some(Instant::now()))))
+    })
 }
 
 fn ids(texts: Vec<String>) -> BTreeSet<DeviceId> {
@@ -176,4 +232,59 @@ pub(super) fn lists<'k>(
         .into_iter()
         .map(|(resource, list)| (resource, list.into()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(ids: &[&str]) -> DeviceList {
+        ids.iter()
+            .map(|id| Device {
+                id: (*id).to_owned(),
+                ..Device::default()
+            })
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn a_burst_of_changes_becomes_one_list_and_the_last_one() {
+        let (publish, lists) = watch::channel(list(&["a"]));
+        let mut stream = Box::pin(paced(lists));
+        assert_eq!(stream.next().await.unwrap().len(), 1);
+        for _ in 0..1000 {
+            publish.send_replace(list(&[]));
+        }
+        publish.send_replace(list(&["c", "d", "e"]));
+        assert_eq!(stream.next().await.unwrap().len(), 3);
+        drop(publish);
+        assert!(stream.next().await.is_none(), "no list without a change");
+    }
+
+    #[tokio::test]
+    async fn lists_are_paced() {
+        let (publish, lists) = watch::channel(list(&[]));
+        let mut stream = Box::pin(paced(lists));
+        let began = Instant::now();
+        for _ in 0..4 {
+            publish.send_replace(list(&["a"]));
+            stream.next().await.unwrap();
+        }
+        assert!(
+            began.elapsed() >= 3 * SHORTEST,
+            "a bound from below, which no load can break"
+        );
+    }
+
+    #[tokio::test]
+    async fn every_stream_gets_every_change() {
+        let (publish, lists) = watch::channel(list(&[]));
+        let mut streams = [Box::pin(paced(lists.clone())), Box::pin(paced(lists))];
+        for ids in [&[][..], &["a"], &["a", "b"]] {
+            publish.send_replace(list(ids));
+            for stream in &mut streams {
+                assert_eq!(stream.next().await.unwrap().len(), ids.len());
+            }
+        }
+    }
 }
