@@ -1,16 +1,21 @@
 //! The node's account in the API's words. Pure: what is published follows from inventory, hand-over and readiness alone.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt::Write as _;
 use std::sync::Arc;
 
-use gantry_api::{DeviceHealth, DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance};
+use gantry_api::{
+    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance, ResourceKind,
+    ResourceName, ResourceStatus, SharingPolicy, Slice,
+};
 use gantry_topology::{Link, Machine};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
+use crate::config::SharedDevices;
 use crate::handover::Desk;
-use crate::inventory::{Diagnosis, Inventory, State};
+use crate::inventory::{Device, Diagnosis, Inventory, State};
 use crate::observe::Readiness;
 
 /// The condition's type.
@@ -27,9 +32,10 @@ pub(super) fn status(
 ) -> GpuNodeStatus {
     let (holders, deviations, deviations_total) = desk.account();
     let inventory = &*with_troubles(inventory, diagnosis);
+    let resources = resources(inventory, &held(inventory, &holders));
     GpuNodeStatus {
-        summary: summary(inventory, &holders),
-        resources: Vec::new(),
+        summary: summary(inventory, &holders, &resources),
+        resources,
         devices: inventory
             .devices
             .iter()
@@ -37,8 +43,12 @@ pub(super) fn status(
                 id: device.id.clone(),
                 resource: device.resource.clone(),
                 gpu: device.gpu,
-                slice: None,
-                replica: None,
+                slice: device.slice.as_ref().map(|slice| Slice {
+                    profile: slice.profile.clone(),
+                    start: slice.start,
+                    size: slice.size,
+                }),
+                replica: device.replica,
                 health: device.health.clone(),
             })
             .collect(),
@@ -47,7 +57,7 @@ pub(super) fn status(
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
-        conditions: vec![ready(readiness, desk.is_synced(), before, now)],
+        conditions: vec![ready(inventory, readiness, desk.is_synced(), before, now)],
     }
 }
 
@@ -88,10 +98,16 @@ pub(super) fn stopped(mut status: GpuNodeStatus, now: Timestamp) -> GpuNodeStatu
     status
 }
 
-fn ready(readiness: &Readiness, synced: bool, before: Option<&GpuNodeStatus>, now: Timestamp) -> Condition {
+fn ready(
+    inventory: &Inventory,
+    readiness: &Readiness,
+    synced: bool,
+    before: Option<&GpuNodeStatus>,
+    now: Timestamp,
+) -> Condition {
     let missing = readiness.missing();
     let degraded = readiness.degraded();
-    let condition = if let Some(reason) = &readiness.devices {
+    let mut condition = if let Some(reason) = &readiness.devices {
         condition(false, "NoDevices", reason.clone())
     } else if !missing.is_empty() {
         condition(false, "NotRegistered", missing.join("; "))
@@ -110,6 +126,16 @@ fn ready(readiness: &Readiness, synced: bool, before: Option<&GpuNodeStatus>, no
             "devices are served and their holders are known".to_owned(),
         )
     };
+    for left_out in &inventory.left_out {
+        let _ = write!(
+            condition.message,
+            "; GPU {} is not served: {}",
+            left_out.gpu, left_out.reason
+        );
+    }
+    for problem in &inventory.problems {
+        let _ = write!(condition.message, "; configuration: {problem}");
+    }
     dated(condition, before, now)
 }
 
@@ -138,27 +164,65 @@ fn dated(mut condition: Condition, before: Option<&GpuNodeStatus>, now: Timestam
     condition
 }
 
-fn summary(inventory: &Inventory, holders: &[Holder]) -> gantry_api::gpunode::Summary {
+/// The devices that somebody holds, or that are kept apart after somebody did.
+fn held<'i>(inventory: &'i Inventory, holders: &[Holder]) -> Vec<&'i Device> {
+    let held: HashSet<(&ResourceName, &DeviceId)> = holders
+        .iter()
+        .filter(|holder| holder.provenance != Provenance::Granted || holder.state == HolderState::Quarantined)
+        .flat_map(|holder| holder.devices.iter().map(move |id| (&holder.resource, id)))
+        .collect();
+    let devices = inventory.devices.iter();
+    devices
+        .filter(|device| held.contains(&(&device.resource, &device.id)))
+        .collect()
+}
+
+/// The resources with their terms and how much of them there is.
+fn resources(inventory: &Inventory, held: &[&Device]) -> Vec<ResourceStatus> {
+    inventory
+        .resources
+        .iter()
+        .map(|(name, terms)| {
+            let devices = || inventory.devices.iter().filter(|device| device.resource == *name);
+            let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+            ResourceStatus {
+                name: name.clone(),
+                kind: match (terms.replicated, terms.slices) {
+                    (true, _) => ResourceKind::Shared,
+                    (false, true) => ResourceKind::Mig,
+                    (false, false) => ResourceKind::Gpu,
+                },
+                sharing: match terms.sharing {
+                    SharedDevices::Distributed => SharingPolicy::Distributed,
+                    SharedDevices::Packed => SharingPolicy::Packed,
+                },
+                replicas: devices()
+                    .filter_map(|device| device.replica)
+                    .max()
+                    .map_or(1, |last| last.saturating_add(1)),
+                max_request: terms.fail_requests_greater_than_one.then_some(1),
+                devices: count(devices().count()),
+                healthy: count(devices().filter(|device| device.health.healthy).count()),
+                held: count(held.iter().filter(|device| device.resource == *name).count()),
+            }
+        })
+        .collect()
+}
+
+fn summary(
+    inventory: &Inventory,
+    holders: &[Holder],
+    resources: &[ResourceStatus],
+) -> gantry_api::gpunode::Summary {
     let machine = &inventory.machine;
     let gpus = machine.gpus().len();
-    let sick: std::collections::BTreeSet<u8> = inventory
+    let sick: BTreeSet<u8> = inventory
         .devices
         .iter()
         .filter(|device| !device.health.healthy)
         .map(|device| device.gpu)
         .collect();
-    let held: std::collections::BTreeSet<u8> = holders
-        .iter()
-        .filter(|holder| holder.provenance != Provenance::Granted || holder.state == HolderState::Quarantined)
-        .flat_map(|holder| holder.devices.iter().map(move |id| (&holder.resource, id)))
-        .filter_map(|(resource, id)| {
-            let device = inventory
-                .devices
-                .iter()
-                .find(|device| device.id == *id && device.resource == *resource)?;
-            Some(device.gpu)
-        })
-        .collect();
+    let held: BTreeSet<u8> = held(inventory, holders).iter().map(|device| device.gpu).collect();
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     gantry_api::gpunode::Summary {
         model: models(machine),
@@ -170,7 +234,7 @@ fn summary(inventory: &Inventory, holders: &[Holder]) -> gantry_api::gpunode::Su
             0
         },
         held: count(held.len()),
-        devices: String::new(),
+        devices: ResourceStatus::line(resources),
     }
 }
 
@@ -216,11 +280,37 @@ mod tests {
             devices: devices.map(str::to_owned),
             cdi: None,
             driver_files: None,
-            labels: None,
             registered: [("nvidia.com/gpu".into(), true)].into(),
             cluster: Some(true),
             pod_resources: Some(true),
+            labels: None,
         }
+    }
+
+    #[test]
+    fn a_condition_that_stays_keeps_its_time() {
+        let (early, late) = (
+            Timestamp::from_second(1).unwrap(),
+            Timestamp::from_second(2).unwrap(),
+        );
+        let first = GpuNodeStatus {
+            conditions: vec![ready(&Inventory::starting(), &readiness(None), true, None, early)],
+            ..GpuNodeStatus::default()
+        };
+        let second = ready(&Inventory::starting(), &readiness(None), true, Some(&first), late);
+        assert_eq!(second.last_transition_time.0, early);
+        let third = ready(
+            &Inventory::starting(),
+            &readiness(Some("no library")),
+            true,
+            Some(&first),
+            late,
+        );
+        assert_eq!(
+            (third.last_transition_time.0, third.reason.as_str()),
+            (late, "NoDevices")
+        );
+        assert_eq!(third.message, "no library");
     }
 
     #[test]
@@ -275,25 +365,5 @@ mod tests {
             .collect();
         assert_eq!(healthy, [true, true, false, false]);
         assert_eq!(judged.devices[3].health.reason.as_deref(), Some("GPU lost"));
-    }
-
-    #[test]
-    fn a_condition_that_stays_keeps_its_time() {
-        let (early, late) = (
-            Timestamp::from_second(1).unwrap(),
-            Timestamp::from_second(2).unwrap(),
-        );
-        let first = GpuNodeStatus {
-            conditions: vec![ready(&readiness(None), true, None, early)],
-            ..GpuNodeStatus::default()
-        };
-        let second = ready(&readiness(None), true, Some(&first), late);
-        assert_eq!(second.last_transition_time.0, early);
-        let third = ready(&readiness(Some("no library")), true, Some(&first), late);
-        assert_eq!(
-            (third.last_transition_time.0, third.reason.as_str()),
-            (late, "NoDevices")
-        );
-        assert_eq!(third.message, "no library");
     }
 }
