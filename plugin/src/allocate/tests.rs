@@ -309,6 +309,12 @@ fn a_channel_that_is_required_must_be_there_at_the_start() {
     assert_eq!(check(&config(false), &Nodes::default()), Ok(()));
     let error = check(&config(true), &Nodes::default()).unwrap_err().to_string();
     assert!(error.contains("nvidia-caps-imex-channels/channel0"), "{error}");
+    let nowhere = Config {
+        container_driver_root: "/nowhere".into(),
+        ..config(true)
+    };
+    let at_start = Access::at_start(&Arc::new(nowhere), Path::new("/nowhere/dev"));
+    assert_eq!(at_start, Err(NoImexChannel));
     let response = respond(config(false), &[], &[device(0, None, None)]);
     assert_eq!(text(&response), "env NVIDIA_VISIBLE_DEVICES=GPU-0\n");
 }

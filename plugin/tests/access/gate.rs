@@ -1,0 +1,254 @@
+//! When specifications are written and removed, and what is let through meanwhile.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_plugin::allocate::{Access, Responder};
+use gantry_plugin::cdi::{Channels, Class, Kind, Writer};
+use gantry_plugin::config::{Config, Strategy};
+use gantry_plugin::inventory::{Device, Inventory, State};
+use gantry_plugin::observe::Observed;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::rules::names;
+use super::{cdi, gpu, machine, slice, touch};
+
+/// A gate that runs, and what it is fed.
+struct Gate {
+    root: tempfile::TempDir,
+    inventory: watch::Sender<Arc<Inventory>>,
+    config: watch::Sender<Arc<Config>>,
+    passed: watch::Receiver<Arc<Inventory>>,
+    access: watch::Receiver<Arc<Access>>,
+    observed: Arc<Observed>,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Gate {
+    /// `before` may put things in the way.
+    fn start(config: Config, devices: Vec<Device>, before: impl FnOnce(&Path)) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        before(root.path());
+        let config = Arc::new(Config {
+            container_driver_root: root.path().join("driver"),
+            ..config
+        });
+        let inventory = watch::Sender::new(Arc::new(Inventory::ready(machine(4), devices)));
+        let (pass, passed) = Inventory::channel();
+        let at_start = Access::at_start(&config, &root.path().join("dev")).unwrap();
+        let (access_sender, access) = watch::channel(Arc::new(at_start));
+        let config = watch::Sender::new(config);
+        let (observed, shutdown) = (Arc::new(Observed::default()), CancellationToken::new());
+        let channels = Channels {
+            inventory: inventory.subscribe(),
+            config: config.subscribe(),
+            passed: pass,
+            access: access_sender,
+        };
+        let task = tokio::spawn(writer(root.path()).gate(channels, Arc::clone(&observed), shutdown.clone()));
+        Self {
+            root,
+            inventory,
+            config,
+            passed,
+            access,
+            observed,
+            shutdown,
+            task,
+        }
+    }
+
+    fn path(&self, class: Class) -> std::path::PathBuf {
+        writer(self.root.path()).path(class)
+    }
+
+    async fn passes(&mut self, wanted: impl FnMut(&Arc<Inventory>) -> bool) -> Arc<Inventory> {
+        let passed = soon(self.passed.wait_for(wanted)).await.unwrap();
+        Arc::clone(&passed)
+    }
+
+    async fn problem(&self) -> String {
+        let mut changes = self.observed.changes();
+        let readiness = soon(changes.wait_for(|readiness| readiness.cdi.is_some()))
+            .await
+            .unwrap();
+        readiness.cdi.clone().unwrap()
+    }
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), future)
+        .await
+        .expect("it did not come about")
+}
+
+fn writer(root: &Path) -> Writer {
+    Writer {
+        root: root.join("cdi"),
+        kind: Kind::default(),
+        dev_root: root.join("dev"),
+        sys_root: root.join("sys"),
+    }
+}
+
+fn is_ready(inventory: &Arc<Inventory>) -> bool {
+    inventory.state == State::Ready
+}
+
+fn obstruct(root: &Path) {
+    fs::write(root.join("cdi"), "a file where the directory should be").unwrap();
+}
+
+#[tokio::test]
+async fn a_specification_is_there_before_its_devices_are_offered_and_gone_at_the_end() {
+    let mut gate = Gate::start(cdi(), vec![gpu(0), gpu(1)], |_| {});
+    gate.passes(is_ready).await;
+    let path = gate.path(Class::Gpu);
+    assert_eq!(path.file_name().unwrap(), "k8s.device-plugin.nvidia.com-gpu.json");
+    assert_eq!(
+        names(&fs::read_to_string(&path).unwrap()),
+        ["GPU-0", "GPU-1", "all"]
+    );
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+    gate.shutdown.cancel();
+    soon(gate.task).await.unwrap();
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn devices_that_no_runtime_could_resolve_are_held_back_and_readiness_says_why() {
+    let gate = Gate::start(cdi(), vec![gpu(0)], obstruct);
+    assert!(
+        gate.problem()
+            .await
+            .contains("k8s.device-plugin.nvidia.com-gpu.json cannot be written")
+    );
+    assert_eq!(gate.passed.borrow().state, State::Starting);
+}
+
+#[tokio::test]
+async fn after_the_first_time_a_failure_makes_only_the_new_devices_unhealthy() {
+    let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
+    gate.passes(is_ready).await;
+    fs::remove_dir_all(gate.root.path().join("cdi")).unwrap();
+    obstruct(gate.root.path());
+    gate.inventory
+        .send_replace(Arc::new(Inventory::ready(machine(4), vec![gpu(0), gpu(1)])));
+    let inventory = gate.passes(|inventory| inventory.devices.len() == 2).await;
+    assert!(inventory.devices[0].health.healthy);
+    let reason = inventory.devices[1].health.reason.as_deref().unwrap();
+    assert!(reason.contains("not written yet"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_device_whose_node_is_unknown_is_unhealthy_where_cdi_is_the_only_way() {
+    let unknown = Device {
+        minor: None,
+        ..gpu(1)
+    };
+    for (ways, healthy) in [
+        (vec![Strategy::CdiCri], false),
+        (vec![Strategy::Envvar, Strategy::CdiCri], true),
+        (vec![Strategy::Envvar], true),
+    ] {
+        let config = Config {
+            device_list_strategy: ways.clone(),
+            ..Config::default()
+        };
+        let mut gate = Gate::start(config, vec![gpu(0), unknown.clone()], |_| {});
+        let inventory = gate.passes(is_ready).await;
+        assert!(inventory.devices[0].health.healthy);
+        assert_eq!(inventory.devices[1].health.healthy, healthy, "{ways:?}");
+        let response = Responder::new(gate.access.clone()).respond(&[&unknown]);
+        assert!(response.cdi_devices.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_configuration_comes_into_force_once_its_specifications_are_there() {
+    let mut gate = Gate::start(Config::default(), vec![gpu(0)], obstruct);
+    gate.passes(is_ready).await;
+    let responder = Responder::new(gate.access.clone());
+    gate.config.send_modify(|config| *config = with(config, cdi()));
+    gate.problem().await;
+    assert_eq!(
+        responder.respond(&[&gpu(0)]).envs["NVIDIA_VISIBLE_DEVICES"],
+        "GPU-0"
+    );
+
+    fs::remove_file(gate.root.path().join("cdi")).unwrap();
+    // Not because of the change, but because it looks again.
+    let changed = gate
+        .access
+        .wait_for(|access| access.config.device_list_strategy == [Strategy::CdiCri]);
+    drop(soon(changed).await.unwrap());
+    assert!(gate.path(Class::Gpu).exists());
+    let response = responder.respond(&[&gpu(0)]);
+    assert_eq!(
+        response.cdi_devices[0].name,
+        "k8s.device-plugin.nvidia.com/gpu=GPU-0"
+    );
+    assert!(response.envs.is_empty());
+}
+
+#[tokio::test]
+async fn files_of_classes_that_are_switched_off_are_removed_also_those_of_an_earlier_run() {
+    let on = || Config {
+        gdrcopy: true,
+        ..cdi()
+    };
+    let before = |root: &Path| {
+        touch(root, "dev/gdrdrv");
+        touch(root, "cdi/k8s.device-plugin.nvidia.com-mofed.json");
+        touch(root, "cdi/nvidia.com-gpu.json");
+    };
+    let mut gate = Gate::start(on(), vec![gpu(0)], before);
+    gate.passes(is_ready).await;
+    assert!(gate.path(Class::Gdrcopy).exists() && !gate.path(Class::Mofed).exists());
+    gate.config.send_modify(|config| *config = with(config, cdi()));
+    drop(
+        soon(gate.access.wait_for(|access| !access.config.gdrcopy))
+            .await
+            .unwrap(),
+    );
+    assert!(!gate.path(Class::Gdrcopy).exists() && gate.path(Class::Gpu).exists());
+    let others = gate.root.path().join("cdi/nvidia.com-gpu.json");
+    assert!(others.exists(), "a file of somebody else's");
+}
+
+#[tokio::test]
+async fn a_slice_that_is_made_at_run_time_is_written_before_it_is_offered() {
+    let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
+    gate.passes(is_ready).await;
+    let devices = vec![gpu(0), slice(1, 0)];
+    gate.inventory
+        .send_replace(Arc::new(Inventory::ready(machine(4), devices)));
+    let inventory = gate.passes(|inventory| inventory.devices.len() == 2).await;
+    assert!(inventory.devices.iter().all(|device| device.health.healthy));
+    let text = fs::read_to_string(gate.path(Class::Gpu)).unwrap();
+    assert_eq!(names(&text), ["GPU-0", "MIG-1-0", "all"]);
+}
+
+#[tokio::test]
+async fn a_driver_that_is_not_mounted_degrades_and_does_not_hold_back() {
+    let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
+    gate.passes(is_ready).await;
+    let degraded = gate.observed.changes().borrow().degraded();
+    assert!(
+        degraded.iter().any(|text| text.contains("no driver library")),
+        "{degraded:?}"
+    );
+}
+
+fn with(current: &Config, config: Config) -> Arc<Config> {
+    Arc::new(Config {
+        container_driver_root: current.container_driver_root.clone(),
+        ..config
+    })
+}

@@ -1,0 +1,89 @@
+//! What containers are given, end to end but for NVML: specifications on disk hold to the rules of CDI whatever the node is like,
+//! and what Allocate names is what they have, also while the configuration changes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod gate;
+mod rules;
+mod spec;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use gantry_api::DeviceHealth;
+use gantry_plugin::config::{Config, Strategy};
+use gantry_plugin::inventory::{Device, Slice};
+use gantry_topology::{Gpu, Host as MachineHost, Machine, MachineParts, PathClass, PathMatrix};
+
+const VERSION: &str = "570.86.15";
+
+fn gpu(index: u8) -> Device {
+    Device {
+        id: format!("GPU-{index}").into(),
+        resource: "nvidia.com/gpu".into(),
+        gpu: index,
+        uuid: format!("GPU-{index}"),
+        health: DeviceHealth {
+            healthy: true,
+            reason: None,
+        },
+        minor: Some(index.into()),
+        numa: None,
+        slice: None,
+        replica: None,
+    }
+}
+
+fn slice(gpu_index: u8, index: u8) -> Device {
+    let cap = 100 * u32::from(gpu_index) + 10 * u32::from(index);
+    let uuid = format!("MIG-{gpu_index}-{index}");
+    Device {
+        id: uuid.as_str().into(),
+        resource: "nvidia.com/mig-1g.10gb".into(),
+        uuid,
+        slice: Some(Arc::new(Slice {
+            index,
+            gpu_instance: index.into(),
+            compute_instance: 0,
+            profile: "1g.10gb".into(),
+            start: index,
+            size: 1,
+            caps: Some([cap, cap + 1]),
+        })),
+        ..gpu(gpu_index)
+    }
+}
+
+fn machine(gpus: u8) -> Arc<Machine> {
+    let parts = MachineParts {
+        host: MachineHost {
+            driver: Some(VERSION.into()),
+            ..MachineHost::default()
+        },
+        gpus: (0..gpus)
+            .map(|index| Gpu {
+                index,
+                minor: Some(index.into()),
+                bus_id: Some(format!("0000:{index:02x}:00.0").parse().unwrap()),
+                ..Gpu::default()
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
+        ..MachineParts::default()
+    };
+    Arc::new(Machine::new(parts).unwrap())
+}
+
+fn touch(root: &Path, name: &str) {
+    let path = root.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, "").unwrap();
+}
+
+fn cdi() -> Config {
+    Config {
+        device_list_strategy: vec![Strategy::CdiCri],
+        ..Config::default()
+    }
+}
