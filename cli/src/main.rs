@@ -3,6 +3,7 @@
 
 mod choose;
 mod demo;
+mod labels;
 mod log;
 mod runtime;
 mod topo;
@@ -48,6 +49,8 @@ enum Command {
     Topo(topo::TopoArgs),
     /// Say which GPUs of a machine a job of some size would get, and why
     Choose(choose::ChooseArgs),
+    /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
+    Labels(Box<labels::LabelsArgs>),
     /// Start both daemons against simulated machines and an embedded cluster, and show who gets which GPUs and why
     Demo(demo::Args),
 }
@@ -79,6 +82,10 @@ fn main() -> ExitCode {
         Command::Choose(args) => {
             log.start_quiet();
             choose::run(&args)
+        }
+        Command::Labels(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::One, false, |_| labels::run(*args))
         }
         Command::Demo(args) => {
             log.start_quiet();

@@ -8,7 +8,7 @@ use support::gantry;
 #[test]
 fn every_command_explains_itself() {
     let mut pages = Vec::new();
-    for command in ["", "plugin", "extender", "topo", "choose", "demo"] {
+    for command in ["", "plugin", "extender", "topo", "choose", "labels", "demo"] {
         let words: Vec<&str> = [command, "--help"]
             .into_iter()
             .filter(|word| !word.is_empty())

@@ -64,6 +64,11 @@ impl SourceArgs {
         }
     }
 
+    /// Where `/sys` is read, if the machine is this node's.
+    pub(crate) fn sys_root(&self) -> Option<&Path> {
+        self.from.is_none().then_some(&self.sys_root)
+    }
+
     fn read(&self, path: &Path) -> anyhow::Result<Machine> {
         let hints = Hints {
             model: self.model.clone(),

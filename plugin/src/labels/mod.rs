@@ -84,6 +84,10 @@ impl Set {
         self.put(gantry_api::names::GROUP, name, text);
     }
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "numbers and texts alike, without a sign at every call"
+    )]
     fn put(&mut self, domain: &str, name: &str, text: impl ToString) {
         self.0
             .insert(LabelName::new(domain, name), value(&text.to_string()));
