@@ -199,6 +199,19 @@ impl Pool {
         (devices, unknown)
     }
 
+    /// The devices that are the GPU or MIG device of an ID, or replicas of it: what is taken when somebody holds that, whatever it is advertised
+    /// as by now.
+    pub fn overlapping(&self, id: &DeviceId) -> DeviceSet {
+        let of = base(id);
+        let id_at = |place: u16| self.id(usize::from(place)).map_or("", DeviceId::as_str);
+        let from = self.by_id.partition_point(|&place| id_at(place) < of);
+        let near = self.by_id.iter().skip(from);
+        near.take_while(|place| id_at(**place).starts_with(of))
+            .filter(|place| self.id(usize::from(**place)).is_some_and(|id| base(id) == of))
+            .map(|place| usize::from(*place))
+            .collect()
+    }
+
     /// A set in words: `GPU 0,3`, or the IDs where a GPU has several devices.
     pub fn describe(&self, devices: &DeviceSet) -> String {
         match &self.shape {
@@ -218,6 +231,12 @@ impl Pool {
             cut: &[],
         }
     }
+}
+
+/// The ID of what a device is, or is a replica of: replicas are called `<id>::<number>`.
+pub fn base(id: &DeviceId) -> &str {
+    let id = id.as_str();
+    id.split_once("::").map_or(id, |(of, _)| of)
 }
 
 impl Inventory {

@@ -6,13 +6,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{
-    DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, HolderState, Provenance, ResourceName, SharingPolicy,
+    DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, Provenance, ResourceName,
+    SharingPolicy,
 };
 use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use crate::inventory::{Device, Held, Inventory, Pool};
+use crate::devices::DeviceSet;
+use crate::inventory::{self, Device, Held, Inventory, Pool};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::watched::Watched;
 use crate::{metadata, quantity};
@@ -80,21 +82,7 @@ fn account_for(
         .iter()
         // What is only granted is our own word; the pod's annotation says it better.
         .filter(|holder| holder.provenance != Provenance::Granted || holder.state == HolderState::Quarantined)
-        .filter_map(|holder| {
-            let (index, pool) = pools
-                .iter()
-                .enumerate()
-                .find(|(_, pool)| pool.resource == holder.resource)?;
-            let (devices, _) = pool.find(&holder.devices);
-            Some(Held {
-                namespace: holder.namespace.clone(),
-                pod: holder.pod.clone(),
-                uid: holder.uid.clone(),
-                pool: index,
-                devices,
-                quarantined: holder.state == HolderState::Quarantined,
-            })
-        })
+        .flat_map(|holder| held(&pools, holder))
         .collect();
     let not_ready = status
         .and_then(|status| {
@@ -111,6 +99,29 @@ fn account_for(
         holders,
         not_ready,
     }
+}
+
+/// What a holder has of each pool. A GPU that was given out before it was shared, or under another name, is still in use: all that
+/// is made of it now is taken.
+fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
+    let of_pool = |(index, pool): (usize, &Pool)| {
+        let mut devices = DeviceSet::EMPTY;
+        for id in &holder.devices {
+            match pool.find([id]) {
+                (known, 0) if pool.resource == holder.resource => devices.add(&known),
+                _ => devices.add(&pool.overlapping(id)),
+            }
+        }
+        (!devices.is_empty()).then(|| Held {
+            namespace: holder.namespace.clone(),
+            pod: holder.pod.clone(),
+            uid: holder.uid.clone(),
+            pool: index,
+            devices,
+            quarantined: holder.state == HolderState::Quarantined,
+        })
+    };
+    pools.iter().enumerate().filter_map(of_pool).collect()
 }
 
 fn read_device(device: &DeviceStatus) -> Device {
@@ -131,9 +142,7 @@ fn read_device(device: &DeviceStatus) -> Device {
 
 /// Spec and status are two writes. Between them a device may be said to be on a GPU that is now another.
 fn on_other_gpu(machine: &[Gpu], device: &DeviceStatus) -> bool {
-    let id = device.id.as_str();
-    // A replica is named after what it is a replica of.
-    let id = id.split_once("::").map_or(id, |(of, _)| of);
+    let id = inventory::base(&device.id);
     let is = |gpu: &Gpu| {
         let slices = gpu.mig.iter().flat_map(|mig| &mig.instances);
         gpu.uuid.as_ref().is_some_and(|uuid| uuid.as_str() == id)

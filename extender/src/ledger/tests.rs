@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use crate::decide::Options;
 use crate::fixtures::{
-    Cluster, GPU, bound, bridged, cut_node, gpu_node, grant, holder, pod, pod_of, quarantined, set,
+    Cluster, GPU, bound, bridged, cut_node, gpu_node, grant, holder, plain, pod, pod_of, quarantined, set,
     shared_node,
 };
 use crate::ledger::FaultKind;
@@ -248,4 +248,30 @@ fn a_gpu_node_that_contradicts_itself_gives_nothing_out() {
     let snapshot = cluster.store.snapshot();
     let standing = snapshot.standing(snapshot.find("n").unwrap());
     assert!(matches!(standing, crate::snapshot::Standing::Ours(class) if class.pools.is_empty()));
+}
+
+#[test]
+fn a_gpu_given_out_before_it_was_shared_is_not_shared_with_its_holder() {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 16);
+    // Kubelet still lists the whole GPU, under the name it had then.
+    for resource in [GPU, "nvidia.com/gpu.shared"] {
+        let mut shared = shared_node("n", &plain(2), resource, 3);
+        shared["status"]["holders"] = json!([holder("n", "a", Some("a"), "1")]);
+        cluster.inventory(&shared);
+        cluster.pod(&bound(pod("a", 1), "n", 1, Some("1")));
+        assert_eq!(cluster.free_of("n", resource), "0,1,2", "{resource}");
+    }
+}
+
+#[test]
+fn a_gpu_that_was_shared_is_not_whole_until_its_last_replica_is_given_back() {
+    let cluster = node(&[], &[]);
+    let mut whole = gpu_node("n", &bridged());
+    let mut held = holder("n", "a", Some("a"), "");
+    held["resource"] = "nvidia.com/gpu.shared".into();
+    held["devices"] = json!(["GPU-n-2::1"]);
+    whole["status"]["holders"] = json!([held]);
+    cluster.inventory(&whole);
+    assert_eq!(cluster.free("n"), "0,1,3,4,5,6,7");
 }
