@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gantry_e2e::peer::{Kubelet, Node, Plugin, Process, Served, Setting, Sharing};
+use gantry_e2e::peer::{Kubelet, Mig, Node, Plugin, Process, Served, Setting, Sharing};
 
 /// The machine: eight A100 on NVSwitch.
 const MACHINE: &str = "dgx-a100";
@@ -24,6 +24,7 @@ const MANY_CALLS: usize = 13_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Row {
     Register,
+    RegisterMig,
     RegisterAgain,
     AllocateOne,
     AllocateEight,
@@ -46,8 +47,9 @@ pub(crate) enum Sample {
 }
 
 impl Row {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Register,
+        Self::RegisterMig,
         Self::RegisterAgain,
         Self::AllocateOne,
         Self::AllocateEight,
@@ -63,6 +65,7 @@ impl Row {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Register => "exec to Register, 8 GPUs",
+            Self::RegisterMig => "exec to Register, 56 MIG devices",
             Self::RegisterAgain => "kubelet.sock recreated to Register",
             Self::AllocateOne => "Allocate, 1 id",
             Self::AllocateEight => "Allocate, 8 ids",
@@ -103,7 +106,16 @@ async fn running(plugin: &Plugin, setting: &Setting) -> Result<Running> {
 
 /// Everything but memory, once.
 pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)) -> Result<()> {
-    take(Row::Register, starts(plugin).await?);
+    let node = Node::of(MACHINE)?;
+    take(Row::Register, starts(&node, plugin, &Setting::default()).await?);
+    for gpu in 0..8 {
+        node.controller().recut(gpu, &["1g.5gb"; 7])?;
+    }
+    let cut = Setting {
+        mig: Some(Mig::Single),
+        ..Setting::default()
+    };
+    take(Row::RegisterMig, starts(&node, plugin, &cut).await?);
     let mut run = running(plugin, &Setting::default()).await?;
     take(Row::AllocateOne, allocate(&run, 1).await?);
     take(Row::AllocateEight, allocate(&run, 8).await?);
@@ -146,12 +158,11 @@ pub(crate) async fn memory(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sampl
     Ok(())
 }
 
-async fn starts(plugin: &Plugin) -> Result<Vec<Sample>> {
-    let node = Node::of(MACHINE)?;
+async fn starts(node: &Node, plugin: &Plugin, setting: &Setting) -> Result<Vec<Sample>> {
     let mut times = Vec::new();
     for _ in 0..STARTS {
         let mut kubelet = Kubelet::start(&node.plugins())?;
-        let mut process = node.prepare(plugin, &Setting::default())?;
+        let mut process = node.prepare(plugin, setting)?;
         let began = Instant::now();
         process.go()?;
         let registered = kubelet.registration().await.with_context(|| process.log())?;

@@ -1,21 +1,48 @@
 //! What NVIDIA's k8s-device-plugin 0.20.0 does towards kubelet, as its documentation and its source say: the referee where its
 //! program is not at hand, and held against the program where it is. Written from those facts alone, not from Gantry's code.
 
-use gantry_nvml_sim::facts::{Facts as Hardware, GpuFacts};
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use gantry_nvml_sim::facts::GpuFacts;
 
 use super::facts::Facts;
-use super::setting::{Setting, Strategy};
+use super::node::Node;
+use super::setting::{Mig, Setting, Strategy};
 
 /// Vendor and class of the CDI devices; the vendor keeps them apart from those of NVIDIA's container toolkit.
 const CDI_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
 /// What a container's device list is called where it is told by mounts.
 const MOUNTS: &str = "/var/run/nvidia-container-devices";
 
-/// What NVIDIA's plugin shows on whole GPUs under a setting.
-pub fn documented(hardware: &Hardware, setting: &Setting) -> Facts {
+/// A device as kubelet counts it.
+#[derive(Debug, Clone)]
+struct Device {
+    /// Kubelet's ID of it.
+    id: String,
+    /// What it is called towards the runtime.
+    name: String,
+    numa: Option<u32>,
+    /// Its own device nodes.
+    nodes: Vec<String>,
+}
+
+/// What NVIDIA's plugin shows on a node under a setting.
+///
+/// # Errors
+/// The node's files cannot be read.
+pub fn documented(node: &Node, setting: &Setting) -> Result<Facts> {
     let mut facts = Facts::new();
-    let renamed = setting.sharing.is_some_and(|sharing| sharing.rename);
-    let name = if renamed { "gpu.shared" } else { "gpu" };
+    for (name, devices) in resources(node, setting)? {
+        resource(&mut facts, &name, &devices, setting);
+    }
+    if setting.strategies().iter().any(|strategy| strategy.is_cdi()) {
+        specification(&mut facts, node, setting);
+    }
+    Ok(facts)
+}
+
+fn resource(facts: &mut Facts, name: &str, devices: &[Device], setting: &Setting) {
     let resource = format!("nvidia.com/{name}");
     let mut tell = |item: String, value: String| drop(facts.insert(format!("{resource} {item}"), value));
     tell("version".into(), "v1beta1".into());
@@ -23,19 +50,21 @@ pub fn documented(hardware: &Hardware, setting: &Setting) -> Facts {
     for item in ["options", "options, asked"] {
         tell(item.into(), "pre-start false, preferred true".into());
     }
-    let devices = devices(hardware, setting);
-    for (id, gpu) in &devices {
-        let numa: Vec<u32> = gpu.numa.into_iter().collect();
-        tell(format!("device {id}"), format!("healthy true, numa {numa:?}"));
+    for device in devices {
+        let numa: Vec<u32> = device.numa.into_iter().collect();
+        tell(
+            format!("device {}", device.id),
+            format!("healthy true, numa {numa:?}"),
+        );
     }
-    for size in [1, 2] {
+    for size in 1..=devices.len().min(2) {
         tell(
             format!("prefer {size}"),
             format!("{size} devices, the one that must be among them: true"),
         );
     }
     let two = &devices[..devices.len().min(2)];
-    for (label, some) in [("one", &devices[..1]), ("two", two), ("all", &devices)] {
+    for (label, some) in [("one", &devices[..1]), ("two", two), ("all", devices)] {
         for (item, value) in allocated(some, setting, &resource) {
             tell(format!("allocate {label}: {item}"), value);
         }
@@ -46,25 +75,84 @@ pub fn documented(hardware: &Hardware, setting: &Setting) -> Facts {
             "invalid allocation request for \"{resource}\": invalid request: unknown device: GPU-unknown"
         ),
     );
-    if setting.strategies().iter().any(|strategy| strategy.is_cdi()) {
-        specification(&mut facts, hardware, setting);
-    }
-    facts
 }
 
-/// Kubelet's IDs, in order, each with its GPU.
-fn devices<'a>(hardware: &'a Hardware, setting: &Setting) -> Vec<(String, &'a GpuFacts)> {
-    let mut devices = Vec::new();
-    for gpu in &hardware.gpus {
-        match setting.sharing {
-            None => devices.push((gpu.uuid.clone(), gpu)),
-            Some(sharing) => {
-                devices.extend((0..sharing.replicas).map(|number| (format!("{}::{number}", gpu.uuid), gpu)));
-            }
+/// Devices by resource, in the order of kubelet's IDs. Whole GPUs may be shared; MIG devices are not here.
+fn resources(node: &Node, setting: &Setting) -> Result<BTreeMap<String, Vec<Device>>> {
+    let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
+    let state = node.controller().state()?;
+    for gpu in &node.hardware().gpus {
+        let cut = state.cut(gpu).filter(|mig| mig.enabled);
+        let (Some(mig), Some(cut)) = (setting.mig, cut) else {
+            whole(&mut resources, gpu, setting);
+            continue;
+        };
+        let minors = minors(node)?;
+        let slices = cut.instances.iter().flat_map(|instance| {
+            let compute = instance.compute.iter();
+            compute.map(move |compute| (instance, compute))
+        });
+        for (number, (instance, compute)) in slices.enumerate() {
+            let name = match mig {
+                Mig::Single => "gpu".to_owned(),
+                Mig::Mixed => format!("mig-{}", instance.profile.replace('+', ".")),
+            };
+            let uuid = compute.uuid.to_string();
+            let way = format!("gpu{}/gi{}", gpu.minor, instance.id);
+            let cap = |way: String| {
+                let minor = minors.get(&way).with_context(|| format!("no minor of {way}"))?;
+                anyhow::Ok(format!("nvidia-caps/nvidia-cap{minor}"))
+            };
+            let device = Device {
+                name: if setting.index_ids {
+                    format!("{}:{number}", gpu.index)
+                } else {
+                    uuid.clone()
+                },
+                id: uuid,
+                numa: gpu.numa,
+                nodes: vec![
+                    format!("nvidia{}", gpu.minor),
+                    cap(format!("{way}/access"))?,
+                    cap(format!("{way}/ci{}/access", compute.id))?,
+                ],
+            };
+            resources.entry(name).or_default().push(device);
         }
     }
-    devices.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-    devices
+    for devices in resources.values_mut() {
+        devices.sort_unstable_by(|one, other| one.id.cmp(&other.id));
+    }
+    Ok(resources)
+}
+
+fn whole(resources: &mut BTreeMap<String, Vec<Device>>, gpu: &GpuFacts, setting: &Setting) {
+    let device = |id: String| Device {
+        id,
+        name: name(gpu, setting),
+        numa: gpu.numa,
+        nodes: vec![format!("nvidia{}", gpu.minor)],
+    };
+    let renamed = setting.sharing.is_some_and(|sharing| sharing.rename);
+    let name = if renamed { "gpu.shared" } else { "gpu" };
+    let devices = resources.entry(name.to_owned()).or_default();
+    match setting.sharing {
+        None => devices.push(device(gpu.uuid.clone())),
+        Some(sharing) => {
+            let replica = |number| device(format!("{}::{number}", gpu.uuid));
+            devices.extend((0..sharing.replicas).map(replica));
+        }
+    }
+}
+
+/// The driver's list of the minors of capability nodes, by what each is for.
+fn minors(node: &Node) -> Result<BTreeMap<String, u32>> {
+    let path = node.proc().join("driver/nvidia-caps/mig-minors");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let entries = text.lines().filter_map(|line| line.split_once(' '));
+    entries
+        .map(|(way, minor)| Ok((way.to_owned(), minor.trim().parse()?)))
+        .collect()
 }
 
 /// What a GPU is called towards the runtime.
@@ -76,20 +164,17 @@ fn name(gpu: &GpuFacts, setting: &Setting) -> String {
     }
 }
 
-fn allocated(
-    devices: &[(String, &GpuFacts)],
-    setting: &Setting,
-    resource: &str,
-) -> Vec<(&'static str, String)> {
+fn allocated(devices: &[Device], setting: &Setting, resource: &str) -> Vec<(&'static str, String)> {
     if devices.len() > 1 && setting.sharing.is_some_and(|sharing| sharing.one_only) {
         let found = devices.len();
         let text = format!(
-            "invalid allocation request for \"{resource}\": invalid request: maximum request size for shared resources is 1; found {found}"
+            "invalid allocation request for \"{resource}\": invalid request: maximum request size for shared \
+             resources is 1; found {found}"
         );
         return vec![("refused", text)];
     }
     // Replicas of one GPU are one GPU to the container.
-    let mut names: Vec<String> = devices.iter().map(|(_, gpu)| name(gpu, setting)).collect();
+    let mut names: Vec<String> = devices.iter().map(|device| device.name.clone()).collect();
     names.sort_unstable();
     names.dedup();
     let strategies = setting.strategies();
@@ -97,10 +182,8 @@ fn allocated(
     let mut answer = Vec::new();
     if has(Strategy::VolumeMounts) {
         answer.push(("env NVIDIA_VISIBLE_DEVICES", MOUNTS.to_owned()));
-        let mounts: Vec<String> = names
-            .iter()
-            .map(|name| format!("/dev/null on {MOUNTS}/{name}, read-only false"))
-            .collect();
+        let mount = |name: &String| format!("/dev/null on {MOUNTS}/{name}, read-only false");
+        let mounts: Vec<String> = names.iter().map(mount).collect();
         answer.push(("mounts", mounts.join(",")));
     } else if has(Strategy::Envvar) {
         answer.push(("env NVIDIA_VISIBLE_DEVICES", names.join(",")));
@@ -114,18 +197,25 @@ fn allocated(
     }
     if setting.pass_device_specs && strategies.iter().any(|strategy| !strategy.is_cdi()) {
         let control = ["nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidiactl"];
-        // Two replicas of one GPU repeat its node.
-        let own = devices.iter().map(|(_, gpu)| format!("nvidia{}", gpu.minor));
-        let mut nodes: Vec<String> = control.into_iter().map(str::to_owned).chain(own).collect();
+        // Two devices of one GPU repeat its node.
+        let own = devices.iter().flat_map(|device| device.nodes.iter().cloned());
+        let nodes = control.into_iter().map(str::to_owned).chain(own);
+        let mut nodes: Vec<String> = nodes
+            .map(|node| format!("/dev/{node} as /dev/{node} rw"))
+            .collect();
+        let all = nodes.len();
         nodes.sort_unstable();
-        let nodes = nodes.iter().map(|node| format!("/dev/{node} as /dev/{node} rw"));
-        answer.push(("device nodes", nodes.collect::<Vec<_>>().join(",")));
+        nodes.dedup();
+        if nodes.len() < all {
+            answer.push(("device nodes repeated", "true".to_owned()));
+        }
+        answer.push(("device nodes", nodes.join(",")));
     }
     answer
 }
 
-/// The CDI specification. The libraries that it mounts are the machine's, and are left out here.
-fn specification(facts: &mut Facts, hardware: &Hardware, setting: &Setting) {
+/// The CDI specification of whole GPUs. The libraries that it mounts are the machine's, and are left out here.
+fn specification(facts: &mut Facts, node: &Node, setting: &Setting) {
     let mut tell = |item: &str, value: String| drop(facts.insert(format!("CDI {item}"), value));
     tell("kind", CDI_KIND.to_owned());
     tell("file", format!("{}.json", CDI_KIND.replace('/', "-")));
@@ -137,7 +227,7 @@ fn specification(facts: &mut Facts, hardware: &Hardware, setting: &Setting) {
         "/dev/nvidiactl",
     ];
     tell("common device nodes", control.join(","));
-    for gpu in &hardware.gpus {
+    for gpu in &node.hardware().gpus {
         tell(
             &format!("device {}", name(gpu, setting)),
             format!("/dev/nvidia{}", gpu.minor),

@@ -1,9 +1,9 @@
 //! What a plugin does towards kubelet, written down as plain facts, so that two plugins can be held side by side: what may differ
 //! from run to run (order, random parts of names) is taken out. It judges nothing but equality.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use gantry_proto::deviceplugin::{ContainerAllocateResponse, DevicePluginOptions};
@@ -12,6 +12,9 @@ use serde_json::Value;
 use super::kubelet::{Kubelet, Served};
 use super::node::{Node, Plugin};
 use super::setting::Setting;
+
+/// How long a registration may take. It takes milliseconds; this is for a machine under load.
+const REGISTRATION: Duration = Duration::from_secs(20);
 
 /// Item and value, e.g. `nvidia.com/gpu socket` and `nvidia-gpu.sock`.
 pub type Facts = BTreeMap<String, String>;
@@ -30,9 +33,11 @@ pub struct Difference {
 /// A difference that is meant to be.
 #[derive(Debug, Clone, Copy)]
 pub struct Deliberate {
-    /// The item; `*` stands for anything.
+    /// The case it is about; `*` stands for anything, as in the other patterns.
+    pub case: &'static str,
+    /// The item.
     pub item: &'static str,
-    /// Ours; `*` stands for anything. `None`: no such item.
+    /// Ours. `None`: no such item.
     pub ours: Option<&'static str>,
     /// Why.
     pub reason: &'static str,
@@ -41,7 +46,7 @@ pub struct Deliberate {
 /// What they differ in, by item.
 pub fn differences(ours: &Facts, theirs: &Facts) -> Vec<Difference> {
     let items = ours.keys().chain(theirs.keys());
-    let items: std::collections::BTreeSet<&String> = items.collect();
+    let items: BTreeSet<&String> = items.collect();
     let difference = |item: &String| {
         let (our, their) = (ours.get(item), theirs.get(item));
         (our != their).then(|| Difference {
@@ -53,12 +58,16 @@ pub fn differences(ours: &Facts, theirs: &Facts) -> Vec<Difference> {
     items.into_iter().filter_map(difference).collect()
 }
 
-/// The differences that no row explains, and the numbers of the rows that explain one.
-pub fn unexplained(differences: Vec<Difference>, rows: &[Deliberate]) -> (Vec<Difference>, Vec<usize>) {
+/// The differences of a case that no row explains, and the numbers of the rows that explain one.
+pub fn unexplained(
+    case: &str,
+    differences: Vec<Difference>,
+    rows: &[Deliberate],
+) -> (Vec<Difference>, Vec<usize>) {
     let mut used = Vec::new();
     let mut left = Vec::new();
     for difference in differences {
-        match rows.iter().position(|row| row.explains(&difference)) {
+        match rows.iter().position(|row| row.explains(case, &difference)) {
             Some(row) => used.push(row),
             None => left.push(difference),
         }
@@ -69,13 +78,13 @@ pub fn unexplained(differences: Vec<Difference>, rows: &[Deliberate]) -> (Vec<Di
 }
 
 impl Deliberate {
-    fn explains(&self, difference: &Difference) -> bool {
+    fn explains(&self, case: &str, difference: &Difference) -> bool {
         let value = match (self.ours, &difference.ours) {
             (None, None) => true,
             (Some(pattern), Some(value)) => matches(pattern, value),
             _ => false,
         };
-        value && matches(self.item, &difference.item)
+        value && matches(self.item, &difference.item) && matches(self.case, case)
     }
 }
 
@@ -103,8 +112,13 @@ pub async fn observe(node: &Node, plugin: &Plugin, setting: &Setting, resources:
         if registered == resources.max(1) {
             break;
         }
-        while !kubelet.is_called() && process.lives()? {
+        let end = Instant::now() + REGISTRATION;
+        while !kubelet.is_called() && process.lives()? && Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        if !kubelet.is_called() && process.lives()? {
+            // What has not come by now shows as missing.
+            break;
         }
         if !process.lives()? {
             let status = process.wait()?;
@@ -167,7 +181,7 @@ async fn resource(facts: &mut Facts, served: &Served) -> Result<()> {
             Err(status) => drop(facts.insert(format!("{item}: refused"), status.message().to_owned())),
         }
     }
-    for size in [1, 2] {
+    for size in 1..=ids.len().min(2) {
         let preferred = served.prefer(&ids, &ids[..1], size).await?;
         let kept = preferred.contains(&ids[0]);
         facts.insert(
@@ -298,11 +312,13 @@ mod tests {
     fn a_row_explains_its_items_with_its_value_and_nothing_else() {
         let rows = [
             Deliberate {
+                case: "*",
                 item: "* socket",
                 ours: Some("ours-*.sock"),
                 reason: "",
             },
             Deliberate {
+                case: "a*",
                 item: "* mounts",
                 ours: None,
                 reason: "",
@@ -314,10 +330,12 @@ mod tests {
             ("mig socket", "mig.sock"),
             ("x mounts", "1"),
         ]);
-        let (left, used) = unexplained(differences(&ours, &theirs), &rows);
+        let (left, used) = unexplained("ab", differences(&ours, &theirs), &rows);
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].item, "mig socket");
         assert_eq!(used, [0, 1]);
+        let (left, used) = unexplained("b", differences(&ours, &theirs), &rows);
+        assert_eq!((left.len(), used), (2, vec![0]));
     }
 
     #[test]

@@ -11,4 +11,4 @@ pub use documented::documented;
 pub use facts::{Deliberate, Difference, Facts, differences, observe, unexplained};
 pub use kubelet::{Kubelet, List, Registered, Served};
 pub use node::{Node, Plugin, Process, supported};
-pub use setting::{Setting, Sharing, Strategy};
+pub use setting::{Mig, Setting, Sharing, Strategy};

@@ -120,6 +120,11 @@ impl Node {
         self.folder.path().join("run/cdi")
     }
 
+    /// What stands for `/proc`, as seen from here.
+    pub fn proc(&self) -> &Path {
+        &self.installed.layout.proc
+    }
+
     /// What the simulated library says of the machine.
     pub fn hardware(&self) -> &gantry_nvml_sim::facts::Facts {
         &self.installed.facts
@@ -152,8 +157,7 @@ impl Node {
             .stdout(Stdio::piped())
             .stderr(output);
         if let Some(text) = setting.config_file() {
-            // Under the node's /run, for the rest of the file system is the machine's.
-            std::fs::write(folder.join("run/config.yaml"), text)?;
+            self.write_config(&text)?;
             command.env("CONFIG_FILE", "/run/config.yaml");
         }
         let mut child = command.spawn().context("cannot start unshare")?;
@@ -165,6 +169,20 @@ impl Node {
         let process = Process { child, gate, log };
         ensure!(said.trim() == "ready", "no namespace: {}", process.log());
         Ok(process)
+    }
+
+    /// Writes the config file, in place of the one there is.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn write_config(&self, text: &str) -> Result<()> {
+        // Under the node's /run, for the rest of the file system is the machine's. Renamed, for a plugin may be watching it.
+        let folder = self.folder.path().join("run");
+        std::fs::write(folder.join("config.new"), text)?;
+        Ok(std::fs::rename(
+            folder.join("config.new"),
+            folder.join("config.yaml"),
+        )?)
     }
 
     /// Starts a plugin.

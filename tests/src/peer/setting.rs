@@ -13,6 +13,8 @@ pub struct Setting {
     pub index_ids: bool,
     /// Time slicing of `nvidia.com/gpu`.
     pub sharing: Option<Sharing>,
+    /// How MIG devices are advertised, if at all.
+    pub mig: Option<Mig>,
     /// Whether flags are told in the config file, not in the environment.
     pub in_file: bool,
     /// Lines added to the config file as they are.
@@ -30,6 +32,24 @@ pub struct Sharing {
     pub rename: bool,
     /// Whether a container may have one replica only.
     pub one_only: bool,
+}
+
+/// NVIDIA's MIG strategies but `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mig {
+    /// Under the name of whole GPUs.
+    Single,
+    /// Each profile under its own name.
+    Mixed,
+}
+
+impl Mig {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Mixed => "mixed",
+        }
+    }
 }
 
 /// NVIDIA's device list strategies.
@@ -86,6 +106,9 @@ impl Setting {
         if !self.strategies.is_empty() {
             env.push(("DEVICE_LIST_STRATEGY", self.words().join(",")));
         }
+        if let Some(mig) = self.mig {
+            env.push(("MIG_STRATEGY", mig.word().to_owned()));
+        }
         if self.pass_device_specs {
             env.push(("PASS_DEVICE_SPECS", "true".to_owned()));
         }
@@ -103,7 +126,8 @@ impl Setting {
         let mut text = String::from("version: v1\n");
         if self.in_file {
             let strategies = self.words();
-            text += "flags:\n  plugin:\n";
+            let mig = self.mig.map_or("none", Mig::word);
+            let _ = write!(text, "flags:\n  migStrategy: {mig}\n  plugin:\n");
             if !strategies.is_empty() {
                 let _ = writeln!(text, "    deviceListStrategy: [{}]", strategies.join(", "));
             }

@@ -6,29 +6,39 @@ use gantry_e2e::peer::Deliberate;
 /// The rows; the first that fits counts.
 pub(crate) const ROWS: &[Deliberate] = &[
     Deliberate {
-        item: "* socket",
-        ours: Some("gantry-nvidia.com-*.sock"),
-        reason: "kubelet reads nothing off it, and while one plugin replaces the other neither removes the other's socket",
-    },
-    Deliberate {
+        case: "*",
         item: "* allocate unknown: refused",
         ours: Some("*GPU-unknown*"),
         reason: "says which IDs are unknown under a code that means so, where NVIDIA's answers Unknown",
     },
     Deliberate {
-        item: "* annotation key",
-        ours: Some("cdi.k8s.io/gantry"),
-        reason: "the key names the plugin that wrote it",
+        case: "*",
+        item: "CDI device all",
+        ours: Some("/dev/nvidia0,*"),
+        reason: "for people who run a container by hand; kubelet is never told of it",
     },
     Deliberate {
-        item: "CDI kind",
-        ours: Some("gantry.dev/gpu"),
-        reason: "two specifications of one kind contradict each other and the runtime then uses neither: \
-                 NVIDIA's leaves its own behind; --cdi-kind sets another",
+        case: "*one_only: true*",
+        item: "* refused",
+        ours: Some("*maximum request size for shared resources is 1; found *: ask for 1 of *"),
+        reason: "NVIDIA's words, and after them what to do",
     },
     Deliberate {
-        item: "CDI file",
-        ours: Some("gantry.dev-gpu.json"),
-        reason: "named after the kind, like NVIDIA's",
+        case: "*",
+        item: "* device nodes repeated",
+        ours: None,
+        reason: "each node once, however many of the devices are on that GPU",
+    },
+    Deliberate {
+        case: "*, [(*mig: None*",
+        item: "nvidia.com/gpu device GPU-*",
+        ours: None,
+        reason: "a GPU that is cut serves no work as a whole one, so it is not offered as one",
+    },
+    Deliberate {
+        case: "*, [(*mig: None*",
+        item: "nvidia.com/gpu allocate all: env NVIDIA_VISIBLE_DEVICES",
+        ours: Some("GPU-*"),
+        reason: "all that are offered are fewer then",
     },
 ];

@@ -8,18 +8,21 @@ use gantry_e2e::peer::{Kubelet, List, Node, Plugin, Process, Served, Setting, St
 use rustix::process::Signal;
 
 /// A story, to be run in a runtime of its own.
-type Story = fn() -> Pin<Box<dyn Future<Output = Result<()>>>>;
+pub(crate) type Story = fn() -> Pin<Box<dyn Future<Output = Result<()>>>>;
 
 /// NVML's answer for a GPU that fell off the bus goes with this Xid.
-const OFF_THE_BUS: u64 = 79;
+pub(crate) const OFF_THE_BUS: u64 = 79;
+
+/// Stories with their names.
+macro_rules! stories {
+    ($($story:ident),* $(,)?) => {
+        vec![$((stringify!($story), (|| Box::pin($story())) as crate::faults::Story)),*]
+    };
+}
+pub(crate) use stories;
 
 /// Every story by its name.
 pub(crate) fn all() -> Vec<(&'static str, Story)> {
-    macro_rules! stories {
-        ($($story:ident),* $(,)?) => {
-            vec![$((stringify!($story), (|| Box::pin($story())) as Story)),*]
-        };
-    }
     stories![
         a_gpu_with_an_xid_stays_unhealthy_when_kubelet_restarts,
         a_gpu_that_was_reset_is_healthy_again,
@@ -37,15 +40,19 @@ pub(crate) fn all() -> Vec<(&'static str, Story)> {
 }
 
 /// A node whose plugin is registered with its kubelet.
-struct Running {
-    served: Served,
-    kubelet: Kubelet,
-    process: Process,
-    node: Node,
+pub(crate) struct Running {
+    pub(crate) served: Served,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) process: Process,
+    pub(crate) node: Node,
 }
 
 async fn running(machine: &str, setting: &Setting) -> Result<Running> {
-    let node = Node::of(machine)?;
+    running_on(Node::of(machine)?, setting).await
+}
+
+/// Starts the plugin on a node that is as the story wants it.
+pub(crate) async fn running_on(node: Node, setting: &Setting) -> Result<Running> {
     let mut kubelet = Kubelet::start(&node.plugins())?;
     let process = node.start(&Plugin::gantry()?, setting)?;
     let served = kubelet.served().await.with_context(|| process.log())?;
@@ -58,7 +65,7 @@ async fn running(machine: &str, setting: &Setting) -> Result<Running> {
 }
 
 impl Running {
-    fn uuid(&self, gpu: usize) -> &str {
+    pub(crate) fn uuid(&self, gpu: usize) -> &str {
         &self.node.hardware().gpus[gpu].uuid
     }
 
@@ -68,7 +75,7 @@ impl Running {
     }
 }
 
-fn healthy(list: &List) -> usize {
+pub(crate) fn healthy(list: &List) -> usize {
     list.values().filter(|(healthy, _)| *healthy).count()
 }
 

@@ -6,6 +6,7 @@
 mod cases;
 mod deliberate;
 mod faults;
+mod parts;
 
 use std::process::ExitCode;
 
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
     trials.extend(
         faults::all()
             .into_iter()
+            .chain(parts::all())
             .map(|(name, fault)| trial(name, skipped, async move || fault().await)),
     );
     libtest_mimic::run(&arguments, trials).exit_code()
