@@ -27,6 +27,24 @@ async fn a_resource_is_registered_with_its_options() {
 }
 
 #[tokio::test]
+async fn without_a_kubelet_socket_it_serves_and_registers_nothing() {
+    let mut node = Node::new(2).with(|args| args.kubelet_socket = Some(String::new()));
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let served = async {
+        while !node.socket().exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the socket", served).await;
+    let mut stream = support::Plugin::dial(&node.socket()).await.watch().await;
+    let list = soon("a list", stream.next()).await.unwrap().unwrap();
+    assert_eq!(list.devices.len(), 2);
+    node.stop().await;
+    assert!(kubelet.registered_nothing());
+}
+
+#[tokio::test]
 async fn a_plugin_that_is_there_first_registers_when_kubelet_comes() {
     let mut node = Node::new(2);
     node.boot();

@@ -11,9 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gantry_api::{DeviceHealth, DeviceId};
+use gantry_plugin::Args;
+use gantry_plugin::config::{ConfigArgs, Overrides};
 use gantry_plugin::health::XidList;
 use gantry_plugin::inventory::{Device, Inventory};
-use gantry_plugin::{Args, Strategy};
+use gantry_plugin::labels::LabelsArgs;
 use gantry_proto::deviceplugin::device_plugin_client::DevicePluginClient;
 use gantry_proto::deviceplugin::registration_server::{Registration, RegistrationServer};
 use gantry_proto::deviceplugin::{
@@ -113,6 +115,11 @@ impl FakeKubelet {
 
     pub async fn registration(&mut self) -> RegisterRequest {
         soon("a registration", self.registrations.recv()).await.unwrap()
+    }
+
+    /// Whether no registration waits to be read.
+    pub fn registered_nothing(&mut self) -> bool {
+        self.registrations.try_recv().is_err()
     }
 
     /// The next registration's plugin.
@@ -319,13 +326,15 @@ impl Node {
             proc_root: directory.path().into(),
             sys_root: directory.path().into(),
             dev_root: directory.path().join("dev"),
-            driver_root: "/".into(),
             cgroup_root: directory.path().join("cgroup"),
-            device_list_strategy: vec![Strategy::Envvar],
             cdi_root: directory.path().join("cdi"),
             cdi_kind: "gantry.dev/gpu".into(),
             listen: ([127, 0, 0, 1], 0).into(),
-            resource_name: "nvidia.com/gpu".into(),
+            resource_name: None,
+            kubelet_socket: None,
+            config: ConfigArgs::default(),
+            overrides: Overrides::default(),
+            labels: LabelsArgs::default(),
             disable_health_checks: XidList::default(),
             enable_health_checks: XidList::default(),
         };
@@ -389,6 +398,6 @@ impl Node {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.plugins().join("gantry-nvidia.com-gpu.sock")
+        self.plugins().join("nvidia-gpu.sock")
     }
 }
