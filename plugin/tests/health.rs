@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use gantry_api::GpuFault;
 use gantry_nvml_sim::control::Recovery;
+use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
 use gantry_plugin::health::{HealthChecks, Proof};
 use gantry_plugin::inventory::{Diagnosis, Hardware, Lift, Owner, Settings, State, Timing};
+use gantry_plugin::offer;
 use sim::Sim;
 use tokio::sync::watch;
 
@@ -154,6 +156,115 @@ fn bind_anew(sim: &Sim, gpu: usize) {
     let target = fs::read_link(device.join("driver")).unwrap();
     symlink(target, device.join("driver.new")).unwrap();
     fs::rename(device.join("driver.new"), device.join("driver")).unwrap();
+}
+
+/// What kubelet is told: device IDs with their health.
+fn told(hardware: &Hardware, config: &Config) -> Vec<(String, bool)> {
+    let inventory = offer::offer(hardware, config);
+    let devices = inventory.devices.iter();
+    devices
+        .map(|device| (device.id.to_string(), device.health.healthy))
+        .collect()
+}
+
+#[tokio::test]
+async fn every_replica_follows_its_gpu() {
+    let sim = Sim::of("workstation-2x");
+    let config = Config {
+        time_slicing: Some(TimeSlicing {
+            rename_by_default: false,
+            fail_requests_greater_than_one: false,
+            resources: vec![Replicated {
+                name: "nvidia.com/gpu".into(),
+                rename: None,
+                devices: SharedOf::All,
+                replicas: 4,
+            }],
+        }),
+        ..Config::default()
+    };
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    assert_eq!(told(&*eye.ready().await, &config).len(), 8);
+    sim.installed.controller.raise_xid(1, 79).unwrap();
+    eye.until_sick(1).await;
+    let replica = |gpu: usize, number: usize| (format!("{}::{number}", sim.uuid(gpu)), gpu == 0);
+    let mut expected: Vec<_> = [0, 1]
+        .into_iter()
+        .flat_map(|gpu| (0..4).map(move |number| (gpu, number)))
+        .map(|(gpu, number)| replica(gpu, number))
+        .collect();
+    let mut now = told(&eye.snapshots.borrow(), &config);
+    expected.sort();
+    now.sort();
+    assert_eq!(now, expected);
+}
+
+#[tokio::test]
+async fn of_mig_devices_under_one_name_just_those_hit_are_unhealthy() {
+    let sim = Sim::of("a100-1x-mig");
+    let config = Config {
+        mig_strategy: MigStrategy::Single,
+        ..Config::default()
+    };
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    eye.ready().await;
+    sim.installed.controller.raise_xid_in(0, 48, 9, 0).unwrap();
+    eye.until_sick(1).await;
+    let unhealthy = |eye: &Eye| {
+        let devices = told(&eye.snapshots.borrow(), &config);
+        (
+            devices.len(),
+            devices.iter().filter(|(_, healthy)| !healthy).count(),
+        )
+    };
+    assert_eq!(unhealthy(&eye), (7, 1));
+    sim.installed.controller.raise_xid(0, 48).unwrap();
+    eye.until_sick(7).await;
+    assert_eq!(unhealthy(&eye), (7, 7));
+}
+
+#[tokio::test]
+async fn a_wait_that_fails_for_ever_neither_spins_nor_floods() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.fail_call("nvmlEventSetWait_v2", 999, None).unwrap();
+    let sick = eye.until_sick(4).await;
+    assert!(
+        sick.values().all(|reason| reason.starts_with("NVML fails: ")),
+        "{sick:?}"
+    );
+    // One snapshot told of it; however often it is tried again, nothing more is said.
+    eye.snapshots.borrow_and_update();
+    let calls = || controller.calls();
+    let before = calls();
+    while calls().since(&before).of("nvmlEventSetWait_v2") < 20 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!eye.snapshots.has_changed().unwrap());
+    controller.clear_rule("nvmlEventSetWait_v2").unwrap();
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn a_library_of_another_version_for_a_while_proves_no_reset() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.raise_xid(1, 95).unwrap();
+    eye.until_sick(1).await;
+    // NVML_ERROR_LIB_RM_VERSION_MISMATCH: the driver's files were updated, its module was not loaded anew.
+    for call in ["nvmlDeviceGetCount_v2", "nvmlInit_v2"] {
+        controller.fail_call(call, 18, None).unwrap();
+    }
+    eye.until_sick(4).await;
+    for call in ["nvmlDeviceGetCount_v2", "nvmlInit_v2"] {
+        controller.clear_rule(call).unwrap();
+    }
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
 }
 
 #[tokio::test]

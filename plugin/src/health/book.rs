@@ -231,10 +231,13 @@ impl Book {
         }
     }
 
-    /// Records that NVML works. If the driver was gone, every GPU has been reset; those that do not answer are recorded next. True:
-    /// it was.
-    pub fn works(&mut self) -> bool {
-        let reloaded = self.outage.take().is_some_and(|outage| outage.driver);
+    /// Records that NVML answers, and, if `hears`, that it can be waited for: only then does it work again after it failed. If the
+    /// driver was gone, every GPU has been reset; those that do not answer are recorded next. True: it was.
+    pub fn works(&mut self, hears: bool) -> bool {
+        let reloaded = self.outage.as_ref().is_some_and(|outage| outage.driver);
+        if reloaded || hears {
+            self.outage = None;
+        }
         if reloaded {
             for gpu in self.gpus.keys().cloned().collect::<Vec<_>>() {
                 self.end_where(&gpu, Proof::DriverReloaded, |_| true);

@@ -149,7 +149,13 @@ fn a_reloaded_driver_ends_faults_and_a_failing_nvml_does_not() {
     book.fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
     book.outage(outage("NVML fails", false));
     assert_eq!(reason(&book, "b").as_deref(), Some("NVML fails"));
-    assert!(!book.works());
+    assert!(!book.works(false));
+    assert_eq!(
+        reason(&book, "b").as_deref(),
+        Some("NVML fails"),
+        "it answers and cannot be waited for"
+    );
+    assert!(!book.works(true));
     assert_eq!(reason(&book, "a").as_deref(), Some("Xid 46"));
     assert_eq!(reason(&book, "b"), None);
 
@@ -157,7 +163,7 @@ fn a_reloaded_driver_ends_faults_and_a_failing_nvml_does_not() {
     book.outage(outage("driver gone", true));
     book.outage(outage("NVML fails", false));
     assert_eq!(reason(&book, "b").as_deref(), Some("driver gone"));
-    assert!(book.works());
+    assert!(book.works(false));
     assert_eq!(reason(&book, "a"), None);
     assert_eq!(proofs(&mut book), [Proof::DriverReloaded]);
 }

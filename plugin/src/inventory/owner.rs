@@ -106,6 +106,7 @@ impl Owner {
             caps: BTreeMap::new(),
             sickbay: sickbay_end,
             diagnosis: Diagnosis::default(),
+            hears: true,
             reloads: 0,
         };
         let thread = std::thread::Builder::new()
@@ -166,6 +167,8 @@ pub(super) struct Keeper {
     caps: BTreeMap<InstanceAt, [u32; 2]>,
     sickbay: SickbayEnd,
     diagnosis: Diagnosis,
+    /// Whether the last wait for events succeeded. An NVML that answers and cannot be waited for fails all the same.
+    hears: bool,
     /// How often NVML is to be loaded anew still, should it not count the GPUs that the kernel has.
     pub(super) reloads: u8,
     /// The kernel's name for this boot; empty if it does not tell.
@@ -223,7 +226,7 @@ impl Keeper {
             .iter()
             .filter_map(|gpu| Some((gpu.uuid.clone()?, gpu.index)))
             .collect();
-        let reloaded = self.book.works();
+        let reloaded = self.book.works(self.hears);
         let merged = merge(self.known.as_deref(), found, reloaded)?;
         for (at, gpu) in merged.machine.gpus().iter().enumerate() {
             let Some(uuid) = &gpu.uuid else { continue };
@@ -271,6 +274,15 @@ impl Keeper {
         }
         self.publish();
         Ok(())
+    }
+
+    /// Takes in how the last wait for events went.
+    pub(super) fn heard(&mut self, well: bool) {
+        if well && !self.hears {
+            self.book.works(true);
+            self.publish();
+        }
+        self.hears = well;
     }
 
     /// Takes in what one GPU says of its state, between two readings.
@@ -348,8 +360,9 @@ impl Keeper {
         };
         let health = |gpu: &GpuUuid, part: Part| self.book.health(gpu, part);
         let units = hardware::units(&machine, health, caps);
-        self.send(Hardware::ready(machine, units));
+        // What is wrong comes first: who acts on a unit's health then knows the fault, and can store it.
         self.tell();
+        self.send(Hardware::ready(machine, units));
     }
 
     /// Publishes what is wrong, if it differs from what was published last.

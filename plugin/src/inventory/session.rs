@@ -187,14 +187,18 @@ impl<'nvml> Session<'nvml> {
         loop {
             let waiting = Instant::now();
             let event = match &ears.events {
-                Some(events) if !events.is_empty() => match events.wait(keeper.timing.wait) {
-                    Err(error) if !error.is_driver_gone() && !*deaf => {
-                        tracing::warn!("waiting for events failed, listening anew: {error}");
-                        *deaf = true;
-                        return Ok(Turn::Listen);
+                Some(events) if !events.is_empty() => {
+                    let heard = events.wait(keeper.timing.wait);
+                    keeper.heard(heard.is_ok());
+                    match heard {
+                        Err(error) if !error.is_driver_gone() && !*deaf => {
+                            tracing::warn!("waiting for events failed, listening anew: {error}");
+                            *deaf = true;
+                            return Ok(Turn::Listen);
+                        }
+                        event => event?,
                     }
-                    event => event?,
-                },
+                }
                 _ => None,
             };
             *deaf = false;

@@ -1,0 +1,241 @@
+//! What the cluster learns of a broken GPU, and what of it outlives the daemon: the whole daemon against the simulated library and
+//! an API server over real sockets.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod sim;
+mod support;
+
+use gantry_api::{GpuNode, GpuNodeStatus, names};
+use gantry_sim_cluster::api::{ApiOptions, ApiServer};
+use k8s_openapi::api::core::v1::{Node as KubeNode, NodeCondition};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use sim::Sim;
+use support::{Node, soon};
+use tokio_util::sync::CancellationToken;
+
+const NODE: &str = "node-1";
+
+/// A node whose daemon is the real one, NVML and all.
+struct Scene {
+    sim: Sim,
+    node: Node,
+    client: Client,
+    daemon: Option<(CancellationToken, tokio::task::JoinHandle<anyhow::Result<()>>)>,
+    stop: CancellationToken,
+}
+
+impl Scene {
+    async fn of(machine: &str) -> Self {
+        let stop = CancellationToken::new();
+        let api = ApiServer::start(&ApiOptions::default(), stop.clone())
+            .await
+            .unwrap();
+        let sim = Sim::of(machine);
+        let random = sim.installed.layout.proc.join("sys/kernel/random");
+        std::fs::create_dir_all(&random).unwrap();
+        std::fs::write(random.join("boot_id"), "boot-1\n").unwrap();
+        let node = Node::new(1);
+        let kubeconfig = node.directory.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, api.kubeconfig()).unwrap();
+        let layout = sim.installed.layout.clone();
+        let library = sim.installed.library.clone();
+        let node = node.with(|args| {
+            args.no_cluster = false;
+            args.kubeconfig = Some(kubeconfig);
+            args.nvml_library = library;
+            args.proc_root = layout.proc;
+            args.sys_root = layout.sys;
+            args.dev_root = layout.dev;
+        });
+        let client = api.client().unwrap();
+        let nodes = Api::<KubeNode>::all(client.clone());
+        let object = serde_json::from_value(json!({"metadata": {"name": NODE}})).unwrap();
+        nodes.create(&PostParams::default(), &object).await.unwrap();
+        Self {
+            sim,
+            node,
+            client,
+            daemon: None,
+            stop,
+        }
+    }
+
+    async fn start(&mut self) {
+        let shutdown = CancellationToken::new();
+        let run = gantry_plugin::run(self.node.args().clone(), shutdown.clone());
+        self.daemon = Some((shutdown, tokio::spawn(run)));
+        self.account("a ready account", |status| !status.devices.is_empty())
+            .await;
+    }
+
+    async fn stop(&mut self) {
+        let (shutdown, daemon) = self.daemon.take().unwrap();
+        shutdown.cancel();
+        soon("the daemon's end", daemon).await.unwrap().unwrap();
+    }
+
+    async fn account(&self, what: &str, holds: impl Fn(&GpuNodeStatus) -> bool) -> GpuNodeStatus {
+        let api = Api::<GpuNode>::all(self.client.clone());
+        let wait = async {
+            loop {
+                let node = api.get_opt(NODE).await.unwrap();
+                if let Some(status) = node.and_then(|node| node.status).filter(|status| holds(status)) {
+                    return status;
+                }
+                a_moment().await;
+            }
+        };
+        soon(what, wait).await
+    }
+
+    async fn condition(&self, status: &str) -> NodeCondition {
+        let nodes = Api::<KubeNode>::all(self.client.clone());
+        let wait = async {
+            loop {
+                let node = nodes.get(NODE).await.unwrap();
+                let conditions = node
+                    .status
+                    .and_then(|status| status.conditions)
+                    .unwrap_or_default();
+                let ours = |condition: &NodeCondition| {
+                    condition.type_ == names::GPU_HEALTHY_CONDITION && condition.status == status
+                };
+                if let Some(condition) = conditions.into_iter().find(ours) {
+                    return condition;
+                }
+                a_moment().await;
+            }
+        };
+        soon("the Node's condition", wait).await
+    }
+
+    async fn event(&self, reason: &str) -> String {
+        let events = Api::<Event>::all(self.client.clone());
+        let wait = async {
+            loop {
+                let all = events.list(&ListParams::default()).await.unwrap();
+                let mut found = all
+                    .items
+                    .into_iter()
+                    .filter(|event| event.reason.as_deref() == Some(reason));
+                if let Some(event) = found.next() {
+                    let about = event.regarding.unwrap();
+                    assert_eq!(
+                        (about.kind.as_deref(), about.name.as_deref()),
+                        (Some("Node"), Some(NODE))
+                    );
+                    return event.note.unwrap_or_default();
+                }
+                a_moment().await;
+            }
+        };
+        soon(reason, wait).await
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn a_moment() {
+    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+}
+
+fn sick(status: &GpuNodeStatus) -> Vec<(&str, &str)> {
+    let devices = status.devices.iter().filter(|device| !device.health.healthy);
+    devices
+        .map(|device| {
+            (
+                device.id.as_str(),
+                device.health.reason.as_deref().unwrap_or_default(),
+            )
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quarantine_is_told_everywhere_outlives_the_daemon_and_ends_when_a_person_says_so() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    let healthy = scene.condition("True").await;
+    assert_eq!(healthy.message.as_deref(), Some("every GPU is healthy"));
+
+    let gpu = scene.sim.uuid(2).to_owned();
+    scene.sim.installed.controller.raise_xid(2, 79).unwrap();
+    let told = scene
+        .account("an unhealthy GPU", |status| {
+            !sick(status).is_empty() && !status.faults.is_empty()
+        })
+        .await;
+    let reason = "Xid 79: GPU has fallen off the bus";
+    assert_eq!(sick(&told), [(gpu.as_str(), reason)]);
+    let fault = told.faults.first().unwrap();
+    assert_eq!(
+        (fault.gpu.as_str(), fault.xid, fault.class.as_str()),
+        (gpu.as_str(), 79, "fatal")
+    );
+    assert_eq!(fault.boot_id, "boot-1");
+    let condition = scene.condition("False").await;
+    assert_eq!(
+        condition.message.as_deref(),
+        Some(format!("{gpu}: {reason}").as_str())
+    );
+    assert_eq!(scene.event("GpuUnhealthy").await, format!("{gpu}: {reason}"));
+
+    scene.stop().await;
+    scene.start().await;
+    // Served again, and not forgotten: the first account of the new run has it already.
+    let again = scene
+        .account("the second run's account", |status| {
+            status
+                .conditions
+                .iter()
+                .all(|condition| condition.reason != "Stopped")
+        })
+        .await;
+    assert_eq!(sick(&again), [(gpu.as_str(), reason)]);
+    assert_eq!(again.faults, told.faults);
+
+    let api = Api::<GpuNode>::all(scene.client.clone());
+    let annotate = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: gpu}}});
+    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate))
+        .await
+        .unwrap();
+    let lifted = scene
+        .account("a healthy GPU", |status| {
+            sick(status).is_empty() && status.faults.is_empty()
+        })
+        .await;
+    assert_eq!(lifted.devices.len(), 4);
+    assert!(scene.event("GpuQuarantineLifted").await.contains(&gpu));
+    let node = api.get_metadata(NODE).await.unwrap();
+    let annotations = node.metadata.annotations.unwrap_or_default();
+    assert!(
+        !annotations.contains_key(names::LIFT_QUARANTINE_ANNOTATION),
+        "{annotations:?}"
+    );
+    scene.condition("True").await;
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_word_that_names_no_gpu_is_told_and_lifts_nothing() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    scene.sim.installed.controller.raise_xid(1, 46).unwrap();
+    scene.account("a fault", |status| !status.faults.is_empty()).await;
+    let api = Api::<GpuNode>::all(scene.client.clone());
+    let annotate = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: "gpu 1"}}});
+    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate))
+        .await
+        .unwrap();
+    let note = scene.event("LiftNotUnderstood").await;
+    assert!(note.contains("\"gpu 1\" is no GPU; write all"), "{note}");
+    assert_eq!(scene.account("the account", |_| true).await.faults.len(), 1);
+    scene.stop().await;
+}
