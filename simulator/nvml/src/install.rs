@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use gantry_topology::Machine;
+use gantry_topology::{Machine, Mig};
 
 use crate::companion::{self, CompanionError, Layout};
 use crate::control::{ControlError, Controller};
@@ -106,7 +106,12 @@ pub fn install(machine_file: &Path, folder: &Path) -> Result<Installed, InstallE
 /// As [`install`].
 pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installed, InstallError> {
     let placed = place(text, origin, folder)?;
-    let layout = companion::lay_down(&placed.facts, &folder.join(ROOT_FOLDER))?;
+    let root = folder.join(ROOT_FOLDER);
+    let layout = companion::lay_down(&placed.facts, &root)?;
+    // What was changed in this folder before still holds.
+    let state = placed.controller.state()?;
+    let cuts: Vec<Option<&Mig>> = placed.facts.gpus.iter().map(|gpu| state.cut(gpu)).collect();
+    companion::follow_cuts(&placed.facts, &cuts, &root)?;
     Ok(Installed {
         library: placed.library,
         machine_file: placed.machine_file,

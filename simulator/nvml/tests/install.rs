@@ -126,7 +126,13 @@ fn capabilities_follow_the_cut() {
     assert_eq!(access("gpu5/mig/gi3"), Some(text(minor("gpu5/gi3/access"))));
     assert!(!node(left) && node(right) && node(minor("gpu5/gi3/ci0/access")));
 
-    installed.controller.uncut(5).unwrap();
+    let again = install(&machines_folder().join("dgx-a100-mig.yaml"), folder.path()).unwrap();
+    assert_eq!(
+        access("gpu5/mig/gi1"),
+        None,
+        "installed again, it is cut as before"
+    );
+    again.controller.uncut(5).unwrap();
     assert!(!proc.join("driver/nvidia/capabilities/gpu5").exists());
     assert!(
         proc.join("driver/nvidia/capabilities/gpu4/mig/gi7/ci0/access")

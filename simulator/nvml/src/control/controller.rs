@@ -62,7 +62,7 @@ pub enum ControlError {
         gpus: usize,
     },
     /// The GPU cannot be cut so.
-    #[error("GPU {gpu}: {source}")]
+    #[error("GPU {gpu} cannot be cut so")]
     Mig {
         /// The index.
         gpu: u8,
