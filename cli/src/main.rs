@@ -1,6 +1,7 @@
 //! The `gantry` binary: reads the command line, sets up logging and signals, hands over. What a command does stands in its own
 //! module or crate.
 
+mod check;
 mod choose;
 mod demo;
 mod labels;
@@ -63,6 +64,10 @@ fn main() -> ExitCode {
         command,
     } = cli;
     let result = match command {
+        Command::Plugin(args) if args.config.check_config.is_some() => {
+            log.start_quiet();
+            check::run(&args)
+        }
         Command::Plugin(args) => {
             log.start();
             runtime::serve(Threads::One, end_with_stdin, |shutdown| {

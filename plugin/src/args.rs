@@ -4,16 +4,30 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, ValueEnum};
-use gantry_api::names;
+use anyhow::Context;
+use clap::Args as ClapArgs;
+use gantry_api::ResourceName;
+use gantry_proto::KUBELET_SOCKET;
+use kube::Client;
 
+use crate::config::ConfigArgs;
+use crate::config::reference::Flag;
+use crate::config::settings::SETTINGS;
+use crate::labels::LabelsArgs;
+use crate::config::source::{PerNode, Place, Source, SourceError};
+use crate::config::value::Resource;
+use crate::config::{self, Loaded, Overrides};
 use crate::health::{HealthChecks, XidList};
 
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct Args {
     /// Name of this node in the cluster
-    #[arg(long, env = "NODE_NAME", required_unless_present = "no_cluster")]
+    #[arg(
+        long,
+        env = "NODE_NAME",
+        required_unless_present_any = ["no_cluster", "check_config"]
+    )]
     pub node_name: Option<String>,
 
     /// Kubeconfig file; without it the pod's service account is used
@@ -49,26 +63,12 @@ pub struct Args {
     pub sys_root: PathBuf,
 
     /// Where this process reads /dev
-    #[arg(long, value_name = "DIR", default_value = "/dev")]
+    #[arg(long = "container-dev-root", value_name = "DIR", default_value = "/dev")]
     pub dev_root: PathBuf,
-
-    /// Host directory whose dev/ holds the device nodes that containers get
-    #[arg(long, env = "NVIDIA_DRIVER_ROOT", value_name = "DIR", default_value = "/")]
-    pub driver_root: PathBuf,
 
     /// Where this process reads the control groups, to see when a force-deleted pod's processes are gone
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
     pub cgroup_root: PathBuf,
-
-    /// How containers get their GPUs; several may be given, separated by commas
-    #[arg(
-        long,
-        env = "DEVICE_LIST_STRATEGY",
-        value_name = "STRATEGY",
-        value_delimiter = ',',
-        default_value = "envvar"
-    )]
-    pub device_list_strategy: Vec<Strategy>,
 
     /// Directory that CDI specifications are written to
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
@@ -83,13 +83,17 @@ pub struct Args {
     )]
     pub cdi_kind: String,
 
+    /// Kubelet's registration socket; empty to serve without registering [default: kubelet.sock in the device plugin directory]
+    #[arg(long, env = "KUBELET_SOCKET", value_name = "SOCKET")]
+    pub kubelet_socket: Option<String>,
+
     /// Address of /metrics, /healthz and /readyz
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9410")]
     pub listen: SocketAddr,
 
-    /// The extended resource that whole GPUs are advertised as
-    #[arg(long, value_name = "NAME", default_value = names::GPU_RESOURCE)]
-    pub resource_name: String,
+    /// The extended resource of whole GPUs that no pattern of the config file matches [default: nvidia.com/gpu]
+    #[arg(long, value_name = "NAME", value_parser = resource)]
+    pub resource_name: Option<ResourceName>,
 
     /// Xids that make no GPU unhealthy: numbers with commas, or "all" to watch none
     #[arg(
@@ -104,9 +108,78 @@ pub struct Args {
     /// watched
     #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", default_value = "")]
     pub enable_health_checks: XidList,
+
+    /// Where the config file is.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+
+    /// What flags and environment say beside the file.
+    #[command(flatten)]
+    pub overrides: Overrides,
+
+    /// Where the node's labels go.
+    #[command(flatten)]
+    pub labels: LabelsArgs,
 }
 
 impl Args {
+    /// Kubelet's socket to register with; `None` to serve without registering.
+    pub fn kubelet_socket(&self) -> Option<PathBuf> {
+        match self.kubelet_socket.as_deref() {
+            Some("") => None,
+            Some(socket) => Some(socket.into()),
+            None => Some(self.device_plugin_dir.join(KUBELET_SOCKET)),
+        }
+    }
+
+    /// Everything that makes the configuration. `connect` gives a way to the API server and is called only where a label of the
+    /// node decides.
+    ///
+    /// # Errors
+    /// There is no way to the API server, or no node name where one is needed.
+    pub async fn source<E>(&self, connect: impl AsyncFnOnce() -> Result<Client, E>) -> anyhow::Result<Source>
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let place = match self.config.configs() {
+            Some(configs) => {
+                let node = self
+                    .node_name
+                    .as_deref()
+                    .context("no node name, whose label would name the configuration; give --node-name or set NODE_NAME")?;
+                Place::PerNode(Box::new(PerNode {
+                    configs,
+                    node: node.into(),
+                    label: self.config.config_label.clone(),
+                    choice: self.config.choice(),
+                    client: connect()
+                        .await
+                        .context("no way to the API server, which tells this node's configuration")?,
+                }))
+            }
+            None => self.config.file().map_or(Place::Flags, Place::File),
+        };
+        Ok(self.source_at(place))
+    }
+
+    /// The configuration as it stands: of flags, environment and the config file, without looking at any label.
+    ///
+    /// # Errors
+    /// The file cannot be read, or everything that is wrong with it.
+    pub fn config_now(&self) -> Result<Loaded, SourceError> {
+        self.source_at(self.config.file().map_or(Place::Flags, Place::File))
+            .now()
+    }
+
+    fn source_at(&self, place: Place) -> Source {
+        Source {
+            place,
+            layers: self.overrides.layers().to_vec(),
+            strictness: self.config.strictness(),
+            gpu_resource: self.resource_name.clone(),
+        }
+    }
+
     /// Which Xids count.
     pub fn health_checks(&self) -> HealthChecks {
         HealthChecks {
@@ -116,25 +189,31 @@ impl Args {
     }
 }
 
-/// One way of giving a container its GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Strategy {
-    /// NVIDIA_VISIBLE_DEVICES, for the NVIDIA container runtime
-    Envvar,
-    /// Device nodes, passed by kubelet itself
-    #[value(alias = "pass-device-specs")]
-    DeviceNodes,
-    /// CDI names in a container annotation, for runtimes before CDI was in the CRI
-    CdiAnnotations,
-    /// CDI names in the CRI, for containerd 1.7 and later
-    CdiCri,
+/// The reference of every flag, variable and key, as Markdown.
+pub fn reference() -> String {
+    let command = Args::augment_args(clap::Command::new("plugin"));
+    let flags: Vec<Flag> = command
+        .get_arguments()
+        .filter(|argument| {
+            !SETTINGS
+                .iter()
+                .any(|setting| setting.key == argument.get_id().as_str())
+        })
+        .map(|argument| Flag {
+            name: format!("--{}", argument.get_long().unwrap_or_default()),
+            env: argument.get_env().map(|name| name.to_string_lossy().into_owned()),
+            default: argument
+                .get_default_values()
+                .first()
+                .map(|value| value.to_string_lossy().into_owned()),
+            help: argument.get_help().map_or(String::new(), ToString::to_string),
+        })
+        .collect();
+    config::reference::reference(&flags)
 }
 
-impl Strategy {
-    /// Whether it needs a CDI specification on disk.
-    pub const fn is_cdi(self) -> bool {
-        matches!(self, Self::CdiAnnotations | Self::CdiCri)
-    }
+fn resource(text: &str) -> Result<ResourceName, String> {
+    Resource::try_from(text.to_owned()).map(|Resource(name)| name)
 }
 
 #[cfg(test)]
@@ -142,6 +221,8 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::config::Config;
+    use crate::config::source::{Configs, Fallback};
 
     #[derive(Parser)]
     struct Command {
@@ -172,18 +253,83 @@ mod tests {
     }
 
     #[test]
-    fn strategies_combine_and_nvidias_word_for_device_nodes_is_understood() {
-        let args = parse(&["--node-name=a", "--device-list-strategy=envvar,pass-device-specs"]).unwrap();
+    fn nvidias_flags_stand_beside_ours() {
+        let args = parse(&[
+            "--no-cluster",
+            "--mig-strategy",
+            "mixed",
+            "--fail-on-init-error=false",
+            "--pass-device-specs",
+            "--device-list-strategy=envvar,cdi-cri",
+            "--dev-root=/host",
+            "--kubelet-socket=",
+            "--no-timestamp",
+            "-o",
+            "/labels",
+        ])
+        .unwrap();
+        let config = args.config_now().unwrap().config;
+        assert!(config.pass_device_specs && !config.fail_on_init_error && config.gfd.no_timestamp);
+        assert_eq!(config.device_list_strategy.len(), 2);
+        assert_eq!(config.dev_root.to_str(), Some("/host"));
         assert_eq!(
-            args.device_list_strategy,
-            [Strategy::Envvar, Strategy::DeviceNodes]
+            args.dev_root.to_str(),
+            Some("/dev"),
+            "where this process reads it"
         );
+        assert_eq!(args.kubelet_socket(), None);
     }
 
     #[test]
-    fn an_unknown_strategy_is_refused_with_the_ones_there_are() {
-        let error = parse(&["--node-name=a", "--device-list-strategy=cdi-cir"]).unwrap_err();
-        assert!(error.to_string().contains("cdi-cri"), "{error}");
+    fn without_flags_kubelets_socket_is_in_its_directory_and_nothing_asks_the_cluster_for_a_config() {
+        let args = parse(&["--no-cluster", "--device-plugin-dir=/plugins"]).unwrap();
+        assert_eq!(args.kubelet_socket(), Some("/plugins/kubelet.sock".into()));
+        assert_eq!(args.config_now().unwrap().config, Config::default());
+        assert_eq!(args.config.configs(), None);
+    }
+
+    #[test]
+    fn an_unknown_word_is_refused_with_the_nearest() {
+        let error = parse(&["--no-cluster", "--device-list-strategy=cdi-cir"]).unwrap_err();
+        assert!(error.to_string().contains("did you mean \"cdi-cri\"?"), "{error}");
+        let error = parse(&["--no-cluster", "--resource-name=amd.com/gpu"]).unwrap_err();
+        assert!(error.to_string().contains("nvidia.com"), "{error}");
+    }
+
+    #[test]
+    fn the_name_of_whole_gpus_comes_after_the_patterns() {
+        let args = parse(&["--no-cluster", "--resource-name=accelerator"]).unwrap();
+        let patterns = args.config_now().unwrap().config.gpu_patterns;
+        assert_eq!(patterns[0].pattern, "*");
+        assert_eq!(patterns[0].name.as_str(), "nvidia.com/accelerator");
+    }
+
+    #[test]
+    fn a_config_map_is_named_with_its_namespace() {
+        let args = parse(&[
+            "--node-name=a",
+            "--config-map=gpu/configs",
+            "--fallback-strategies=single,empty",
+        ])
+        .unwrap();
+        assert_eq!(
+            args.config.configs(),
+            Some(Configs::ConfigMap {
+                namespace: "gpu".into(),
+                name: "configs".into()
+            })
+        );
+        assert_eq!(
+            args.config.choice().fallbacks,
+            [Fallback::Single, Fallback::Empty]
+        );
+        for wrong in [
+            "--config-map=configs",
+            "--config-map=/x",
+            "--fallback-strategies=first",
+        ] {
+            assert!(parse(&["--node-name=a", wrong]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

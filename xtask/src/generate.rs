@@ -1,4 +1,4 @@
-//! Files that are made from code: the custom resource definitions. Checked in, so that operators need no Rust; CI checks that
+//! Files that are made from code: the custom resource definitions, the schema and the reference of the plugin's configuration. Checked in, so that operators need no Rust; CI checks that
 //! they are what the code says.
 
 use std::path::PathBuf;
@@ -39,8 +39,17 @@ pub(crate) fn run(check: bool) -> Result<()> {
 fn files() -> Result<Vec<(PathBuf, String)>> {
     let crds =
         serde_saphyr::to_string(&serde_json::to_value(GpuNode::crd())?).context("cannot write the CRD")?;
-    Ok(vec![(
-        root().join("manifests/crds.yaml"),
-        format!("{NOTE}{crds}"),
-    )])
+    let schema = serde_json::to_string_pretty(&gantry_plugin::config::json_schema())
+        .context("cannot write the schema of the plugin's configuration")?;
+    Ok(vec![
+        (root().join("manifests/crds.yaml"), format!("{NOTE}{crds}")),
+        (
+            root().join("docs/plugin-config.schema.json"),
+            format!("{schema}\n"),
+        ),
+        (
+            root().join("docs/plugin-config.md"),
+            gantry_plugin::args::reference(),
+        ),
+    ])
 }

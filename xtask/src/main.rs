@@ -35,7 +35,7 @@ enum Task {
         /// Run only the scenarios whose name contains this.
         filter: Option<String>,
     },
-    /// Writes the generated files (manifests/crds.yaml); with --check, only says whether they are up to date.
+    /// Writes the generated files (manifests/crds.yaml, docs/plugin-config.*); with --check, only says whether they are up to date.
     Generate {
         /// Change nothing; fail if a file differs.
         #[arg(long)]

@@ -166,7 +166,7 @@ impl Stage {
                 path("nvml-library", &home.join(gantry_nvml_sim::LIBRARY_NAME)),
                 path("proc-root", &home.join("root/proc")),
                 path("sys-root", &home.join("root/sys")),
-                path("dev-root", &home.join("root/dev")),
+                path("container-dev-root", &home.join("root/dev")),
                 path("cdi-root", &home.join("cdi")),
             ];
             self.daemons

@@ -94,7 +94,7 @@ pub(super) async fn simulated_gpus_lie_on_their_nodes(bed: &Bed) -> Result<()> {
         let args = hardware.plugin_args();
         let dev = args
             .iter()
-            .find_map(|arg| arg.strip_prefix("--dev-root="))
+            .find_map(|arg| arg.strip_prefix("--container-dev-root="))
             .unwrap_or_default();
         let first = node
             .exec(&["stat", "-c", "%F", &format!("{dev}/nvidia0")])

@@ -1,0 +1,57 @@
+//! `gantry plugin --check-config` as a pipeline uses it: 0 and what is in effect, or 1 and everything that is wrong.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod support;
+
+use support::gantry;
+
+fn check(text: &str, more: &[&str]) -> support::Run {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    std::fs::write(&file, text).unwrap();
+    let flag = format!("--check-config={}", file.display());
+    let mut run = gantry(&[&["plugin", &flag], more].concat());
+    run.stderr = run.stderr.replace(folder.path().to_str().unwrap(), "");
+    run
+}
+
+#[test]
+fn a_good_file_is_printed_in_full_and_what_is_printed_is_good() {
+    let run = check("flags: {migStrategy: mixed}", &["--fail-on-init-error=false"]);
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    assert!(
+        run.stdout
+            .contains("migStrategy: mixed\n  failOnInitError: false\n"),
+        "{}",
+        run.stdout
+    );
+    assert_eq!(check(&run.stdout, &[]).stdout, run.stdout);
+}
+
+#[test]
+fn a_bad_file_is_told_line_by_line() {
+    let run = check(
+        "flags:\n  migStratgy: mixed\nsharing:\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 1}\n",
+        &[],
+    );
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+    insta::assert_snapshot!(run.stderr);
+    let lenient = check("flags: {migStratgy: mixed}", &["--lenient-config"]);
+    assert_eq!(lenient.code, 0);
+    assert!(
+        lenient.stderr.contains("warning: line 1: flags.migStratgy"),
+        "{}",
+        lenient.stderr
+    );
+}
+
+#[test]
+fn a_file_that_is_not_there_is_an_error() {
+    let run = gantry(&["plugin", "--check-config=/nowhere/config.yaml"]);
+    assert_eq!(run.code, 1);
+    assert!(
+        run.stderr.contains("/nowhere/config.yaml: cannot be read"),
+        "{}",
+        run.stderr
+    );
+}
