@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::NodeName;
@@ -21,11 +22,15 @@ use crate::config::source::{self, Report};
 use crate::handover::{Desk, Handover};
 use crate::inventory::{Hardware, Inventory, Owner, Settings, Sickbay, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
+use crate::labels::{self, Identity, Labeller};
 use crate::observe::{self, Observed};
 use crate::{cdi, offer, processes};
 
 /// Notes that may wait for the API server; what comes beyond is in the log only.
 const NOTES: usize = 256;
+
+/// Longest time that kubelet is not told of the GPUs because faults of an earlier run are not known yet.
+const ADOPTION: Duration = Duration::from_millis(250);
 
 /// Runs the node daemon until `shutdown`: finds the GPUs, serves kubelet, follows grants, publishes the node's account.
 ///
@@ -57,8 +62,17 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let observed = Observed::default();
     observed.count_xids(owner.xids());
     tokio::spawn(crate::footprint::settle(shutdown.clone()));
-    let offering = tokio::spawn(offer::follow(hardware, config.clone(), publish, shutdown.clone()));
     let sickbay = owner.sickbay();
+    let known = sickbay.clone();
+    let in_cluster = !args.no_cluster;
+    let following = offer::follow(hardware, config.clone(), publish, shutdown.clone());
+    let offering = tokio::spawn(async move {
+        // A GPU in quarantine must not be offered as healthy for the moment until it is known to be in it.
+        if in_cluster {
+            known.adopted(ADOPTION).await;
+        }
+        following.await;
+    });
     observed.sickbay(sickbay.clone());
     let served = serve_observed(args, config, inventory, (Arc::new(observed), sickbay), shutdown).await;
     offering.abort();
@@ -94,6 +108,9 @@ async fn serve_observed(
             anyhow::bail!("no node name; give --node-name or set NODE_NAME, or serve with --no-cluster")
         }
     };
+    if args.no_cluster && args.labels.labels.needs_cluster() {
+        anyhow::bail!("--labels names a place in the cluster, and --no-cluster says that there is none; --labels=file needs none")
+    }
     info!(%node, directory = %args.device_plugin_dir.display(), "starting");
     debug!(
         "a client that sends the socket's path as authority is refused by the HTTP/2 layer; kubelet 1.26 and later send localhost"
@@ -135,6 +152,20 @@ async fn serve_observed(
         Arc::clone(&desk),
         shutdown.clone(),
     ));
+    let labeller = Labeller {
+        target: args.labels.labels,
+        identity: Identity {
+            node: node.clone(),
+            namespace: args.labels.namespace.clone(),
+            pod: args.labels.pod_name.clone(),
+        },
+        sys_root: args.sys_root.clone(),
+        access: labels::Access::Kubeconfig(args.kubeconfig.clone()),
+        inventory: inventory.clone(),
+        config: config.clone(),
+        observed: Arc::clone(&observed),
+    };
+    tasks.spawn(labeller.run(shutdown.clone()));
     if !args.no_cluster {
         let cluster = Cluster {
             node,

@@ -16,7 +16,6 @@ use gantry_plugin::config::{ConfigArgs, Overrides};
 use gantry_plugin::health::XidList;
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::labels::LabelsArgs;
-use gantry_plugin::labels::LabelsArgs;
 use gantry_proto::deviceplugin::device_plugin_client::DevicePluginClient;
 use gantry_proto::deviceplugin::registration_server::{Registration, RegistrationServer};
 use gantry_proto::deviceplugin::{
@@ -335,7 +334,6 @@ impl Node {
             kubelet_socket: None,
             config: ConfigArgs::default(),
             overrides: Overrides::default(),
-            labels: LabelsArgs::default(),
             labels: LabelsArgs::default(),
             disable_health_checks: XidList::default(),
             enable_health_checks: XidList::default(),
