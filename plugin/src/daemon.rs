@@ -109,7 +109,9 @@ async fn serve_observed(
         }
     };
     if args.no_cluster && args.labels.labels.needs_cluster() {
-        anyhow::bail!("--labels names a place in the cluster, and --no-cluster says that there is none; --labels=file needs none")
+        anyhow::bail!(
+            "--labels names a place in the cluster, and --no-cluster says that there is none; --labels=file needs none"
+        )
     }
     info!(%node, directory = %args.device_plugin_dir.display(), "starting");
     debug!(
