@@ -1,12 +1,14 @@
+use std::sync::Arc;
+
 use gantry_api::ContainerShare;
 use gantry_topology::{GpuSet, Machine};
 use proptest::prelude::*;
 
 use super::*;
 use crate::fixtures::{GPU, bridged, kind, plain, set, switched};
-use crate::kind::Kind;
+use crate::kind::{Kind, Sharing, Spot};
 use crate::request::{Container, ContainerKind, Request};
-use crate::shape::Shape;
+use crate::shape::{Parts, Shape};
 
 fn ask(containers: &[(&'static str, ContainerKind, &'static str)]) -> Ask {
     let resources = [GPU.into()];
@@ -172,6 +174,62 @@ proptest! {
             let small = kind.best(whole - large, second).unwrap();
             let least = kind.bandwidth(large).min(kind.bandwidth(small));
             prop_assert!(layout.gbs.unwrap() >= least);
+        }
+    }
+}
+
+/// The GPU of each device of a set.
+fn gpus_of(parts: &Parts, devices: &DeviceSet) -> Vec<u8> {
+    devices.iter().map(|device| parts.spots()[device].gpu).collect()
+}
+
+/// How many distinct GPUs, and the most devices of one.
+fn spread(gpus: &[u8]) -> (usize, usize) {
+    let most = (0..8).map(|gpu| gpus.iter().filter(|known| **known == gpu).count());
+    (
+        gpus.iter().collect::<std::collections::BTreeSet<_>>().len(),
+        most.max().unwrap_or(0),
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Replicas, any pod, any free set: every container has what it asks for, no device is in two blocks, and against every set of that
+    /// size a container alone never lies on fewer GPUs, nor closer on one.
+    #[test]
+    fn replicas_are_laid_on_as_many_gpus_as_there_are(
+        bits in 0u32..4096,
+        containers in containers(),
+        devices in 1usize..5,
+        packed in any::<bool>(),
+    ) {
+        let sharing = if packed { Sharing::Packed } else { Sharing::Distributed };
+        let spots = (0..4).flat_map(|gpu| std::iter::repeat_n(Spot { gpu, slice: None }, 3));
+        let shape = Shape::Parts(Arc::new(Parts::new(spots.collect(), sharing)));
+        let Shape::Parts(parts) = &shape else { unreachable!() };
+        let kind = kind(&bridged());
+        let site = Site { kind: &kind, shape: &shape, cut: &[] };
+        let free = DeviceSet::from(GpuSet::from_bits(bits));
+
+        let ask = ask(&containers);
+        match Layout::best(site, &free, &ask) {
+            None => prop_assert!(ask.devices as usize > free.len()),
+            Some(layout) => {
+                prop_assert!(layout.devices.is_subset(&free));
+                let sizes: Vec<u32> = layout.blocks.iter().map(|block| u32::try_from(block.len()).unwrap()).collect();
+                prop_assert_eq!(&sizes, &ask.blocks);
+                prop_assert_eq!(layout.devices.len(), ask.devices as usize);
+            }
+        }
+
+        let alone = Ask::single(GPU.into(), u32::try_from(devices).unwrap());
+        if let Some(layout) = Layout::best(site, &free, &alone) {
+            let (distinct, most) = spread(&gpus_of(parts, &layout.devices));
+            for other in GpuSet::from_bits(bits).subsets(devices) {
+                let (known, closest) = spread(&gpus_of(parts, &other.into()));
+                prop_assert!((distinct, std::cmp::Reverse(most)) >= (known, std::cmp::Reverse(closest)));
+            }
         }
     }
 }
