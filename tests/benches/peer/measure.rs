@@ -17,6 +17,7 @@ const CALLS_EACH: usize = 500;
 /// NVIDIA's never recovers a GPU, so each of a process's GPUs serves once; one stays.
 const XIDS: u8 = 7;
 const FATAL: u64 = 79;
+const APART: Duration = Duration::from_millis(500);
 const REST: Duration = Duration::from_secs(30);
 const MANY_CALLS: usize = 13_000;
 
@@ -230,6 +231,8 @@ async fn xids(run: &Running) -> Result<Vec<Sample>> {
         run.node.controller().raise_xid(gpu, FATAL)?;
         Served::list_until(&mut stream, |list| !list[&uuid].0).await?;
         times.push(Sample::Time(began.elapsed()));
+        // Lists in quick succession are paced; here each Xid comes alone.
+        tokio::time::sleep(APART).await;
     }
     Ok(times)
 }
