@@ -157,3 +157,11 @@ async fn what_is_wrong_at_the_start_is_an_error() {
         "{wrong}"
     );
 }
+
+#[tokio::test]
+async fn a_hangup_ends_nothing() {
+    let mut followed = Followed::of(Place::Flags).await.unwrap();
+    // Without a handler this would end the test's own process.
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
+    followed.config(MigStrategy::None).await;
+}
