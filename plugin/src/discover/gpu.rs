@@ -25,14 +25,13 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         answer => warnings.known(answer).map(|bytes| bytes / MIB),
     };
-    let (mig, mig_unread) = match mig::read(device, memory_mib, warnings) {
-        Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
-        Err(error) => {
-            warnings.add(format!("how GPU {} is cut is not known: {error}", device.index()));
-            (None, true)
+    let (mig, mig_error) = mig::read(device, memory_mib, warnings);
+    if let Some(error) = &mig_error {
+        if error.is_gpu_lost() || error.is_driver_gone() {
+            return Err(error.clone());
         }
-        Ok(mig) => (mig, false),
-    };
+        warnings.add(format!("how GPU {} is cut is not known: {error}", device.index()));
+    }
     let gpu = Gpu {
         index: u8::try_from(device.index()).unwrap_or(u8::MAX),
         uuid: Some(uuid),
@@ -57,7 +56,10 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         bus_id: Some(bus_id),
         mig,
     };
-    Ok(Read { gpu, mig_unread })
+    Ok(Read {
+        gpu,
+        mig_unread: mig_error.is_some(),
+    })
 }
 
 /// NUMA nodes near the GPU. The kernel's word stands first, for kubelet's Topology Manager counts in the kernel's nodes; NVML adds

@@ -15,18 +15,17 @@ struct Found {
     compute: ComputeInstance,
 }
 
-/// Reads how a GPU is cut; `None` where it cannot be.
-///
-/// # Errors
-/// The code NVML answered with, other than that this cannot be had here: what is known of the GPU's MIG devices may still hold.
+/// Reads how a GPU is cut; `None` where it cannot be. With an error it is not known, or not whole: what was known of the GPU's MIG
+/// devices may still hold.
 pub(super) fn read(
     device: Device<'_>,
     memory_mib: Option<u64>,
     warnings: &mut Warnings,
-) -> Result<Option<Mig>, NvmlError> {
+) -> (Option<Mig>, Option<NvmlError>) {
     let mode = match device.mig_mode() {
-        Err(error) if error.is_unsupported() => return Ok(None),
-        mode => mode?,
+        Err(error) if error.is_unsupported() => return (None, None),
+        Err(error) => return (None, Some(error)),
+        Ok(mode) => mode,
     };
     if mode.current != mode.pending {
         let change = if mode.pending { "on" } else { "off" };
@@ -36,8 +35,27 @@ pub(super) fn read(
         ));
     }
     if !mode.current {
-        return Ok(Some(Mig::default()));
+        return (Some(Mig::default()), None);
     }
+    let cut = |instances| {
+        Some(Mig {
+            enabled: true,
+            instances,
+        })
+    };
+    match devices(device, memory_mib, warnings) {
+        Ok(instances) => (cut(instances), None),
+        // No work can run on the GPU as a whole, whatever its devices are.
+        Err(error) => (cut(Vec::new()), Some(error)),
+    }
+}
+
+/// The MIG devices in their GPU instances.
+fn devices(
+    device: Device<'_>,
+    memory_mib: Option<u64>,
+    warnings: &mut Warnings,
+) -> Result<Vec<GpuInstance>, NvmlError> {
     let mut found = Vec::new();
     for mig in device.mig_devices()? {
         match read_one(mig, memory_mib, warnings) {
@@ -47,10 +65,7 @@ pub(super) fn read(
             Err(error) => return Err(error),
         }
     }
-    Ok(Some(Mig {
-        enabled: true,
-        instances: instances(device, found, memory_mib, warnings)?,
-    }))
+    instances(device, found, memory_mib, warnings)
 }
 
 fn read_one(

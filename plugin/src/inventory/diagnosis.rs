@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use gantry_api::GpuFault;
 use gantry_topology::GpuUuid;
@@ -141,6 +142,15 @@ impl Sickbay {
     /// The diagnosis now.
     pub fn now(&self) -> Arc<Diagnosis> {
         Arc::clone(&self.diagnosis.borrow())
+    }
+
+    /// Comes back when the faults of an earlier run were taken in, and after `most` in any case.
+    pub async fn adopted(&self, most: Duration) {
+        let mut diagnosis = self.diagnosis();
+        let adopted = diagnosis.wait_for(|now| now.adopted);
+        if !matches!(tokio::time::timeout(most, adopted).await, Ok(Ok(_))) {
+            tracing::debug!("faults of an earlier run are not known yet");
+        }
     }
 
     /// Hands over the faults of an earlier run: none if it left none.

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_topology::{Gpu, GpuUuid, Machine};
 use tokio::sync::watch;
@@ -106,6 +106,7 @@ impl Owner {
             caps: BTreeMap::new(),
             sickbay: sickbay_end,
             diagnosis: Diagnosis::default(),
+            started: Instant::now(),
             hears: true,
             reloads: 0,
         };
@@ -167,6 +168,7 @@ pub(super) struct Keeper {
     caps: BTreeMap<InstanceAt, [u32; 2]>,
     sickbay: SickbayEnd,
     diagnosis: Diagnosis,
+    started: Instant,
     /// Whether the last wait for events succeeded. An NVML that answers and cannot be waited for fails all the same.
     hears: bool,
     /// How often NVML is to be loaded anew still, should it not count the GPUs that the kernel has.
@@ -174,6 +176,11 @@ pub(super) struct Keeper {
     /// The kernel's name for this boot; empty if it does not tell.
     boot_id: String,
 }
+
+/// How long after the start faults of an earlier run are expected.
+const ADOPTION: Duration = Duration::from_secs(5);
+/// How long the owner waits at a time while it expects them.
+const SHORT_WAIT: Duration = Duration::from_millis(10);
 
 /// Failures of NVML in a row, other than a driver gone, before GPUs count as unhealthy: one may be chance.
 const PATIENCE: u32 = 3;
@@ -276,6 +283,16 @@ impl Keeper {
         Ok(())
     }
 
+    /// How long to wait for an event: shortly at first, while faults of an earlier run may still be on their way.
+    pub(super) fn wait(&self) -> Duration {
+        let expects = !self.diagnosis.adopted && self.started.elapsed() < ADOPTION;
+        if expects {
+            self.timing.wait.min(SHORT_WAIT)
+        } else {
+            self.timing.wait
+        }
+    }
+
     /// Takes in how the last wait for events went.
     pub(super) fn heard(&mut self, well: bool) {
         if well && !self.hears {
@@ -303,22 +320,24 @@ impl Keeper {
 
     /// Does what others asked for since the last time.
     pub(super) fn obey(&mut self) {
-        let mut changed = false;
+        let (mut adopted, mut lifts) = (false, 0);
         while let Ok(order) = self.sickbay.orders.try_recv() {
-            changed = true;
             match order {
                 Order::Adopt(faults) => {
                     self.book.adopt(faults, &self.boot_id, &self.checks);
-                    self.diagnosis.adopted = true;
+                    adopted = true;
                 }
                 Order::Lift(lift) => {
                     self.book.lift(|gpu| lift.means(gpu));
-                    self.diagnosis.lifts += 1;
+                    lifts += 1;
                 }
             }
         }
-        if changed {
+        if adopted || lifts > 0 {
             self.publish();
+            // Who waits for it finds the hardware as it is now.
+            self.diagnosis.adopted |= adopted;
+            self.diagnosis.lifts += lifts;
             self.tell();
         }
     }

@@ -76,6 +76,8 @@ impl<'nvml> Session<'nvml> {
         let bound = discover::bound(&keeper.options);
         // Before reading, here and below: an Xid that falls between the two is heard then.
         let mut ears = self.listen(keeper)?;
+        // And of faults of an earlier run that are known by now, the first snapshot tells already.
+        keeper.obey();
         let mut seen = Self::read(self.nvml, keeper)?;
         let mut deaf = false;
         let mut unread = 0;
@@ -188,7 +190,7 @@ impl<'nvml> Session<'nvml> {
             let waiting = Instant::now();
             let event = match &ears.events {
                 Some(events) if !events.is_empty() => {
-                    let heard = events.wait(keeper.timing.wait);
+                    let heard = events.wait(keeper.wait());
                     keeper.heard(heard.is_ok());
                     match heard {
                         Err(error) if !error.is_driver_gone() && !*deaf => {
@@ -207,7 +209,7 @@ impl<'nvml> Session<'nvml> {
                 Some(event) if self.note(keeper, seen, event) => return Ok(Turn::Read),
                 Some(_) => Duration::ZERO,
                 // Nothing where nothing is listened to, and no loop where NVML does not wait as long as it was told.
-                None => keeper.timing.wait.saturating_sub(waiting.elapsed()),
+                None => keeper.wait().saturating_sub(waiting.elapsed()),
             };
             if !keeper.pause.go_on_after(rest) {
                 return Ok(Turn::Stop);
