@@ -1,12 +1,15 @@
 //! What a change of MIG does to one GPU: a pure function from the cut there is to the cut there will be. Who asks, and what
 //! becomes of the answer, is not known here.
 
-use std::str::FromStr;
+mod recut;
 
 use gantry_topology::mig::{Cut, Product as Profiles, Profile, Refusal, compute_starts, legal_compute};
 use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
 use crate::facts::{self, GpuFacts};
+use recut::recut;
+
+pub use recut::{Piece, PieceError};
 
 /// A change of how one GPU is cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,25 +50,6 @@ pub enum MigChange {
     Off,
 }
 
-/// One GPU instance of a new cut. As text: `3g.20gb`, `3g.20gb@4` with the unit it starts at, `3g.20gb@4=1c,2c` with compute
-/// instances of one and two slices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// The profile, e.g. `3g.20gb`.
-    pub profile: String,
-    /// The first memory unit; anywhere it fits if absent.
-    pub start: Option<u8>,
-    /// Slices of each compute instance; one with all of them if empty.
-    pub compute: Vec<u8>,
-}
-
-/// A text that is no piece of a cut.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?}: write a profile, with @ and the unit it starts at, with = and its compute instances, as in 3g.20gb@4=1c,2c"
-)]
-pub struct PieceError(String);
-
 /// Why a change is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MigRefusal {
@@ -96,33 +80,6 @@ pub struct Applied {
     pub mig: Mig,
     /// Ids of the GPU instance that was made or changed, and of the compute instance made in it.
     pub made: Option<(u32, Option<u32>)>,
-}
-
-impl FromStr for Piece {
-    type Err = PieceError;
-
-    fn from_str(text: &str) -> Result<Self, PieceError> {
-        let wrong = || PieceError(text.to_owned());
-        let (rest, compute) = text.split_once('=').unwrap_or((text, ""));
-        let (profile, start) = match rest.split_once('@') {
-            Some((profile, start)) => (profile, Some(start.parse().map_err(|_| wrong())?)),
-            None => (rest, None),
-        };
-        let slices = |part: &str| part.strip_suffix('c').and_then(|count| count.parse().ok());
-        let compute = compute
-            .split(',')
-            .filter(|part| !part.is_empty())
-            .map(|part| slices(part).ok_or_else(wrong))
-            .collect::<Result<Vec<u8>, PieceError>>()?;
-        if profile.is_empty() {
-            return Err(wrong());
-        }
-        Ok(Self {
-            profile: profile.to_owned(),
-            start,
-            compute,
-        })
-    }
 }
 
 /// The cut of `gpu` after `change`, where `now` is the one before it.
@@ -335,98 +292,6 @@ fn create_compute(
     Ok(id)
 }
 
-fn recut(gpu: &GpuFacts, profiles: &Profiles, before: &Mig, pieces: &[Piece]) -> Result<Mig, MigRefusal> {
-    let mut fresh = Mig {
-        enabled: true,
-        instances: Vec::new(),
-    };
-    let starts = arrange(profiles, pieces)?;
-    for (piece, start) in pieces.iter().zip(starts) {
-        let profile = named(profiles, &piece.profile)?;
-        let id = create_gpu(profiles, &mut fresh, profile.id, Some(start))?;
-        let whole = [profile.compute];
-        let compute = if piece.compute.is_empty() {
-            &whole[..]
-        } else {
-            &piece.compute
-        };
-        let made = instance(&mut fresh, id)?;
-        for slices in compute {
-            create_compute(gpu, profiles, made, *slices, None)?;
-        }
-        let names = |instance: &GpuInstance| -> Vec<String> {
-            let compute = instance.compute.iter();
-            compute.map(|compute| compute.profile.clone()).collect()
-        };
-        let same = |old: &&GpuInstance| {
-            old.profile == made.profile && old.start == made.start && names(old) == names(made)
-        };
-        if let Some(old) = before.instances.iter().find(same) {
-            made.clone_from(old);
-        }
-    }
-    Ok(fresh)
-}
-
-/// Where each piece starts: where it says, else anywhere that leaves room for the others.
-fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal> {
-    let mut cut = Cut::empty(profiles);
-    let mut open: Vec<(usize, &Profile)> = Vec::new();
-    let mut starts = vec![0; pieces.len()];
-    for (position, piece) in pieces.iter().enumerate() {
-        let profile = named(profiles, &piece.profile)?;
-        match piece.start {
-            Some(start) => {
-                cut.add(profile, start)?;
-                if let Some(place) = starts.get_mut(position) {
-                    *place = start;
-                }
-            }
-            None => open.push((position, profile)),
-        }
-    }
-    // The largest have the fewest places to go.
-    open.sort_by_key(|(_, profile)| std::cmp::Reverse(profile.size));
-    if place(&cut, &open, &mut starts) {
-        return Ok(starts);
-    }
-    let names: Vec<&str> = pieces.iter().map(|piece| piece.profile.as_str()).collect();
-    Err(MigRefusal::NoRoom(format!(
-        "{} cannot be cut into {}",
-        profiles.name,
-        names.join(", ")
-    )))
-}
-
-fn place(cut: &Cut<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> bool {
-    let Some(((position, profile), rest)) = open.split_first() else {
-        return true;
-    };
-    cut.possible(profile).into_iter().any(|start| {
-        let mut next = cut.clone();
-        let fits = next.add(profile, start).is_ok() && place(&next, rest, starts);
-        if fits && let Some(place) = starts.get_mut(*position) {
-            *place = start;
-        }
-        fits
-    })
-}
-
-fn named<'p>(profiles: &'p Profiles, name: &str) -> Result<&'p Profile, MigRefusal> {
-    profiles.profile(name).ok_or_else(|| {
-        let known: Vec<&str> = profiles
-            .profiles
-            .iter()
-            .map(|profile| profile.name.as_str())
-            .collect();
-        MigRefusal::Invalid(format!(
-            "{} has no profile {name:?}; it has {}",
-            profiles.name,
-            known.join(", ")
-        ))
-    })
-}
-
 fn cut_of<'p>(profiles: &'p Profiles, mig: &Mig) -> Result<Cut<'p>, MigRefusal> {
     Cut::of(profiles, mig, "mig").map_err(|error| MigRefusal::Invalid(error.to_string()))
 }
@@ -445,148 +310,4 @@ impl From<Refusal> for MigRefusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::facts::{Facts, PRODUCTS};
-
-    fn gpu(model: &str) -> GpuFacts {
-        let machine = Machine::new(MachineParts {
-            gpus: vec![Gpu {
-                model: Some(model.to_owned()),
-                ..Gpu::default()
-            }],
-            paths: PathMatrix::from_fn(1, |_, _| PathClass::Sys),
-            ..MachineParts::default()
-        });
-        Facts::of(&machine.unwrap()).unwrap().gpus.remove(0)
-    }
-
-    fn pieces(texts: &[&str]) -> Vec<Piece> {
-        texts.iter().map(|text| text.parse().unwrap()).collect()
-    }
-
-    /// Models that can be cut.
-    fn models() -> Vec<&'static str> {
-        let all = PRODUCTS.iter().map(|product| product.name);
-        all.filter(|model| gpu(model).profiles.is_some()).collect()
-    }
-
-    fn change() -> impl Strategy<Value = MigChange> {
-        prop_oneof![
-            any::<bool>().prop_map(MigChange::Mode),
-            (0_u32..70, prop::option::of(0_u8..12))
-                .prop_map(|(profile, start)| MigChange::CreateGpu { profile, start }),
-            (0_u32..15).prop_map(|id| MigChange::DestroyGpu { id }),
-            (0_u32..15, 1_u8..8).prop_map(|(gpu_instance, slices)| MigChange::CreateCompute {
-                gpu_instance,
-                slices,
-                start: None
-            }),
-            (0_u32..15, 0_u32..4)
-                .prop_map(|(gpu_instance, id)| MigChange::DestroyCompute { gpu_instance, id }),
-            Just(MigChange::Recut(Vec::new())),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_is_asked_the_cut_stays_one_that_the_product_allows(
-            model in any::<prop::sample::Index>(),
-            changes in prop::collection::vec(change(), 0..60),
-        ) {
-            let models = models();
-            let gpu = gpu(models[model.index(models.len())]);
-            let profiles = gpu.profiles.as_ref().unwrap();
-            let mut now = apply(&gpu, None, &MigChange::Recut(Vec::new())).unwrap().mig;
-            for change in changes {
-                let Ok(applied) = apply(&gpu, Some(&now), &change) else { continue };
-                now = applied.mig;
-                prop_assert!(now.enabled || now.instances.is_empty());
-                prop_assert!(Cut::of(profiles, &now, "mig").is_ok(), "{:?}", now);
-                let ids: BTreeSet<u32> = now.instances.iter().map(|instance| instance.id).collect();
-                prop_assert_eq!(ids.len(), now.instances.len());
-                let compute = now.instances.iter().flat_map(|instance| &instance.compute);
-                let uuids: BTreeSet<&str> = compute.clone().map(|compute| compute.uuid.as_str()).collect();
-                prop_assert_eq!(uuids.len(), compute.count());
-                for instance in &now.instances {
-                    let profile = profiles.profile(&instance.profile).unwrap();
-                    prop_assert_eq!(laid_out(profile, instance).len(), instance.compute.len());
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn pieces_without_a_start_are_put_where_all_of_them_fit() {
-        let gpu = gpu("NVIDIA A100-SXM4-40GB");
-        let recut = |texts: &[&str]| {
-            let applied = apply(&gpu, None, &MigChange::Recut(pieces(texts)));
-            let starts = |mig: Mig| -> Vec<(String, u8)> {
-                let instances = mig.instances.into_iter();
-                instances
-                    .map(|instance| (instance.profile, instance.start))
-                    .collect()
-            };
-            applied
-                .map(|applied| starts(applied.mig))
-                .map_err(|refusal| refusal.to_string())
-        };
-        let at = |profile: &str, start: u8| (profile.to_owned(), start);
-        assert_eq!(
-            recut(&["1g.5gb", "3g.20gb", "2g.10gb"]),
-            Ok(vec![at("3g.20gb", 0), at("2g.10gb", 4), at("1g.5gb", 6)]).map(|mut all| {
-                all.sort_by_key(|(_, start)| *start);
-                all
-            })
-        );
-        assert_eq!(
-            recut(&["3g.20gb", "1g.5gb@1"]),
-            Ok(vec![at("1g.5gb", 1), at("3g.20gb", 4)])
-        );
-        assert!(recut(&["4g.20gb", "4g.20gb"]).is_err());
-    }
-
-    #[test]
-    fn compute_instances_are_laid_side_by_side_whatever_their_order() {
-        let gpu = gpu("NVIDIA A100-SXM4-40GB");
-        let profiles = gpu.profiles.as_ref().unwrap();
-        let places = |piece: &str| -> Vec<(u8, u8)> {
-            let applied = apply(&gpu, None, &MigChange::Recut(pieces(&[piece]))).unwrap();
-            let instance = &applied.mig.instances[0];
-            let profile = profiles.profile(&instance.profile).unwrap();
-            let all = laid_out(profile, instance).into_iter();
-            all.map(|(_, start, slices)| (start, slices)).collect()
-        };
-        assert_eq!(places("3g.20gb=2c,1c"), [(0, 2), (2, 1)]);
-        assert_eq!(places("3g.20gb=1c,2c"), [(2, 1), (0, 2)]);
-        assert_eq!(places("7g.40gb=3c,4c"), [(4, 3), (0, 4)]);
-        assert_eq!(places("7g.40gb=3c,2c,2c"), [(4, 3), (0, 2), (2, 2)]);
-        assert_eq!(places("7g.40gb=1c,1c,1c"), [(0, 1), (1, 1), (2, 1)]);
-    }
-
-    #[test]
-    fn a_piece_is_read_from_text() {
-        let piece: Piece = "3g.20gb@4=1c,2c".parse().unwrap();
-        assert_eq!((piece.start, piece.compute), (Some(4), vec![1, 2]));
-        for wrong in ["", "@4", "3g.20gb@x", "3g.20gb=1", "3g.20gb=c"] {
-            assert!(wrong.parse::<Piece>().is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn every_product_that_is_said_to_have_mig_has_profiles() {
-        for product in PRODUCTS {
-            assert_eq!(
-                gpu(product.name).profiles.is_some(),
-                product.mig,
-                "{}",
-                product.name
-            );
-        }
-    }
-}
+mod tests;

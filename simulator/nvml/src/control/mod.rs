@@ -4,6 +4,7 @@
 
 mod block;
 mod controller;
+mod error;
 mod mig;
 mod state;
 
@@ -17,7 +18,8 @@ use crate::facts::Facts;
 use crate::install::ROOT_FOLDER;
 
 pub(crate) use block::Block;
-pub use controller::{Calls, ControlError, Controller};
+pub use controller::{Calls, Controller};
+pub use error::ControlError;
 pub use mig::{Applied, MigChange, MigRefusal, Piece, PieceError, apply};
 pub(crate) use mig::{compute_room, laid_out, slices_of};
 pub use state::{
