@@ -217,7 +217,7 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
     let asks = request.asks.iter();
     asks.filter_map(|ask| {
         let (_, pool) = class.pool(ask.resource.as_str())?;
-        let line = match decide::too_many(pool, ask) {
+        let line = match decide::too_many(pool.max_request, ask) {
             Some(miss) => miss.of_one_node(),
             None => decide::node_line(pool, ask.devices),
         };

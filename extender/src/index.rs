@@ -210,6 +210,11 @@ impl Index {
             && entry.inventory.as_ref() != Some(&inventory)
         {
             self.changed |= self.managed.published(entry.inventory.as_ref(), Some(&inventory));
+            let before = entry.inventory.as_ref();
+            if before.is_none_or(|before| inventory.serves_otherwise(before)) {
+                // Devices go by other numbers now: whether some came free cannot be seen from the account.
+                self.waiting.gained(node);
+            }
             entry.inventory = Some(inventory);
             self.dirty.push(node);
         }

@@ -240,6 +240,17 @@ pub fn base(id: &DeviceId) -> &str {
 }
 
 impl Inventory {
+    /// Whether it serves other devices than another did, or on other terms, whatever has become of them.
+    pub fn serves_otherwise(&self, other: &Self) -> bool {
+        let terms = |pool: &Pool| (pool.resource.clone(), pool.max_request);
+        self.pools.len() != other.pools.len()
+            || self
+                .pools
+                .iter()
+                .zip(&other.pools)
+                .any(|(a, b)| terms(a) != terms(b) || a.devices != b.devices)
+    }
+
     /// The pool of a resource.
     pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
         self.pools

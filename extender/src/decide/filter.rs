@@ -3,7 +3,7 @@
 
 use super::{Candidates, ForeignNodes, Miss, Options, words};
 use crate::request::{Ask, Request};
-use crate::snapshot::{Class, NodeIx, Pool, Snapshot, Standing};
+use crate::snapshot::{Class, NodeIx, Snapshot, Standing};
 
 /// The answer, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
         let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
             return Err(Miss::NotServed(ask.resource.clone()));
         };
-        if let Some(miss) = too_many(pool, ask) {
+        if let Some(miss) = too_many(pool.max_request, ask) {
             return Err(miss);
         }
         if pool.free.len() < ask.devices as usize {
@@ -122,9 +122,9 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
     Ok(())
 }
 
-/// Whether a container asks for more of a resource than kubelet would give to one: it would fail the pod, for good.
-pub fn too_many(pool: &Pool, ask: &Ask) -> Option<Miss> {
-    let max = pool.max_request?;
+/// Whether a container asks for more of a resource than `max`, what kubelet would give to one: it would fail the pod, for good.
+pub fn too_many(max: Option<u32>, ask: &Ask) -> Option<Miss> {
+    let max = max?;
     let (container, asked) = ask.most()?;
     (asked > max).then(|| Miss::TooMany {
         resource: ask.resource.clone(),

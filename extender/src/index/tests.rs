@@ -4,7 +4,10 @@ mod world;
 use std::time::Duration;
 
 use crate::decide::{ForeignNodes, Options};
-use crate::fixtures::{Cluster, bound, bridged, gpu_node, holder, pod, quarantined, request, set, target};
+use crate::fixtures::{
+    Cluster, bound, bridged, gpu_node, holder, pod, quarantined, request, request_of, set, shared_node,
+    target,
+};
 use crate::index::{BindError, Outcome, Parked, Reserved, Source};
 use serde_json::json;
 
@@ -430,6 +433,33 @@ fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
             .is_some()
     );
     assert!(!cluster.store.read(|index| index.is_parked("a")));
+}
+
+#[test]
+fn a_pod_that_asks_for_too_many_at_once_is_woken_when_the_terms_change_and_not_before() {
+    let shared = "nvidia.com/gpu.shared";
+    let node = |max: serde_json::Value| {
+        let mut node = shared_node("n", &bridged(), shared, 2);
+        node["status"]["resources"][0]["maxRequest"] = max;
+        node
+    };
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 16);
+    let mut one_sick = node(1.into());
+    one_sick["status"]["devices"][0]["healthy"] = false.into();
+    cluster.inventory(&one_sick);
+    let parked = Parked {
+        namespace: "default".into(),
+        name: "a".into(),
+        request: request_of(shared, 2),
+        generation: cluster.store.snapshot().generation,
+    };
+    cluster.store.update(|index| index.park("a".into(), parked));
+    let woken = || cluster.store.update(|index| index.take_wakeable(10)).len();
+    cluster.inventory(&node(1.into()));
+    assert_eq!(woken(), 0);
+    cluster.inventory(&node(json!(null)));
+    assert_eq!(woken(), 1);
 }
 
 #[test]

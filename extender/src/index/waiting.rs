@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gantry_api::{PodUid, ResourceName};
 
-use crate::decide::ForeignNodes;
+use crate::decide::{self, ForeignNodes};
 use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::NodeIx;
@@ -193,10 +193,12 @@ impl super::Index {
                     .all(|ask| entry.advertises(&ask.resource).unwrap_or(0) >= ask.devices);
         };
         request.asks.iter().all(|ask| {
-            inventory
-                .pool(ask.resource.as_str())
-                .and_then(|(pool, _)| entry.account.pools.get(pool))
-                .is_some_and(|balance| balance.free.len() >= ask.devices as usize)
+            let Some((index, pool)) = inventory.pool(ask.resource.as_str()) else {
+                return false;
+            };
+            let balance = entry.account.pools.get(index);
+            balance.is_some_and(|balance| balance.free.len() >= ask.devices as usize)
+                && decide::too_many(pool.max_request, ask).is_none()
         })
     }
 }
