@@ -25,7 +25,12 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         answer => warnings.known(answer).map(|bytes| bytes / MIB),
     };
-    let (mig, mig_error) = mig::read(device, memory_mib, warnings);
+    let model = warnings.known(device.name()).filter(|name| !name.is_empty());
+    let parent = mig::Parent {
+        model: model.as_deref(),
+        memory_mib,
+    };
+    let (mig, mig_error) = mig::read(device, parent, warnings);
     if let Some(error) = &mig_error {
         if error.is_gpu_lost() || error.is_driver_gone() {
             return Err(error.clone());
@@ -35,7 +40,7 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
     let gpu = Gpu {
         index: u8::try_from(device.index()).unwrap_or(u8::MAX),
         uuid: Some(uuid),
-        model: warnings.known(device.name()).filter(|name| !name.is_empty()),
+        model,
         memory_mib,
         minor: warnings.known(device.minor()),
         serial: warnings

@@ -4,10 +4,24 @@
 use std::collections::BTreeMap;
 
 use gantry_topology::machine::MAX_MEMORY_UNITS;
+use gantry_topology::mig::{Catalogue, Product};
 use gantry_topology::{ComputeInstance, GpuInstance, Mig, MigAttributes};
 
 use super::Warnings;
 use crate::nvml::{Device, MigDevice, MigIds, NvmlError, Placement};
+
+/// What is known of the GPU that is cut.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Parent<'a> {
+    pub(super) model: Option<&'a str>,
+    pub(super) memory_mib: Option<u64>,
+}
+
+impl Parent<'_> {
+    fn product(self) -> Option<Product> {
+        Catalogue::built_in().by_model(self.model?).cloned()
+    }
+}
 
 /// One MIG device as NVML tells of it.
 struct Found {
@@ -19,7 +33,7 @@ struct Found {
 /// devices may still hold.
 pub(super) fn read(
     device: Device<'_>,
-    memory_mib: Option<u64>,
+    gpu: Parent<'_>,
     warnings: &mut Warnings,
 ) -> (Option<Mig>, Option<NvmlError>) {
     let mode = match device.mig_mode() {
@@ -43,7 +57,7 @@ pub(super) fn read(
             instances,
         })
     };
-    match devices(device, memory_mib, warnings) {
+    match devices(device, gpu, warnings) {
         Ok(instances) => (cut(instances), None),
         // No work can run on the GPU as a whole, whatever its devices are.
         Err(error) => (cut(Vec::new()), Some(error)),
@@ -53,19 +67,19 @@ pub(super) fn read(
 /// The MIG devices in their GPU instances.
 fn devices(
     device: Device<'_>,
-    memory_mib: Option<u64>,
+    gpu: Parent<'_>,
     warnings: &mut Warnings,
 ) -> Result<Vec<GpuInstance>, NvmlError> {
     let mut found = Vec::new();
     for mig in device.mig_devices()? {
-        match read_one(mig, memory_mib, warnings) {
+        match read_one(mig, gpu.memory_mib, warnings) {
             Ok(one) => found.push(one),
             // Taken away between being listed and being asked: the next look sees it.
             Err(error) if error.is_nothing_there() => {}
             Err(error) => return Err(error),
         }
     }
-    instances(device, found, memory_mib, warnings)
+    instances(device, found, gpu, warnings)
 }
 
 fn read_one(
@@ -101,7 +115,7 @@ fn read_one(
 fn instances(
     device: Device<'_>,
     found: Vec<Found>,
-    memory_mib: Option<u64>,
+    gpu: Parent<'_>,
     warnings: &mut Warnings,
 ) -> Result<Vec<GpuInstance>, NvmlError> {
     let mut grouped: BTreeMap<u32, Vec<ComputeInstance>> = BTreeMap::new();
@@ -117,7 +131,7 @@ fn instances(
             Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
             Err(error) => {
                 warnings.add(format!(
-                    "where the MIG instances of GPU {} lie is guessed from their sizes: {error}",
+                    "where the MIG instances of GPU {} lie is worked out from their numbers and sizes: {error}",
                     device.index()
                 ));
                 places.clear();
@@ -127,7 +141,7 @@ fn instances(
     }
     if !fits(places.values()) {
         warnings.add(format!(
-            "NVML lays MIG instances of GPU {} over each other; where they lie is guessed from their sizes",
+            "NVML lays MIG instances of GPU {} over each other; where they lie is worked out from their numbers and sizes",
             device.index()
         ));
         places.clear();
@@ -137,10 +151,13 @@ fn instances(
             .iter()
             .find_map(|one| one.attributes)
             .map(|a| a.memory_mib);
-        (*id, units(memory, memory_mib))
+        (*id, units(memory, gpu.memory_mib))
     });
     let places = match places.is_empty() {
-        true => lay_out(sizes),
+        true => {
+            let product = gpu.product();
+            by_numbers(product.as_ref(), &grouped).unwrap_or_else(|| lay_out(sizes))
+        }
         false => places,
     };
     Ok(grouped
@@ -162,6 +179,29 @@ fn instances(
             })
         })
         .collect())
+}
+
+/// Where instances lie by the numbers that the driver gives them, on a product whose profiles are known; `None` if that does not
+/// make sense.
+fn by_numbers(
+    product: Option<&Product>,
+    instances: &BTreeMap<u32, Vec<ComputeInstance>>,
+) -> Option<BTreeMap<u32, Placement>> {
+    let product = product?;
+    let place = |id: u32, compute: &[ComputeInstance]| {
+        let profile = product.profile(whole(&compute.first()?.profile))?;
+        let mut starts = profile.starts.iter();
+        let start = starts.find(|start| product.instance_id(profile, **start) == id)?;
+        Some(Placement {
+            start: u32::from(*start),
+            size: u32::from(profile.size),
+        })
+    };
+    let places: BTreeMap<u32, Placement> = instances
+        .iter()
+        .map(|(id, compute)| Some((*id, place(*id, compute)?)))
+        .collect::<Option<_>>()?;
+    fits(places.values()).then_some(places)
 }
 
 /// Whether instances lie on the GPU and beside each other.
@@ -302,6 +342,35 @@ mod tests {
         assert!(fits(places.values()));
         let many = lay_out((0..20).map(|id| (id, 1)));
         assert_eq!(many.len(), 16, "no more than there is room for");
+    }
+
+    #[test]
+    fn the_drivers_numbers_tell_where_instances_lie() {
+        // From nvidia-smi mig -lgi on an A100 of 40 GB: a 3g at the end, a 2g at the start, a 1g beside it.
+        let instance = |id: u32, profile: &str| {
+            let compute = ComputeInstance {
+                id: 0,
+                uuid: format!("MIG-{id}").parse().unwrap(),
+                profile: profile.to_owned(),
+                attributes: None,
+            };
+            (id, vec![compute])
+        };
+        let cut = BTreeMap::from([
+            instance(2, "1c.3g.20gb"),
+            instance(3, "2g.10gb"),
+            instance(9, "1g.5gb"),
+        ]);
+        let a100 = Parent {
+            model: Some("NVIDIA A100-SXM4-40GB"),
+            memory_mib: Some(40_960),
+        };
+        let places = by_numbers(a100.product().as_ref(), &cut).unwrap();
+        let places: Vec<_> = places.values().map(|place| (place.start, place.size)).collect();
+        assert_eq!(places, [(4, 4), (0, 2), (2, 1)]);
+        let odd = BTreeMap::from([instance(40, "1g.5gb")]);
+        assert_eq!(by_numbers(a100.product().as_ref(), &odd), None);
+        assert_eq!(by_numbers(None, &cut), None);
     }
 
     #[test]
