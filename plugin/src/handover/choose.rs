@@ -19,8 +19,6 @@ pub(super) struct Choosable {
     spots: Vec<Spot>,
     positions: HashMap<DeviceId, u16>,
     sharing: Sharing,
-    /// Whether they are MIG devices, beside which other resources' may lie on the same GPUs.
-    pub(super) slices: bool,
 }
 
 /// The devices of every resource of an inventory.
@@ -37,13 +35,20 @@ pub(super) fn choosable(inventory: &Inventory) -> BTreeMap<ResourceName, Choosab
     }
     for (name, resource) in &mut resources {
         let terms = inventory.resources.get(name).copied().unwrap_or_default();
-        resource.slices = terms.slices;
         resource.sharing = match terms.sharing {
             SharedDevices::Distributed => Sharing::Distributed,
             SharedDevices::Packed => Sharing::Packed,
         };
     }
     resources
+}
+
+/// Where every GPU and MIG device lies, by UUID, whatever it is offered as.
+pub(super) fn whereabouts(inventory: &Inventory) -> HashMap<String, Spot> {
+    let devices = inventory.devices.iter();
+    devices
+        .map(|device| (device.uuid.clone(), spot(device)))
+        .collect()
 }
 
 fn spot(device: &Device) -> Spot {
@@ -62,14 +67,8 @@ impl Choosable {
         self.positions.contains_key(device)
     }
 
-    /// Where one of the devices lies.
-    pub(super) fn spot(&self, device: &DeviceId) -> Option<Spot> {
-        let position = self.positions.get(device)?;
-        self.spots.get(usize::from(*position)).copied()
-    }
-
     /// The best `size` devices of `free` with all of `must` in them; fewer if there are fewer. Devices that are not in `free` are in
-    /// use; `elsewhere` is what other resources' devices in use cover of the same GPUs.
+    /// use; `elsewhere` is what is in use besides.
     pub(super) fn choose(
         &self,
         table: Option<&Table>,

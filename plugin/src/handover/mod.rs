@@ -23,11 +23,12 @@ mod settle;
 mod steer;
 mod truth;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use gantry_api::{Deviation, DeviceId, Holder, NodeName, PodUid, Provenance, ResourceName};
 use gantry_topology::choice::Table;
+use gantry_topology::choice::devices::Spot;
 use jiff::Timestamp;
 
 use crate::inventory::{Inventory, State};
@@ -51,6 +52,8 @@ pub struct Handover {
     node: NodeName,
     /// The devices there are, by resource.
     devices: BTreeMap<ResourceName, Choosable>,
+    /// Where GPUs and MIG devices lie, by UUID.
+    whereabouts: HashMap<String, Spot>,
     inventory_known: bool,
     table: Option<Arc<Table>>,
     pods: BTreeMap<PodUid, Pod>,
@@ -142,6 +145,7 @@ impl Handover {
         Self {
             node,
             devices: BTreeMap::new(),
+            whereabouts: HashMap::new(),
             inventory_known: false,
             table: None,
             pods: BTreeMap::new(),
@@ -162,6 +166,7 @@ impl Handover {
     /// The devices there are. A changed machine makes the old choice table void.
     pub fn inventory(&mut self, inventory: &Inventory) {
         self.devices = choose::choosable(inventory);
+        self.whereabouts = choose::whereabouts(inventory);
         self.inventory_known = inventory.state == State::Ready;
         self.retell_truth();
         self.settle();

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use gantry_api::{DeviceId, PodUid, ResourceName};
 use gantry_topology::choice::devices::Spot;
 
+use super::choose::Choosable;
 use super::pod::{Pod, Share, Step};
 use super::{Devices, Handover};
 
@@ -279,17 +280,14 @@ impl Handover {
         let Some(devices) = self.devices.get(&request.resource) else {
             return Devices::new();
         };
-        let elsewhere = if devices.slices {
-            self.in_use_elsewhere(&request.resource)
-        } else {
-            Vec::new()
-        };
+        let elsewhere = self.in_use_elsewhere(&request.resource, devices);
         let table = self.table.as_deref();
         devices.choose(table, &elsewhere, free, &request.must, request.size)
     }
 
-    /// Where the devices of other resources lie that somebody holds or is about to get.
-    fn in_use_elsewhere(&self, resource: &ResourceName) -> Vec<Spot> {
+    /// Where the devices lie that somebody holds, or is about to get, and that are none of `devices`: other resources' on the same
+    /// GPUs, and those given out before a changed configuration gave them other names, of which kubelet knows nothing.
+    fn in_use_elsewhere(&self, resource: &ResourceName, devices: &Choosable) -> Vec<Spot> {
         let holders = self.known_holders();
         let held = holders.keys().copied();
         let steps = self
@@ -300,11 +298,24 @@ impl Handover {
             let devices = pod.claims(step).into_iter().flatten();
             devices.map(move |device| (&step.resource, device))
         });
+        let quarantined = self.quarantine.values().flat_map(|quarantined| {
+            let sets = quarantined.sets.iter();
+            sets.flat_map(|(resource, set)| set.iter().map(move |device| (resource, device)))
+        });
+        let unattributed = self
+            .unattributed
+            .iter()
+            .flat_map(|known| known.set.iter().map(move |device| (&known.resource, device)));
         let elsewhere: BTreeSet<_> = held
             .chain(claimed)
-            .filter(|(other, _)| *other != resource)
+            .chain(quarantined)
+            .chain(unattributed)
+            .filter(|(other, device)| *other != resource || !devices.contains(device))
             .collect();
-        let spot = |(resource, device)| self.devices.get(resource)?.spot(device);
+        let spot = |(_, device): (_, &DeviceId)| {
+            let uuid = device.as_str().split("::").next()?;
+            self.whereabouts.get(uuid).copied()
+        };
         elsewhere.into_iter().filter_map(spot).collect()
     }
 }

@@ -2,6 +2,7 @@
 
 mod properties;
 mod restarts;
+mod shapes;
 mod steering;
 mod truths;
 

@@ -1,0 +1,135 @@
+//! Replicas and MIG devices: several devices on one GPU.
+
+use super::*;
+use crate::inventory::Slice;
+
+/// A device: resource, ID, GPU, and the units of a slice.
+type Shape<'r> = (&'r str, String, u8, Option<(u8, u8)>);
+
+/// The same GPUs offered as these devices.
+fn offered_as(devices: &[Shape<'_>]) -> Inventory {
+    let whole = inventory(8);
+    let devices = devices
+        .iter()
+        .map(|(resource, device, gpu, slice)| Device {
+            id: device.as_str().into(),
+            resource: (*resource).into(),
+            uuid: device.split("::").next().unwrap_or_default().to_owned(),
+            replica: device.split_once("::").map(|(_, k)| k.parse().unwrap()),
+            slice: slice.map(|(start, size)| {
+                Arc::new(Slice {
+                    index: start,
+                    gpu_instance: start.into(),
+                    compute_instance: 0,
+                    profile: format!("{size}g"),
+                    start,
+                    size,
+                    caps: None,
+                })
+            }),
+            ..whole.devices[usize::from(*gpu)].clone()
+        })
+        .collect();
+    Inventory::ready(whole.machine, devices)
+}
+
+/// Every GPU as four devices of one resource.
+fn in_fours(resource: &'static str) -> Inventory {
+    let devices: Vec<_> = (0..8)
+        .flat_map(|gpu| (0..4).map(move |k| (resource, format!("{}::{k}", id(gpu)), gpu, None)))
+        .collect();
+    offered_as(&devices)
+}
+
+fn asking_for(resource: &str, devices: &Devices, size: usize) -> Request {
+    Request {
+        resource: resource.into(),
+        offered: devices.clone(),
+        must: Devices::new(),
+        size,
+    }
+}
+
+fn all(inventory: &Inventory, resource: &str) -> Devices {
+    let devices = inventory.devices.iter();
+    let of_resource = devices.filter(|device| device.resource.as_str() == resource);
+    of_resource.map(|device| device.id.clone()).collect()
+}
+
+fn names(devices: &[&str]) -> Devices {
+    devices.iter().map(|device| DeviceId::from(*device)).collect()
+}
+
+fn answer(node: &mut Handover, request: Request) -> Devices {
+    node.prefer(&[request], Patience::default())
+        .unwrap()
+        .remove(0)
+        .devices
+}
+
+#[test]
+fn two_replicas_of_one_gpu_are_two_devices_to_grants() {
+    let mut node = node();
+    let fours = in_fours(GPU);
+    node.inventory(&fours);
+    let granted = |name: &str, device: &str| {
+        let devices = ContainerShare::Devices(vec![device.into()]);
+        let container = Container {
+            name: "app".into(),
+            count: 1,
+            share: Some(devices),
+        };
+        pod(name, &[container])
+    };
+    node.seen(granted("a", "GPU-3::0"));
+    node.seen(granted("b", "GPU-3::1"));
+    assert!(node.notes().is_empty(), "neither is refused");
+    let offered = all(&fours, GPU);
+    let first = answer(&mut node, asking_for(GPU, &offered, 1));
+    assert_eq!(first, names(&["GPU-3::0"]));
+    assert_eq!(node.allocate(&GPU.into(), &first, NOW), Served::Granted);
+    let second = answer(&mut node, asking_for(GPU, &(&offered - &first), 1));
+    assert_eq!(second, names(&["GPU-3::1"]));
+    assert_eq!(node.allocate(&GPU.into(), &second, NOW), Served::Granted);
+    assert_eq!(node.held_by("a"), first);
+    // And others go where nobody is: to the GPU whose pair is broken already.
+    let stray = answer(&mut node, asking_for(GPU, &(&(&offered - &first) - &second), 1));
+    assert_eq!(stray, names(&["GPU-2::0"]));
+}
+
+#[test]
+fn gpus_given_out_before_they_were_shared_are_shared_last() {
+    let mut node = node();
+    node.seen(simple("a", [0]));
+    assert_eq!(node.admit(0..8, 1), set([0]));
+    let fours = in_fours("nvidia.com/gpu.shared");
+    node.inventory(&fours);
+    let offered = all(&fours, "nvidia.com/gpu.shared");
+    let chosen = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 7));
+    assert!(
+        chosen
+            .iter()
+            .all(|device| !device.as_str().starts_with("GPU-0::")),
+        "{chosen:?}"
+    );
+}
+
+#[test]
+fn slices_lie_beside_slices_of_other_profiles_that_are_in_use() {
+    let mut node = node();
+    let cut: Vec<_> = (0..2)
+        .flat_map(|gpu| {
+            [
+                ("nvidia.com/mig-small", format!("MIG-{gpu}0"), gpu, Some((0, 1))),
+                ("nvidia.com/mig-large", format!("MIG-{gpu}4"), gpu, Some((4, 4))),
+            ]
+        })
+        .collect();
+    let cut = offered_as(&cut);
+    node.inventory(&cut);
+    let small = all(&cut, "nvidia.com/mig-small");
+    let ask = || asking_for("nvidia.com/mig-small", &small, 1);
+    assert_eq!(answer(&mut node, ask()), names(&["MIG-00"]));
+    node.allocate(&"nvidia.com/mig-large".into(), &names(&["MIG-14"]), NOW);
+    assert_eq!(answer(&mut node, ask()), names(&["MIG-10"]), "GPU 0 stays whole");
+}
