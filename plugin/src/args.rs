@@ -13,11 +13,11 @@ use kube::Client;
 use crate::config::ConfigArgs;
 use crate::config::reference::Flag;
 use crate::config::settings::SETTINGS;
-use crate::labels::LabelsArgs;
 use crate::config::source::{PerNode, Place, Source, SourceError};
 use crate::config::value::Resource;
 use crate::config::{self, Loaded, Overrides};
 use crate::health::{HealthChecks, XidList};
+use crate::labels::LabelsArgs;
 
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
@@ -221,8 +221,8 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::config::Config;
     use crate::config::source::{Configs, Fallback};
+    use crate::config::{Config, Strictness};
 
     #[derive(Parser)]
     struct Command {
@@ -302,6 +302,19 @@ mod tests {
         let patterns = args.config_now().unwrap().config.gpu_patterns;
         assert_eq!(patterns[0].pattern, "*");
         assert_eq!(patterns[0].name.as_str(), "nvidia.com/accelerator");
+    }
+
+    #[test]
+    fn leniency_is_switched_as_every_other_boolean() {
+        let strictness = |flag: &str| {
+            let args = parse(&["--no-cluster", flag]).unwrap();
+            args.config.strictness()
+        };
+        for flag in ["--lenient-config", "--lenient-config=1", "--lenient-config=True"] {
+            assert_eq!(strictness(flag), Strictness::Lenient, "{flag}");
+        }
+        assert_eq!(strictness("--lenient-config="), Strictness::Strict);
+        assert!(parse(&["--no-cluster", "--lenient-config=yes"]).is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Strictness;
+use super::overrides::boolean;
 use super::source::{Choice, Configs, Fallback};
 
 /// The label that NVIDIA's config-manager reads.
@@ -62,7 +63,8 @@ pub struct ConfigArgs {
         num_args = 0..=1,
         require_equals = true,
         default_value = "false",
-        default_missing_value = "true"
+        default_missing_value = "true",
+        value_parser = lenient
     )]
     pub lenient_config: bool,
 
@@ -124,6 +126,13 @@ impl ConfigArgs {
 /// An empty variable counts as not set.
 fn filled(text: Option<&String>) -> Option<PathBuf> {
     text.filter(|text| !text.is_empty()).map(PathBuf::from)
+}
+
+fn lenient(text: &str) -> Result<bool, String> {
+    match text {
+        "" => Ok(false),
+        text => boolean(text).ok_or_else(|| format!("{text:?} is not allowed; write true or false")),
+    }
 }
 
 fn config_map(text: &str) -> Result<Configs, String> {
