@@ -8,8 +8,8 @@ pub(crate) const ROWS: &[Deliberate] = &[
     Deliberate {
         case: "*",
         item: "* allocate unknown: refused",
-        ours: Some("*GPU-unknown*"),
-        reason: "says which IDs are unknown under a code that means so, where NVIDIA's answers Unknown",
+        ours: Some("invalid allocation request for *: invalid request: unknown device: GPU-unknown; *"),
+        reason: "NVIDIA's words, and after them what may have happened",
     },
     Deliberate {
         case: "*",
