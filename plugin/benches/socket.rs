@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{ContainerGrant, ContainerShare, DeviceId, Grant};
 use gantry_plugin::handover::{Ask, Devices, Handover, Patience, PodSeen, Request};
+use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
     PreferredAllocationRequest,
@@ -23,6 +24,7 @@ use gantry_proto::deviceplugin::{
 use gantry_topology::choice::Table;
 use support::{FakeKubelet, Node, Plugin, inventory, uuid};
 use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
 
 const CALLS: usize = 2_000;
 const WARM_UP: usize = 200;
@@ -39,6 +41,7 @@ fn main() {
         .build()
         .unwrap();
     runtime.block_on(over_the_socket());
+    runtime.block_on(many_devices());
     match std::env::var_os("GANTRY_BIN") {
         Some(binary) => runtime.block_on(whole_process(Path::new(&binary))),
         None => println!("set GANTRY_BIN to a release build for exec to Register and resident memory"),
@@ -100,8 +103,73 @@ fn granted(pod: u8, gpus: &[u8]) -> PodSeen {
     }
 }
 
-/// The calls as kubelet makes them. The daemon has a thread of its own, as in its own process.
-async fn over_the_socket() {
+/// The question with all devices free, where GPUs are shared by ten or cut into seven.
+async fn many_devices() {
+    let replicas = inventory_with(10, |device, k| {
+        device.id = format!("{}::{k}", device.uuid).into();
+        device.replica = Some(k);
+    });
+    let slices = inventory_with(7, |device, k| {
+        device.uuid = format!("MIG-{}-{k}", device.uuid);
+        device.id = device.uuid.as_str().into();
+        let start = u8::try_from(k).unwrap();
+        device.slice = Some(Arc::new(Slice {
+            index: start,
+            gpu_instance: u32::from(start) + 7,
+            compute_instance: 0,
+            profile: "1g.10gb".to_owned(),
+            start,
+            size: 1,
+            caps: None,
+        }));
+    });
+    for (what, inventory, sizes) in [("replicas", replicas, [1, 2]), ("slices", slices, [1, 2])] {
+        let ids: Vec<String> = inventory
+            .devices
+            .iter()
+            .map(|device| device.id.to_string())
+            .collect();
+        let (directory, shutdown, daemon) = daemon(inventory);
+        let mut kubelet = FakeKubelet::start(&directory);
+        let mut plugin = kubelet.plugin().await;
+        for size in sizes {
+            let request = PreferredAllocationRequest {
+                container_requests: vec![ContainerPreferredAllocationRequest {
+                    available_device_ids: ids.clone(),
+                    must_include_device_ids: Vec::new(),
+                    allocation_size: size,
+                }],
+            };
+            let mut times = Vec::new();
+            for _ in 0..WARM_UP + CALLS {
+                let request = request.clone();
+                let began = Instant::now();
+                plugin.client.get_preferred_allocation(request).await.unwrap();
+                times.push(began.elapsed());
+            }
+            let what = format!("GetPreferredAllocation, {size} of {} {what}", ids.len());
+            report(&what, times.split_off(WARM_UP));
+        }
+        shutdown.cancel();
+        daemon.join().unwrap();
+    }
+}
+
+/// Eight GPUs with `each` devices on every one.
+fn inventory_with(each: u16, change: impl Fn(&mut Device, u16)) -> Inventory {
+    let whole = inventory(8);
+    let devices = whole.devices.iter().flat_map(|device| {
+        (0..each).map(|k| {
+            let mut device = device.clone();
+            change(&mut device, k);
+            device
+        })
+    });
+    Inventory::ready(Arc::clone(&whole.machine), devices.collect())
+}
+
+/// A daemon on a thread of its own, as in its own process: its directory, and what ends it.
+fn daemon(inventory: Inventory) -> (PathBuf, CancellationToken, std::thread::JoinHandle<()>) {
     let (send, receive) = std::sync::mpsc::channel();
     let daemon = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -110,6 +178,7 @@ async fn over_the_socket() {
             .unwrap();
         runtime.block_on(async {
             let mut node = Node::new(8);
+            node.inventory.send_replace(Arc::new(inventory));
             node.boot();
             send.send((node.plugins(), node.shutdown.clone())).unwrap();
             node.shutdown.clone().cancelled().await;
@@ -117,6 +186,12 @@ async fn over_the_socket() {
         });
     });
     let (directory, shutdown) = receive.recv().unwrap();
+    (directory, shutdown, daemon)
+}
+
+/// The calls as kubelet makes them. The daemon has a thread of its own, as in its own process.
+async fn over_the_socket() {
+    let (directory, shutdown, daemon) = daemon(inventory(8));
     let mut kubelet = FakeKubelet::start(&directory);
     let mut plugin = kubelet.plugin().await;
     let mut stream = plugin.watch().await;
