@@ -269,7 +269,7 @@ mod tests {
             Machine::new(parts).unwrap()
         };
         let silent = machine(&["a", "b"], 0, PathClass::Sys);
-        let mut unread = found(silent.clone(), &[]);
+        let mut unread = found(silent, &[]);
         unread.mig_unread.insert(1);
         assert_eq!(merge(Some(&cut(true)), unread, false).unwrap().machine, cut(true));
         let told = merge(Some(&cut(true)), found(cut(false), &[]), false).unwrap();
