@@ -156,7 +156,11 @@ async fn a_grant_in_a_binding_reaches_the_container_and_the_account() {
     let chosen = plugin.prefer(&texts(&all), &[], 2).await;
     assert_eq!(chosen, ids([5, 6]).into_iter().collect());
     let answer = plugin.allocate(&[&uuid(6), &uuid(5)]).await.unwrap();
-    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], ids([5, 6]).join(","));
+    assert_eq!(
+        answer.envs["NVIDIA_VISIBLE_DEVICES"],
+        ids([6, 5]).join(","),
+        "in the order asked"
+    );
     scene.truth.set("job", "app", ids([5, 6]));
     let status = scene
         .account("the truth", |status| {
