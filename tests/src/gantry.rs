@@ -37,8 +37,13 @@ pub fn manifests() -> PathBuf {
 /// Three unlike machines: a mesh of unequal links, a switch, and plain PCIe.
 #[must_use]
 pub fn unlike_machines() -> Vec<PathBuf> {
-    let file = |name| Path::new(PROJECT).join(format!("simulator/machines/{name}.yaml"));
-    ["dgx1-v100", "dgx-a100", "l4-4x-pcie"].map(file).to_vec()
+    ["dgx1-v100", "dgx-a100", "l4-4x-pcie"].map(machine_file).to_vec()
+}
+
+/// The simulator's machine of that name.
+#[must_use]
+pub fn machine_file(name: &str) -> PathBuf {
+    Path::new(PROJECT).join(format!("simulator/machines/{name}.yaml"))
 }
 
 /// The `gantry` program: `$GANTRY_BINARY`, or the one that cargo built beside the running program.

@@ -20,7 +20,15 @@ impl Hardware {
     /// # Errors
     /// The simulator's own.
     pub fn install(node: &Node, machine_file: &Path) -> Result<Self> {
-        let folder = node.sandbox().folder().join("hardware");
+        Self::install_in(node, machine_file, "hardware")
+    }
+
+    /// The same beside the GPUs that the node has, in a folder of that name.
+    ///
+    /// # Errors
+    /// The simulator's own.
+    pub fn install_in(node: &Node, machine_file: &Path, name: &str) -> Result<Self> {
+        let folder = node.sandbox().folder().join(name);
         let installed =
             gantry_nvml_sim::install(machine_file, &folder).map_err(|source| Error::Hardware {
                 node: node.name().to_owned(),
@@ -38,9 +46,15 @@ impl Hardware {
             tree("nvml-library", &self.installed.library),
             tree("proc-root", &root.join("proc")),
             tree("sys-root", &root.join("sys")),
-            tree("dev-root", &root.join("dev")),
+            tree("container-dev-root", &root.join("dev")),
             tree("driver-root", &root),
         ]
+    }
+
+    /// The machine that the simulated driver has at the start.
+    #[must_use]
+    pub fn machine(&self) -> &gantry_topology::Machine {
+        self.installed.facts.machine()
     }
 
     /// The simulated machine while it runs: raises an Xid, loses a GPU, makes a call fail.

@@ -85,6 +85,72 @@ impl Gpus {
         self.wait_until_ready(cluster).await
     }
 
+    /// Starts a node's plugin anew in another mode, on other GPUs if `hardware` names some, until the scenario is over; waits
+    /// until kubelet and the API server count exactly `offered` of each resource.
+    pub(crate) async fn serve(
+        &self,
+        cluster: &Cluster,
+        node: &str,
+        hardware: Option<&Hardware>,
+        extra: &[String],
+        offered: &[(&str, usize)],
+    ) -> Result<()> {
+        let node = cluster.node(node)?;
+        node.program(gantry::PLUGIN)?.stop().await?;
+        let mut args = match hardware {
+            Some(hardware) => hardware.plugin_args(),
+            None => self
+                .hardware()
+                .get(node.name())
+                .map(Hardware::plugin_args)
+                .unwrap_or_default(),
+        };
+        args.extend_from_slice(extra);
+        cluster.start_plugin(node, &self.binary, &args).await?;
+        self.note_altered(node.name(), true);
+        self.counts(cluster, node.name(), offered).await
+    }
+
+    /// Waits until kubelet and the API server count exactly so many of each resource on a node.
+    pub(crate) async fn counts(
+        &self,
+        cluster: &Cluster,
+        node: &str,
+        offered: &[(&str, usize)],
+    ) -> Result<()> {
+        let nodes: Api<NodeObject> = Api::all(cluster.client());
+        let node = cluster.node(node)?;
+        until(
+            format!("{} offers {offered:?}", node.name()),
+            READY_LIMIT,
+            async || {
+                ready(node.sandbox(), PLUGIN_READY)
+                    .await
+                    .map_err(|error| format!("plugin: {error}"))?;
+                let object = nodes.get(node.name()).await.map_err(|error| error.to_string())?;
+                let allocatable = object
+                    .status
+                    .and_then(|status| status.allocatable)
+                    .unwrap_or_default();
+                for (resource, count) in offered {
+                    let kubelets = podresources::allocatable(node, resource).await;
+                    let kubelets = kubelets.map_err(|error| error.to_string())?.len();
+                    let api = allocatable
+                        .get(*resource)
+                        .map_or("0", |quantity| quantity.0.as_str());
+                    if kubelets != *count || api != count.to_string() {
+                        return Err(format!(
+                            "{resource}: {kubelets} with kubelet, {api} in the API, {count} wanted"
+                        ));
+                    }
+                }
+                Ok(())
+            },
+        )
+        .await?;
+        Ok(())
+    }
+
     /// Gives the plugins that a scenario altered their usual arguments again, and waits until all is ready.
     pub(crate) async fn restore(&self, cluster: &Cluster) -> Result<()> {
         let altered = self

@@ -17,10 +17,15 @@ pub(crate) const RUN_LIMIT: Duration = Duration::from_secs(60);
 
 /// A pod of one busybox container that sleeps, asking for `gpus` whole GPUs.
 pub(crate) fn sleeper(name: &str, gpus: usize) -> Result<Pod> {
-    let resources = if gpus == 0 {
+    sleeper_of(name, GPU_RESOURCE, gpus)
+}
+
+/// The same, asking for so many of a resource.
+pub(crate) fn sleeper_of(name: &str, resource: &str, count: usize) -> Result<Pod> {
+    let resources = if count == 0 {
         json!({})
     } else {
-        json!({ "limits": { "nvidia.com/gpu": gpus } })
+        json!({ "limits": { resource: count } })
     };
     Ok(serde_json::from_value(json!({
         "apiVersion": "v1",
@@ -143,15 +148,25 @@ pub(crate) async fn seen(cluster: &Cluster, pod: &Pod, container: &str) -> Resul
         .collect())
 }
 
-/// The devices that kubelet says a container holds.
+/// The GPUs that kubelet says a container holds.
 pub(crate) async fn held(cluster: &Cluster, pod: &Pod, container: &str) -> Result<BTreeSet<String>> {
+    held_of(cluster, pod, container, GPU_RESOURCE).await
+}
+
+/// The devices of a resource that kubelet says a container holds.
+pub(crate) async fn held_of(
+    cluster: &Cluster,
+    pod: &Pod,
+    container: &str,
+    resource: &str,
+) -> Result<BTreeSet<String>> {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     let name = (
         part(&pod.metadata.namespace),
         part(&pod.metadata.name),
         container.to_owned(),
     );
-    let all = podresources::held(cluster.node(node(pod))?, GPU_RESOURCE).await?;
+    let all = podresources::held(cluster.node(node(pod))?, resource).await?;
     Ok(all.get(&name).cloned().unwrap_or_default())
 }
 

@@ -3,6 +3,7 @@
 mod bypass;
 mod churn;
 mod failures;
+mod modes;
 mod placement;
 mod shapes;
 mod smoke;
@@ -60,6 +61,10 @@ pub(crate) fn all() -> Vec<Scenario> {
         failures::kubelet_is_restarted_under_running_pods,
         failures::the_extender_is_killed_again_and_again,
         failures::the_api_server_is_away_for_a_while,
+        modes::replicas_of_one_gpu_go_to_several_pods,
+        modes::slices_of_each_profile_are_resources_of_their_own,
+        modes::slices_all_alike_are_gpus,
+        modes::a_changed_config_is_taken_up_and_a_bad_one_is_not,
         stock::a_pod_without_gpus_is_never_touched,
     ]
 }

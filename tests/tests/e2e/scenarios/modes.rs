@@ -1,0 +1,243 @@
+//! What a node offers besides whole GPUs: replicas and MIG devices, on the real kubelet, as a pod sees them.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use gantry_e2e::hardware::Hardware;
+use gantry_e2e::{Cluster, gantry, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::PostParams;
+
+use crate::bed::Bed;
+use crate::pods;
+
+/// Two replicas of every GPU, as NVIDIA's plugin is told it.
+const TWICE: &str = "
+version: v1
+sharing:
+  timeSlicing:
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 2
+";
+
+pub(super) async fn replicas_of_one_gpu_go_to_several_pods(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace("e2e-replicas").await?;
+    let node = cluster.nodes()[2].name();
+    let config = write_config(cluster, node, TWICE)?;
+    let args = [format!("--config-file={}", config.display())];
+    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 8)])
+        .await?;
+    // A pod that asks for two replicas wants two GPUs.
+    let pair = run_on(&api, "pair", "nvidia.com/gpu", 2, node).await?;
+    let seen = pods::seen(cluster, &pair, "main").await?;
+    ensure!(seen.len() == 2, "two replicas on {} GPUs: {seen:?}", seen.len());
+    ensure!(
+        seen.iter().all(|device| !device.contains("::")),
+        "the container sees replicas: {seen:?}"
+    );
+    let held = pods::held(cluster, &pair, "main").await?;
+    ensure!(
+        held.iter().all(|device| device.contains("::")),
+        "kubelet counts replicas, not {held:?}"
+    );
+    let mut all = held;
+    let mut gpus_seen = seen;
+    for turn in 0..6 {
+        let pod = run_on(&api, &format!("one-{turn}"), "nvidia.com/gpu", 1, node).await?;
+        let held = pods::held(cluster, &pod, "main").await?;
+        ensure!(held.is_disjoint(&all), "{held:?} was given out before");
+        ensure!(
+            pods::granted(&pod)? == held,
+            "granted {:?}, held {held:?}",
+            pods::granted(&pod)?
+        );
+        all.extend(held);
+        gpus_seen.extend(pods::seen(cluster, &pod, "main").await?);
+    }
+    ensure!(all.len() == 8, "8 replicas, {} given out", all.len());
+    ensure!(gpus_seen.len() == 4, "replicas of {gpus_seen:?} only");
+    let text = refusal(
+        bed,
+        &api,
+        "e2e-replicas",
+        chosen("late", "nvidia.com/gpu", 1, node)?,
+    )
+    .await?;
+    ensure!(text.contains("0 of 8"), "{text}");
+    Ok(())
+}
+
+pub(super) async fn slices_of_each_profile_are_resources_of_their_own(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace("e2e-mixed").await?;
+    let node = &cluster.nodes()[1];
+    let hardware = Hardware::install_in(node, &gantry::machine_file("dgx-a100-mig"), "mixed")?;
+    let offered = offered(&hardware);
+    let slices: Vec<(&str, usize)> = offered
+        .iter()
+        .map(|(name, count)| (name.as_str(), *count))
+        .collect();
+    ensure!(slices.len() > 2, "the machine has several profiles: {slices:?}");
+    let args = ["--mig-strategy=mixed", "--pass-device-specs=true"].map(str::to_owned);
+    gpus.serve(cluster, node.name(), Some(&hardware), &args, &slices)
+        .await?;
+    for (resource, count) in slices {
+        let name = resource.replace(['/', '.'], "-").to_lowercase();
+        let pod = run_on(&api, &name, resource, 1, node.name()).await?;
+        let seen = pods::seen(cluster, &pod, "main").await?;
+        let held = pods::held_of(cluster, &pod, "main", resource).await?;
+        ensure!(seen == held, "{resource}: sees {seen:?}, kubelet says {held:?}");
+        let is_slice = resource.contains("mig-");
+        let prefix = if is_slice { "MIG-" } else { "GPU-" };
+        ensure!(
+            seen.len() == 1 && seen.iter().all(|device| device.starts_with(prefix)),
+            "{resource} ({count}): {seen:?}"
+        );
+        let devices = cluster
+            .kubectl(&["-n", "e2e-mixed", "exec", &name, "--", "ls", "-R", "/dev"])
+            .await?;
+        let capabilities = devices
+            .split_whitespace()
+            .filter(|entry| entry.starts_with("nvidia-cap") && !entry.contains("caps"))
+            .count();
+        ensure!(
+            capabilities == if is_slice { 2 } else { 0 },
+            "{resource}: {capabilities} capability devices in {devices}"
+        );
+    }
+    Ok(())
+}
+
+pub(super) async fn slices_all_alike_are_gpus(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace("e2e-single").await?;
+    let node = &cluster.nodes()[1];
+    let hardware = Hardware::install_in(node, &gantry::machine_file("hgx-h100-mig"), "single")?;
+    let args = ["--mig-strategy=single", "--device-list-strategy=cdi-cri"].map(str::to_owned);
+    gpus.serve(
+        cluster,
+        node.name(),
+        Some(&hardware),
+        &args,
+        &[("nvidia.com/gpu", 56)],
+    )
+    .await?;
+    let pod = run_on(&api, "three", "nvidia.com/gpu", 3, node.name()).await?;
+    let held = pods::held(cluster, &pod, "main").await?;
+    ensure!(held == pods::granted(&pod)?, "held {held:?}");
+    ensure!(
+        held.len() == 3 && held.iter().all(|device| device.starts_with("MIG-")),
+        "{held:?}"
+    );
+    let devices = cluster
+        .kubectl(&["-n", "e2e-single", "exec", "three", "--", "ls", "-R", "/dev"])
+        .await?;
+    let capabilities: BTreeSet<&str> = devices
+        .split_whitespace()
+        .filter(|entry| entry.starts_with("nvidia-cap") && !entry.contains("caps"))
+        .collect();
+    ensure!(
+        capabilities.len() == 6,
+        "three slices have six capabilities: {capabilities:?}"
+    );
+    Ok(())
+}
+
+pub(super) async fn a_changed_config_is_taken_up_and_a_bad_one_is_not(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let node = cluster.nodes()[2].name();
+    let config = write_config(cluster, node, "version: v1\n")?;
+    let args = [format!("--config-file={}", config.display())];
+    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 4)])
+        .await?;
+    write_config(cluster, node, TWICE)?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
+    // A misspelt key changes nothing, and says so.
+    write_config(cluster, node, &TWICE.replace("timeSlicing", "timeSlycing"))?;
+    until("the mistake told", pods::RUN_LIMIT, async || {
+        let log = cluster.node(node).map_err(|error| error.to_string())?;
+        let log = log.sandbox().folder().join("log/gantry-plugin.log");
+        let text = std::fs::read_to_string(&log).map_err(|error| error.to_string())?;
+        if text.contains("timeSlycing") && text.contains("timeSlicing") {
+            Ok(())
+        } else {
+            Err("not yet".to_owned())
+        }
+    })
+    .await?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
+    write_config(cluster, node, &TWICE.replace("replicas: 2", "replicas: 3"))?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await
+}
+
+/// What the strategy "mixed" makes of a machine: counted from the machine file.
+fn offered(hardware: &Hardware) -> Vec<(String, usize)> {
+    let mut counts = std::collections::BTreeMap::new();
+    for gpu in hardware.machine().gpus() {
+        match gpu.mig.as_ref().filter(|mig| mig.enabled) {
+            None => *counts.entry("nvidia.com/gpu".to_owned()).or_insert(0) += 1,
+            Some(mig) => {
+                for compute in mig.instances.iter().flat_map(|instance| &instance.compute) {
+                    let name = format!("nvidia.com/mig-{}", compute.profile.replace('+', "."));
+                    *counts.entry(name).or_insert(0) += 1;
+                }
+            }
+        }
+    }
+    counts.into_iter().collect()
+}
+
+fn write_config(cluster: &Cluster, node: &str, text: &str) -> Result<PathBuf> {
+    let folder = cluster.node(node)?.sandbox().folder().join("config");
+    std::fs::create_dir_all(&folder)?;
+    let path = folder.join("config.yaml");
+    // Written whole: a reader must not see half of it.
+    let beside = folder.join(".new");
+    std::fs::write(&beside, text)?;
+    std::fs::rename(&beside, &path)?;
+    Ok(path)
+}
+
+/// A pod that may go to one node only, by the scheduler's way.
+fn chosen(name: &str, resource: &str, count: usize, node: &str) -> Result<Pod> {
+    let mut pod = pods::sleeper_of(name, resource, count)?;
+    if let Some(spec) = &mut pod.spec {
+        spec.node_selector = Some([("kubernetes.io/hostname".to_owned(), node.to_owned())].into());
+    }
+    Ok(pod)
+}
+
+async fn run_on(api: &Api<Pod>, name: &str, resource: &str, count: usize, node: &str) -> Result<Pod> {
+    pods::run(api, &chosen(name, resource, count, node)?).await
+}
+
+/// What `kubectl describe` says of a pod that must wait.
+async fn refusal(bed: &Bed, api: &Api<Pod>, namespace: &str, pod: Pod) -> Result<String> {
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    api.create(&PostParams::default(), &pod).await?;
+    let said = until("a reason for waiting", pods::RUN_LIMIT, async || {
+        let text = bed
+            .cluster()
+            .kubectl(&["-n", namespace, "describe", "pod", &name])
+            .await
+            .map_err(|error| error.to_string())?;
+        let pod = api.get(&name).await.map_err(|error| error.to_string())?;
+        if !pods::node(&pod).is_empty() {
+            return Ok(Err(format!("{name} was placed on {}", pods::node(&pod))));
+        }
+        match text.contains(" free") {
+            true => Ok(Ok(text)),
+            false => Err(text),
+        }
+    })
+    .await?;
+    said.map_err(|why| anyhow::anyhow!(why))
+}
