@@ -7,8 +7,8 @@
 //!                                                      └──> explain, wake: Events and pokes for pods that wait
 //! ```
 //!
-//! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`, `wire`. State without I/O: `index`. I/O: `watch`, `bind`,
-//! `explain`, `wake`, `server`.
+//! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`,
+//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`.
 #![forbid(unsafe_code)]
 
 pub mod args;
