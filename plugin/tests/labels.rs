@@ -298,9 +298,12 @@ fn each_profile_has_labels_of_its_own_by_the_mixed_strategy() {
     insta::assert_snapshot!(text(&labels, &["nvidia.com/gpu", "nvidia.com/mig"]));
 }
 
+/// The profiles that a GPU is cut into; `None`: MIG is off.
+type CutOf = fn(u8) -> Option<&'static [&'static str]>;
+
 #[test]
 fn what_the_single_strategy_does_not_allow_is_called_invalid() {
-    let profiles: [(&str, fn(u8) -> Option<&'static [&'static str]>); 3] = [
+    let profiles: [(&str, CutOf); 3] = [
         ("a GPU with MIG on and no instance", |gpu| match gpu {
             3 => Some(&[]),
             _ => Some(&["1g.5gb"]),

@@ -77,11 +77,7 @@ impl Cluster {
             shutdown.clone(),
         ));
         tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
-        tasks.spawn(condition::publish(
-            client.clone(),
-            self.clone(),
-            shutdown.clone(),
-        ));
+        tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(publish::Publisher::new(client, self).run(shutdown));
         tasks.close();
         tasks.wait().await;
