@@ -6,6 +6,10 @@ use super::Named;
 use crate::config::{DeviceRef, Replicated, SharedOf, TimeSlicing};
 use crate::inventory::Device;
 
+/// Most devices of a node: kubelet takes lists of 4 MiB and no more, and ends with a plugin that sends a longer one; the API server
+/// stores objects of 1.5 MiB.
+pub(super) const MOST_DEVICES: usize = 8192;
+
 /// The devices of all units. Of two entries that name one unit the first counts; what an entry names and is not there, or is
 /// shared already, goes to `problems`.
 pub(super) fn devices(
@@ -59,13 +63,22 @@ pub(super) fn devices(
             shared[unit] = Some(entry);
         }
     }
+    let most = u16::try_from(MOST_DEVICES / units.len().max(1)).unwrap_or(u16::MAX);
+    for (position, entry) in entries.iter().enumerate() {
+        if entry.replicas > most && shared.iter().flatten().any(|used| std::ptr::eq(*used, entry)) {
+            problems.push(format!(
+                "sharing.timeSlicing.resources[{position}] ({}): {} replicas of each device are more than kubelet can be told of; {most} are offered",
+                entry.name, entry.replicas
+            ));
+        }
+    }
     let mut devices = Vec::with_capacity(units.len());
     for (named, shared) in units.iter().zip(shared) {
         match shared {
             None => devices.push(device(named, named.resource.clone(), None)),
             Some(entry) => {
                 let resource = renamed(entry, rename_by_default);
-                devices.extend((0..entry.replicas).map(|k| device(named, resource.clone(), Some(k))));
+                devices.extend((0..entry.replicas.min(most)).map(|k| device(named, resource.clone(), Some(k))));
             }
         }
     }

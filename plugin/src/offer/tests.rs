@@ -435,6 +435,34 @@ fn an_entry_that_means_nothing_here_is_a_problem_and_no_more() {
     insta::assert_debug_snapshot!(problems(&boards, &mixture));
 }
 
+#[test]
+fn no_more_is_offered_than_kubelet_takes_in_one_message() {
+    use gantry_proto::deviceplugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
+    use prost::Message;
+
+    let boards: Vec<Board> = (0..8).map(|_| whole()).collect();
+    let config = sharing(vec![share("nvidia.com/gpu", SharedOf::All, u16::MAX, None)]);
+    let inventory = offer(&hardware(&boards), &config);
+    let longest = |device: &crate::inventory::Device| Device {
+        id: format!("GPU-01234567-89ab-cdef-0123-{}", device.id),
+        health: "Unhealthy".to_owned(),
+        topology: Some(TopologyInfo {
+            nodes: vec![NumaNode { id: 1 }],
+        }),
+    };
+    let list = ListAndWatchResponse {
+        devices: inventory.devices.iter().map(longest).collect(),
+    };
+    assert!(list.encoded_len() < 4 << 20, "{} bytes", list.encoded_len());
+    assert_eq!(inventory.devices.len(), 8192);
+    assert_eq!(
+        inventory.problems,
+        [
+            "sharing.timeSlicing.resources[0] (nvidia.com/gpu): 65535 replicas of each device are more than kubelet can be told of; 1024 are offered"
+        ]
+    );
+}
+
 fn board() -> impl Strategy<Value = Board> {
     let profile = prop::sample::select(vec!["1g.5gb", "1g.5gb+me", "2g.10gb", "1c.2g.10gb", "3g.20gb"]);
     let model = prop::sample::select(vec!["NVIDIA A100-SXM4-40GB", "NVIDIA T4", "NVIDIA DGX Display"]);
