@@ -78,7 +78,8 @@ pub(super) fn devices(
             None => devices.push(device(named, named.resource.clone(), None)),
             Some(entry) => {
                 let resource = renamed(entry, rename_by_default);
-                devices.extend((0..entry.replicas.min(most)).map(|k| device(named, resource.clone(), Some(k))));
+                devices
+                    .extend((0..entry.replicas.min(most)).map(|k| device(named, resource.clone(), Some(k))));
             }
         }
     }
