@@ -35,8 +35,11 @@ impl Handover {
             }
             if let Some(pod) = self.pods.get_mut(&uid) {
                 pod.refused = refused;
+                // A pod that runs has what it was granted, whatever that is called since.
+                let passed = pod.started && matches!(pod.refused, Some(Refusal::UnknownDevice { .. }));
                 if let Some(refusal) = pod.malformed.as_ref().or(pod.refused.as_ref())
                     && !pod.told
+                    && !passed
                 {
                     self.notes.push(Note::Refused {
                         pod: pod.name.clone(),

@@ -7,7 +7,7 @@ use gantry_api::{PodUid, ResourceName};
 use jiff::Timestamp;
 
 use super::pod::{Pod, Share};
-use super::{Devices, Handover, Note, PodName};
+use super::{Devices, Handover, Note, PodName, choose};
 
 /// One container's devices of one resource, as kubelet lists them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +35,7 @@ pub struct Ticket(u64);
 pub(super) struct Truth {
     /// As kubelet gave it, other plugins' devices and all: it may come before the inventory does. `None` before the first.
     heard: Option<Listing>,
-    /// What of it is of this node's known resources.
+    /// What of it is of this node's GPUs.
     listing: Listing,
     clock: u64,
     /// The kubelet at the time each listing began.
@@ -139,7 +139,7 @@ impl Handover {
                 .heard
                 .iter()
                 .flat_map(|heard| &heard.0)
-                .filter(|(holding, _)| self.devices.contains_key(&holding.resource))
+                .filter(|(holding, set)| self.is_ours(&holding.resource, set))
                 .map(|(holding, set)| (holding.clone(), set.clone()))
                 .collect(),
         );
@@ -183,6 +183,12 @@ impl Handover {
         if now != Timestamp::UNIX_EPOCH {
             self.report_differences(&told, now);
         }
+    }
+
+    /// Whether a set is of this node's GPUs, by a name of now or by one that a changed configuration took from them.
+    fn is_ours(&self, resource: &ResourceName, set: &Devices) -> bool {
+        let known = |device| self.whereabouts.contains_key(choose::unit(device));
+        self.devices.contains_key(resource) || set.iter().any(known)
     }
 
     /// This step holds `set`, whatever was believed.

@@ -114,6 +114,47 @@ fn gpus_given_out_before_they_were_shared_are_shared_last() {
     );
 }
 
+/// Kubelet's list of one pod with these devices of whole GPUs' resource.
+fn listed_by_the_old_name(node: &mut Handover, pod: &str, gpus: impl IntoIterator<Item = u8>) {
+    let holding = Holding {
+        namespace: "default".into(),
+        pod: pod.into(),
+        container: "app".into(),
+        resource: GPU.into(),
+    };
+    let ticket = node.listing_begins();
+    node.listed(ticket, Listing([(holding, set(gpus))].into()), NOW);
+}
+
+#[test]
+fn what_kubelet_lists_by_a_former_name_is_in_use() {
+    let fours = in_fours("nvidia.com/gpu.shared");
+    let offered = all(&fours, "nvidia.com/gpu.shared");
+    // A plugin that starts anew with another configuration, and one that knows no pods.
+    let mut node = node();
+    node.inventory(&fours);
+    listed_by_the_old_name(&mut node, "a", [0, 1]);
+    let chosen = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 6));
+    assert!(
+        chosen
+            .iter()
+            .all(|device| !device.as_str().starts_with("GPU-0::") && !device.as_str().starts_with("GPU-1::")),
+        "{chosen:?}"
+    );
+    assert_eq!(node.holders().len(), 1, "and the account has it");
+}
+
+#[test]
+fn a_pod_that_runs_is_not_told_that_its_grant_names_devices_of_a_former_name() {
+    let mut node = node();
+    node.seen(simple("a", [0]));
+    node.admit(0..8, 1);
+    node.seen(started(simple("a", [0])));
+    node.inventory(&in_fours("nvidia.com/gpu.shared"));
+    assert_eq!(node.notes(), []);
+    assert_eq!(node.held_by("a"), set([0]));
+}
+
 #[test]
 fn slices_lie_beside_slices_of_other_profiles_that_are_in_use() {
     let mut node = node();
