@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::counts::Counts;
 use crate::run::{cargo, root, run, run_reading};
-use crate::{generate, tools};
+use crate::{citations, generate, tools};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -26,8 +26,9 @@ pub(crate) fn fmt() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// Clippy over everything, warnings denied.
+/// Clippy over everything, warnings denied; and what documents name as proof.
 pub(crate) fn lint() -> Result<()> {
+    citations::check()?;
     run(&mut cargo(&[
         "clippy",
         "--workspace",

@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, reason = "a task runner talks on the terminal")]
 
 mod ci;
+mod citations;
 mod counts;
 mod generate;
 mod run;
@@ -26,7 +27,7 @@ enum Task {
     Ci,
     /// Formatting check.
     Fmt,
-    /// Clippy, warnings denied.
+    /// Clippy, warnings denied; and the tests that documents name must be there.
     Lint,
     /// Unit and integration tests of every crate but the end-to-end ones.
     Test,
