@@ -212,8 +212,11 @@ impl Index {
             self.changed |= self.managed.published(entry.inventory.as_ref(), Some(&inventory));
             let before = entry.inventory.as_ref();
             if before.is_none_or(|before| inventory.serves_otherwise(before)) {
-                // Devices go by other numbers now: whether some came free cannot be seen from the account.
+                // Devices go by other numbers now: whether some came free cannot be seen from the account, and what is held by
+                // number would be taken for other devices.
                 self.waiting.gained(node);
+                self.binds.drop_holds_on(node);
+                self.changed = true;
             }
             entry.inventory = Some(inventory);
             self.dirty.push(node);

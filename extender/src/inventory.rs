@@ -201,7 +201,7 @@ impl Pool {
 
     /// The devices that are the GPU or MIG device of an ID, or replicas of it: what is taken when somebody holds that, whatever it is advertised
     /// as by now.
-    pub fn overlapping(&self, id: &DeviceId) -> DeviceSet {
+    fn overlapping(&self, id: &DeviceId) -> DeviceSet {
         let of = base(id);
         let id_at = |place: u16| self.id(usize::from(place)).map_or("", DeviceId::as_str);
         let from = self.by_id.partition_point(|&place| id_at(place) < of);
@@ -210,6 +210,23 @@ impl Pool {
             .filter(|place| self.id(usize::from(**place)).is_some_and(|id| base(id) == of))
             .map(|place| usize::from(*place))
             .collect()
+    }
+
+    /// What is taken of the pool when somebody has some IDs of a resource. A GPU that was given out before it was shared, or under another
+    /// name, is still in use: all that is made of it now is taken.
+    pub fn taken<'a>(
+        &self,
+        resource: &ResourceName,
+        ids: impl IntoIterator<Item = &'a DeviceId>,
+    ) -> DeviceSet {
+        let mut devices = DeviceSet::EMPTY;
+        for id in ids {
+            match self.find([id]) {
+                (known, 0) if self.resource == *resource => devices.add(&known),
+                _ => devices.add(&self.overlapping(id)),
+            }
+        }
+        devices
     }
 
     /// A set in words: `GPU 0,3`, or the IDs where a GPU has several devices.

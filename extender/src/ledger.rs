@@ -114,9 +114,7 @@ pub fn settle(
 fn sets(pool: &Pool, sets: &[&Devices]) -> DeviceSet {
     let mut all = DeviceSet::EMPTY;
     for (resource, devices) in sets.iter().flat_map(|set| set.iter()) {
-        if *resource == pool.resource {
-            all.add(&pool.find(devices).0);
-        }
+        all.add(&pool.taken(resource, devices));
     }
     all
 }

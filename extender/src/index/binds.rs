@@ -99,6 +99,15 @@ impl Binds {
         Some(hold.node)
     }
 
+    /// Forgets what is held on a node; binds that come choose anew.
+    pub(super) fn drop_holds_on(&mut self, node: NodeIx) {
+        let there = self.holds.iter().filter(|(_, hold)| hold.node == node);
+        let pods: Vec<PodUid> = there.map(|(uid, _)| uid.clone()).collect();
+        for uid in pods {
+            self.drop_hold(&uid);
+        }
+    }
+
     pub(super) fn expired_holds(&self, now: Instant) -> Vec<PodUid> {
         let expired = self.pending.iter().filter(|(_, pending)| pending.until <= now);
         expired.map(|(uid, _)| uid.clone()).collect()

@@ -13,7 +13,6 @@ use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use crate::devices::DeviceSet;
 use crate::inventory::{self, Device, Held, Inventory, Pool};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::watched::Watched;
@@ -101,17 +100,10 @@ fn account_for(
     }
 }
 
-/// What a holder has of each pool. A GPU that was given out before it was shared, or under another name, is still in use: all that
-/// is made of it now is taken.
+/// What a holder has of each pool.
 fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
     let of_pool = |(index, pool): (usize, &Pool)| {
-        let mut devices = DeviceSet::EMPTY;
-        for id in &holder.devices {
-            match pool.find([id]) {
-                (known, 0) if pool.resource == holder.resource => devices.add(&known),
-                _ => devices.add(&pool.overlapping(id)),
-            }
-        }
+        let devices = pool.taken(&holder.resource, &holder.devices);
         (!devices.is_empty()).then(|| Held {
             namespace: holder.namespace.clone(),
             pod: holder.pod.clone(),

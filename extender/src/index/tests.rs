@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::decide::{ForeignNodes, Options};
 use crate::fixtures::{
-    Cluster, bound, bridged, gpu_node, holder, pod, quarantined, request, request_of, set, shared_node,
-    target,
+    Cluster, bound, bridged, cut_node, gpu_node, holder, pod, pod_of, publish, quarantined, request,
+    request_of, set, shared_node, target,
 };
 use crate::index::{BindError, Outcome, Parked, Reserved, Source};
 use serde_json::json;
@@ -144,6 +144,54 @@ fn bind_takes_what_was_held_for_the_pod() {
     // Binds arrive in any order: each gets its own.
     assert_eq!(granted(&reserve(&cluster, "b").unwrap()), "2,3");
     assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1");
+}
+
+#[test]
+fn what_was_held_among_other_resources_is_not_granted_unseen() {
+    const MIG: &str = "nvidia.com/mig-1g.10gb";
+    let cluster = one_node();
+    let cut = cut_node("n", &bridged(), MIG, 1, &[(7, 0), (7, 1)]);
+    cluster.inventory(&cut).pod(&pod_of("a", MIG, 1));
+    let now = cluster.now();
+    cluster
+        .store
+        .update(|index| index.hold(now, &"a".into(), &request_of(MIG, 1), "n"));
+    // Another resource comes before it, and kubelet has given the device that was held to somebody else.
+    let terms = json!({"name": "nvidia.com/gpu.shared", "kind": "Shared", "replicas": 2});
+    let replicas =
+        (0..2).map(|replica| json!({"id": format!("GPU-n-6::{replica}"), "gpu": 6, "replica": replica}));
+    let mut shared = publish(cut, terms, replicas.collect());
+    shared["status"]["holders"] = json!([{
+        "namespace": "default", "pod": "b", "uid": "b", "resource": MIG, "devices": ["MIG-n-7-0"],
+        "provenance": "PodResources", "state": "Live",
+    }]);
+    cluster.inventory(&shared);
+    let Reserved::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
+        panic!("nothing is granted");
+    };
+    let grant: gantry_api::Grant = serde_json::from_str(&annotation).unwrap();
+    assert_eq!(grant.held(MIG), ["MIG-n-7-1".into()].into());
+}
+
+#[test]
+fn what_a_vanished_pod_held_stays_taken_though_it_is_shared_now() {
+    let cluster = one_node();
+    let running = bound(pod("a", 1), "n", 1, Some("0"));
+    cluster.pod(&running).gone(&running);
+    assert_eq!(cluster.free("n"), "1,2,3,4,5,6,7");
+    for resource in ["nvidia.com/gpu", "nvidia.com/gpu.shared"] {
+        cluster.inventory(&shared_node("n", &bridged(), resource, 2));
+        assert_eq!(
+            cluster.free_of("n", resource),
+            "2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+            "{resource}"
+        );
+    }
+    cluster.wait(6);
+    assert_eq!(
+        cluster.free_of("n", "nvidia.com/gpu.shared"),
+        "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"
+    );
 }
 
 #[test]
