@@ -41,15 +41,26 @@ pub(super) fn merge(
     if reloaded && found.unreachable.is_empty() {
         return Ok(as_found(found));
     }
-    let uuids = found.machine.gpus().iter().filter_map(|gpu| gpu.uuid.as_ref());
-    if !uuids.clone().all(|uuid| position(known, uuid).is_some()) {
+    let is_known = |uuid: &GpuUuid| position(known, uuid).is_some();
+    // A GPU that was out of reach from the start has a place and no name; at its place it is told by its place.
+    let nameless = |at: usize| {
+        known.gpus().len() == found.machine.gpus().len()
+            && known.gpus()[at].uuid.is_none()
+            && !found.machine.gpus()[at].uuid.as_ref().is_some_and(is_known)
+    };
+    let mut gpus = found.machine.gpus().iter().enumerate();
+    if !gpus.all(|(at, gpu)| gpu.uuid.as_ref().is_none_or(is_known) || nameless(at)) {
         return Ok(as_found(found));
     }
     // Where each known GPU was found.
     let places: Vec<Option<usize>> = known
         .gpus()
         .iter()
-        .map(|gpu| position(&found.machine, gpu.uuid.as_ref()?))
+        .enumerate()
+        .map(|(at, gpu)| match &gpu.uuid {
+            Some(uuid) => position(&found.machine, uuid),
+            None => nameless(at).then_some(at),
+        })
         .collect();
     if places.iter().enumerate().all(|(at, place)| *place == Some(at))
         && known.gpus().len() == found.machine.gpus().len()
@@ -220,6 +231,16 @@ mod tests {
             reason.starts_with("GPU lost: nvmlDeviceGetHandleByIndex_v2 on GPU 1 failed"),
             "{reason}"
         );
+    }
+
+    #[test]
+    fn a_gpu_lost_from_the_start_comes_back_while_another_is_lost() {
+        let known = machine(&["a", "", "c"], 4, PathClass::Phb);
+        let now = machine(&["", "b", "c"], 4, PathClass::Phb);
+        let merged = merge(Some(&known), found(now, &[0]), false).unwrap();
+        let names: Vec<_> = merged.machine.gpus().iter().map(|gpu| gpu.uuid.clone()).collect();
+        assert_eq!(names, [Some(uuid("a")), Some(uuid("b")), Some(uuid("c"))]);
+        assert_eq!(merged.missing.keys().collect::<Vec<_>>(), [&uuid("a")]);
     }
 
     #[test]
