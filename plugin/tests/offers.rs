@@ -263,3 +263,39 @@ async fn a_changed_configuration_is_offered_without_a_restart_and_empties_what_i
     let back = soon("the old list", stream.next()).await.unwrap().unwrap();
     assert_eq!(back.devices, before.devices);
 }
+
+#[tokio::test]
+async fn a_set_that_kubelet_chose_before_it_read_the_new_list_is_served() {
+    let mut scene = Scene::of("workstation-2x", Config::default());
+    let ids = scene.ids(&["nvidia.com/gpu"]).await;
+    let all: Vec<&str> = ids["nvidia.com/gpu"].iter().map(String::as_str).collect();
+    let mut stream = scene.plugin("nvidia.com/gpu").await.watch().await;
+    soon("the first list", stream.next()).await.unwrap().unwrap();
+    scene
+        .config
+        .send_replace(Arc::new(shared("nvidia.com/gpu", 3, true)));
+    // The list is on its way while kubelet asks: an error would fail the pod for good.
+    assert!(
+        soon("the empty list", stream.next())
+            .await
+            .unwrap()
+            .unwrap()
+            .devices
+            .is_empty()
+    );
+    let answer = scene.plugin("nvidia.com/gpu").await.allocate(&all).await.unwrap();
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], all.join(","));
+    // And a replica beyond the new number of them.
+    let plugin = scene.plugin("nvidia.com/gpu.shared").await;
+    let former = format!("{}::5", all[1]);
+    let answer = plugin.allocate(&[&former]).await.unwrap();
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], all[1]);
+    let denied = Config {
+        deny: vec![gantry_plugin::config::Selector::Uuid(all[1].to_owned())],
+        ..Config::default()
+    };
+    scene.config.send_replace(Arc::new(denied));
+    soon("the list of one", stream.next()).await.unwrap().unwrap();
+    let refused = scene.plugin("nvidia.com/gpu").await.allocate(&[all[1]]).await;
+    assert!(refused.is_err(), "what may not be served is not");
+}

@@ -106,7 +106,7 @@ impl DevicePlugin for DevicePluginService {
         for container in request.into_inner().container_requests {
             let devices = self.resolve(&inventory, &container.device_ids)?;
             self.check_size(&inventory, &devices)?;
-            container_responses.push(self.responder.respond(&devices));
+            container_responses.push(self.responder.respond(&devices.iter().collect::<Vec<_>>()));
             sets.push(devices.iter().map(|device| device.id.clone()).collect());
         }
         for set in sets {
@@ -124,31 +124,32 @@ impl DevicePlugin for DevicePluginService {
 }
 
 impl DevicePluginService {
-    /// The devices of these IDs, in the order asked, each once. An ID that is not there is the one thing that cannot be served.
-    fn resolve<'i>(
-        &self,
-        inventory: &'i Inventory,
-        asked: &[String],
-    ) -> Result<Vec<&'i inventory::Device>, Status> {
+    /// The devices of these IDs, in the order asked, each once. An ID of a former list is served where its GPU or MIG device is
+    /// still offered as something: kubelet chose before it read the new list. Any other is the one thing that cannot be served.
+    fn resolve(&self, inventory: &Inventory, asked: &[String]) -> Result<Vec<inventory::Device>, Status> {
         let mut places: HashMap<&str, usize> = HashMap::with_capacity(asked.len());
         for id in asked {
             let next = places.len();
             places.entry(id.as_str()).or_insert(next);
         }
-        let mut devices: Vec<Option<&inventory::Device>> = vec![None; places.len()];
+        let mut devices: Vec<Option<inventory::Device>> = vec![None; places.len()];
         for device in &inventory.devices {
             if device.resource == self.resource
                 && let Some(place) = places.get(device.id.as_str())
             {
-                devices[*place] = Some(device);
+                devices[*place] = Some(device.clone());
             }
         }
-        if devices.contains(&None) {
-            let mut unknown: Vec<(&usize, &str)> = places
-                .iter()
-                .filter(|(_, place)| devices[**place].is_none())
-                .map(|(id, place)| (place, *id))
-                .collect();
+        let mut unknown: Vec<(usize, &str)> = Vec::new();
+        for (id, place) in &places {
+            if devices[*place].is_none() {
+                devices[*place] = self.former(inventory, id);
+            }
+            if devices[*place].is_none() {
+                unknown.push((*place, id));
+            }
+        }
+        if !unknown.is_empty() {
             unknown.sort_unstable();
             let unknown = unknown
                 .into_iter()
@@ -160,7 +161,7 @@ impl DevicePluginService {
                 "unknown device: {unknown}; it may have been removed or renamed since kubelet was told of it"
             )));
         }
-        let devices: Vec<&inventory::Device> = devices.into_iter().flatten().collect();
+        let devices: Vec<inventory::Device> = devices.into_iter().flatten().collect();
         for device in devices.iter().filter(|device| !device.health.healthy) {
             warn!(device = %device.id, reason = device.health.reason.as_deref().unwrap_or("unknown"), "kubelet allocates an unhealthy device");
         }
@@ -168,8 +169,24 @@ impl DevicePluginService {
         Ok(devices)
     }
 
+    /// What a former list had under this ID, if its GPU or MIG device is offered as something else now.
+    fn former(&self, inventory: &Inventory, id: &str) -> Option<inventory::Device> {
+        let (uuid, replica) = match id.split_once("::") {
+            Some((uuid, replica)) => (uuid, Some(replica.parse().ok()?)),
+            None => (id, None),
+        };
+        let now = inventory.devices.iter().find(|device| device.uuid == uuid)?;
+        warn!(resource = %self.resource, device = id, now = %now.resource, "kubelet allocates by a list of before; served");
+        Some(inventory::Device {
+            id: id.into(),
+            resource: self.resource.clone(),
+            replica,
+            ..now.clone()
+        })
+    }
+
     /// Refuses several replicas at once where the operator has said that they are to be.
-    fn check_size(&self, inventory: &Inventory, devices: &[&inventory::Device]) -> Result<(), Status> {
+    fn check_size(&self, inventory: &Inventory, devices: &[inventory::Device]) -> Result<(), Status> {
         let terms = inventory
             .resources
             .get(&self.resource)
