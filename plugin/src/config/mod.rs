@@ -36,7 +36,7 @@ pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedO
 pub struct Config {
     /// How MIG devices are advertised.
     pub mig_strategy: MigStrategy,
-    /// Whether a node without NVML or GPUs ends the program. Otherwise it is waited for.
+    /// NVIDIA's setting that a node without NVML or GPUs ends the program. Kept for the effective configuration; here they are waited for.
     pub fail_on_init_error: bool,
     /// Host directory of the driver: what a container's runtime finds libraries under.
     pub driver_root: PathBuf,

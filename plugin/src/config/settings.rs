@@ -51,7 +51,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"],
         kind: Kind::Bool,
         default: "true",
-        help: "Whether a node without NVML or GPUs ends the program; otherwise they are waited for",
+        help: "Read and not used: a node without NVML or GPUs is not ready and waits for them, whatever this says",
         ..text("flags.failOnInitError")
     },
     Setting {
