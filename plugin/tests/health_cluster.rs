@@ -63,10 +63,14 @@ impl Scene {
         }
     }
 
-    async fn start(&mut self) {
+    fn launch(&mut self) {
         let shutdown = CancellationToken::new();
         let run = gantry_plugin::run(self.node.args().clone(), shutdown.clone());
         self.daemon = Some((shutdown, tokio::spawn(run)));
+    }
+
+    async fn start(&mut self) {
+        self.launch();
         self.account("a ready account", |status| !status.devices.is_empty())
             .await;
     }
@@ -237,5 +241,39 @@ async fn a_word_that_names_no_gpu_is_told_and_lifts_nothing() {
     let note = scene.event("LiftNotUnderstood").await;
     assert!(note.contains("\"gpu 1\" is no GPU; write all"), "{note}");
     assert_eq!(scene.account("the account", |_| true).await.faults.len(), 1);
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_annotation_older_than_the_fault_lifts_nothing() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    let api = Api::<GpuNode>::all(scene.client.clone());
+    let annotate = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: "all"}}});
+    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate))
+        .await
+        .unwrap();
+    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
+    let note = scene.event("LiftOutdated").await;
+    assert!(note.contains("\"all\" was there before"), "{note}");
+    assert_eq!(scene.account("the account", |_| true).await.faults.len(), 1);
+    let node = api.get_metadata(NODE).await.unwrap();
+    assert_eq!(node.metadata.annotations.unwrap_or_default().len(), 0);
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_driver_is_missing_says_so_in_its_account() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.sim.installed.controller.unload_driver().unwrap();
+    scene.launch();
+    let account = scene.account("an account", |_| true).await;
+    let condition = account.conditions.first().unwrap();
+    assert_eq!(
+        (condition.status.as_str(), condition.reason.as_str()),
+        ("False", "NoDevices"),
+        "{}",
+        condition.message
+    );
     scene.stop().await;
 }

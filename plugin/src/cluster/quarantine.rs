@@ -20,30 +20,46 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// Adopts, then waits for people, until `shutdown`.
 pub(super) async fn keep(client: Client, cluster: Cluster, shutdown: CancellationToken) {
-    let api = Api::<GpuNode>::all(client.clone());
-    let mut teller = Teller::new(client, &cluster.node);
     tokio::select! {
-        () = shutdown.cancelled() => return,
-        stored = stored(&api, &cluster) => {
-            if !stored.is_empty() {
-                info!(faults = stored.len(), "faults of an earlier run are held against the GPUs");
-            }
-            cluster.sickbay.adopt(stored);
-        }
+        () = shutdown.cancelled() => {}
+        () = follow(client, &cluster) => {}
     }
+}
+
+async fn follow(client: Client, cluster: &Cluster) {
+    let api = Api::<GpuNode>::all(client.clone());
+    let stored = stored(&api, cluster).await;
+    if !stored.is_empty() {
+        info!(
+            faults = stored.len(),
+            "faults of an earlier run are held against the GPUs"
+        );
+    }
+    cluster.sickbay.adopt(stored);
     let mut diagnosis = cluster.sickbay.diagnosis();
+    if diagnosis.wait_for(|now| now.adopted).await.is_err() {
+        return;
+    }
+    let mut lifter = Lifter {
+        api,
+        cluster,
+        teller: Teller::new(client, &cluster.node),
+        outdated: false,
+        done: None,
+    };
     loop {
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            waited = diagnosis.wait_for(|now| !now.faults.is_empty()) => if waited.is_err() { return },
+        if lifter.done.is_none() {
+            // What is found at the first look after a fault was there before it, and is not about it.
+            lifter.outdated |= diagnosis.borrow().faults.is_empty();
+            if diagnosis.wait_for(|now| !now.faults.is_empty()).await.is_err() {
+                return;
+            }
         }
-        if let Err(error) = lift(&api, &cluster, &mut teller).await {
-            debug!(%error, "cannot look for a lifted quarantine");
+        match lifter.look().await {
+            Ok(()) => lifter.outdated = false,
+            Err(error) => debug!(%error, "cannot look for a lifted quarantine"),
         }
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
-        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
@@ -56,7 +72,9 @@ async fn stored(api: &Api<GpuNode>, cluster: &Cluster) -> Vec<GpuFault> {
                 let status = node.and_then(|node| node.status);
                 return status.map(|status| status.faults).unwrap_or_default();
             }
-            Err(kube::Error::Api(status)) if status.code < 500 => {
+            // What is forbidden stays so. Anything else (too many requests, a token that is not known yet) may pass; to go on without
+            // knowing would wipe the faults out with the next account.
+            Err(kube::Error::Api(status)) if status.code == 403 => {
                 warn!(
                     status = status.code,
                     message = status.message,
@@ -69,56 +87,112 @@ async fn stored(api: &Api<GpuNode>, cluster: &Cluster) -> Vec<GpuFault> {
     }
 }
 
-/// Does what the annotation says, if there is one, and takes it away.
-async fn lift(api: &Api<GpuNode>, cluster: &Cluster, teller: &mut Teller) -> Result<(), kube::Error> {
-    let Some(node) = api.get_metadata_opt(cluster.node.as_str()).await? else {
-        return Ok(());
-    };
-    let annotations = node.metadata.annotations.unwrap_or_default();
-    let Some(text) = annotations.get(names::LIFT_QUARANTINE_ANNOTATION) else {
-        return Ok(());
-    };
-    let (type_, reason, note) = match text.parse::<Lift>() {
-        Ok(lift) => {
-            let lifts = cluster.sickbay.now().lifts;
-            cluster.sickbay.lift(lift);
-            // The owner is at work within a fraction of a second; the annotation goes when it is done.
-            let mut diagnosis = cluster.sickbay.diagnosis();
-            if diagnosis.wait_for(|now| now.lifts > lifts).await.is_err() {
-                return Ok(());
-            }
-            info!(gpus = text, "quarantine lifted by annotation");
-            let note = format!("the quarantine of {text} was lifted by annotation");
-            (EventType::Normal, "GpuQuarantineLifted", note)
+/// Does what people say by the annotation.
+struct Lifter<'a> {
+    api: Api<GpuNode>,
+    cluster: &'a Cluster,
+    teller: Teller,
+    /// Whether what is found is older than every fault.
+    outdated: bool,
+    /// What was done already and could not be taken away yet.
+    done: Option<String>,
+}
+
+impl Lifter<'_> {
+    /// Does what the annotation says, if there is one, and takes it away.
+    async fn look(&mut self) -> Result<(), kube::Error> {
+        let Some((text, version)) = self.annotation().await? else {
+            self.done = None;
+            return Ok(());
+        };
+        if self.done.as_ref() != Some(&text) {
+            let (type_, reason, note) = if self.outdated {
+                self.ignore(&text)
+            } else {
+                self.lift(&text).await
+            };
+            info!(annotation = text, reason, "{note}");
+            self.done = Some(text.clone());
+            self.teller
+                .tell(Event {
+                    type_,
+                    reason: reason.to_owned(),
+                    note: Some(note),
+                    action: "LiftQuarantine".to_owned(),
+                    secondary: None,
+                })
+                .await;
         }
-        Err(error) => (
-            EventType::Warning,
-            "LiftNotUnderstood",
-            format!(
-                "the annotation {} is not understood: {error}",
-                names::LIFT_QUARANTINE_ANNOTATION
-            ),
-        ),
-    };
-    // Only the one that was read: another that was set meanwhile is found at the next look.
-    let take_away = json!({"metadata": {
-        "resourceVersion": node.metadata.resource_version,
-        "annotations": {names::LIFT_QUARANTINE_ANNOTATION: null},
-    }});
-    api.patch_metadata(
-        cluster.node.as_str(),
-        &PatchParams::default(),
-        &Patch::Merge(take_away),
-    )
-    .await?;
-    teller
-        .tell(Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: "LiftQuarantine".to_owned(),
-            secondary: None,
-        })
-        .await;
-    Ok(())
+        self.take_away(&text, version).await?;
+        self.done = None;
+        Ok(())
+    }
+
+    /// The annotation, and the version of the object that has it.
+    async fn annotation(&self) -> Result<Option<(String, Option<String>)>, kube::Error> {
+        let node = self.api.get_metadata_opt(self.cluster.node.as_str()).await?;
+        let metadata = node.map(|node| node.metadata).unwrap_or_default();
+        let text = metadata
+            .annotations
+            .and_then(|mut annotations| annotations.remove(names::LIFT_QUARANTINE_ANNOTATION));
+        Ok(text.map(|text| (text, metadata.resource_version)))
+    }
+
+    async fn lift(&self, text: &str) -> (EventType, &'static str, String) {
+        let lift = match text.parse::<Lift>() {
+            Ok(lift) => lift,
+            Err(error) => {
+                let key = names::LIFT_QUARANTINE_ANNOTATION;
+                let note = format!("the annotation {key} is not understood: {error}");
+                return (EventType::Warning, "LiftNotUnderstood", note);
+            }
+        };
+        let mut diagnosis = self.cluster.sickbay.diagnosis();
+        let (lifts, meant) = {
+            let now = diagnosis.borrow();
+            let mut gpus = now.faults.iter().filter_map(|fault| fault.0.gpu.parse().ok());
+            (now.lifts, gpus.any(|gpu| lift.means(&gpu)))
+        };
+        if !meant {
+            let note = format!("none of {text} is in quarantine: nothing was lifted");
+            return (EventType::Warning, "LiftNotUnderstood", note);
+        }
+        self.cluster.sickbay.lift(lift);
+        // The owner is at work within a fraction of a second. If it has stopped, so does this.
+        let _ = diagnosis.wait_for(|now| now.lifts > lifts).await;
+        let note = format!("the quarantine of {text} was lifted by annotation");
+        (EventType::Normal, "GpuQuarantineLifted", note)
+    }
+
+    fn ignore(&self, text: &str) -> (EventType, &'static str, String) {
+        let key = names::LIFT_QUARANTINE_ANNOTATION;
+        let note = format!(
+            "the annotation {key}={text:?} was there before the fault and lifts nothing; set it again to lift the quarantine"
+        );
+        (EventType::Warning, "LiftOutdated", note)
+    }
+
+    /// Takes away the annotation that was read: another that was set meanwhile is found at the next look. The account is written into
+    /// the same object all the while, which makes `version` an old one.
+    async fn take_away(&self, text: &str, mut version: Option<String>) -> Result<(), kube::Error> {
+        loop {
+            let patch = json!({"metadata": {
+                "resourceVersion": version,
+                "annotations": {names::LIFT_QUARANTINE_ANNOTATION: null},
+            }});
+            let name = self.cluster.node.as_str();
+            let patched = self
+                .api
+                .patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch))
+                .await;
+            match patched {
+                Err(kube::Error::Api(answer)) if answer.code == 409 => {}
+                patched => return patched.map(drop),
+            }
+            match self.annotation().await? {
+                Some((now, newer)) if now == text => version = newer,
+                _ => return Ok(()),
+            }
+        }
+    }
 }

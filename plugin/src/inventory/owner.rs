@@ -196,7 +196,7 @@ fn run(mut keeper: Keeper) {
         };
         failures += 1;
         keeper.failed(&failure, failures);
-        if !keeper.pause.go_on_after(keeper.timing.pause(failures)) {
+        if !keeper.rest(keeper.timing.pause(failures)) {
             return;
         }
     }
@@ -339,6 +339,22 @@ impl Keeper {
             self.diagnosis.adopted |= adopted;
             self.diagnosis.lifts += lifts;
             self.tell();
+        }
+    }
+
+    /// Pauses while there is no NVML, and does what others ask for meanwhile: the node's account waits for the faults of an earlier run,
+    /// and a person for a quarantine's end, whether there is a driver or not. True: go on; false: stop.
+    fn rest(&mut self, time: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            self.obey();
+            let left = time.saturating_sub(start.elapsed());
+            if !self.pause.go_on_after(left.min(self.wait())) {
+                return false;
+            }
+            if start.elapsed() >= time {
+                return true;
+            }
         }
     }
 
