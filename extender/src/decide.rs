@@ -108,8 +108,8 @@ impl NodeObject<'_> {
 /// The candidates' numbers in a snapshot, found once per request.
 pub fn locate(snapshot: &Snapshot, candidates: &Candidates<'_>) -> Vec<Option<NodeIx>> {
     match candidates {
-        Candidates::Names(names) => names.iter().map(|name| snapshot.find(name.as_str())).collect(),
-        Candidates::Nodes(nodes) => nodes.iter().map(|node| snapshot.find(node.name())).collect(),
+        Candidates::Names(names) => snapshot.find_all(names.iter().map(|name| name.as_str())),
+        Candidates::Nodes(nodes) => snapshot.find_all(nodes.iter().map(|node| node.name())),
     }
 }
 

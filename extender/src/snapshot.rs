@@ -111,8 +111,23 @@ pub struct Pool {
 impl Snapshot {
     /// The node of a name.
     pub fn find(&self, name: &str) -> Option<NodeIx> {
-        let found = self.names.get(name)?;
-        (!matches!(self.standing(found), Standing::Gone)).then_some(found)
+        self.names.get(name).filter(|found| self.is_there(*found))
+    }
+
+    /// The nodes of many names.
+    pub fn find_all<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<Option<NodeIx>> {
+        let mut expected = NodeIx(0);
+        names
+            .map(|name| {
+                let found = self.names.get_expected(name, expected)?;
+                expected = NodeIx(found.0 + 1);
+                Some(found).filter(|found| self.is_there(*found))
+            })
+            .collect()
+    }
+
+    fn is_there(&self, node: NodeIx) -> bool {
+        !matches!(self.standing(node), Standing::Gone)
     }
 
     /// The class of a node.

@@ -64,19 +64,29 @@ pub fn filter_error(error: &str) -> Vec<u8> {
 /// The most an extender may give a node.
 const MAX_SCORE: &[u8] = b"10";
 
+/// The most nodes that are listed with a score of 0: as many as Kubernetes is tested with.
+const LISTED: usize = 5_000;
+
 /// `HostPriorityList`: 10 for the winner, 0 for everyone else, so that kube-scheduler has no tie to break at random.
+///
+/// To kube-scheduler a node that is not listed has 0, too. Of very many nodes the winner alone is listed: writing and reading a
+/// zero for each would take longer than the decision.
 pub fn priorities_answer(candidates: &Candidates<'_>, winner: Option<u32>) -> Vec<u8> {
-    let mut out = Vec::with_capacity((longest(candidates) + 24) * candidates.len() + 8);
+    let winner = winner.map(|winner| winner as usize);
+    let listed = match candidates.len() {
+        0..=LISTED => 0..candidates.len(),
+        _ => winner.map_or(0..0, |winner| winner..winner + 1),
+    };
+    let mut out = Vec::with_capacity((longest(candidates) + 24) * listed.len() + 64);
     out.push(b'[');
-    for position in 0..candidates.len() {
-        if position > 0 {
+    for position in listed.clone() {
+        if position > listed.start {
             out.push(b',');
         }
         out.extend_from_slice(br#"{"Host":"#);
         string(&mut out, candidates.name(position));
         out.extend_from_slice(br#","Score":"#);
-        let wins = winner.is_some_and(|winner| winner as usize == position);
-        out.extend_from_slice(if wins { MAX_SCORE } else { b"0" });
+        out.extend_from_slice(if winner == Some(position) { MAX_SCORE } else { b"0" });
         out.push(b'}');
     }
     out.push(b']');

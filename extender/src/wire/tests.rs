@@ -129,6 +129,19 @@ fn one_wins_and_the_others_get_nothing() {
 }
 
 #[test]
+fn of_more_nodes_than_kubernetes_is_tested_with_the_winner_alone_is_listed() {
+    let all: Vec<String> = (0..5_001).map(|node| format!("node-{node}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    assert_eq!(
+        value(&priorities_answer(&names(&all), Some(4_000))),
+        json!([{ "Host": "node-4000", "Score": 10 }])
+    );
+    assert_eq!(priorities_answer(&names(&all), None), b"[]");
+    let listed = value(&priorities_answer(&names(&all[..5_000]), Some(1)));
+    assert_eq!(listed.as_array().unwrap().len(), 5_000);
+}
+
+#[test]
 fn a_bind_answer_is_an_error_or_nothing() {
     assert_eq!(bind_answer(None), br#"{"Error":""}"#);
     assert_eq!(
