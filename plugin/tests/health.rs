@@ -551,6 +551,32 @@ async fn a_reset_is_believed_by_its_traces_and_only_by_them() {
 }
 
 #[tokio::test]
+async fn a_fault_right_after_a_reset_is_not_ended_by_that_reset() {
+    let sim = Sim::of("dgx-a100");
+    let controller = &sim.installed.controller;
+    let errors = |gpu, count| {
+        controller
+            .update_gpu(gpu, move |gpu| gpu.ecc.volatile_uncorrected = count)
+            .unwrap();
+    };
+    // Of GPU 1 the fault is the first, of GPU 2 one of that kind is known: what the GPUs said last is from before the reset.
+    (1..3).for_each(|gpu| errors(gpu, 5));
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    eye.ready().await;
+    controller.raise_xid(2, 95).unwrap();
+    eye.until_sick(1).await;
+    (1..3).for_each(|gpu| errors(gpu, 1));
+    for gpu in 1..4 {
+        controller.raise_xid(gpu, 95).unwrap();
+    }
+    let sick = eye.until_sick(3).await;
+    assert!(
+        (1..4).all(|gpu| sick[sim.uuid(gpu)] == "Xid 95: Uncontained memory error"),
+        "{sick:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_quarantine_survives_a_restart() {
     let sim = Sim::of("l4-4x-pcie");
     boot(&sim, "first");

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use gantry_api::{DeviceHealth, GpuFault};
+use gantry_api::{DeviceHealth, FaultEvidence, GpuFault};
 use gantry_topology::{GpuUuid, Mig};
 
 use super::fault::Part;
@@ -121,15 +121,27 @@ struct Record {
 }
 
 impl Book {
-    /// Records a fault. Of several on the same part of a GPU the worst class stands, and of equals the first.
-    pub fn fault(&mut self, gpu: &GpuUuid, mut fault: Fault) {
+    /// Records a fault. Of several on the same part of a GPU the worst class stands, and of equals the first. True: this one stands.
+    pub fn fault(&mut self, gpu: &GpuUuid, mut fault: Fault) -> bool {
         let record = self.gpus.entry(gpu.clone()).or_default();
         if let Some(vitals) = &record.vitals {
             vitals.add_to(&mut fault.evidence);
         }
         let known = record.faults.get(&fault.extent);
-        if known.is_none_or(|known| known.class < fault.class) {
+        let stands = known.is_none_or(|known| known.class < fault.class);
+        if stands {
             record.faults.insert(fault.extent, fault);
+        }
+        stands
+    }
+
+    /// Records what the GPU said when a fault had just begun. What it had said last may be from before a reset, which would prove this
+    /// fault over at once.
+    pub fn begins(&mut self, gpu: &GpuUuid, extent: Extent, vitals: &Vitals) {
+        let record = self.gpus.get_mut(gpu);
+        if let Some(fault) = record.and_then(|record| record.faults.get_mut(&extent)) {
+            fault.evidence = FaultEvidence::default();
+            vitals.add_to(&mut fault.evidence);
         }
     }
 

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 
 use super::owner::Keeper;
 use crate::discover::{self, Cut, DiscoverError, Found};
-use crate::health::{Class, Extent, Fault};
+use crate::health::{Class, Extent, Fault, Vitals};
 use crate::nvml::{Event, EventKind, EventSet, Nvml, NvmlError};
 
 /// Why a session is over.
@@ -290,15 +290,22 @@ impl<'nvml> Session<'nvml> {
 
     /// Takes in what the GPU at `index` of NVML's count says of its state. A GPU that is lost is noticed elsewhere.
     fn ask_state(&self, keeper: &mut Keeper, index: u32, uuid: &GpuUuid) -> Result<(), NvmlError> {
-        let Some(gpu) = keeper.gpu(uuid) else {
-            return Ok(());
-        };
-        match discover::vitals(self.nvml, &keeper.options, index, gpu) {
-            Ok(vitals) => keeper.vitals(uuid, vitals),
-            Err(error) if error.is_driver_gone() => return Err(error),
-            Err(_) => {}
+        if let Some(vitals) = self.state(keeper, index, uuid)? {
+            keeper.vitals(uuid, vitals);
         }
         Ok(())
+    }
+
+    /// What a GPU says of its state; `None` where it does not answer.
+    fn state(&self, keeper: &Keeper, index: u32, uuid: &GpuUuid) -> Result<Option<Vitals>, NvmlError> {
+        let Some(gpu) = keeper.gpu(uuid) else {
+            return Ok(None);
+        };
+        match discover::vitals(self.nvml, &keeper.options, index, gpu) {
+            Ok(vitals) => Ok(Some(vitals)),
+            Err(error) if error.is_driver_gone() => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Takes in an event. True: the machine must be read again.
@@ -329,9 +336,9 @@ impl<'nvml> Session<'nvml> {
         if count == 1 {
             tracing::warn!(gpu = index, uuid = %uuid, %class, watched = judged.is_some(), "{reason}");
         }
-        if let Some(class) = judged.filter(|class| class.is_unhealthy()) {
+        let fault = judged.filter(|class| class.is_unhealthy()).map(|class| {
             let mig = keeper.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
-            let fault = Fault {
+            Fault {
                 extent,
                 xid,
                 class,
@@ -340,14 +347,28 @@ impl<'nvml> Session<'nvml> {
                 mig_device: extent.mig_device(mig),
                 driver: keeper.driver(),
                 evidence: FaultEvidence::default(),
-            };
-            keeper.book.fault(uuid, fault);
+            }
+        });
+        let mut stands = false;
+        if let Some(fault) = &fault {
+            stands = keeper.book.fault(uuid, fault.clone());
             keeper.publish();
         }
         // After publishing: an Xid waits for no further question. A driver that is gone is met at the next wait.
-        if keeper.table.has_state(xid) || judged.is_some_and(Class::is_unhealthy) {
-            if self.ask_state(keeper, index, uuid).is_err() {
-                return false;
+        if keeper.table.has_state(xid) || fault.is_some() {
+            match self.state(keeper, index, uuid) {
+                Err(_) => return false,
+                Ok(None) => {}
+                Ok(Some(vitals)) => {
+                    if stands {
+                        keeper.book.begins(uuid, extent, &vitals);
+                    }
+                    keeper.vitals(uuid, vitals);
+                }
+            }
+            // A reset may be proved just now that ends a fault like this one, and not this one.
+            if let Some(fault) = fault {
+                keeper.book.fault(uuid, fault);
             }
             keeper.publish();
         }
