@@ -1,6 +1,8 @@
 //! Tells people what happened, as Events: what the hand-over noted, on the pods where a person should look into it, and what others
 //! say of the Node. The log has it all anyway.
 
+use std::collections::VecDeque;
+
 use gantry_api::{DeviceId, NodeName, names};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -17,16 +19,24 @@ const MOST: usize = 20;
 /// Most devices named in an Event's text.
 const MOST_NAMED: usize = 16;
 
+/// Most texts that are remembered, so that one that comes again is counted and not written anew.
+const MOST_TEXTS: usize = 16;
+
 /// Tells of this node.
 pub(super) struct Teller {
-    recorder: Recorder,
+    client: Client,
+    reporter: NodeName,
+    /// A recorder counts all Events of one reason as one and keeps the first one's text: each text has its own. Oldest first.
+    recorders: VecDeque<(Option<String>, Recorder)>,
     node: ObjectReference,
 }
 
 impl Teller {
     pub(super) fn new(client: Client, node: &NodeName) -> Self {
         Self {
-            recorder: recorder(client, node),
+            client,
+            reporter: node.clone(),
+            recorders: VecDeque::new(),
             node: ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Node".to_owned()),
@@ -38,11 +48,25 @@ impl Teller {
         }
     }
 
-    /// Writes one Event on the Node. One that cannot be written is in the log.
-    pub(super) async fn tell(&mut self, event: Event) {
-        if let Err(error) = self.recorder.publish(&event, &self.node).await {
+    /// Writes one Event on the Node, and whether it could be. One that cannot be written is in the log.
+    pub(super) async fn tell(&mut self, event: Event) -> bool {
+        let published = self.recorder(&event).publish(&event, &self.node).await;
+        if let Err(error) = &published {
             debug!(%error, reason = event.reason, note = event.note, "Event not published");
         }
+        published.is_ok()
+    }
+
+    fn recorder(&mut self, event: &Event) -> Recorder {
+        if let Some((_, known)) = self.recorders.iter().find(|(note, _)| *note == event.note) {
+            return known.clone();
+        }
+        let fresh = recorder(self.client.clone(), &self.reporter);
+        if self.recorders.len() >= MOST_TEXTS {
+            self.recorders.pop_front();
+        }
+        self.recorders.push_back((event.note.clone(), fresh.clone()));
+        fresh
     }
 }
 
