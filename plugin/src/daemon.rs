@@ -16,7 +16,7 @@ use tracing::{debug, info};
 
 use crate::allocate::{Access, Responder};
 use crate::args::Args;
-use crate::cluster::{Cluster, connect};
+use crate::cluster::{Cluster, connect, tell_of_problems};
 use crate::config::Config;
 use crate::config::source::{self, Report};
 use crate::handover::{Desk, Handover};
@@ -42,12 +42,34 @@ const ADOPTION: Duration = Duration::from_millis(250);
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
-    let (report, _) = watch::channel(Report::default());
+    let (report, reports) = watch::channel(Report::default());
+    let observed = Arc::new(Observed::default());
+    observed.count_configurations(reports.clone());
+    let node = node_name(&args)?;
     let following = TaskTracker::new();
     let from = args
         .source(async || connect(args.kubeconfig.as_deref()).await)
         .await?;
+    // A configuration that a label decides may be long in coming: probes answer meanwhile, and people are told. Nothing is served by
+    // defaults instead: kubelet would give out whole what is to be shared.
+    let probes = TaskTracker::new();
+    probes.spawn(observe::serve(
+        args.listen,
+        Arc::clone(&observed),
+        shutdown.clone(),
+    ));
+    probes.spawn(follow_reports(
+        reports.clone(),
+        Arc::clone(&observed),
+        shutdown.clone(),
+    ));
+    if !args.no_cluster {
+        let kubeconfig = args.kubeconfig.clone();
+        probes.spawn(tell_of_problems(node, kubeconfig, reports, shutdown.clone()));
+    }
+    probes.close();
     let Some(config) = source::follow(from, report, &following, shutdown.clone()).await? else {
+        probes.wait().await;
         return Ok(());
     };
     let settings = Settings {
@@ -59,7 +81,6 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let checks = args.health_checks();
     let owner = Owner::start(&settings, checks, Timing::default(), found)
         .context("starting the thread that owns NVML")?;
-    let observed = Observed::default();
     observed.count_xids(owner.xids());
     tokio::spawn(crate::footprint::settle(shutdown.clone()));
     let sickbay = owner.sickbay();
@@ -74,9 +95,12 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         following.await;
     });
     observed.sickbay(sickbay.clone());
-    let served = serve_observed(args, config, inventory, (Arc::new(observed), sickbay), shutdown).await;
+    let served = serve_observed(args, config, inventory, (observed, sickbay), shutdown).await;
     offering.abort();
     drop(owner);
+    if served.is_ok() {
+        probes.wait().await;
+    }
     served
 }
 
@@ -90,8 +114,18 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let (_configure, config) = watch::channel(Arc::new(args.config_now()?.config));
-    let beside = (Arc::default(), Sickbay::of_nobody());
-    serve_observed(args, config, inventory, beside, shutdown).await
+    let observed = Arc::new(Observed::default());
+    let probes = TaskTracker::new();
+    probes.spawn(observe::serve(
+        args.listen,
+        Arc::clone(&observed),
+        shutdown.clone(),
+    ));
+    probes.close();
+    let beside = (observed, Sickbay::of_nobody());
+    serve_observed(args, config, inventory, beside, shutdown).await?;
+    probes.wait().await;
+    Ok(())
 }
 
 async fn serve_observed(
@@ -101,13 +135,7 @@ async fn serve_observed(
     (observed, sickbay): (Arc<Observed>, Sickbay),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let node = match (&args.node_name, args.no_cluster) {
-        (Some(name), _) => NodeName::from(name.as_str()),
-        (None, true) => NodeName::from("localhost"),
-        (None, false) => {
-            anyhow::bail!("no node name; give --node-name or set NODE_NAME, or serve with --no-cluster")
-        }
-    };
+    let node = node_name(&args)?;
     if args.no_cluster && args.labels.labels.needs_cluster() {
         anyhow::bail!(
             "--labels names a place in the cluster, and --no-cluster says that there is none; --labels=file needs none"
@@ -132,11 +160,6 @@ async fn serve_observed(
     let started_with = Access::at_start(&config.borrow(), &args.dev_root)?;
     let (access, answers) = watch::channel(Arc::new(started_with));
     let tasks = TaskTracker::new();
-    tasks.spawn(observe::serve(
-        args.listen,
-        Arc::clone(&observed),
-        shutdown.clone(),
-    ));
     tasks.spawn(follow_inventory(
         inventory.clone(),
         Arc::clone(&desk),
@@ -200,6 +223,31 @@ async fn serve_observed(
     tasks.wait().await;
     info!("stopped");
     Ok(())
+}
+
+/// Tells readiness how the configuration stands.
+async fn follow_reports(
+    mut reports: watch::Receiver<Report>,
+    observed: Arc<Observed>,
+    shutdown: CancellationToken,
+) {
+    loop {
+        observed.config(&reports.borrow_and_update());
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = reports.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn node_name(args: &Args) -> anyhow::Result<NodeName> {
+    match (&args.node_name, args.no_cluster) {
+        (Some(name), _) => Ok(NodeName::from(name.as_str())),
+        (None, true) => Ok(NodeName::from("localhost")),
+        (None, false) => {
+            anyhow::bail!("no node name; give --node-name or set NODE_NAME, or serve with --no-cluster")
+        }
+    }
 }
 
 /// Tells the desk and the metrics of every inventory, and makes the choice table of each new machine on the side.

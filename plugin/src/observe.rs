@@ -4,7 +4,9 @@
 mod http;
 mod metrics;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::ResourceName;
@@ -13,6 +15,7 @@ use tokio::sync::watch;
 pub use http::serve;
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 
+use crate::config::source::Report;
 use crate::health::XidCounts;
 use crate::inventory::{Inventory, Sickbay, State};
 
@@ -40,12 +43,43 @@ pub struct Readiness {
     pub pod_resources: Option<bool>,
     /// Whether the node's labels are written; `None` where they are not to be, and before the first attempt.
     pub labels: Option<bool>,
+    /// How the configuration stands.
+    pub config: Configuration,
+}
+
+/// How the configuration stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Configuration {
+    /// What is there now is in effect.
+    #[default]
+    InEffect,
+    /// What is there now is refused, for this reason; the last good one is in effect.
+    Refused(Arc<str>),
+    /// None is in effect yet, for this reason; without one nobody has answered.
+    Awaited(Option<Arc<str>>),
+}
+
+impl From<&Report> for Configuration {
+    fn from(report: &Report) -> Self {
+        match (&report.problem, report.loads) {
+            (problem, 0) => Self::Awaited(problem.clone()),
+            (Some(problem), _) => Self::Refused(Arc::clone(problem)),
+            (None, _) => Self::InEffect,
+        }
+    }
 }
 
 impl Readiness {
     /// What keeps the plugin from being ready, in words; nothing if it is.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
+        if let Configuration::Awaited(reason) = &self.config {
+            missing.push(format!(
+                "no configuration yet, nothing is served: {}",
+                reason.as_deref().unwrap_or("the API server is asked for it")
+            ));
+            return missing;
+        }
         if let Some(reason) = &self.devices {
             missing.push(format!("no devices: {reason}"));
         } else if let Some(problem) = &self.cdi {
@@ -60,23 +94,29 @@ impl Readiness {
     }
 
     /// What is degraded though the plugin serves.
-    pub fn degraded(&self) -> Vec<&'static str> {
-        let mut degraded = Vec::new();
+    pub fn degraded(&self) -> Vec<Cow<'static, str>> {
+        let mut degraded: Vec<Cow<'static, str>> = Vec::new();
+        if let Configuration::Refused(reason) = &self.config {
+            degraded.push(
+                format!("the configuration is wrong, the last good one stays in effect: {reason}").into(),
+            );
+        }
         if self.driver_files == Some(false) {
             degraded.push(
-                "no driver library is found under the container driver root: CDI gives containers device nodes only",
+                "no driver library is found under the container driver root: CDI gives containers device nodes only".into(),
             );
         }
         if self.cluster == Some(false) {
-            degraded.push("the API server does not answer: pods get devices by topology alone");
+            degraded.push("the API server does not answer: pods get devices by topology alone".into());
         }
         if self.pod_resources == Some(false) {
             degraded.push(
-                "kubelet's pod resources cannot be read: holders are known from grants and allocations alone",
+                "kubelet's pod resources cannot be read: holders are known from grants and allocations alone"
+                    .into(),
             );
         }
         if self.labels == Some(false) {
-            degraded.push("the node's labels cannot be written: they may be out of date");
+            degraded.push("the node's labels cannot be written: they may be out of date".into());
         }
         degraded
     }
@@ -91,6 +131,16 @@ impl Observed {
     /// Where it is known what is wrong with the GPUs; to be told once, before anything is served.
     pub fn sickbay(&self, sickbay: Sickbay) {
         self.metrics.sickbay(sickbay);
+    }
+
+    /// Where it is told how the configuration stands; to be told once, before anything is served.
+    pub fn count_configurations(&self, reports: watch::Receiver<Report>) {
+        self.metrics.configurations(reports);
+    }
+
+    /// How the configuration stands.
+    pub fn config(&self, report: &Report) {
+        self.change(|readiness| readiness.config = report.into());
     }
 
     /// Tells when readiness changes.
@@ -210,6 +260,57 @@ mod tests {
         );
         readiness.registered.insert("nvidia.com/gpu".into(), true);
         assert!(readiness.missing().is_empty());
+    }
+
+    #[test]
+    fn a_wrong_configuration_degrades_and_one_that_never_came_is_missing() {
+        let report = |loads, problem: Option<&str>| Report {
+            loads,
+            problem: problem.map(Arc::from),
+            ..Report::default()
+        };
+        let observed = Observed::default();
+        observed.registered(&"nvidia.com/gpu".into());
+        let stands = |report: &Report| {
+            observed.config(report);
+            let readiness = observed.readiness();
+            (readiness.missing(), readiness.degraded())
+        };
+        let (missing, _) = stands(&report(0, Some("no node")));
+        assert_eq!(missing, ["no configuration yet, nothing is served: no node"]);
+        let (missing, _) = stands(&report(0, None));
+        assert_eq!(
+            missing,
+            ["no configuration yet, nothing is served: the API server is asked for it"]
+        );
+        let (missing, degraded) = stands(&report(1, Some("a:1: x")));
+        assert!(missing.is_empty(), "GPUs are served on");
+        assert_eq!(
+            degraded,
+            ["the configuration is wrong, the last good one stays in effect: a:1: x"]
+        );
+        let (missing, degraded) = stands(&report(2, None));
+        assert!(missing.is_empty() && degraded.is_empty());
+    }
+
+    #[test]
+    fn configurations_are_counted() {
+        let observed = Observed::default();
+        let (_reporter, reports) = watch::channel(Report {
+            loads: 3,
+            failures: 2,
+            problem: Some("x".into()),
+            ..Report::default()
+        });
+        observed.count_configurations(reports);
+        let text = observed.metrics().text().unwrap();
+        for line in [
+            "gantry_plugin_config_loads_total 3",
+            "gantry_plugin_config_failures_total 2",
+            "gantry_plugin_config_refused 1",
+        ] {
+            assert!(text.lines().any(|of_text| of_text == line), "{line} in {text}");
+        }
     }
 
     #[test]

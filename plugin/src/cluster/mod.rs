@@ -2,6 +2,7 @@
 //! Nothing here is needed to serve kubelet; an API server that is away is waited for.
 
 mod condition;
+mod config;
 mod events;
 mod pods;
 mod publish;
@@ -23,6 +24,8 @@ use tracing::warn;
 use crate::handover::{Desk, Note};
 use crate::inventory::{Inventory, Sickbay};
 use crate::observe::Observed;
+
+pub(crate) use config::tell_of_problems;
 
 /// Longest time without a byte from the API server. Watches are renewed before that, so that silence means a dead connection.
 const SILENCE: Duration = Duration::from_secs(40);

@@ -20,6 +20,8 @@ use crate::observe::Readiness;
 
 /// The condition's type.
 const READY: &str = "Ready";
+/// Longest text of the condition: one configuration for many nodes may name thousands of GPUs that are elsewhere.
+const MOST_TEXT: usize = 4096;
 
 /// What is to be published. `before` is what was: a condition that stays keeps its time.
 pub(super) fn status(
@@ -135,6 +137,10 @@ fn ready(
     }
     for problem in &inventory.problems {
         let _ = write!(condition.message, "; configuration: {problem}");
+    }
+    if let Some((end, _)) = condition.message.char_indices().nth(MOST_TEXT) {
+        condition.message.truncate(end);
+        condition.message.push_str(" ...");
     }
     dated(condition, before, now)
 }
@@ -274,6 +280,7 @@ fn best_link(machine: &Machine) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::Configuration;
 
     fn readiness(devices: Option<&str>) -> Readiness {
         Readiness {
@@ -284,7 +291,25 @@ mod tests {
             cluster: Some(true),
             pod_resources: Some(true),
             labels: None,
+            config: Configuration::InEffect,
         }
+    }
+
+    #[test]
+    fn a_condition_is_never_longer_than_a_person_reads() {
+        let inventory = Inventory {
+            problems: (0..10_000)
+                .map(|at| format!("devices.deny[{at}] means nothing"))
+                .collect(),
+            ..Inventory::ready(crate::inventory::Hardware::starting().machine, Vec::new())
+        };
+        let condition = ready(&inventory, &readiness(None), true, None, Timestamp::UNIX_EPOCH);
+        assert!(
+            condition.message.len() < 5000,
+            "{} bytes",
+            condition.message.len()
+        );
+        assert!(condition.message.ends_with(" ..."));
     }
 
     #[test]

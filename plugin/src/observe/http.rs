@@ -111,7 +111,7 @@ fn readiness(observed: &Observed) -> Response<String> {
     }
     for line in readiness.degraded() {
         body.push_str("degraded: ");
-        body.push_str(line);
+        body.push_str(&line);
         body.push('\n');
     }
     let status = if missing.is_empty() {

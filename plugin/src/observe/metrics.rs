@@ -10,7 +10,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use tokio::sync::watch;
 
+use crate::config::source::Report;
 use crate::health::XidCounts;
 use crate::inventory::{Inventory, Sickbay};
 
@@ -105,6 +107,8 @@ pub struct Metrics {
     xids: OnceLock<XidCounts>,
     /// Kept by the owner of NVML.
     sickbay: OnceLock<Sickbay>,
+    /// Counted by whoever follows the configuration.
+    configurations: OnceLock<watch::Receiver<Report>>,
 }
 
 impl Default for Metrics {
@@ -123,6 +127,7 @@ impl Default for Metrics {
             reachable: Family::default(),
             xids: OnceLock::new(),
             sickbay: OnceLock::new(),
+            configurations: OnceLock::new(),
         }
     }
 }
@@ -144,6 +149,7 @@ impl Metrics {
             reachable,
             xids,
             sickbay,
+            configurations,
         } = self;
         registry.register(
             "allocations",
@@ -222,6 +228,9 @@ impl Metrics {
             "1 for each kind of thing that makes a GPU, or a MIG device of it, unhealthy now",
             unhealthy,
         );
+        if let Some(reports) = configurations.get() {
+            register_configurations(&mut registry, &reports.borrow());
+        }
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
@@ -289,6 +298,12 @@ impl Metrics {
         }
     }
 
+    pub(super) fn configurations(&self, reports: watch::Receiver<Report>) {
+        if self.configurations.set(reports).is_err() {
+            tracing::debug!("configurations are counted already");
+        }
+    }
+
     pub(super) fn devices(&self, inventory: &Inventory) {
         self.devices.clear();
         for device in &inventory.devices {
@@ -310,6 +325,31 @@ impl Metrics {
             .get_or_create(&ByPeer { peer })
             .set(i64::from(reachable));
     }
+}
+
+fn register_configurations(registry: &mut Registry, report: &Report) {
+    let counted = |count: u64| {
+        let counter: Counter = Counter::default();
+        counter.inc_by(count);
+        counter
+    };
+    registry.register(
+        "config_loads",
+        "Configurations put into effect, the first included",
+        counted(report.loads),
+    );
+    registry.register(
+        "config_failures",
+        "Configurations that were refused or could not be read",
+        counted(report.failures),
+    );
+    let refused: Gauge = Gauge::default();
+    refused.set(i64::from(report.problem.is_some()));
+    registry.register(
+        "config_refused",
+        "1 if what is there now is refused; the last good configuration is in effect, if there was one",
+        refused,
+    );
 }
 
 fn labels(resource: &ResourceName, outcome: &'static str) -> Outcome {

@@ -1,0 +1,187 @@
+//! A configuration that a label of the node chooses, and the whole daemon: what is answered and served before there is one, and
+//! what people see of one that is wrong.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod sim;
+mod support;
+
+use std::net::SocketAddr;
+
+use gantry_plugin::config::source::Configs;
+use gantry_sim_cluster::api::{ApiOptions, ApiServer};
+use k8s_openapi::api::core::v1::{ConfigMap, Node as KubeNode};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+use sim::Sim;
+use support::{Node, soon};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_a_wrong_one_is_told() {
+    let stop = CancellationToken::new();
+    let _end = stop.clone().drop_guard();
+    let api = ApiServer::start(&ApiOptions::default(), stop.clone())
+        .await
+        .unwrap();
+    let client = api.client().unwrap();
+    let node = serde_json::from_value(json!({"metadata": {"name": "node-1"}})).unwrap();
+    Api::<KubeNode>::all(client.clone())
+        .create(&PostParams::default(), &node)
+        .await
+        .unwrap();
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), "default");
+    let map = json!({"metadata": {"name": "configs"}, "data": {"default": ""}});
+    maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap())
+        .await
+        .unwrap();
+
+    // The API server is away: nobody listens where it is sought.
+    let door = free();
+    let sim = Sim::of("workstation-2x");
+    let mut node = Node::new(0);
+    let kubeconfig = node.directory.path().join("kubeconfig");
+    let behind = api.url();
+    std::fs::write(
+        &kubeconfig,
+        api.kubeconfig().replace(&behind, &format!("http://{door}")),
+    )
+    .unwrap();
+    let listen = node.listen();
+    let layout = sim.installed.layout.clone();
+    let library = sim.installed.library.clone();
+    let node = node.with(|args| {
+        args.no_cluster = false;
+        args.kubeconfig = Some(kubeconfig);
+        args.nvml_library = library;
+        args.proc_root = layout.proc;
+        args.sys_root = layout.sys;
+        args.dev_root = layout.dev;
+        args.config.config_map = Some(Configs::ConfigMap {
+            namespace: "default".into(),
+            name: "configs".into(),
+        });
+    });
+    let mut kubelet = node.kubelet();
+    let shutdown = CancellationToken::new();
+    let daemon = tokio::spawn(gantry_plugin::run(node.args().clone(), shutdown.clone()));
+    assert_eq!(get(listen, "/healthz").await.0, 200);
+    let (code, body) = awaited(listen, "/readyz", "its watch fails").await;
+    assert_eq!(code, 503, "{body}");
+    assert!(body.starts_with("not ready: no configuration yet"), "{body}");
+    assert!(
+        kubelet.registered_nothing(),
+        "kubelet would give out whole what is to be shared"
+    );
+
+    tokio::spawn(forward(
+        door,
+        behind.trim_start_matches("http://").parse().unwrap(),
+    ));
+    let mut plugin = kubelet.plugin().await;
+    let mut lists = plugin.watch().await;
+    let devices = soon("a list", lists.next()).await.unwrap().unwrap().devices;
+    assert_eq!(devices.len(), 2);
+
+    let patch = json!({"data": {"default": "flags: {migStrategy: mixt}"}});
+    maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .unwrap();
+    let (code, body) = awaited(listen, "/readyz", "degraded: the configuration is wrong").await;
+    assert_eq!(code, 200, "GPUs are served on: {body}");
+    assert!(body.contains("mixt"), "{body}");
+    let (_, metrics) = get(listen, "/metrics").await;
+    assert!(metrics.contains("gantry_plugin_config_refused 1"), "{metrics}");
+    let note = warning(&client).await;
+    assert!(
+        note.contains("mixt") && note.ends_with("; the last good configuration stays in effect"),
+        "{note}"
+    );
+    let patch = json!({"data": {"default": ""}});
+    maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .unwrap();
+    soon("an end of it", async {
+        while get(listen, "/readyz").await.1.contains("configuration") {
+            a_moment().await;
+        }
+    })
+    .await;
+    shutdown.cancel();
+    soon("the daemon's end", daemon).await.unwrap().unwrap();
+}
+
+/// The text of the Warning on the Node.
+async fn warning(client: &kube::Client) -> String {
+    let events = Api::<Event>::all(client.clone());
+    let found = async {
+        loop {
+            let all = events.list(&ListParams::default()).await.unwrap().items;
+            let of_config = |event: &Event| event.reason.as_deref() == Some("BadConfig");
+            // While the API server was away there was one to tell as well.
+            let notes = all.into_iter().filter(of_config).filter_map(|event| event.note);
+            if let Some(note) = notes.into_iter().find(|note| note.contains("mixt")) {
+                return note;
+            }
+            a_moment().await;
+        }
+    };
+    soon("the Event", found).await
+}
+
+/// An address where nobody listens.
+fn free() -> SocketAddr {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Lets connections through.
+async fn forward(door: SocketAddr, behind: SocketAddr) {
+    let listener = TcpListener::bind(door).await.unwrap();
+    loop {
+        let (mut visitor, _) = listener.accept().await.unwrap();
+        tokio::spawn(async move {
+            let mut server = TcpStream::connect(behind).await.unwrap();
+            let _ = tokio::io::copy_bidirectional(&mut visitor, &mut server).await;
+        });
+    }
+}
+
+async fn a_moment() {
+    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+}
+
+async fn awaited(address: SocketAddr, path: &str, part: &str) -> (u16, String) {
+    let answer = async {
+        loop {
+            let (code, body) = get(address, path).await;
+            if body.contains(part) {
+                return (code, body);
+            }
+            a_moment().await;
+        }
+    };
+    soon(part, answer).await
+}
+
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let connect = async {
+        loop {
+            match TcpStream::connect(address).await {
+                Ok(stream) => return stream,
+                Err(_) => a_moment().await,
+            }
+        }
+    };
+    let mut stream = soon("a listener", connect).await;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
