@@ -66,8 +66,7 @@ pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: Cancella
                         written = Some((condition, Instant::now()));
                     }
                     Err(error) => {
-                        // What is not allowed will not be in a moment either.
-                        if !matches!(&error, kube::Error::Api(answer) if answer.code < 500) {
+                        if !is_lasting(&error) {
                             wait = wait.min(pauses.next());
                         }
                         debug!(%error, "the Node's condition is not written");
@@ -89,6 +88,12 @@ pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: Cancella
             }
         }
     }
+}
+
+/// Whether an error will be the same in a moment: the Node may not be written, or is not there. An API server that has too much to
+/// do, or does not know the token yet, is asked again.
+fn is_lasting(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(answer) if matches!(answer.code, 403 | 404 | 422))
 }
 
 async fn write(nodes: &Api<Node>, node: &str, condition: &NodeCondition) -> Result<(), kube::Error> {
@@ -264,6 +269,16 @@ mod tests {
     fn texts(events: &[Event]) -> Vec<String> {
         let text = |event: &Event| format!("{} {}", event.reason, event.note.as_deref().unwrap_or_default());
         events.iter().map(text).collect()
+    }
+
+    #[test]
+    fn an_api_server_that_is_busy_is_asked_again() {
+        let answer = |code| {
+            let status = kube::core::Status::failure("no", "reason").with_code(code);
+            is_lasting(&kube::Error::Api(Box::new(status)))
+        };
+        assert!([403, 404, 422].into_iter().all(answer));
+        assert!(![401, 409, 429, 500, 503].into_iter().any(answer));
     }
 
     #[test]
