@@ -13,12 +13,13 @@ use serde_json::json;
 const ON_NODE: &str = "/var/log/gantry-records";
 const IN_FOLDER: &str = "varlog/gantry-records";
 
-/// Runs until told to end or until its time is over, and writes both ends down. /proc/uptime is one clock for all nodes here.
+/// Runs until told to end or until its time is over, and writes both ends down. /proc/uptime is one clock for all nodes here. It
+/// starts no process to write: on a busy machine that takes longer than one may have.
 const SCRIPT: &str = r#"
-now() { cut -d ' ' -f 1 /proc/uptime; }
-end() { echo "end $(now)" >> "$FILE"; exit 0; }
+end() { read -r NOW REST < /proc/uptime; echo "end $NOW" >> "$FILE"; exit 0; }
 FILE="/records/$POD"
-echo "start $(now) $NVIDIA_VISIBLE_DEVICES" > "$FILE"
+read -r NOW REST < /proc/uptime
+echo "start $NOW $NVIDIA_VISIBLE_DEVICES" > "$FILE"
 trap end TERM
 sleep "$SECONDS_TO_RUN" & wait
 end
@@ -33,8 +34,15 @@ echo "start $(now) $NVIDIA_VISIBLE_DEVICES" > "$FILE"
 while :; do echo "end $(now)" >> "$FILE"; sleep 0.05; done
 "#;
 
+/// How long a container that was asked to end may take to write it down before it is killed. It takes no time on a machine at
+/// rest; a container killed before it wrote would count as never ended.
+const GRACE: i64 = 30;
+
 /// Makes the pod's containers write records; `seconds` is how long they run.
-pub(crate) fn recording(pod: Pod, seconds: f64) -> Result<Pod> {
+pub(crate) fn recording(mut pod: Pod, seconds: f64) -> Result<Pod> {
+    if let Some(spec) = &mut pod.spec {
+        spec.termination_grace_period_seconds = Some(GRACE);
+    }
     with_script(pod, SCRIPT, seconds)
 }
 
