@@ -182,9 +182,10 @@ impl Writer {
                 ..(**access.borrow()).clone()
             }
         } else {
+            // What this run wrote stays until its end: kubelet starts the containers of running pods again with the names they were
+            // given, whatever the configuration says by then.
             for class in Class::ALL {
-                if !there.contains_key(&class) {
-                    progress.written.remove(&class);
+                if !there.contains_key(&class) && !progress.written.contains_key(&class) {
                     self.remove(class);
                 }
             }

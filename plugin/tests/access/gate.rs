@@ -198,28 +198,50 @@ async fn a_configuration_comes_into_force_once_its_specifications_are_there() {
 }
 
 #[tokio::test]
-async fn files_of_classes_that_are_switched_off_are_removed_also_those_of_an_earlier_run() {
+async fn files_of_classes_that_an_earlier_run_left_are_removed() {
+    let before = |root: &Path| {
+        touch(root, "cdi/k8s.device-plugin.nvidia.com-mofed.json");
+        touch(root, "cdi/nvidia.com-gpu.json");
+    };
+    let mut gate = Gate::start(cdi(), vec![gpu(0)], before);
+    gate.passes(is_ready).await;
+    assert!(gate.path(Class::Gpu).exists() && !gate.path(Class::Mofed).exists());
+    let others = gate.root.path().join("cdi/nvidia.com-gpu.json");
+    assert!(others.exists(), "a file of somebody else's");
+}
+
+#[tokio::test]
+async fn what_is_switched_off_stays_on_disk_for_containers_that_start_again() {
     let on = || Config {
         gdrcopy: true,
         ..cdi()
     };
-    let before = |root: &Path| {
-        touch(root, "dev/gdrdrv");
-        touch(root, "cdi/k8s.device-plugin.nvidia.com-mofed.json");
-        touch(root, "cdi/nvidia.com-gpu.json");
-    };
-    let mut gate = Gate::start(on(), vec![gpu(0)], before);
+    let mut gate = Gate::start(on(), vec![gpu(0)], |root| touch(root, "dev/gdrdrv"));
     gate.passes(is_ready).await;
-    assert!(gate.path(Class::Gdrcopy).exists() && !gate.path(Class::Mofed).exists());
-    gate.config.send_modify(|config| *config = with(config, cdi()));
+    let responder = Responder::new(gate.access.clone());
+    // Kubelet keeps the names that a pod's container was given, and never asks again.
+    gate.config
+        .send_modify(|config| *config = with(config, Config::default()));
     drop(
         soon(gate.access.wait_for(|access| !access.config.gdrcopy))
             .await
             .unwrap(),
     );
-    assert!(!gate.path(Class::Gdrcopy).exists() && gate.path(Class::Gpu).exists());
-    let others = gate.root.path().join("cdi/nvidia.com-gpu.json");
-    assert!(others.exists(), "a file of somebody else's");
+    assert!(gate.path(Class::Gdrcopy).exists() && gate.path(Class::Gpu).exists());
+    assert!(
+        responder.respond(&[&gpu(0)]).cdi_devices.is_empty(),
+        "and new ones are given none"
+    );
+    gate.config.send_modify(|config| *config = with(config, on()));
+    drop(
+        soon(gate.access.wait_for(|access| access.config.gdrcopy))
+            .await
+            .unwrap(),
+    );
+    assert_eq!(responder.respond(&[&gpu(0)]).cdi_devices.len(), 2);
+    gate.shutdown.cancel();
+    soon(gate.task).await.unwrap();
+    assert_eq!(fs::read_dir(gate.root.path().join("cdi")).unwrap().count(), 0);
 }
 
 #[tokio::test]
