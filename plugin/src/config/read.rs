@@ -9,7 +9,7 @@ use super::tree::{Branch, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
 
 /// Longest text that is read: what a ConfigMap holds at most.
-const MAX_BYTES: usize = 1 << 20;
+pub(super) const MAX_BYTES: usize = 1 << 20;
 /// Most wrong values that are told at once.
 const MAX_PROBLEMS: usize = 32;
 

@@ -2,7 +2,8 @@
 //! folder on the way is watched; what an event means is found by reading again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::Sighting;
+use crate::config::read::MAX_BYTES;
 
 /// Read again this often even if no event comes: a folder may not have been there to watch.
 const RECHECK: Duration = Duration::from_secs(5);
@@ -47,8 +49,19 @@ pub(super) async fn follow(path: PathBuf, sightings: mpsc::Sender<Sighting>, shu
 pub(super) fn see(path: &Path) -> Sighting {
     Sighting {
         source: path.display().to_string(),
-        text: std::fs::read_to_string(path).map_err(|error| error.to_string()),
+        text: text(path).map_err(|error| error.to_string()),
     }
+}
+
+/// The text of a file that is not longer than a configuration can be.
+fn text(path: &Path) -> io::Result<String> {
+    let most = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
+    let mut bytes = Vec::new();
+    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_BYTES {
+        return Err(io::Error::other(format!("it is longer than {MAX_BYTES} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
 /// The files of a folder by name; folders and hidden files, which a mounted ConfigMap has, are none of them.
@@ -62,7 +75,7 @@ pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, String>> {
         if name.starts_with('.') || !entry.path().is_file() {
             continue;
         }
-        files.insert(name, std::fs::read_to_string(entry.path())?);
+        files.insert(name, text(&entry.path())?);
     }
     Ok(files)
 }

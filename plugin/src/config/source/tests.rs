@@ -165,3 +165,15 @@ async fn a_hangup_ends_nothing() {
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
     followed.config(MigStrategy::None).await;
 }
+
+#[tokio::test]
+async fn a_file_that_has_no_end_is_not_read_to_its_end() {
+    let endless = Followed::of(Place::File("/dev/zero".into()))
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    assert_eq!(
+        endless.to_string(),
+        "/dev/zero: cannot be read: it is longer than 1048576 bytes"
+    );
+}
