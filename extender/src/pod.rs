@@ -48,7 +48,7 @@ impl PodFacts {
         if asked.is_empty() {
             return None;
         }
-        let request = Request::read(&asked, |resource| pod.spec.asking(resource)).map(Arc::new);
+        let request = Request::read_what_can_be(&asked, |resource| pod.spec.asking(resource)).map(Arc::new);
         if matches!(&request, Ok(request) if request.is_empty()) {
             return None;
         }
@@ -141,7 +141,7 @@ impl SlimPod {
     /// The first quantity that is no count of devices.
     pub fn request(&self, watched: &Watched) -> Result<Request, RequestError> {
         let asked = watched.among(self.spec.resources());
-        Request::read(&asked, |resource| self.spec.asking(resource))
+        Request::read_what_can_be(&asked, |resource| self.spec.asking(resource))
     }
 
     /// Where it is bound.

@@ -124,6 +124,37 @@ impl Request {
         Ok(Self { asks, order })
     }
 
+    /// The same, without the resources of which a quantity cannot be read: whoever serves such a one counts something else in it, and what
+    /// the pod asks of the others holds all the same.
+    ///
+    /// # Errors
+    /// The first quantity that is no count of devices, if no resource can be read.
+    pub fn read_what_can_be<'a, C>(
+        resources: &'a [ResourceName],
+        containers: impl Fn(&'a str) -> C,
+    ) -> Result<Self, RequestError>
+    where
+        C: Iterator<Item = Container<'a>>,
+    {
+        let mut whole = Self::default();
+        let mut failed = None;
+        for resource in resources {
+            match Self::read(std::slice::from_ref(resource), &containers) {
+                Ok(one) => whole.asks.extend(one.asks),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if let Some(error) = failed.filter(|_| whole.is_empty()) {
+            return Err(error);
+        }
+        if let Some(resource) = resources.first().filter(|_| whole.asks.len() > 1) {
+            whole.order = containers(resource.as_str())
+                .map(|container| container.name.into())
+                .collect();
+        }
+        Ok(whole)
+    }
+
     /// The part of it that asks for resources of `managed`.
     #[must_use]
     pub fn of(self: &Arc<Self>, managed: &BTreeSet<ResourceName>) -> Arc<Self> {

@@ -195,6 +195,22 @@ fn what_a_vanished_pod_held_stays_taken_though_it_is_shared_now() {
 }
 
 #[test]
+fn a_resource_of_others_that_counts_bytes_is_in_nobodys_way() {
+    let cluster = one_node();
+    let mut asking = pod("a", 2);
+    asking["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpumem"] = "16Gi".into();
+    cluster.pod(&asking);
+    let Reserved::Grant { annotation, .. } = reserve(&cluster, "a").unwrap() else {
+        panic!("nothing is granted");
+    };
+    finish(&cluster, "a", Outcome::Bound);
+    let mut running = bound(asking, "n", 1, None);
+    running["metadata"]["annotations"] = json!({"gantry.dev/grant": &*annotation});
+    cluster.pod(&running);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
 fn a_hold_ends_by_itself_and_with_its_pod() {
     let cluster = one_node();
     let now = cluster.now();
