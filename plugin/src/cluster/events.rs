@@ -19,6 +19,8 @@ const MOST: usize = 20;
 /// Most devices named in an Event's text.
 const MOST_NAMED: usize = 16;
 
+/// Longest text of an Event in bytes: the API server refuses a longer one.
+const MOST_TEXT: usize = 1024;
 /// Most texts that are remembered, so that one that comes again is counted and not written anew.
 const MOST_TEXTS: usize = 16;
 
@@ -137,11 +139,20 @@ fn event(note: &Note) -> Option<(Event, PodName)> {
     let event = Event {
         type_: EventType::Warning,
         reason: reason.to_owned(),
-        note: Some(text),
+        note: Some(shorten(text)),
         action: action.to_owned(),
         secondary: None,
     };
     Some((event, pod.clone()))
+}
+
+fn shorten(mut text: String) -> String {
+    const CUT: &str = " ...";
+    if text.len() > MOST_TEXT {
+        text.truncate(text.floor_char_boundary(MOST_TEXT - CUT.len()));
+        text.push_str(CUT);
+    }
+    text
 }
 
 fn list(devices: &[DeviceId]) -> String {
@@ -186,5 +197,22 @@ mod tests {
             event.note.unwrap(),
             "the annotation gantry.dev/grant is ignored: device GPU-9 of nvidia.com/gpu is not on this node"
         );
+    }
+
+    #[test]
+    fn no_event_is_longer_than_the_api_server_takes() {
+        let note = Note::Refused {
+            pod: PodName {
+                namespace: "d".into(),
+                name: "n".into(),
+                uid: "u".into(),
+            },
+            refusal: Refusal::UnknownDevice {
+                device: "\u{e4}".repeat(4096).as_str().into(),
+                resource: "nvidia.com/gpu".into(),
+            },
+        };
+        let (event, _) = event(&note).unwrap();
+        assert!(event.note.unwrap().len() <= 1024);
     }
 }
