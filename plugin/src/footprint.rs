@@ -1,6 +1,6 @@
-//! Hands the code that only the start needed back to the kernel: relocation, command line, the first reading of NVML. Linux maps
-//! sixteen pages for each one touched and keeps them while memory is plenty, which is most of what an idle plugin would count for.
-//! It frees nothing that holds a value, and does nothing where `/proc` does not tell.
+//! Hands the code and constants that only the start needed back to the kernel: relocation, command line, the first reading of NVML.
+//! Linux maps sixteen pages for each one touched and keeps them while memory is plenty, which is most of what an idle plugin would
+//! count for. It frees nothing that holds a value of its own, and does nothing where `/proc` does not tell.
 #![allow(
     unsafe_code,
     reason = "giving up mapped pages is unsafe in general; see `Mapping::give_up` for why it is not here"
@@ -23,17 +23,17 @@ pub(crate) async fn settle(shutdown: CancellationToken) {
         () = shutdown.cancelled() => {}
         () = tokio::time::sleep(SETTLED) => match fs::read_to_string("/proc/self/smaps") {
             Ok(text) => {
-                let mappings = code(&text);
+                let mappings = of_files(&text);
                 let kilobytes: u64 = mappings.iter().map(|mapping| mapping.resident).sum();
                 mappings.iter().for_each(Mapping::give_up);
-                debug!(kilobytes, "handed back the code of the start");
+                debug!(kilobytes, "handed back what the start had mapped");
             }
             Err(error) => debug!(%error, "the own mappings cannot be read"),
         },
     }
 }
 
-/// A mapping of a program's or a library's code, as its file has it.
+/// A mapping of a program's or a library's code or constants, as its file has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mapping {
     start: usize,
@@ -43,11 +43,12 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Unmaps its pages. The next instruction fetched from one maps it again, from the page cache.
+    /// Unmaps its pages. The next access to one maps it again, from the page cache.
     fn give_up(&self) {
-        // SAFETY: the range is a private mapping of a file that is executable, not writable, and has no page of its own
-        // (`code` made sure), so every page is the file's and comes back as it was. If it was unmapped meanwhile the call fails, and
-        // code is never remapped writable in this process: nothing here is compiled or patched at run time.
+        // SAFETY: the range is a private mapping of a file that cannot be written through and has no page of its own (`of_files` made
+        // sure), so every page is the file's and comes back as it was. If it was unmapped meanwhile the call fails, and nothing in this
+        // process makes such a mapping writable later: nothing is compiled or patched at run time, and constants that the loader had to
+        // relocate have pages of their own.
         let outcome = unsafe {
             madvise(
                 std::ptr::without_provenance_mut::<c_void>(self.start),
@@ -56,13 +57,13 @@ impl Mapping {
             )
         };
         if let Err(error) = outcome {
-            debug!(%error, "code stays resident");
+            debug!(%error, "a mapping stays resident");
         }
     }
 }
 
-/// The mappings of code in the text of `/proc/self/smaps`: executable, never written, and no page differs from the file's.
-fn code(smaps: &str) -> Vec<Mapping> {
+/// The mappings in the text of `/proc/self/smaps` that are files' and no more: not writable, and no page differs from the file's.
+fn of_files(smaps: &str) -> Vec<Mapping> {
     let mut found = Vec::new();
     let mut current: Option<Mapping> = None;
     let mut pure = false;
@@ -84,18 +85,23 @@ fn code(smaps: &str) -> Vec<Mapping> {
     found
 }
 
-/// Reads a mapping's first line. `None`: this is no first line; `Some(None)`: it is no code of a file.
+/// Reads a mapping's first line. `None`: this is no first line; `Some(None)`: it is no file's, or can be written.
 fn header(line: &str) -> Option<Option<Mapping>> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let start = usize::from_str_radix(start, 16).ok()?;
     let end = usize::from_str_radix(end, 16).ok()?;
-    let is_code = words.next()? == "r-xp" && words.nth(3).is_some_and(|path| path.starts_with('/'));
-    Some(end.checked_sub(start).filter(|_| is_code).map(|length| Mapping {
-        start,
-        length,
-        resident: 0,
-    }))
+    let is_constant = matches!(words.next()?, "r-xp" | "r--p");
+    let is_file = words.nth(3).is_some_and(|path| path.starts_with('/'));
+    Some(
+        end.checked_sub(start)
+            .filter(|_| is_constant && is_file)
+            .map(|length| Mapping {
+                start,
+                length,
+                resident: 0,
+            }),
+    )
 }
 
 #[cfg(test)]
@@ -115,6 +121,9 @@ VmFlags: rd ex mr mw me
 7f0000000000-7f0000200000 r-xp 00000000 08:01 78 /usr/lib/patched.so
 Rss:                 100 kB
 Anonymous:             4 kB
+7f0000300000-7f0000310000 r--p 00200000 08:01 78 /usr/lib/relocated.so
+Rss:                  64 kB
+Anonymous:            64 kB
 7f0000400000-7f0000500000 rwxp 00000000 00:00 0
 Rss:                   4 kB
 Anonymous:             4 kB
@@ -124,22 +133,29 @@ Anonymous:             0 kB
 ";
 
     #[test]
-    fn only_code_that_is_as_its_file_has_it_is_handed_back() {
+    fn only_what_is_as_its_file_has_it_is_handed_back() {
         assert_eq!(
-            code(SMAPS),
-            [Mapping {
-                start: 0x55d0_c040_0000,
-                length: 0xa0_0000,
-                resident: 6400
-            }]
+            of_files(SMAPS),
+            [
+                Mapping {
+                    start: 0x55d0_c000_0000,
+                    length: 0x40_0000,
+                    resident: 400
+                },
+                Mapping {
+                    start: 0x55d0_c040_0000,
+                    length: 0xa0_0000,
+                    resident: 6400
+                }
+            ]
         );
     }
 
     #[test]
-    fn the_own_code_is_handed_back_and_goes_on_working() {
+    fn the_own_program_is_handed_back_and_goes_on_working() {
         let text = fs::read_to_string("/proc/self/smaps").unwrap();
-        let mappings = code(&text);
-        let here = only_code_that_is_as_its_file_has_it_is_handed_back as *const () as usize;
+        let mappings = of_files(&text);
+        let here = only_what_is_as_its_file_has_it_is_handed_back as *const () as usize;
         assert!(
             mappings
                 .iter()
@@ -147,6 +163,6 @@ Anonymous:             0 kB
             "{mappings:?}"
         );
         mappings.iter().for_each(Mapping::give_up);
-        only_code_that_is_as_its_file_has_it_is_handed_back();
+        only_what_is_as_its_file_has_it_is_handed_back();
     }
 }
