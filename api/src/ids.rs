@@ -71,6 +71,18 @@ name_type!(
     /// What kubelet counts: a GPU's UUID, a MIG slice's, or a replica of either.
     DeviceId
 );
+impl DeviceId {
+    /// Replica number `number` of the GPU or MIG device `unit`: `<unit>::<number>`, as NVIDIA's plugin writes it.
+    pub fn replica(unit: &str, number: u16) -> Self {
+        format!("{unit}::{number}").into()
+    }
+
+    /// UUID of the GPU or MIG device that this is, or is a replica of.
+    pub fn unit(&self) -> &str {
+        self.0.split_once("::").map_or(&*self.0, |(unit, _)| unit)
+    }
+}
+
 name_type!(
     /// Name of a node.
     NodeName
@@ -83,3 +95,15 @@ name_type!(
     /// Name of an extended resource, such as `nvidia.com/gpu`.
     ResourceName
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_stands_for_its_device() {
+        assert_eq!(DeviceId::replica("GPU-1", 3).as_str(), "GPU-1::3");
+        assert_eq!(DeviceId::replica("GPU-1", 3).unit(), "GPU-1");
+        assert_eq!(DeviceId::from("MIG-2").unit(), "MIG-2");
+    }
+}

@@ -202,12 +202,12 @@ impl Pool {
     /// The devices that are the GPU or MIG device of an ID, or replicas of it: what is taken when somebody holds that, whatever it is advertised
     /// as by now.
     fn overlapping(&self, id: &DeviceId) -> DeviceSet {
-        let of = base(id);
+        let of = id.unit();
         let id_at = |place: u16| self.id(usize::from(place)).map_or("", DeviceId::as_str);
         let from = self.by_id.partition_point(|&place| id_at(place) < of);
         let near = self.by_id.iter().skip(from);
         near.take_while(|place| id_at(**place).starts_with(of))
-            .filter(|place| self.id(usize::from(**place)).is_some_and(|id| base(id) == of))
+            .filter(|place| self.id(usize::from(**place)).is_some_and(|id| id.unit() == of))
             .map(|place| usize::from(*place))
             .collect()
     }
@@ -248,12 +248,6 @@ impl Pool {
             cut: &[],
         }
     }
-}
-
-/// The ID of what a device is, or is a replica of: replicas are called `<id>::<number>`.
-pub fn base(id: &DeviceId) -> &str {
-    let id = id.as_str();
-    id.split_once("::").map_or(id, |(of, _)| of)
 }
 
 impl Inventory {

@@ -13,7 +13,7 @@ use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use crate::inventory::{self, Device, Held, Inventory, Pool};
+use crate::inventory::{Device, Held, Inventory, Pool};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::watched::Watched;
 use crate::{metadata, quantity};
@@ -134,7 +134,7 @@ fn read_device(device: &DeviceStatus) -> Device {
 
 /// Spec and status are two writes. Between them a device may be said to be on a GPU that is now another.
 fn on_other_gpu(machine: &[Gpu], device: &DeviceStatus) -> bool {
-    let id = inventory::base(&device.id);
+    let id = device.id.unit();
     let is = |gpu: &Gpu| {
         let slices = gpu.mig.iter().flat_map(|mig| &mig.instances);
         gpu.uuid.as_ref().is_some_and(|uuid| uuid.as_str() == id)

@@ -51,12 +51,6 @@ pub(super) fn whereabouts(inventory: &Inventory) -> HashMap<String, Spot> {
         .collect()
 }
 
-/// UUID of the GPU or MIG device that a device ID stands for, a replica's too.
-pub(super) fn unit(device: &DeviceId) -> &str {
-    let id = device.as_str();
-    id.split_once("::").map_or(id, |(uuid, _)| uuid)
-}
-
 fn spot(device: &Device) -> Spot {
     Spot {
         gpu: device.gpu,

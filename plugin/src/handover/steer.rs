@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use gantry_api::{DeviceId, PodUid, ResourceName};
 use gantry_topology::choice::devices::Spot;
 
-use super::choose::{self, Choosable};
+use super::choose::Choosable;
 use super::pod::{Pod, Share, Step};
 use super::{Devices, Handover};
 
@@ -312,7 +312,7 @@ impl Handover {
             .chain(unattributed)
             .filter(|(other, device)| *other != resource || !devices.contains(device))
             .collect();
-        let spot = |(_, device): (_, &DeviceId)| self.whereabouts.get(choose::unit(device)).copied();
+        let spot = |(_, device): (_, &DeviceId)| self.whereabouts.get(device.unit()).copied();
         elsewhere.into_iter().filter_map(spot).collect()
     }
 }

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use gantry_api::{PodUid, ResourceName};
+use gantry_api::{DeviceId, PodUid, ResourceName};
 use jiff::Timestamp;
 
 use super::pod::{Pod, Share};
-use super::{Devices, Handover, Note, PodName, choose};
+use super::{Devices, Handover, Note, PodName};
 
 /// One container's devices of one resource, as kubelet lists them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -187,7 +187,7 @@ impl Handover {
 
     /// Whether a set is of this node's GPUs, by a name of now or by one that a changed configuration took from them.
     fn is_ours(&self, resource: &ResourceName, set: &Devices) -> bool {
-        let known = |device| self.whereabouts.contains_key(choose::unit(device));
+        let known = |device: &DeviceId| self.whereabouts.contains_key(device.unit());
         self.devices.contains_key(resource) || set.iter().any(known)
     }
 

@@ -1,6 +1,6 @@
 //! Time slicing: a unit that is shared is as many devices as it has replicas. Every unit is offered once, shared or not.
 
-use gantry_api::ResourceName;
+use gantry_api::{DeviceId, ResourceName};
 
 use super::Named;
 use crate::config::{DeviceRef, Replicated, SharedOf, TimeSlicing};
@@ -100,7 +100,7 @@ fn device(named: &Named<'_>, resource: ResourceName, replica: Option<u16>) -> De
     let unit = named.unit;
     Device {
         id: match replica {
-            Some(k) => format!("{}::{k}", unit.id).into(),
+            Some(k) => DeviceId::replica(unit.id.as_str(), k),
             None => unit.id.clone(),
         },
         resource,
