@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod fault;
+pub mod gang;
 pub mod gpunode;
 pub mod grant;
 pub mod ids;
@@ -13,6 +14,9 @@ pub mod resource;
 mod schema;
 
 pub use fault::{FaultEvidence, GpuFault};
+pub use gang::{
+    DecidedSlot, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus, SlotDevices,
+};
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState,
     Provenance, Slice,

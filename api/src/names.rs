@@ -11,6 +11,41 @@ pub const GRANT_ANNOTATION: &str = "gantry.dev/grant";
 /// kube-scheduler try the pod again, and its time says when that was last.
 pub const GPUS_FREED_CONDITION: &str = "gantry.dev/GpusFreed";
 
+/// On a pod (or the template of a controller): the name of the gang it belongs to. Pods of one namespace with the same name are one gang.
+/// `none` keeps a pod out of the gang that another convention would make of it.
+pub const GANG_ANNOTATION: &str = "gantry.dev/gang";
+
+/// On a pod: how many members are useful only together: a number, or `all` where the owner says how many there are. Without
+/// [`GANG_ANNOTATION`], on a pod of a Job, the Job is the gang.
+pub const GANG_MIN_ANNOTATION: &str = "gantry.dev/gang-min";
+
+/// On a pod: members at most; those beyond wait.
+pub const GANG_MAX_ANNOTATION: &str = "gantry.dev/gang-max";
+
+/// On a pod: the level of the fabric that must hold the gang, by name or node label. Rather wait than go beyond it.
+pub const GANG_REQUIRED_LEVEL_ANNOTATION: &str = "gantry.dev/gang-required-level";
+
+/// On a pod: the level of the fabric that should hold the gang.
+pub const GANG_PREFERRED_LEVEL_ANNOTATION: &str = "gantry.dev/gang-preferred-level";
+
+/// On a pod: members come in slices of this size, each in one domain of the level.
+pub const GANG_SLICE_ANNOTATION: &str = "gantry.dev/gang-slice-size";
+
+/// On a pod: what to do when a member of the bound gang is lost: `hold`, `restart` or `ignore`.
+pub const GANG_REPAIR_ANNOTATION: &str = "gantry.dev/gang-repair";
+
+/// On a pod: seconds its gang's members may take to arrive once the gang has a place.
+pub const GANG_ARRIVAL_ANNOTATION: &str = "gantry.dev/gang-arrival-seconds";
+
+/// On a pod: its rank, where the controller does not number its pods.
+pub const GANG_RANK_ANNOTATION: &str = "gantry.dev/gang-rank";
+
+/// On a pod: `true` if it can be stopped at little loss; such gangs are preempted first.
+pub const CHECKPOINTED_ANNOTATION: &str = "gantry.dev/checkpointed";
+
+/// A scheduling gate that keeps members of a gang out of kube-scheduler's queue until enough of them exist; the extender removes it.
+pub const GANG_GATE: &str = "gantry.dev/gang";
+
 /// The extended resource that whole GPUs are advertised as.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 

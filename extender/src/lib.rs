@@ -18,6 +18,7 @@ pub mod devices;
 pub mod explain;
 #[cfg(test)]
 mod fixtures;
+pub mod gang;
 pub mod index;
 pub mod inventory;
 pub mod kind;

@@ -1,0 +1,3 @@
+//! Gangs in the extender: what the pure half (crate `gantry-gang`) says, on this cluster. `terrain` is what a plan is made from.
+
+pub mod terrain;

@@ -1,0 +1,61 @@
+//! The cluster at one moment as a plan for a gang needs it: devices by class, what else nodes have, the fabric, what members ask for. Borrowed
+//! values only.
+
+use std::sync::Arc;
+
+use gantry_gang::protocol::ShapeId;
+use gantry_gang::{Fabric, Needs, NodeFacts, Resources};
+
+use crate::request::Request;
+use crate::snapshot::{Class, NodeIx, Snapshot};
+
+/// What a plan is made from. Everything is by number of node ([`NodeIx`]).
+#[derive(Clone, Copy)]
+pub struct Terrain<'a> {
+    /// Devices. What other gangs have places on is not free in it.
+    pub snapshot: &'a Snapshot,
+    /// What else the nodes have.
+    pub rooms: &'a [Room],
+    /// The fabric.
+    pub fabric: &'a Fabric,
+    /// What members ask for.
+    pub shapes: &'a [Shape],
+    /// Which nodes the pods that are there keep a pod with these needs from: by anti-affinity of either side, required affinity, host ports.
+    pub barred: &'a dyn Fn(&Needs) -> Barred,
+    /// The class of one node with each device by itself, to choose the very devices from.
+    pub exact: &'a dyn Fn(NodeIx) -> Option<Class>,
+}
+
+/// What a node has besides devices.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Room {
+    /// What it says of itself; `None` for a node that is gone.
+    pub facts: Option<Arc<NodeFacts>>,
+    /// What is left of its allocatable: not asked for by pods on it nor by places of gangs.
+    pub left: Resources,
+}
+
+/// What members ask for. Numbered by [`ShapeId`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Devices.
+    pub request: Arc<Request>,
+    /// Everything else.
+    pub needs: Arc<Needs>,
+}
+
+/// What the pods that are there mean for a new one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Barred {
+    /// Nodes it must not go to, sorted.
+    pub nodes: Vec<NodeIx>,
+    /// If it must be near others: the nodes that are, sorted.
+    pub only: Option<Vec<NodeIx>>,
+}
+
+impl<'a> Terrain<'a> {
+    /// A shape by its number.
+    pub fn shape(&self, shape: ShapeId) -> Option<&'a Shape> {
+        self.shapes.get(shape.0 as usize)
+    }
+}

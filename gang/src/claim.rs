@@ -1,0 +1,122 @@
+//! What a pod, and the object it belongs to, say about its gang: as read, before anything is made of it. `dialect` reads it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::key::{Dialect, GangKey};
+use crate::terms::{Fault, LevelWish, Repair};
+
+/// What a pod says of the gang it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Claim {
+    /// Which gang.
+    pub key: GangKey,
+    /// Where its minimum stands.
+    pub size: Size,
+    /// The pod's place in the order of ranks, from 0, if it has one.
+    pub rank: Option<u32>,
+    /// Its role, such as `launcher` or `worker`; empty where there is only one.
+    pub role: Arc<str>,
+    /// What it wishes besides.
+    pub wish: Wish,
+    /// Other conventions that name the pod too, and were not asked.
+    pub also: Vec<Dialect>,
+    /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
+    pub faults: Vec<Fault>,
+}
+
+/// Where the minimum of a gang stands.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Size {
+    /// On the pod itself.
+    Stated {
+        /// Members that are useful only together.
+        min: u32,
+        /// Members there will be, if that is said.
+        total: Option<u32>,
+    },
+    /// In another object.
+    Owner(OwnerRef),
+    /// Nowhere.
+    Unknown,
+}
+
+/// An object that says how large a gang is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnerRef {
+    /// What it is.
+    pub kind: OwnerKind,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// A part of it, such as the group of a Workload or of a Ray cluster; empty if it is the whole.
+    pub part: Arc<str>,
+}
+
+/// The kinds of object that say how large a gang is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OwnerKind {
+    /// scheduling.k8s.io PodGroup.
+    PodGroup,
+    /// scheduling.k8s.io Workload.
+    Workload,
+    /// scheduling.x-k8s.io PodGroup.
+    CoschedulingPodGroup,
+    /// scheduling.volcano.sh PodGroup.
+    VolcanoPodGroup,
+    /// scheduling.run.ai PodGroup.
+    KaiPodGroup,
+    /// leaderworkerset.x-k8s.io LeaderWorkerSet.
+    LeaderWorkerSet,
+    /// jobset.x-k8s.io JobSet.
+    JobSet,
+    /// kubeflow.org PyTorchJob.
+    PyTorchJob,
+    /// kubeflow.org TFJob.
+    TfJob,
+    /// kubeflow.org MPIJob.
+    MpiJob,
+    /// kubeflow.org XGBoostJob.
+    XgBoostJob,
+    /// kubeflow.org PaddleJob.
+    PaddleJob,
+    /// kubeflow.org JAXJob.
+    JaxJob,
+    /// ray.io RayCluster.
+    RayCluster,
+    /// batch Job.
+    Job,
+}
+
+/// What such an object says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct OwnerFacts {
+    /// Members that are useful only together.
+    pub min: Option<u32>,
+    /// Members there will be.
+    pub total: Option<u32>,
+    /// How many of them are of each role at least, where that is said.
+    pub by_role: Vec<(Arc<str>, u32)>,
+    /// What it wishes besides.
+    pub wish: Wish,
+    /// What is wrong with it.
+    pub faults: Vec<Fault>,
+}
+
+/// What a gang wishes besides its size. The pod's word goes before its owner's, and the Gang object's before both.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Wish {
+    /// The level of the fabric that should hold it.
+    pub level: Option<LevelWish>,
+    /// Members that come in slices of this size, each in one domain of the level.
+    pub slice: Option<u32>,
+    /// Members at most.
+    pub max: Option<u32>,
+    /// What to do when a member is lost.
+    pub repair: Option<Repair>,
+    /// How long its members may take to arrive once it has a place.
+    pub arrival: Option<Duration>,
+    /// It can be stopped at little loss: a hint to whoever must choose whom to preempt.
+    pub checkpointed: Option<bool>,
+}

@@ -1,0 +1,91 @@
+//! What a pod needs of a node besides the devices that Gantry accounts, as kube-scheduler will judge it. Values; `read` makes them of
+//! a pod's JSON.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::room::{Resources, TaintEffect};
+
+/// What a pod needs of a node. Pods with equal needs share one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Needs {
+    /// CPU, memory and the like; kube-scheduler's effective request.
+    pub resources: Resources,
+    /// `spec.nodeSelector`.
+    pub selector: BTreeMap<Arc<str>, Arc<str>>,
+    /// Required node affinity: one of these must hold; none means any node.
+    pub affinity: Vec<NodeTerm>,
+    /// Preferred node affinity, with weights 1 to 100.
+    pub preferred: Vec<(i32, NodeTerm)>,
+    /// `spec.tolerations`.
+    pub tolerations: Vec<Toleration>,
+    /// Pods it must not share a domain with.
+    pub apart_from: Vec<PodTerm>,
+    /// Pods it must share a domain with.
+    pub together_with: Vec<PodTerm>,
+    /// Its own namespace and labels, by which the terms of others find it; kept only where terms are about.
+    pub namespace: Arc<str>,
+    /// See [`Self::namespace`].
+    pub labels: Arc<BTreeMap<Arc<str>, Arc<str>>>,
+    /// Host ports: protocol, address, port.
+    pub host_ports: Vec<(Arc<str>, Arc<str>, u16)>,
+}
+
+/// Requirements on a node's labels (and name) that must all hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct NodeTerm {
+    /// `matchExpressions`.
+    pub labels: Vec<Requirement>,
+    /// `matchFields`, where only `metadata.name` exists.
+    pub names: Vec<Requirement>,
+}
+
+/// One requirement on a label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Requirement {
+    /// The label.
+    pub key: Arc<str>,
+    /// What is required of it.
+    pub operator: Operator,
+    /// With what.
+    pub values: Vec<Arc<str>>,
+}
+
+/// What is required of a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// One of the values.
+    In,
+    /// None of them, or no such label.
+    NotIn,
+    /// Any value.
+    Exists,
+    /// No such label.
+    DoesNotExist,
+    /// A whole number above the value.
+    Gt,
+    /// A whole number below it.
+    Lt,
+}
+
+/// A taint that is borne.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Toleration {
+    /// The taint's key; empty for every key.
+    pub key: Arc<str>,
+    /// The value; `None` for any.
+    pub value: Option<Arc<str>>,
+    /// The effect; `None` for any.
+    pub effect: Option<TaintEffect>,
+}
+
+/// Pods of some namespaces with some labels, and the node label whose value is the domain.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodTerm {
+    /// What the pods' labels must fulfil.
+    pub selector: Vec<Requirement>,
+    /// Their namespaces; empty means the pod's own. `None`: every namespace.
+    pub namespaces: Option<Vec<Arc<str>>>,
+    /// The node label that makes domains.
+    pub topology_key: Arc<str>,
+}

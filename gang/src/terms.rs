@@ -1,0 +1,79 @@
+//! The terms of a gang once all that was said of it is put together, and what can be wrong with that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The terms of a gang.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    /// Members that are useful only together.
+    pub min: u32,
+    /// Members at most; those beyond wait.
+    pub max: u32,
+    /// Members there will be, if that is known: planning waits for them a moment, but not at any price.
+    pub total: Option<u32>,
+    /// How many are of each role at least.
+    pub by_role: Vec<(Arc<str>, u32)>,
+    /// The level of the fabric that should hold it.
+    pub level: Option<LevelWish>,
+    /// Members that come in slices of this size, each in one domain of the level.
+    pub slice: Option<u32>,
+    /// What to do when a member is lost.
+    pub repair: Repair,
+    /// How long its members may take to arrive once it has a place.
+    pub arrival: Duration,
+    /// It can be stopped at little loss.
+    pub checkpointed: bool,
+    /// Who decided, for people: `minMember of PodGroup train (coscheduling)`.
+    pub decided_by: Arc<str>,
+}
+
+/// A level of the fabric that a gang wants to be within.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LevelWish {
+    /// Name of the level, or the node label that makes it.
+    pub level: Arc<str>,
+    /// Rather wait than go beyond it.
+    pub required: bool,
+}
+
+/// What to do when a member of a bound gang is lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Repair {
+    /// Keep its place for a replacement.
+    #[default]
+    Hold,
+    /// Delete the gang's pods, so that their controller starts all of it anew.
+    Restart,
+    /// Give its place up.
+    Ignore,
+}
+
+impl Repair {
+    /// All of them, as written.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("hold", Self::Hold),
+        ("restart", Self::Restart),
+        ("ignore", Self::Ignore),
+    ];
+
+    /// As written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Hold => "hold",
+            Self::Restart => "restart",
+            Self::Ignore => "ignore",
+        }
+    }
+}
+
+/// Something that is wrong with what is said of a gang, for its condition and its pods' messages. Stable: no times, no counters that
+/// move by themselves.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
+#[error("{place}: {words}")]
+pub struct Fault {
+    /// Where it stands: `annotation gantry.dev/gang-min of pod train-0`, `spec.minMember of PodGroup train`.
+    pub place: Arc<str>,
+    /// What is wrong, what is allowed, what was perhaps meant.
+    pub words: Arc<str>,
+}
