@@ -14,6 +14,7 @@ pub mod fabric;
 pub mod key;
 pub mod needs;
 pub mod protocol;
+pub mod queue;
 pub mod room;
 pub mod terms;
 
