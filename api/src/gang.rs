@@ -36,7 +36,15 @@ use crate::schema::known_formats;
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(transform = RecursiveTransform(known_formats))]
+#[schemars(
+    transform = RecursiveTransform(known_formats),
+    extend("x-kubernetes-validations" = [
+        {
+            "rule": "!has(self.minMember) || !has(self.maxMember) || self.minMember <= self.maxMember",
+            "message": "minMember is more than maxMember"
+        }
+    ])
+)]
 pub struct GangSpec {
     /// Members that are useful only together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,6 +75,7 @@ pub struct GangSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GangLevel {
     /// Name of the level, or the node label that makes it.
+    #[schemars(length(min = 1))]
     pub name: String,
     /// Rather wait than go beyond it.
     #[serde(default)]
@@ -180,7 +189,7 @@ pub struct Decision {
     pub id: String,
     /// The minimum it was decided for.
     pub min: u32,
-    /// The part of the fabric, as in [`GangStatus::domain`].
+    /// The part of the fabric, as in the status.
     #[serde(default)]
     pub domain: String,
     /// The places, one per member, in their order.

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use gantry_api::GpuNode;
+use gantry_api::{Gang, GpuNode};
 use kube::CustomResourceExt;
 
 use crate::run::root;
@@ -37,12 +37,18 @@ pub(crate) fn run(check: bool) -> Result<()> {
 }
 
 fn files() -> Result<Vec<(PathBuf, String)>> {
-    let crds =
-        serde_saphyr::to_string(&serde_json::to_value(GpuNode::crd())?).context("cannot write the CRD")?;
+    let mut crds = NOTE.to_owned();
+    for (number, definition) in [GpuNode::crd(), Gang::crd()].iter().enumerate() {
+        if number > 0 {
+            crds.push_str("---\n");
+        }
+        let text = serde_saphyr::to_string(&serde_json::to_value(definition)?);
+        crds.push_str(&text.context("cannot write the CRD")?);
+    }
     let schema = serde_json::to_string_pretty(&gantry_plugin::config::json_schema())
         .context("cannot write the schema of the plugin's configuration")?;
     Ok(vec![
-        (root().join("manifests/crds.yaml"), format!("{NOTE}{crds}")),
+        (root().join("manifests/crds.yaml"), crds),
         (
             root().join("docs/plugin-config.schema.json"),
             format!("{schema}\n"),
