@@ -10,6 +10,7 @@
 mod binds;
 mod classes;
 mod entry;
+mod inspect;
 mod managed;
 mod read;
 mod reserve;
@@ -24,6 +25,7 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 
 pub use binds::Outcome;
 pub use entry::Totals;
+pub use inspect::{Bound, NodeReport, PodReport};
 pub use read::{LooseGpuNode, SlimNode, advertised, inventory};
 pub use reserve::{BindError, Reserved, Target};
 pub use store::Store;

@@ -1,0 +1,210 @@
+//! Why a pod is where it is, or why it waits: every node looked at, and what would have to end there for the pod to fit. For people;
+//! nothing is decided or changed here.
+
+use std::sync::Arc;
+
+use gantry_api::{DeviceId, NodeName, PodUid};
+use serde::Serialize;
+
+use super::Index;
+use crate::decide::{self, ForeignNodes};
+use crate::devices::DeviceSet;
+use crate::pod::PodFacts;
+use crate::request::Request;
+use crate::snapshot::{Class, NodeIx};
+
+/// What is to be said of a pod.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PodReport {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// What it asks for: `4 nvidia.com/gpu`.
+    pub asks: String,
+    /// Where it is, and what it has there.
+    pub bound: Option<Bound>,
+    /// Every node, best first, while it waits.
+    pub nodes: Vec<NodeReport>,
+}
+
+/// Where a pod is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Bound {
+    /// The node.
+    pub node: NodeName,
+    /// What it holds there by the account: what kubelet reports, or else what it was granted.
+    pub devices: Vec<DeviceId>,
+    /// The same in words: `GPU 0-3`.
+    pub words: String,
+}
+
+/// A node to a pod that waits.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NodeReport {
+    /// The node.
+    pub node: NodeName,
+    /// Why the pod does not fit there now; absent if it does.
+    pub lacks: Option<String>,
+    /// GB/s that a collective of its worst-off container would reach there, if it has two GPUs or more and fits.
+    pub bandwidth_gbs: Option<f64>,
+    /// Pods, as few as possible, that would have to end for it to fit; empty if it fits, or if no end of pods helps.
+    pub would_have_to_end: Vec<String>,
+}
+
+impl Index {
+    /// The pod of a name.
+    pub fn find_pod(&self, namespace: &str, name: &str) -> Option<&Arc<PodFacts>> {
+        let mut named = self
+            .pods
+            .values()
+            .filter(|pod| *pod.namespace == *namespace && *pod.name == *name);
+        named.next()
+    }
+
+    /// What is to be said of a pod.
+    ///
+    /// # Errors
+    /// What the pod asks for cannot be read: in words.
+    pub fn inspect(&self, pod: &PodFacts) -> Result<PodReport, String> {
+        let request = pod.request.as_ref().map_err(ToString::to_string)?;
+        let asks: Vec<String> = request
+            .asks
+            .iter()
+            .map(|ask| format!("{} {}", ask.devices, ask.resource))
+            .collect();
+        let bound = pod.node.as_ref().map(|node| self.bound(pod, node));
+        let mut nodes = Vec::new();
+        if bound.is_none() {
+            nodes = (0u32..)
+                .map(NodeIx)
+                .take(self.entries.len())
+                .filter_map(|node| self.look(node, request))
+                .collect();
+            let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
+            nodes.sort_by(|a, b| {
+                let bandwidth = |node: &NodeReport| node.bandwidth_gbs.unwrap_or_default();
+                // A node that no end of pods helps comes last.
+                let helpless = |node: &NodeReport| node.lacks.is_some() && node.would_have_to_end.is_empty();
+                (helpless(a), worth(a))
+                    .cmp(&(helpless(b), worth(b)))
+                    .then(bandwidth(b).total_cmp(&bandwidth(a)))
+                    .then_with(|| a.node.cmp(&b.node))
+            });
+        }
+        Ok(PodReport {
+            namespace: Arc::clone(&pod.namespace),
+            name: Arc::clone(&pod.name),
+            asks: asks.join(", "),
+            bound,
+            nodes,
+        })
+    }
+
+    fn bound(&self, pod: &PodFacts, node: &NodeName) -> Bound {
+        let entry = self.names.get(node.as_str());
+        let entry = entry.and_then(|ix| self.entries.get(ix.0 as usize));
+        let mut devices = Vec::new();
+        let mut words = Vec::new();
+        if let Some(entry) = entry
+            && let Some(inventory) = &entry.inventory
+            && let Some((_, held)) = entry.account.pods.iter().find(|(uid, _)| *uid == pod.uid)
+        {
+            for (pool, held) in inventory
+                .pools
+                .iter()
+                .zip(held)
+                .filter(|(_, held)| !held.is_empty())
+            {
+                devices.extend(pool.ids_of(held));
+                words.push(pool.describe(held));
+            }
+        }
+        Bound {
+            node: node.clone(),
+            devices,
+            words: words.join(", "),
+        }
+    }
+
+    fn look(&self, ix: NodeIx, request: &Request) -> Option<NodeReport> {
+        let entry = self.entries.get(ix.0 as usize)?;
+        let report = |lacks: Option<String>| NodeReport {
+            node: entry.name.clone(),
+            lacks,
+            bandwidth_gbs: None,
+            would_have_to_end: Vec::new(),
+        };
+        let Some(class) = entry.exact(&[]) else {
+            // A node without GPUs of anybody is nothing to speak of.
+            let advertised = entry.advertised.as_ref()?;
+            let any = request.asks.iter().any(|ask| {
+                let count = advertised.iter().find(|(resource, _)| *resource == ask.resource);
+                count.is_some_and(|(_, count)| *count > 0)
+            });
+            let refused = self.options.foreign == ForeignNodes::Refuse;
+            return any.then(|| report(refused.then(|| "no Gantry plugin runs there".to_owned())));
+        };
+        let fits = |class: &Class| decide::judge(class, request).map_err(|miss| miss.of_one_node());
+        let mut found = match fits(&class) {
+            Ok(()) => match decide::score(&class, request, &[], self.options.policy) {
+                Some((score, _)) => {
+                    let mut found = report(None);
+                    let megabytes = score.megabytes_per_second();
+                    // Far below 2^52 MB/s.
+                    #[expect(clippy::cast_precision_loss, reason = "bandwidths are far below 2^52 MB/s")]
+                    let gbs = megabytes as f64 / 1e3;
+                    found.bandwidth_gbs = (megabytes > 0).then_some(gbs);
+                    return Some(found);
+                }
+                None => report(Some(
+                    "the devices that are free do not fit the containers".to_owned(),
+                )),
+            },
+            Err(words) => report(Some(words)),
+        };
+        let mut held: Vec<&(PodUid, Vec<DeviceSet>)> = entry.account.pods.iter().collect();
+        // The largest first, so that few have to end; then those that turn out not to be needed are let off.
+        held.sort_by_key(|(uid, sets)| {
+            let devices: usize = sets.iter().map(DeviceSet::len).sum();
+            (std::cmp::Reverse(devices), uid.clone())
+        });
+        let mut ended = 0;
+        while ended < held.len() && !self.would_fit(&class, request, &held[..ended]) {
+            ended += 1;
+        }
+        if self.would_fit(&class, request, &held[..ended]) {
+            let mut victims: Vec<_> = held[..ended].to_vec();
+            let mut at = 0;
+            while at < victims.len() {
+                let spared = victims.remove(at);
+                if !self.would_fit(&class, request, &victims) {
+                    victims.insert(at, spared);
+                    at += 1;
+                }
+            }
+            found.would_have_to_end = victims
+                .iter()
+                .filter_map(|(uid, _)| self.pods.get(uid))
+                .map(|pod| format!("{}/{}", pod.namespace, pod.name))
+                .collect();
+        }
+        Some(found)
+    }
+
+    /// Whether a request would fit on a class once some pods had ended.
+    fn would_fit(&self, class: &Class, request: &Request, ended: &[&(PodUid, Vec<DeviceSet>)]) -> bool {
+        let mut class = class.clone();
+        for (_, sets) in ended {
+            for (pool, set) in class.pools.iter_mut().zip(sets) {
+                pool.free.add(set);
+                pool.open.add(set);
+            }
+        }
+        decide::judge(&class, request).is_ok()
+            && decide::score(&class, request, &[], self.options.policy).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests;
