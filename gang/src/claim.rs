@@ -11,8 +11,10 @@ use crate::terms::{Fault, LevelWish, Repair};
 pub struct Claim {
     /// Which gang.
     pub key: GangKey,
-    /// Where its minimum stands.
+    /// What the pod itself says of the minimum.
     pub size: Size,
+    /// The object that says the rest: the minimum where the pod does not, members in all, wishes. `None` if there is none to read.
+    pub owner: Option<OwnerRef>,
     /// The pod's place in the order of ranks, from 0, if it has one.
     pub rank: Option<u32>,
     /// Its role, such as `launcher` or `worker`; empty where there is only one.
@@ -25,20 +27,20 @@ pub struct Claim {
     pub faults: Vec<Fault>,
 }
 
-/// Where the minimum of a gang stands.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// What a pod says of its gang's minimum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Size {
-    /// On the pod itself.
+    /// A number.
     Stated {
         /// Members that are useful only together.
         min: u32,
         /// Members there will be, if that is said.
         total: Option<u32>,
     },
-    /// In another object.
-    Owner(OwnerRef),
-    /// Nowhere.
-    Unknown,
+    /// As many as the owner says there will be.
+    All,
+    /// Nothing: the owner, or the Gang object, says it.
+    Unsaid,
 }
 
 /// An object that says how large a gang is.
@@ -96,8 +98,13 @@ pub struct OwnerFacts {
     pub min: Option<u32>,
     /// Members there will be.
     pub total: Option<u32>,
-    /// How many of them are of each role at least, where that is said.
+    /// How many of them are of each role at least, where that is said. Sorted by role.
     pub by_role: Vec<(Arc<str>, u32)>,
+    /// Members of one role are made only when those of another are ready or have ended, so that each role is a gang of its own:
+    /// [`crate::dialect::settle`] tells its name.
+    pub apart: bool,
+    /// Where the minimum stands, for people: `spec.minMember`.
+    pub said: Arc<str>,
     /// What it wishes besides.
     pub wish: Wish,
     /// What is wrong with it.
@@ -109,6 +116,9 @@ pub struct OwnerFacts {
 pub struct Wish {
     /// The level of the fabric that should hold it.
     pub level: Option<LevelWish>,
+    /// The node label by which another system keeps its parts together anyway: where it makes a level that is known, the gang is rather laid along
+    /// it too; else it means nothing to us.
+    pub hint: Option<Arc<str>>,
     /// Members that come in slices of this size, each in one domain of the level.
     pub slice: Option<u32>,
     /// Members at most.

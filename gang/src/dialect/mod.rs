@@ -1,0 +1,80 @@
+//! Reads what pods and their owners say of gangs: one file per convention, asked in the order of [`Dialect`]. Never infers a gang that
+//! nobody asked for. Pure.
+
+mod native;
+mod own;
+mod rank;
+mod value;
+mod view;
+
+use std::sync::Arc;
+
+use crate::claim::{Claim, OwnerFacts, OwnerRef, Size, Wish};
+use crate::key::Dialect;
+use crate::terms::Fault;
+
+pub use view::{Controller, PodView, WorkloadRef, reads};
+
+/// What a pod says of the gang it belongs to; `None` if it belongs to none. The first convention that says something wins; our own
+/// annotations on the pod go before its numbers and wishes whichever it is.
+pub fn claim(pod: &PodView<'_>) -> Option<Claim> {
+    let own = own::read(pod);
+    if own.opted_out {
+        return None;
+    }
+    let mut found = READERS.iter().filter_map(|read| read(pod, &own));
+    let first = found.next().or_else(|| own.stray(pod))?;
+    let others: Vec<Found<'_>> = found.collect();
+    Some(own.over(pod, first, &others))
+}
+
+/// The claim once its owner has been read: where each role is a gang of its own ([`OwnerFacts::apart`]), the gang is named after the role.
+/// Any other claim stays as it is.
+pub fn settle(claim: &Claim, owner: &OwnerFacts) -> Option<Claim> {
+    if !owner.apart || claim.role.is_empty() {
+        return None;
+    }
+    let suffix = format!("/{}", claim.role);
+    if claim.key.name.ends_with(&suffix) {
+        return None;
+    }
+    let mut settled = claim.clone();
+    settled.key.name = format!("{}{suffix}", claim.key.name).into();
+    Some(settled)
+}
+
+/// The readers, in the order in which they are asked.
+const READERS: [Reader; 3] = [native::pod_group, native::workload, own::gang];
+
+type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
+
+/// What one convention says of a pod.
+#[derive(Debug, Clone)]
+struct Found<'a> {
+    dialect: Dialect,
+    name: Arc<str>,
+    incarnation: Arc<str>,
+    size: Size,
+    owner: Option<OwnerRef>,
+    rank: Option<u32>,
+    role: &'a str,
+    wish: Wish,
+    faults: Vec<Fault>,
+}
+
+impl<'a> Found<'a> {
+    /// A gang of this name, and nothing more.
+    fn new(dialect: Dialect, name: &str) -> Self {
+        Self {
+            dialect,
+            name: name.into(),
+            incarnation: "".into(),
+            size: Size::Unsaid,
+            owner: None,
+            rank: None,
+            role: "",
+            wish: Wish::default(),
+            faults: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Our own annotations: a gang by name, and what a person says of a gang of any convention. Strict: what cannot be followed to the letter is a fault,
+//! and the pod waits until it is mended.
+
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::names;
+
+use super::value::{self, fault, number};
+use super::{Found, PodView};
+use crate::claim::{Claim, Size, Wish};
+use crate::key::{Dialect, GangKey};
+use crate::terms::{Fault, LevelWish, Repair};
+
+/// What our annotations on a pod say.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Own<'a> {
+    /// It is to be no member of any gang.
+    pub(super) opted_out: bool,
+    /// The gang's name.
+    pub(super) gang: Option<&'a str>,
+    /// Members that are useful only together.
+    pub(super) min: Option<Min>,
+    rank: Option<u32>,
+    wish: Wish,
+    faults: Vec<Fault>,
+    /// Something was said that makes sense of a gang only.
+    speaks_of_gang: bool,
+}
+
+/// A minimum as a person writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Min {
+    Number(u32),
+    All,
+}
+
+/// The gang that is named by our annotation.
+pub(super) fn gang<'a>(_: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
+    own.gang.map(|name| Found::new(Dialect::Annotation, name))
+}
+
+/// Reads our annotations.
+pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
+    let mut own = Own::default();
+    let Some(annotations) = pod.annotations else {
+        return own;
+    };
+    // All of ours stand together in the order of names.
+    let prefix = "gantry.dev/";
+    let ours = annotations
+        .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
+        .take_while(|(name, _)| name.starts_with(prefix));
+    for (name, text) in ours {
+        own.take(name, text);
+    }
+    if own.opted_out {
+        return own;
+    }
+    let both = [
+        names::GANG_REQUIRED_LEVEL_ANNOTATION,
+        names::GANG_PREFERRED_LEVEL_ANNOTATION,
+    ];
+    if both.iter().all(|name| annotations.contains_key(*name)) {
+        own.faults.push(fault(
+            format!("annotation {}", both[0]),
+            format!(
+                "{} is given too: a gang has one level; remove one of the two",
+                both[1]
+            ),
+        ));
+    }
+    own
+}
+
+impl<'a> Own<'a> {
+    fn take(&mut self, name: &'a str, text: &'a str) {
+        let place = || format!("annotation {name}");
+        let count = || number(place(), text, 1..=value::MOST_MEMBERS);
+        match name {
+            names::GANG_ANNOTATION if text == "none" => self.opted_out = true,
+            names::GANG_ANNOTATION => {
+                self.gang = Some(text);
+                if let Err(words) = value::name(text) {
+                    self.faults.push(fault(place(), words));
+                }
+            }
+            names::GANG_MIN_ANNOTATION if text == "all" => self.min = Some(Min::All),
+            names::GANG_MIN_ANNOTATION => {
+                let min = number(place(), text, 1..=value::MOST_MEMBERS).map_err(|mut wrong| {
+                    wrong.words = format!(
+                        "{}, or `all` where the owner says how many there are",
+                        wrong.words
+                    )
+                    .into();
+                    wrong
+                });
+                self.min = self.keep(min).map(Min::Number);
+            }
+            names::GANG_MAX_ANNOTATION => self.wish.max = self.keep(count()),
+            names::GANG_SLICE_ANNOTATION => self.wish.slice = self.keep(count()),
+            names::GANG_RANK_ANNOTATION => {
+                self.rank = self.keep(number(place(), text, 0..=value::MOST_MEMBERS));
+            }
+            names::GANG_ARRIVAL_ANNOTATION => {
+                self.wish.arrival = self
+                    .keep(number(place(), text, 1..=3600))
+                    .map(|seconds| Duration::from_secs(seconds.into()));
+            }
+            names::GANG_REQUIRED_LEVEL_ANNOTATION | names::GANG_PREFERRED_LEVEL_ANNOTATION => {
+                match value::level(text) {
+                    Ok(level) => {
+                        self.wish.level = Some(LevelWish {
+                            level,
+                            required: name == names::GANG_REQUIRED_LEVEL_ANNOTATION,
+                        });
+                    }
+                    Err(words) => self.faults.push(fault(place(), words)),
+                }
+            }
+            names::GANG_REPAIR_ANNOTATION => {
+                self.wish.repair = Repair::ALL
+                    .iter()
+                    .find(|(word, _)| *word == text)
+                    .map(|(_, repair)| *repair);
+                if self.wish.repair.is_none() {
+                    let words = Repair::ALL.map(|(word, _)| word);
+                    self.faults.push(fault(place(), value::not_one_of(text, &words)));
+                }
+            }
+            names::CHECKPOINTED_ANNOTATION => {
+                match text {
+                    "true" | "false" => self.wish.checkpointed = Some(text == "true"),
+                    _ => self
+                        .faults
+                        .push(fault(place(), value::not_one_of(text, &["true", "false"]))),
+                }
+                // It makes sense of any pod.
+                return;
+            }
+            _ if name.starts_with(names::GANG_ANNOTATION) => {
+                let known = KNOWN.map(|known| &known[names::GROUP.len() + 1..]);
+                let given = &name[names::GROUP.len() + 1..];
+                self.faults.push(fault(
+                    place(),
+                    value::unknown("annotation of ours", given, &known),
+                ));
+            }
+            _ => return,
+        }
+        self.speaks_of_gang = true;
+    }
+
+    fn keep<T>(&mut self, read: Result<T, Fault>) -> Option<T> {
+        read.map_err(|wrong| self.faults.push(wrong)).ok()
+    }
+
+    /// A pod of no gang of which something is said that makes sense of a gang only: it must not go its way unnoticed.
+    pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<Found<'b>> {
+        if !self.speaks_of_gang {
+            return None;
+        }
+        let mut found = Found::new(Dialect::Annotation, pod.name);
+        found.incarnation = pod.uid.into();
+        found.faults.push(fault(
+            "annotations".to_owned(),
+            format!(
+                "{} are there, but the pod belongs to no gang: name one with {}, or remove them",
+                "gantry.dev/gang-*",
+                names::GANG_ANNOTATION
+            ),
+        ));
+        Some(found)
+    }
+
+    /// What the first convention found, and what a person says on top of it.
+    pub(super) fn over(self, pod: &PodView<'_>, first: Found<'_>, others: &[Found<'_>]) -> Claim {
+        let mut faults = self.faults;
+        faults.extend(first.faults);
+        let mut owner = first.owner;
+        let size = match (self.min, first.size) {
+            (None, size) => size,
+            (Some(Min::Number(min)), Size::Stated { total, .. }) => Size::Stated { min, total },
+            (Some(Min::Number(min)), _) => Size::Stated { min, total: None },
+            (
+                Some(Min::All),
+                Size::Stated {
+                    total: Some(total), ..
+                },
+            ) => Size::Stated {
+                min: total,
+                total: Some(total),
+            },
+            (Some(Min::All), _) => {
+                owner = owner.or_else(|| others.iter().find_map(|other| other.owner.clone()));
+                if owner.is_none() {
+                    faults.push(fault(
+                        format!("annotation {}", names::GANG_MIN_ANNOTATION),
+                        "`all` needs an owner that says how many there are, such as a Job or a JobSet; write a number".to_owned(),
+                    ));
+                }
+                Size::All
+            }
+        };
+        let wish = Wish {
+            level: self.wish.level.or(first.wish.level),
+            hint: first.wish.hint,
+            slice: self.wish.slice.or(first.wish.slice),
+            max: self.wish.max.or(first.wish.max),
+            repair: self.wish.repair.or(first.wish.repair),
+            arrival: self.wish.arrival.or(first.wish.arrival),
+            checkpointed: self.wish.checkpointed.or(first.wish.checkpointed),
+        };
+        faults.sort_unstable();
+        faults.dedup();
+        Claim {
+            key: GangKey {
+                namespace: Arc::from(pod.namespace),
+                name: first.name,
+                dialect: first.dialect,
+                incarnation: first.incarnation,
+            },
+            size,
+            owner,
+            rank: self.rank.or(first.rank).or_else(|| super::rank::of(pod)),
+            role: first.role.into(),
+            wish,
+            also: others.iter().map(|other| other.dialect).collect(),
+            faults,
+        }
+    }
+}
+
+const KNOWN: [&str; 9] = [
+    names::GANG_ANNOTATION,
+    names::GANG_MIN_ANNOTATION,
+    names::GANG_MAX_ANNOTATION,
+    names::GANG_REQUIRED_LEVEL_ANNOTATION,
+    names::GANG_PREFERRED_LEVEL_ANNOTATION,
+    names::GANG_SLICE_ANNOTATION,
+    names::GANG_REPAIR_ANNOTATION,
+    names::GANG_ARRIVAL_ANNOTATION,
+    names::GANG_RANK_ANNOTATION,
+];

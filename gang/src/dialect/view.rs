@@ -1,0 +1,90 @@
+//! What is looked at of a pod to see whether it belongs to a gang. Borrowed; nothing is decided here.
+
+use std::collections::BTreeMap;
+
+use gantry_api::names;
+
+/// What of a pod may say that it belongs to a gang.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PodView<'a> {
+    /// `metadata.namespace`.
+    pub namespace: &'a str,
+    /// `metadata.name`.
+    pub name: &'a str,
+    /// `metadata.uid`.
+    pub uid: &'a str,
+    /// `metadata.labels`; those for which [`reads`] is false need not be there.
+    pub labels: Option<&'a BTreeMap<String, String>>,
+    /// `metadata.annotations`; those for which [`reads`] is false need not be there.
+    pub annotations: Option<&'a BTreeMap<String, String>>,
+    /// The owner reference with `controller: true`.
+    pub controller: Option<Controller<'a>>,
+    /// `spec.schedulingGroup.podGroupName` (Kubernetes 1.36 and later).
+    pub scheduling_group: Option<&'a str>,
+    /// `spec.workloadRef` (Kubernetes 1.35).
+    pub workload: Option<WorkloadRef<'a>>,
+}
+
+impl<'a> PodView<'a> {
+    /// A label.
+    pub fn label(&self, name: &str) -> Option<&'a str> {
+        self.labels?.get(name).map(String::as_str)
+    }
+
+    /// An annotation.
+    pub fn annotation(&self, name: &str) -> Option<&'a str> {
+        self.annotations?.get(name).map(String::as_str)
+    }
+}
+
+/// The object that made a pod.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Controller<'a> {
+    /// Group and version, such as `batch/v1`.
+    pub api_version: &'a str,
+    /// Its kind.
+    pub kind: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// Its UID.
+    pub uid: &'a str,
+}
+
+/// `spec.workloadRef`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkloadRef<'a> {
+    /// The Workload.
+    pub name: &'a str,
+    /// The group in it.
+    pub pod_group: &'a str,
+    /// Which replica of the group, if there are several.
+    pub replica_key: Option<&'a str>,
+}
+
+/// Whether a label or annotation of this name is ever looked at. A reader of pods may drop all others.
+pub fn reads(name: &str) -> bool {
+    match name.split_once('/') {
+        None => name == "pod-group-name",
+        // The grant, which is long, is none of our business.
+        Some((names::GROUP, rest)) => rest.starts_with("gang") || name == names::CHECKPOINTED_ANNOTATION,
+        Some((domain, _)) => DOMAINS.contains(&domain),
+    }
+}
+
+/// The domains whose labels and annotations tell of gangs.
+const DOMAINS: [&str; 14] = [
+    "scheduling.x-k8s.io",
+    "pod-group.scheduling.sigs.k8s.io",
+    "scheduling.k8s.io",
+    "scheduling.volcano.sh",
+    "volcano.sh",
+    "gang.scheduling.koordinator.sh",
+    "kueue.x-k8s.io",
+    "kai.scheduler",
+    "leaderworkerset.sigs.k8s.io",
+    "jobset.sigs.k8s.io",
+    "alpha.jobset.sigs.k8s.io",
+    "training.kubeflow.org",
+    "ray.io",
+    "batch.kubernetes.io",
+];
