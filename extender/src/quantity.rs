@@ -1,6 +1,8 @@
 //! Kubernetes quantities as counts of devices: `2`, `2k`, `1Ki`, `2000m`, `2e0`. Exact arithmetic, no floating point.
 //! Only whole, non-negative counts are devices; everything else is refused with what stood there.
 
+use gantry_gang::quantity::Quantity;
+
 /// Why a quantity is no count of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
@@ -23,112 +25,15 @@ pub enum QuantityError {
 /// # Errors
 /// See [`QuantityError`].
 pub fn count(text: &str) -> Result<u32, QuantityError> {
-    let (negative, unsigned) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    let end = unsigned
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(unsigned.len());
-    let (number, suffix) = unsigned.split_at(end);
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
-        return Err(QuantityError::Malformed);
-    }
-    let scale = Scale::of(suffix)?;
-    let digits = [whole, fraction].concat();
-    let digits = digits.trim_start_matches('0');
-    if digits.is_empty() {
-        return Ok(0);
-    }
-    if negative {
+    let quantity = Quantity::parse(text).map_err(|_| QuantityError::Malformed)?;
+    let amount = quantity.amount(0);
+    if amount.negative {
         return Err(QuantityError::Negative);
     }
-    let decimals = i32::try_from(fraction.len()).map_err(|_| QuantityError::TooLarge)?;
-    scale.apply(digits, decimals)
-}
-
-/// What a suffix multiplies by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scale {
-    /// 10 to this power.
-    Ten(i32),
-    /// 2 to this power.
-    Two(u32),
-}
-
-impl Scale {
-    fn of(suffix: &str) -> Result<Self, QuantityError> {
-        let scale = match suffix {
-            "" => Self::Ten(0),
-            "n" => Self::Ten(-9),
-            "u" => Self::Ten(-6),
-            "m" => Self::Ten(-3),
-            "k" => Self::Ten(3),
-            "M" => Self::Ten(6),
-            "G" => Self::Ten(9),
-            "T" => Self::Ten(12),
-            "P" => Self::Ten(15),
-            "E" => Self::Ten(18),
-            "Ki" => Self::Two(10),
-            "Mi" => Self::Two(20),
-            "Gi" => Self::Two(30),
-            "Ti" => Self::Two(40),
-            "Pi" => Self::Two(50),
-            "Ei" => Self::Two(60),
-            exponent => {
-                let power = exponent
-                    .strip_prefix(['e', 'E'])
-                    .filter(|power| power.len() <= 4)
-                    .and_then(|power| power.parse::<i32>().ok())
-                    .ok_or(QuantityError::Malformed)?;
-                Self::Ten(power)
-            }
-        };
-        Ok(scale)
+    if !amount.exact {
+        return Err(QuantityError::Fractional);
     }
-
-    /// `digits` (no leading zero, not empty) with `decimals` of them behind the point, times this scale.
-    fn apply(self, digits: &str, decimals: i32) -> Result<u32, QuantityError> {
-        let (power, factor) = match self {
-            Self::Ten(power) => (power - decimals, 1),
-            Self::Two(power) => (-decimals, 1u128 << power),
-        };
-        // Zeros at the end are powers of ten: without them neither `2.000` nor `1e3` needs long arithmetic.
-        let significant = digits.trim_end_matches('0');
-        let zeros = i32::try_from(digits.len() - significant.len()).map_err(|_| QuantityError::TooLarge)?;
-        let power = power + zeros;
-        // 20 digits times 2^60 fit into 128 bits. A longer number is either far too large or has a fraction.
-        if significant.len() > 20 {
-            return Err(match i64::try_from(significant.len()) {
-                Ok(length) if i64::from(power) + length <= 0 => QuantityError::Fractional,
-                _ if power < 0 => QuantityError::Fractional,
-                _ => QuantityError::TooLarge,
-            });
-        }
-        let value = significant
-            .parse::<u128>()
-            .map_err(|_| QuantityError::Malformed)?
-            .checked_mul(factor)
-            .ok_or(QuantityError::TooLarge)?;
-        let ten = |power: i32| {
-            u32::try_from(power)
-                .ok()
-                .and_then(|power| 10u128.checked_pow(power))
-        };
-        let value = if power >= 0 {
-            ten(power)
-                .and_then(|scale| value.checked_mul(scale))
-                .ok_or(QuantityError::TooLarge)?
-        } else {
-            match ten(-power) {
-                Some(scale) if value % scale == 0 => value / scale,
-                _ => return Err(QuantityError::Fractional),
-            }
-        };
-        u32::try_from(value).map_err(|_| QuantityError::TooLarge)
-    }
+    u32::try_from(amount.units).map_err(|_| QuantityError::TooLarge)
 }
 
 #[cfg(test)]

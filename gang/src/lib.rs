@@ -15,13 +15,14 @@ pub mod fabric;
 pub mod key;
 pub mod needs;
 pub mod protocol;
+pub mod quantity;
 pub mod queue;
 pub mod room;
 pub mod terms;
 
 pub use claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
-pub use fabric::{DomainIx, Fabric, Level, Levels};
+pub use fabric::{DomainIx, Fabric, Level, Levels, Scope};
 pub use key::{Dialect, GangKey};
-pub use needs::Needs;
-pub use room::{NodeFacts, Resources, Taint, TaintEffect};
+pub use needs::{Misfit, Needs};
+pub use room::{Lack, NodeFacts, Resources, Taint, TaintEffect};
 pub use terms::{Fault, LevelWish, Repair, Terms};

@@ -1,8 +1,12 @@
 //! What a pod needs of a node besides the devices that Gantry accounts, as kube-scheduler will judge it. Values; `read` makes them of
 //! a pod's JSON.
 
+mod admit;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+pub use admit::Misfit;
 
 use crate::room::{Resources, TaintEffect};
 
@@ -13,7 +17,7 @@ pub struct Needs {
     pub resources: Resources,
     /// `spec.nodeSelector`.
     pub selector: BTreeMap<Arc<str>, Arc<str>>,
-    /// Required node affinity: one of these must hold; none means any node.
+    /// Required node affinity: one of these must hold; none means any node. A term without requirements holds nowhere.
     pub affinity: Vec<NodeTerm>,
     /// Preferred node affinity, with weights 1 to 100.
     pub preferred: Vec<(i32, NodeTerm)>,

@@ -1,7 +1,10 @@
 //! What a node offers besides the devices that Gantry accounts: amounts, labels, taints. Exact whole numbers in Kubernetes' base units.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
+
+use crate::quantity;
 
 /// Amounts of what nodes have and pods need. Resources that Gantry accounts as devices are not among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -53,4 +56,223 @@ pub enum TaintEffect {
     PreferNoSchedule,
     /// They are sent away.
     NoExecute,
+}
+
+/// A resource of which a node has too little left. Reads as kube-scheduler says it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lack {
+    /// No room for another pod, whatever it asks for.
+    Pods,
+    /// CPU.
+    Cpu,
+    /// Memory.
+    Memory,
+    /// Ephemeral storage.
+    EphemeralStorage,
+    /// Another resource.
+    Other(Arc<str>),
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pods => f.write_str("Too many pods"),
+            Self::Cpu => f.write_str("Insufficient cpu"),
+            Self::Memory => f.write_str("Insufficient memory"),
+            Self::EphemeralStorage => f.write_str("Insufficient ephemeral-storage"),
+            Self::Other(name) => write!(f, "Insufficient {name}"),
+        }
+    }
+}
+
+impl Resources {
+    /// Adds what `written` says of a resource, such as `cpu: 500m`. A quantity that cannot be read adds nothing: the API server lets none
+    /// through.
+    pub fn add_written(&mut self, name: &str, written: &str) {
+        let read = if name == "cpu" {
+            quantity::thousandths(written)
+        } else {
+            quantity::units(written)
+        };
+        let amount = read.unwrap_or_default();
+        let place = match name {
+            "cpu" => &mut self.milli_cpu,
+            "memory" => &mut self.memory,
+            "ephemeral-storage" => &mut self.ephemeral,
+            "pods" => &mut self.pods,
+            other => match self.others.get_mut(other) {
+                Some(known) => known,
+                None => self.others.entry(other.into()).or_default(),
+            },
+        };
+        *place = place.saturating_add(amount);
+    }
+
+    /// Adds.
+    pub fn add(&mut self, more: &Self) {
+        self.combine(more, i64::saturating_add);
+    }
+
+    /// Subtracts; below zero where there was not as much.
+    pub fn sub(&mut self, less: &Self) {
+        self.combine(less, i64::saturating_sub);
+    }
+
+    /// The larger amount of each resource.
+    pub fn raise_to(&mut self, other: &Self) {
+        self.combine(other, i64::max);
+    }
+
+    fn combine(&mut self, other: &Self, with: fn(i64, i64) -> i64) {
+        self.milli_cpu = with(self.milli_cpu, other.milli_cpu);
+        self.memory = with(self.memory, other.memory);
+        self.ephemeral = with(self.ephemeral, other.ephemeral);
+        self.pods = with(self.pods, other.pods);
+        for (name, amount) in &other.others {
+            match self.others.get_mut(name) {
+                Some(known) => *known = with(*known, *amount),
+                None => {
+                    self.others.insert(Arc::clone(name), with(0, *amount));
+                }
+            }
+        }
+    }
+
+    /// Whether `need` fits in this, which is what a node has left. What is not asked for fits though less than nothing be left.
+    ///
+    /// # Errors
+    /// The first resource that is lacking, in a fixed order.
+    pub fn fits(&self, need: &Self) -> Result<(), Lack> {
+        let lacking = self.each(need).find(|(left, need, _)| need > left);
+        match lacking {
+            Some((_, _, lack)) => Err(lack.said()),
+            None => Ok(()),
+        }
+    }
+
+    /// How many times `need` fits in this; [`u32::MAX`] if it is nothing.
+    pub fn times(&self, need: &Self) -> u32 {
+        let times = self.each(need).map(|(left, need, _)| left.max(0) / need).min();
+        times.map_or(u32::MAX, |times| u32::try_from(times).unwrap_or(u32::MAX))
+    }
+
+    /// What is left and what is needed of every resource that is needed at all.
+    fn each<'a>(&'a self, need: &'a Self) -> impl Iterator<Item = (i64, i64, Named<'a>)> {
+        let others = need.others.iter().map(|(name, amount)| {
+            let left = self.others.get(name).copied().unwrap_or_default();
+            (left, *amount, Named::Other(name))
+        });
+        [
+            (self.pods, need.pods, Named::Pods),
+            (self.milli_cpu, need.milli_cpu, Named::Cpu),
+            (self.memory, need.memory, Named::Memory),
+            (self.ephemeral, need.ephemeral, Named::EphemeralStorage),
+        ]
+        .into_iter()
+        .chain(others)
+        .filter(|(_, need, _)| *need > 0)
+    }
+}
+
+/// A resource, by a borrowed name.
+enum Named<'a> {
+    Pods,
+    Cpu,
+    Memory,
+    EphemeralStorage,
+    Other(&'a Arc<str>),
+}
+
+impl Named<'_> {
+    fn said(self) -> Lack {
+        match self {
+            Self::Pods => Lack::Pods,
+            Self::Cpu => Lack::Cpu,
+            Self::Memory => Lack::Memory,
+            Self::EphemeralStorage => Lack::EphemeralStorage,
+            Self::Other(name) => Lack::Other(Arc::clone(name)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(written: &[(&str, &str)]) -> Resources {
+        let mut all = Resources::default();
+        for (name, quantity) in written {
+            all.add_written(name, quantity);
+        }
+        all
+    }
+
+    #[test]
+    fn what_is_lacking_is_said_in_kube_schedulers_words() {
+        let left = read(&[
+            ("cpu", "2"),
+            ("memory", "1Gi"),
+            ("pods", "1"),
+            ("example.com/nic", "1"),
+        ]);
+        for (need, words) in [
+            (vec![("cpu", "2001m")], "Insufficient cpu"),
+            (vec![("memory", "1025Mi")], "Insufficient memory"),
+            (vec![("pods", "2"), ("cpu", "3")], "Too many pods"),
+            (vec![("ephemeral-storage", "1")], "Insufficient ephemeral-storage"),
+            (vec![("example.com/nic", "2")], "Insufficient example.com/nic"),
+            (vec![("hugepages-2Mi", "2Mi")], "Insufficient hugepages-2Mi"),
+        ] {
+            assert_eq!(left.fits(&read(&need)).unwrap_err().to_string(), words);
+        }
+        assert_eq!(left.fits(&left), Ok(()));
+    }
+
+    #[test]
+    fn who_asks_for_nothing_of_a_resource_does_not_mind_that_it_is_exhausted() {
+        let mut left = read(&[("cpu", "1"), ("memory", "1Gi")]);
+        left.sub(&read(&[("cpu", "2")]));
+        assert_eq!(left.milli_cpu, -1000);
+        assert_eq!(left.fits(&read(&[("memory", "1Gi")])), Ok(()));
+        assert_eq!(left.times(&read(&[("cpu", "1")])), 0);
+        assert_eq!(left.times(&Resources::default()), u32::MAX);
+    }
+
+    prop_compose! {
+        fn amounts()(cpu in 0i64..50, memory in 0i64..50, ephemeral in 0i64..50, pods in 0i64..50, nics in prop::option::of(0i64..50)) -> Resources {
+            Resources {
+                milli_cpu: cpu,
+                memory,
+                ephemeral,
+                pods,
+                others: nics.into_iter().map(|nics| ("example.com/nic".into(), nics)).collect(),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn times_is_how_often_it_fits_when_taken_one_after_another(left in amounts(), need in amounts()) {
+            let times = left.times(&need);
+            let mut rest = left;
+            let mut fitted = 0;
+            while fitted < 100 && rest.fits(&need).is_ok() {
+                rest.sub(&need);
+                fitted += 1;
+            }
+            prop_assert_eq!(times.min(100), fitted);
+        }
+
+        #[test]
+        fn what_is_taken_and_given_back_leaves_what_was(left in amounts(), need in amounts()) {
+            let mut rest = left;
+            rest.add(&Resources { others: need.others.clone(), ..Resources::default() });
+            let before = rest.clone();
+            rest.sub(&need);
+            rest.add(&need);
+            prop_assert_eq!(rest, before);
+        }
+    }
 }

@@ -1,0 +1,238 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn node(name: &str, labels: &[(&str, &str)]) -> NodeFacts {
+    NodeFacts {
+        name: name.into(),
+        labels: labels
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect(),
+        ..NodeFacts::default()
+    }
+}
+
+fn levels(text: &str) -> Levels {
+    Levels::parse(text).unwrap()
+}
+
+/// The tree as lines.
+fn drawn(fabric: &Fabric) -> String {
+    fn draw(fabric: &Fabric, domain: DomainIx, depth: usize, out: &mut String) {
+        let here = fabric.domain(domain).unwrap();
+        out.push_str(&format!(
+            "{}{} {:?}\n",
+            "  ".repeat(depth),
+            fabric.words(domain),
+            here.nodes
+        ));
+        for child in &here.children {
+            draw(fabric, *child, depth + 1, out);
+        }
+    }
+    let mut out = String::new();
+    draw(fabric, Fabric::ROOT, 0, &mut out);
+    out
+}
+
+#[test]
+fn racks_of_one_name_in_two_zones_are_two_and_strangers_are_no_neighbours() {
+    let nodes = [
+        node("n0", &[("z", "b"), ("r", "1")]),
+        node("n1", &[("z", "a"), ("r", "1")]),
+        node("n2", &[("z", "a"), ("r", "1")]),
+        node("n3", &[("z", "a")]),
+        node("n4", &[]),
+        node("n5", &[("r", "1")]),
+        node("n6", &[("z", "a")]),
+    ];
+    let gone = [None];
+    let fabric = Fabric::build(levels("zone=z,rack=r"), nodes.iter().map(Some).chain(gone));
+    assert_eq!(
+        drawn(&fabric),
+        "cluster []
+  zone a []
+    rack 1 [1, 2]
+    node n3 [3]
+    node n6 [6]
+  zone b []
+    rack 1 [0]
+  node n4 []
+    node n4 [4]
+  node n5 []
+    rack 1 [5]
+"
+    );
+    assert_eq!(fabric.of_node[7], Fabric::ROOT);
+    assert_eq!(fabric.nodes_in(Fabric::ROOT), [1, 2, 3, 6, 0, 4, 5]);
+    let at = |node: usize| fabric.of_node[node];
+    assert_eq!(fabric.words(fabric.common(at(1), at(2))), "rack 1");
+    assert_eq!(fabric.words(fabric.common(at(1), at(3))), "zone a");
+    assert_eq!(fabric.words(fabric.common(at(0), at(1))), "cluster");
+    assert_eq!(fabric.of_node_at(3, 0), fabric.of_node_at(1, 0));
+}
+
+#[test]
+fn a_level_that_no_node_knows_is_passed_over() {
+    let nodes = [node("n0", &[("r", "1")]), node("n1", &[("r", "1")])];
+    let fabric = Fabric::build(levels("zone=z,rack=r"), nodes.iter().map(Some));
+    assert_eq!(drawn(&fabric), "cluster []\n  rack 1 [0, 1]\n");
+    assert!(!fabric.in_use(0) && fabric.in_use(1));
+    assert_eq!(fabric.of_level(1).collect::<Vec<_>>(), [DomainIx(1)]);
+}
+
+#[test]
+fn without_levels_the_cluster_is_one_domain() {
+    let nodes = [node("n0", &[]), node("n1", &[])];
+    let fabric = Fabric::build(Levels::default(), nodes.iter().map(Some));
+    assert_eq!(drawn(&fabric), "cluster [0, 1]\n");
+    assert_eq!(Fabric::default().domains.len(), 1);
+}
+
+#[test]
+fn presets_and_levels_of_ones_own_are_combined() {
+    let names = |text: &str| {
+        levels(text)
+            .0
+            .iter()
+            .map(|level| level.name.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names("aws,nvlink"), ["layer-1", "layer-2", "layer-3", "clique"]);
+    assert_eq!(
+        names(" zone , row = example.com/row,nvlink"),
+        ["zone", "row", "clique"]
+    );
+    assert_eq!(
+        names("topograph"),
+        ["tier-2", "tier-1", "tier-0", "domain", "sub-domain"]
+    );
+    assert_eq!(names("zone-rack"), ["zone", "rack"]);
+    assert_eq!(names("gke"), ["block", "subblock", "host"]);
+    assert_eq!(names("oci"), ["network-block", "rack"]);
+    assert_eq!(names(""), [""; 0]);
+}
+
+#[test]
+fn what_is_not_understood_is_refused_with_the_nearest_name() {
+    for (text, words) in [
+        (
+            "nvlnk",
+            "\"nvlnk\" is neither a preset (topograph, aws, gke, oci, nvlink, zone, zone-rack) nor written name=label; did you mean nvlink?",
+        ),
+        (
+            "zone,",
+            "\"\" is neither a preset (topograph, aws, gke, oci, nvlink, zone, zone-rack) nor written name=label",
+        ),
+        (
+            "Rack=r",
+            "\"Rack\" in \"Rack=r\" is no name of a level: write lower-case letters, digits and dashes, and not \"node\" or \"cluster\", which every fabric has",
+        ),
+        (
+            "node=n",
+            "\"node\" in \"node=n\" is no name of a level: write lower-case letters, digits and dashes, and not \"node\" or \"cluster\", which every fabric has",
+        ),
+        (
+            "rack=a/b/c",
+            "\"a/b/c\" in \"rack=a/b/c\" is no label of a node; write one such as topology.kubernetes.io/zone",
+        ),
+        (
+            "oci,rack=r",
+            "two levels are called rack: oci.oraclecloud.com/host.rack_id and r; name one of them otherwise, with name=label",
+        ),
+        (
+            "zone,zone-rack",
+            "the label topology.kubernetes.io/zone makes two levels, zone and zone; leave one of them out",
+        ),
+    ] {
+        assert_eq!(Levels::parse(text).unwrap_err().to_string(), words);
+    }
+}
+
+#[test]
+fn a_level_is_found_by_name_or_label() {
+    let levels = levels("zone-rack,nvlink");
+    assert_eq!(levels.find("rack"), Ok(Scope::Level(1)));
+    assert_eq!(levels.find("nvidia.com/gpu.clique"), Ok(Scope::Level(2)));
+    assert_eq!(levels.find("kubernetes.io/hostname"), Ok(Scope::Node));
+    assert_eq!(levels.find("node"), Ok(Scope::Node));
+    assert_eq!(
+        levels.find("rak").unwrap_err().to_string(),
+        "there is no level \"rak\" of the fabric; levels are zone, rack, clique, node; did you mean rack?"
+    );
+    assert_eq!(
+        levels.find("nvidia.com/gpu.cliqe").unwrap_err().near.as_deref(),
+        Some("nvidia.com/gpu.clique")
+    );
+    assert_eq!(levels.find("continent").unwrap_err().near, None);
+}
+
+#[test]
+fn only_labels_of_levels_make_a_fabric_another() {
+    let levels = levels("zone=z");
+    let before = node("n", &[("z", "a"), ("other", "1")]);
+    assert!(levels.agree(Some(&before), Some(&node("n", &[("z", "a")]))));
+    assert!(!levels.agree(Some(&before), Some(&node("n", &[("z", "b")]))));
+    assert!(!levels.agree(Some(&before), None));
+}
+
+fn any_nodes() -> impl Strategy<Value = Vec<Option<NodeFacts>>> {
+    let label = |key: &'static str| prop::option::of((Just(key), prop::sample::select(vec!["1", "2", "n1"])));
+    let labels = (label("z"), label("r"), label("c"));
+    prop::collection::vec(prop::option::weighted(0.9, labels), 0..30).prop_map(|all| {
+        let read = |(number, labels): (usize, Option<(_, _, _)>)| {
+            labels.map(|(zone, rack, clique)| {
+                let labels: Vec<(&str, &str)> = [zone, rack, clique].into_iter().flatten().collect();
+                node(&format!("n{number}"), &labels)
+            })
+        };
+        all.into_iter().enumerate().map(read).collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_tree_is_one(nodes in any_nodes()) {
+        let fabric = Fabric::build(levels("zone=z,rack=r,clique=c"), nodes.iter().map(Option::as_ref));
+        // Each node that is there is in exactly one leaf, the one that is said; no inner domain has any.
+        let mut seen = BTreeSet::new();
+        for (number, domain) in fabric.domains.iter().enumerate() {
+            let here = DomainIx(u32::try_from(number).unwrap());
+            prop_assert!(domain.children.is_empty() || domain.nodes.is_empty());
+            for node in &domain.nodes {
+                prop_assert!(seen.insert(*node), "node {} is in two leaves", node);
+                prop_assert_eq!(fabric.of_node[*node as usize], here);
+            }
+            prop_assert_eq!(domain.parent.is_none(), number == 0);
+            if let Some(parent) = domain.parent {
+                prop_assert!(parent < here, "parents come first");
+                let parent = fabric.domain(parent).unwrap();
+                prop_assert_eq!(parent.children.iter().filter(|child| **child == here).count(), 1);
+                prop_assert!(parent.level < domain.level);
+            }
+            prop_assert!(number == 0 || !fabric.nodes_in(here).is_empty(), "a domain is empty");
+        }
+        let there: BTreeSet<u32> = (0..).zip(&nodes).filter(|(_, node)| node.is_some()).map(|(number, _)| number).collect();
+        prop_assert_eq!(seen, there);
+    }
+
+    #[test]
+    fn two_nodes_share_a_domain_exactly_if_they_share_its_label_and_all_above(nodes in any_nodes()) {
+        let levels = levels("zone=z,rack=r,clique=c");
+        let fabric = Fabric::build(levels.clone(), nodes.iter().map(Option::as_ref));
+        for (a, one) in (0..).zip(&nodes) {
+            for (b, other) in (0..).zip(&nodes) {
+                let (Some(one), Some(other)) = (one, other) else { continue };
+                let mut shared = true;
+                for (level, made_by) in levels.0.iter().enumerate().filter(|(level, _)| fabric.in_use(*level)) {
+                    let (x, y) = (one.labels.get(&made_by.label), other.labels.get(&made_by.label));
+                    shared &= a == b || (x.is_some() && x == y);
+                    prop_assert_eq!(fabric.of_node_at(a, level) == fabric.of_node_at(b, level), shared);
+                }
+            }
+        }
+    }
+}
