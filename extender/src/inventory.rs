@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, PodUid, ResourceName};
+use gantry_topology::Purpose;
 
 use crate::devices::DeviceSet;
 use crate::kind::{Kind, Sharing, Spot};
@@ -246,6 +247,7 @@ impl Pool {
             kind,
             shape: &self.shape,
             cut: &[],
+            purpose: Purpose::Local,
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Kind {
     gpus: usize,
     table: Table,
     /// Answers for machines too large for a table, which are searched, by free GPUs and size.
-    searched: Mutex<HashMap<(GpuSet, usize), Option<Choice>>>,
+    searched: Mutex<HashMap<(GpuSet, usize, Purpose), Option<Choice>>>,
 }
 
 /// Searched answers kept per kind.
@@ -43,7 +43,12 @@ impl Kind {
 
     /// The best `size` GPUs of `free`; `None` if there are fewer.
     pub fn best(&self, free: GpuSet, size: usize) -> Option<GpuSet> {
-        self.choose(free, size).map(|choice| choice.gpus)
+        self.best_for(free, size, Purpose::Local)
+    }
+
+    /// The same for what they are wanted for.
+    pub fn best_for(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<GpuSet> {
+        self.choose(free, size, purpose).map(|choice| choice.gpus)
     }
 
     /// The best `size` devices of `free` where several may lie on one GPU; `None` if there are fewer. `cut` are MIG devices of other
@@ -87,19 +92,19 @@ impl Kind {
         self.table.remainder(free) - self.table.remainder(free - gpus)
     }
 
-    fn choose(&self, free: GpuSet, size: usize) -> Option<Choice> {
+    fn choose(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<Choice> {
         if self.gpus <= TABLE_GPUS {
-            return self.table.best(free, size, Purpose::Local);
+            return self.table.best(free, size, purpose);
         }
         let mut searched = self.searched.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = searched.get(&(free, size)) {
+        if let Some(known) = searched.get(&(free, size, purpose)) {
             return *known;
         }
         if searched.len() >= SEARCHED {
             searched.clear();
         }
-        let found = self.table.best(free, size, Purpose::Local);
-        searched.insert((free, size), found);
+        let found = self.table.best(free, size, purpose);
+        searched.insert((free, size, purpose), found);
         found
     }
 }

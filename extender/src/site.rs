@@ -1,7 +1,7 @@
 //! A machine's GPUs as the site of one pool's devices: which of the free ones are best for a size, what they reach together, and what
 //! is lost by taking them. Pure. Whole GPUs are asked of the choice table, parts of GPUs of the choice among devices.
 
-use gantry_topology::GpuSet;
+use gantry_topology::{GpuSet, Purpose};
 
 use crate::devices::DeviceSet;
 use crate::kind::{Kind, Spot};
@@ -16,13 +16,15 @@ pub struct Site<'a> {
     pub shape: &'a Shape,
     /// MIG devices of other resources that are in use: a GPU that has one is cut already.
     pub cut: &'a [Spot],
+    /// What the devices are wanted for.
+    pub purpose: Purpose,
 }
 
 impl Site<'_> {
     /// The best `size` devices of `free`; `None` if there are fewer.
     pub fn best(self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {
         match self.shape {
-            Shape::Whole => self.kind.best(free.gpus(), size).map(DeviceSet::from),
+            Shape::Whole => self.kind.best_for(free.gpus(), size, self.purpose).map(DeviceSet::from),
             Shape::Parts(parts) => self.kind.best_parts(parts, self.cut, free, size),
         }
     }
@@ -126,6 +128,7 @@ mod tests {
             kind: &kind,
             shape,
             cut: &[],
+            purpose: Purpose::Local,
         };
         site.stranded(&free.iter().copied().collect(), &taken.iter().copied().collect())
     }
@@ -163,6 +166,7 @@ mod tests {
             kind: &kind,
             shape: &shared,
             cut: &[],
+            purpose: Purpose::Local,
         };
         let reach = |devices: &[usize]| site.bandwidth(&devices.iter().copied().collect());
         assert_eq!(reach(&[0, 2]), Some(kind.bandwidth("0,1".parse().unwrap())));
@@ -172,6 +176,7 @@ mod tests {
             kind: &kind,
             shape: &cut,
             cut: &[],
+            purpose: Purpose::Local,
         };
         assert_eq!(site.bandwidth(&[0, 1].into_iter().collect()), None);
     }

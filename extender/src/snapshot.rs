@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_topology::Purpose;
 
 pub use names::Names;
 pub use remembered::{Question, Remembered};
@@ -176,6 +177,7 @@ impl Class {
             kind: &self.kind,
             shape: &pool.shape,
             cut,
+            purpose: Purpose::Local,
         }
     }
 

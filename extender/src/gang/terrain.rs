@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use gantry_api::DeviceId;
 use gantry_gang::protocol::ShapeId;
 use gantry_gang::{Fabric, Needs, NodeFacts, Resources};
 
@@ -22,8 +23,17 @@ pub struct Terrain<'a> {
     pub shapes: &'a [Shape],
     /// Which nodes the pods that are there keep a pod with these needs from: by anti-affinity of either side, required affinity, host ports.
     pub barred: &'a dyn Fn(&Needs) -> Barred,
-    /// The class of one node with each device by itself, to choose the very devices from.
-    pub exact: &'a dyn Fn(NodeIx) -> Option<Class>,
+    /// One node with each device by itself, to choose the very devices from.
+    pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
+}
+
+/// One node with each device by itself.
+#[derive(Debug, Clone)]
+pub struct Exact<'a> {
+    /// Its pools: of devices that nothing tells apart those are free that really are.
+    pub class: Class,
+    /// IDs by pool, by device.
+    pub ids: Vec<&'a [Option<DeviceId>]>,
 }
 
 /// What a node has besides devices.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use gantry_api::ContainerShare;
-use gantry_topology::{GpuSet, Machine};
+use gantry_topology::{GpuSet, Machine, Purpose};
 use proptest::prelude::*;
 
 use super::*;
@@ -34,6 +34,7 @@ fn best_of(kind: &Kind, free: GpuSet, ask: &Ask) -> Option<Layout> {
             kind,
             shape: &shape,
             cut: &[],
+            purpose: Purpose::Local,
         },
         &free.into(),
         ask,
@@ -209,7 +210,7 @@ proptest! {
         let shape = Shape::Parts(Arc::new(Parts::new(spots.collect(), sharing)));
         let Shape::Parts(parts) = &shape else { unreachable!() };
         let kind = kind(&bridged());
-        let site = Site { kind: &kind, shape: &shape, cut: &[] };
+        let site = Site { kind: &kind, shape: &shape, cut: &[], purpose: Purpose::Local };
         let free = DeviceSet::from(GpuSet::from_bits(bits));
 
         let ask = ask(&containers);
