@@ -4,6 +4,7 @@
 mod check;
 mod choose;
 mod demo;
+mod explain;
 mod labels;
 mod log;
 mod runtime;
@@ -50,6 +51,8 @@ enum Command {
     Topo(topo::TopoArgs),
     /// Say which GPUs of a machine a job of some size would get, and why
     Choose(choose::ChooseArgs),
+    /// Say why a pod is where it is, or why it waits and what would have to end for it to fit
+    Explain(explain::ExplainArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
     Labels(Box<labels::LabelsArgs>),
     /// Start both daemons against simulated machines and an embedded cluster, and show who gets which GPUs and why
@@ -91,6 +94,10 @@ fn main() -> ExitCode {
         Command::Labels(args) => {
             log.start_quiet();
             runtime::serve(Threads::One, false, |_| labels::run(*args))
+        }
+        Command::Explain(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::Many, false, |_| explain::run(args))
         }
         Command::Demo(args) => {
             log.start_quiet();

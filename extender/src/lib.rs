@@ -25,6 +25,7 @@ pub mod kind;
 pub mod ledger;
 pub mod metadata;
 pub mod metrics;
+pub mod offline;
 pub mod plan;
 pub mod pod;
 pub mod quantity;

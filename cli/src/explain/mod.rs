@@ -1,0 +1,139 @@
+//! `gantry explain`: why a pod or a gang is where it is, or why it waits and what would have to end for it to fit. Reads the cluster
+//! once, as the extender does; writes nothing.
+
+mod text;
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use clap::{Args, Subcommand};
+use gantry_api::names;
+use gantry_extender::decide::{ForeignNodes, Options, Policy};
+use gantry_extender::index::Store;
+use gantry_extender::offline;
+
+use crate::runtime::BadInput;
+
+/// Options of `gantry explain`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+JSON (--json) has the same facts with stable field names.
+
+Examples:
+  gantry explain pod trainer-0                 where it is and with which GPUs, or what every node lacks
+  gantry explain pod trainer-0 -n research --json
+
+Exit codes: 0 explained, 1 the cluster cannot be read, 2 no such pod.")]
+pub(crate) struct ExplainArgs {
+    #[command(subcommand)]
+    what: What,
+
+    /// Kubeconfig file [default: KUBECONFIG, or ~/.kube/config]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", global = true)]
+    kubeconfig: Option<PathBuf>,
+
+    /// Namespace of the pod or gang
+    #[arg(
+        long,
+        short,
+        value_name = "NAMESPACE",
+        default_value = "default",
+        global = true
+    )]
+    namespace: String,
+
+    /// Resources to look at besides those of nvidia.com: the extender's --resource
+    #[arg(
+        long = "resource",
+        env = "GANTRY_RESOURCES",
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = names::GPU_RESOURCE,
+        global = true
+    )]
+    resources: Vec<String>,
+
+    /// What the extender does with nodes whose devices Gantry does not know
+    #[arg(
+        long,
+        env = "GANTRY_FOREIGN_NODES",
+        value_enum,
+        default_value_t,
+        global = true
+    )]
+    foreign_nodes: ForeignNodes,
+
+    /// Which of equally fast nodes the extender takes
+    #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t, global = true)]
+    policy: Policy,
+
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum What {
+    /// A pod: where it is, or what every node lacks
+    Pod {
+        /// Its name
+        name: String,
+    },
+}
+
+/// Longest time to list the cluster.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Runs `gantry explain`.
+///
+/// # Errors
+/// The cluster cannot be read, or there is no such pod.
+pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
+    let resources = args.resources.iter().map(|name| name.as_str().into()).collect();
+    let options = Options {
+        foreign: args.foreign_nodes,
+        policy: args.policy,
+    };
+    let kubeconfig = args.kubeconfig.clone().or_else(home_kubeconfig);
+    let store = offline::look(kubeconfig.as_deref(), resources, options, LIMIT).await?;
+    let output = match &args.what {
+        What::Pod { name } => pod(&store, &args, name)?,
+    };
+    match io::stdout().lock().write_all(output.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("writing to standard output"),
+    }
+}
+
+/// Where kubectl looks by itself.
+fn home_kubeconfig() -> Option<PathBuf> {
+    let path = PathBuf::from(std::env::var_os("HOME")?).join(".kube/config");
+    path.is_file().then_some(path)
+}
+
+fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
+    let report = store.read(|index| {
+        let pod = index.find_pod(&args.namespace, name).ok_or_else(|| {
+            BadInput(anyhow!(
+                "no pod {name} in namespace {} that asks for {} or another resource that is looked at",
+                args.namespace,
+                args.resources.join(", ")
+            ))
+        })?;
+        index
+            .inspect(pod)
+            .map_err(|error| anyhow!("pod {}/{name}: {error}", args.namespace))
+    })?;
+    if args.json {
+        return json(&report);
+    }
+    Ok(text::pod(&report))
+}
+
+fn json(report: &impl serde::Serialize) -> anyhow::Result<String> {
+    let mut text = serde_json::to_string_pretty(report).context("writing JSON")?;
+    text.push('\n');
+    Ok(text)
+}

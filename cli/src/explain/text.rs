@@ -1,0 +1,169 @@
+//! Reports as text for a terminal. No decisions: everything said here stands in the report.
+
+use std::fmt::Write as _;
+
+use gantry_extender::index::{NodeReport, PodReport};
+
+/// Nodes named one by one.
+const NAMED: usize = 20;
+/// Pods named per node.
+const ENDS: usize = 4;
+
+/// A pod.
+pub(crate) fn pod(report: &PodReport) -> String {
+    let mut out = format!(
+        "pod {}/{} asks for {}\n",
+        report.namespace, report.name, report.asks
+    );
+    if let Some(bound) = &report.bound {
+        let words = if bound.words.is_empty() {
+            "no device that Gantry accounts"
+        } else {
+            &bound.words
+        };
+        line(&mut out, &format!("bound to {}: {words}", bound.node));
+        for id in &bound.devices {
+            line(&mut out, &format!("  {id}"));
+        }
+        return out;
+    }
+    let fit: Vec<&NodeReport> = report.nodes.iter().filter(|node| node.lacks.is_none()).collect();
+    let waits: Vec<&NodeReport> = report.nodes.iter().filter(|node| node.lacks.is_some()).collect();
+    if report.nodes.is_empty() {
+        line(&mut out, "no node has such a resource");
+    }
+    if !fit.is_empty() {
+        line(
+            &mut out,
+            &format!("devices enough on {} of {} nodes:", fit.len(), report.nodes.len()),
+        );
+        for node in fit.iter().take(NAMED) {
+            let bandwidth = node
+                .bandwidth_gbs
+                .map_or_else(String::new, |gbs| format!(": {gbs:.0} GB/s among them"));
+            line(&mut out, &format!("  {}{bandwidth}", node.node));
+        }
+        more(&mut out, fit.len());
+        line(
+            &mut out,
+            "if it waits all the same, something else keeps it: see `kubectl describe pod`",
+        );
+    }
+    if !waits.is_empty() {
+        line(
+            &mut out,
+            &format!("too little on {} of {} nodes:", waits.len(), report.nodes.len()),
+        );
+        for node in waits.iter().take(NAMED) {
+            let lacks = node.lacks.as_deref().unwrap_or_default();
+            line(&mut out, &format!("  {}: {lacks}{}", node.node, ends(node)));
+        }
+        more(&mut out, waits.len());
+    }
+    out
+}
+
+/// Who would have to end on a node.
+fn ends(node: &NodeReport) -> String {
+    let pods = &node.would_have_to_end;
+    match pods.len() {
+        0 => String::new(),
+        1 => format!("; fits when {} ends", pods[0]),
+        count if count <= ENDS => format!("; fits when {} end", pods.join(" and ")),
+        count => format!(
+            "; fits when {} and {} more end",
+            pods[..ENDS].join(", "),
+            count - ENDS
+        ),
+    }
+}
+
+fn more(out: &mut String, count: usize) {
+    if count > NAMED {
+        line(out, &format!("  and {} more", count - NAMED));
+    }
+}
+
+fn line(out: &mut String, text: &str) {
+    // Writing into a String cannot fail.
+    let _ = writeln!(out, "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_extender::index::Bound;
+
+    use super::*;
+
+    fn node(name: &str, lacks: Option<&str>, gbs: Option<f64>, ends: &[&str]) -> NodeReport {
+        NodeReport {
+            node: name.into(),
+            lacks: lacks.map(str::to_owned),
+            bandwidth_gbs: gbs,
+            would_have_to_end: ends.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    fn report(bound: Option<Bound>, nodes: Vec<NodeReport>) -> PodReport {
+        PodReport {
+            namespace: "default".into(),
+            name: "trainer-0".into(),
+            asks: "4 nvidia.com/gpu".to_owned(),
+            bound,
+            nodes,
+        }
+    }
+
+    #[test]
+    fn a_pod_that_waits() {
+        let many = ["default/a", "default/b", "default/c", "default/d", "default/e"];
+        let nodes = vec![
+            node("n1", Some("3 of 8 GPUs free, 4 asked"), None, &["default/a"]),
+            node("n2", Some("0 of 8 GPUs free, 4 asked"), None, &many),
+            node("n3", Some("2 of 2 GPUs free, 4 asked"), None, &[]),
+        ];
+        insta::assert_snapshot!(pod(&report(None, nodes)), @r"
+        pod default/trainer-0 asks for 4 nvidia.com/gpu
+        too little on 3 of 3 nodes:
+          n1: 3 of 8 GPUs free, 4 asked; fits when default/a ends
+          n2: 0 of 8 GPUs free, 4 asked; fits when default/a, default/b, default/c, default/d and 1 more end
+          n3: 2 of 2 GPUs free, 4 asked
+        ");
+    }
+
+    #[test]
+    fn a_pod_that_fits() {
+        let nodes = vec![
+            node("n1", None, Some(300.0), &[]),
+            node(
+                "n2",
+                Some("0 of 8 GPUs free, 4 asked"),
+                None,
+                &["default/a", "default/b"],
+            ),
+        ];
+        insta::assert_snapshot!(pod(&report(None, nodes)), @r"
+        pod default/trainer-0 asks for 4 nvidia.com/gpu
+        devices enough on 1 of 2 nodes:
+          n1: 300 GB/s among them
+        if it waits all the same, something else keeps it: see `kubectl describe pod`
+        too little on 1 of 2 nodes:
+          n2: 0 of 8 GPUs free, 4 asked; fits when default/a and default/b end
+        ");
+    }
+
+    #[test]
+    fn a_pod_that_is_bound() {
+        let bound = Bound {
+            node: "n1".into(),
+            devices: vec!["GPU-1".into(), "GPU-2".into()],
+            words: "GPU 0-1".to_owned(),
+        };
+        insta::assert_snapshot!(pod(&report(Some(bound), Vec::new())), @r"
+        pod default/trainer-0 asks for 4 nvidia.com/gpu
+        bound to n1: GPU 0-1
+          GPU-1
+          GPU-2
+        ");
+    }
+}
