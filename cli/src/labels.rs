@@ -32,7 +32,7 @@ pub(crate) struct LabelsArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Config file in the format of NVIDIA's k8s-device-plugin; the daemon's
+    /// Config file in the format of NVIDIA's k8s-device-plugin; the daemon's [env: GFD_CONFIG_FILE too]
     #[arg(long, env = "CONFIG_FILE", value_name = "FILE")]
     config_file: Option<PathBuf>,
 
@@ -121,7 +121,10 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
 
 /// The config file with the options laid over it.
 fn config(args: &LabelsArgs) -> anyhow::Result<Config> {
-    let (name, text) = match &args.config_file {
+    // The variable of NVIDIA's gpu-feature-discovery; clap knows one per option.
+    let other = || std::env::var_os("GFD_CONFIG_FILE").filter(|path| !path.is_empty());
+    let file = args.config_file.clone().or_else(|| other().map(PathBuf::from));
+    let (name, text) = match &file {
         Some(path) => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;

@@ -3,6 +3,7 @@
 
 mod check;
 mod choose;
+mod dashes;
 mod demo;
 mod explain;
 mod labels;
@@ -12,7 +13,7 @@ mod topo;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use runtime::Threads;
 
@@ -60,7 +61,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(dashes::doubled(&Cli::command(), std::env::args_os()));
     let Cli {
         log,
         end_with_stdin,

@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::gantry;
+use support::{command, gantry, machine};
 
 fn check(text: &str, more: &[&str]) -> support::Run {
     let folder = tempfile::tempdir().unwrap();
@@ -53,5 +53,30 @@ fn a_file_that_is_not_there_is_an_error() {
         run.stderr.contains("/nowhere/config.yaml: cannot be read"),
         "{}",
         run.stderr
+    );
+}
+
+#[test]
+fn the_labeller_takes_its_config_file_from_either_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    std::fs::write(&file, "flags: {migStrategy: none, gfd: {noTimestamp: true}}\n").unwrap();
+    let machine = machine("hgx-h100.yaml");
+    for variable in ["CONFIG_FILE", "GFD_CONFIG_FILE"] {
+        let output = command(&["labels", "--from", &machine])
+            .env(variable, &file)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("nvidia.com/gpu.count=8"), "{variable}: {text}");
+        assert!(!text.contains("nvidia.com/gfd.timestamp"), "{variable}: {text}");
+    }
+    let output = command(&["labels", "-from", &machine, "-no-timestamp"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("nvidia.com/gpu.count=8") && !text.contains("timestamp"),
+        "{text}"
     );
 }
