@@ -12,11 +12,11 @@ use crate::error::file;
 use crate::host::eprint_line;
 use crate::{Error, Result};
 
-/// The folder with the two Go modules.
-const MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/components");
+/// The folder with the Go modules.
+pub(crate) const MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/components");
 
 /// Go settings that change what is built. The JSON experiment breaks the API server's OpenAPI v2 document.
-const GO_ENV: [(&str, &str); 3] = [
+pub(crate) const GO_ENV: [(&str, &str); 3] = [
     ("GOEXPERIMENT", "nojsonv2"),
     ("GOTOOLCHAIN", "local"),
     ("CGO_ENABLED", "0"),
@@ -152,7 +152,7 @@ impl Components {
 }
 
 /// Where built components are kept: `$GANTRY_CACHE`, or `~/.cache/gantry`.
-fn cache_root() -> PathBuf {
+pub(crate) fn cache_root() -> PathBuf {
     if let Some(cache) = std::env::var_os("GANTRY_CACHE") {
         return cache.into();
     }
@@ -169,11 +169,16 @@ fn key() -> Result<String> {
         }
     }
     hash.update(format!("{GO_ENV:?}{BUILDS:?}"));
-    let mut go = Command::new("go");
-    go.args(["env", "GOVERSION"]).envs(GO_ENV);
-    hash.update(run(go)?);
+    hash.update(go_release()?);
     let digest = hash.finalize();
     Ok(digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// What `go` calls its own release.
+pub(crate) fn go_release() -> Result<Vec<u8>> {
+    let mut go = Command::new("go");
+    go.args(["env", "GOVERSION"]).envs(GO_ENV);
+    run(go)
 }
 
 /// The version that a module's go.mod requires of `dependency`.
@@ -196,7 +201,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(file("read", path))
 }
 
-fn run(mut command: Command) -> Result<Vec<u8>> {
+/// Runs a command to its end and returns what it wrote to standard output.
+pub(crate) fn run(mut command: Command) -> Result<Vec<u8>> {
     let output = command.output().map_err(|source| Error::Start {
         program: "go".into(),
         source,

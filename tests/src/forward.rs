@@ -65,7 +65,8 @@ fn listen(address: (Ipv4Addr, u16)) -> io::Result<TcpListener> {
     }
 }
 
-fn join(one: TcpStream, other: TcpStream) {
+/// Copies both ways between two connections until both are at their end.
+pub(crate) fn join(one: TcpStream, other: TcpStream) {
     let (Ok(one_again), Ok(other_again)) = (one.try_clone(), other.try_clone()) else {
         return;
     };

@@ -96,6 +96,14 @@ impl Cluster {
     /// # Errors
     /// The manifests are not installed, or the program does not start.
     pub async fn start_extender(&self, binary: &Path) -> Result<Daemon> {
+        self.start_replica(binary, EXTENDER, None).await
+    }
+
+    /// Starts one of several extenders, under a name of its own, which is also its pod's; `listen` goes before the manifests' address.
+    ///
+    /// # Errors
+    /// The manifests are not installed, or the program does not start.
+    pub async fn start_replica(&self, binary: &Path, name: &str, listen: Option<&str>) -> Result<Daemon> {
         let api: Api<Deployment> = Api::namespaced(self.client(), NAMESPACE);
         let spec = api
             .get(EXTENDER)
@@ -105,17 +113,17 @@ impl Cluster {
             .unwrap_or_default();
         let server = format!("https://127.0.0.1:{}", self.port());
         let kubeconfig = self
-            .credentials(self.control(), EXTENDER, &spec, &server, None)
+            .credentials(self.control(), name, &spec, &server, None)
             .await?;
-        self.control()
-            .run(program(
-                EXTENDER,
-                binary,
-                &spec,
-                &kubeconfig,
-                self.control().name(),
-            )?)
-            .await
+        let mut program = program(name, binary, &spec, &kubeconfig, self.control().name())?;
+        if let Some(listen) = listen {
+            let flag = program.args.iter().position(|arg| arg == "--listen");
+            match flag.and_then(|flag| program.args.get_mut(flag + 1)) {
+                Some(address) => listen.clone_into(address),
+                None => program.args.extend(["--listen".to_owned(), listen.to_owned()]),
+            }
+        }
+        self.control().run(program).await
     }
 
     /// Starts the node daemon on a node, with arguments beyond those of the manifests, such as where a simulated

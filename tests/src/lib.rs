@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod components;
+pub mod controllers;
 mod error;
 mod forward;
 pub mod gantry;
@@ -15,6 +16,7 @@ pub mod peer;
 mod pki;
 pub mod podresources;
 mod sandbox;
+pub mod service;
 mod settings;
 mod wait;
 

@@ -140,7 +140,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// Standard base64 with padding, as kubeconfigs carry PEM texts.
-fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for chunk in bytes.chunks(3) {

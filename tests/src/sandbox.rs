@@ -332,6 +332,15 @@ impl Sandbox {
         self.run(record.program).await
     }
 
+    /// Forgets a program that has ended, so that nobody starts it again.
+    ///
+    /// # Errors
+    /// Its record cannot be removed.
+    pub fn forget(&self, name: &str) -> Result<()> {
+        let record = self.program_record(name);
+        fs::remove_file(&record).map_err(file("remove", &record))
+    }
+
     /// The names of all programs started here, ended ones included.
     #[must_use]
     pub fn programs(&self) -> Vec<String> {

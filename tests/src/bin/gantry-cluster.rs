@@ -1,6 +1,7 @@
 //! `gantry-cluster`: brings a real Kubernetes up on this machine, for tests and to play with, and takes it down.
 //! A thin layer of arguments over the library.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -68,12 +69,25 @@ enum Command {
         #[arg(long)]
         owner: i32,
     },
+    /// Play a Service in front of several daemons (started by scenarios).
+    #[command(hide = true)]
+    Service {
+        /// Where to listen.
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Where a backend listens; it is asked for /readyz.
+        #[arg(long)]
+        backend: Vec<SocketAddr>,
+    },
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     if let Command::Forward { port, owner } = &arguments.command {
         return gantry_e2e::forward(*port, *owner).context("forwarding the API server's port");
+    }
+    if let Command::Service { listen, backend } = &arguments.command {
+        return gantry_e2e::service::serve(*listen, backend).context("playing a Service");
     }
     tokio::runtime::Runtime::new()?.block_on(run(arguments))
 }
@@ -124,7 +138,7 @@ async fn run(arguments: Arguments) -> Result<()> {
             let command: Vec<&str> = command.iter().map(String::as_str).collect();
             say(&sandbox.exec(&command).await?);
         }
-        Command::Forward { .. } => {}
+        Command::Forward { .. } | Command::Service { .. } => {}
     }
     Ok(())
 }
