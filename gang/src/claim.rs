@@ -1,5 +1,6 @@
 //! What a pod, and the object it belongs to, say about its gang: as read, before anything is made of it. `dialect` reads it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ pub struct Claim {
     pub key: GangKey,
     /// What the pod itself says of the minimum.
     pub size: Size,
+    /// What of the pod says that, for people: `annotation gantry.dev/gang-min`; empty if the pod says nothing.
+    pub size_said: &'static str,
     /// The object that says the rest: the minimum where the pod does not, members in all, wishes. `None` if there is none to read.
     pub owner: Option<OwnerRef>,
     /// The pod's place in the order of ranks, from 0, if it has one.
@@ -54,6 +57,21 @@ pub struct OwnerRef {
     pub name: Arc<str>,
     /// A part of it, such as the group of a Workload or of a Ray cluster; empty if it is the whole.
     pub part: Arc<str>,
+}
+
+impl fmt::Display for OwnerRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let api = crate::dialect::api(self.kind);
+        if !self.part.is_empty() {
+            write!(f, "{} in ", self.part)?;
+        }
+        write!(f, "{} {}", api.kind, self.name)?;
+        match (api.kind, api.versions) {
+            // There are four kinds of that name.
+            ("PodGroup", [(group, _), ..]) => write!(f, " ({group})"),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The kinds of object that say how large a gang is.
@@ -116,9 +134,8 @@ pub struct OwnerFacts {
 pub struct Wish {
     /// The level of the fabric that should hold it.
     pub level: Option<LevelWish>,
-    /// The node label by which another system keeps its parts together anyway: where it makes a level that is known, the gang is rather laid along
-    /// it too; else it means nothing to us.
-    pub hint: Option<Arc<str>>,
+    /// What another system keeps together by its own means.
+    pub hint: Option<Hint>,
     /// Members that come in slices of this size, each in one domain of the level.
     pub slice: Option<u32>,
     /// Members at most.
@@ -129,4 +146,14 @@ pub struct Wish {
     pub arrival: Option<Duration>,
     /// It can be stopped at little loss: a hint to whoever must choose whom to preempt.
     pub checkpointed: Option<bool>,
+}
+
+/// What another system keeps together by its own means: where the label makes a level that is known, and nobody wishes another, the gang is
+/// rather laid along it; else it means nothing to us.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Hint {
+    /// The node label.
+    pub label: Arc<str>,
+    /// Members that come in slices of this size, each in one domain.
+    pub slice: Option<u32>,
 }

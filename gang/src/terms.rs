@@ -1,7 +1,14 @@
 //! The terms of a gang once all that was said of it is put together, and what can be wrong with that.
 
+mod resolve;
+
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+use gantry_api::GangRepair;
+
+pub use resolve::{Defaults, OwnerState, Resolved, resolve};
 
 /// The terms of a gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +44,13 @@ pub struct LevelWish {
     pub required: bool,
 }
 
+impl fmt::Display for LevelWish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.required { "required" } else { "preferred" };
+        write!(f, "{} ({how})", self.level)
+    }
+}
+
 /// What to do when a member of a bound gang is lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Repair {
@@ -67,12 +81,23 @@ impl Repair {
     }
 }
 
+impl From<GangRepair> for Repair {
+    fn from(repair: GangRepair) -> Self {
+        match repair {
+            GangRepair::Hold => Self::Hold,
+            GangRepair::Restart => Self::Restart,
+            GangRepair::Ignore => Self::Ignore,
+        }
+    }
+}
+
 /// Something that is wrong with what is said of a gang, for its condition and its pods' messages. Stable: no times, no counters that
 /// move by themselves.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 #[error("{place}: {words}")]
 pub struct Fault {
-    /// Where it stands: `annotation gantry.dev/gang-min of pod train-0`, `spec.minMember of PodGroup train`.
+    /// Where it stands: `annotation gantry.dev/gang-min`, `spec.minMember of PodGroup train`. Never the name of
+    /// one pod of many, for which that is would change as pods come and go.
     pub place: Arc<str>,
     /// What is wrong, what is allowed, what was perhaps meant.
     pub words: Arc<str>,

@@ -1,10 +1,17 @@
 //! Reads what pods and their owners say of gangs: one file per convention, asked in the order of [`Dialect`]. Never infers a gang that
 //! nobody asked for. Pure.
 
+mod grouped;
+mod job;
+mod jobset;
+mod kubeflow;
+mod lws;
 mod native;
 mod own;
+mod owner;
 mod rank;
-mod value;
+mod ray;
+pub(crate) mod value;
 mod view;
 
 use std::sync::Arc;
@@ -13,6 +20,7 @@ use crate::claim::{Claim, OwnerFacts, OwnerRef, Size, Wish};
 use crate::key::Dialect;
 use crate::terms::Fault;
 
+pub use owner::{Api, api, read};
 pub use view::{Controller, PodView, WorkloadRef, reads};
 
 /// What a pod says of the gang it belongs to; `None` if it belongs to none. The first convention that says something wins; our own
@@ -44,7 +52,21 @@ pub fn settle(claim: &Claim, owner: &OwnerFacts) -> Option<Claim> {
 }
 
 /// The readers, in the order in which they are asked.
-const READERS: [Reader; 3] = [native::pod_group, native::workload, own::gang];
+const READERS: [Reader; 13] = [
+    native::pod_group,
+    native::workload,
+    own::gang,
+    grouped::coscheduling,
+    grouped::volcano,
+    grouped::koordinator,
+    grouped::kueue,
+    grouped::kai,
+    lws::gang,
+    jobset::gang,
+    kubeflow::gang,
+    ray::gang,
+    job::gang,
+];
 
 type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
 
@@ -55,6 +77,7 @@ struct Found<'a> {
     name: Arc<str>,
     incarnation: Arc<str>,
     size: Size,
+    size_said: &'static str,
     owner: Option<OwnerRef>,
     rank: Option<u32>,
     role: &'a str,
@@ -70,6 +93,7 @@ impl<'a> Found<'a> {
             name: name.into(),
             incarnation: "".into(),
             size: Size::Unsaid,
+            size_said: "",
             owner: None,
             rank: None,
             role: "",

@@ -10,12 +10,7 @@ use crate::key::Dialect;
 pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.scheduling_group.filter(|name| !name.is_empty())?;
     let mut found = Found::new(Dialect::PodGroup, name);
-    found.owner = Some(OwnerRef {
-        kind: OwnerKind::PodGroup,
-        namespace: pod.namespace.into(),
-        name: name.into(),
-        part: "".into(),
-    });
+    found.owner = Some(pod.beside(OwnerKind::PodGroup, name));
     Some(found)
 }
 
@@ -28,10 +23,8 @@ pub(super) fn workload<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> 
     }
     let mut found = Found::new(Dialect::Workload, &name);
     found.owner = Some(OwnerRef {
-        kind: OwnerKind::Workload,
-        namespace: pod.namespace.into(),
-        name: workload.name.into(),
         part: workload.pod_group.into(),
+        ..pod.beside(OwnerKind::Workload, workload.name)
     });
     Some(found)
 }

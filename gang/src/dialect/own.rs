@@ -8,7 +8,7 @@ use std::time::Duration;
 use gantry_api::names;
 
 use super::value::{self, fault, number};
-use super::{Found, PodView};
+use super::{Found, PodView, grouped};
 use crate::claim::{Claim, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::terms::{Fault, LevelWish, Repair};
@@ -205,7 +205,7 @@ impl<'a> Own<'a> {
         };
         let wish = Wish {
             level: self.wish.level.or(first.wish.level),
-            hint: first.wish.hint,
+            hint: first.wish.hint.or_else(|| grouped::kueue_topology(pod)),
             slice: self.wish.slice.or(first.wish.slice),
             max: self.wish.max.or(first.wish.max),
             repair: self.wish.repair.or(first.wish.repair),
@@ -222,6 +222,10 @@ impl<'a> Own<'a> {
                 incarnation: first.incarnation,
             },
             size,
+            size_said: match self.min {
+                Some(_) => "annotation gantry.dev/gang-min",
+                None => first.size_said,
+            },
             owner,
             rank: self.rank.or(first.rank).or_else(|| super::rank::of(pod)),
             role: first.role.into(),

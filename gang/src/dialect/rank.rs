@@ -6,6 +6,9 @@ use super::PodView;
 /// Annotation, and since Kubernetes 1.28 label, of the pods of Indexed Jobs.
 pub(super) const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 
+/// Between the ranks of one part and the next, where parts have an order and pods an order in them. More than a part has pods.
+const PART: u32 = 100_000;
+
 /// The rank by what Kubernetes itself numbers.
 pub(super) fn of(pod: &PodView<'_>) -> Option<u32> {
     completion_index(pod).or_else(|| {
@@ -31,6 +34,14 @@ pub(super) fn index(text: Option<&str>) -> Option<u32> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
         .then(|| text.parse().ok())
         .flatten()
+}
+
+/// The place of a pod in a part that itself has a place.
+pub(super) fn within(part: u32, index: u32) -> Option<u32> {
+    if index >= PART {
+        return None;
+    }
+    part.checked_mul(PART)?.checked_add(index)
 }
 
 /// `3` of `train-3`.

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::terms::Fault;
 
@@ -37,6 +38,11 @@ pub(crate) fn number(
             ),
         )),
     }
+}
+
+/// A time that members may take to arrive: none at all means no limit of one's own.
+pub(crate) fn arrival(time: Duration) -> Option<Duration> {
+    (!time.is_zero()).then(|| time.clamp(Duration::from_secs(1), Duration::from_secs(3600)))
 }
 
 /// The name of a gang.

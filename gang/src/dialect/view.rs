@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use gantry_api::names;
 
+use super::grouped;
+
 /// What of a pod may say that it belongs to a gang.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PodView<'a> {
@@ -64,7 +66,7 @@ pub struct WorkloadRef<'a> {
 /// Whether a label or annotation of this name is ever looked at. A reader of pods may drop all others.
 pub fn reads(name: &str) -> bool {
     match name.split_once('/') {
-        None => name == "pod-group-name",
+        None => [grouped::KAI, grouped::COSCHEDULING_OLD].contains(&name),
         // The grant, which is long, is none of our business.
         Some((names::GROUP, rest)) => rest.starts_with("gang") || name == names::CHECKPOINTED_ANNOTATION,
         Some((domain, _)) => DOMAINS.contains(&domain),

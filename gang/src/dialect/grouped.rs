@@ -1,0 +1,195 @@
+//! Groups that a person names on the pods, for a scheduler of another project: coscheduling, Volcano, Koordinator, Kueue, KAI.
+
+use std::time::Duration;
+
+use super::own::Own;
+use super::value::{self, MOST_MEMBERS, fault, number, shown};
+use super::{Found, PodView, rank};
+use crate::claim::{Hint, OwnerKind, OwnerRef, Size};
+use crate::key::Dialect;
+use crate::terms::Fault;
+
+/// Label of the coscheduling plugin.
+const COSCHEDULING: &str = "scheduling.x-k8s.io/pod-group";
+/// The same in its first versions, and in Koordinator.
+pub(super) const COSCHEDULING_OLD: &str = "pod-group.scheduling.sigs.k8s.io";
+/// Labels of its very first version, which knew no PodGroup object.
+const COSCHEDULING_NAME: &str = "pod-group.scheduling.sigs.k8s.io/name";
+const COSCHEDULING_MIN: &str = "pod-group.scheduling.sigs.k8s.io/min-available";
+
+/// The coscheduling plugin of scheduler-plugins.
+pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+    let named = |label| pod.label(label).filter(|name| !name.is_empty());
+    if let Some(name) = named(COSCHEDULING).or_else(|| named(COSCHEDULING_OLD)) {
+        let mut found = Found::new(Dialect::Coscheduling, name);
+        found.owner = Some(pod.beside(OwnerKind::CoschedulingPodGroup, name));
+        return Some(found);
+    }
+    let mut found = Found::new(Dialect::Coscheduling, named(COSCHEDULING_NAME)?);
+    found.states(
+        "label pod-group.scheduling.sigs.k8s.io/min-available",
+        pod.label(COSCHEDULING_MIN),
+    );
+    Some(found)
+}
+
+const VOLCANO: &str = "scheduling.volcano.sh/group-name";
+const VOLCANO_OLD: &str = "scheduling.k8s.io/group-name";
+const VOLCANO_MIN: &str = "scheduling.volcano.sh/group-min-member";
+
+/// Volcano. Its Jobs name their PodGroup after themselves and their UID, so a Job made anew is another gang.
+pub(super) fn volcano<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+    let named = |annotation| pod.annotation(annotation).filter(|name| !name.is_empty());
+    let name = named(VOLCANO).or_else(|| named(VOLCANO_OLD))?;
+    let mut found = Found::new(Dialect::Volcano, name);
+    found.owner = Some(pod.beside(OwnerKind::VolcanoPodGroup, name));
+    found.states(
+        "annotation scheduling.volcano.sh/group-min-member",
+        pod.annotation(VOLCANO_MIN),
+    );
+    found.role = pod.annotation("volcano.sh/task-spec").unwrap_or_default();
+    found.rank = rank::index(
+        pod.annotation("volcano.sh/task-index")
+            .or_else(|| pod.label("volcano.sh/task-index")),
+    );
+    Some(found)
+}
+
+const KOORDINATOR: &str = "gang.scheduling.koordinator.sh/name";
+const KOORDINATOR_MIN: &str = "gang.scheduling.koordinator.sh/min-available";
+const KOORDINATOR_TOTAL: &str = "gang.scheduling.koordinator.sh/total-number";
+const KOORDINATOR_WAIT: &str = "gang.scheduling.koordinator.sh/waiting-time";
+
+/// Koordinator's annotations. Its mode, groups and match policy are not followed: docs/gangs.md says what holds instead.
+pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+    let name = pod.annotation(KOORDINATOR).filter(|name| !name.is_empty())?;
+    let mut found = Found::new(Dialect::Koordinator, name);
+    found.states(
+        "annotation gang.scheduling.koordinator.sh/min-available",
+        pod.annotation(KOORDINATOR_MIN),
+    );
+    let said = pod.annotation(KOORDINATOR_TOTAL);
+    let said = found.read(&format!("annotation {KOORDINATOR_TOTAL}"), said);
+    if let Size::Stated { total, .. } = &mut found.size {
+        *total = said;
+    }
+    if let Some(text) = pod.annotation(KOORDINATOR_WAIT) {
+        match duration(text) {
+            Some(wait) => found.wish.arrival = value::arrival(wait),
+            None => found.faults.push(fault(
+                format!("annotation {KOORDINATOR_WAIT}"),
+                format!("{} is no time such as 90s, 5m or 1h30m", shown(text)),
+            )),
+        }
+    }
+    Some(found)
+}
+
+const KUEUE: &str = "kueue.x-k8s.io/pod-group-name";
+const KUEUE_TOTAL: &str = "kueue.x-k8s.io/pod-group-total-count";
+
+/// Kueue's groups of plain pods. Kueue itself puts the pods of servers (StatefulSets, Deployments) into groups, and of such as are made one after the
+/// other: it says so, and they are no gang.
+pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+    let name = pod.label(KUEUE).filter(|name| !name.is_empty())?;
+    let one_by_one = [
+        "kueue.x-k8s.io/pod-group-serving",
+        "kueue.x-k8s.io/pod-group-fast-admission",
+    ];
+    if one_by_one.iter().any(|name| pod.annotation(name) == Some("true")) {
+        return None;
+    }
+    let mut found = Found::new(Dialect::Kueue, name);
+    found.states(
+        "annotation kueue.x-k8s.io/pod-group-total-count",
+        pod.annotation(KUEUE_TOTAL),
+    );
+    if let Size::Stated { min, total } = &mut found.size {
+        *total = Some(*min);
+    }
+    found.rank = rank::index(pod.label("kueue.x-k8s.io/pod-group-pod-index"));
+    Some(found)
+}
+
+/// Where Kueue's topology-aware scheduling puts a pod's set. It has bound the pods to that by node selectors itself, so it is no more than a hint.
+pub(super) fn kueue_topology(pod: &PodView<'_>) -> Option<Hint> {
+    let level = |name| pod.annotation(name).filter(|label: &&str| !label.is_empty());
+    if let Some(label) = level("kueue.x-k8s.io/podset-slice-required-topology") {
+        let size = rank::index(pod.annotation("kueue.x-k8s.io/podset-slice-size"));
+        return Some(Hint {
+            label: label.into(),
+            slice: size.filter(|size| *size > 0),
+        });
+    }
+    let label = level("kueue.x-k8s.io/podset-required-topology")
+        .or_else(|| level("kueue.x-k8s.io/podset-preferred-topology"))?;
+    Some(Hint {
+        label: label.into(),
+        slice: None,
+    })
+}
+
+/// KAI's annotation, which has no domain.
+pub(super) const KAI: &str = "pod-group-name";
+
+/// KAI, whose pod-grouper names the PodGroup on every pod.
+pub(super) fn kai<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+    let name = pod.annotation(KAI).filter(|name| !name.is_empty())?;
+    let mut found = Found::new(Dialect::Kai, name);
+    found.owner = Some(pod.beside(OwnerKind::KaiPodGroup, name));
+    found.role = pod.label("kai.scheduler/subgroup-name").unwrap_or_default();
+    Some(found)
+}
+
+impl Found<'_> {
+    /// A minimum that stands on the pod, if it does.
+    fn states(&mut self, place: &'static str, text: Option<&str>) {
+        if let Some(min) = self.read(place, text) {
+            self.size = Size::Stated { min, total: None };
+            self.size_said = place;
+        }
+    }
+
+    /// A number of members; absent is none, anything else that is no number is a fault.
+    fn read(&mut self, place: &str, text: Option<&str>) -> Option<u32> {
+        let read: Result<u32, Fault> = number(place, text?, 1..=MOST_MEMBERS);
+        read.map_err(|wrong| self.faults.push(wrong)).ok()
+    }
+}
+
+impl PodView<'_> {
+    /// An object in the pod's namespace.
+    pub(super) fn beside(&self, kind: OwnerKind, name: &str) -> OwnerRef {
+        OwnerRef {
+            kind,
+            namespace: self.namespace.into(),
+            name: name.into(),
+            part: "".into(),
+        }
+    }
+}
+
+/// A time as Go writes it: `90s`, `1h30m`, `500ms`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut sum = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        let unit = rest[digits..]
+            .find(|c: char| c.is_ascii_digit())
+            .map_or(&rest[digits..], |end| &rest[digits..digits + end]);
+        let seconds = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        sum = sum.checked_add(Duration::try_from_secs_f64(number * seconds).ok()?)?;
+        rest = &rest[digits + unit.len()..];
+    }
+    (!text.is_empty()).then_some(sum)
+}

@@ -1,0 +1,19 @@
+//! A batch Job whose pods ask to be a gang. No other Job is one: that its pods run at once does not mean that they need each other.
+
+use super::own::Own;
+use super::{Found, PodView, rank};
+use crate::claim::OwnerKind;
+use crate::key::Dialect;
+
+/// The gang of a Job's pod that says a minimum and names no gang.
+pub(super) fn gang<'a>(pod: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
+    own.min?;
+    let controller = pod
+        .controller
+        .filter(|controller| controller.kind == "Job" && controller.api_version.starts_with("batch/"))?;
+    let mut found = Found::new(Dialect::Job, controller.name);
+    found.incarnation = controller.uid.into();
+    found.owner = Some(pod.beside(OwnerKind::Job, controller.name));
+    found.rank = rank::completion_index(pod);
+    Some(found)
+}

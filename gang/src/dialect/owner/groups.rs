@@ -1,0 +1,181 @@
+//! PodGroups and Workloads: objects that exist to say how large a gang is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Sheet, level, sum};
+use crate::dialect::value::{arrival, number, unknown};
+
+/// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
+pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
+    policy(
+        sheet,
+        "schedulingPolicy",
+        "spec.schedulingPolicy",
+        sheet.spec("schedulingPolicy"),
+    );
+    if let Some(key) = sheet
+        .spec("schedulingConstraints.topology")
+        .and_then(|topology| topology.pointer("/0/key"))
+        .and_then(Value::as_str)
+    {
+        sheet.facts.wish.level = Some(level(key, true));
+    }
+}
+
+/// A group of a Workload of Kubernetes 1.35.
+pub(super) fn workload(sheet: &mut Sheet<'_>, part: &str) {
+    let groups = sheet.spec("podGroups").and_then(Value::as_array);
+    let groups: Vec<(&str, &Value)> = groups
+        .into_iter()
+        .flatten()
+        .filter_map(|group| Some((group.get("name")?.as_str()?, group)))
+        .collect();
+    match groups.iter().find(|(name, _)| *name == part) {
+        Some((_, group)) => {
+            let place = format!("spec.podGroups[{part}].policy");
+            policy(sheet, "policy", &place, group.get("policy"));
+        }
+        None => {
+            let names: Vec<&str> = groups.iter().map(|(name, _)| *name).collect();
+            let words = unknown(&format!("group {part}, which its pods name"), part, &names);
+            sheet.wrong("spec.podGroups", words);
+        }
+    }
+}
+
+fn policy(sheet: &mut Sheet<'_>, field: &str, place: &str, policy: Option<&Value>) {
+    let has = |name: &str| {
+        policy
+            .and_then(|policy| policy.get(name))
+            .filter(|value| !value.is_null())
+    };
+    match (has("gang"), has("basic")) {
+        (Some(_), Some(_)) => sheet.wrong(
+            place,
+            format!("{field} is both gang and basic: it is one of them"),
+        ),
+        (Some(gang), None) => {
+            let place = format!("{place}.gang.minCount");
+            let min = sheet.number(&place, gang.get("minCount"), 1);
+            sheet.min(min, &place);
+        }
+        (None, Some(_)) => sheet.min(Some(1), &format!("{place}.basic")),
+        (None, None) => {}
+    }
+}
+
+/// The PodGroup of the coscheduling plugin, and Koordinator's, which has more in annotations.
+pub(super) fn coscheduling(sheet: &mut Sheet<'_>) {
+    members(sheet);
+    let seconds = sheet.count("scheduleTimeoutSeconds", 0);
+    sheet.facts.wish.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
+    let total = sheet
+        .object
+        .pointer("/metadata/annotations")
+        .and_then(|annotations| {
+            annotations
+                .get("gang.scheduling.koordinator.sh/total-number")?
+                .as_str()
+        });
+    if let Some(total) = total {
+        let place = format!(
+            "annotation gang.scheduling.koordinator.sh/total-number of {}",
+            sheet.name
+        );
+        match number(place, total, 1..=super::MOST_MEMBERS) {
+            Ok(total) => sheet.facts.total = Some(total),
+            Err(wrong) => sheet.facts.faults.push(wrong),
+        }
+    }
+}
+
+/// `spec.minMember`, where 0 and nothing mean that each pod goes by itself.
+fn members(sheet: &mut Sheet<'_>) {
+    let field = sheet.spec("minMember").is_some();
+    let min = sheet.count("minMember", 0);
+    // A number that cannot be read is a fault already, and no 1.
+    let min = if field { min.map(|min| min.max(1)) } else { Some(1) };
+    sheet.min(min, "spec.minMember");
+}
+
+/// Volcano's PodGroup. Its tiers are numbers of its own objects and mean nothing to us; their names may.
+pub(super) fn volcano(sheet: &mut Sheet<'_>) {
+    members(sheet);
+    let tasks = sheet.spec("minTaskMember").and_then(Value::as_object);
+    let mut by_role = Vec::new();
+    for (task, count) in tasks.into_iter().flatten() {
+        if let Some(count) = sheet.number(&format!("spec.minTaskMember[{task}]"), Some(count), 0) {
+            by_role.push((Arc::from(task.as_str()), count));
+        }
+    }
+    // Volcano itself looks at the tasks' minimums only where they do not go beyond the whole's.
+    if sheet.facts.min.is_some_and(|min| sum(&by_role) <= min) {
+        sheet.facts.by_role = by_role;
+    }
+    let hard = |topology: &Value| topology.get("mode").and_then(Value::as_str) != Some("soft");
+    let tier = |topology: &Value| {
+        let name = topology.get("highestTierName")?.as_str()?;
+        (!name.is_empty()).then(|| level(name, hard(topology)))
+    };
+    sheet.facts.wish.level = sheet
+        .spec("networkTopology")
+        .and_then(tier)
+        .or(sheet.facts.wish.level.take());
+    let parts = sheet.spec("subGroupPolicy").and_then(Value::as_array);
+    if let (None, Some([part])) = (&sheet.facts.wish.level, parts.map(Vec::as_slice)) {
+        let wish = part.get("networkTopology").and_then(tier);
+        let size = sheet.number("spec.subGroupPolicy[0].subGroupSize", part.get("subGroupSize"), 1);
+        if wish.is_some() {
+            sheet.facts.wish.level = wish;
+            sheet.facts.wish.slice = size.filter(|size| *size > 1);
+        }
+    }
+}
+
+/// KAI's PodGroup, whose sub-groups may be a tree of which the leaves have pods.
+pub(super) fn kai(sheet: &mut Sheet<'_>) {
+    let groups = sheet.spec("subGroups").and_then(Value::as_array);
+    let groups: Vec<&Value> = groups.into_iter().flatten().collect();
+    let text = |group: &Value, field: &str| group.get(field).and_then(Value::as_str).map(str::to_owned);
+    let parents: Vec<String> = groups.iter().filter_map(|group| text(group, "parent")).collect();
+    for group in &groups {
+        let name = text(group, "name").unwrap_or_default();
+        if parents.contains(&name) {
+            continue;
+        }
+        let place = format!("spec.subGroups[{name}].minMember");
+        if let Some(min) = sheet.number(&place, group.get("minMember"), 0) {
+            sheet.facts.by_role.push((name.into(), min));
+        }
+    }
+    let of_groups = sum(&sheet.facts.by_role);
+    if let Some(min) = sheet.count("minMember", 0) {
+        sheet.min(Some(min.max(of_groups).max(1)), "spec.minMember");
+    } else if sheet.spec("minSubGroup").is_some() {
+        // So many of them, whichever: no more than the smallest is sure to be needed of each, and none by name.
+        let wanted = sheet.count("minSubGroup", 1).unwrap_or(u32::MAX);
+        let mut counts: Vec<u32> = sheet.facts.by_role.iter().map(|(_, count)| *count).collect();
+        counts.sort_unstable();
+        let fewest = counts
+            .iter()
+            .zip(0..wanted)
+            .fold(0_u32, |sum, (count, _)| sum.saturating_add(*count));
+        if (counts.len() as u64) > u64::from(wanted) {
+            sheet.facts.by_role.clear();
+        }
+        sheet.min(Some(fewest.max(1)), "spec.minSubGroup");
+    } else if of_groups > 0 {
+        sheet.min(Some(of_groups), "spec.subGroups");
+    } else {
+        sheet.min(Some(1), "spec.minMember");
+    }
+    let constraint = |field: &str| sheet.text(&format!("topologyConstraint.{field}"));
+    if let Some(required) = constraint("requiredTopologyLevel") {
+        sheet.facts.wish.level = Some(level(required, true));
+    } else if let Some(preferred) = constraint("preferredTopologyLevel") {
+        sheet.facts.wish.level = Some(level(preferred, false));
+    }
+}

@@ -1,0 +1,229 @@
+//! Reads the objects that say how large a gang is, and tells where the API server has them. Strict: a value that makes no sense is a fault of the
+//! object, not a guess of ours.
+
+mod groups;
+mod jobs;
+mod training;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::value::{MOST_MEMBERS, fault, shown};
+use crate::claim::{OwnerFacts, OwnerKind};
+use crate::terms::LevelWish;
+
+/// Where the API server has a kind of object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Api {
+    /// Groups and versions to try, the best first: the first that is served is the one.
+    pub versions: &'static [(&'static str, &'static str)],
+    /// The kind.
+    pub kind: &'static str,
+    /// Its plural, as in paths.
+    pub plural: &'static str,
+}
+
+/// Where the API server has a kind of object.
+pub fn api(kind: OwnerKind) -> Api {
+    const KUBERNETES: &str = "scheduling.k8s.io";
+    const KUBEFLOW: &[(&str, &str)] = &[("kubeflow.org", "v1")];
+    let (versions, kind, plural): (&'static [(&'static str, &'static str)], _, _) = match kind {
+        OwnerKind::PodGroup => (
+            &[
+                (KUBERNETES, "v1"),
+                (KUBERNETES, "v1beta1"),
+                (KUBERNETES, "v1alpha3"),
+                (KUBERNETES, "v1alpha2"),
+            ],
+            "PodGroup",
+            "podgroups",
+        ),
+        OwnerKind::Workload => (&[(KUBERNETES, "v1alpha1")], "Workload", "workloads"),
+        OwnerKind::CoschedulingPodGroup => (
+            &[
+                ("scheduling.x-k8s.io", "v1alpha1"),
+                ("scheduling.sigs.k8s.io", "v1alpha1"),
+            ],
+            "PodGroup",
+            "podgroups",
+        ),
+        OwnerKind::VolcanoPodGroup => (&[("scheduling.volcano.sh", "v1beta1")], "PodGroup", "podgroups"),
+        OwnerKind::KaiPodGroup => (&[("scheduling.run.ai", "v2alpha2")], "PodGroup", "podgroups"),
+        OwnerKind::LeaderWorkerSet => (
+            &[("leaderworkerset.x-k8s.io", "v1")],
+            "LeaderWorkerSet",
+            "leaderworkersets",
+        ),
+        OwnerKind::JobSet => (
+            &[("jobset.x-k8s.io", "v1"), ("jobset.x-k8s.io", "v1alpha2")],
+            "JobSet",
+            "jobsets",
+        ),
+        OwnerKind::PyTorchJob => (KUBEFLOW, "PyTorchJob", "pytorchjobs"),
+        OwnerKind::TfJob => (KUBEFLOW, "TFJob", "tfjobs"),
+        OwnerKind::MpiJob => (
+            &[("kubeflow.org", "v2beta1"), ("kubeflow.org", "v1")],
+            "MPIJob",
+            "mpijobs",
+        ),
+        OwnerKind::XgBoostJob => (KUBEFLOW, "XGBoostJob", "xgboostjobs"),
+        OwnerKind::PaddleJob => (KUBEFLOW, "PaddleJob", "paddlejobs"),
+        OwnerKind::JaxJob => (KUBEFLOW, "JAXJob", "jaxjobs"),
+        OwnerKind::RayCluster => (
+            &[("ray.io", "v1"), ("ray.io", "v1alpha1")],
+            "RayCluster",
+            "rayclusters",
+        ),
+        OwnerKind::Job => (&[("batch", "v1")], "Job", "jobs"),
+    };
+    Api {
+        versions,
+        kind,
+        plural,
+    }
+}
+
+/// What an object says, or a part of it ([`crate::OwnerRef::part`]). Anything may stand in the object: what cannot be read is a fault.
+pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
+    let mut sheet = Sheet::of(kind, object);
+    match kind {
+        OwnerKind::PodGroup => groups::pod_group(&mut sheet),
+        OwnerKind::Workload => groups::workload(&mut sheet, part),
+        OwnerKind::CoschedulingPodGroup => groups::coscheduling(&mut sheet),
+        OwnerKind::VolcanoPodGroup => groups::volcano(&mut sheet),
+        OwnerKind::KaiPodGroup => groups::kai(&mut sheet),
+        OwnerKind::LeaderWorkerSet => jobs::leader_worker_set(&mut sheet),
+        OwnerKind::JobSet => jobs::job_set(&mut sheet, part),
+        OwnerKind::PyTorchJob => training::job(&mut sheet, "pytorchReplicaSpecs"),
+        OwnerKind::TfJob => training::job(&mut sheet, "tfReplicaSpecs"),
+        OwnerKind::MpiJob => training::mpi_job(&mut sheet),
+        OwnerKind::XgBoostJob => training::job(&mut sheet, "xgbReplicaSpecs"),
+        OwnerKind::PaddleJob => training::job(&mut sheet, "paddleReplicaSpecs"),
+        OwnerKind::JaxJob => training::job(&mut sheet, "jaxReplicaSpecs"),
+        OwnerKind::RayCluster => jobs::ray_cluster(&mut sheet),
+        OwnerKind::Job => jobs::job(&mut sheet),
+    }
+    sheet.done()
+}
+
+/// An object while it is read.
+struct Sheet<'a> {
+    object: &'a Value,
+    /// `PodGroup train`.
+    name: String,
+    facts: OwnerFacts,
+}
+
+impl<'a> Sheet<'a> {
+    fn of(kind: OwnerKind, object: &'a Value) -> Self {
+        let name = object.pointer("/metadata/name").and_then(Value::as_str);
+        let mut sheet = Self {
+            object,
+            name: format!("{} {}", api(kind).kind, name.unwrap_or_default()),
+            facts: OwnerFacts::default(),
+        };
+        sheet.kai_placement();
+        sheet
+    }
+
+    /// The job-wide placement that KAI reads from any owner.
+    fn kai_placement(&mut self) {
+        let annotation = |name: &str| {
+            let annotations = self.object.pointer("/metadata/annotations")?;
+            annotations.get(name)?.as_str().filter(|level| !level.is_empty())
+        };
+        let required = annotation("kai.scheduler/topology-required-placement");
+        let level = required.or_else(|| annotation("kai.scheduler/topology-preferred-placement"));
+        self.facts.wish.level = level.map(|level| LevelWish {
+            level: level.into(),
+            required: required.is_some(),
+        });
+    }
+
+    /// A value of `spec` by its path with dots.
+    fn spec(&self, path: &str) -> Option<&'a Value> {
+        let mut value = self.object.get("spec")?;
+        for step in path.split('.') {
+            value = value.get(step)?;
+        }
+        Some(value).filter(|value| !value.is_null())
+    }
+
+    /// A text of `spec`.
+    fn text(&self, path: &str) -> Option<&'a str> {
+        self.spec(path)?.as_str().filter(|text| !text.is_empty())
+    }
+
+    /// A whole number of `spec` from `least` on; absent is none.
+    fn count(&mut self, path: &str, least: u32) -> Option<u32> {
+        self.number(&format!("spec.{path}"), self.spec(path), least)
+    }
+
+    /// A whole number from `least` on that stands at `path`; absent is none.
+    fn number(&mut self, path: &str, value: Option<&Value>, least: u32) -> Option<u32> {
+        let value = value.filter(|value| !value.is_null())?;
+        let number = value.as_i64().filter(|number| *number >= i64::from(least));
+        match number.map(|number| u32::try_from(number).unwrap_or(u32::MAX)) {
+            Some(number) => Some(number),
+            None => {
+                self.wrong(
+                    path,
+                    format!("{} is no whole number from {least} on", shown(&value.to_string())),
+                );
+                None
+            }
+        }
+    }
+
+    fn wrong(&mut self, path: &str, words: impl Into<Arc<str>>) {
+        let place = format!("{path} of {}", self.name);
+        self.facts.faults.push(fault(place, words));
+    }
+
+    /// The minimum, and where it stands.
+    fn min(&mut self, min: Option<u32>, said: &str) {
+        self.facts.min = min;
+        self.facts.said = said.into();
+    }
+
+    /// What every object is held to.
+    fn done(mut self) -> OwnerFacts {
+        let counts = [self.facts.min, self.facts.total];
+        if counts.iter().flatten().any(|count| *count > MOST_MEMBERS) {
+            self.wrong("spec", format!("it has more than {MOST_MEMBERS} pods"));
+        }
+        if let (Some(min), Some(total)) = (self.facts.min, self.facts.total)
+            && min > total
+        {
+            let said = self.facts.said.to_string();
+            self.wrong(
+                &said,
+                format!("{min} are needed, but there are {total} pods only"),
+            );
+        }
+        self.facts.by_role.retain(|(_, count)| *count > 0);
+        self.facts.by_role.sort_unstable();
+        self.facts.faults.sort_unstable();
+        self.facts.faults.dedup();
+        self.facts
+    }
+}
+
+/// The sum of all roles.
+fn sum(by_role: &[(Arc<str>, u32)]) -> u32 {
+    by_role
+        .iter()
+        .fold(0, |sum, (_, count)| sum.saturating_add(*count))
+}
+
+/// A level to be held to, or rather held to.
+fn level(name: &str, required: bool) -> LevelWish {
+    LevelWish {
+        level: name.into(),
+        required,
+    }
+}
+
+#[cfg(test)]
+mod tests;

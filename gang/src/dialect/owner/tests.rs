@@ -1,0 +1,1 @@
+//! What is read of each kind of object.
