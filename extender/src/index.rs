@@ -14,6 +14,7 @@ mod inspect;
 mod managed;
 mod read;
 mod reserve;
+mod room;
 mod store;
 mod waiting;
 
@@ -26,7 +27,7 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 pub use binds::Outcome;
 pub use entry::Totals;
 pub use inspect::{Bound, NodeReport, PodReport};
-pub use read::{LooseGpuNode, SlimNode, advertised, inventory};
+pub use read::{LooseGpuNode, SlimNode, advertised, described, inventory};
 pub use reserve::{BindError, Reserved, Target};
 pub use store::Store;
 pub use waiting::{Parked, Short};
@@ -95,6 +96,7 @@ pub struct Index {
     changed: bool,
     generation: u64,
     faults: HashMap<FaultKind, u64>,
+    rooms: room::Rooms,
 }
 
 /// A list in progress: what it has named so far, and when it was begun.
@@ -123,12 +125,14 @@ impl Index {
             changed: true,
             generation: 0,
             faults: HashMap::new(),
+            rooms: room::Rooms::default(),
         }
     }
 
     /// A pod that asks for watched resources was seen.
-    pub fn pod_applied(&mut self, pod: PodFacts) {
+    pub fn pod_applied(&mut self, mut pod: PodFacts) {
         self.seen(Source::Pods, pod.uid.as_str());
+        self.room_pod(&mut pod);
         let uid = pod.uid.clone();
         let before = self.pods.get(&uid).cloned();
         if before.as_deref() == Some(&pod) {
@@ -162,6 +166,7 @@ impl Index {
         if let Some(last) = last.filter(|last| last.uid == *uid) {
             self.pod_applied(last);
         }
+        self.room_gone(uid);
         self.waiting.forget(uid);
         self.drop_hold(uid);
         self.binds.deleted(now, uid, &mut self.entries, &mut self.dirty);
@@ -201,6 +206,7 @@ impl Index {
             let before = entry.advertised.take().unwrap_or_default();
             self.changed |= self.managed.advertised(&before, &[]);
             self.dirty.push(node);
+            self.node_gone(node);
         }
     }
 
@@ -261,6 +267,7 @@ impl Index {
                 for uid in gone {
                     self.pod_deleted(now, &uid, None);
                 }
+                self.bystanders_listed(&seen);
                 self.binds
                     .listed(now, since, &seen, &mut self.entries, &mut self.dirty);
             }
@@ -299,6 +306,7 @@ impl Index {
 
     /// Works out what has changed and returns a new snapshot if anything a decision looks at did.
     pub fn publish(&mut self) -> Option<Snapshot> {
+        self.settle_rooms();
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.sort_unstable();
         dirty.dedup();
@@ -402,14 +410,17 @@ impl Index {
 
     /// Numbers of nodes that are gone are given up once they are the larger half; classes that nobody is in, likewise.
     fn compact(&mut self) {
-        let gone = self.entries.iter().filter(|entry| entry.is_gone()).count();
+        let gone = (0..)
+            .zip(&self.entries)
+            .filter(|(number, entry)| entry.is_gone() && !self.rooms.is_used(NodeIx(*number)));
+        let gone = gone.count();
         if gone > 256 && gone * 2 > self.entries.len() {
             let mut names = Names::default();
             let mut renumbered = HashMap::new();
             let (old_entries, old_slots) =
                 (std::mem::take(&mut self.entries), std::mem::take(&mut self.slots));
             for ((number, entry), slot) in (0..).zip(old_entries).zip(old_slots) {
-                if !entry.is_gone() {
+                if !entry.is_gone() || self.rooms.is_used(NodeIx(number)) {
                     renumbered.insert(NodeIx(number), names.number(&entry.name));
                     self.entries.push(entry);
                     self.slots.push(slot);
@@ -418,6 +429,7 @@ impl Index {
             self.names = Arc::new(names);
             self.binds.renumber(&renumbered);
             self.waiting.renumber(&renumbered);
+            self.rooms.renumber(&renumbered, self.entries.len());
         }
         self.classes.compact(&mut self.slots);
     }

@@ -1,26 +1,40 @@
 //! Reads of an object's metadata what is used, and nothing else. Anybody who may write a pod may write any time into it, such as one of the
 //! year 10000 into `managedFields`: a field nobody needs must not stop the list of all objects.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
 use gantry_api::names;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use gantry_gang::dialect;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
-use serde::de::IgnoredAny;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads metadata for `#[serde(deserialize_with)]`: names, UID, version, our own annotation and the times that can be read. A deletion
-/// time that cannot be read is the epoch: the object is being deleted all the same.
+/// Reads metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, the grant and annotations that tell of
+/// gangs, and the times that can be read. A deletion time that cannot be read is the epoch: the object is being deleted all the same.
 ///
 /// # Errors
 /// Names, UID or version that are no strings.
 pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let kept = Kept::deserialize(deserializer)?;
-    let grant = kept.annotations.and_then(|annotations| annotations.grant);
+    let owners = kept.owner_references.into_iter().flatten();
+    let controllers: Vec<OwnerReference> = owners
+        .filter(|owner| owner.controller == Some(true))
+        .map(Owner::kept)
+        .collect();
     Ok(ObjectMeta {
         name: kept.name,
         namespace: kept.namespace,
         uid: kept.uid,
         resource_version: kept.resource_version,
-        annotations: grant.map(|grant| [(names::GRANT_ANNOTATION.to_owned(), grant)].into()),
+        labels: kept.labels,
+        owner_references: (!controllers.is_empty()).then_some(controllers),
+        annotations: kept
+            .annotations
+            .map(|used| used.0)
+            .filter(|used| !used.is_empty()),
         creation_timestamp: kept.creation_timestamp.and_then(Written::time),
         deletion_timestamp: kept
             .deletion_timestamp
@@ -44,17 +58,70 @@ struct Kept {
     namespace: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
     annotations: Option<Annotations>,
+    owner_references: Option<Vec<Owner>>,
     creation_timestamp: Option<Written>,
     deletion_timestamp: Option<Written>,
 }
 
+/// The annotations that are used; others, which may be long, are passed over.
+#[derive(Default)]
+struct Annotations(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Annotations {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Used;
+
+        impl<'de> Visitor<'de> for Used {
+            type Value = Annotations;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of annotations")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Annotations, A::Error> {
+                let mut used = BTreeMap::new();
+                while let Some(Name(name)) = map.next_key()? {
+                    if *name == *names::GRANT_ANNOTATION || dialect::reads(&name) {
+                        used.insert(name.into_owned(), map.next_value()?);
+                    } else {
+                        map.next_value::<IgnoredAny>()?;
+                    }
+                }
+                Ok(Annotations(used))
+            }
+        }
+
+        deserializer.deserialize_map(Used)
+    }
+}
+
+/// A key that is borrowed where it can be.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
 #[derive(Default, Deserialize)]
-#[serde(default)]
-struct Annotations {
-    /// [`names::GRANT_ANNOTATION`].
-    #[serde(rename = "gantry.dev/grant")]
-    grant: Option<String>,
+#[serde(rename_all = "camelCase", default)]
+struct Owner {
+    api_version: String,
+    kind: String,
+    name: String,
+    uid: String,
+    controller: Option<bool>,
+}
+
+impl Owner {
+    fn kept(self) -> OwnerReference {
+        OwnerReference {
+            api_version: self.api_version,
+            kind: self.kind,
+            name: self.name,
+            uid: self.uid,
+            controller: self.controller,
+            block_owner_deletion: None,
+        }
+    }
 }
 
 /// A time as it is written.
@@ -84,7 +151,11 @@ mod tests {
     fn what_is_used_is_kept_and_no_time_fails_the_object() {
         let written = json!({
             "name": "a", "namespace": "ml", "uid": "u", "resourceVersion": "7", "labels": {"app": "a"},
-            "annotations": {names::GRANT_ANNOTATION: "{}", "other": "text"},
+            "annotations": {names::GRANT_ANNOTATION: "{}", names::GANG_ANNOTATION: "g", "other": "text"},
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c"},
+                {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "j", "controller": true, "blockOwnerDeletion": true},
+            ],
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "deletionTimestamp": "9999-12-31T23:59:59Z",
             "managedFields": [{"manager": "m", "time": "9999-12-31T23:59:59Z"}],
@@ -97,7 +168,22 @@ mod tests {
                 namespace: Some("ml".to_owned()),
                 uid: Some("u".to_owned()),
                 resource_version: Some("7".to_owned()),
-                annotations: Some([(names::GRANT_ANNOTATION.to_owned(), "{}".to_owned())].into()),
+                labels: Some([("app".to_owned(), "a".to_owned())].into()),
+                annotations: Some(
+                    [
+                        (names::GRANT_ANNOTATION.to_owned(), "{}".to_owned()),
+                        (names::GANG_ANNOTATION.to_owned(), "g".to_owned())
+                    ]
+                    .into()
+                ),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "batch/v1".to_owned(),
+                    kind: "Job".to_owned(),
+                    name: "j".to_owned(),
+                    uid: "j".to_owned(),
+                    controller: Some(true),
+                    block_owner_deletion: None,
+                }]),
                 creation_timestamp: Some(Time("2026-01-01T00:00:00Z".parse().unwrap())),
                 deletion_timestamp: Some(Time(Timestamp::UNIX_EPOCH)),
                 ..ObjectMeta::default()

@@ -1,17 +1,27 @@
-//! What is kept of a pod: a few hundred bytes of the several kilobytes the API server sends. Pods that ask for nothing that is
-//! watched are not kept at all.
+//! What is kept of a pod: a few hundred bytes of the several kilobytes the API server sends. Pods that ask for something that is watched
+//! are kept with what they ask for; of others, what they take of their node.
+
+mod bystander;
+mod needs;
+mod reader;
+mod slim;
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, Grant, NodeName, PodUid, ResourceName, names};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use gantry_gang::dialect::{self, Controller, PodView, WorkloadRef};
+use gantry_gang::protocol::Stage;
+use gantry_gang::{Claim, Needs};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
-use serde::Deserialize;
 
-use crate::metadata;
-use crate::request::{Container, ContainerKind, Request, RequestError};
+pub use bystander::{Bystander, Kin};
+pub(crate) use needs::effect;
+pub use reader::{Reader, Seen, Shared, Words};
+pub use slim::{SlimPod, SlimSpec, SlimStatus};
+
+use crate::request::{Request, RequestError};
 use crate::watched::Watched;
 
 /// A pod that asks for resources that are watched.
@@ -33,25 +43,44 @@ pub struct PodFacts {
     pub bound_and_created: (Option<Timestamp>, Option<Timestamp>),
     /// Phase `Succeeded` or `Failed`: kubelet has given its devices back.
     pub terminal: bool,
+    /// How far it is, and where.
+    pub stage: Stage,
+    /// It is being deleted.
+    pub leaving: bool,
     /// Every container of it has ended, as far as its status tells. It may start again unless the pod is being deleted.
     pub stopped: bool,
     /// Devices that kubelet says its app containers have (`allocatedResourcesStatus`).
     pub allocated: Vec<(ResourceName, DeviceId)>,
     /// Resources it asks for of which kube-scheduler's own count found too few the last time.
     pub insufficient: Vec<ResourceName>,
+    /// What it says of its gang.
+    pub claim: Option<Arc<Claim>>,
+    /// What it needs of a node besides the devices. Its labels are among it only as far as terms are about them.
+    pub needs: Arc<Needs>,
+    /// Its namespace and labels, and what else concerns pods near it.
+    pub kin: Arc<Kin>,
+    /// `spec.priority`.
+    pub priority: i32,
+    /// Whether others may be preempted for it: its `preemptionPolicy` is not `Never`.
+    pub preempts: bool,
 }
 
-impl PodFacts {
-    /// Keeps what matters of a pod; `None` if it asks for nothing that is watched.
-    pub fn read(watched: &Watched, pod: SlimPod) -> Option<Self> {
-        let asked = watched.among(pod.spec.resources());
+impl Reader {
+    /// What a pod asks of the resources that are watched; `None` if it is nothing.
+    fn request(&self, pod: &SlimPod) -> Option<Result<Arc<Request>, RequestError>> {
+        let asked = self.watched.among(pod.spec.resources());
         if asked.is_empty() {
             return None;
         }
         let request = Request::read_what_can_be(&asked, |resource| pod.spec.asking(resource)).map(Arc::new);
-        if matches!(&request, Ok(request) if request.is_empty()) {
-            return None;
-        }
+        let nothing = matches!(&request, Ok(request) if request.is_empty());
+        (!nothing).then_some(request)
+    }
+
+    fn facts(&mut self, pod: SlimPod, request: Result<Arc<Request>, RequestError>) -> Option<PodFacts> {
+        let (stage, claim, kin) = (stage(&pod), claim(&pod), self.kin_of(&pod));
+        let needs = pod.spec.needs(&self.watched, &kin.namespace, &mut self.words);
+        let asked = self.watched.among(pod.spec.resources());
         let mut metadata = pod.metadata;
         let status = pod.status.unwrap_or_default();
         let grant = metadata
@@ -65,9 +94,9 @@ impl PodFacts {
         let bound_at = scheduled
             .filter(|condition| condition.status == "True")
             .and_then(|condition| condition.last_transition_time.as_ref());
-        Some(Self {
+        Some(PodFacts {
             uid: metadata.uid?.into(),
-            namespace: metadata.namespace.unwrap_or_default().into(),
+            namespace: Arc::clone(&kin.namespace),
             name: metadata.name.unwrap_or_default().into(),
             request,
             node: pod
@@ -81,11 +110,32 @@ impl PodFacts {
                 bound_at.map(|time| time.0),
                 metadata.creation_timestamp.map(|time| time.0),
             ),
-            terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            terminal: matches!(stage, Stage::Succeeded | Stage::Failed),
+            stage,
+            leaving: metadata.deletion_timestamp.is_some(),
             stopped: status.stopped(pod.spec.containers.len()),
-            allocated: status.allocated(watched),
+            allocated: status.allocated(&self.watched),
             insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(&asked)),
+            claim,
+            needs: self.needs.one(needs),
+            kin,
+            priority: pod.spec.priority,
+            preempts: pod.spec.preemption_policy.as_deref() != Some("Never"),
         })
+    }
+}
+
+impl PodFacts {
+    /// Keeps what matters of a pod; `None` if it asks for nothing that is watched. Whoever reads many has a [`Reader`].
+    pub fn read(watched: &Watched, pod: SlimPod) -> Option<Self> {
+        let mut reader = Reader::new(watched.clone());
+        let request = reader.request(&pod)?;
+        reader.facts(pod, request)
+    }
+
+    /// When it was created, in seconds since 1970; 0 if that is not known.
+    pub fn created(&self) -> i64 {
+        self.bound_and_created.1.map_or(0, Timestamp::as_second)
     }
 
     /// Whether it is bound and has not ended.
@@ -120,240 +170,61 @@ fn bounded(mut text: String) -> String {
     text
 }
 
-/// A pod as far as it is read from the API server.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct SlimPod {
-    /// Its metadata.
-    #[serde(default, deserialize_with = "metadata::read")]
-    pub metadata: ObjectMeta,
-    /// Its spec.
-    #[serde(default)]
-    pub spec: SlimSpec,
-    /// Its status.
-    #[serde(default)]
-    pub status: Option<SlimStatus>,
-}
-
-impl SlimPod {
-    /// What it asks of the resources that are watched.
-    ///
-    /// # Errors
-    /// The first quantity that is no count of devices.
-    pub fn request(&self, watched: &Watched) -> Result<Request, RequestError> {
-        let asked = watched.among(self.spec.resources());
-        Request::read_what_can_be(&asked, |resource| self.spec.asking(resource))
-    }
-
-    /// Where it is bound.
-    pub fn node(&self) -> Option<&str> {
-        self.spec.node_name.as_deref().filter(|node| !node.is_empty())
+/// How far a pod is, and where.
+fn stage(pod: &SlimPod) -> Stage {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    match (phase, pod.node()) {
+        (Some("Succeeded"), _) => Stage::Succeeded,
+        (Some("Failed"), _) => Stage::Failed,
+        (_, Some(node)) => Stage::Bound(node.into()),
+        _ if pod.spec.scheduling_gates.is_empty() => Stage::Pending,
+        _ => Stage::Gated {
+            by_us_alone: pod
+                .spec
+                .scheduling_gates
+                .iter()
+                .all(|gate| gate.name == names::GANG_GATE),
+        },
     }
 }
 
-impl kube::Resource for SlimPod {
-    type DynamicType = ();
-    type Scope = kube::core::NamespaceResourceScope;
-
-    fn kind((): &()) -> std::borrow::Cow<'_, str> {
-        "Pod".into()
-    }
-
-    fn group((): &()) -> std::borrow::Cow<'_, str> {
-        "".into()
-    }
-
-    fn version((): &()) -> std::borrow::Cow<'_, str> {
-        "v1".into()
-    }
-
-    fn plural((): &()) -> std::borrow::Cow<'_, str> {
-        "pods".into()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
-/// What is read of a pod's spec.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct SlimSpec {
-    node_name: Option<String>,
-    init_containers: Vec<SlimContainer>,
-    containers: Vec<SlimContainer>,
-}
-
-impl SlimSpec {
-    /// Every resource that a container asks for, some more than once.
-    fn resources(&self) -> impl Iterator<Item = &str> {
-        let containers = self.init_containers.iter().chain(&self.containers);
-        containers
-            .flat_map(|container| [&container.resources.limits, &container.resources.requests])
-            .flat_map(|quantities| quantities.keys().map(String::as_str))
-    }
-
-    fn asking<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = Container<'a>> {
-        let inits = self.init_containers.iter().map(|container| {
-            let sidecar = container.restart_policy.as_deref() == Some("Always");
-            (
-                container,
-                if sidecar {
-                    ContainerKind::Sidecar
-                } else {
-                    ContainerKind::Init
-                },
-            )
+/// What a pod says of its gang.
+fn claim(pod: &SlimPod) -> Option<Arc<Claim>> {
+    let metadata = &pod.metadata;
+    let owners = metadata.owner_references.iter().flatten();
+    let controller = owners
+        .filter(|owner| owner.controller == Some(true))
+        .map(|owner| Controller {
+            api_version: &owner.api_version,
+            kind: &owner.kind,
+            name: &owner.name,
+            uid: &owner.uid,
         });
-        let apps = self
-            .containers
-            .iter()
-            .map(|container| (container, ContainerKind::App));
-        inits.chain(apps).map(move |(container, kind)| Container {
-            name: &container.name,
-            kind,
-            quantity: container.resources.of(resource),
-        })
-    }
+    let workload = pod.spec.workload_ref.as_ref().map(|written| WorkloadRef {
+        name: &written.name,
+        pod_group: &written.pod_group,
+        replica_key: written.pod_group_replica_key.as_deref(),
+    });
+    let group = pod.spec.scheduling_group.as_ref();
+    let view = PodView {
+        namespace: metadata.namespace.as_deref().unwrap_or_default(),
+        name: metadata.name.as_deref().unwrap_or_default(),
+        uid: metadata.uid.as_deref().unwrap_or_default(),
+        labels: metadata.labels.as_ref(),
+        annotations: metadata.annotations.as_ref(),
+        controller: controller.last(),
+        scheduling_group: group.and_then(|group| group.pod_group_name.as_deref()),
+        workload,
+    };
+    dialect::claim(&view).map(Arc::new)
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct SlimContainer {
-    name: String,
-    restart_policy: Option<String>,
-    resources: SlimResources,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct SlimResources {
-    limits: BTreeMap<String, String>,
-    requests: BTreeMap<String, String>,
-}
-
-impl SlimResources {
-    fn of(&self, resource: &str) -> Option<&str> {
-        self.limits
-            .get(resource)
-            .or_else(|| self.requests.get(resource))
-            .map(String::as_str)
-    }
-}
-
-/// What is read of a pod's status.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct SlimStatus {
-    phase: Option<String>,
-    conditions: Vec<SlimCondition>,
-    init_container_statuses: Vec<SlimContainerStatus>,
-    container_statuses: Vec<SlimContainerStatus>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct SlimCondition {
-    #[serde(rename = "type")]
-    type_: String,
-    status: String,
-    reason: Option<String>,
-    message: Option<String>,
-    #[serde(deserialize_with = "metadata::time")]
-    last_transition_time: Option<Time>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct SlimContainerStatus {
-    state: SlimState,
-    allocated_resources_status: Vec<SlimAllocated>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct SlimState {
-    running: Option<serde::de::IgnoredAny>,
-    terminated: Option<serde::de::IgnoredAny>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct SlimAllocated {
-    name: String,
-    resources: Vec<SlimDevice>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-struct SlimDevice {
-    #[serde(rename = "resourceID")]
-    resource_id: String,
-}
-
-impl SlimStatus {
-    /// App containers have all ended, and no init container or sidecar runs.
-    fn stopped(&self, app_containers: usize) -> bool {
-        self.container_statuses.len() >= app_containers
-            && self
-                .container_statuses
-                .iter()
-                .all(|status| status.state.terminated.is_some())
-            && self
-                .init_container_statuses
-                .iter()
-                .all(|status| status.state.running.is_none())
-    }
-
-    fn allocated(&self, watched: &Watched) -> Vec<(ResourceName, DeviceId)> {
-        let mut devices = Vec::new();
-        for allocated in self
-            .container_statuses
-            .iter()
-            .chain(&self.init_container_statuses)
-            .flat_map(|status| &status.allocated_resources_status)
-        {
-            if watched.covers(&allocated.name) {
-                let resource = ResourceName::from(allocated.name.as_str());
-                let ids = allocated
-                    .resources
-                    .iter()
-                    .map(|device| device.resource_id.as_str());
-                devices.extend(ids.map(|id| (resource.clone(), DeviceId::from(id))));
-            }
-        }
-        devices.sort_unstable();
-        devices
-    }
-}
-
-impl SlimCondition {
-    /// kube-scheduler writes `Insufficient nvidia.com/gpu` for what its own count refuses.
-    fn insufficient(&self, resources: &[ResourceName]) -> Vec<ResourceName> {
-        if self.status != "False" || self.reason.as_deref() != Some("Unschedulable") {
-            return Vec::new();
-        }
-        let message = self.message.as_deref().unwrap_or_default();
-        resources
-            .iter()
-            .filter(|resource| {
-                let words = format!("Insufficient {resource}");
-                message
-                    .match_indices(&words)
-                    .any(|(at, _)| ends(&message[at + words.len()..]))
-            })
-            .cloned()
-            .collect()
-    }
-}
-
-/// Whether a resource's name ends here: `nvidia.com/gpu` is not what `Insufficient nvidia.com/gpu.shared` speaks of.
-fn ends(rest: &str) -> bool {
-    rest.is_empty() || rest == "." || rest.starts_with(',') || rest.starts_with(". ")
+/// When an object was created, in seconds since 1970; 0 if that is not known.
+fn seconds(metadata: &ObjectMeta) -> i64 {
+    metadata
+        .creation_timestamp
+        .as_ref()
+        .map_or(0, |created| created.0.as_second())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use gantry_api::{NodeName, ResourceName};
+use gantry_gang::NodeFacts;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -20,7 +21,7 @@ pub use contact::Contact;
 use crate::index::{self, Index, LooseGpuNode, SlimNode, Source, Store};
 use crate::inventory::Inventory;
 use crate::kind::Kinds;
-use crate::pod::{PodFacts, SlimPod};
+use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::watched::Watched;
 
 /// Longest life of one watch call. A connection that is silently dead is noticed soon after its end.
@@ -34,9 +35,9 @@ const BATCH: usize = 256;
 
 /// One thing a watch brought, read into what the index keeps.
 enum News {
-    Pod(Box<PodFacts>),
-    PodGone(Box<PodFacts>),
-    Node(NodeName, Vec<(ResourceName, u32)>),
+    Pod(Seen),
+    PodGone(Seen),
+    Node(NodeName, Vec<(ResourceName, u32)>, Arc<NodeFacts>),
     NodeGone(String),
     GpuNode(NodeName, Box<Inventory>),
     GpuNodeGone(String),
@@ -47,12 +48,17 @@ enum News {
 impl News {
     fn tell(self, now: Instant, index: &mut Index) {
         match self {
-            Self::Pod(pod) => index.pod_applied(*pod),
-            Self::PodGone(pod) => {
+            Self::Pod(Seen::Facts(pod)) => index.pod_applied(*pod),
+            Self::Pod(Seen::Bystander(pod)) => index.bystander_applied(*pod),
+            Self::PodGone(Seen::Facts(pod)) => {
                 let uid = pod.uid.clone();
                 index.pod_deleted(now, &uid, Some(*pod));
             }
-            Self::Node(name, advertised) => index.node_applied(&name, advertised),
+            Self::PodGone(Seen::Bystander(pod)) => index.bystander_gone(&pod.uid),
+            Self::Node(name, advertised, facts) => {
+                index.node_applied(&name, advertised);
+                index.node_described(facts);
+            }
             Self::NodeGone(name) => index.node_deleted(&name),
             Self::GpuNode(name, inventory) => index.inventory_applied(&name, *inventory),
             Self::GpuNodeGone(name) => index.inventory_deleted(&name),
@@ -123,16 +129,16 @@ fn streams(
 ) -> SelectAll<BoxStream<'static, News>> {
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let mut all = SelectAll::new();
-    let wanted = watched.clone();
+    let mut reader = Reader::new(watched.clone());
     let pods = watch(
         Api::<SlimPod>::all(contact.noting(client, Source::Pods)),
         config.clone(),
     );
     all.push(read(pods, Source::Pods, contact, move |pod, gone| {
-        let pod = Box::new(PodFacts::read(&wanted, pod)?);
+        let pod = reader.read(pod)?;
         Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
     }));
-    let wanted = watched.clone();
+    let (wanted, mut words) = (watched.clone(), Words::default());
     let nodes = watch(
         Api::<SlimNode>::all(contact.noting(client, Source::Nodes)),
         config.clone(),
@@ -142,7 +148,8 @@ fn streams(
         Some(if gone {
             News::NodeGone(name)
         } else {
-            News::Node(name.into(), index::advertised(&wanted, &node))
+            let facts = index::described(&wanted, &node, &mut words);
+            News::Node(name.into(), index::advertised(&wanted, &node), Arc::new(facts))
         })
     }));
     let (wanted, kinds) = (watched.clone(), Arc::clone(kinds));
@@ -169,7 +176,7 @@ fn read<K: Send + 'static>(
     events: impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Send + 'static,
     source: Source,
     contact: &Arc<Contact>,
-    news: impl Fn(K, bool) -> Option<News> + Send + 'static,
+    mut news: impl FnMut(K, bool) -> Option<News> + Send + 'static,
 ) -> BoxStream<'static, News> {
     let contact = Arc::clone(contact);
     events

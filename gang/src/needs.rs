@@ -1,5 +1,5 @@
-//! What a pod needs of a node besides the devices that Gantry accounts, as kube-scheduler will judge it. Values; `read` makes them of
-//! a pod's JSON.
+//! What a pod needs of a node besides the devices that Gantry accounts, as kube-scheduler will judge it. Values; the
+//! extender reads them from pods.
 
 mod admit;
 
@@ -31,9 +31,12 @@ pub struct Needs {
     pub namespace: Arc<str>,
     /// See [`Self::namespace`].
     pub labels: Arc<BTreeMap<Arc<str>, Arc<str>>>,
-    /// Host ports: protocol, address, port.
-    pub host_ports: Vec<(Arc<str>, Arc<str>, u16)>,
+    /// Ports of the host that it takes.
+    pub host_ports: Vec<HostPort>,
 }
+
+/// A port of a host: protocol, address (`0.0.0.0` for any), number.
+pub type HostPort = (Arc<str>, Arc<str>, u16);
 
 /// Requirements on a node's labels (and name) that must all hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -92,4 +95,19 @@ pub struct PodTerm {
     pub namespaces: Option<Vec<Arc<str>>>,
     /// The node label that makes domains.
     pub topology_key: Arc<str>,
+}
+
+impl PodTerm {
+    /// Whether it finds a pod. `of`: the namespace of the pod whose term it is.
+    pub fn finds(&self, of: &str, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
+        let here = match &self.namespaces {
+            None => true,
+            Some(named) if named.is_empty() => of == namespace,
+            Some(named) => named.iter().any(|named| **named == *namespace),
+        };
+        here && self
+            .selector
+            .iter()
+            .all(|required| required.holds(labels.get(&required.key)))
+    }
 }

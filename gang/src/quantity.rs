@@ -90,7 +90,8 @@ impl Quantity {
             (0, _) => (0, true),
             (value, ten) if power >= 0 => {
                 let scaled = ten.and_then(|ten| value.checked_mul(ten));
-                (scaled.unwrap_or(u128::MAX), lost == 0)
+                // A whole number whose last digits were not looked at is beyond anything that is counted.
+                (scaled.unwrap_or(u128::MAX), lost == 0 || self.ten + finer >= 0)
             }
             (value, Some(ten)) => (value / ten, value % ten == 0 && lost == 0),
             (_, None) => (0, false),

@@ -89,6 +89,15 @@ impl Resources {
     /// Adds what `written` says of a resource, such as `cpu: 500m`. A quantity that cannot be read adds nothing: the API server lets none
     /// through.
     pub fn add_written(&mut self, name: &str, written: &str) {
+        self.write(name, written, i64::saturating_add);
+    }
+
+    /// The same, in place of what was there.
+    pub fn set_written(&mut self, name: &str, written: &str) {
+        self.write(name, written, |_, amount| amount);
+    }
+
+    fn write(&mut self, name: &str, written: &str, with: fn(i64, i64) -> i64) {
         let read = if name == "cpu" {
             quantity::thousandths(written)
         } else {
@@ -100,12 +109,13 @@ impl Resources {
             "memory" => &mut self.memory,
             "ephemeral-storage" => &mut self.ephemeral,
             "pods" => &mut self.pods,
-            other => match self.others.get_mut(other) {
-                Some(known) => known,
-                None => self.others.entry(other.into()).or_default(),
-            },
+            other => {
+                let known = self.others.get_key_value(other);
+                let name = known.map_or_else(|| other.into(), |(name, _)| Arc::clone(name));
+                return self.combine_one(&name, amount, with);
+            }
         };
-        *place = place.saturating_add(amount);
+        *place = with(*place, amount);
     }
 
     /// Adds.
@@ -129,10 +139,23 @@ impl Resources {
         self.ephemeral = with(self.ephemeral, other.ephemeral);
         self.pods = with(self.pods, other.pods);
         for (name, amount) in &other.others {
-            match self.others.get_mut(name) {
-                Some(known) => *known = with(*known, *amount),
-                None => {
-                    self.others.insert(Arc::clone(name), with(0, *amount));
+            self.combine_one(name, *amount, with);
+        }
+    }
+
+    /// Of other resources none is kept of which there is nothing: equal amounts are equal values.
+    fn combine_one(&mut self, name: &Arc<str>, amount: i64, with: fn(i64, i64) -> i64) {
+        match self.others.get_mut(name) {
+            Some(known) => {
+                *known = with(*known, amount);
+                if *known == 0 {
+                    self.others.remove(name);
+                }
+            }
+            None => {
+                let amount = with(0, amount);
+                if amount != 0 {
+                    self.others.insert(Arc::clone(name), amount);
                 }
             }
         }
@@ -267,8 +290,8 @@ mod tests {
 
         #[test]
         fn what_is_taken_and_given_back_leaves_what_was(left in amounts(), need in amounts()) {
-            let mut rest = left;
-            rest.add(&Resources { others: need.others.clone(), ..Resources::default() });
+            let mut rest = Resources::default();
+            rest.add(&left);
             let before = rest.clone();
             rest.sub(&need);
             rest.add(&need);

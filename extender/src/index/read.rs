@@ -9,12 +9,14 @@ use gantry_api::{
     DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, Provenance, ResourceName,
     SharingPolicy,
 };
+use gantry_gang::{NodeFacts, Resources, Taint};
 use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use crate::inventory::{Device, Held, Inventory, Pool};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
+use crate::pod::{self, Words};
 use crate::watched::Watched;
 use crate::{metadata, quantity};
 
@@ -206,9 +208,28 @@ pub struct SlimNode {
     /// Its metadata.
     #[serde(default, deserialize_with = "metadata::read")]
     pub metadata: ObjectMeta,
+    /// Its spec.
+    #[serde(default)]
+    pub spec: SlimNodeSpec,
     /// Its status.
     #[serde(default)]
     pub status: SlimNodeStatus,
+}
+
+/// What is read of a node's spec.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct SlimNodeSpec {
+    unschedulable: bool,
+    taints: Vec<SlimTaint>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SlimTaint {
+    key: String,
+    value: String,
+    effect: String,
 }
 
 /// What is read of a node's status.
@@ -254,4 +275,32 @@ pub fn advertised(watched: &Watched, node: &SlimNode) -> Vec<(ResourceName, u32)
         .filter(|(resource, _)| watched.covers(resource))
         .filter_map(|(resource, written)| Some((resource.as_str().into(), quantity::count(written).ok()?)))
         .collect()
+}
+
+/// What a node says of itself besides devices.
+pub fn described(watched: &Watched, node: &SlimNode, words: &mut Words) -> NodeFacts {
+    let mut allocatable = Resources::default();
+    for (resource, written) in &node.status.allocatable {
+        if !watched.covers(resource) {
+            allocatable.add_written(resource, written);
+        }
+    }
+    let labels = node.metadata.labels.iter().flatten();
+    let labels = labels
+        .map(|(key, value)| (words.of(key), words.of(value)))
+        .collect();
+    let taints = node.spec.taints.iter().filter_map(|taint| {
+        Some(Taint {
+            key: words.of(&taint.key),
+            value: words.of(&taint.value),
+            effect: pod::effect(&taint.effect)?,
+        })
+    });
+    NodeFacts {
+        name: node.metadata.name.as_deref().unwrap_or_default().into(),
+        labels,
+        taints: taints.collect(),
+        unschedulable: node.spec.unschedulable,
+        allocatable,
+    }
 }

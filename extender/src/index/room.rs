@@ -1,0 +1,387 @@
+//! What nodes have besides devices: what they say of themselves, what is left of it, and which pods are where. Kept up to date event by event, for
+//! a hundred thousand pods are not counted again for every plan. Decides nothing.
+
+mod barred;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use gantry_api::{NodeName, PodUid};
+use gantry_gang::protocol::Stage;
+use gantry_gang::{Fabric, Levels, Needs, NodeFacts, Resources};
+
+use super::Index;
+use crate::gang::terrain::{Barred, Room};
+use crate::pod::{Bystander, Kin, PodFacts, Shared};
+use crate::snapshot::NodeIx;
+
+/// What the index knows of nodes and pods besides devices.
+#[derive(Debug, Default)]
+pub(super) struct Rooms {
+    /// By number of node.
+    rooms: Vec<Room>,
+    /// How many pods are on each, by its number.
+    counts: Vec<u32>,
+    fabric: Fabric,
+    /// The fabric is not that of the nodes any more.
+    stale: bool,
+    pods: HashMap<PodUid, There>,
+    /// Where pods of each kind are, and how many.
+    kin: HashMap<Kinship, BTreeMap<NodeIx, u32>>,
+    /// Labels that terms are about: those of required affinity and anti-affinity of any pod there was.
+    about: BTreeSet<Arc<str>>,
+    /// It grew: needs that were worked out before lack labels.
+    grew: bool,
+    needs: Shared<Needs>,
+    /// Nodes on which more fits now.
+    gained: BTreeSet<NodeIx>,
+}
+
+/// A pod, and where it is.
+#[derive(Debug)]
+struct There {
+    /// `None` before it is bound.
+    node: Option<NodeIx>,
+    load: Load,
+    kin: Arc<Kin>,
+    /// It asks for something that is watched, and is kept elsewhere too.
+    watched: bool,
+    /// All of it, if it is not kept elsewhere and belongs to a gang.
+    claiming: Option<Arc<Bystander>>,
+}
+
+/// What a pod takes of its node.
+#[derive(Debug, Clone, PartialEq)]
+enum Load {
+    Alone(Arc<Resources>),
+    Among(Arc<Needs>),
+}
+
+impl Load {
+    fn resources(&self) -> &Resources {
+        match self {
+            Self::Alone(resources) => resources,
+            Self::Among(needs) => &needs.resources,
+        }
+    }
+}
+
+/// One kind of pods, by identity: equal ones are one already, or count as two, which is as good.
+#[derive(Debug, Clone)]
+struct Kinship(Arc<Kin>);
+
+impl PartialEq for Kinship {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Kinship {}
+
+impl std::hash::Hash for Kinship {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.0).hash(state);
+    }
+}
+
+impl Rooms {
+    fn room(&mut self, node: NodeIx) -> &mut Room {
+        let index = node.0 as usize;
+        if self.rooms.len() <= index {
+            self.rooms.resize_with(index + 1, Room::default);
+            self.counts.resize(index + 1, 0);
+        }
+        &mut self.rooms[index]
+    }
+
+    /// A pod is there as it is now, in place of what was known of it.
+    fn put(&mut self, uid: PodUid, there: There) {
+        self.learn(&there.kin.apart_from);
+        let before = self.pods.get(&uid);
+        let same = before.is_some_and(|before| {
+            before.node == there.node && before.load == there.load && before.kin == there.kin
+        });
+        if same {
+            if let Some(known) = self.pods.get_mut(&uid) {
+                known.claiming = there.claiming;
+            }
+            return;
+        }
+        self.remove(&uid);
+        if let Some(node) = there.node {
+            self.room(node).left.sub(there.load.resources());
+            self.counts[node.0 as usize] += 1;
+            let kin = self.kin.entry(Kinship(Arc::clone(&there.kin))).or_default();
+            *kin.entry(node).or_default() += 1;
+        }
+        self.pods.insert(uid, there);
+    }
+
+    fn remove(&mut self, uid: &PodUid) {
+        let Some(there) = self.pods.remove(uid) else {
+            return;
+        };
+        let Some(node) = there.node else {
+            return;
+        };
+        self.room(node).left.add(there.load.resources());
+        self.counts[node.0 as usize] -= 1;
+        self.gained.insert(node);
+        let kinship = Kinship(there.kin);
+        if let Some(nodes) = self.kin.get_mut(&kinship) {
+            if let Some(count) = nodes.get_mut(&node) {
+                *count -= 1;
+                if *count == 0 {
+                    nodes.remove(&node);
+                }
+            }
+            if nodes.is_empty() {
+                self.kin.remove(&kinship);
+            }
+        }
+    }
+
+    /// A node says this of itself now; `None` if it is gone.
+    fn describe(&mut self, node: NodeIx, facts: Option<Arc<NodeFacts>>) {
+        let before = self.room(node).facts.clone();
+        if before == facts {
+            return;
+        }
+        let agree = self.fabric.levels.agree(before.as_deref(), facts.as_deref());
+        self.stale |= !agree;
+        let room = self.room(node);
+        if let Some(before) = &before {
+            room.left.sub(&before.allocatable);
+        }
+        if let Some(now) = &facts {
+            room.left.add(&now.allocatable);
+        }
+        room.facts = facts;
+        self.gained.insert(node);
+    }
+
+    /// Remembers which labels terms are about.
+    fn learn(&mut self, terms: &[gantry_gang::needs::PodTerm]) {
+        for required in terms.iter().flat_map(|term| &term.selector) {
+            if !self.about.contains(&required.key) {
+                self.about.insert(Arc::clone(&required.key));
+                self.grew = true;
+            }
+        }
+    }
+
+    /// A pod's needs with those of its labels that terms are about. All others would only make equal pods differ: many controllers number theirs
+    /// by a label.
+    fn with_labels(&mut self, needs: &Arc<Needs>, kin: &Kin) -> Arc<Needs> {
+        self.learn(&needs.apart_from);
+        self.learn(&needs.together_with);
+        let about = kin.labels.iter().filter(|(key, _)| self.about.contains(*key));
+        let labels: BTreeMap<_, _> = about
+            .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
+            .collect();
+        if *needs.labels == labels {
+            return Arc::clone(needs);
+        }
+        self.needs.one(Needs {
+            labels: Arc::new(labels),
+            ..Needs::clone(needs)
+        })
+    }
+
+    /// Whether any pod is on a node.
+    pub(super) fn is_used(&self, node: NodeIx) -> bool {
+        self.counts.get(node.0 as usize).is_some_and(|count| *count > 0)
+    }
+
+    /// Nodes have other numbers now, so many in all. Those of nodes that are used are among them.
+    pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>, nodes: usize) {
+        let (rooms, counts) = (std::mem::take(&mut self.rooms), std::mem::take(&mut self.counts));
+        for ((number, room), count) in (0..).map(NodeIx).zip(rooms).zip(counts) {
+            if let Some(new) = renumbered.get(&number) {
+                *self.room(*new) = room;
+                self.counts[new.0 as usize] = count;
+            }
+        }
+        for there in self.pods.values_mut() {
+            there.node = there.node.and_then(|node| renumbered.get(&node).copied());
+        }
+        let anew = |node: &NodeIx| renumbered.get(node).copied();
+        for nodes in self.kin.values_mut() {
+            let counted = std::mem::take(nodes).into_iter();
+            *nodes = counted
+                .filter_map(|(node, count)| Some((anew(&node)?, count)))
+                .collect();
+        }
+        self.gained = self.gained.iter().filter_map(anew).collect();
+        self.stale = true;
+        self.settle(nodes);
+    }
+
+    /// Brings the fabric up to date, and the rooms to the number of nodes.
+    fn settle(&mut self, nodes: usize) {
+        if let Some(last) = nodes.checked_sub(1).and_then(|last| u32::try_from(last).ok()) {
+            self.room(NodeIx(last));
+        }
+        if std::mem::take(&mut self.stale) {
+            let levels = std::mem::take(&mut self.fabric.levels);
+            self.fabric = Fabric::build(levels, self.rooms.iter().map(|room| room.facts.as_deref()));
+        }
+        // Numbers of nodes of which nothing is known are not in the fabric, which is the same as before.
+        self.fabric.of_node.resize(self.rooms.len(), Fabric::ROOT);
+    }
+}
+
+impl Index {
+    /// Sets the levels of the fabric. Before anything is fed.
+    pub fn set_fabric(&mut self, levels: Levels) {
+        self.rooms.fabric.levels = levels;
+        self.rooms.stale = true;
+    }
+
+    /// What a node says of itself was seen.
+    pub fn node_described(&mut self, facts: Arc<NodeFacts>) {
+        let name = NodeName::from(&*facts.name);
+        let node = self.node(&name);
+        self.rooms.describe(node, Some(facts));
+    }
+
+    /// A node is gone.
+    pub(super) fn node_gone(&mut self, node: NodeIx) {
+        self.rooms.describe(node, None);
+    }
+
+    /// A pod that asks for nothing that is watched was seen.
+    pub fn bystander_applied(&mut self, pod: Bystander) {
+        self.seen(super::Source::Pods, pod.uid.as_str());
+        let node = match &pod.stage {
+            Stage::Bound(node) => Some(self.node(node)),
+            _ => None,
+        };
+        // One that is nowhere concerns nobody but its gang, and one that has ended concerns the gang still.
+        if node.is_none() && pod.claim.is_none() {
+            self.bystander_gone(&pod.uid);
+            return;
+        }
+        let there = There {
+            node,
+            load: Load::Alone(Arc::clone(&pod.load)),
+            kin: Arc::clone(&pod.kin),
+            watched: false,
+            claiming: None,
+        };
+        let uid = pod.uid.clone();
+        let claiming = pod.claim.is_some().then(|| Arc::new(pod));
+        self.rooms.put(uid, There { claiming, ..there });
+    }
+
+    /// A pod that asks for nothing that is watched was deleted.
+    pub fn bystander_gone(&mut self, uid: &PodUid) {
+        self.tell_gone(uid);
+        self.rooms.remove(uid);
+    }
+
+    /// A list of all pods is complete: bystanders that it does not name are gone.
+    pub(super) fn bystanders_listed(&mut self, seen: &HashSet<Arc<str>>) {
+        let gone: Vec<PodUid> = self
+            .rooms
+            .pods
+            .iter()
+            .filter(|(uid, there)| !there.watched && !seen.contains(uid.as_str()))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in gone {
+            self.bystander_gone(&uid);
+        }
+    }
+
+    /// A pod that asks for what is watched, as it is now. Completes its needs.
+    pub(super) fn room_pod(&mut self, pod: &mut PodFacts) {
+        self.complete(pod);
+        if pod.terminal {
+            self.rooms.remove(&pod.uid);
+            return;
+        }
+        let node = pod.node.clone().map(|node| self.node(&node));
+        let there = There {
+            node,
+            load: Load::Among(Arc::clone(&pod.needs)),
+            kin: Arc::clone(&pod.kin),
+            watched: true,
+            claiming: None,
+        };
+        self.rooms.put(pod.uid.clone(), there);
+    }
+
+    /// Adds to a pod's needs those of its labels that terms are about.
+    pub(super) fn complete(&mut self, pod: &mut PodFacts) {
+        pod.needs = self.rooms.with_labels(&pod.needs, &pod.kin);
+    }
+
+    /// A pod that asks for what is watched is gone.
+    pub(super) fn room_gone(&mut self, uid: &PodUid) {
+        self.rooms.remove(uid);
+    }
+
+    /// A place for a pod with these needs is kept on a node.
+    pub fn room_take(&mut self, node: NodeIx, needs: &Needs) {
+        self.rooms.room(node).left.sub(&needs.resources);
+    }
+
+    /// It is not kept any more.
+    pub fn room_give(&mut self, node: NodeIx, needs: &Needs) {
+        self.rooms.room(node).left.add(&needs.resources);
+        self.rooms.gained.insert(node);
+    }
+
+    /// Brings rooms and fabric up to date, and needs that lack labels which terms have turned out to be about. Before anything is planned.
+    pub(super) fn settle_rooms(&mut self) {
+        if std::mem::take(&mut self.rooms.grew) {
+            let waiting: Vec<PodFacts> = self
+                .pods
+                .values()
+                .filter(|pod| pod.node.is_none())
+                .map(|pod| PodFacts::clone(pod))
+                .collect();
+            for mut pod in waiting {
+                let needs = self.rooms.with_labels(&pod.needs, &pod.kin);
+                if needs != pod.needs {
+                    pod.needs = needs;
+                    self.pod_applied(pod);
+                }
+            }
+        }
+        self.rooms.settle(self.entries.len());
+    }
+
+    /// Whether more fits on any node with devices than when this was last asked: what was refused may be tried again.
+    pub fn room_gained(&mut self) -> bool {
+        let gained = std::mem::take(&mut self.rooms.gained);
+        gained.iter().any(|node| {
+            let entry = self.entries.get(node.0 as usize);
+            entry.is_some_and(|entry| entry.inventory.is_some())
+        })
+    }
+
+    /// What nodes have besides devices, by number, as of the last publication but for places taken or given since.
+    pub fn rooms(&self) -> &[Room] {
+        &self.rooms.rooms
+    }
+
+    /// The fabric as of the last publication.
+    pub fn fabric(&self) -> &Fabric {
+        &self.rooms.fabric
+    }
+
+    /// The bystanders that belong to gangs, by UID.
+    pub fn claiming_bystanders(&self) -> Vec<Arc<Bystander>> {
+        let pods = self.rooms.pods.values();
+        let mut claiming: Vec<Arc<Bystander>> = pods.filter_map(|there| there.claiming.clone()).collect();
+        claiming.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        claiming
+    }
+
+    /// Which nodes the pods that are there keep a pod with these needs from.
+    pub fn barred(&self, needs: &Needs) -> Barred {
+        self.rooms.barred(needs)
+    }
+}

@@ -1,0 +1,129 @@
+//! Which nodes the pods that are there keep a new one from, as kube-scheduler's InterPodAffinity and NodePorts plugins see it. Pods alike are
+//! looked at once.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use gantry_gang::Needs;
+use gantry_gang::needs::{HostPort, PodTerm};
+
+use super::Rooms;
+use crate::gang::terrain::Barred;
+use crate::snapshot::NodeIx;
+
+/// Values of one node label: the domains of a term.
+type Domains = HashMap<Arc<str>, HashSet<Arc<str>>>;
+
+impl Rooms {
+    /// Which nodes the pods that are there keep a pod with these needs from. Places kept for pods that are not bound yet do not count.
+    pub(super) fn barred(&self, needs: &Needs) -> Barred {
+        let mut closed = Domains::new();
+        let mut nodes = BTreeSet::new();
+        for (kin, here) in &self.kin {
+            let kin = &kin.0;
+            // Those that do not want it near.
+            for term in &kin.apart_from {
+                if term.finds(&kin.namespace, &needs.namespace, &needs.labels) {
+                    self.close(&mut closed, term, here);
+                }
+            }
+            // Those that it does not want near.
+            for term in &needs.apart_from {
+                if term.finds(&needs.namespace, &kin.namespace, &kin.labels) {
+                    self.close(&mut closed, term, here);
+                }
+            }
+            if collide(&needs.host_ports, &kin.host_ports) {
+                nodes.extend(here.keys().copied());
+            }
+        }
+        for (key, values) in &closed {
+            nodes.extend(self.of_domains(key, values));
+        }
+        Barred {
+            nodes: nodes.into_iter().collect(),
+            only: self.near(needs),
+        }
+    }
+
+    /// The nodes that are in a domain with pods it must be with, by every term; `None` if it need not be with any.
+    fn near(&self, needs: &Needs) -> Option<Vec<NodeIx>> {
+        let terms = &needs.together_with;
+        if terms.is_empty() {
+            return None;
+        }
+        let finds_all = |namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>| {
+            terms
+                .iter()
+                .all(|term| term.finds(&needs.namespace, namespace, labels))
+        };
+        // Only pods count that all terms find.
+        let mut open = Domains::new();
+        for (kin, here) in &self.kin {
+            if finds_all(&kin.0.namespace, &kin.0.labels) {
+                for term in terms {
+                    self.close(&mut open, term, here);
+                }
+            }
+        }
+        // The first of those that want to be together may go anywhere, where the terms make domains.
+        let first = open.values().all(HashSet::is_empty) && finds_all(&needs.namespace, &needs.labels);
+        let near = |term: &PodTerm, value: &Arc<str>| {
+            first
+                || open
+                    .get(&term.topology_key)
+                    .is_some_and(|values| values.contains(value))
+        };
+        let numbered = (0..).map(NodeIx).zip(&self.rooms);
+        let fitting = numbered.filter(|(_, room)| {
+            room.facts.as_ref().is_some_and(|facts| {
+                terms.iter().all(|term| {
+                    facts
+                        .labels
+                        .get(&term.topology_key)
+                        .is_some_and(|value| near(term, value))
+                })
+            })
+        });
+        Some(fitting.map(|(node, _)| node).collect())
+    }
+
+    /// Adds the domains that a term makes of some nodes.
+    fn close(&self, domains: &mut Domains, term: &PodTerm, nodes: &BTreeMap<NodeIx, u32>) {
+        let values = domains.entry(Arc::clone(&term.topology_key)).or_default();
+        for node in nodes.keys() {
+            let facts = self
+                .rooms
+                .get(node.0 as usize)
+                .and_then(|room| room.facts.as_ref());
+            // A node without the label is in no domain of the term.
+            if let Some(value) = facts.and_then(|facts| facts.labels.get(&term.topology_key)) {
+                values.insert(Arc::clone(value));
+            }
+        }
+    }
+
+    /// The nodes whose label has one of some values.
+    fn of_domains(&self, key: &str, values: &HashSet<Arc<str>>) -> impl Iterator<Item = NodeIx> {
+        let numbered = (0..).map(NodeIx).zip(&self.rooms);
+        numbered
+            .filter(move |(_, room)| {
+                let facts = room.facts.as_ref();
+                let value = facts.and_then(|facts| facts.labels.get(key));
+                value.is_some_and(|value| values.contains(value))
+            })
+            .map(|(node, _)| node)
+    }
+}
+
+/// Whether two pods want the same port of one host.
+fn collide(wanted: &[HostPort], taken: &[HostPort]) -> bool {
+    wanted.iter().any(|(protocol, address, port)| {
+        taken.iter().any(|(other_protocol, other_address, other_port)| {
+            let any = |address: &str| address == "0.0.0.0";
+            port == other_port
+                && protocol == other_protocol
+                && (address == other_address || any(address) || any(other_address))
+        })
+    })
+}

@@ -1,0 +1,81 @@
+//! What is kept of a pod that asks for nothing that is watched: what it takes of its node, and what concerns others. Small, for there
+//! are many.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::PodUid;
+use gantry_gang::needs::{HostPort, PodTerm};
+use gantry_gang::protocol::Stage;
+use gantry_gang::{Claim, Resources};
+
+use super::reader::Reader;
+use super::{SlimPod, claim, stage};
+
+/// A pod that asks for nothing that is watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bystander {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its name.
+    pub name: Arc<str>,
+    /// How far it is, and where.
+    pub stage: Stage,
+    /// What it takes of its node.
+    pub load: Arc<Resources>,
+    /// Its namespace, and what concerns others.
+    pub kin: Arc<Kin>,
+    /// `spec.priority`.
+    pub priority: i32,
+    /// When it was created, in seconds since 1970.
+    pub created: i64,
+    /// It is being deleted.
+    pub leaving: bool,
+    /// What it says of its gang.
+    pub claim: Option<Arc<Claim>>,
+}
+
+/// What of a pod concerns others near it. Pods of one controller share one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Kin {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its labels.
+    pub labels: BTreeMap<Arc<str>, Arc<str>>,
+    /// Pods it must not share a domain with.
+    pub apart_from: Vec<PodTerm>,
+    /// The host's ports that it takes.
+    pub host_ports: Vec<HostPort>,
+}
+
+impl Reader {
+    pub(super) fn bystander(&mut self, pod: SlimPod) -> Option<Bystander> {
+        let kin = self.kin_of(&pod);
+        let load = pod.spec.load(&self.watched);
+        Some(Bystander {
+            stage: stage(&pod),
+            claim: claim(&pod),
+            load: self.loads.one(load),
+            kin,
+            priority: pod.spec.priority,
+            created: super::seconds(&pod.metadata),
+            leaving: pod.metadata.deletion_timestamp.is_some(),
+            uid: pod.metadata.uid?.into(),
+            name: pod.metadata.name.unwrap_or_default().into(),
+        })
+    }
+
+    pub(super) fn kin_of(&mut self, pod: &SlimPod) -> Arc<Kin> {
+        let words = &mut self.words;
+        let labels = pod.metadata.labels.iter().flatten();
+        let kin = Kin {
+            namespace: words.of(pod.metadata.namespace.as_deref().unwrap_or_default()),
+            labels: labels
+                .map(|(key, value)| (words.of(key), words.of(value)))
+                .collect(),
+            apart_from: pod.spec.apart_from(words),
+            host_ports: pod.spec.host_ports(words),
+        };
+        self.kin.one(kin)
+    }
+}

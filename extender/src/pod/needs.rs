@@ -1,0 +1,258 @@
+//! What a pod needs of a node, read from its spec as kube-scheduler reads it. Resources that are watched are left out: they are devices, and
+//! accounted as such.
+
+use std::collections::BTreeMap;
+
+use gantry_gang::needs::{HostPort, NodeTerm, Operator, PodTerm, Requirement, Toleration};
+use gantry_gang::{Needs, Resources, TaintEffect};
+
+use super::reader::Words;
+use super::slim::{
+    SlimContainer, SlimLabelSelector, SlimNodeTerm, SlimPodTerm, SlimRequirement, SlimResources, SlimSpec,
+    SlimToleration,
+};
+use crate::watched::Watched;
+
+impl SlimSpec {
+    /// What the pod needs, but for its own labels, which only matter where terms are about.
+    pub(super) fn needs(&self, watched: &Watched, namespace: &str, words: &mut Words) -> Needs {
+        let selector = self.node_selector.iter();
+        let node = &self.affinity.node_affinity;
+        let affinity = match &node.required {
+            // A selector without terms holds nowhere, as does a term without requirements.
+            Some(required) if required.node_selector_terms.is_empty() => vec![NodeTerm::default()],
+            Some(required) => required
+                .node_selector_terms
+                .iter()
+                .map(|term| term.read(words))
+                .collect(),
+            None => Vec::new(),
+        };
+        Needs {
+            resources: self.load(watched),
+            selector: selector
+                .map(|(key, value)| (words.of(key), words.of(value)))
+                .collect(),
+            affinity,
+            preferred: node
+                .preferred
+                .iter()
+                .map(|preferred| (preferred.weight, preferred.preference.read(words)))
+                .collect(),
+            tolerations: self
+                .tolerations
+                .iter()
+                .filter_map(|toleration| toleration.read(words))
+                .collect(),
+            apart_from: self.apart_from(words),
+            together_with: read_terms(&self.affinity.pod_affinity.required, words),
+            namespace: words.of(namespace),
+            labels: std::sync::Arc::default(),
+            host_ports: self.host_ports(words),
+        }
+    }
+
+    /// The pods it must not share a domain with.
+    pub(super) fn apart_from(&self, words: &mut Words) -> Vec<PodTerm> {
+        read_terms(&self.affinity.pod_anti_affinity.required, words)
+    }
+
+    /// Ports of the host that its containers and sidecars take.
+    pub(super) fn host_ports(&self, words: &mut Words) -> Vec<HostPort> {
+        let sidecars = self
+            .init_containers
+            .iter()
+            .filter(|container| container.is_sidecar());
+        let ports = self
+            .containers
+            .iter()
+            .chain(sidecars)
+            .flat_map(|container| &container.ports)
+            .filter(|port| port.host_port != 0);
+        let mut ports: Vec<HostPort> = ports
+            .map(|port| {
+                let protocol = or(&port.protocol, "TCP");
+                let address = or(&port.host_ip, "0.0.0.0");
+                (words.of(protocol), words.of(address), port.host_port)
+            })
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        ports
+    }
+
+    /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the word of the pod as a
+    /// whole where it says one, and overhead. A container that is being resized counts with its spec.
+    pub(super) fn load(&self, watched: &Watched) -> Resources {
+        let mut lasting = Resources::default();
+        let mut peak = Resources::default();
+        for init in &self.init_containers {
+            let asked = init.asks(watched);
+            if init.is_sidecar() {
+                lasting.add(&asked);
+                peak.raise_to(&lasting);
+            } else {
+                let mut while_it_runs = lasting.clone();
+                while_it_runs.add(&asked);
+                peak.raise_to(&while_it_runs);
+            }
+        }
+        for app in &self.containers {
+            lasting.add(&app.asks(watched));
+        }
+        lasting.raise_to(&peak);
+        for (name, written) in self.resources.asked() {
+            if name == "cpu" || name == "memory" || name.starts_with("hugepages-") {
+                lasting.set_written(name, written);
+            }
+        }
+        for (name, written) in self.overhead.iter().filter(|(name, _)| !watched.covers(name)) {
+            lasting.add_written(name, written);
+        }
+        lasting.pods = 1;
+        lasting
+    }
+}
+
+fn or<'a>(written: &'a str, default: &'a str) -> &'a str {
+    if written.is_empty() { default } else { written }
+}
+
+impl SlimContainer {
+    fn asks(&self, watched: &Watched) -> Resources {
+        let mut asked = Resources::default();
+        for (name, written) in self.resources.asked() {
+            if !watched.covers(name) {
+                asked.add_written(name, written);
+            }
+        }
+        asked
+    }
+}
+
+impl SlimResources {
+    /// The request of each resource, which is its limit where there is none: the API server writes it so.
+    fn asked(&self) -> BTreeMap<&str, &str> {
+        let both = self.limits.iter().chain(&self.requests);
+        both.map(|(name, written)| (name.as_str(), written.as_str()))
+            .collect()
+    }
+}
+
+impl SlimNodeTerm {
+    fn read(&self, words: &mut Words) -> NodeTerm {
+        NodeTerm {
+            labels: read_all(&self.match_expressions, words),
+            names: read_all(&self.match_fields, words),
+        }
+    }
+}
+
+fn read_all(requirements: &[SlimRequirement], words: &mut Words) -> Vec<Requirement> {
+    requirements
+        .iter()
+        .map(|requirement| requirement.read(words))
+        .collect()
+}
+
+impl SlimRequirement {
+    /// An operator that is not known holds for nothing, which is `In` without values.
+    fn read(&self, words: &mut Words) -> Requirement {
+        let known = match self.operator.as_str() {
+            "In" => Some(Operator::In),
+            "NotIn" => Some(Operator::NotIn),
+            "Exists" => Some(Operator::Exists),
+            "DoesNotExist" => Some(Operator::DoesNotExist),
+            "Gt" => Some(Operator::Gt),
+            "Lt" => Some(Operator::Lt),
+            _ => None,
+        };
+        let values = self.values.iter().filter(|_| known.is_some());
+        Requirement {
+            key: words.of(&self.key),
+            operator: known.unwrap_or(Operator::In),
+            values: values.map(|value| words.of(value)).collect(),
+        }
+    }
+}
+
+impl SlimToleration {
+    /// `None` for an operator that is not known: it bears nothing.
+    fn read(&self, words: &mut Words) -> Option<Toleration> {
+        let value = match self.operator.as_str() {
+            "" | "Equal" => Some(words.of(&self.value)),
+            "Exists" => None,
+            _ => return None,
+        };
+        let effect = match self.effect.as_str() {
+            "" => None,
+            written => Some(effect(written)?),
+        };
+        Some(Toleration {
+            key: words.of(&self.key),
+            value,
+            effect,
+        })
+    }
+}
+
+/// What a taint does, as written.
+pub(crate) fn effect(written: &str) -> Option<TaintEffect> {
+    match written {
+        "NoSchedule" => Some(TaintEffect::NoSchedule),
+        "PreferNoSchedule" => Some(TaintEffect::PreferNoSchedule),
+        "NoExecute" => Some(TaintEffect::NoExecute),
+        _ => None,
+    }
+}
+
+fn read_terms(terms: &[SlimPodTerm], words: &mut Words) -> Vec<PodTerm> {
+    terms.iter().filter_map(|term| term.read(words)).collect()
+}
+
+impl SlimPodTerm {
+    /// `None` where its namespaces are chosen by their labels, which nobody here knows: kube-scheduler judges those, and what it refuses
+    /// is planned anew elsewhere.
+    fn read(&self, words: &mut Words) -> Option<PodTerm> {
+        let named = self.namespaces.iter().map(|name| words.of(name)).collect();
+        let namespaces = match &self.namespace_selector {
+            Some(selector) if selector.is_empty() => None,
+            Some(_) if self.namespaces.is_empty() => return None,
+            _ => Some(named),
+        };
+        let selector = match &self.label_selector {
+            Some(selector) => selector.read(words),
+            // No selector finds no pod.
+            None => vec![Requirement {
+                key: words.of(""),
+                operator: Operator::In,
+                values: Vec::new(),
+            }],
+        };
+        Some(PodTerm {
+            selector,
+            namespaces,
+            topology_key: words.of(&self.topology_key),
+        })
+    }
+}
+
+impl SlimLabelSelector {
+    fn is_empty(&self) -> bool {
+        self.match_labels.is_empty() && self.match_expressions.is_empty()
+    }
+
+    fn read(&self, words: &mut Words) -> Vec<Requirement> {
+        let equal = self.match_labels.iter().map(|(key, value)| Requirement {
+            key: words.of(key),
+            operator: Operator::In,
+            values: vec![words.of(value)],
+        });
+        let mut all: Vec<Requirement> = equal.collect();
+        all.extend(read_all(&self.match_expressions, words));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,311 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_gang::protocol::Stage;
+use gantry_gang::{Misfit, NodeFacts};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixtures::{GPU, facts, pod, watched};
+use crate::pod::{Bystander, Reader, Seen};
+
+fn spec(spec: Value) -> SlimSpec {
+    serde_json::from_value(spec).unwrap()
+}
+
+fn load(written: Value) -> Resources {
+    spec(written).load(&watched())
+}
+
+fn needs(written: Value) -> Needs {
+    spec(written).needs(&watched(), "ml", &mut Words::default())
+}
+
+fn bystander(pod: Value) -> Bystander {
+    match Reader::new(watched()).read(serde_json::from_value(pod).unwrap()) {
+        Some(Seen::Bystander(bystander)) => *bystander,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn container(cpu: &str) -> Value {
+    json!({"name": "c", "resources": {"requests": {"cpu": cpu}}})
+}
+
+fn sidecar(cpu: &str) -> Value {
+    json!({"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": cpu}}})
+}
+
+#[test]
+fn containers_of_all_kinds_make_the_request_as_kube_scheduler_counts() {
+    for (written, milli) in [
+        (json!({"containers": [container("1"), container("500m")]}), 1500),
+        // The init container is alone.
+        (
+            json!({"initContainers": [container("4")], "containers": [container("1")]}),
+            4000,
+        ),
+        // A sidecar lives on beside the app, and beside init containers that come after it.
+        (
+            json!({"initContainers": [sidecar("1"), container("4")], "containers": [container("1")]}),
+            5000,
+        ),
+        (
+            json!({"initContainers": [container("4"), sidecar("1")], "containers": [container("1")]}),
+            4000,
+        ),
+        (
+            json!({"initContainers": [sidecar("1"), sidecar("1")], "containers": [container("1")]}),
+            3000,
+        ),
+        // The word of the pod as a whole, and overhead, which comes on top.
+        (
+            json!({"containers": [container("1")], "resources": {"requests": {"cpu": "3"}}}),
+            3000,
+        ),
+        (
+            json!({"containers": [container("1")], "overhead": {"cpu": "250m"}}),
+            1250,
+        ),
+        // A limit without a request is a request.
+        (
+            json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}),
+            2000,
+        ),
+        (
+            json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}, "requests": {"cpu": "1"}}}]}),
+            1000,
+        ),
+    ] {
+        assert_eq!(load(written.clone()).milli_cpu, milli, "{written}");
+    }
+}
+
+#[test]
+fn devices_are_not_among_the_amounts_and_everything_else_is() {
+    let load = load(json!({"containers": [{"name": "c", "resources": {"requests": {
+        "cpu": "1", "memory": "2Gi", "ephemeral-storage": "1Mi", "hugepages-2Mi": "4Mi", "example.com/nic": "1", GPU: "4", "nvidia.com/mig-1g.10gb": "1",
+    }}}]}));
+    assert_eq!(
+        load,
+        Resources {
+            milli_cpu: 1000,
+            memory: 2 << 30,
+            ephemeral: 1 << 20,
+            pods: 1,
+            others: BTreeMap::from([("example.com/nic".into(), 1), ("hugepages-2Mi".into(), 4 << 20)]),
+        }
+    );
+}
+
+#[test]
+fn selectors_tolerations_and_affinity_are_read_as_written() {
+    let needs = needs(json!({
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [
+            {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "k", "value": "v"},
+            {"key": "k", "operator": "Lt", "value": "5"},
+        ],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "gen", "operator": "Gt", "values": ["3"]}]},
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
+                ]},
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 7, "preference": {"matchExpressions": [{"key": "rack", "operator": "Exists"}]}},
+                ],
+            },
+        },
+        "containers": [],
+    }));
+    let node = |labels: &[(&str, &str)]| NodeFacts {
+        name: "n2".into(),
+        labels: labels
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()))
+            .collect(),
+        ..NodeFacts::default()
+    };
+    assert_eq!(needs.admits(&node(&[("zone", "a"), ("gen", "4")])), Ok(()));
+    assert_eq!(
+        needs.admits(&node(&[("zone", "a"), ("gen", "3")])),
+        Err(Misfit::Affinity)
+    );
+    assert_eq!(needs.admits(&node(&[("gen", "4")])), Err(Misfit::Affinity));
+    assert_eq!(needs.prefers(&node(&[("rack", "1")])), 7);
+    // The one whose operator is not known bears nothing.
+    assert_eq!(needs.tolerations.len(), 2);
+    assert_eq!(needs.tolerations[0].value, None);
+    assert_eq!(needs.tolerations[1].value.as_deref(), Some("v"));
+}
+
+#[test]
+fn a_required_affinity_without_terms_and_an_unknown_operator_hold_nowhere() {
+    for required in [
+        json!({"nodeSelectorTerms": []}),
+        json!({"nodeSelectorTerms": [{}]}),
+        json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Like", "values": ["1"]}]}]}),
+    ] {
+        let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+        let needs = needs(json!({"affinity": affinity, "containers": []}));
+        let mut node = NodeFacts::default();
+        node.labels.insert("a".into(), "1".into());
+        assert_eq!(needs.admits(&node), Err(Misfit::Affinity), "{required}");
+    }
+}
+
+#[test]
+fn terms_about_other_pods_find_by_namespace_and_labels() {
+    let term = |term: Value| {
+        let needs = needs(json!({"containers": [], "affinity": {"podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [term],
+        }}}));
+        needs.apart_from.first().cloned()
+    };
+    let labels = BTreeMap::from([(Arc::from("app"), Arc::from("a"))]);
+    let selector =
+        json!({"matchLabels": {"app": "a"}, "matchExpressions": [{"key": "app", "operator": "Exists"}]});
+    for (written, here, elsewhere) in [
+        (
+            json!({"topologyKey": "k", "labelSelector": selector}),
+            true,
+            false,
+        ),
+        (
+            json!({"topologyKey": "k", "labelSelector": selector, "namespaces": ["web"]}),
+            false,
+            true,
+        ),
+        (
+            json!({"topologyKey": "k", "labelSelector": selector, "namespaceSelector": {}}),
+            true,
+            true,
+        ),
+        (json!({"topologyKey": "k", "labelSelector": {}}), true, false),
+        (json!({"topologyKey": "k"}), false, false),
+        (
+            json!({"topologyKey": "k", "labelSelector": {"matchLabels": {"app": "b"}}}),
+            false,
+            false,
+        ),
+    ] {
+        let term = term(written.clone()).unwrap();
+        assert_eq!(term.finds("ml", "ml", &labels), here, "{written}");
+        assert_eq!(term.finds("ml", "web", &labels), elsewhere, "{written}");
+    }
+    let by_label =
+        json!({"topologyKey": "k", "labelSelector": {}, "namespaceSelector": {"matchLabels": {"team": "a"}}});
+    assert_eq!(term(by_label), None);
+}
+
+#[test]
+fn host_ports_of_containers_and_sidecars_are_taken() {
+    let needs = needs(json!({
+        "initContainers": [
+            {"name": "i", "ports": [{"hostPort": 1}]},
+            {"name": "s", "restartPolicy": "Always", "ports": [{"hostPort": 2, "protocol": "UDP", "hostIP": "10.0.0.1"}]},
+        ],
+        "containers": [{"name": "c", "ports": [{"containerPort": 80}, {"hostPort": 3}, {"hostPort": 3}]}],
+    }));
+    assert_eq!(
+        needs.host_ports,
+        [
+            ("TCP".into(), "0.0.0.0".into(), 3),
+            ("UDP".into(), "10.0.0.1".into(), 2)
+        ]
+    );
+}
+
+#[test]
+fn how_far_a_pod_is_shows_in_gates_node_and_phase() {
+    let mut written = pod("a", 1);
+    assert_eq!(facts(&written).stage, Stage::Pending);
+    written["spec"]["schedulingGates"] = json!([{"name": "gantry.dev/gang"}]);
+    assert_eq!(facts(&written).stage, Stage::Gated { by_us_alone: true });
+    written["spec"]["schedulingGates"] = json!([{"name": "gantry.dev/gang"}, {"name": "other"}]);
+    assert_eq!(facts(&written).stage, Stage::Gated { by_us_alone: false });
+    written["spec"]["schedulingGates"] = json!([]);
+    written["spec"]["nodeName"] = "n".into();
+    assert_eq!(facts(&written).stage, Stage::Bound("n".into()));
+    written["status"]["phase"] = "Succeeded".into();
+    assert_eq!(facts(&written).stage, Stage::Succeeded);
+    written["status"]["phase"] = "Failed".into();
+    assert_eq!(facts(&written).stage, Stage::Failed);
+    assert!(facts(&written).terminal);
+}
+
+#[test]
+fn priority_policy_deletion_and_gang_are_read() {
+    let mut written = pod("a", 1);
+    let plain = facts(&written);
+    assert_eq!((plain.priority, plain.preempts, plain.leaving), (0, true, false));
+    assert_eq!(plain.claim, None);
+    assert_eq!(plain.created(), 1_767_225_600);
+    written["spec"]["priority"] = 1000.into();
+    written["spec"]["preemptionPolicy"] = "Never".into();
+    written["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z".into();
+    written["metadata"]["annotations"] = json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"});
+    let marked = facts(&written);
+    assert_eq!(
+        (marked.priority, marked.preempts, marked.leaving),
+        (1000, false, true)
+    );
+    assert_eq!(&*marked.claim.unwrap().key.name, "train");
+}
+
+#[test]
+fn a_pod_that_asks_for_no_devices_is_a_bystander_and_shares_what_many_have() {
+    let mut reader = Reader::new(watched());
+    let mut web = |name: &str| {
+        let pod = json!({
+            "metadata": {"name": name, "namespace": "web", "uid": name, "labels": {"app": "web"}},
+            "spec": {"nodeName": "n", "containers": [container("1")]},
+        });
+        match reader.read(serde_json::from_value(pod).unwrap()) {
+            Some(Seen::Bystander(bystander)) => bystander,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (one, two) = (web("one"), web("two"));
+    assert_eq!(one.stage, Stage::Bound("n".into()));
+    assert_eq!(&*one.kin.namespace, "web");
+    assert!(Arc::ptr_eq(&one.kin, &two.kin) && Arc::ptr_eq(&one.load, &two.load));
+}
+
+#[test]
+fn a_member_without_devices_says_its_gang_too() {
+    let launcher = bystander(json!({
+        "metadata": {"name": "l", "namespace": "ml", "uid": "l", "annotations": {"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"}},
+        "spec": {"priority": 5, "containers": [container("1")]},
+    }));
+    assert_eq!(launcher.stage, Stage::Pending);
+    assert_eq!(launcher.priority, 5);
+    assert_eq!(&*launcher.claim.unwrap().key.name, "train");
+}
+
+proptest! {
+    /// Playing the containers' lives through: nothing ever runs that was not asked for, and at some moment all of it runs.
+    #[test]
+    fn the_request_is_the_most_that_ever_runs_at_once(
+        inits in prop::collection::vec((any::<bool>(), 0i64..9), 0..5),
+        apps in prop::collection::vec(0i64..9, 0..4),
+    ) {
+        let written = json!({
+            "initContainers": inits.iter().map(|(is_sidecar, cpu)| if *is_sidecar { sidecar(&cpu.to_string()) } else { container(&cpu.to_string()) }).collect::<Vec<_>>(),
+            "containers": apps.iter().map(|cpu| container(&cpu.to_string())).collect::<Vec<_>>(),
+        });
+        let mut moments = vec![0];
+        let mut running = 0;
+        for (is_sidecar, cpu) in &inits {
+            moments.push(running + cpu);
+            if *is_sidecar {
+                running += cpu;
+            }
+        }
+        moments.push(running + apps.iter().sum::<i64>());
+        prop_assert_eq!(load(written).milli_cpu, moments.into_iter().max().unwrap() * 1000);
+    }
+}

@@ -1,0 +1,369 @@
+//! A pod as far as it is read from the API server. Only its form; what follows from it stands elsewhere.
+
+use std::collections::BTreeMap;
+
+use gantry_api::{DeviceId, ResourceName};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::Deserialize;
+
+use crate::metadata;
+use crate::request::{Container, ContainerKind, Request, RequestError};
+use crate::watched::Watched;
+
+/// A pod as far as it is read from the API server.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct SlimPod {
+    /// Its metadata.
+    #[serde(default, deserialize_with = "metadata::read")]
+    pub metadata: ObjectMeta,
+    /// Its spec.
+    #[serde(default)]
+    pub spec: SlimSpec,
+    /// Its status.
+    #[serde(default)]
+    pub status: Option<SlimStatus>,
+}
+
+impl SlimPod {
+    /// What it asks of the resources that are watched.
+    ///
+    /// # Errors
+    /// The first quantity that is no count of devices.
+    pub fn request(&self, watched: &Watched) -> Result<Request, RequestError> {
+        let asked = watched.among(self.spec.resources());
+        Request::read_what_can_be(&asked, |resource| self.spec.asking(resource))
+    }
+
+    /// Where it is bound.
+    pub fn node(&self) -> Option<&str> {
+        self.spec.node_name.as_deref().filter(|node| !node.is_empty())
+    }
+}
+
+impl kube::Resource for SlimPod {
+    type DynamicType = ();
+    type Scope = kube::core::NamespaceResourceScope;
+
+    fn kind((): &()) -> std::borrow::Cow<'_, str> {
+        "Pod".into()
+    }
+
+    fn group((): &()) -> std::borrow::Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> std::borrow::Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> std::borrow::Cow<'_, str> {
+        "pods".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// What is read of a pod's spec.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SlimSpec {
+    pub(super) node_name: Option<String>,
+    pub(super) init_containers: Vec<SlimContainer>,
+    pub(super) containers: Vec<SlimContainer>,
+    /// Of the pod as a whole.
+    pub(super) resources: SlimResources,
+    pub(super) overhead: BTreeMap<String, String>,
+    pub(super) node_selector: BTreeMap<String, String>,
+    pub(super) affinity: SlimAffinity,
+    pub(super) tolerations: Vec<SlimToleration>,
+    pub(super) priority: i32,
+    pub(super) preemption_policy: Option<String>,
+    pub(super) scheduling_gates: Vec<SlimGate>,
+    pub(super) scheduling_group: Option<SlimSchedulingGroup>,
+    pub(super) workload_ref: Option<SlimWorkloadRef>,
+}
+
+impl SlimSpec {
+    /// Every resource that a container asks for, some more than once.
+    pub(super) fn resources(&self) -> impl Iterator<Item = &str> {
+        let containers = self.init_containers.iter().chain(&self.containers);
+        containers
+            .flat_map(|container| [&container.resources.limits, &container.resources.requests])
+            .flat_map(|quantities| quantities.keys().map(String::as_str))
+    }
+
+    pub(super) fn asking<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = Container<'a>> {
+        let inits = self.init_containers.iter().map(|container| {
+            let kind = if container.is_sidecar() {
+                ContainerKind::Sidecar
+            } else {
+                ContainerKind::Init
+            };
+            (container, kind)
+        });
+        let apps = self
+            .containers
+            .iter()
+            .map(|container| (container, ContainerKind::App));
+        inits.chain(apps).map(move |(container, kind)| Container {
+            name: &container.name,
+            kind,
+            quantity: container.resources.of(resource),
+        })
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimContainer {
+    name: String,
+    restart_policy: Option<String>,
+    pub(super) resources: SlimResources,
+    pub(super) ports: Vec<SlimPort>,
+}
+
+impl SlimContainer {
+    /// Of an init container: whether it lives as long as the pod.
+    pub(super) fn is_sidecar(&self) -> bool {
+        self.restart_policy.as_deref() == Some("Always")
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlimResources {
+    pub(super) limits: BTreeMap<String, String>,
+    pub(super) requests: BTreeMap<String, String>,
+}
+
+impl SlimResources {
+    fn of(&self, resource: &str) -> Option<&str> {
+        self.limits
+            .get(resource)
+            .or_else(|| self.requests.get(resource))
+            .map(String::as_str)
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimPort {
+    pub(super) host_port: u16,
+    #[serde(rename = "hostIP")]
+    pub(super) host_ip: String,
+    pub(super) protocol: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlimGate {
+    pub(super) name: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimSchedulingGroup {
+    pub(super) pod_group_name: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimWorkloadRef {
+    pub(super) name: String,
+    pub(super) pod_group: String,
+    pub(super) pod_group_replica_key: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlimToleration {
+    pub(super) key: String,
+    pub(super) operator: String,
+    pub(super) value: String,
+    pub(super) effect: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimAffinity {
+    pub(super) node_affinity: SlimNodeAffinity,
+    pub(super) pod_affinity: SlimPodAffinity,
+    pub(super) pod_anti_affinity: SlimPodAffinity,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlimNodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub(super) required: Option<SlimNodeSelector>,
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
+    pub(super) preferred: Vec<SlimPreference>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimNodeSelector {
+    pub(super) node_selector_terms: Vec<SlimNodeTerm>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlimPreference {
+    pub(super) weight: i32,
+    pub(super) preference: SlimNodeTerm,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimNodeTerm {
+    pub(super) match_expressions: Vec<SlimRequirement>,
+    pub(super) match_fields: Vec<SlimRequirement>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlimRequirement {
+    pub(super) key: String,
+    pub(super) operator: String,
+    pub(super) values: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SlimPodAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub(super) required: Vec<SlimPodTerm>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimPodTerm {
+    pub(super) label_selector: Option<SlimLabelSelector>,
+    pub(super) namespaces: Vec<String>,
+    pub(super) namespace_selector: Option<SlimLabelSelector>,
+    pub(super) topology_key: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimLabelSelector {
+    pub(super) match_labels: BTreeMap<String, String>,
+    pub(super) match_expressions: Vec<SlimRequirement>,
+}
+
+/// What is read of a pod's status.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SlimStatus {
+    pub(super) phase: Option<String>,
+    pub(super) conditions: Vec<SlimCondition>,
+    init_container_statuses: Vec<SlimContainerStatus>,
+    container_statuses: Vec<SlimContainerStatus>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimCondition {
+    #[serde(rename = "type")]
+    pub(super) type_: String,
+    pub(super) status: String,
+    reason: Option<String>,
+    message: Option<String>,
+    #[serde(deserialize_with = "metadata::time")]
+    pub(super) last_transition_time: Option<Time>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SlimContainerStatus {
+    state: SlimState,
+    allocated_resources_status: Vec<SlimAllocated>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SlimState {
+    running: Option<serde::de::IgnoredAny>,
+    terminated: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SlimAllocated {
+    name: String,
+    resources: Vec<SlimDevice>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SlimDevice {
+    #[serde(rename = "resourceID")]
+    resource_id: String,
+}
+
+impl SlimStatus {
+    /// App containers have all ended, and no init container or sidecar runs.
+    pub(super) fn stopped(&self, app_containers: usize) -> bool {
+        self.container_statuses.len() >= app_containers
+            && self
+                .container_statuses
+                .iter()
+                .all(|status| status.state.terminated.is_some())
+            && self
+                .init_container_statuses
+                .iter()
+                .all(|status| status.state.running.is_none())
+    }
+
+    pub(super) fn allocated(&self, watched: &Watched) -> Vec<(ResourceName, DeviceId)> {
+        let mut devices = Vec::new();
+        for allocated in self
+            .container_statuses
+            .iter()
+            .chain(&self.init_container_statuses)
+            .flat_map(|status| &status.allocated_resources_status)
+        {
+            if watched.covers(&allocated.name) {
+                let resource = ResourceName::from(allocated.name.as_str());
+                let ids = allocated
+                    .resources
+                    .iter()
+                    .map(|device| device.resource_id.as_str());
+                devices.extend(ids.map(|id| (resource.clone(), DeviceId::from(id))));
+            }
+        }
+        devices.sort_unstable();
+        devices
+    }
+}
+
+impl SlimCondition {
+    /// kube-scheduler writes `Insufficient nvidia.com/gpu` for what its own count refuses.
+    pub(super) fn insufficient(&self, resources: &[ResourceName]) -> Vec<ResourceName> {
+        if self.status != "False" || self.reason.as_deref() != Some("Unschedulable") {
+            return Vec::new();
+        }
+        let message = self.message.as_deref().unwrap_or_default();
+        resources
+            .iter()
+            .filter(|resource| {
+                let words = format!("Insufficient {resource}");
+                message
+                    .match_indices(&words)
+                    .any(|(at, _)| ends(&message[at + words.len()..]))
+            })
+            .cloned()
+            .collect()
+    }
+}
+
+/// Whether a resource's name ends here: `nvidia.com/gpu` is not what `Insufficient nvidia.com/gpu.shared` speaks of.
+fn ends(rest: &str) -> bool {
+    rest.is_empty() || rest == "." || rest.starts_with(',') || rest.starts_with(". ")
+}
