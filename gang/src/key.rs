@@ -37,6 +37,28 @@ pub enum Dialect {
 }
 
 impl Dialect {
+    /// All of them, in the order in which they are asked.
+    pub const ALL: [Self; 13] = [
+        Self::PodGroup,
+        Self::Workload,
+        Self::Annotation,
+        Self::Coscheduling,
+        Self::Volcano,
+        Self::Koordinator,
+        Self::Kueue,
+        Self::Kai,
+        Self::LeaderWorkerSet,
+        Self::JobSet,
+        Self::Kubeflow,
+        Self::Ray,
+        Self::Job,
+    ];
+
+    /// The convention of that name; the inverse of [`Self::as_str`].
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dialect| dialect.as_str() == name)
+    }
+
     /// Its name in messages, metrics and `kubectl get gangs`.
     pub fn as_str(self) -> &'static str {
         match self {

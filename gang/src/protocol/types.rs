@@ -1,15 +1,20 @@
 //! What goes into the state machine of gangs and what comes out of it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, DeviceId, NodeName, PodUid, ResourceName};
+use gantry_api::{Decision, DeviceId, GangSpec, GangStatus, NodeName, PodUid, ResourceName};
 
 use crate::claim::Claim;
+use crate::fabric::Levels;
 use crate::key::GangKey;
-use crate::terms::Terms;
+use crate::terms::{Fault, Repair, Terms};
 
 /// Devices by resource, by their IDs.
 pub type Devices = Vec<(ResourceName, Vec<DeviceId>)>;
+
+/// How many devices of each resource, sorted by resource.
+pub type Asks = Arc<[(ResourceName, u32)]>;
 
 /// Number of a shape: members that ask for the same devices and have the same needs are of one shape. The caller numbers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,6 +31,10 @@ pub struct Member {
     pub claim: Arc<Claim>,
     /// What it asks for; `None` if it asks for no devices. Such a member counts as soon as it exists and needs no place from us.
     pub shape: Option<ShapeId>,
+    /// How many devices a place for it has. By this a place decided before a restart is known as one for it.
+    pub asks: Asks,
+    /// Its devices, once it is bound with a grant; empty before, and where that is not known.
+    pub holds: Devices,
     /// `spec.priority`.
     pub priority: i32,
     /// When it was created, in seconds since 1970.
@@ -188,4 +197,134 @@ pub enum Work {
     },
     /// The gang is over: its object may go.
     Forget(Arc<GangKey>),
+}
+
+/// A moment, on both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// By a clock that only goes forward: time limits are held against it.
+    pub at: Instant,
+    /// In seconds since 1970: for what people read.
+    pub unix: i64,
+}
+
+/// How patient the state machine is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// What tells this process from every other that may decide: part of every decision's ID.
+    pub identity: Arc<str>,
+    /// How long members may take to arrive where the gang's terms do not say.
+    pub arrival: Duration,
+    /// What to do when a member is lost where the terms do not say.
+    pub repair: Repair,
+    /// The levels of the fabric that terms may name.
+    pub levels: Levels,
+    /// How long a gang with enough members waits for the rest, since the last one appeared, before it is planned with fewer.
+    pub settle: Duration,
+    /// How much longer a place is kept when a member's bind was given up, so that its next try finds it.
+    pub grace: Duration,
+    /// How long those that must go for a gang may take.
+    pub evict: Duration,
+    /// How long a lost member's place is kept for its replacement.
+    pub hold: Duration,
+    /// After the first failed try; each further one waits twice as long.
+    pub backoff: Duration,
+    /// The longest wait between tries.
+    pub backoff_max: Duration,
+    /// After so long a member that was told to come and did not is woken once more; then after twice as long.
+    pub nudge: Duration,
+    /// After so many times that a planned node was not offered it is given up.
+    pub misses: u32,
+    /// After so many plans given up for that reason the gang has to wait.
+    pub replans: u32,
+    /// How long a gang without members is remembered, so that pods which are made anew find it.
+    pub linger: Duration,
+    /// Gangs kept at most.
+    pub max_gangs: usize,
+    /// Members of one gang kept at most.
+    pub max_members: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            identity: "gantry".into(),
+            arrival: Duration::from_secs(60),
+            repair: Repair::default(),
+            levels: Levels::default(),
+            settle: Duration::from_secs(1),
+            grace: Duration::from_secs(15),
+            evict: Duration::from_secs(120),
+            hold: Duration::from_secs(600),
+            backoff: Duration::from_secs(2),
+            backoff_max: Duration::from_secs(120),
+            nudge: Duration::from_secs(10),
+            misses: 3,
+            replans: 3,
+            linger: Duration::from_secs(10),
+            max_gangs: 10_000,
+            max_members: 20_000,
+        }
+    }
+}
+
+/// A `Gang` object, as the watch shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Object {
+    /// Its UID.
+    pub uid: Arc<str>,
+    /// Its version.
+    pub resource_version: Arc<str>,
+    /// The extender has made it, and nobody has set its spec: it may be deleted with its gang.
+    pub ours: bool,
+    /// What a person has set.
+    pub spec: Result<GangSpec, Fault>,
+    /// What became of the gang, and the decision.
+    pub status: GangStatus,
+}
+
+/// Why a decision was not written, as far as that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommitFailure {
+    /// The object was written by somebody else meanwhile; ours was refused. Read it and say what it shows ([`super::Gangs::object_seen`]).
+    Conflict,
+    /// Nobody knows. Read it and say what it shows.
+    Unknown,
+}
+
+/// How the binding of a member ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BindEnd {
+    /// The Binding exists.
+    Bound,
+    /// It does not, and will not: the member comes again.
+    Failed,
+    /// Nobody knows: the pod will show it.
+    Unsure,
+    /// The pod is gone.
+    Gone,
+}
+
+/// What a slot keeps from others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    /// The node.
+    pub node: NodeName,
+    /// The shape of the member it is for; `None` while that is not known, after a restart.
+    pub shape: Option<ShapeId>,
+    /// Its devices.
+    pub devices: Devices,
+    /// The member it is for, if one has it.
+    pub pod: Option<PodUid>,
+}
+
+/// A slot that is reserved from now on, or no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotChange {
+    /// The gang.
+    pub gang: Arc<GangKey>,
+    /// The slot; never used again for another place.
+    pub slot: u32,
+    /// What it keeps; `None`: nothing any more. A slot whose pod is seen to be bound keeps nothing, for the pod does.
+    pub place: Option<Reserved>,
 }

@@ -1,0 +1,132 @@
+//! The decision: written into the gang's object before the first member is bound, so that whoever takes over finishes it. A write of which
+//! nobody knows whether it happened is never taken for one that did not.
+
+use gantry_api::{DecidedSlot, Decision, SlotDevices};
+
+use super::gang::{Committing, Decided, Env, Expects, Gang, Planned, State};
+use super::members::{Class, Count};
+use super::slots::{Holder, Slot};
+use super::types::{CommitFailure, Work};
+
+impl Gang {
+    /// Asks for the decision to be written.
+    pub(super) fn begin_commit(&mut self, env: &mut Env<'_>) {
+        *env.decisions += 1;
+        let decision = Decision {
+            id: format!("{}-{}-{}", env.settings.identity, env.now.unix, env.decisions),
+            min: self.min(),
+            domain: self.domain.to_string(),
+            slots: self.decided_slots(),
+        };
+        env.work.push(Work::Commit {
+            gang: self.key.clone(),
+            decision: decision.clone(),
+        });
+        self.state = State::Committing(Committing {
+            decision,
+            expects: Expects::Outcome,
+            doubt: false,
+        });
+    }
+
+    /// The slots as they are written down.
+    pub(super) fn decided_slots(&self) -> Vec<DecidedSlot> {
+        self.slots
+            .iter()
+            .map(|(_, slot)| self.decided_slot(slot))
+            .collect()
+    }
+
+    fn decided_slot(&self, slot: &Slot) -> DecidedSlot {
+        let pod = match &slot.holder {
+            Holder::Kept | Holder::Leaving(_) => None,
+            Holder::Assigned(uid) | Holder::Bound(uid) => Some(uid.clone()),
+        };
+        let name = pod.as_ref().and_then(|uid| self.members.get(uid));
+        DecidedSlot {
+            node: slot.node.clone(),
+            devices: slot
+                .devices
+                .iter()
+                .map(|(resource, ids)| {
+                    let mut ids = ids.clone();
+                    ids.sort_unstable();
+                    SlotDevices {
+                        resource: resource.clone(),
+                        ids,
+                    }
+                })
+                .collect(),
+            rank: slot.rank,
+            role: slot.role.to_string(),
+            pod_name: name.map(|kept| kept.member.name.to_string()).unwrap_or_default(),
+            pod,
+        }
+    }
+
+    /// The write has ended.
+    pub(super) fn committed(&mut self, id: &str, result: Result<(), CommitFailure>) {
+        let State::Committing(committing) = &mut self.state else {
+            return;
+        };
+        if committing.decision.id != id {
+            return;
+        }
+        match result {
+            Ok(()) => self.decide(),
+            Err(failure) => {
+                committing.expects = Expects::Object;
+                committing.doubt |= failure == CommitFailure::Unknown;
+            }
+        }
+    }
+
+    /// The decision stands.
+    pub(super) fn decide(&mut self) {
+        let State::Committing(committing) = &self.state else {
+            return;
+        };
+        let by_role = self.working_terms().map(|terms| terms.by_role.clone());
+        self.state = State::Decided(Decided {
+            id: committing.decision.id.clone(),
+            min: committing.decision.min,
+            by_role: by_role.unwrap_or_default(),
+            was_bound: false,
+        });
+        self.tries.pause = None;
+        let stale: Vec<(u32, Holder)> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.stale)
+            .map(|(id, slot)| (id, slot.holder.clone()))
+            .collect();
+        for (id, holder) in stale {
+            self.give_up_place(id, &holder);
+        }
+    }
+
+    /// The object was read after a write that failed or of which nobody knows; it shows no decision.
+    pub(super) fn not_committed(&mut self, env: &mut Env<'_>) {
+        let arrived = self.members.count().of(Class::Arrived) > 0;
+        let complete = arrived && self.terms().is_some() && self.enough(Count::ready);
+        let State::Committing(committing) = &mut self.state else {
+            return;
+        };
+        if complete || committing.doubt {
+            // The first write may still happen: so the same is written again, never another.
+            committing.expects = Expects::Outcome;
+            env.work.push(Work::Commit {
+                gang: self.key.clone(),
+                decision: committing.decision.clone(),
+            });
+        } else {
+            // It certainly does not stand, and members have withdrawn meanwhile.
+            let until = env.now.at + env.settings.grace;
+            self.state = State::Planned(Planned {
+                until,
+                last: until,
+                victims: std::collections::BTreeSet::new(),
+            });
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! One gang: what is known of it and what it was given. Here its parts are kept in step: a member's slot and a slot's holder always
+//! name one another. What follows from a change is decided in `standing`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{Decision, GangSpec, NodeName, PodUid};
+
+use super::agreed::{Agreed, Words};
+use super::members::{Class, Count, Kept, Members};
+use super::slots::{Holder, Slot, Slots};
+use super::status::Told;
+use super::types::{Now, Refused, Settings, Stage, Work};
+use crate::claim::OwnerRef;
+use crate::key::GangKey;
+use crate::terms::{Fault, Repair, Terms};
+
+/// Decisions that are over and may still be seen in the object; older ones are long overwritten.
+const MAX_PAST: usize = 8;
+
+/// A gang.
+#[derive(Debug, Clone)]
+pub(super) struct Gang {
+    pub(super) key: Arc<GangKey>,
+    pub(super) members: Members,
+    pub(super) slots: Slots,
+    pub(super) words: Words,
+    pub(super) agreed: Agreed,
+    /// The last terms that were valid: a decided gang goes on by them.
+    pub(super) good: Option<Arc<Terms>>,
+    pub(super) spec: Option<GangSpec>,
+    /// What is wrong with its object: its spec, or that the object is another gang's.
+    pub(super) object_fault: Option<Fault>,
+    pub(super) state: State,
+    pub(super) tries: Tries,
+    /// Until then a gang that has its minimum waits for the rest.
+    pub(super) settle_until: Instant,
+    /// Since when it waits.
+    pub(super) waiting_since: i64,
+    /// When its minimum was bound.
+    pub(super) bound_at: Option<i64>,
+    /// The part of the fabric it was given.
+    pub(super) domain: Arc<str>,
+    /// When members that do not come are woken once more, and how long after that again.
+    pub(super) nudge: Option<(Instant, Duration)>,
+    /// Decisions that are over.
+    pub(super) past: Vec<String>,
+    /// Members that ended well before this process began, and whose pods are gone.
+    pub(super) completed_before: u32,
+    /// What its parked pods are told.
+    pub(super) text: Arc<str>,
+    pub(super) told: Told,
+    /// When it is looked at again by itself.
+    pub(super) timer: Option<Instant>,
+    /// Devices of its slots, as counted for its namespace.
+    pub(super) counted: u64,
+    /// What was said of it has to be put together anew.
+    pub(super) reagree: bool,
+    /// The owner that it goes by.
+    pub(super) owner: Option<OwnerRef>,
+}
+
+/// How far a gang is. What people see of it ([`gantry_api::GangPhase`]) follows from this and the members.
+#[derive(Debug, Clone)]
+pub(super) enum State {
+    /// It has no place.
+    Open,
+    /// It has a place that can still be taken away.
+    Planned(Planned),
+    /// The decision is being written.
+    Committing(Committing),
+    /// It is decided: only forward.
+    Decided(Decided),
+    /// Its members of the life before are being deleted.
+    Restarting {
+        /// When to say so again.
+        again: Instant,
+    },
+    /// It has no members.
+    Over {
+        /// Until when it is remembered.
+        until: Instant,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Planned {
+    /// Until when enough members must have arrived, or the victims be gone.
+    pub(super) until: Instant,
+    /// Beyond this `until` is never put off.
+    pub(super) last: Instant,
+    /// Pods that must go first.
+    pub(super) victims: BTreeSet<PodUid>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Committing {
+    pub(super) decision: Decision,
+    pub(super) expects: Expects,
+    /// A write of it may still come to be, though nobody answered.
+    pub(super) doubt: bool,
+}
+
+/// What a commit waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expects {
+    /// Its outcome.
+    Outcome,
+    /// The object as it is now.
+    Object,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Decided {
+    pub(super) id: String,
+    pub(super) min: u32,
+    pub(super) by_role: Vec<(Arc<str>, u32)>,
+    /// Its minimum was bound once.
+    pub(super) was_bound: bool,
+}
+
+/// How its tries to get a place went.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tries {
+    /// The room it was last planned in; not again before it grows.
+    pub(super) considered: Option<u64>,
+    /// A plan is asked for, and nothing has changed since.
+    pub(super) asked: bool,
+    pub(super) refused: Option<Refused>,
+    /// It is not tried before this, and why.
+    pub(super) pause: Option<(Instant, Arc<str>)>,
+    pub(super) strikes: u32,
+    pub(super) replans: u32,
+    /// Nodes it is planned without.
+    pub(super) without: BTreeSet<NodeName>,
+    /// How often a planned node was not offered.
+    pub(super) misses: BTreeMap<NodeName, u32>,
+}
+
+/// What a step of a gang needs, and where it says what is to be done.
+pub(super) struct Env<'a> {
+    pub(super) now: Now,
+    pub(super) settings: &'a Settings,
+    pub(super) synced: bool,
+    /// Decisions made so far by this process.
+    pub(super) decisions: &'a mut u64,
+    pub(super) work: &'a mut Vec<Work>,
+}
+
+impl Gang {
+    pub(super) fn new(key: Arc<GangKey>, now: Now) -> Self {
+        Self {
+            text: format!("gang {key} is new").into(),
+            key,
+            members: Members::default(),
+            slots: Slots::default(),
+            words: Words::default(),
+            agreed: Agreed::Unknown("its size is said nowhere".into()),
+            good: None,
+            spec: None,
+            object_fault: None,
+            state: State::Open,
+            tries: Tries::default(),
+            settle_until: now.at,
+            waiting_since: now.unix,
+            bound_at: None,
+            domain: "".into(),
+            nudge: None,
+            past: Vec::new(),
+            completed_before: 0,
+            told: Told::default(),
+            timer: None,
+            counted: 0,
+            reagree: true,
+            owner: None,
+        }
+    }
+
+    /// The terms, if they are known and nothing is wrong with them.
+    pub(super) fn terms(&self) -> Option<&Arc<Terms>> {
+        self.object_fault.is_none().then(|| self.agreed.terms()).flatten()
+    }
+
+    /// The terms it goes by, once it has begun: the last that were valid.
+    pub(super) fn working_terms(&self) -> Option<&Arc<Terms>> {
+        self.agreed.terms().or(self.good.as_ref())
+    }
+
+    pub(super) fn arrival(&self, settings: &Settings) -> Duration {
+        self.working_terms()
+            .map_or(settings.arrival, |terms| terms.arrival)
+    }
+
+    pub(super) fn repair(&self) -> Repair {
+        self.working_terms().map(|terms| terms.repair).unwrap_or_default()
+    }
+
+    /// The minimum that holds: after the decision the one it was decided for. 0 while it is not known.
+    pub(super) fn min(&self) -> u32 {
+        match &self.state {
+            State::Decided(decided) => decided.min,
+            State::Committing(committing) => committing.decision.min,
+            _ => self.agreed.terms().map_or(0, |terms| terms.min),
+        }
+    }
+
+    fn by_role(&self) -> &[(Arc<str>, u32)] {
+        match &self.state {
+            State::Decided(decided) => &decided.by_role,
+            _ => self.agreed.terms().map_or(&[], |terms| &terms.by_role),
+        }
+    }
+
+    /// The minimum of a role; 0 where there is none.
+    pub(super) fn role_min(&self, role: &str) -> u32 {
+        let found = self.by_role().iter().find(|(of, _)| **of == *role);
+        found.map_or(0, |(_, min)| *min)
+    }
+
+    /// How many of what `count` counts are missing: of the minimum, and of the minimums of roles.
+    pub(super) fn missing(&self, count: impl Fn(&Count) -> u32) -> u32 {
+        let total = self.min().saturating_sub(count(self.members.count()));
+        let roles = self.by_role().iter().map(|(role, min)| {
+            let there = count(&self.members.count_of(role));
+            min.saturating_sub(there)
+        });
+        let roles = roles.fold(0, u32::saturating_add);
+        total.max(roles.saturating_sub(self.completed_before))
+    }
+
+    /// Whether there are as many of what `count` counts as are needed.
+    pub(super) fn enough(&self, count: impl Fn(&Count) -> u32) -> bool {
+        self.min() > 0 && self.missing(count) == 0
+    }
+
+    /// Gives a slot to a member that has none.
+    pub(super) fn tie(&mut self, uid: &PodUid, id: u32, now: Instant) {
+        let Some(kept) = self.members.get(uid) else { return };
+        self.slots.fit(id, &kept.member);
+        self.slots.set_holder(id, Holder::Assigned(uid.clone()), now);
+        self.members.change(uid, |kept| {
+            kept.slot = Some(id);
+            kept.arrived = false;
+            kept.answered = false;
+        });
+    }
+
+    /// Takes a slot away, from whoever has it.
+    pub(super) fn drop_slot(&mut self, id: u32) {
+        let Some(slot) = self.slots.remove(id) else { return };
+        if let Some(uid) = slot.holder.pod() {
+            self.members.change(uid, |kept| {
+                kept.slot = None;
+                kept.arrived = false;
+                kept.answered = false;
+            });
+        }
+    }
+
+    /// Takes its slot from a member; the slot stays.
+    pub(super) fn untie(&mut self, uid: &PodUid, now: Instant) {
+        let Some(id) = self.members.get(uid).and_then(|kept| kept.slot) else {
+            return;
+        };
+        self.slots.set_holder(id, Holder::Kept, now);
+        self.members.change(uid, |kept| {
+            kept.slot = None;
+            kept.arrived = false;
+            kept.answered = false;
+        });
+    }
+
+    pub(super) fn drop_all_slots(&mut self) {
+        for id in self.slots.ids() {
+            self.drop_slot(id);
+        }
+        self.nudge = None;
+    }
+
+    /// Brings the gang's words and the slot of a member in step with what the member has become.
+    pub(super) fn follow(&mut self, uid: &PodUid, now: Instant) {
+        self.follow_words(uid);
+        let Some(kept) = self.members.get(uid) else { return };
+        let class = kept.class(self.members.life());
+        let Some(id) = kept.slot else {
+            if class == Class::Bound {
+                self.recognise_bound(uid, now);
+            }
+            return;
+        };
+        let Some(slot) = self.slots.get(id) else { return };
+        let leaving = kept.member.leaving || kept.gone;
+        match (&kept.member.stage, class) {
+            (_, Class::Completed) => self.drop_slot(id),
+            (Stage::Failed, _) => self.untie(uid, now),
+            (_, Class::Lost) if leaving && kept.pinned() && !kept.gone => {
+                self.slots.set_holder(id, Holder::Leaving(uid.clone()), now);
+            }
+            (_, Class::Lost) => self.untie(uid, now),
+            (_, Class::Faulty | Class::Foreign) if !kept.pinned() => self.untie(uid, now),
+            (Stage::Bound(node), _) if *node == slot.node => {
+                self.slots.set_holder(id, Holder::Bound(uid.clone()), now);
+            }
+            // Bound elsewhere, past us: its pod holds what it holds, and the slot is nobody's.
+            (Stage::Bound(_), _) => self.untie(uid, now),
+            _ => {}
+        }
+    }
+
+    /// Only what members say that are there counts, of this life.
+    fn follow_words(&mut self, uid: &PodUid) {
+        let Some(kept) = self.members.get(uid) else { return };
+        let counts = !matches!(kept.class(self.members.life()), Class::Old | Class::Lost);
+        let says = counts.then(|| kept.member.claim.clone());
+        let said = kept.worded.clone();
+        if says == said {
+            return;
+        }
+        if let Some(says) = &says {
+            self.words.add(says);
+        }
+        if let Some(said) = &said {
+            self.words.remove(said);
+        }
+        self.members.change(uid, |kept| kept.worded = says);
+    }
+
+    /// A bound member without a slot may be the one that a kept slot was for: its devices tell.
+    fn recognise_bound(&mut self, uid: &PodUid, now: Instant) {
+        let Some(kept) = self.members.get(uid) else { return };
+        let Stage::Bound(node) = &kept.member.stage else {
+            return;
+        };
+        let found = self.slots.kept().iter().copied().find(|id| {
+            self.slots.get(*id).is_some_and(|slot| {
+                slot.node == *node && !kept.member.holds.is_empty() && slot.devices == kept.member.holds
+            })
+        });
+        if let Some(id) = found {
+            self.tie(uid, id, now);
+            self.slots.set_holder(id, Holder::Bound(uid.clone()), now);
+        }
+    }
+
+    /// A member is no longer there.
+    pub(super) fn remove_member(&mut self, uid: &PodUid, now: Instant) -> Option<Kept> {
+        if let Some(id) = self.members.get(uid).and_then(|kept| kept.slot) {
+            self.slots.set_holder(id, Holder::Kept, now);
+        }
+        let kept = self.members.remove(uid)?;
+        if let Some(said) = &kept.worded {
+            self.words.remove(said);
+        }
+        Some(kept)
+    }
+
+    /// Remembers that a decision is over.
+    pub(super) fn bury(&mut self, id: String) {
+        if !self.past.contains(&id) {
+            self.past.push(id);
+        }
+        if self.past.len() > MAX_PAST {
+            self.past.remove(0);
+        }
+    }
+
+    /// The decision that was made, as it stands now; or the one being written.
+    pub(super) fn decision_id(&self) -> Option<&str> {
+        match &self.state {
+            State::Decided(decided) => Some(&decided.id),
+            State::Committing(committing) => Some(&committing.decision.id),
+            _ => None,
+        }
+    }
+
+    /// A slot by the member that has it.
+    pub(super) fn slot_of(&self, uid: &PodUid) -> Option<(u32, &Slot)> {
+        let id = self.members.get(uid)?.slot?;
+        Some((id, self.slots.get(id)?))
+    }
+}

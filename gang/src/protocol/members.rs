@@ -1,0 +1,367 @@
+//! The members of one gang, and how many there are of each standing, kept up to date with every change so that no question needs a walk
+//! over all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::PodUid;
+
+use super::types::{Member, Stage};
+use crate::claim::Claim;
+
+/// What is kept of a member.
+#[derive(Debug, Clone)]
+pub(super) struct Kept {
+    pub(super) member: Member,
+    /// In which life of the gang it came: after a restart those of before do not count.
+    pub(super) life: u32,
+    /// Its slot. [`super::gang::Gang`] sees to it that the slot knows it too.
+    pub(super) slot: Option<u32>,
+    /// It stands at the barrier.
+    pub(super) arrived: bool,
+    /// How far its binding is.
+    pub(super) bind: Bind,
+    /// A bind has found it gone before the watch has.
+    pub(super) gone: bool,
+    /// When the removal of our gate was last asked for.
+    pub(super) ungated: Option<Instant>,
+    /// Filter has answered it with the node of its slot.
+    pub(super) answered: bool,
+    /// What it says counts among the gang's words.
+    pub(super) worded: Option<Arc<Claim>>,
+}
+
+/// How far the binding of a member is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bind {
+    /// Not begun, or failed.
+    No,
+    /// On its way.
+    Going,
+    /// Nobody knows how it ended.
+    Unsure,
+    /// Done, by the word of the binder.
+    Done,
+}
+
+/// What a member counts as. Each is of one class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Class {
+    /// Of a life before.
+    Old,
+    /// It is being deleted, or has failed.
+    Lost,
+    /// What it says is wrong.
+    Faulty,
+    /// Kept back by gates that are not ours.
+    Foreign,
+    /// It exists, and has no slot.
+    Waiting,
+    /// It has a slot, and has not arrived.
+    Coming,
+    /// It exists and needs no devices.
+    Light,
+    /// It stands at the barrier.
+    Arrived,
+    /// Bound, and without devices.
+    LightBound,
+    /// Bound.
+    Bound,
+    /// Ended well.
+    Completed,
+}
+
+const CLASSES: usize = 11;
+
+impl Kept {
+    pub(super) fn new(member: Member, life: u32) -> Self {
+        Self {
+            member,
+            life,
+            slot: None,
+            arrived: false,
+            bind: Bind::No,
+            gone: false,
+            ungated: None,
+            answered: false,
+            worded: None,
+        }
+    }
+
+    pub(super) fn class(&self, life: u32) -> Class {
+        let light = self.member.shape.is_none();
+        let leaving = self.member.leaving || self.gone;
+        match &self.member.stage {
+            _ if self.life != life => Class::Old,
+            Stage::Succeeded => Class::Completed,
+            Stage::Failed => Class::Lost,
+            _ if leaving => Class::Lost,
+            Stage::Bound(_) if light => Class::LightBound,
+            Stage::Bound(_) => Class::Bound,
+            _ if self.bind == Bind::Done => Class::Bound,
+            _ if !self.member.claim.faults.is_empty() => Class::Faulty,
+            Stage::Gated { by_us_alone: false } => Class::Foreign,
+            _ if light => Class::Light,
+            _ if self.slot.is_none() => Class::Waiting,
+            _ if self.arrived => Class::Arrived,
+            _ => Class::Coming,
+        }
+    }
+
+    /// It is a pod that has not ended and is not being deleted.
+    pub(super) fn lives(&self) -> bool {
+        !self.member.leaving && !self.gone && !matches!(self.member.stage, Stage::Succeeded | Stage::Failed)
+    }
+
+    /// It is a pod that has not ended, though it may be on its way to.
+    pub(super) fn runs(&self) -> bool {
+        !self.gone && !matches!(self.member.stage, Stage::Succeeded | Stage::Failed)
+    }
+
+    /// Its Binding may exist or come to exist: its slot cannot be given to another.
+    pub(super) fn pinned(&self) -> bool {
+        self.bind != Bind::No || matches!(self.member.stage, Stage::Bound(_))
+    }
+
+    fn devices(&self) -> u64 {
+        self.member.asks.iter().map(|(_, count)| u64::from(*count)).sum()
+    }
+}
+
+/// How many members there are of each class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Count([u32; CLASSES]);
+
+impl Count {
+    fn add(&mut self, class: Class) {
+        self.0[class as usize] += 1;
+    }
+
+    fn remove(&mut self, class: Class) {
+        let count = &mut self.0[class as usize];
+        *count = count.saturating_sub(1);
+    }
+
+    pub(super) fn of(&self, class: Class) -> u32 {
+        self.0[class as usize]
+    }
+
+    /// Members that count towards the quorum by their existence.
+    pub(super) fn exist(&self) -> u32 {
+        self.of(Class::Waiting) + self.placed()
+    }
+
+    /// Members that have a place or need none.
+    pub(super) fn placed(&self) -> u32 {
+        self.of(Class::Coming) + self.ready()
+    }
+
+    /// Members that nobody has to wait for at the barrier.
+    pub(super) fn ready(&self) -> u32 {
+        self.of(Class::Arrived) + self.settled()
+    }
+
+    /// Members that are as good as bound.
+    pub(super) fn settled(&self) -> u32 {
+        self.of(Class::Light) + self.of(Class::LightBound) + self.of(Class::Bound) + self.of(Class::Completed)
+    }
+
+    /// Members that are bound.
+    pub(super) fn bound(&self) -> u32 {
+        self.of(Class::LightBound) + self.of(Class::Bound)
+    }
+
+    /// Members of this life that have not ended and are not being deleted.
+    pub(super) fn alive(&self) -> u32 {
+        self.0.iter().sum::<u32>() - self.of(Class::Old) - self.of(Class::Lost) - self.of(Class::Completed)
+    }
+}
+
+/// All members of a gang.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Members {
+    all: BTreeMap<PodUid, Kept>,
+    /// The life the gang is in.
+    life: u32,
+    total: Count,
+    by_role: BTreeMap<Arc<str>, Count>,
+    priorities: BTreeMap<i32, u32>,
+    /// Members that exist, want devices, and have no slot.
+    unplaced: BTreeSet<PodUid>,
+    /// Devices that unplaced members ask for.
+    unplaced_devices: u64,
+    /// Members of lives before whose pods are there and have not ended.
+    old_present: u32,
+    /// Members with a slot that are neither bound nor lost.
+    on_the_way: BTreeSet<PodUid>,
+    /// Members that no gate but ours keeps back.
+    gated: BTreeSet<PodUid>,
+}
+
+impl Members {
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&Kept> {
+        self.all.get(uid)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Kept> {
+        self.all.values()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn life(&self) -> u32 {
+        self.life
+    }
+
+    pub(super) fn count(&self) -> &Count {
+        &self.total
+    }
+
+    pub(super) fn count_of(&self, role: &str) -> Count {
+        self.by_role.get(role).copied().unwrap_or_default()
+    }
+
+    pub(super) fn priority(&self) -> i32 {
+        self.priorities.keys().next_back().copied().unwrap_or_default()
+    }
+
+    /// What is wrong with what one of them says.
+    pub(super) fn first_fault(&self) -> Option<String> {
+        let mut faulty = self
+            .all
+            .values()
+            .filter(|kept| kept.class(self.life) == Class::Faulty);
+        let kept = faulty.next()?;
+        let fault = kept.member.claim.faults.first()?;
+        Some(format!("pod {}: {fault}", kept.member.name))
+    }
+
+    pub(super) fn unplaced(&self) -> &BTreeSet<PodUid> {
+        &self.unplaced
+    }
+
+    pub(super) fn unplaced_devices(&self) -> u64 {
+        self.unplaced_devices
+    }
+
+    pub(super) fn on_the_way(&self) -> &BTreeSet<PodUid> {
+        &self.on_the_way
+    }
+
+    pub(super) fn gated(&self) -> &BTreeSet<PodUid> {
+        &self.gated
+    }
+
+    pub(super) fn old_present(&self) -> u32 {
+        self.old_present
+    }
+
+    /// Adds a member; one with the same UID is replaced.
+    pub(super) fn insert(&mut self, kept: Kept) {
+        self.take(&kept.member.uid.clone());
+        self.enter(&kept);
+        self.all.insert(kept.member.uid.clone(), kept);
+    }
+
+    /// Changes a member.
+    pub(super) fn change(&mut self, uid: &PodUid, change: impl FnOnce(&mut Kept)) {
+        if let Some(mut kept) = self.take(uid) {
+            change(&mut kept);
+            self.enter(&kept);
+            self.all.insert(uid.clone(), kept);
+        }
+    }
+
+    /// Removes a member. One that has ended well goes on counting: it has done its part.
+    pub(super) fn remove(&mut self, uid: &PodUid) -> Option<Kept> {
+        let kept = self.take(uid)?;
+        if kept.class(self.life) == Class::Completed {
+            self.complete(&kept.member.claim.role);
+        }
+        Some(kept)
+    }
+
+    /// Counts a member that has ended well and whose pod is no longer there.
+    pub(super) fn complete(&mut self, role: &Arc<str>) {
+        self.total.add(Class::Completed);
+        self.by_role
+            .entry(role.clone())
+            .or_default()
+            .add(Class::Completed);
+    }
+
+    /// Begins a new life: none of the members that there are counts any more.
+    pub(super) fn begin_life(&mut self) {
+        self.life += 1;
+        let all = std::mem::take(&mut self.all);
+        *self = Self {
+            life: self.life,
+            ..Self::default()
+        };
+        for (uid, mut kept) in all {
+            kept.slot = None;
+            kept.arrived = false;
+            kept.worded = None;
+            self.enter(&kept);
+            self.all.insert(uid, kept);
+        }
+    }
+
+    fn take(&mut self, uid: &PodUid) -> Option<Kept> {
+        let kept = self.all.remove(uid)?;
+        let class = kept.class(self.life);
+        self.total.remove(class);
+        if let Some(count) = self.by_role.get_mut(&kept.member.claim.role) {
+            count.remove(class);
+        }
+        if let Some(count) = self.priorities.get_mut(&kept.member.priority) {
+            *count -= 1;
+            if *count == 0 {
+                self.priorities.remove(&kept.member.priority);
+            }
+        }
+        if self.unplaced.remove(uid) {
+            self.unplaced_devices = self.unplaced_devices.saturating_sub(kept.devices());
+        }
+        self.on_the_way.remove(uid);
+        self.gated.remove(uid);
+        if class == Class::Old && kept.runs() {
+            self.old_present = self.old_present.saturating_sub(1);
+        }
+        Some(kept)
+    }
+
+    fn enter(&mut self, kept: &Kept) {
+        let class = kept.class(self.life);
+        self.total.add(class);
+        self.by_role
+            .entry(kept.member.claim.role.clone())
+            .or_default()
+            .add(class);
+        *self.priorities.entry(kept.member.priority).or_default() += 1;
+        match class {
+            Class::Waiting => {
+                self.unplaced.insert(kept.member.uid.clone());
+                self.unplaced_devices = self.unplaced_devices.saturating_add(kept.devices());
+            }
+            Class::Coming | Class::Arrived => {
+                self.on_the_way.insert(kept.member.uid.clone());
+            }
+            _ => {}
+        }
+        let counts = matches!(
+            class,
+            Class::Waiting | Class::Coming | Class::Arrived | Class::Light
+        );
+        if counts && kept.member.stage == (Stage::Gated { by_us_alone: true }) {
+            self.gated.insert(kept.member.uid.clone());
+        }
+        if class == Class::Old && kept.runs() {
+            self.old_present += 1;
+        }
+    }
+}

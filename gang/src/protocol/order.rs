@@ -1,0 +1,332 @@
+//! Which gang is planned next, and what is asked of the planner. A gang that was refused is not planned again before room has grown or the
+//! gang has changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::PodUid;
+
+use super::Gangs;
+use super::gang::{Env, Gang, Planned, State};
+use super::members::Count;
+use super::slots::Slot;
+use super::types::{Now, Place, Placement, Refused, Stage, Wanted, WantedMember, Work};
+use crate::key::GangKey;
+use crate::queue::{self, Waiting};
+
+/// Which gangs go first: those that are decided and lack a place for one of their minimum, then those that have none, then members
+/// beyond a minimum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Urgency {
+    Incomplete,
+    Open,
+    Extra,
+}
+
+impl Gang {
+    fn urgency(&self) -> Urgency {
+        match &self.state {
+            State::Decided(_) if self.missing(Count::placed) > 0 => Urgency::Incomplete,
+            State::Decided(_) => Urgency::Extra,
+            _ => Urgency::Open,
+        }
+    }
+
+    /// What is asked of the planner.
+    fn wanted(&self) -> Option<Wanted> {
+        let terms = self.working_terms()?.clone();
+        let mut members: Vec<(Option<u32>, i64, WantedMember)> = Vec::new();
+        for uid in self.members.unplaced() {
+            let Some(kept) = self.members.get(uid) else {
+                continue;
+            };
+            let Some(shape) = kept.member.shape else { continue };
+            let wanted = WantedMember {
+                uid: uid.clone(),
+                shape,
+                rank: kept.member.claim.rank,
+                role: kept.member.claim.role.clone(),
+            };
+            members.push((wanted.rank, kept.member.created, wanted));
+        }
+        members.sort_by(|(a_rank, a_created, a), (b_rank, b_created, b)| {
+            let a_rank = a_rank.map_or(u64::MAX, u64::from);
+            let b_rank = b_rank.map_or(u64::MAX, u64::from);
+            (a_rank, a_created, &a.uid).cmp(&(b_rank, b_created, &b.uid))
+        });
+        let mut members: Vec<WantedMember> = members.into_iter().map(|(_, _, member)| member).collect();
+        self.cut_to_max(&mut members);
+        let must = match &self.state {
+            State::Decided(_) => 0,
+            _ => self.missing(Count::settled),
+        };
+        let mut placed: Vec<_> = self
+            .slots
+            .iter()
+            .map(|(_, slot)| (slot.node.clone(), slot.rank))
+            .collect();
+        if placed.is_empty() {
+            placed = self.bound_places();
+        }
+        Some(Wanted {
+            gang: self.key.clone(),
+            terms,
+            members,
+            must,
+            placed,
+            without: self.tries.without.iter().cloned().collect(),
+            priority: self.members.priority(),
+        })
+    }
+
+    /// Members that are bound without a slot of ours.
+    fn bound_places(&self) -> Vec<(gantry_api::NodeName, Option<u32>)> {
+        let life = self.members.life();
+        self.members
+            .iter()
+            .filter(|kept| kept.life == life && kept.member.shape.is_some() && kept.lives())
+            .filter_map(|kept| match &kept.member.stage {
+                Stage::Bound(node) => Some((node.clone(), kept.member.claim.rank)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Leaves out members beyond the maximum, the last ones first, but none that the minimum of a role needs.
+    fn cut_to_max(&self, members: &mut Vec<WantedMember>) {
+        let room = self.may_grow() as usize;
+        if members.len() <= room {
+            return;
+        }
+        let mut short: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+        for member in members.iter() {
+            short.entry(member.role.clone()).or_insert_with(|| {
+                let there = self.members.count_of(&member.role).placed();
+                self.role_min(&member.role).saturating_sub(there)
+            });
+        }
+        let needed: usize = short.values().map(|count| *count as usize).sum();
+        let mut spare = room.saturating_sub(needed);
+        members.retain(|member| {
+            let short = short.entry(member.role.clone()).or_default();
+            if *short > 0 {
+                *short -= 1;
+                true
+            } else if spare > 0 {
+                spare -= 1;
+                true
+            } else {
+                false
+            }
+        });
+    }
+
+    /// Takes a place: gives its slots to members.
+    pub(super) fn place(&mut self, env: &mut Env<'_>, placement: &Placement) {
+        let decided = matches!(self.state, State::Decided(_));
+        let must = if decided {
+            1
+        } else {
+            self.missing(Count::settled).max(1)
+        };
+        let pairs = self.pair(&placement.places);
+        if pairs.len() < must as usize {
+            let reason = "the plan has too few places";
+            self.refuse(Refused {
+                reason: reason.into(),
+                message: reason.into(),
+                hopeless: false,
+            });
+            return;
+        }
+        let mut woken = Vec::with_capacity(pairs.len());
+        for (uid, place) in pairs {
+            let id = self.slots.insert(Slot::new(place, env.now.at));
+            self.tie(&uid, id, env.now.at);
+            woken.push(uid);
+        }
+        if !decided && !self.enough(Count::placed) {
+            // Enough of them, but not of every role.
+            self.drop_all_slots();
+            let reason = "the plan has too few places of a role";
+            self.refuse(Refused {
+                reason: reason.into(),
+                message: reason.into(),
+                hopeless: false,
+            });
+            return;
+        }
+        self.tries.refused = None;
+        self.tries.pause = None;
+        self.tries.misses.clear();
+        if decided {
+            self.wake(env, woken);
+            return;
+        }
+        self.domain = placement.domain.clone();
+        let arrival = self.arrival(env.settings);
+        let limit = if placement.victims.is_empty() {
+            arrival
+        } else {
+            env.settings.evict
+        };
+        self.state = State::Planned(Planned {
+            until: env.now.at + limit,
+            last: env.now.at + limit + env.settings.grace,
+            victims: placement.victims.iter().cloned().collect(),
+        });
+        if placement.victims.is_empty() {
+            self.wake(env, woken);
+        } else {
+            env.work.push(Work::Evict {
+                pods: placement.victims.clone(),
+                by: self.key.clone(),
+            });
+        }
+    }
+
+    /// Which member gets which place: by rank where both have one, else in their order.
+    fn pair<'a>(&self, places: &'a [Place]) -> Vec<(PodUid, &'a Place)> {
+        let Some(wanted) = self.wanted() else {
+            return Vec::new();
+        };
+        let mut left: Vec<Option<&Place>> = places.iter().map(Some).collect();
+        let mut by_rank = BTreeMap::new();
+        for (at, place) in places.iter().enumerate() {
+            if let Some(rank) = place.rank {
+                by_rank
+                    .entry((place.shape, place.role.clone(), rank))
+                    .or_insert(at);
+            }
+        }
+        let mut pairs = Vec::new();
+        let mut rest = Vec::new();
+        for member in wanted.members {
+            let role = member.role.clone();
+            let at = member
+                .rank
+                .and_then(|rank| by_rank.remove(&(member.shape, role, rank)));
+            match at.and_then(|at| left.get_mut(at)?.take()) {
+                Some(place) => pairs.push((member.uid, place)),
+                None => rest.push(member),
+            }
+        }
+        let mut others: BTreeMap<_, Vec<&Place>> = BTreeMap::new();
+        for place in left.into_iter().flatten().rev() {
+            others
+                .entry((place.shape, place.role.clone()))
+                .or_default()
+                .push(place);
+        }
+        for member in rest {
+            let place = others
+                .get_mut(&(member.shape, member.role.clone()))
+                .and_then(Vec::pop);
+            if let Some(place) = place {
+                pairs.push((member.uid, place));
+            }
+        }
+        pairs
+    }
+
+    pub(super) fn refuse(&mut self, refused: Refused) {
+        self.tries.refused = Some(refused);
+    }
+
+    /// A pod that had to go for it is gone, and what it held is free.
+    pub(super) fn victim_gone(&mut self, env: &mut Env<'_>, pod: &PodUid) {
+        let arrival = self.arrival(env.settings);
+        let State::Planned(planned) = &mut self.state else {
+            return;
+        };
+        if !planned.victims.remove(pod) || !planned.victims.is_empty() {
+            return;
+        }
+        planned.until = env.now.at + arrival;
+        planned.last = planned.until + env.settings.grace;
+        let members = self.members.on_the_way().iter().cloned().collect();
+        self.wake(env, members);
+    }
+}
+
+impl Gangs {
+    /// The next gang to plan, if there is one: it was not planned since `room` grew, or it has changed. `room` is a number that grows when
+    /// devices or room on nodes came free, or nodes changed. The caller plans it and says the result by [`Gangs::placed`].
+    pub fn next(&mut self, now: Now, room: u64) -> Option<Wanted> {
+        if !self.synced {
+            return None;
+        }
+        let fresh: Vec<(&Arc<GangKey>, &Gang)> = self
+            .planable
+            .iter()
+            .filter_map(|key| self.gangs.get_key_value(key))
+            .filter(|(_, gang)| gang.wants_plan(now.at))
+            .collect();
+        let untried = |gang: &Gang| gang.tries.considered.is_none_or(|considered| considered < room);
+        let best = fresh
+            .iter()
+            .filter(|(_, gang)| untried(gang))
+            .map(|(_, gang)| gang.urgency())
+            .min()?;
+        let level: Vec<&(&Arc<GangKey>, &Gang)> =
+            fresh.iter().filter(|(_, gang)| gang.urgency() == best).collect();
+        let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, gang)| waiting(key, gang)).collect();
+        let key = queue::order(&waiting, &self.held, now.unix)
+            .into_iter()
+            .filter_map(|at| level.get(at))
+            .find(|(_, gang)| untried(gang))
+            .map(|(key, _)| Arc::clone(key))?;
+        let gang = self.gangs.get_mut(&key)?;
+        gang.tries.considered = Some(room);
+        gang.tries.asked = true;
+        gang.wanted()
+    }
+
+    /// The gang that is first in the queue and waits for room, with the time since when it waits, in seconds since 1970. What is put
+    /// aside for the head so that others do not delay it is put aside for this one.
+    pub fn head(&self, now: Now) -> Option<(Arc<GangKey>, i64)> {
+        let queued: Vec<(&Arc<GangKey>, &Gang)> = self
+            .planable
+            .iter()
+            .filter_map(|key| self.gangs.get_key_value(key))
+            .filter(|(_, gang)| gang.wants_plan(now.at) && gang.urgency() == Urgency::Open)
+            .filter(|(_, gang)| {
+                !gang
+                    .tries
+                    .refused
+                    .as_ref()
+                    .is_some_and(|refused| refused.hopeless)
+            })
+            .collect();
+        let waiting: Vec<Waiting<'_>> = queued.iter().map(|(key, gang)| waiting(key, gang)).collect();
+        let first = queue::order(&waiting, &self.held, now.unix).into_iter().next()?;
+        queued
+            .get(first)
+            .map(|(key, gang)| (Arc::clone(key), gang.waiting_since))
+    }
+
+    /// The gangs that wait for a place, in the order in which they are planned.
+    pub fn queue(&self, now: Now) -> Vec<Arc<GangKey>> {
+        let queued: Vec<(&Arc<GangKey>, &Gang)> = self
+            .planable
+            .iter()
+            .filter_map(|key| self.gangs.get_key_value(key))
+            .filter(|(_, gang)| gang.urgency() == Urgency::Open)
+            .collect();
+        let waiting: Vec<Waiting<'_>> = queued.iter().map(|(key, gang)| waiting(key, gang)).collect();
+        queue::order(&waiting, &self.held, now.unix)
+            .into_iter()
+            .filter_map(|at| queued.get(at))
+            .map(|(key, _)| Arc::clone(key))
+            .collect()
+    }
+}
+
+fn waiting<'a>(key: &'a GangKey, gang: &Gang) -> Waiting<'a> {
+    Waiting {
+        key,
+        priority: gang.members.priority(),
+        since: gang.waiting_since,
+        devices: gang.members.unplaced_devices(),
+    }
+}

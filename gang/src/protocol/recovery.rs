@@ -1,0 +1,253 @@
+//! Taking up what another process decided. Nothing but the gang's object and the pods tell: a decision there stands, as long as one of the
+//! members it names does.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, NodeName, PodUid};
+
+use super::gang::{Committing, Decided, Env, Expects, Gang, State};
+use super::members::Class;
+use super::slots::{Holder, Slot};
+use super::status::RESTARTING;
+use super::types::{Object, Stage};
+use crate::key::GangKey;
+use crate::terms::{Fault, Repair};
+
+/// What is kept of an object.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub(super) ours: bool,
+    spec: Result<gantry_api::GangSpec, Fault>,
+    /// The gang that its status speaks of: name, convention, incarnation. Empty if it has none yet.
+    of: (String, String, String),
+    decision: Option<Arc<Decision>>,
+    phase: GangPhase,
+    reason: String,
+    completed: u32,
+    strikes: u32,
+    domain: Arc<str>,
+    waiting_since: Option<i64>,
+    bound_at: Option<i64>,
+}
+
+impl Known {
+    pub(super) fn new(object: Object) -> Self {
+        let status = object.status;
+        Self {
+            ours: object.ours,
+            spec: object.spec,
+            of: (status.name, status.dialect, status.incarnation),
+            decision: status.decision.map(Arc::new),
+            phase: status.phase,
+            reason: status.reason,
+            completed: status.completed,
+            strikes: status.strikes,
+            domain: status.domain.into(),
+            waiting_since: status.waiting_since.map(|time| time.0.as_second()),
+            bound_at: status.bound_at.map(|time| time.0.as_second()),
+        }
+    }
+
+    /// Whether its status is about this gang.
+    pub(super) fn is_about(&self, key: &GangKey) -> bool {
+        let (name, dialect, incarnation) = &self.of;
+        *name == *key.name && *dialect == key.dialect.as_str() && *incarnation == *key.incarnation
+    }
+
+    /// Whether its status is about any gang.
+    pub(super) fn is_about_a_gang(&self) -> bool {
+        !self.of.0.is_empty()
+    }
+
+    /// The gang that its status is about, if its convention is known.
+    pub(super) fn key(&self, namespace: &Arc<str>) -> Option<GangKey> {
+        let (name, dialect, incarnation) = &self.of;
+        Some(GangKey {
+            namespace: namespace.clone(),
+            name: name.as_str().into(),
+            dialect: crate::key::Dialect::named(dialect)?,
+            incarnation: incarnation.as_str().into(),
+        })
+    }
+}
+
+impl Gang {
+    /// The object says what a person wants.
+    pub(super) fn follow_spec(&mut self, known: Option<&Known>) {
+        self.object_fault = known.and_then(|known| known.spec.as_ref().err().cloned());
+        self.spec = known.and_then(|known| known.spec.as_ref().ok().cloned());
+    }
+
+    /// The object shows a decision, or none. `free` says whether devices are nobody else's place.
+    pub(super) fn follow_decision(
+        &mut self,
+        env: &mut Env<'_>,
+        known: &Known,
+        free: &dyn Fn(&NodeName, &DeviceId) -> bool,
+    ) {
+        if !env.synced {
+            return;
+        }
+        let decision = known
+            .decision
+            .as_ref()
+            .filter(|decision| known.is_about(&self.key) && !self.past.contains(&decision.id));
+        match (&self.state, decision) {
+            (State::Committing(Committing { decision: ours, .. }), Some(decision)) if *ours == **decision => {
+                self.decide();
+            }
+            (State::Committing(_), None) => {
+                if self.expects() == Some(Expects::Object) {
+                    self.not_committed(env);
+                }
+            }
+            (State::Decided(decided), shown) => {
+                // Ours stands; whoever overwrote it sees it written again.
+                if shown.is_none_or(|shown| shown.id != decided.id) {
+                    self.told.forget();
+                }
+            }
+            (_, Some(decision)) => self.adopt(env, known, &Arc::clone(decision), free),
+            (_, None) => {}
+        }
+    }
+
+    /// Takes a decision up that this process has not made.
+    fn adopt(
+        &mut self,
+        env: &mut Env<'_>,
+        known: &Known,
+        decision: &Decision,
+        free: &dyn Fn(&NodeName, &DeviceId) -> bool,
+    ) {
+        let named = decision.slots.iter().filter_map(|slot| slot.pod.as_ref());
+        let stands = named.clone().any(|uid| {
+            self.members
+                .get(uid)
+                .is_some_and(|kept| kept.life == self.members.life())
+        });
+        if !stands {
+            // None of those it was about is left: those that are there now are another life's.
+            self.bury(decision.id.clone());
+            self.told.forget();
+            return;
+        }
+        if known.phase == GangPhase::Repairing && known.reason == RESTARTING {
+            self.resume_restart(env, known, decision);
+            return;
+        }
+        self.drop_all_slots();
+        self.completed_before = known
+            .completed
+            .saturating_sub(self.members.count().of(Class::Completed));
+        for _ in 0..self.completed_before {
+            self.members.complete(&"".into());
+        }
+        let terms = self.agreed.terms().filter(|terms| terms.min == decision.min);
+        self.state = State::Decided(Decided {
+            id: decision.id.clone(),
+            min: decision.min,
+            by_role: terms.map(|terms| terms.by_role.clone()).unwrap_or_default(),
+            was_bound: known.bound_at.is_some(),
+        });
+        self.tries.pause = None;
+        self.tries.strikes = known.strikes;
+        self.domain = known.domain.clone();
+        self.bound_at = known.bound_at;
+        self.waiting_since = known.waiting_since.unwrap_or(self.waiting_since);
+        for decided in &decision.slots {
+            self.adopt_slot(decided, free, env.now.at);
+        }
+        let bound: Vec<PodUid> = self
+            .members
+            .iter()
+            .filter(|kept| kept.slot.is_none() && matches!(kept.member.stage, Stage::Bound(_)))
+            .map(|kept| kept.member.uid.clone())
+            .collect();
+        for uid in bound {
+            self.follow(&uid, env.now.at);
+        }
+        let coming: Vec<PodUid> = self.members.on_the_way().iter().cloned().collect();
+        self.wake(env, coming);
+    }
+
+    fn adopt_slot(
+        &mut self,
+        decided: &DecidedSlot,
+        free: &dyn Fn(&NodeName, &DeviceId) -> bool,
+        now: Instant,
+    ) {
+        let member = decided.pod.as_ref().and_then(|uid| self.members.get(uid));
+        let class = member.map(|kept| kept.class(self.members.life()));
+        let bound_here = member.is_some_and(|kept| {
+            let here = matches!(&kept.member.stage, Stage::Bound(node) if *node == decided.node);
+            here && kept.lives()
+        });
+        if class == Some(Class::Completed) {
+            return;
+        }
+        let taken = decided
+            .devices
+            .iter()
+            .flat_map(|devices| &devices.ids)
+            .any(|id| !free(&decided.node, id));
+        if taken && !bound_here {
+            return;
+        }
+        let slot = Slot {
+            node: decided.node.clone(),
+            devices: decided
+                .devices
+                .iter()
+                .map(|devices| (devices.resource.clone(), devices.ids.clone()))
+                .collect(),
+            shape: None,
+            rank: decided.rank,
+            role: decided.role.as_str().into(),
+            holder: Holder::Kept,
+            since: now,
+            stale: false,
+        };
+        let member = member.map(|kept| kept.member.uid.clone());
+        let id = self.slots.insert(slot);
+        let holds = matches!(
+            class,
+            Some(Class::Waiting | Class::Bound | Class::Coming | Class::Arrived | Class::Lost)
+        );
+        if let Some(uid) = member.filter(|_| holds)
+            && self.members.get(&uid).is_some_and(|kept| kept.slot.is_none())
+        {
+            self.tie(&uid, id, now);
+            if bound_here {
+                self.slots.set_holder(id, Holder::Bound(uid.clone()), now);
+            }
+            self.follow(&uid, now);
+        }
+    }
+
+    /// The process before had begun to delete all members: those that were there then still have to go.
+    fn resume_restart(&mut self, env: &Env<'_>, known: &Known, decision: &Decision) {
+        let new: Vec<PodUid> = self
+            .members
+            .iter()
+            .filter(|kept| {
+                let named = decision
+                    .slots
+                    .iter()
+                    .any(|slot| slot.pod.as_ref() == Some(&kept.member.uid));
+                let before = known.bound_at.is_some_and(|bound| kept.member.created <= bound);
+                !named && !before && self.repair() == Repair::Restart
+            })
+            .map(|kept| kept.member.uid.clone())
+            .collect();
+        self.begin_life();
+        self.bury(decision.id.clone());
+        let life = self.members.life();
+        for uid in new {
+            self.members.change(&uid, |kept| kept.life = life);
+            self.follow(&uid, env.now.at);
+        }
+        self.state = State::Restarting { again: env.now.at };
+    }
+}

@@ -1,0 +1,375 @@
+//! What follows from a change: whether a gang is complete enough to be planned, must give its place back, can be decided, is lost. Looks
+//! at one gang and the time; says what is to be done as `Work`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{GangPhase, PodUid};
+
+use super::agreed::{Agreed, Words};
+use super::gang::{Decided, Env, Gang, State, Tries};
+use super::members::{Class, Count};
+use super::types::{Settings, Work};
+use crate::terms::Repair;
+
+/// Steps that can follow from one change: more would be a circle.
+const MAX_STEPS: usize = 8;
+
+impl Gang {
+    /// Draws all conclusions from what has changed.
+    pub(super) fn settle(&mut self, env: &mut Env<'_>) {
+        if env.synced {
+            for _ in 0..MAX_STEPS {
+                if !self.step(env) {
+                    break;
+                }
+            }
+            self.nudge_members(env);
+        }
+        self.retext(env);
+    }
+
+    /// One conclusion; whether there may be another.
+    fn step(&mut self, env: &mut Env<'_>) -> bool {
+        match &self.state {
+            State::Over { .. } => {
+                if self.members.count().alive() == 0 {
+                    return false;
+                }
+                self.waiting_since = env.now.unix;
+                self.state = State::Open;
+                true
+            }
+            State::Restarting { again } => {
+                let again = *again;
+                self.step_restarting(env, again)
+            }
+            _ if self.has_ended() => {
+                self.end_life(env);
+                true
+            }
+            State::Open => {
+                self.ungate(env);
+                false
+            }
+            State::Planned(_) => {
+                self.ungate(env);
+                self.step_planned(env)
+            }
+            State::Committing(_) => {
+                self.ungate(env);
+                false
+            }
+            State::Decided(_) => {
+                self.ungate(env);
+                self.step_decided(env)
+            }
+        }
+    }
+
+    /// Nobody is left, and nobody has ended well: the next who comes begins anew.
+    fn has_ended(&self) -> bool {
+        self.members.count().alive() == 0 && self.members.count().of(Class::Completed) == 0
+    }
+
+    fn end_life(&mut self, env: &mut Env<'_>) {
+        self.begin_life();
+        self.state = State::Over {
+            until: env.now.at + env.settings.linger,
+        };
+    }
+
+    /// Gives everything up that belongs to this life of the gang.
+    pub(super) fn begin_life(&mut self) {
+        self.drop_all_slots();
+        if let Some(id) = self.decision_id().map(str::to_owned) {
+            self.bury(id);
+        }
+        self.members.begin_life();
+        self.words = Words::default();
+        self.tries = Tries::default();
+        self.bound_at = None;
+        self.completed_before = 0;
+        self.domain = "".into();
+    }
+
+    /// Once the quorum exists, our gates go: kube-scheduler may see the members.
+    fn ungate(&mut self, env: &mut Env<'_>) {
+        if self.terms().is_none() || !self.enough(Count::exist) {
+            return;
+        }
+        let due: Vec<PodUid> = self
+            .members
+            .gated()
+            .iter()
+            .filter(|uid| {
+                let last = self.members.get(uid).and_then(|kept| kept.ungated);
+                last.is_none_or(|last| env.now.at >= last + env.settings.nudge)
+            })
+            .cloned()
+            .collect();
+        for uid in &due {
+            self.members.change(uid, |kept| kept.ungated = Some(env.now.at));
+        }
+        if !due.is_empty() {
+            env.work.push(Work::Ungate(due));
+        }
+    }
+
+    fn step_planned(&mut self, env: &mut Env<'_>) -> bool {
+        if self.terms().is_none() || !self.enough(Count::exist) {
+            self.unplan();
+            return true;
+        }
+        self.fill(env);
+        for id in self.slots.kept().clone() {
+            // Its member is gone, and no other needs it now.
+            self.drop_slot(id);
+        }
+        if !self.enough(Count::placed) || self.slots.is_empty() {
+            // Somebody went whose place suits nobody else.
+            self.unplan();
+            return true;
+        }
+        let State::Planned(planned) = &self.state else {
+            return false;
+        };
+        if env.now.at >= planned.until {
+            let why = if planned.victims.is_empty() {
+                let count = self.members.count();
+                format!(
+                    "{} of {} members came to their places in time",
+                    count.ready(),
+                    self.min()
+                )
+            } else {
+                "pods that have to go for it did not go in time".to_owned()
+            };
+            self.strike(env, why.into());
+            return true;
+        }
+        if planned.victims.is_empty()
+            && self.members.count().of(Class::Arrived) > 0
+            && self.enough(Count::ready)
+        {
+            self.begin_commit(env);
+            return false;
+        }
+        false
+    }
+
+    /// Gives the place back. The gang is planned again at once.
+    pub(super) fn unplan(&mut self) {
+        self.drop_all_slots();
+        self.domain = "".into();
+        self.tries.considered = None;
+        self.tries.asked = false;
+        self.tries.refused = None;
+        self.state = State::Open;
+    }
+
+    /// Gives the place back, and waits before the next try.
+    pub(super) fn strike(&mut self, env: &Env<'_>, why: Arc<str>) {
+        self.unplan();
+        self.tries.strikes = self.tries.strikes.saturating_add(1);
+        self.tries.replans = 0;
+        self.tries.without.clear();
+        self.tries.misses.clear();
+        self.tries.pause = Some((env.now.at + backoff(env.settings, self.tries.strikes), why));
+    }
+
+    fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
+        self.fill(env);
+        if self.repair() == Repair::Restart && self.lost_too_many() {
+            self.restart(env);
+            return true;
+        }
+        self.keep_or_release(env);
+        let satisfied = self.enough(Count::settled);
+        if satisfied {
+            self.release_idle_extras(env);
+        }
+        let State::Decided(decided) = &mut self.state else {
+            return false;
+        };
+        if satisfied && !decided.was_bound {
+            decided.was_bound = true;
+            self.bound_at.get_or_insert(env.now.unix);
+            self.tries = Tries {
+                considered: self.tries.considered,
+                ..Tries::default()
+            };
+        }
+        false
+    }
+
+    /// Gives kept slots to members that wait and that they suit.
+    pub(super) fn fill(&mut self, env: &mut Env<'_>) {
+        if self.slots.kept().is_empty() || self.members.unplaced().is_empty() {
+            return;
+        }
+        let mut woken = Vec::new();
+        for uid in self.members.unplaced().clone() {
+            let Some(kept) = self.members.get(&uid) else {
+                continue;
+            };
+            let found = self
+                .slots
+                .kept()
+                .iter()
+                .copied()
+                .find(|id| self.slots.get(*id).is_some_and(|slot| slot.awaits(&kept.member)));
+            if let Some(id) = found {
+                self.tie(&uid, id, env.now.at);
+                woken.push(uid);
+            }
+        }
+        self.wake(env, woken);
+    }
+
+    /// Wakes members that have somewhere to go now, and once more later if they do not come.
+    pub(super) fn wake(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) {
+        if uids.is_empty() {
+            return;
+        }
+        let first = env.settings.nudge;
+        self.nudge = Some((env.now.at + first, first));
+        env.work.push(Work::Wake(uids));
+    }
+
+    fn nudge_members(&mut self, env: &mut Env<'_>) {
+        let moves = match &self.state {
+            State::Planned(planned) => planned.victims.is_empty(),
+            State::Decided(_) => true,
+            _ => false,
+        };
+        let Some((at, interval)) = self.nudge else { return };
+        if !moves || env.now.at < at {
+            return;
+        }
+        let late: Vec<PodUid> = self
+            .members
+            .on_the_way()
+            .iter()
+            .filter(|uid| {
+                let kept = self.members.get(uid);
+                kept.is_some_and(|kept| !kept.arrived && !kept.pinned())
+            })
+            .cloned()
+            .collect();
+        if late.is_empty() {
+            self.nudge = None;
+            return;
+        }
+        let next = interval.saturating_mul(2).min(Duration::from_secs(300));
+        self.nudge = Some((env.now.at + next, next));
+        env.work.push(Work::Wake(late));
+    }
+
+    /// It is worth planning now, given room.
+    pub(super) fn wants_plan(&self, now: Instant) -> bool {
+        let paused = self.tries.pause.as_ref().is_some_and(|(until, _)| now < *until);
+        if paused || self.members.unplaced().is_empty() {
+            return false;
+        }
+        match &self.state {
+            State::Open => self.terms().is_some() && self.enough(Count::exist) && !self.waits_for_rest(now),
+            State::Decided(_) => self.working_terms().is_some() && self.may_grow() > 0,
+            _ => false,
+        }
+    }
+
+    /// It has its minimum, more are announced, and they may come any moment.
+    pub(super) fn waits_for_rest(&self, now: Instant) -> bool {
+        let total = self.agreed.terms().and_then(|terms| terms.total);
+        now < self.settle_until && total.is_some_and(|total| self.members.count().exist() < total)
+    }
+
+    /// How many more members may have a place.
+    pub(super) fn may_grow(&self) -> u32 {
+        let max = self.working_terms().map_or(u32::MAX, |terms| terms.max);
+        max.max(self.min()).saturating_sub(self.members.count().placed())
+    }
+
+    /// When something has to be looked at again, if nothing happens before.
+    pub(super) fn due(&self, settings: &Settings, now: Instant) -> Option<Instant> {
+        let mut due = [self.nudge.map(|(at, _)| at), None, None, None];
+        match &self.state {
+            State::Open => {
+                due[1] = self.tries.pause.as_ref().map(|(until, _)| *until);
+                due[2] = Some(self.settle_until);
+            }
+            State::Planned(planned) => due[1] = Some(planned.until),
+            State::Committing(_) => {}
+            State::Decided(_) => {
+                due[1] = self.tries.pause.as_ref().map(|(until, _)| *until);
+                due[2] = self.hold_ends(settings);
+                due[3] = self.extras_end();
+            }
+            State::Restarting { again } => due[1] = Some(*again),
+            State::Over { until } => due[1] = Some(*until),
+        }
+        let gated = self.members.gated().iter().filter_map(|uid| {
+            let last = self.members.get(uid)?.ungated?;
+            Some(last + settings.nudge)
+        });
+        due.into_iter()
+            .flatten()
+            .chain(gated)
+            .filter(|due| *due > now)
+            .min()
+    }
+
+    /// What people see of it.
+    pub(super) fn phase(&self, now: Instant) -> GangPhase {
+        let count = self.members.count();
+        match &self.state {
+            State::Over { .. } => GangPhase::Done,
+            State::Restarting { .. } => GangPhase::Repairing,
+            State::Planned(planned) if !planned.victims.is_empty() => GangPhase::Preempting,
+            State::Planned(_) => GangPhase::Planned,
+            State::Committing(_) => GangPhase::Committing,
+            State::Decided(decided) => self.phase_decided(decided),
+            State::Open if self.is_invalid() => GangPhase::Invalid,
+            State::Open if count.alive() == 0 && count.of(Class::Completed) > 0 => GangPhase::Done,
+            State::Open if self.enough(Count::settled) && self.members.unplaced().is_empty() => {
+                GangPhase::Bound
+            }
+            State::Open if !self.enough(Count::exist) || self.waits_for_rest(now) => GangPhase::Collecting,
+            State::Open if self.tries.pause.as_ref().is_some_and(|(until, _)| now < *until) => {
+                GangPhase::Backoff
+            }
+            State::Open => GangPhase::Queued,
+        }
+    }
+
+    fn phase_decided(&self, decided: &Decided) -> GangPhase {
+        let count = self.members.count();
+        let satisfied = self.enough(Count::settled);
+        let lost = self.slots.lost().next().is_some();
+        if count.alive() == 0 && !lost {
+            GangPhase::Done
+        } else if satisfied {
+            GangPhase::Bound
+        } else if decided.was_bound && self.repair() == Repair::Ignore {
+            GangPhase::Bound
+        } else if decided.was_bound || lost {
+            GangPhase::Repairing
+        } else {
+            GangPhase::Binding
+        }
+    }
+
+    pub(super) fn is_invalid(&self) -> bool {
+        self.object_fault.is_some() || matches!(self.agreed, Agreed::Invalid(_))
+    }
+}
+
+/// How long a gang waits after so many failed tries.
+pub(super) fn backoff(settings: &Settings, strikes: u32) -> Duration {
+    let doublings = strikes.saturating_sub(1).min(20);
+    settings
+        .backoff
+        .saturating_mul(1 << doublings)
+        .min(settings.backoff_max)
+}

@@ -1,0 +1,349 @@
+//! What people read of a gang: the status of its object, and the text its parked pods are told. A text changes only when what it says
+//! does: kube-scheduler tries a pod again whenever its text changes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{Decision, GangPhase, GangStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+
+use super::agreed::Agreed;
+use super::gang::{Env, Gang, State};
+use super::members::{Class, Count};
+use crate::terms::Repair;
+
+/// The reason of a gang whose members are being deleted for a restart. A process that takes over knows the restart by it.
+pub(super) const RESTARTING: &str = "is being started anew";
+
+/// What was last said of a gang, so that it is said again only when it has changed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Told {
+    status: Option<GangStatus>,
+    /// The decision and the version of the slots it was made from.
+    decision: Option<(Option<String>, u64)>,
+    /// Since when each condition is as it is.
+    since: [Option<(bool, i64)>; 3],
+}
+
+impl Told {
+    /// Whatever was said is not there any more: it has to be said again.
+    pub(super) fn forget(&mut self) {
+        self.status = None;
+    }
+
+    pub(super) fn anything(&self) -> bool {
+        self.status.is_some()
+    }
+}
+
+/// Words for a gang's standing: in few, and at length.
+struct Words {
+    reason: String,
+    message: String,
+}
+
+impl Words {
+    fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+}
+
+impl Gang {
+    /// Brings the text for parked pods up to date.
+    pub(super) fn retext(&mut self, env: &Env<'_>) {
+        let words = self.words_now(env.now.at);
+        let text = format!("gang {}{}{}", self.key, joint(&words.reason), words.reason);
+        if *self.text != *text {
+            self.text = text.into();
+        }
+    }
+
+    fn words_now(&self, now: Instant) -> Words {
+        let count = self.members.count();
+        let min = self.min();
+        match self.phase(now) {
+            GangPhase::Collecting => self.words_collecting(now),
+            GangPhase::Invalid => self.words_invalid(),
+            GangPhase::Queued => match &self.tries.refused {
+                None => Words::new("waits its turn", "it is planned as soon as those before it are"),
+                Some(refused) if refused.hopeless => {
+                    Words::new(format!("cannot fit: {}", refused.reason), &*refused.message)
+                }
+                Some(refused) => Words::new(format!("waits for room: {}", refused.reason), &*refused.message),
+            },
+            GangPhase::Backoff => {
+                let why = self.tries.pause.as_ref().map_or("", |(_, why)| why);
+                Words::new(
+                    format!("is tried again soon: {why}"),
+                    "the wait doubles with every try that fails",
+                )
+            }
+            GangPhase::Preempting => Words::new(
+                "waits for pods that have to go for it",
+                "their devices are kept for it",
+            ),
+            GangPhase::Planned => {
+                let coming = count.of(Class::Waiting) > 0;
+                let message = format!(
+                    "{} of {min} members are ready to be bound",
+                    count.ready().min(min)
+                );
+                let reason = if coming { "has its places" } else { "is on its way" };
+                Words::new(reason, message)
+            }
+            GangPhase::Committing => Words::new("is being decided", "the decision is being written"),
+            GangPhase::Binding => Words::new(
+                "is being bound",
+                format!("{} of {min} members are bound", count.settled().min(min)),
+            ),
+            GangPhase::Bound => self.words_bound(),
+            GangPhase::Repairing => self.words_repairing(),
+            GangPhase::Done => {
+                let message = format!("{} members have ended well", count.of(Class::Completed));
+                Words::new("has ended", message)
+            }
+        }
+    }
+
+    fn words_collecting(&self, now: Instant) -> Words {
+        let count = self.members.count();
+        let exist = count.exist();
+        let back = kept_back(count);
+        let terms = match &self.agreed {
+            Agreed::Terms(terms) => terms,
+            Agreed::Unknown(why) => {
+                return Words::new(why.to_string(), format!("{exist} members exist{back}"));
+            }
+            Agreed::Invalid(_) => return self.words_invalid(),
+        };
+        if self.enough(Count::exist) && self.waits_for_rest(now) {
+            let total = terms.total.unwrap_or_default();
+            return Words::new(
+                format!("{exist} of {total} members exist"),
+                format!("{} are enough; the rest may come any moment", terms.min),
+            );
+        }
+        if exist >= terms.min {
+            let short = terms.by_role.iter().find_map(|(role, min)| {
+                let there = self.members.count_of(role).exist();
+                (there < *min).then(|| format!("{there} of {min} members of role {role} exist"))
+            });
+            if let Some(reason) = short {
+                return Words::new(reason, format!("as {} says{back}", terms.decided_by));
+            }
+        }
+        Words::new(
+            format!("{exist} of {} members exist", terms.min),
+            format!("as {} says{back}", terms.decided_by),
+        )
+    }
+
+    fn words_invalid(&self) -> Words {
+        let mut faults: Vec<String> = self.object_fault.iter().map(ToString::to_string).collect();
+        if let Agreed::Invalid(of_terms) = &self.agreed {
+            faults.extend(of_terms.iter().map(ToString::to_string));
+        }
+        let first = faults.first().cloned().unwrap_or_default();
+        Words::new(format!("is not valid: {first}"), faults.join("; "))
+    }
+
+    fn words_bound(&self) -> Words {
+        let count = self.members.count();
+        let min = self.min();
+        let settled = count.settled();
+        if settled < min {
+            return Words::new(
+                format!("runs with {settled} of {min} members"),
+                "lost members are not replaced (repair: ignore)",
+            );
+        }
+        let extras = self.members.unplaced().len();
+        if extras == 0 {
+            return Words::new("is bound", format!("{settled} members, {min} are needed"));
+        }
+        let why = match &self.tries.refused {
+            Some(refused) => format!("is bound; waits for room for more members: {}", refused.reason),
+            None => "is bound; more members wait their turn".to_owned(),
+        };
+        Words::new(why, format!("{settled} members, {min} are needed, {extras} wait"))
+    }
+
+    fn words_repairing(&self) -> Words {
+        if matches!(self.state, State::Restarting { .. }) {
+            let old = self.members.old_present();
+            return Words::new(RESTARTING, format!("{old} members of before are not gone yet"));
+        }
+        let count = self.members.count();
+        let min = self.min();
+        let lacking = self.missing(Count::settled);
+        let kept = self.slots.lost().count();
+        let places = match (kept, self.repair()) {
+            (0, _) => "no place is kept for them any more".to_owned(),
+            (_, Repair::Restart) => "it is started anew".to_owned(),
+            (kept, _) => format!("{kept} places are kept for replacements"),
+        };
+        Words::new(
+            format!("{lacking} of {min} members are missing"),
+            format!("{} are bound; {places}", count.settled()),
+        )
+    }
+
+    /// Whether its status may be written now: not while the decision is, for the two would overtake one another.
+    pub(super) fn may_tell(&self) -> bool {
+        !matches!(self.state, State::Committing(_))
+    }
+
+    /// Its status, if it is another than was last said.
+    pub(super) fn take_status(&mut self, now: Instant, unix: i64) -> Option<GangStatus> {
+        let mut status = self.status(now, unix);
+        let decision = match &self.state {
+            State::Decided(decided) => Some(decided.id.clone()),
+            _ => None,
+        };
+        let version = (decision, self.slots.version());
+        let same_decision = self.told.decision.as_ref() == Some(&version);
+        if same_decision && self.told.status.as_ref() == Some(&status) {
+            return None;
+        }
+        self.told.status = Some(status.clone());
+        self.told.decision = Some(version);
+        status.decision = self.decision();
+        Some(status)
+    }
+
+    /// The decision that stands.
+    pub(super) fn decision(&self) -> Option<Decision> {
+        let State::Decided(decided) = &self.state else {
+            return None;
+        };
+        Some(Decision {
+            id: decided.id.clone(),
+            min: decided.min,
+            domain: self.domain.to_string(),
+            slots: self.decided_slots(),
+        })
+    }
+
+    /// Its status but for the decision.
+    pub(super) fn status(&mut self, now: Instant, unix: i64) -> GangStatus {
+        let count = *self.members.count();
+        let words = self.words_now(now);
+        let phase = self.phase(now);
+        let satisfied = self.min() > 0 && self.enough(Count::settled);
+        let waits = !matches!(phase, GangPhase::Bound | GangPhase::Done);
+        GangStatus {
+            phase,
+            dialect: self.key.dialect.as_str().to_owned(),
+            incarnation: self.key.incarnation.to_string(),
+            name: self.key.name.to_string(),
+            decided_by: self
+                .agreed
+                .terms()
+                .map(|terms| terms.decided_by.to_string())
+                .unwrap_or_default(),
+            min: self.min(),
+            members: count.alive() + count.of(Class::Completed),
+            bound: count.bound(),
+            completed: count.of(Class::Completed),
+            domain: self.domain.to_string(),
+            waiting_since: waits.then(|| time(self.waiting_since)),
+            bound_at: self.bound_at.map(time),
+            strikes: self.tries.strikes,
+            decision: None,
+            conditions: self.conditions(&words, phase, satisfied, unix),
+            reason: words.reason,
+            message: words.message,
+        }
+    }
+
+    fn conditions(&mut self, words: &Words, phase: GangPhase, bound: bool, unix: i64) -> Vec<Condition> {
+        let (valid, valid_reason, valid_message) = self.validity();
+        let placed = !self.slots.is_empty() || bound;
+        let phase = format!("{phase:?}");
+        let mut made = Vec::with_capacity(3);
+        let all = [
+            ("Valid", valid, valid_reason.to_owned(), valid_message),
+            ("Placed", placed, phase.clone(), words.reason.clone()),
+            ("Bound", bound, phase, words.reason.clone()),
+        ];
+        for (at, (kind, holds, reason, message)) in all.into_iter().enumerate() {
+            let Some(since) = self.told.since.get_mut(at) else {
+                continue;
+            };
+            let unchanged = since.filter(|(before, _)| *before == holds);
+            let (_, changed) = *since.insert(unchanged.unwrap_or((holds, unix)));
+            made.push(Condition {
+                last_transition_time: time(changed),
+                message,
+                observed_generation: None,
+                reason,
+                status: if holds { "True" } else { "False" }.to_owned(),
+                type_: kind.to_owned(),
+            });
+        }
+        made
+    }
+
+    fn validity(&self) -> (bool, &'static str, String) {
+        if self.is_invalid() {
+            return (false, "Invalid", self.words_invalid().message);
+        }
+        let decided = self.min();
+        match &self.agreed {
+            Agreed::Unknown(why) => (false, "Unknown", why.to_string()),
+            Agreed::Terms(terms) if terms.min != decided => {
+                let message = format!(
+                    "the minimum is {} now and was {decided} when it was decided; the new one holds when it is started anew",
+                    terms.min
+                );
+                (false, "MinimumChanged", message)
+            }
+            Agreed::Terms(_) if self.members.count().of(Class::Faulty) > 0 => {
+                let fault = self.members.first_fault();
+                (false, "InvalidMember", fault.unwrap_or_default())
+            }
+            Agreed::Terms(terms) => (true, "Valid", format!("as {} says", terms.decided_by)),
+            Agreed::Invalid(_) => (false, "Invalid", self.words_invalid().message),
+        }
+    }
+}
+
+/// Between a gang's name and what is said of it.
+fn joint(reason: &str) -> &'static str {
+    let counts = reason.starts_with(|c: char| c.is_ascii_digit());
+    let verb = ["waits", "cannot", "is", "has", "runs"]
+        .iter()
+        .any(|verb| reason.split(' ').next() == Some(*verb));
+    if verb && !counts { " " } else { ": " }
+}
+
+fn kept_back(count: &Count) -> String {
+    let mut more = String::new();
+    let foreign = count.of(Class::Foreign);
+    if foreign > 0 {
+        more.push_str(&format!(
+            "; {foreign} are kept back by scheduling gates of others"
+        ));
+    }
+    let faulty = count.of(Class::Faulty);
+    if faulty > 0 {
+        more.push_str(&format!("; {faulty} are not valid"));
+    }
+    more
+}
+
+fn time(unix: i64) -> Time {
+    Time(Timestamp::from_second(unix).unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+/// For parked pods whose gang is not kept.
+pub(super) fn beyond(max: usize) -> Arc<str> {
+    format!(
+        "more than {max} gangs, or members of this one, are waiting: it is looked at when there are fewer"
+    )
+    .into()
+}

@@ -1,0 +1,369 @@
+//! What specifications of gangs are told with: a clock, pods by short names, places.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid};
+
+use crate::claim::{Claim, Size, Wish};
+use crate::key::{Dialect, GangKey};
+use crate::protocol::{
+    Answer, Arrival, Asks, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId,
+    SlotChange, Stage, Wanted, Work,
+};
+use crate::terms::Repair;
+
+/// The machine and what surrounds it.
+pub(crate) struct World {
+    pub(crate) gangs: Gangs,
+    pub(crate) start: Instant,
+    pub(crate) passed: Duration,
+    pub(crate) room: u64,
+    pub(crate) work: Vec<Work>,
+    pub(crate) changes: Vec<SlotChange>,
+}
+
+pub(crate) fn key(name: &str) -> GangKey {
+    GangKey {
+        namespace: "default".into(),
+        name: name.into(),
+        dialect: Dialect::Annotation,
+        incarnation: "".into(),
+    }
+}
+
+pub(crate) fn claim(gang: &str, min: u32) -> Claim {
+    Claim {
+        key: key(gang),
+        size: Size::Stated { min, total: None },
+        size_said: "annotation gantry.dev/gang-min",
+        owner: None,
+        rank: None,
+        role: "".into(),
+        wish: Wish::default(),
+        also: Vec::new(),
+        faults: Vec::new(),
+    }
+}
+
+pub(crate) fn asks() -> Asks {
+    [("nvidia.com/gpu".into(), 1)].into()
+}
+
+/// A pending pod of one GPU.
+pub(crate) fn member(uid: &str, claim: Claim) -> Member {
+    Member {
+        uid: uid.into(),
+        name: uid.into(),
+        claim: Arc::new(claim),
+        shape: Some(ShapeId(0)),
+        asks: asks(),
+        holds: Vec::new(),
+        priority: 0,
+        created: 0,
+        stage: Stage::Pending,
+        leaving: false,
+    }
+}
+
+pub(crate) fn bound(mut member: Member, node: &str) -> Member {
+    member.stage = Stage::Bound(node.into());
+    member
+}
+
+pub(crate) fn leaving(mut member: Member) -> Member {
+    member.leaving = true;
+    member
+}
+
+/// A place of one GPU, which no other place has if its name differs.
+pub(crate) fn place(node: &str, gpu: &str) -> Place {
+    Place {
+        shape: ShapeId(0),
+        node: node.into(),
+        devices: vec![("nvidia.com/gpu".into(), vec![gpu.into()])],
+        rank: None,
+        role: "".into(),
+    }
+}
+
+pub(crate) fn refused(reason: &str) -> Refused {
+    Refused {
+        reason: reason.into(),
+        message: format!("{reason}, at length").into(),
+        hopeless: false,
+    }
+}
+
+impl World {
+    pub(crate) fn with(settings: Settings) -> Self {
+        Self {
+            gangs: Gangs::new(settings),
+            start: Instant::now(),
+            passed: Duration::ZERO,
+            room: 1,
+            work: Vec::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// Ready to decide.
+    pub(crate) fn new() -> Self {
+        let mut world = Self::with(Settings::default());
+        world.gangs.synced(world.now());
+        world
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        Now {
+            at: self.start + self.passed,
+            unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap(),
+        }
+    }
+
+    /// Time passes in steps, each looked at.
+    pub(crate) fn pass(&mut self, seconds: u64) {
+        let end = self.passed + Duration::from_secs(seconds);
+        while let Some(due) = self.gangs.next_due() {
+            let due = due.saturating_duration_since(self.start);
+            if due > end {
+                break;
+            }
+            self.passed = due.max(self.passed);
+            self.gangs.tick(self.now());
+        }
+        self.passed = end;
+        self.gangs.tick(self.now());
+    }
+
+    pub(crate) fn see(&mut self, member: Member) {
+        self.gangs.member_seen(self.now(), member);
+    }
+
+    /// Members `a0`, `a1`, ... of gang `a` that needs `min` of them.
+    pub(crate) fn members(&mut self, gang: &str, count: u32, min: u32) {
+        for number in 0..count {
+            self.see(member(&format!("{gang}{number}"), claim(gang, min)));
+        }
+    }
+
+    pub(crate) fn gone(&mut self, uid: &str) {
+        self.gangs.member_gone(self.now(), &uid.into());
+    }
+
+    pub(crate) fn next(&mut self) -> Option<Wanted> {
+        self.gangs.next(self.now(), self.room)
+    }
+
+    /// Plans the next gang: member i on node `n<i>`, from `first` on, GPU `<gang>-g<i>`.
+    pub(crate) fn plan(&mut self) -> Wanted {
+        self.plan_from(0)
+    }
+
+    pub(crate) fn plan_from(&mut self, first: usize) -> Wanted {
+        let wanted = self.next().expect("a gang wants a plan");
+        let places = wanted.members.iter().enumerate().map(|(at, member)| {
+            let at = at + first;
+            Place {
+                shape: member.shape,
+                rank: member.rank,
+                role: member.role.clone(),
+                ..place(&format!("n{at}"), &format!("{}-g{at}", wanted.gang.name))
+            }
+        });
+        let placement = Placement {
+            places: places.collect(),
+            domain: "rack r7".into(),
+            victims: Vec::new(),
+        };
+        self.gangs.placed(self.now(), &wanted.gang, Ok(placement));
+        wanted
+    }
+
+    pub(crate) fn refuse(&mut self, reason: &str) -> Wanted {
+        let wanted = self.next().expect("a gang wants a plan");
+        self.gangs.placed(self.now(), &wanted.gang, Err(refused(reason)));
+        wanted
+    }
+
+    pub(crate) fn answer(&mut self, uid: &str) -> Answer {
+        self.gangs.answer(self.now(), &uid.into(), &|_| true)
+    }
+
+    pub(crate) fn answer_within(&mut self, uid: &str, nodes: &[&str]) -> Answer {
+        let offered = |node: &NodeName| nodes.contains(&node.as_str());
+        self.gangs.answer(self.now(), &uid.into(), &offered)
+    }
+
+    pub(crate) fn waits(&mut self, uid: &str) -> String {
+        match self.answer(uid) {
+            Answer::Wait(text) => text.to_string(),
+            other => panic!("{uid} does not wait: {other:?}"),
+        }
+    }
+
+    /// The node that a member is sent to.
+    pub(crate) fn node(&mut self, uid: &str) -> String {
+        match self.answer(uid) {
+            Answer::Node(node) => node.to_string(),
+            other => panic!("{uid} has no node: {other:?}"),
+        }
+    }
+
+    /// A member asks filter, and comes to bind with the answer.
+    pub(crate) fn come(&mut self, uid: &str) -> Arrival {
+        let node = self.node(uid);
+        self.arrive(uid, &node)
+    }
+
+    pub(crate) fn arrive(&mut self, uid: &str, node: &str) -> Arrival {
+        self.gangs.arrive(self.now(), &uid.into(), &node.into())
+    }
+
+    pub(crate) fn come_all(&mut self, gang: &str, count: u32) {
+        for number in 0..count {
+            self.come(&format!("{gang}{number}"));
+        }
+    }
+
+    /// The decision that is to be written now.
+    pub(crate) fn commit(&mut self) -> (Arc<GangKey>, Decision) {
+        let work = self.take_work();
+        let commits: Vec<_> = work
+            .iter()
+            .filter_map(|work| match work {
+                Work::Commit { gang, decision } => Some((gang.clone(), decision.clone())),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(commits.len(), 1, "{work:?}");
+        commits.into_iter().next().unwrap()
+    }
+
+    /// Writes the decision that is to be written.
+    pub(crate) fn write(&mut self) -> Decision {
+        let (gang, decision) = self.commit();
+        self.gangs.committed(self.now(), &gang, &decision.id, Ok(()));
+        decision
+    }
+
+    /// Binds a member where its place is, as the watch shows it.
+    pub(crate) fn bind(&mut self, uid: &str) -> String {
+        let Arrival::Go(placed) = self.come(uid) else {
+            panic!("{uid} may not go");
+        };
+        self.gangs
+            .bind_ended(self.now(), &uid.into(), crate::protocol::BindEnd::Bound);
+        let claim = self.claim_of(uid);
+        let mut seen = bound(member(uid, claim), placed.node.as_str());
+        seen.holds = placed.devices;
+        self.see(seen);
+        placed.node.to_string()
+    }
+
+    fn claim_of(&self, uid: &str) -> Claim {
+        let key = self.gangs.gang_of(&uid.into()).expect("a gang");
+        let gang = &self.gangs.gangs[key];
+        Claim::clone(&gang.members.get(&uid.into()).expect("a member").member.claim)
+    }
+
+    /// A gang of `count` members, of which `min` are needed, all bound; member `a<i>` on node `n<i>`.
+    pub(crate) fn bound_gang(&mut self, gang: &str, count: u32, min: u32) {
+        self.bound_gang_of(gang, count, &claim(gang, min));
+    }
+
+    pub(crate) fn bound_gang_of(&mut self, gang: &str, count: u32, claim: &Claim) {
+        for number in 0..count {
+            self.see(member(&format!("{gang}{number}"), claim.clone()));
+        }
+        self.plan();
+        self.come_all(gang, count);
+        self.write();
+        for number in 0..count {
+            self.bind(&format!("{gang}{number}"));
+        }
+        assert_eq!(self.phase(gang), GangPhase::Bound);
+        self.take_work();
+        self.take_changes();
+    }
+
+    pub(crate) fn phase(&self, gang: &str) -> GangPhase {
+        self.gangs.view(&key(gang)).expect("a gang").phase()
+    }
+
+    pub(crate) fn text(&self, gang: &str) -> String {
+        self.gangs.view(&key(gang)).expect("a gang").text().to_string()
+    }
+
+    pub(crate) fn status(&mut self, gang: &str) -> GangStatus {
+        let statuses = self.gangs.take_statuses();
+        let found = statuses.into_iter().find(|(of, _)| *of.name == *gang);
+        found.expect("a status").1
+    }
+
+    pub(crate) fn take_work(&mut self) -> Vec<Work> {
+        self.gangs.take_work()
+    }
+
+    pub(crate) fn woken(&mut self) -> Vec<String> {
+        let work = self.take_work();
+        let woken = work.into_iter().filter_map(|work| match work {
+            Work::Wake(pods) => Some(pods),
+            _ => None,
+        });
+        woken.flatten().map(|uid| uid.to_string()).collect()
+    }
+
+    pub(crate) fn take_changes(&mut self) -> Vec<SlotChange> {
+        let changes = self.gangs.take_slot_changes();
+        self.changes.extend(changes.iter().cloned());
+        changes
+    }
+
+    /// What is reserved now by all that was ever said: GPUs.
+    pub(crate) fn reserved(&mut self) -> Vec<String> {
+        self.take_changes();
+        let mut reserved = std::collections::BTreeMap::new();
+        for change in &self.changes {
+            let id = (change.gang.clone(), change.slot);
+            match &change.place {
+                Some(place) => reserved.insert(id, place.devices[0].1[0].to_string()),
+                None => reserved.remove(&id),
+            };
+        }
+        let mut gpus: Vec<String> = reserved.into_values().collect();
+        gpus.sort();
+        gpus
+    }
+
+    /// An object that shows a status.
+    pub(crate) fn object(&self, status: GangStatus) -> Object {
+        Object {
+            uid: "object".into(),
+            resource_version: "1".into(),
+            ours: true,
+            spec: Ok(gantry_api::GangSpec::default()),
+            status,
+        }
+    }
+
+    pub(crate) fn show(&mut self, gang: &str, status: GangStatus) {
+        let object = self.object(status);
+        let name = key(gang).object_name();
+        self.gangs.object_seen(self.now(), "default", &name, object);
+    }
+}
+
+pub(crate) fn uid(uid: &str) -> PodUid {
+    uid.into()
+}
+
+pub(crate) fn with_repair(mut claim: Claim, repair: Repair) -> Claim {
+    claim.wish.repair = Some(repair);
+    claim
+}
+
+pub(crate) fn with_rank(mut claim: Claim, rank: u32) -> Claim {
+    claim.rank = Some(rank);
+    claim
+}

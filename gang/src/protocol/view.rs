@@ -1,0 +1,203 @@
+//! What others may see of a gang: for `gantry explain`, metrics and the planner of preemption. Reads only.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{GangPhase, NodeName, PodUid};
+
+use super::gang::{Gang, State};
+use super::members::{Class, Count};
+use super::slots::Holder;
+use super::types::{Devices, Refused, Stage};
+use crate::key::GangKey;
+use crate::terms::Terms;
+
+/// A gang, to look at.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    pub(super) gang: &'a Gang,
+    pub(super) now: Instant,
+}
+
+/// A member, to look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberView<'a> {
+    /// Its UID.
+    pub uid: &'a PodUid,
+    /// Its name.
+    pub name: &'a str,
+    /// Its rank.
+    pub rank: Option<u32>,
+    /// Its role.
+    pub role: &'a str,
+    /// `spec.priority`.
+    pub priority: i32,
+    /// How far it is, as the watch shows it.
+    pub stage: &'a Stage,
+    /// It stands at the barrier.
+    pub arrived: bool,
+    /// It is being deleted, or is gone.
+    pub leaving: bool,
+    /// The node it is or will be on.
+    pub node: Option<&'a NodeName>,
+}
+
+/// A place of a gang, to look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotView<'a> {
+    /// Its number.
+    pub slot: u32,
+    /// The node.
+    pub node: &'a NodeName,
+    /// Its devices there.
+    pub devices: &'a Devices,
+    /// The member that has it; `None` while it is kept for one to come.
+    pub pod: Option<&'a PodUid>,
+    /// Its pod is seen to be bound, and holds the devices itself.
+    pub bound: bool,
+}
+
+impl<'a> View<'a> {
+    /// Its name.
+    pub fn key(&self) -> &'a Arc<GangKey> {
+        &self.gang.key
+    }
+
+    /// How far it is.
+    pub fn phase(&self) -> GangPhase {
+        self.gang.phase(self.now)
+    }
+
+    /// What its parked pods are told.
+    pub fn text(&self) -> &'a Arc<str> {
+        &self.gang.text
+    }
+
+    /// Its terms, if they are known and valid.
+    pub fn terms(&self) -> Option<&'a Arc<Terms>> {
+        self.gang.terms()
+    }
+
+    /// Members that are useful only together; 0 while that is not known.
+    pub fn min(&self) -> u32 {
+        self.gang.min()
+    }
+
+    /// The highest priority of its members.
+    pub fn priority(&self) -> i32 {
+        self.gang.members.priority()
+    }
+
+    /// Since when it waits, in seconds since 1970.
+    pub fn waiting_since(&self) -> i64 {
+        self.gang.waiting_since
+    }
+
+    /// When its minimum was bound, in seconds since 1970.
+    pub fn bound_at(&self) -> Option<i64> {
+        self.gang.bound_at
+    }
+
+    /// Tries that have failed.
+    pub fn strikes(&self) -> u32 {
+        self.gang.tries.strikes
+    }
+
+    /// Why it had no place when it was last planned.
+    pub fn refused(&self) -> Option<&'a Refused> {
+        self.gang.tries.refused.as_ref()
+    }
+
+    /// The part of the fabric it was given; empty if it has no place.
+    pub fn domain(&self) -> &'a Arc<str> {
+        &self.gang.domain
+    }
+
+    /// Members that exist, or have ended well.
+    pub fn exist(&self) -> u32 {
+        self.gang.members.count().exist()
+    }
+
+    /// Members that are as good as bound: bound, ended well, or in need of no devices.
+    pub fn settled(&self) -> u32 {
+        self.gang.members.count().settled()
+    }
+
+    /// Members that nobody has to wait for at the barrier.
+    pub fn ready(&self) -> u32 {
+        self.gang.members.count().ready()
+    }
+
+    /// Members that exist and have no place.
+    pub fn unplaced(&self) -> usize {
+        self.gang.members.unplaced().len()
+    }
+
+    /// It is decided: it is only ever completed.
+    pub fn is_decided(&self) -> bool {
+        matches!(self.gang.state, State::Decided(_))
+    }
+
+    /// ID of the decision that stands or is being written.
+    pub fn decision_id(&self) -> Option<&'a str> {
+        self.gang.decision_id()
+    }
+
+    /// It has all that it needs, and members beyond that: so many could go without breaking it.
+    pub fn beyond_min(&self) -> u32 {
+        let count = self.gang.members.count();
+        if self.gang.enough(Count::settled) {
+            count.settled().saturating_sub(self.gang.min())
+        } else {
+            0
+        }
+    }
+
+    /// Members that have ended well.
+    pub fn completed(&self) -> u32 {
+        self.gang.members.count().of(Class::Completed)
+    }
+
+    /// Pods that have to go for it.
+    pub fn victims(&self) -> impl Iterator<Item = &'a PodUid> + use<'a> {
+        let victims = match &self.gang.state {
+            State::Planned(planned) => Some(planned.victims.iter()),
+            _ => None,
+        };
+        victims.into_iter().flatten()
+    }
+
+    /// Its members, by UID.
+    pub fn members(&self) -> impl Iterator<Item = MemberView<'a>> + use<'a> {
+        let gang = self.gang;
+        gang.members.iter().map(move |kept| {
+            let slot = kept.slot.and_then(|id| gang.slots.get(id));
+            let node = match &kept.member.stage {
+                Stage::Bound(node) => Some(node),
+                _ => slot.map(|slot| &slot.node),
+            };
+            MemberView {
+                uid: &kept.member.uid,
+                name: &kept.member.name,
+                rank: kept.member.claim.rank,
+                role: &kept.member.claim.role,
+                priority: kept.member.priority,
+                stage: &kept.member.stage,
+                arrived: kept.arrived,
+                leaving: kept.member.leaving || kept.gone,
+                node,
+            }
+        })
+    }
+
+    /// Its slots, by number.
+    pub fn slots(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
+        self.gang.slots.iter().map(|(id, slot)| SlotView {
+            slot: id,
+            node: &slot.node,
+            devices: &slot.devices,
+            pod: slot.holder.pod(),
+            bound: matches!(slot.holder, Holder::Bound(_)),
+        })
+    }
+}
