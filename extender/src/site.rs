@@ -21,6 +21,15 @@ pub struct Site<'a> {
 }
 
 impl Site<'_> {
+    /// The same, where the devices are for members of a gang over several nodes.
+    #[must_use]
+    pub fn for_gangs(self) -> Self {
+        Self {
+            purpose: Purpose::GangMember,
+            ..self
+        }
+    }
+
     /// The best `size` devices of `free`; `None` if there are fewer.
     pub fn best(self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {
         match self.shape {

@@ -1,0 +1,213 @@
+//! Plans a whole gang: which of its members go where, down to the devices, or why none does. Pure: equal input, equal plan. Reserves nothing.
+//!
+//! # The order of what counts
+//!
+//! 1. As many members as fit, never fewer than must be; a preferred level that holds those that must be goes before the others.
+//! 2. The **narrowest** part of the fabric: one node, one domain of the smallest level, and so on up.
+//! 3. **Bandwidth** of the worst-off member inside its node.
+//! 4. The **least left over**: of the parts of the fabric that hold the members the one that has room for the fewest more, and within it, at each
+//!    level down to the nodes, the fewest parts with the least left over. What is left over is left where something is broken already.
+//! 5. What the pods **prefer** (affinity, taints), then the fewest free devices.
+//! 6. The **names**: equal input, equal answer.
+//!
+//! Ranks run along the tree. Room is first sought among devices that no single pod is about to get, then among all that nobody has.
+
+mod choose;
+mod demand;
+mod fill;
+mod lay;
+mod pack;
+mod rules;
+mod scope;
+mod slices;
+mod split;
+mod survey;
+mod words;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use gantry_gang::DomainIx;
+use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
+
+use self::choose::{Chooser, Chosen};
+use self::demand::{Asked, Demand};
+use self::fill::{Anchors, Run, counts};
+use self::scope::Bounds;
+use self::survey::{Counting, Survey};
+use self::words::Views;
+use super::terrain::Terrain;
+use crate::snapshot::NodeIx;
+
+pub use words::{Explanation, Stock, Tried};
+
+/// Nodes that may turn out not to have what their class has, before planning gives up.
+const MOST_SURPRISES: usize = 4;
+
+/// Where all of a gang goes, or why it goes nowhere.
+///
+/// # Errors
+/// Why it does not fit, in words that stay the same while that does.
+pub fn plan(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
+    let demand = Demand::of(wanted);
+    if demand.most < demand.must || demand.most == 0 {
+        let words: Arc<str> = format!(
+            "{} members must be placed, {} are there",
+            demand.must,
+            wanted.members.len()
+        )
+        .into();
+        return Err(Refused {
+            reason: Arc::clone(&words),
+            message: words,
+            hopeless: false,
+        });
+    }
+    let found = [Counting::Open, Counting::Free]
+        .into_iter()
+        .find_map(|counting| attempt(terrain, wanted, &demand, counting));
+    match found {
+        Some(placement) => Ok(placement),
+        None => Err(
+            with_views(terrain, wanted, &demand, |views| words::refused(views, wanted)).unwrap_or_else(
+                || {
+                    let words: Arc<str> = "what a member asks for is not known yet".into();
+                    Refused {
+                        reason: Arc::clone(&words),
+                        message: words,
+                        hopeless: false,
+                    }
+                },
+            ),
+        ),
+    }
+}
+
+/// What a gang needs and what there is, level by level, whether it fits or not.
+pub fn explain(terrain: &Terrain<'_>, wanted: &Wanted) -> Explanation {
+    let demand = Demand::of(wanted);
+    with_views(terrain, wanted, &demand, Explanation::of).unwrap_or_default()
+}
+
+fn with_views<T>(
+    terrain: &Terrain<'_>,
+    wanted: &Wanted,
+    demand: &Demand<'_>,
+    then: impl FnOnce(&Views<'_, '_>) -> T,
+) -> Option<T> {
+    let now = Survey::new(*terrain, wanted, &demand.shapes, Counting::Free)?;
+    let empty = Survey::new(*terrain, wanted, &demand.shapes, Counting::Empty)?;
+    Some(then(&Views {
+        anchors: &Anchors::of(&now, wanted),
+        now: &now,
+        empty: &empty,
+        demand,
+        bounds: Bounds::of(&terrain.fabric.levels, wanted),
+    }))
+}
+
+fn attempt(
+    terrain: &Terrain<'_>,
+    wanted: &Wanted,
+    demand: &Demand<'_>,
+    counting: Counting,
+) -> Option<Placement> {
+    let mut wanted = wanted.clone();
+    for _ in 0..MOST_SURPRISES {
+        let survey = Survey::new(*terrain, &wanted, &demand.shapes, counting)?;
+        let anchors = Anchors::of(&survey, &wanted);
+        let bounds = Bounds::of(&terrain.fabric.levels, &wanted);
+        let chosen = choose(&survey, &anchors, demand, bounds)?;
+        match lay::lay(&survey, &chosen.runs) {
+            Ok(devices) => return Some(placement(&survey, &anchors, demand, &chosen.runs, devices)),
+            Err(node) => wanted.without.push(survey.name(node).into()),
+        }
+    }
+    None
+}
+
+/// The best choice; where members must share the value of a label, of all its values.
+fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
+    match survey.rules.together.first().filter(|_| anchors.is_empty()) {
+        None => Chooser::new(survey, anchors).choose(demand, bounds),
+        Some(key) => {
+            let nodes = 0..u32::try_from(survey.terrain.snapshot.nodes.len()).unwrap_or(u32::MAX);
+            let values: BTreeSet<&Arc<str>> =
+                nodes.filter_map(|node| survey.label(NodeIx(node), key)).collect();
+            let each = values.into_iter().filter_map(|value| {
+                let mut confined = survey.confined(key, value);
+                confined.rules.together.retain(|other| other != key);
+                choose(&confined, anchors, demand, bounds)
+            });
+            each.min_by_key(|chosen| chosen.rank)
+        }
+    }
+}
+
+fn placement(
+    survey: &Survey<'_>,
+    anchors: &Anchors,
+    demand: &Demand<'_>,
+    runs: &[Run],
+    devices: Vec<Vec<Devices>>,
+) -> Placement {
+    let slots = survey.shapes.len();
+    let mut waiting: Vec<VecDeque<Asked<'_>>> = vec![VecDeque::new(); slots];
+    for asked in demand.pick(&counts(runs, slots)) {
+        waiting[asked.slot].push_back(asked);
+    }
+    let mut places = Vec::new();
+    let mut all = anchors.clone();
+    for (run, devices) in runs.iter().zip(devices) {
+        all.add(survey, run.node);
+        for devices in devices {
+            if let Some(asked) = waiting[run.slot].pop_front() {
+                places.push(Place {
+                    shape: asked.member.shape,
+                    node: survey.name(run.node).into(),
+                    devices,
+                    rank: asked.member.rank,
+                    role: Arc::clone(&asked.member.role),
+                });
+            }
+        }
+    }
+    Placement {
+        places,
+        domain: domain(survey, &all),
+        victims: Vec::new(),
+    }
+}
+
+/// The smallest domain that holds some nodes, in words: `node a`, `rack r7`, `3 racks of zone a`, `cluster`.
+fn domain(survey: &Survey<'_>, nodes: &Anchors) -> Arc<str> {
+    if let (Some(node), 1) = (nodes.nodes.first(), nodes.nodes.len()) {
+        return format!("node {}", survey.name(*node)).into();
+    }
+    let holding = (0u32..)
+        .zip(&survey.fabric.domains)
+        .filter(|(number, _)| nodes.all_in(DomainIx(*number)));
+    let Some((_, smallest)) = holding.last() else {
+        return "cluster".into();
+    };
+    let level = |level: Option<usize>| {
+        level
+            .and_then(|level| survey.fabric.levels.0.get(level))
+            .map(|level| &*level.name)
+    };
+    let used = smallest.children.iter().filter(|child| nodes.are_in(**child));
+    let children = used.clone().count();
+    let below = used
+        .filter_map(|child| survey.domain(*child))
+        .find_map(|child| level(child.level));
+    let own = level(smallest.level).map(|level| format!("{level} {}", smallest.name));
+    match (below, own) {
+        (Some(below), Some(own)) => format!("{children} {below}s of {own}").into(),
+        (Some(below), None) => format!("{children} {below}s").into(),
+        (None, Some(own)) => own.into(),
+        (None, None) => "cluster".into(),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,262 @@
+//! Chooses how many members of a gang go where: the narrowest part of the fabric that holds them, at the highest bandwidth inside the
+//! nodes that it has to offer, with the least left over.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use gantry_gang::DomainIx;
+
+use super::demand::{Counts, Demand};
+use super::fill::{Anchors, Filler, Run};
+use super::pack::pack;
+use super::scope::{Bounds, Place, Scope, places, scopes};
+use super::slices::Slices;
+use super::survey::Survey;
+use crate::snapshot::NodeIx;
+
+/// Domains that are as good by what they leave over, of which the filling is compared.
+const MOST_FILLED: usize = 8;
+/// Domains that are tried for several shapes.
+const MOST_PACKED: usize = 64;
+
+/// What was chosen: where how many go. Ordered as good: the first of several is the best.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    /// How wide it lies, from 0; then how slow it is.
+    pub(super) rank: (Reverse<u32>, usize, usize),
+    pub(super) runs: Vec<Run>,
+}
+
+/// Chooses within one survey.
+pub(super) struct Chooser<'s, 'a> {
+    survey: &'s Survey<'a>,
+    anchors: &'s Anchors,
+    loose: Vec<u32>,
+    /// By step of bandwidth: what domains take of each shape.
+    sums: Vec<Vec<u32>>,
+}
+
+impl<'s, 'a> Chooser<'s, 'a> {
+    pub(super) fn new(survey: &'s Survey<'a>, anchors: &'s Anchors) -> Self {
+        Self {
+            survey,
+            anchors,
+            loose: survey.loose(),
+            sums: (0..survey.tiers()).map(|tier| survey.sums(tier)).collect(),
+        }
+    }
+
+    /// Where members go: as many as fit, those that must be at least. `None` if those do not fit.
+    pub(super) fn choose(&self, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
+        match bounds {
+            Bounds::Unknown => None,
+            Bounds::Free => self.within(demand, Scope::Cluster, None),
+            Bounds::Within(scope, true) => self.within(demand, scope, None),
+            // Some are fewer, but together.
+            Bounds::Within(scope, false) => self
+                .within(demand, scope, None)
+                .or_else(|| self.within(demand, Scope::Cluster, None)),
+            Bounds::Sliced(slices, required) => self
+                .within(demand, Scope::Cluster, Some(slices))
+                .or_else(|| (!required).then(|| self.within(demand, Scope::Cluster, None))?),
+        }
+    }
+
+    fn within(&self, demand: &Demand<'_>, widest: Scope, slices: Option<Slices>) -> Option<Chosen> {
+        let scopes = scopes(self.survey, widest);
+        if demand.shapes.len() == 1 && !self.survey.rules.spreads() {
+            let most = self.most(&scopes, demand.most, slices);
+            return if most >= demand.must.max(1) {
+                self.one_shape(&scopes, most, slices)
+            } else {
+                None
+            };
+        }
+        let all = demand.first(demand.most);
+        if let Some(chosen) = self.shapes(&scopes, &all) {
+            return Some(chosen);
+        }
+        let least = demand.least();
+        let chosen = least.iter().find_map(|counts| {
+            self.shapes(&scopes, counts)
+                .map(|chosen| (chosen, counts.clone()))
+        });
+        let (mut chosen, mut counts) = chosen?;
+        // Extras while they fit, shape by shape as the ranks come.
+        let mut total: u32 = counts.iter().sum();
+        let all = demand.all();
+        for slot in 0..counts.len() {
+            while total < demand.most && counts[slot] < all[slot] {
+                let mut more = counts.clone();
+                more[slot] += 1;
+                let Some(better) = self.shapes(&scopes, &more) else {
+                    break;
+                };
+                (chosen, counts, total) = (better, more, total + 1);
+            }
+        }
+        Some(chosen)
+    }
+
+    /// The most members of the only shape that fit within one place of the widest scope.
+    fn most(&self, scopes: &[Scope], members: u32, slices: Option<Slices>) -> u32 {
+        let lowest = self.survey.lowest_tier();
+        let filler = slices.map(|slices| (slices, self.filler(lowest)));
+        // A wider scope that nodes without labels are no part of may hold fewer.
+        let scopes = scopes.iter().rev();
+        let places = scopes.flat_map(|scope| places(self.survey, self.anchors, *scope));
+        let mut most = 0;
+        for place in places {
+            let takes = match (&filler, place) {
+                (Some((slices, filler)), Place::Domain(domain)) => {
+                    filler.takes_sliced(domain, *slices, members)
+                }
+                _ => self.takes(place, 0, lowest),
+            };
+            most = most.max(takes.min(members));
+            if most == members {
+                break;
+            }
+        }
+        most
+    }
+
+    fn takes(&self, place: Place, slot: usize, tier: usize) -> u32 {
+        match place {
+            Place::Node(node) => self.survey.takes(node, slot, tier),
+            Place::Domain(domain) => {
+                let sums = self.sums.get(tier);
+                let sum = sums.and_then(|sums| sums.get(domain.0 as usize * self.survey.shapes.len() + slot));
+                sum.copied().unwrap_or(0)
+            }
+        }
+    }
+
+    fn filler(&self, tier: usize) -> Filler<'_, 'a> {
+        Filler::new(self.survey, 0, &self.loose, self.anchors, |node| {
+            self.survey.takes(node, 0, tier)
+        })
+    }
+
+    /// Where so many members of the only shape go.
+    fn one_shape(&self, scopes: &[Scope], members: u32, slices: Option<Slices>) -> Option<Chosen> {
+        let mut fillers: Vec<Option<Filler<'_, 'a>>> = (0..self.survey.tiers()).map(|_| None).collect();
+        for (width, scope) in scopes.iter().enumerate() {
+            let places = places(self.survey, self.anchors, *scope);
+            for (tier, filler) in fillers.iter_mut().enumerate() {
+                let mut found: Vec<(u32, u32, DomainIx)> = Vec::new();
+                let mut nodes = Vec::new();
+                for place in &places {
+                    if self.takes(*place, 0, tier) < members {
+                        continue;
+                    }
+                    match *place {
+                        Place::Node(node) => nodes.push(node),
+                        Place::Domain(domain) => {
+                            let over = self.takes(*place, 0, self.survey.lowest_tier()) - members;
+                            found.push((over, self.loose[domain.0 as usize], domain));
+                        }
+                    }
+                }
+                let rank = (Reverse(members), width, tier);
+                if let Some(node) = self.best_node(&nodes, members) {
+                    let runs = vec![Run {
+                        node,
+                        slot: 0,
+                        count: members,
+                    }];
+                    return Some(Chosen { rank, runs });
+                }
+                if found.is_empty() {
+                    continue;
+                }
+                let filler = filler.get_or_insert_with(|| self.filler(tier));
+                if let Some(slices) = slices {
+                    found.retain(|(_, _, domain)| filler.takes_sliced(*domain, slices, members) >= members);
+                }
+                found.sort_unstable();
+                let best = found.first().map(|(over, loose, _)| (*over, *loose));
+                let equal = found
+                    .iter()
+                    .take_while(|(over, loose, _)| best == Some((*over, *loose)));
+                let filled = equal.take(MOST_FILLED).filter_map(|(_, _, domain)| {
+                    let mut filler = filler.clone();
+                    match slices {
+                        Some(slices) => filler.fill_sliced(*domain, slices, members)?,
+                        None => filler.fill(*domain, members)?,
+                    }
+                    Some(filler.runs)
+                });
+                let evenness = |runs: &Vec<Run>| (runs.len(), runs.iter().map(|run| run.count).max());
+                if let Some(runs) = filled.min_by_key(evenness) {
+                    return Some(Chosen { rank, runs });
+                }
+            }
+        }
+        None
+    }
+
+    /// Of nodes that take all members the one that is liked best, then loses least, then is fullest.
+    fn best_node(&self, nodes: &[NodeIx], members: u32) -> Option<NodeIx> {
+        let mut lost: HashMap<u32, i64> = HashMap::new();
+        let key = |node: &NodeIx| {
+            let class = self
+                .survey
+                .terrain
+                .snapshot
+                .class(*node)
+                .map_or(u32::MAX, |class| class.0);
+            let lost = *lost
+                .entry(class)
+                .or_insert_with(|| self.survey.lost(*node, 0, members));
+            (
+                Reverse(self.survey.likes(*node, 0)),
+                lost,
+                self.survey.free_devices(*node),
+            )
+        };
+        let keys: Vec<_> = nodes.iter().map(key).collect();
+        let best = keys.iter().min()?;
+        let equal = nodes.iter().zip(&keys).filter(|(_, key)| *key == best);
+        equal
+            .map(|(node, _)| *node)
+            .min_by_key(|node| self.survey.name(*node))
+    }
+
+    /// Where so many members of each shape go.
+    fn shapes(&self, scopes: &[Scope], counts: &Counts) -> Option<Chosen> {
+        for (width, scope) in scopes.iter().enumerate() {
+            let places = places(self.survey, self.anchors, *scope);
+            for tier in 0..self.survey.tiers() {
+                let fits = |place: &&Place| {
+                    (0..counts.len()).all(|slot| self.takes(**place, slot, tier) >= counts[slot])
+                };
+                let over = |place: Place| -> u64 {
+                    (0..counts.len())
+                        .map(|slot| u64::from(self.takes(place, slot, tier) - counts[slot]))
+                        .sum()
+                };
+                let name = |place: Place| match place {
+                    Place::Node(node) => (self.survey.name(node), DomainIx(0)),
+                    Place::Domain(domain) => ("", domain),
+                };
+                let mut found: Vec<(u64, Place)> = places
+                    .iter()
+                    .filter(fits)
+                    .map(|place| (over(*place), *place))
+                    .collect();
+                found.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(&name(b.1))));
+                let packed = found.iter().take(MOST_PACKED).find_map(|(_, place)| {
+                    pack(self.survey, *place, counts, tier, &self.loose, self.anchors)
+                });
+                if let Some(runs) = packed {
+                    return Some(Chosen {
+                        rank: (Reverse(counts.iter().sum()), width, tier),
+                        runs,
+                    });
+                }
+            }
+        }
+        None
+    }
+}

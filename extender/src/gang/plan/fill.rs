@@ -1,0 +1,280 @@
+//! Lays members of one shape on the nodes of a domain, from the domain down the tree: at each step the fewest parts, so that neighbours in rank are
+//! neighbours in the fabric and fresh parts stay whole. How many each node takes is the survey's; that they fit is known before.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use gantry_gang::DomainIx;
+use gantry_gang::protocol::Wanted;
+
+use super::demand::Counts;
+use super::split::{Part, split};
+use super::survey::Survey;
+use crate::snapshot::NodeIx;
+
+/// Members of one shape on one node; a plan is a row of these, along the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) node: NodeIx,
+    /// Index of the shape.
+    pub(super) slot: usize,
+    pub(super) count: u32,
+}
+
+/// Where other members of the gang are: domains and nodes that are used first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Anchors {
+    pub(super) nodes: BTreeSet<NodeIx>,
+    /// How many of the nodes are in each.
+    domains: BTreeMap<DomainIx, usize>,
+}
+
+impl Anchors {
+    pub(super) fn of(survey: &Survey<'_>, wanted: &Wanted) -> Self {
+        let mut anchors = Self::default();
+        for (node, _) in &wanted.placed {
+            if let Some(node) = survey.terrain.snapshot.find(node.as_str()) {
+                anchors.add(survey, node);
+            }
+        }
+        anchors
+    }
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Whether none is outside a domain.
+    pub(super) fn all_in(&self, domain: DomainIx) -> bool {
+        self.domains.get(&domain).copied().unwrap_or(0) == self.nodes.len()
+    }
+
+    /// Whether the gang is in a domain.
+    pub(super) fn are_in(&self, domain: DomainIx) -> bool {
+        self.domains.contains_key(&domain)
+    }
+
+    pub(super) fn add(&mut self, survey: &Survey<'_>, node: NodeIx) {
+        if !self.nodes.insert(node) {
+            return;
+        }
+        let mut at = survey.fabric.of_node.get(node.0 as usize).copied();
+        while let Some(domain) = at {
+            *self.domains.entry(domain).or_default() += 1;
+            at = survey.domain(domain).and_then(|domain| domain.parent);
+        }
+    }
+}
+
+/// What remains of every node for one shape while it is filled.
+#[derive(Clone)]
+pub(super) struct Filler<'s, 'a> {
+    pub(super) survey: &'s Survey<'a>,
+    pub(super) slot: usize,
+    /// Members that each node takes still.
+    pub(super) rooms: Vec<u32>,
+    /// The same by domain.
+    pub(super) sums: Vec<u32>,
+    pub(super) loose: &'s [u32],
+    pub(super) anchors: &'s Anchors,
+    /// Nodes and domains that have members of this plan already.
+    pub(super) begun: Anchors,
+    pub(super) runs: Vec<Run>,
+}
+
+impl<'s, 'a> Filler<'s, 'a> {
+    /// With so many members that each node takes.
+    pub(super) fn new(
+        survey: &'s Survey<'a>,
+        slot: usize,
+        loose: &'s [u32],
+        anchors: &'s Anchors,
+        takes: impl Fn(NodeIx) -> u32,
+    ) -> Self {
+        let nodes = survey.terrain.snapshot.nodes.len();
+        let rooms = (0..nodes).map(|node| takes(NodeIx(u32::try_from(node).unwrap_or(u32::MAX))));
+        let rooms: Vec<u32> = rooms.collect();
+        let mut sums = vec![0u32; survey.fabric.domains.len()];
+        for (index, domain) in survey.fabric.domains.iter().enumerate().rev() {
+            for node in &domain.nodes {
+                sums[index] = sums[index].saturating_add(rooms.get(*node as usize).copied().unwrap_or(0));
+            }
+            if let Some(parent) = domain.parent {
+                sums[parent.0 as usize] = sums[parent.0 as usize].saturating_add(sums[index]);
+            }
+        }
+        Self {
+            survey,
+            slot,
+            rooms,
+            sums,
+            loose,
+            anchors,
+            begun: Anchors::default(),
+            runs: Vec::new(),
+        }
+    }
+
+    /// Lays members on the nodes of a domain; `None` if it takes fewer.
+    pub(super) fn fill(&mut self, domain: DomainIx, members: u32) -> Option<()> {
+        if members == 0 {
+            return Some(());
+        }
+        let of = self.survey.domain(domain)?;
+        let mut parts: Vec<Piece> = of
+            .children
+            .iter()
+            .map(|child| self.domain_piece(*child))
+            .collect();
+        parts.extend(of.nodes.iter().map(|node| self.node_piece(NodeIx(*node))));
+        parts.retain(|piece| piece.part.room > 0);
+        let survey = self.survey;
+        parts.sort_by(|a, b| {
+            let names = || match (a.what, b.what) {
+                (What::Node(a), What::Node(b)) => survey.name(a).cmp(survey.name(b)),
+                (What::Domain(a), What::Domain(b)) => a.cmp(&b),
+                (What::Domain(_), What::Node(_)) => std::cmp::Ordering::Less,
+                (What::Node(_), What::Domain(_)) => std::cmp::Ordering::Greater,
+            };
+            a.key.cmp(&b.key).then_with(names)
+        });
+        let mut given = self.share(&parts, members)?;
+        // Along the tree: by the domains' and nodes' own order, not by how well they fit.
+        let mut order: Vec<usize> = (0..parts.len()).filter(|at| given[*at] > 0).collect();
+        order.sort_by(|a, b| match (parts[*a].what, parts[*b].what) {
+            (What::Node(a), What::Node(b)) => survey.name(a).cmp(survey.name(b)),
+            (What::Domain(a), What::Domain(b)) => a.cmp(&b),
+            (What::Domain(_), What::Node(_)) => std::cmp::Ordering::Less,
+            (What::Node(_), What::Domain(_)) => std::cmp::Ordering::Greater,
+        });
+        for at in order {
+            let count = std::mem::take(&mut given[at]);
+            match parts[at].what {
+                What::Node(node) => self.put(node, count),
+                What::Domain(domain) => self.fill(domain, count)?,
+            }
+        }
+        Some(())
+    }
+
+    /// Parts where the gang is already are filled first, the rest is split exactly.
+    fn share(&self, parts: &[Piece], members: u32) -> Option<Vec<u32>> {
+        let near: Vec<Part> = parts
+            .iter()
+            .map(|piece| Part {
+                room: if piece.near { piece.part.room } else { 0 },
+                ..piece.part
+            })
+            .collect();
+        let there: u32 = near.iter().fold(0, |sum, part| sum.saturating_add(part.room));
+        if there == 0 {
+            let parts: Vec<Part> = parts.iter().map(|piece| piece.part).collect();
+            return split(&parts, members);
+        }
+        if there >= members {
+            return split(&near, members);
+        }
+        let far: Vec<Part> = parts
+            .iter()
+            .map(|piece| Part {
+                room: if piece.near { 0 } else { piece.part.room },
+                ..piece.part
+            })
+            .collect();
+        let more = split(&far, members - there)?;
+        Some(near.iter().zip(more).map(|(near, far)| near.room + far).collect())
+    }
+
+    pub(super) fn put(&mut self, node: NodeIx, count: u32) {
+        if let Some(room) = self.rooms.get_mut(node.0 as usize) {
+            *room = room.saturating_sub(count);
+        }
+        let mut at = self.survey.fabric.of_node.get(node.0 as usize).copied();
+        while let Some(domain) = at {
+            if let Some(sum) = self.sums.get_mut(domain.0 as usize) {
+                *sum = sum.saturating_sub(count);
+            }
+            at = self.survey.domain(domain).and_then(|domain| domain.parent);
+        }
+        self.begun.add(self.survey, node);
+        self.runs.push(Run {
+            node,
+            slot: self.slot,
+            count,
+        });
+    }
+
+    fn domain_piece(&self, domain: DomainIx) -> Piece {
+        let room = self.sums.get(domain.0 as usize).copied().unwrap_or(0);
+        Piece {
+            what: What::Domain(domain),
+            part: Part {
+                room,
+                fresh: room > 0 && self.is_fresh(domain),
+            },
+            near: self.anchors.are_in(domain) || self.begun.are_in(domain),
+            key: (
+                Reverse(0),
+                self.loose.get(domain.0 as usize).copied().unwrap_or(0),
+            ),
+        }
+    }
+
+    fn node_piece(&self, node: NodeIx) -> Piece {
+        let room = self.rooms.get(node.0 as usize).copied().unwrap_or(0);
+        let liked = if room == 0 {
+            0
+        } else {
+            self.survey.likes(node, self.slot)
+        };
+        Piece {
+            what: What::Node(node),
+            part: Part {
+                room,
+                fresh: room > 0 && self.survey.is_fresh(node),
+            },
+            near: self.anchors.nodes.contains(&node) || self.begun.nodes.contains(&node),
+            key: (
+                Reverse(liked),
+                if room == 0 {
+                    0
+                } else {
+                    self.survey.free_devices(node)
+                },
+            ),
+        }
+    }
+
+    fn is_fresh(&self, domain: DomainIx) -> bool {
+        self.survey.domain(domain).is_some_and(|of| {
+            of.children.iter().all(|child| self.is_fresh(*child))
+                && of.nodes.iter().all(|node| self.survey.is_fresh(NodeIx(*node)))
+        })
+    }
+}
+
+/// A part of a domain.
+struct Piece {
+    what: What,
+    part: Part,
+    /// The gang is there already.
+    near: bool,
+    /// Of equal rooms the lower goes first: what the pods prefer, then the fewest free devices.
+    key: (Reverse<i64>, u32),
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    Domain(DomainIx),
+    Node(NodeIx),
+}
+
+/// How many of each shape are in a row of runs.
+pub(super) fn counts(runs: &[Run], slots: usize) -> Counts {
+    let mut counts = vec![0; slots];
+    for run in runs {
+        counts[run.slot] += run.count;
+    }
+    counts
+}

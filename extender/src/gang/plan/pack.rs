@@ -1,0 +1,344 @@
+//! Lays members of several shapes, or of shapes that mind each other, on the nodes of one domain. First in a few good orders; where none of
+//! those succeeds and the nodes are few, by trying everything.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::demand::Counts;
+use super::fill::{Anchors, Filler, Run};
+use super::scope::Place;
+use super::survey::{Survey, available};
+use crate::snapshot::NodeIx;
+
+/// Orders of shapes that are tried.
+const MOST_ORDERS: usize = 6;
+/// Nodes up to which everything is tried.
+const MOST_NODES: usize = 64;
+/// Steps of trying everything.
+const MOST_STEPS: u32 = 50_000;
+
+/// What is on the nodes while members are laid.
+#[derive(Debug, Clone, Default)]
+struct State {
+    on: HashMap<NodeIx, Counts>,
+    /// By rule of spreading and label value: members of its two shapes.
+    values: HashMap<(usize, Arc<str>), [u32; 2]>,
+}
+
+/// Where so many members of each shape go within a place; `None` if they do not fit, or that they do was not found.
+pub(super) fn pack(
+    survey: &Survey<'_>,
+    place: Place,
+    counts: &Counts,
+    tier: usize,
+    loose: &[u32],
+    anchors: &Anchors,
+) -> Option<Vec<Run>> {
+    let nodes = nodes_of(survey, place);
+    let mut orders = orders(survey, counts);
+    for order in &orders {
+        let found = if survey.rules.spreads() {
+            in_row(survey, &nodes, counts, tier, order)
+        } else {
+            by_tree(survey, place, counts, tier, order, loose, anchors)
+        };
+        if found.is_some() {
+            return found;
+        }
+    }
+    let order = orders.drain(..1).next()?;
+    let open: Vec<NodeIx> = nodes
+        .into_iter()
+        .filter(|node| (0..counts.len()).any(|slot| survey.takes(*node, slot, tier) > 0))
+        .collect();
+    if open.len() > MOST_NODES {
+        return None;
+    }
+    let mut search = Search {
+        survey,
+        order: &order,
+        tier,
+        left: counts.clone(),
+        after: suffix_sums(survey, &open, tier),
+        nodes: &open,
+        state: State::default(),
+        steps: 0,
+        failed: HashSet::new(),
+        runs: Vec::new(),
+    };
+    search.at(0).then_some(search.runs)
+}
+
+/// How many more members of a shape a node takes with what is on it already.
+fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usize) -> u32 {
+    let takes = survey.takes(node, slot, tier);
+    let mut most = takes;
+    for (rule, (a, b, key)) in survey.rules.spread.iter().enumerate() {
+        let Some(value) = survey.label(node, key).filter(|_| *a == slot || *b == slot) else {
+            continue;
+        };
+        let [of_a, of_b] = state
+            .values
+            .get(&(rule, Arc::clone(value)))
+            .copied()
+            .unwrap_or_default();
+        most = match (*a == slot, *b == slot) {
+            (true, true) => most.min(1u32.saturating_sub(of_a)),
+            (true, false) if of_b > 0 => 0,
+            (false, true) if of_a > 0 => 0,
+            _ => most,
+        };
+    }
+    let Some(on) = state.on.get(&node).filter(|_| most > 0) else {
+        return most;
+    };
+    let present = |other: usize| on.get(other).copied().unwrap_or(0);
+    if (0..on.len()).any(|other| other != slot && present(other) > 0 && survey.rules.clash(slot, other)) {
+        return 0;
+    }
+    most = most.min(takes.saturating_sub(present(slot)));
+    let (Some(shape), Some(class), Some(left)) =
+        (survey.shapes.get(slot), survey.class(node), survey.left(node))
+    else {
+        return 0;
+    };
+    for ask in &shape.request.asks {
+        let resource = ask.resource.as_str();
+        let Some((_, pool)) = class.pool(resource) else {
+            return 0;
+        };
+        let free = u32::try_from(available(pool, survey.counting)).unwrap_or(u32::MAX);
+        let used = survey
+            .shapes
+            .iter()
+            .enumerate()
+            .fold(0u32, |used, (other, shape)| {
+                used.saturating_add(shape.request.devices(resource).saturating_mul(present(other)))
+            });
+        most = most.min(free.saturating_sub(used) / ask.devices.max(1));
+    }
+    let mut left = left.clone();
+    for (other, shape) in survey.shapes.iter().enumerate() {
+        for _ in 0..present(other) {
+            left.sub(&shape.needs.resources);
+        }
+    }
+    most.min(left.times(&shape.needs.resources))
+}
+
+impl State {
+    fn put(&mut self, survey: &Survey<'_>, node: NodeIx, slot: usize, count: u32, back: bool) {
+        let change = |number: &mut u32| {
+            *number = if back {
+                number.saturating_sub(count)
+            } else {
+                *number + count
+            }
+        };
+        let slots = survey.shapes.len();
+        change(&mut self.on.entry(node).or_insert_with(|| vec![0; slots])[slot]);
+        for (rule, (a, b, key)) in survey.rules.spread.iter().enumerate() {
+            if let Some(value) = survey.label(node, key).filter(|_| *a == slot || *b == slot) {
+                let of = self.values.entry((rule, Arc::clone(value))).or_default();
+                if *a == slot {
+                    change(&mut of[0]);
+                }
+                if *b == slot {
+                    change(&mut of[1]);
+                }
+            }
+        }
+    }
+}
+
+/// One shape after the other, each along the tree.
+fn by_tree(
+    survey: &Survey<'_>,
+    place: Place,
+    counts: &Counts,
+    tier: usize,
+    order: &[usize],
+    loose: &[u32],
+    anchors: &Anchors,
+) -> Option<Vec<Run>> {
+    let mut state = State::default();
+    let mut begun = Anchors::default();
+    let mut runs = Vec::new();
+    for &slot in order {
+        let members = counts[slot];
+        if members == 0 {
+            continue;
+        }
+        let laid = match place {
+            Place::Node(node) => {
+                let fits = more(survey, &state, node, slot, tier) >= members;
+                vec![fits.then_some(Run {
+                    node,
+                    slot,
+                    count: members,
+                })?]
+            }
+            Place::Domain(domain) => {
+                let mut filler = Filler::new(survey, slot, loose, anchors, |node| {
+                    more(survey, &state, node, slot, tier)
+                });
+                filler.begun = std::mem::take(&mut begun);
+                filler.fill(domain, members)?;
+                begun = filler.begun;
+                filler.runs
+            }
+        };
+        for run in &laid {
+            state.put(survey, run.node, slot, run.count, false);
+        }
+        runs.extend(laid);
+    }
+    Some(runs)
+}
+
+/// Node by node along the tree, of each shape as many as it takes.
+fn in_row(
+    survey: &Survey<'_>,
+    nodes: &[NodeIx],
+    counts: &Counts,
+    tier: usize,
+    order: &[usize],
+) -> Option<Vec<Run>> {
+    let mut state = State::default();
+    let mut left = counts.clone();
+    let mut runs = Vec::new();
+    for &node in nodes {
+        for &slot in order {
+            let count = more(survey, &state, node, slot, tier).min(left[slot]);
+            if count > 0 {
+                state.put(survey, node, slot, count, false);
+                left[slot] -= count;
+                runs.push(Run { node, slot, count });
+            }
+        }
+    }
+    left.iter().all(|left| *left == 0).then_some(runs)
+}
+
+/// Tries everything, node by node.
+struct Search<'s, 'a> {
+    survey: &'s Survey<'a>,
+    order: &'s [usize],
+    tier: usize,
+    nodes: &'s [NodeIx],
+    /// Members still to be laid.
+    left: Counts,
+    /// By node: what it and the nodes after it take of each shape at most.
+    after: Vec<Counts>,
+    state: State,
+    steps: u32,
+    /// Node and members left from where there is no way; not kept where what is behind matters besides.
+    failed: HashSet<(usize, Counts)>,
+    runs: Vec<Run>,
+}
+
+impl Search<'_, '_> {
+    fn at(&mut self, index: usize) -> bool {
+        if self.left.iter().all(|left| *left == 0) {
+            return true;
+        }
+        self.steps += 1;
+        let short = self
+            .after
+            .get(index)
+            .is_none_or(|after| after.iter().zip(&self.left).any(|(after, left)| after < left));
+        if short || self.steps > MOST_STEPS || self.failed.contains(&(index, self.left.clone())) {
+            return false;
+        }
+        if self.on_node(index, 0) {
+            return true;
+        }
+        if !self.survey.rules.spreads() {
+            self.failed.insert((index, self.left.clone()));
+        }
+        false
+    }
+
+    /// Every number of the shape at `position` of the order, the most first.
+    fn on_node(&mut self, index: usize, position: usize) -> bool {
+        let (Some(&slot), Some(&node)) = (self.order.get(position), self.nodes.get(index)) else {
+            return self.at(index + 1);
+        };
+        let most = more(self.survey, &self.state, node, slot, self.tier).min(self.left[slot]);
+        for count in (0..=most).rev() {
+            if count > 0 {
+                self.state.put(self.survey, node, slot, count, false);
+                self.left[slot] -= count;
+                self.runs.push(Run { node, slot, count });
+            }
+            if self.on_node(index, position + 1) {
+                return true;
+            }
+            if count > 0 {
+                self.state.put(self.survey, node, slot, count, true);
+                self.left[slot] += count;
+                self.runs.pop();
+            }
+            if self.steps > MOST_STEPS {
+                return false;
+            }
+        }
+        false
+    }
+}
+
+fn suffix_sums(survey: &Survey<'_>, nodes: &[NodeIx], tier: usize) -> Vec<Counts> {
+    let slots = survey.shapes.len();
+    let mut after = vec![vec![0u32; slots]; nodes.len() + 1];
+    for (index, node) in nodes.iter().enumerate().rev() {
+        for slot in 0..slots {
+            after[index][slot] = after[index + 1][slot].saturating_add(survey.takes(*node, slot, tier));
+        }
+    }
+    after
+}
+
+/// The nodes of a place, along the tree.
+pub(super) fn nodes_of(survey: &Survey<'_>, place: Place) -> Vec<NodeIx> {
+    let domain = match place {
+        Place::Node(node) => return vec![node],
+        Place::Domain(domain) => domain,
+    };
+    let mut nodes = Vec::new();
+    let mut open = vec![domain];
+    while let Some(next) = open.pop() {
+        if let Some(of) = survey.domain(next) {
+            open.extend(of.children.iter().rev());
+            let mut own: Vec<NodeIx> = of.nodes.iter().map(|node| NodeIx(*node)).collect();
+            own.sort_by_key(|node| survey.name(*node));
+            nodes.extend(own);
+        }
+    }
+    nodes
+}
+
+/// Orders of shapes: those with most devices each first, then others.
+fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
+    let devices = |slot: &usize| -> u32 {
+        let asks = survey.shapes.get(*slot).map(|shape| &shape.request.asks);
+        asks.into_iter()
+            .flatten()
+            .fold(0, |sum, ask| sum.saturating_add(ask.devices))
+    };
+    let mut first: Vec<usize> = (0..counts.len()).collect();
+    first.sort_by_key(|slot| (std::cmp::Reverse(devices(slot)), counts[*slot], *slot));
+    let mut orders = vec![first.clone()];
+    // Each shape first once, the others as they were; then the other way round.
+    for at in 1..first.len() {
+        let mut order = first.clone();
+        let moved = order.remove(at);
+        order.insert(0, moved);
+        orders.push(order);
+    }
+    if first.len() > 2 {
+        first.reverse();
+        orders.push(first);
+    }
+    orders.truncate(MOST_ORDERS);
+    orders
+}

@@ -1,0 +1,114 @@
+//! Within what a gang may lie: the node, the levels of the fabric from the smallest domain up, the cluster; and what its terms say about that.
+
+use gantry_gang::protocol::Wanted;
+use gantry_gang::{DomainIx, Levels};
+
+use super::fill::Anchors;
+use super::slices::Slices;
+use super::survey::Survey;
+use crate::snapshot::NodeIx;
+
+/// What holds a gang, from the narrowest to the widest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// One node.
+    Node,
+    /// One domain of a level: an index into the levels.
+    Level(usize),
+    /// The cluster.
+    Cluster,
+}
+
+/// One domain of a scope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    Node(NodeIx),
+    Domain(DomainIx),
+}
+
+/// What a gang's terms say about where it may lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bounds {
+    /// The narrower the better.
+    Free,
+    /// Within one domain of this scope, or wider if that is not required.
+    Within(Scope, bool),
+    /// Each slice in one domain of a level, or else without slices if that is not required.
+    Sliced(Slices, bool),
+    /// The level is none of ours, and it is required.
+    Unknown,
+}
+
+impl Bounds {
+    pub(super) fn of(levels: &Levels, wanted: &Wanted) -> Self {
+        let wish = wanted.terms.level.as_ref();
+        let scope = wish.and_then(|wish| find(levels, &wish.level));
+        let required = wish.is_some_and(|wish| wish.required);
+        match (wish, scope, wanted.terms.slice) {
+            (Some(_), None, _) if required => Self::Unknown,
+            (_, Some(Scope::Level(level)), Some(size)) if size > 0 => {
+                Self::Sliced(Slices { size, level }, required)
+            }
+            (None, _, Some(size)) if size > 0 && !levels.0.is_empty() => {
+                let level = levels.0.len() - 1;
+                Self::Sliced(Slices { size, level }, true)
+            }
+            (_, Some(scope), _) => Self::Within(scope, required),
+            (_, None, _) => Self::Free,
+        }
+    }
+}
+
+/// A level by its name or its label.
+fn find(levels: &Levels, name: &str) -> Option<Scope> {
+    let level = levels
+        .0
+        .iter()
+        .position(|level| *level.name == *name || *level.label == *name);
+    match (level, name) {
+        (Some(level), _) => Some(Scope::Level(level)),
+        (None, "node" | "kubernetes.io/hostname") => Some(Scope::Node),
+        (None, "cluster") => Some(Scope::Cluster),
+        (None, _) => None,
+    }
+}
+
+/// All scopes up to one, the narrowest first. Levels that no node has a label of are left out.
+pub(super) fn scopes(survey: &Survey<'_>, widest: Scope) -> Vec<Scope> {
+    let fabric = survey.fabric;
+    let known = |level: usize| fabric.domains.iter().any(|domain| domain.level == Some(level));
+    let mut scopes = vec![Scope::Node];
+    scopes.extend(
+        (0..fabric.levels.0.len())
+            .rev()
+            .filter(|level| known(*level))
+            .map(Scope::Level),
+    );
+    scopes.push(Scope::Cluster);
+    let end = scopes.iter().position(|scope| *scope == widest);
+    // A required level of which there is no domain leaves the node: every node is a domain of it by itself.
+    scopes.truncate(end.map_or(1, |end| end + 1));
+    scopes
+}
+
+/// The places of a scope: where the gang has members already, only what holds them all.
+pub(super) fn places(survey: &Survey<'_>, anchors: &Anchors, scope: Scope) -> Vec<Place> {
+    let domains = || (0u32..).zip(&survey.fabric.domains);
+    match scope {
+        Scope::Node => {
+            let nodes = 0..u32::try_from(survey.terrain.snapshot.nodes.len()).unwrap_or(u32::MAX);
+            let nodes = nodes
+                .map(NodeIx)
+                .filter(|node| anchors.nodes.iter().all(|other| other == node));
+            nodes.map(Place::Node).collect()
+        }
+        Scope::Level(level) => domains()
+            .filter(|(number, domain)| domain.level == Some(level) && anchors.all_in(DomainIx(*number)))
+            .map(|(number, _)| Place::Domain(DomainIx(number)))
+            .collect(),
+        Scope::Cluster => domains()
+            .filter(|(_, domain)| domain.parent.is_none())
+            .map(|(number, _)| Place::Domain(DomainIx(number)))
+            .collect(),
+    }
+}

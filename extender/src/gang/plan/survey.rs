@@ -1,0 +1,464 @@
+//! What every node takes of a gang: how many members of each shape, by devices and by everything else, and how fast they would be there. Works per
+//! class of alike nodes where it can. Chooses nothing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use gantry_gang::fabric::Domain;
+use gantry_gang::protocol::{ShapeId, Wanted};
+use gantry_gang::{DomainIx, Fabric, Resources};
+
+use super::rules::Rules;
+use crate::decide;
+use crate::devices::DeviceSet;
+use crate::gang::terrain::{Barred, Room, Shape, Terrain};
+use crate::plan::Layout;
+use crate::snapshot::{Class, NodeIx, Pool, Standing};
+
+/// Bandwidths told apart; the rest counts as the lowest.
+const MOST_TIERS: usize = 8;
+
+/// What is counted as free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Counting {
+    /// Devices that nobody has nor is about to get.
+    Open,
+    /// Devices that nobody has: single pods between prioritize and bind would go elsewhere.
+    Free,
+    /// Everything healthy: as if nothing were there.
+    Empty,
+}
+
+/// What every node takes of a gang.
+pub(super) struct Survey<'a> {
+    pub(super) terrain: Terrain<'a>,
+    pub(super) counting: Counting,
+    pub(super) fabric: &'a Fabric,
+    pub(super) shapes: Vec<&'a Shape>,
+    pub(super) rules: Rules,
+    /// By class, by shape; made where a node of the class could take a member.
+    classes: Vec<Vec<OfClass>>,
+    /// By node, by shape: the most it takes by everything but devices.
+    limits: Vec<u32>,
+    /// Bandwidths of members, MB/s, the highest first; the last is 0. By shape.
+    tiers: Vec<Vec<u64>>,
+}
+
+/// What a class takes of one shape.
+#[derive(Debug, Clone, Default)]
+struct OfClass {
+    /// Members by devices alone.
+    members: u32,
+    /// Bandwidth in MB/s that each next member reaches, falling; empty if they exchange nothing.
+    reach: Vec<u64>,
+}
+
+impl<'a> Survey<'a> {
+    /// `None` if a shape is not known.
+    pub(super) fn new(
+        terrain: Terrain<'a>,
+        wanted: &Wanted,
+        shapes: &[ShapeId],
+        counting: Counting,
+    ) -> Option<Self> {
+        let shapes: Vec<&Shape> = shapes
+            .iter()
+            .map(|shape| terrain.shape(*shape))
+            .collect::<Option<_>>()?;
+        let needs: Vec<_> = shapes.iter().map(|shape| &*shape.needs).collect();
+        let nodes = terrain.snapshot.nodes.len();
+        let mut survey = Self {
+            terrain,
+            counting,
+            fabric: terrain.fabric,
+            rules: Rules::of(&needs),
+            classes: vec![Vec::new(); terrain.snapshot.classes.len()],
+            limits: vec![0; nodes * shapes.len()],
+            tiers: Vec::new(),
+            shapes,
+        };
+        survey.limit(wanted);
+        survey.rate();
+        Some(survey)
+    }
+
+    /// How many members of each shape each node takes by everything but devices.
+    fn limit(&mut self, wanted: &Wanted) {
+        let find = |names: &mut dyn Iterator<Item = &str>| -> BTreeSet<NodeIx> {
+            names
+                .filter_map(|name| self.terrain.snapshot.find(name))
+                .collect()
+        };
+        let without = find(&mut wanted.without.iter().map(|node| node.as_str()));
+        let placed = find(&mut wanted.placed.iter().map(|(node, _)| node.as_str()));
+        let slots = self.shapes.len();
+        let mut limits = std::mem::take(&mut self.limits);
+        for (slot, shape) in self.shapes.iter().enumerate() {
+            let barred = match self.counting {
+                Counting::Empty => Barred::default(),
+                Counting::Open | Counting::Free => (self.terrain.barred)(&shape.needs),
+            };
+            for (number, standing) in (0u32..).zip(&self.terrain.snapshot.nodes) {
+                let node = NodeIx(number);
+                let class = self.terrain.snapshot.classes.get(standing.0 as usize);
+                let Some(Standing::Ours(_)) = class.map(|class| &**class) else {
+                    continue;
+                };
+                let Some(left) = self.left(node) else { continue };
+                let facts = self
+                    .terrain
+                    .rooms
+                    .get(number as usize)
+                    .and_then(|room| room.facts.as_ref());
+                let kept_off = without.contains(&node)
+                    || barred.nodes.binary_search(&node).is_ok()
+                    || barred
+                        .only
+                        .as_ref()
+                        .is_some_and(|only| only.binary_search(&node).is_err())
+                    || facts.is_none_or(|facts| shape.needs.admits(facts).is_err());
+                if kept_off {
+                    continue;
+                }
+                let mut limit = left.times(&shape.needs.resources);
+                if self.rules.one_a_node(slot) {
+                    limit = limit.min(u32::from(!placed.contains(&node)));
+                }
+                limits[number as usize * slots + slot] = limit;
+            }
+        }
+        self.limits = limits;
+        for (a, b, key) in self.rules.spread.clone() {
+            let taken: BTreeSet<Arc<str>> = placed
+                .iter()
+                .filter_map(|node| self.label(*node, &key).cloned())
+                .collect();
+            for slot in [a, b] {
+                self.keep(slot, |survey, node| {
+                    survey
+                        .label(node, &key)
+                        .is_none_or(|value| !taken.contains(value))
+                });
+            }
+        }
+        if let (Some(first), Counting::Open | Counting::Free) = (placed.first().copied(), self.counting) {
+            for key in self.rules.together.clone() {
+                let value = self.label(first, &key).cloned();
+                self.confine(&key, value.as_deref());
+            }
+        }
+    }
+
+    /// Keeps a shape off nodes that do not pass.
+    fn keep(&mut self, slot: usize, passes: impl Fn(&Self, NodeIx) -> bool) {
+        let mut limits = std::mem::take(&mut self.limits);
+        let slots = self.shapes.len();
+        for number in 0..limits.len() / slots.max(1) {
+            let node = NodeIx(u32::try_from(number).unwrap_or(u32::MAX));
+            if limits[number * slots + slot] > 0 && !passes(self, node) {
+                limits[number * slots + slot] = 0;
+            }
+        }
+        self.limits = limits;
+    }
+
+    /// Keeps all members on the nodes where a label has a value.
+    fn confine(&mut self, key: &str, value: Option<&str>) {
+        for slot in 0..self.shapes.len() {
+            self.keep(slot, |survey, node| {
+                value.is_some() && survey.label(node, key).map(|value| &**value) == value
+            });
+        }
+    }
+
+    /// The survey with all members on the nodes where a label has a value.
+    pub(super) fn confined(&self, key: &str, value: &str) -> Self {
+        let mut confined = Self {
+            terrain: self.terrain,
+            counting: self.counting,
+            fabric: self.fabric,
+            shapes: self.shapes.clone(),
+            rules: Rules::of(&self.shapes.iter().map(|shape| &*shape.needs).collect::<Vec<_>>()),
+            classes: self.classes.clone(),
+            limits: self.limits.clone(),
+            tiers: self.tiers.clone(),
+        };
+        confined.confine(key, Some(value));
+        confined
+    }
+
+    /// Works out what the classes take that matter.
+    fn rate(&mut self) {
+        let slots = self.shapes.len();
+        for (number, class) in self.terrain.snapshot.nodes.iter().enumerate() {
+            let limits = &self.limits[number * slots..(number + 1) * slots];
+            let class = class.0 as usize;
+            if limits.iter().all(|limit| *limit == 0) || !self.classes[class].is_empty() {
+                continue;
+            }
+            if let Some(Standing::Ours(of)) = self.terrain.snapshot.classes.get(class).map(|class| &**class) {
+                self.classes[class] = self
+                    .shapes
+                    .iter()
+                    .map(|shape| of_class(of, shape, self.counting))
+                    .collect();
+            }
+        }
+        self.tiers = (0..slots)
+            .map(|slot| {
+                let reached = self.classes.iter().filter_map(|class| class.get(slot));
+                let mut tiers: BTreeSet<u64> = reached.flat_map(|of| of.reach.iter().copied()).collect();
+                tiers.insert(0);
+                let mut tiers: Vec<u64> = tiers.into_iter().rev().collect();
+                if tiers.len() > MOST_TIERS {
+                    tiers.drain(MOST_TIERS - 1..tiers.len() - 1);
+                }
+                // Where nobody is slower than the slowest but one, that one is for all.
+                if tiers.len() > 1 && self.all_reach(slot, tiers[tiers.len() - 2]) {
+                    tiers.pop();
+                }
+                tiers
+            })
+            .collect();
+    }
+
+    fn all_reach(&self, slot: usize, tier: u64) -> bool {
+        self.classes.iter().filter_map(|class| class.get(slot)).all(|of| {
+            of.members as usize == of.reach.len() && of.reach.last().is_none_or(|last| *last >= tier)
+        })
+    }
+
+    /// How many steps of bandwidth there are.
+    pub(super) fn tiers(&self) -> usize {
+        self.tiers.iter().map(Vec::len).max().unwrap_or(1)
+    }
+
+    /// The step at which everything that fits counts.
+    pub(super) fn lowest_tier(&self) -> usize {
+        self.tiers().saturating_sub(1)
+    }
+
+    /// How many members of a shape a node takes that all reach the bandwidth of a step.
+    pub(super) fn takes(&self, node: NodeIx, slot: usize, tier: usize) -> u32 {
+        let limit = self.limits.get(node.0 as usize * self.shapes.len() + slot);
+        let limit = limit.copied().unwrap_or(0);
+        if limit == 0 {
+            return 0;
+        }
+        let class = self
+            .terrain
+            .snapshot
+            .class(node)
+            .and_then(|class| self.classes.get(class.0 as usize));
+        let Some(of) = class.and_then(|class| class.get(slot)) else {
+            return 0;
+        };
+        let tiers = &self.tiers[slot];
+        let members = match tiers.get(tier) {
+            Some(least) if tier + 1 < tiers.len() => {
+                u32::try_from(of.reach.partition_point(|reach| reach >= least)).unwrap_or(u32::MAX)
+            }
+            _ => of.members,
+        };
+        limit.min(members)
+    }
+
+    /// By domain and shape: how many members its nodes take, each shape by itself.
+    pub(super) fn sums(&self, tier: usize) -> Vec<u32> {
+        let slots = self.shapes.len();
+        self.bottom_up(slots, |node, into| {
+            for (slot, sum) in into.iter_mut().enumerate() {
+                *sum = sum.saturating_add(self.takes(node, slot, tier));
+            }
+        })
+    }
+
+    /// Devices free by domain: of the pools that the gang asks for, on nodes that take any of it.
+    pub(super) fn loose(&self) -> Vec<u32> {
+        let tier = self.lowest_tier();
+        self.bottom_up(1, |node, into| {
+            if (0..self.shapes.len()).any(|slot| self.takes(node, slot, tier) > 0) {
+                into[0] = into[0].saturating_add(self.free_devices(node));
+            }
+        })
+    }
+
+    fn bottom_up(&self, width: usize, of_node: impl Fn(NodeIx, &mut [u32])) -> Vec<u32> {
+        let mut sums = vec![0u32; self.fabric.domains.len() * width];
+        for (index, domain) in self.fabric.domains.iter().enumerate().rev() {
+            for node in &domain.nodes {
+                of_node(NodeIx(*node), &mut sums[index * width..(index + 1) * width]);
+            }
+            if let Some(parent) = domain.parent {
+                for at in 0..width {
+                    let own = sums[index * width + at];
+                    if let Some(above) = sums.get_mut(parent.0 as usize * width + at) {
+                        *above = above.saturating_add(own);
+                    }
+                }
+            }
+        }
+        sums
+    }
+
+    /// What a node has left besides devices.
+    pub(super) fn left(&self, node: NodeIx) -> Option<&'a Resources> {
+        let room: &Room = self.terrain.rooms.get(node.0 as usize)?;
+        let facts = room.facts.as_ref()?;
+        Some(match self.counting {
+            Counting::Empty => &facts.allocatable,
+            Counting::Open | Counting::Free => &room.left,
+        })
+    }
+
+    /// The value of a node's label.
+    pub(super) fn label(&self, node: NodeIx, key: &str) -> Option<&'a Arc<str>> {
+        let room: &Room = self.terrain.rooms.get(node.0 as usize)?;
+        room.facts.as_ref()?.labels.get(key)
+    }
+
+    /// How much members of a shape would like a node, by their preferred affinity and its taints.
+    pub(super) fn likes(&self, node: NodeIx, slot: usize) -> i64 {
+        let facts = self
+            .terrain
+            .rooms
+            .get(node.0 as usize)
+            .and_then(|room| room.facts.as_ref());
+        let shape = self.shapes.get(slot);
+        facts
+            .zip(shape)
+            .map_or(0, |(facts, shape)| shape.needs.prefers(facts))
+    }
+
+    /// The class of a node.
+    pub(super) fn class(&self, node: NodeIx) -> Option<&'a Class> {
+        match self.terrain.snapshot.standing(node) {
+            Standing::Ours(class) => Some(class),
+            Standing::Foreign { .. } | Standing::Gone => None,
+        }
+    }
+
+    /// The pools that the gang asks for, each once.
+    fn pools(&self, class: &'a Class) -> impl Iterator<Item = &'a Pool> {
+        class.pools.iter().filter(|pool| {
+            let asked = |shape: &&Shape| shape.request.devices(pool.resource.as_str()) > 0;
+            self.shapes.iter().any(asked)
+        })
+    }
+
+    /// Free devices of the pools that the gang asks for.
+    pub(super) fn free_devices(&self, node: NodeIx) -> u32 {
+        let class = self.class(node);
+        let pools = class.into_iter().flat_map(|class| self.pools(class));
+        let free: usize = pools.map(|pool| available(pool, self.counting)).sum();
+        u32::try_from(free).unwrap_or(u32::MAX)
+    }
+
+    /// Whether nothing of the pools that the gang asks for is in use.
+    pub(super) fn is_fresh(&self, node: NodeIx) -> bool {
+        let class = self.class(node);
+        class.is_some_and(|class| {
+            self.pools(class)
+                .all(|pool| available(pool, self.counting) == pool.devices)
+        })
+    }
+
+    pub(super) fn domain(&self, domain: DomainIx) -> Option<&'a Domain> {
+        self.fabric.domains.get(domain.0 as usize)
+    }
+
+    /// The name of a node.
+    pub(super) fn name(&self, node: NodeIx) -> &'a str {
+        self.terrain
+            .snapshot
+            .names
+            .name(node)
+            .map_or("", |name| name.as_str())
+    }
+}
+
+/// How many devices of a pool count as free.
+pub(super) fn available(pool: &Pool, counting: Counting) -> usize {
+    match counting {
+        Counting::Open => pool.open.len(),
+        Counting::Free => pool.free.len(),
+        Counting::Empty => pool.devices.saturating_sub(pool.unhealthy),
+    }
+}
+
+fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
+    let mut of = OfClass::default();
+    if counting != Counting::Empty && class.not_ready.is_some() {
+        return of;
+    }
+    let mut members = u32::MAX;
+    for ask in &shape.request.asks {
+        let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
+            return of;
+        };
+        if decide::too_many(pool.max_request, ask).is_some() || ask.devices == 0 {
+            return of;
+        }
+        let free = u32::try_from(available(pool, counting)).unwrap_or(u32::MAX);
+        members = members.min(free / ask.devices);
+    }
+    of.members = if shape.request.asks.is_empty() { 0 } else { members };
+    let exchanges = shape
+        .request
+        .asks
+        .iter()
+        .any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
+    if exchanges && counting != Counting::Empty {
+        of.reach = reach(class, shape, counting, of.members);
+    }
+    of
+}
+
+/// The bandwidth of each next member, never rising.
+fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<u64> {
+    let mut free: Vec<DeviceSet> = class
+        .pools
+        .iter()
+        .map(|pool| {
+            if counting == Counting::Open {
+                pool.open.clone()
+            } else {
+                pool.free.clone()
+            }
+        })
+        .collect();
+    let mut reach = Vec::new();
+    let mut last = u64::MAX;
+    for _ in 0..members {
+        let mut least: Option<f64> = None;
+        for ask in &shape.request.asks {
+            let Some((index, pool)) = class.pool(ask.resource.as_str()) else {
+                return reach;
+            };
+            let cut = class.cut_beside(index);
+            let site = class.site(pool, &cut).for_gangs();
+            let Some(layout) = Layout::best(site, &free[index], ask) else {
+                return reach;
+            };
+            free[index].remove(&layout.devices);
+            least = match (least, layout.gbs) {
+                (Some(least), Some(gbs)) => Some(least.min(gbs)),
+                (least, gbs) => least.or(gbs),
+            };
+        }
+        let Some(gbs) = least else { return Vec::new() };
+        last = last.min(megabytes(gbs));
+        reach.push(last);
+    }
+    reach
+}
+
+/// Whole MB/s: the noise of floating point must not decide.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "bandwidths are positive and far below 2^63 MB/s"
+)]
+pub(super) fn megabytes(gbs: f64) -> u64 {
+    (gbs * 1e3).round() as u64
+}

@@ -1,0 +1,414 @@
+mod oracle;
+pub(in crate::gang) mod world;
+
+use gantry_gang::needs::{Operator, PodTerm, Requirement};
+use gantry_gang::{Needs, Resources, Taint, TaintEffect};
+
+use self::world::{World, gang, level, terms};
+use super::*;
+use crate::devices::DeviceSet;
+use crate::fixtures::bridged;
+use crate::gang::terrain::Barred;
+
+const ALL: &str = "0,1,2,3,4,5,6,7";
+
+/// Two zones of two racks of three nodes, all free: `a` to `l`.
+fn twelve() -> World {
+    let mut world = World::new();
+    for (rack, nodes) in [
+        ("z1/r1", "abc"),
+        ("z1/r2", "def"),
+        ("z2/r3", "ghi"),
+        ("z2/r4", "jkl"),
+    ] {
+        for node in nodes.chars() {
+            world.node(rack, &node.to_string(), ALL);
+        }
+    }
+    world
+}
+
+#[test]
+fn a_gang_that_fits_on_one_node_lies_on_one_node() {
+    let mut world = twelve();
+    let four = world.shape(4);
+    assert_eq!(world.line(&gang(&[(2, four)])), "node a: a[0,1,2,3 4,5,6,7]");
+}
+
+#[test]
+fn the_fullest_node_that_holds_it_goes_first() {
+    let mut world = twelve();
+    world.node("z2/r4", "m", "2,3,4,5");
+    let two = world.shape(2);
+    assert_eq!(world.line(&gang(&[(2, two)])), "node m: m[2,3 4,5]");
+}
+
+#[test]
+fn a_gang_lies_in_the_smallest_domain_that_holds_it() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    assert!(world.line(&gang(&[(3, eight)])).starts_with("rack r1: a["));
+    assert!(
+        world
+            .line(&gang(&[(4, eight)]))
+            .starts_with("2 racks of zone z1: ")
+    );
+    assert!(world.line(&gang(&[(7, eight)])).starts_with("2 zones: "));
+}
+
+#[test]
+fn of_racks_that_hold_it_the_one_with_the_least_room_is_taken() {
+    let mut world = twelve();
+    world
+        .node("z2/r9", "x", ALL)
+        .node("z2/r9", "y", ALL)
+        .node("z2/r9", "z", "0,1");
+    let eight = world.shape(8);
+    assert_eq!(
+        world.line(&gang(&[(2, eight)])),
+        "rack r9: x[0,1,2,3,4,5,6,7] y[0,1,2,3,4,5,6,7]"
+    );
+}
+
+#[test]
+fn several_racks_are_filled_so_that_no_further_one_is_broken() {
+    let mut world = World::new();
+    for (rack, nodes) in [("z/r1", "abc"), ("z/r2", "def"), ("z/r3", "g"), ("z/r4", "hi")] {
+        for node in nodes.chars() {
+            world.node(rack, &node.to_string(), ALL);
+        }
+    }
+    let eight = world.shape(8);
+    let nodes = |members| -> String {
+        let placed = world.plan(&gang(&[(members, eight)])).unwrap().places;
+        placed.iter().map(|place| place.node.as_str()).collect()
+    };
+    assert_eq!(nodes(4), "abcg", "3 + 1 exactly, no rack of two broken");
+    assert_eq!(nodes(5), "abchi");
+}
+
+#[test]
+fn ranks_run_along_the_tree() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let placed = world.plan(&gang(&[(12, eight)])).unwrap().places;
+    let nodes: String = placed.iter().map(|place| place.node.as_str()).collect();
+    assert_eq!(nodes, "abcdefghijkl");
+    assert!(
+        placed
+            .iter()
+            .zip(0u32..)
+            .all(|(place, rank)| place.rank == Some(rank))
+    );
+}
+
+#[test]
+fn a_required_level_is_kept_and_a_preferred_one_is_left_if_need_be() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let mut four = gang(&[(4, eight)]);
+    level(&mut four, "rack", true);
+    assert_eq!(
+        world.line(&four),
+        "4 members of 8 GPUs do not fit together within one rack even if it were empty"
+    );
+    level(&mut four, "rack", false);
+    assert!(world.line(&four).starts_with("2 racks of zone z1: "));
+    level(&mut four, "example.com/zone", true);
+    assert!(world.line(&four).starts_with("2 racks of zone z1: "));
+}
+
+#[test]
+fn a_level_that_is_none_is_refused_by_name() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let mut four = gang(&[(4, eight)]);
+    level(&mut four, "block", true);
+    assert_eq!(
+        world.line(&four),
+        "block is no level of the fabric (levels: zone, rack)"
+    );
+    level(&mut four, "block", false);
+    assert!(world.plan(&four).is_ok());
+}
+
+#[test]
+fn extras_come_as_far_as_they_fit_and_the_lowest_ranks_first() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(5, eight)]);
+    wanted.must = 2;
+    level(&mut wanted, "rack", true);
+    let placed = world.plan(&wanted).unwrap().places;
+    assert_eq!(
+        placed.iter().map(|place| place.rank.unwrap()).collect::<Vec<_>>(),
+        [0, 1, 2]
+    );
+    terms(&mut wanted, |terms| terms.max = 2);
+    assert_eq!(world.plan(&wanted).unwrap().places.len(), 2);
+    wanted.must = 4;
+    assert!(world.plan(&wanted).is_err());
+}
+
+#[test]
+fn roles_get_their_least_before_ranks_count() {
+    let mut world = World::new();
+    world.node("z/r", "a", ALL).node("z/r", "b", ALL);
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(4, eight)]);
+    wanted.must = 2;
+    wanted.members[3].role = "leader".into();
+    terms(&mut wanted, |terms| terms.by_role = vec![("leader".into(), 1)]);
+    let placed = world.plan(&wanted).unwrap().places;
+    assert_eq!(
+        placed.iter().map(|place| place.rank.unwrap()).collect::<Vec<_>>(),
+        [0, 3]
+    );
+    assert_eq!(&*placed[1].role, "leader");
+}
+
+#[test]
+fn slices_lie_in_one_rack_each() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(6, eight)]);
+    level(&mut wanted, "rack", true);
+    terms(&mut wanted, |terms| terms.slice = Some(2));
+    let nodes: String = world
+        .plan(&wanted)
+        .unwrap()
+        .places
+        .iter()
+        .map(|place| place.node.as_str())
+        .collect();
+    assert_eq!(nodes, "abdegh", "two of each rack, though three would fit");
+    // The last slice may be smaller, and has the last ranks.
+    let mut wanted = gang(&[(5, eight)]);
+    level(&mut wanted, "rack", true);
+    terms(&mut wanted, |terms| terms.slice = Some(2));
+    let nodes: String = world
+        .plan(&wanted)
+        .unwrap()
+        .places
+        .iter()
+        .map(|place| place.node.as_str())
+        .collect();
+    assert_eq!(nodes, "abdec");
+}
+
+#[test]
+fn several_shapes_share_nodes() {
+    let mut world = World::new();
+    world
+        .node("z/r", "a", "0,1,2,3,4,5")
+        .node("z/r", "b", "0,1,2,3,4");
+    let (four, one) = (world.shape(4), world.shape(1));
+    let placed = world.plan(&gang(&[(3, one), (2, four)])).unwrap();
+    assert_eq!(placed.places.len(), 5);
+    assert!(world.plan(&gang(&[(4, one), (2, four)])).is_err());
+}
+
+#[test]
+fn cpu_memory_taints_and_selectors_count() {
+    let mut world = twelve();
+    let needs = Needs {
+        resources: Resources {
+            milli_cpu: 40_000,
+            pods: 1,
+            ..Resources::default()
+        },
+        ..Needs::default()
+    };
+    let four = world.shape_of(4, needs);
+    assert!(
+        world.line(&gang(&[(2, four)])).starts_with("rack r1: a["),
+        "one a node, for want of CPU"
+    );
+    for node in ["a", "b"] {
+        world.room(node, |facts, _| {
+            facts.taints.push(Taint {
+                key: "maintenance".into(),
+                value: "".into(),
+                effect: TaintEffect::NoSchedule,
+            });
+        });
+    }
+    assert!(world.line(&gang(&[(2, four)])).starts_with("rack r2: d["));
+}
+
+#[test]
+fn what_the_pods_there_forbid_and_nodes_not_offered_are_left_out() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(1, eight)]);
+    wanted.without = vec!["a".into(), "b".into()];
+    let barred = |_: &Needs| Barred {
+        nodes: vec![NodeIx(2)],
+        only: Some((2..5).map(NodeIx).collect()),
+    };
+    let placement = world
+        .with_barred(&barred, |terrain| plan(terrain, &wanted))
+        .unwrap();
+    assert_eq!(placement.places[0].node.as_str(), "d");
+}
+
+fn own_term(key: &str) -> PodTerm {
+    PodTerm {
+        selector: vec![Requirement {
+            key: "app".into(),
+            operator: Operator::In,
+            values: vec!["train".into()],
+        }],
+        namespaces: Some(Vec::new()),
+        topology_key: key.into(),
+    }
+}
+
+fn labelled() -> Needs {
+    Needs {
+        resources: Resources {
+            pods: 1,
+            ..Resources::default()
+        },
+        namespace: "ml".into(),
+        labels: std::sync::Arc::new([("app".into(), "train".into())].into()),
+        ..Needs::default()
+    }
+}
+
+#[test]
+fn members_that_keep_apart_do_not_share_what_they_must_not() {
+    let mut world = twelve();
+    let apart = |key| Needs {
+        apart_from: vec![own_term(key)],
+        ..labelled()
+    };
+    let node = world.shape_of(1, apart("kubernetes.io/hostname"));
+    let rack = world.shape_of(1, apart("example.com/rack"));
+    let nodes = |shape, members| -> Option<String> {
+        let placed = world.plan(&gang(&[(members, shape)])).ok()?.places;
+        Some(placed.iter().map(|place| place.node.as_str()).collect())
+    };
+    assert_eq!(nodes(node, 3).as_deref(), Some("abc"));
+    assert_eq!(nodes(rack, 3).as_deref(), Some("adg"));
+    assert_eq!(nodes(rack, 5), None);
+}
+
+#[test]
+fn members_that_must_be_together_are() {
+    let mut world = twelve();
+    world.room("a", |facts, _| {
+        facts.labels.remove("example.com/rack");
+    });
+    let together = Needs {
+        together_with: vec![own_term("example.com/rack")],
+        ..labelled()
+    };
+    let eight = world.shape_of(8, together);
+    assert!(world.line(&gang(&[(3, eight)])).starts_with("rack r2: d["));
+    assert!(world.plan(&gang(&[(4, eight)])).is_err());
+}
+
+#[test]
+fn replacements_and_extras_stay_near_the_others() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(1, eight)]);
+    wanted.placed = vec![("k".into(), Some(0))];
+    wanted.without = vec!["k".into()];
+    terms(&mut wanted, |terms| terms.max = 8);
+    assert!(world.line(&wanted).starts_with("rack r4: j["));
+    let mut more = gang(&[(4, eight)]);
+    more.placed = vec![("k".into(), Some(0))];
+    more.without = vec!["k".into()];
+    terms(&mut more, |terms| terms.max = 8);
+    let nodes: String = world
+        .plan(&more)
+        .unwrap()
+        .places
+        .iter()
+        .map(|place| place.node.as_str())
+        .collect();
+    assert_eq!(nodes, "ghjl", "its rack first, then its zone");
+    level(&mut more, "rack", true);
+    assert!(world.plan(&more).is_err());
+    more.must = 1;
+    assert_eq!(world.plan(&more).unwrap().places.len(), 2);
+}
+
+#[test]
+fn inside_the_nodes_bandwidth_goes_before_what_is_left_over() {
+    let mut world = World::of(&bridged());
+    // Loose GPUs of broken pairs would fit exactly; whole pairs are faster.
+    world
+        .node("z/r", "a", "0,2")
+        .node("z/r", "b", "4,6")
+        .node("z/r", "c", ALL);
+    let two = world.shape(2);
+    assert_eq!(world.line(&gang(&[(2, two)])), "node c: c[0,1 2,3]");
+    world.node("z/r", "d", "4,5,6,7");
+    assert_eq!(world.line(&gang(&[(2, two)])), "node d: d[4,5 6,7]");
+}
+
+#[test]
+fn a_refusal_says_what_was_tried_and_what_is_missing() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", "0,1,2,3,4,5").node("z1/r1", "b", ALL);
+    world.node("z1/r2", "c", "").node_with(
+        "z1/r2",
+        "d",
+        &"0,1"
+            .split(',')
+            .map(|gpu| gpu.parse::<usize>().unwrap())
+            .collect(),
+        5,
+    );
+    world.room("b", |_, left| left.milli_cpu = 1000);
+    let needs = Needs {
+        resources: Resources {
+            milli_cpu: 8000,
+            pods: 1,
+            ..Resources::default()
+        },
+        ..Needs::default()
+    };
+    let four = world.shape_of(4, needs);
+    let mut wanted = gang(&[(4, four)]);
+    level(&mut wanted, "rack", true);
+    let refused = world.plan(&wanted).unwrap_err();
+    assert!(!refused.hopeless);
+    insta::assert_snapshot!(format!("{}\n{}", refused.reason, refused.message));
+}
+
+#[test]
+fn a_gang_that_is_too_large_for_the_empty_cluster_is_hopeless() {
+    let mut world = World::new();
+    world
+        .node("z1/r1", "a", "0")
+        .node_with("z1/r1", "b", &DeviceSet::EMPTY, 5);
+    let four = world.shape(4);
+    let refused = world.plan(&gang(&[(2, four)])).unwrap_err();
+    assert!(!refused.hopeless, "when the pods on a have ended it fits there");
+    let mut wanted = gang(&[(5, four)]);
+    wanted.must = 3;
+    let refused = world.plan(&wanted).unwrap_err();
+    assert!(refused.hopeless);
+    insta::assert_snapshot!(format!("{}\n{}", refused.reason, refused.message));
+}
+
+#[test]
+fn what_fits_is_explained_too() {
+    let mut world = twelve();
+    let (eight, one) = (world.shape(8), world.shape(1));
+    let explanation = world.explain(&gang(&[(1, one), (4, eight)]));
+    assert_eq!(explanation.members, "1 member of 1 GPU and 4 of 8 GPUs");
+    assert_eq!(
+        explanation
+            .levels
+            .iter()
+            .map(|level| (&*level.level, level.domains, level.fits))
+            .collect::<Vec<_>>(),
+        [("node", 12, 2), ("rack", 4, 4), ("zone", 2, 5), ("cluster", 1, 5)]
+    );
+    assert!(!explanation.hopeless);
+}
