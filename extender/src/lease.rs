@@ -1,0 +1,268 @@
+//! Which of several extenders leads: the one that holds a Lease of coordination.k8s.io. It alone answers and writes; the others keep their
+//! caches warm. Clocks of two machines are never compared, and a leader that cannot renew ends before its Lease does.
+
+mod leadership;
+mod record;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+pub use leadership::{Leadership, Term};
+pub use record::Settings;
+
+use crate::watch::chain;
+use record::{Intent, Renewal, Seen};
+
+/// Time limit of the write that gives the Lease back: the process is waited for.
+const RELEASE: Duration = Duration::from_secs(1);
+
+/// Stands for election until `stop`, then gives the Lease back, so that another leads at once. What it becomes shows in `leadership`.
+pub async fn run(client: Client, settings: Settings, leadership: Arc<Leadership>, stop: CancellationToken) {
+    let mut elector = Elector {
+        leases: Api::namespaced(client, &settings.namespace),
+        settings,
+        leadership,
+        seen: None,
+        until: None,
+    };
+    loop {
+        let work = async {
+            let began = Instant::now();
+            let pause = elector.step().await;
+            tokio::time::sleep_until(began + pause).await;
+        };
+        if stop.run_until_cancelled(work).await.is_none() {
+            break;
+        }
+    }
+    elector.release().await;
+}
+
+/// How a request for the Lease ended, if it brought no Lease.
+enum Failed {
+    /// There is none.
+    Missing,
+    /// Somebody else wrote it meanwhile, or made it.
+    Conflict,
+    /// Perhaps done, perhaps not.
+    Other(String),
+}
+
+struct Elector {
+    leases: Api<Lease>,
+    settings: Settings,
+    leadership: Arc<Leadership>,
+    /// The Lease as last seen; `None` if it must be read first.
+    seen: Option<Seen>,
+    /// Until when this process leads, if it does.
+    until: Option<Instant>,
+}
+
+impl Elector {
+    /// One look at the Lease, or one renewal. Returns how long after its beginning the next is due.
+    async fn step(&mut self) -> Duration {
+        match self.until {
+            Some(until) if Instant::now() < until => self.renew(until).await,
+            Some(_) => {
+                tracing::warn!(lease = %self.settings.name, "lease not renewed in time, standing down");
+                self.lose(String::new());
+                Duration::ZERO
+            }
+            None => {
+                self.look().await;
+                self.settings.look_every()
+            }
+        }
+    }
+
+    /// A follower reads the Lease, and takes it if it may.
+    async fn look(&mut self) {
+        let sent = Instant::now();
+        let limit = sent + self.settings.attempt();
+        match limited(limit, self.leases.get(&self.settings.name)).await {
+            Ok(lease) => self.saw(lease),
+            Err(Failed::Missing) => {
+                let lease = self.settings.fresh();
+                let params = PostParams::default();
+                match limited(limit, self.leases.create(&params, &lease)).await {
+                    Ok(lease) => self.won(lease, sent),
+                    Err(Failed::Other(error)) => self.trouble(&error),
+                    Err(Failed::Missing | Failed::Conflict) => {}
+                }
+                return;
+            }
+            Err(Failed::Conflict) => return,
+            Err(Failed::Other(error)) => return self.trouble(&error),
+        }
+        let Some(seen) = &self.seen else {
+            return;
+        };
+        self.leadership.follow(seen.holder());
+        let insists = self.leadership.is_called_though_it_follows(sent);
+        match self.settings.intent(seen, insists, Instant::now()) {
+            Intent::Wait => {}
+            Intent::Take(lease) => {
+                let sent = Instant::now();
+                match self.write(&lease, limit).await {
+                    Ok(lease) => self.won(lease, sent),
+                    Err(Failed::Other(error)) => self.trouble(&error),
+                    Err(Failed::Missing | Failed::Conflict) => {}
+                }
+            }
+            Intent::Ask(lease) => {
+                tracing::info!(leader = %seen.holder(), "called though another leads, asking for the lease");
+                // If it fails: as long as kube-scheduler calls, it is tried again.
+                if let Ok(lease) = self.write(&lease, limit).await {
+                    self.saw(lease);
+                }
+            }
+        }
+    }
+
+    /// The leader renews the Lease, or gives it to who is called in its place.
+    async fn renew(&mut self, until: Instant) -> Duration {
+        let again = self.settings.look_every();
+        let sent = Instant::now();
+        let limit = until.min(sent + self.settings.attempt());
+        if self.seen.is_none() {
+            match limited(limit, self.leases.get(&self.settings.name)).await {
+                Ok(lease) => self.saw(lease),
+                // Deleted by a person: a new one has no holder that anybody would have to wait for.
+                Err(Failed::Missing) => {
+                    self.lose(String::new());
+                    return Duration::ZERO;
+                }
+                Err(Failed::Conflict) => return again,
+                Err(Failed::Other(error)) => {
+                    self.trouble(&error);
+                    return again;
+                }
+            }
+        }
+        let Some(seen) = &self.seen else {
+            return again;
+        };
+        if seen.holder() != self.settings.identity {
+            let holder = seen.holder().to_owned();
+            tracing::warn!(leader = %holder, "another holds the lease, standing down");
+            self.lose(holder);
+            return again;
+        }
+        let busy = self.leadership.is_called(sent);
+        match self.settings.renewal(seen, busy) {
+            Renewal::Renew(lease) => {
+                let sent = Instant::now();
+                match self.write(&lease, limit).await {
+                    Ok(lease) => {
+                        self.saw(lease);
+                        let until = sent + self.settings.renew_deadline;
+                        self.until = Some(until);
+                        self.leadership.extend(until);
+                        self.settings.renew_every()
+                    }
+                    Err(Failed::Conflict | Failed::Missing) => {
+                        self.seen = None;
+                        Duration::ZERO
+                    }
+                    Err(Failed::Other(error)) => {
+                        self.trouble(&error);
+                        // It may have been written.
+                        self.seen = None;
+                        again
+                    }
+                }
+            }
+            Renewal::Yield(lease) => {
+                tracing::info!("kube-scheduler calls another extender, giving the lease to it");
+                // First nothing more is decided, then the other is let in.
+                self.lose(String::new());
+                if let Ok(lease) = self.write(&lease, limit).await {
+                    self.saw(lease);
+                }
+                again
+            }
+        }
+    }
+
+    async fn write(&self, lease: &Lease, limit: Instant) -> Result<Lease, Failed> {
+        let params = PostParams::default();
+        limited(limit, self.leases.replace(&self.settings.name, &params, lease)).await
+    }
+
+    fn saw(&mut self, lease: Lease) {
+        self.seen = Some(Seen::new(lease, self.seen.take(), Instant::now()));
+    }
+
+    fn won(&mut self, lease: Lease, sent: Instant) {
+        self.saw(lease);
+        let until = sent + self.settings.renew_deadline;
+        self.until = Some(until);
+        self.leadership.win(&self.settings.identity, until);
+        tracing::info!(lease = %self.settings.name, identity = %self.settings.identity, "leads");
+    }
+
+    fn lose(&mut self, holder: String) {
+        self.until = None;
+        self.leadership.lose(holder);
+    }
+
+    fn trouble(&self, error: &str) {
+        let Settings { namespace, name, .. } = &self.settings;
+        tracing::warn!(%namespace, %name, %error, "cannot read or write the lease");
+        self.leadership
+            .trouble(format!("cannot read or write Lease {namespace}/{name}: {error}"));
+    }
+
+    /// Gives the Lease back, if it is ours. If that fails, it runs out by itself.
+    async fn release(&mut self) {
+        let led = self.until.take().is_some();
+        self.leadership.lose(String::new());
+        if !led {
+            return;
+        }
+        let limit = Instant::now() + RELEASE;
+        // The version known may be old: a renewal may have been under way.
+        for _ in 0..2 {
+            let seen = match self.seen.take() {
+                Some(seen) => seen,
+                None => match limited(limit, self.leases.get(&self.settings.name)).await {
+                    Ok(lease) => Seen::new(lease, None, Instant::now()),
+                    Err(_) => return,
+                },
+            };
+            if seen.holder() != self.settings.identity {
+                return;
+            }
+            match self.write(&self.settings.released(&seen), limit).await {
+                Ok(_) => {
+                    tracing::info!(lease = %self.settings.name, "lease given back");
+                    return;
+                }
+                Err(Failed::Conflict) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+async fn limited(
+    limit: Instant,
+    request: impl Future<Output = Result<Lease, kube::Error>>,
+) -> Result<Lease, Failed> {
+    match tokio::time::timeout_at(limit, request).await {
+        Ok(Ok(lease)) => Ok(lease),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(Failed::Missing),
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Failed::Conflict),
+        Ok(Err(error)) => Err(Failed::Other(chain(&error))),
+        Err(_) => Err(Failed::Other("no answer in time".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

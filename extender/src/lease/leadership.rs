@@ -1,0 +1,235 @@
+//! Whether this process leads, readable from anywhere at no cost. Leading is bounded in time: it ends by itself when nobody extends it.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Calls so far apart are no series.
+const SERIES: Duration = Duration::from_secs(15);
+/// A series of calls so long is no stray one: kube-scheduler tries again after a second or two.
+const INSISTS: Duration = Duration::from_secs(1);
+/// Called so shortly ago, a leader is in use.
+const IN_USE: Duration = Duration::from_secs(5);
+/// Called so shortly ago, a follower asks to be let in: sooner than a leader counts as out of use, so that one that is called as often stays.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// Number of a time in office, from 1. No two of one process are alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Term(pub u64);
+
+/// Whether this process leads.
+#[derive(Debug)]
+pub struct Leadership {
+    office: watch::Sender<Office>,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Office {
+    /// The last or present time in office.
+    term: u64,
+    /// It is in office.
+    held: bool,
+    /// Until when; for ever without an election.
+    until: Option<Instant>,
+    /// What was known from before is forgotten, and everything is being read anew.
+    entered: bool,
+    /// Who leads, as far as is known.
+    holder: String,
+    /// Why the Lease cannot be read or written.
+    trouble: Option<String>,
+}
+
+/// When kube-scheduler called.
+#[derive(Debug, Default)]
+struct Calls {
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+impl Leadership {
+    /// Without an election: it leads, from now on and for ever.
+    pub fn always() -> Self {
+        Self::with(Office {
+            term: 1,
+            held: true,
+            ..Office::default()
+        })
+    }
+
+    /// It follows until [`Self::win`].
+    pub fn follower() -> Self {
+        Self::with(Office::default())
+    }
+
+    fn with(office: Office) -> Self {
+        Self {
+            office: watch::Sender::new(office),
+            calls: Mutex::default(),
+        }
+    }
+
+    /// It leads now, and what it knows is from since then or is being read.
+    pub fn leads(&self) -> bool {
+        let office = self.office.borrow();
+        office.entered && office.is_held(Instant::now())
+    }
+
+    /// The time in office, if it is in one.
+    pub fn term(&self) -> Option<Term> {
+        let office = self.office.borrow();
+        office.is_held(Instant::now()).then_some(Term(office.term))
+    }
+
+    /// Why it does not answer, for people.
+    pub fn why_not(&self) -> String {
+        let office = self.office.borrow();
+        if let Some(trouble) = &office.trouble {
+            return trouble.clone();
+        }
+        match office.holder.as_str() {
+            "" => "no extender leads yet; try again".to_owned(),
+            holder => format!("this extender does not lead, {holder} does"),
+        }
+    }
+
+    /// What was known before `term` is forgotten: from now on it leads in earnest.
+    pub fn enter(&self, term: Term) {
+        self.office.send_if_modified(|office| {
+            let enters = office.held && office.term == term.0 && !office.entered;
+            office.entered |= enters;
+            enters
+        });
+    }
+
+    /// Waits until the time in office is another than `known`: a new one, or none.
+    pub async fn changed(&self, known: Option<Term>) -> Option<Term> {
+        let mut office = self.office.subscribe();
+        loop {
+            let until = {
+                let office = office.borrow_and_update();
+                let now = office.is_held(Instant::now()).then_some(Term(office.term));
+                if now != known {
+                    return now;
+                }
+                // One that is over already is waited for no more: somebody has yet to say so.
+                office.until.filter(|_| now.is_some())
+            };
+            tokio::select! {
+                // The sender lives as long as `self`.
+                _ = office.changed() => {}
+                () = sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// Waits until it leads in earnest.
+    pub async fn entered(&self) -> Term {
+        let mut office = self.office.subscribe();
+        loop {
+            {
+                let office = office.borrow_and_update();
+                if office.entered && office.is_held(Instant::now()) {
+                    return Term(office.term);
+                }
+            }
+            let _ = office.changed().await;
+        }
+    }
+
+    /// Waits until `term` is over.
+    pub async fn ended(&self, term: Term) {
+        self.changed(Some(term)).await;
+    }
+
+    /// kube-scheduler called.
+    pub fn called(&self) {
+        let now = Instant::now();
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on = calls
+            .last
+            .is_some_and(|last| now.saturating_duration_since(last) < SERIES);
+        if !goes_on {
+            calls.first = Some(now);
+        }
+        calls.last = Some(now);
+    }
+
+    /// kube-scheduler goes on calling, though it is refused.
+    pub(super) fn is_called_though_it_follows(&self, now: Instant) -> bool {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.first.zip(calls.last).is_some_and(|(first, last)| {
+            last.saturating_duration_since(first) >= INSISTS && now.saturating_duration_since(last) < FRESH
+        })
+    }
+
+    /// kube-scheduler called a moment ago.
+    pub(super) fn is_called(&self, now: Instant) -> bool {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls
+            .last
+            .is_some_and(|last| now.saturating_duration_since(last) < IN_USE)
+    }
+
+    pub(super) fn win(&self, identity: &str, until: Instant) {
+        self.office.send_modify(|office| {
+            *office = Office {
+                term: office.term + 1,
+                held: true,
+                until: Some(until),
+                entered: false,
+                holder: identity.to_owned(),
+                trouble: None,
+            };
+        });
+    }
+
+    pub(super) fn extend(&self, until: Instant) {
+        self.office.send_modify(|office| {
+            office.until = Some(until);
+            office.trouble = None;
+        });
+    }
+
+    /// Stands down: nothing is answered or written from here on.
+    pub(super) fn lose(&self, holder: String) {
+        self.office.send_modify(|office| {
+            office.held = false;
+            office.entered = false;
+            office.until = None;
+            office.holder = holder;
+        });
+        // Whoever called before called a leader.
+        *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = Calls::default();
+    }
+
+    pub(super) fn follow(&self, holder: &str) {
+        self.office.send_if_modified(|office| {
+            let news = office.holder != holder || office.trouble.is_some();
+            if news {
+                office.holder = holder.to_owned();
+                office.trouble = None;
+            }
+            news
+        });
+    }
+
+    pub(super) fn trouble(&self, trouble: String) {
+        self.office.send_modify(|office| office.trouble = Some(trouble));
+    }
+}
+
+impl Office {
+    fn is_held(&self, now: Instant) -> bool {
+        self.held && self.until.is_none_or(|until| now < until)
+    }
+}
+
+async fn sleep_until(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}

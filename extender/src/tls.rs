@@ -1,0 +1,352 @@
+//! TLS for kube-scheduler's calls: certificate, key and the authority of clients from files, read again when they change. A file that
+//! cannot be read says which and why; once it serves, a bad one is left aside and the last good one kept.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
+use tokio_util::sync::CancellationToken;
+
+/// Between two looks at the files. Kubelet changes those of a Secret within a minute or so.
+const LOOK: Duration = Duration::from_secs(5);
+/// Largest file read: a chain of certificates is a few KiB.
+const LARGEST: u64 = 1024 * 1024;
+
+/// Where certificate, key and authority stand.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// Certificate chain, the server's own first.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authorities whose clients may ask for decisions; anybody may without.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Why TLS cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("{option} {path}: {error}")]
+    Read {
+        /// Which option names it.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A file holds something else.
+    #[error("{option} {path}: {words}")]
+    Content {
+        /// Which option names it.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        words: String,
+    },
+    /// Certificate and key are not each other's.
+    #[error("--tls-cert {cert} and --tls-key {key} do not go together: {error}")]
+    Pair {
+        /// The certificate.
+        cert: PathBuf,
+        /// The key.
+        key: PathBuf,
+        /// Why.
+        error: rustls::Error,
+    },
+}
+
+/// What connections are accepted with, now.
+#[derive(Debug)]
+pub struct Tls {
+    files: Files,
+    now: ArcSwap<ServerConfig>,
+}
+
+/// The files' bytes, by which a change is known.
+#[derive(PartialEq)]
+struct Read {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// See [`TlsError`].
+    pub fn load(files: Files) -> Result<Self, TlsError> {
+        let config = files.read().and_then(|read| files.config(&read))?;
+        Ok(Self {
+            files,
+            now: ArcSwap::from_pointee(config),
+        })
+    }
+
+    /// The configuration for a new connection.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        self.now.load_full()
+    }
+
+    /// Whether clients have to show a certificate to be given decisions.
+    pub fn wants_clients(&self) -> bool {
+        self.files.client_ca.is_some()
+    }
+
+    /// Takes new files up as they come, until `shutdown`.
+    pub async fn follow(&self, shutdown: CancellationToken) {
+        let mut known = self.files.read().ok();
+        let mut said = String::new();
+        while shutdown
+            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .await
+            .is_some()
+        {
+            // A few KiB from the page cache, on a task of its own.
+            match self.files.read() {
+                Ok(read) if known.as_ref() == Some(&read) => {}
+                Ok(read) => match self.files.config(&read) {
+                    Ok(config) => {
+                        self.now.store(Arc::new(config));
+                        tracing::info!(cert = %self.files.cert.display(), "new TLS files taken up");
+                        known = Some(read);
+                        said.clear();
+                    }
+                    Err(error) => complain(&error, &mut said),
+                },
+                Err(error) => complain(&error, &mut said),
+            }
+        }
+    }
+}
+
+/// Once per reason: certificate and key change one after the other, and a wrong one may stay for long.
+fn complain(error: &TlsError, said: &mut String) {
+    let words = error.to_string();
+    if *said != words {
+        tracing::warn!(error = %words, "new TLS files are left aside");
+        *said = words;
+    }
+}
+
+impl Files {
+    fn read(&self) -> Result<Read, TlsError> {
+        Ok(Read {
+            cert: read("--tls-cert", &self.cert)?,
+            key: read("--tls-key", &self.key)?,
+            client_ca: self
+                .client_ca
+                .as_deref()
+                .map(|path| read("--client-ca", path))
+                .transpose()?,
+        })
+    }
+
+    fn config(&self, read: &Read) -> Result<ServerConfig, TlsError> {
+        let chain = certificates("--tls-cert", &self.cert, &read.cert)?;
+        let key = PrivateKeyDer::from_pem_slice(&read.key)
+            .map_err(|error| content("--tls-key", &self.key, format!("no private key in PEM: {error}")))?;
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| self.pair(error))?;
+        let builder = match (&self.client_ca, &read.client_ca) {
+            (Some(path), Some(bytes)) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates("--client-ca", path, bytes)? {
+                    roots
+                        .add(certificate)
+                        .map_err(|error| content("--client-ca", path, error.to_string()))?;
+                }
+                // Probes have no certificate: who has none gets no decisions, but may ask how the extender is.
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                    .allow_unauthenticated()
+                    .build()
+                    .map_err(|error| content("--client-ca", path, error.to_string()))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let mut config = builder
+            .with_single_cert(chain, key)
+            .map_err(|error| self.pair(error))?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(config)
+    }
+
+    fn pair(&self, error: rustls::Error) -> TlsError {
+        TlsError::Pair {
+            cert: self.cert.clone(),
+            key: self.key.clone(),
+            error,
+        }
+    }
+}
+
+fn certificates(
+    option: &'static str,
+    path: &Path,
+    bytes: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err(content(option, path, "no certificate in PEM".to_owned())),
+        Ok(found) => Ok(found),
+        Err(error) => Err(content(option, path, format!("no certificate in PEM: {error}"))),
+    }
+}
+
+fn content(option: &'static str, path: &Path, words: String) -> TlsError {
+    TlsError::Content {
+        option,
+        path: path.to_owned(),
+        words,
+    }
+}
+
+fn read(option: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    let bytes = || {
+        use std::io::Read as _;
+        let mut bytes = Vec::new();
+        std::fs::File::open(path)?
+            .take(LARGEST + 1)
+            .read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = bytes().map_err(|error| TlsError::Read {
+        option,
+        path: path.to_owned(),
+        error,
+    })?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(content(
+            option,
+            path,
+            format!("larger than {LARGEST} bytes: no file of certificates"),
+        ));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// An authority with files of its own.
+    pub(crate) struct Authority {
+        pub(crate) folder: TempDir,
+        issuer: Issuer<'static, KeyPair>,
+    }
+
+    impl Authority {
+        pub(crate) fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+            let key = KeyPair::generate().unwrap();
+            let own = params.self_signed(&key).unwrap();
+            std::fs::write(folder.path().join("ca.crt"), own.pem()).unwrap();
+            Self {
+                folder,
+                issuer: Issuer::new(params, key),
+            }
+        }
+
+        /// Writes `name.crt` and `name.key`.
+        pub(crate) fn issue(&self, name: &str) {
+            let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            params.extended_key_usages = vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ];
+            let key = KeyPair::generate().unwrap();
+            let certificate = params.signed_by(&key, &self.issuer).unwrap();
+            std::fs::write(self.path(&format!("{name}.crt")), certificate.pem()).unwrap();
+            std::fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        }
+
+        pub(crate) fn path(&self, file: &str) -> PathBuf {
+            self.folder.path().join(file)
+        }
+
+        pub(crate) fn files(&self, name: &str) -> Files {
+            Files {
+                cert: self.path(&format!("{name}.crt")),
+                key: self.path(&format!("{name}.key")),
+                client_ca: Some(self.path("ca.crt")),
+            }
+        }
+    }
+
+    fn refused(files: Files) -> String {
+        let folder = files.cert.parent().unwrap().display().to_string();
+        Tls::load(files).unwrap_err().to_string().replace(&folder, "F")
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_said() {
+        let authority = Authority::new();
+        authority.issue("a");
+        authority.issue("b");
+        Tls::load(authority.files("a")).unwrap();
+        let wrong = |change: fn(&mut Files, &Authority)| {
+            let mut files = authority.files("a");
+            change(&mut files, &authority);
+            refused(files)
+        };
+        assert_eq!(
+            wrong(|files, all| files.cert = all.path("none")),
+            "--tls-cert F/none: No such file or directory (os error 2)"
+        );
+        assert_eq!(
+            wrong(|files, all| files.cert = all.path("a.key")),
+            "--tls-cert F/a.key: no certificate in PEM"
+        );
+        assert!(
+            wrong(|files, all| files.key = all.path("a.crt"))
+                .starts_with("--tls-key F/a.crt: no private key in PEM"),
+        );
+        assert!(
+            wrong(|files, all| files.key = all.path("b.key"))
+                .starts_with("--tls-cert F/a.crt and --tls-key F/b.key do not go together"),
+        );
+        assert_eq!(
+            wrong(|files, all| files.client_ca = Some(all.path("a.key"))),
+            "--client-ca F/a.key: no certificate in PEM"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_files_are_taken_up_and_bad_ones_left_aside() {
+        let authority = Authority::new();
+        authority.issue("a");
+        let tls = Arc::new(Tls::load(authority.files("a")).unwrap());
+        let shutdown = CancellationToken::new();
+        let (following, stop) = (Arc::clone(&tls), shutdown.clone());
+        let task = tokio::spawn(async move { following.follow(stop).await });
+        let first = tls.config();
+        let later = || tokio::time::sleep(LOOK * 3);
+        later().await;
+        assert!(Arc::ptr_eq(&first, &tls.config()), "nothing has changed");
+        std::fs::write(authority.path("a.crt"), "half a fi").unwrap();
+        later().await;
+        assert!(Arc::ptr_eq(&first, &tls.config()));
+        authority.issue("a");
+        later().await;
+        assert!(!Arc::ptr_eq(&first, &tls.config()));
+        shutdown.cancel();
+        task.await.unwrap();
+    }
+}
