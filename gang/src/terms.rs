@@ -1,5 +1,6 @@
 //! The terms of a gang once all that was said of it is put together, and what can be wrong with that.
 
+mod check;
 mod resolve;
 
 use std::fmt;

@@ -102,3 +102,6 @@ impl<'a> Found<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

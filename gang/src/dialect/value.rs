@@ -87,7 +87,7 @@ pub(crate) fn not_one_of(text: &str, words: &[&str]) -> String {
 
 /// A name that is not known.
 pub(crate) fn unknown(what: &str, text: &str, known: &[&str]) -> String {
-    format!("no {what}{}; there are {}", meant(text, known), known.join(", "))
+    format!("no {what}; there are {}{}", known.join(", "), meant(text, known))
 }
 
 fn meant(text: &str, words: &[&str]) -> String {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use gantry_api::GangSpec;
 
-use super::{Fault, LevelWish, Repair, Terms};
+use super::{Fault, LevelWish, Repair, Terms, check};
 use crate::claim::{Claim, Hint, OwnerFacts, OwnerRef, Size, Wish};
-use crate::dialect::value::{MOST_MEMBERS, fault, nearest, shown};
-use crate::fabric::{Level, Levels};
+use crate::dialect::value::fault;
+use crate::fabric::Levels;
 
 /// Most faults that are told at once.
 const TOLD: usize = 8;
@@ -67,14 +67,17 @@ pub fn resolve<'a>(
     };
     faults.extend(facts.faults.iter().cloned());
     let object = object.cloned().unwrap_or_default();
-    object_faults(&object, &mut faults);
+    check::object(&object, &mut faults);
     if matches!(owner, OwnerState::Unread) && faults.is_empty() {
         return Resolved::NotYet(said.missing(owner, facts));
     }
     let of_owner = Share::of(&said, facts);
     let minimum = said.minimum(&object, owner, &of_owner, &mut faults);
     let wishes = said.wishes(&object, &facts.wish, defaults, &mut faults);
-    let total = said.total.or(of_owner.total);
+    let total = match of_owner.at_most {
+        Some(most) => Some(most),
+        None => said.total.or(of_owner.total),
+    };
     let Some(minimum) = minimum else {
         return match faults.is_empty() {
             true => Resolved::NotYet(said.missing(owner, facts)),
@@ -82,7 +85,7 @@ pub fn resolve<'a>(
         };
     };
     let Minimum { min, decided_by } = minimum;
-    check(min, total, &wishes, &decided_by, &mut faults);
+    check::sizes(min, total, &wishes, &decided_by, &mut faults);
     if !faults.is_empty() {
         return Resolved::Invalid(told(faults));
     }
@@ -94,8 +97,9 @@ pub fn resolve<'a>(
     });
     // Another system's slices are followed where they can be.
     let hinted = wishes.hint.and_then(|hint| hint.slice);
-    let hinted =
-        hinted.filter(|slice| divides(*slice, min) && total.is_none_or(|total| divides(*slice, total)));
+    let hinted = hinted.filter(|slice| {
+        check::divides(*slice, min) && total.is_none_or(|total| check::divides(*slice, total))
+    });
     // The person's word may be less than the sum of what the owner wants of each role.
     let roles: u64 = of_owner.by_role.iter().map(|(_, count)| u64::from(*count)).sum();
     Resolved::Terms(Terms {
@@ -196,6 +200,8 @@ impl Said {
                 said.wishes.push(claim.wish.clone());
             }
         }
+        // Which of several comes first must not depend on who came first.
+        said.wishes.sort_by_cached_key(|wish| format!("{wish:?}"));
         if totals.len() > 1 {
             faults.insert(disagree("how many members there will be", &totals));
         }
@@ -215,9 +221,6 @@ impl Said {
         share: &Share,
         faults: &mut BTreeSet<Fault>,
     ) -> Option<Minimum> {
-        if self.stated.len() > 1 {
-            faults.insert(disagree("how many members are needed", &self.stated));
-        }
         if let Some(min) = object.min_member {
             return Some(Minimum {
                 min,
@@ -229,6 +232,9 @@ impl Said {
                 .as_ref()
                 .map_or_else(String::new, |owner| format!(" of {owner}"))
         };
+        if self.stated.len() > 1 {
+            faults.insert(disagree("how many members are needed", &self.stated));
+        }
         if self.all {
             let all = share.total.or(self.total)?;
             if self.stated.first().is_some_and(|stated| *stated != all) {
@@ -281,34 +287,36 @@ impl Said {
         defaults: &Defaults<'_>,
         faults: &mut BTreeSet<Fault>,
     ) -> Wish {
-        let mut one = |what: &str, words: BTreeSet<String>| {
-            if words.len() > 1 {
+        let of = |pick: &dyn Fn(&Wish) -> Option<String>| self.wishes.iter().filter_map(pick).collect();
+        let mut agreed = |overruled: bool, what: &str, words: BTreeSet<String>| {
+            if words.len() > 1 && !overruled {
                 faults.insert(disagree(what, &words));
             }
         };
-        fn words<T: Display>(wishes: &[Wish], pick: impl Fn(&Wish) -> Option<T>) -> BTreeSet<String> {
-            wishes
-                .iter()
-                .filter_map(pick)
-                .map(|word| word.to_string())
-                .collect()
-        }
-        one(
+        agreed(
+            object.level.is_some(),
             "in which level they are",
-            words(&self.wishes, |wish| wish.level.as_ref().map(LevelWish::to_string)),
+            of(&|wish| wish.level.as_ref().map(LevelWish::to_string)),
         );
-        one("what size slices have", words(&self.wishes, |wish| wish.slice));
-        one(
+        agreed(
+            object.slice_size.is_some(),
+            "what size slices have",
+            of(&|wish| wish.slice.map(|slice| slice.to_string())),
+        );
+        agreed(
+            object.max_member.is_some(),
             "how many members there are at most",
-            words(&self.wishes, |wish| wish.max),
+            of(&|wish| wish.max.map(|max| max.to_string())),
         );
-        one(
+        agreed(
+            object.repair.is_some(),
             "what to do when a member is lost",
-            words(&self.wishes, |wish| wish.repair.map(Repair::as_str)),
+            of(&|wish| wish.repair.map(|repair| repair.as_str().to_owned())),
         );
-        one(
+        agreed(
+            object.arrival_seconds.is_some(),
             "how long members may take",
-            words(&self.wishes, |wish| wish.arrival.map(|time| format!("{time:?}"))),
+            of(&|wish| wish.arrival.map(|time| format!("{time:?}"))),
         );
         // Whoever can be stopped only with all the others cannot be stopped while one of them cannot.
         let checkpointed = self.wishes.iter().filter_map(|wish| wish.checkpointed).min();
@@ -342,10 +350,10 @@ impl Said {
             checkpointed: checkpointed.or(owner.checkpointed),
         };
         match &mut wish.level {
-            Some(level) => match known(&level.level, defaults.levels) {
+            Some(level) => match check::known(&level.level, defaults.levels) {
                 Some(found) => level.level = Arc::clone(&found.name),
                 None => {
-                    faults.insert(fault("level", unknown(&level.level, defaults.levels)));
+                    faults.insert(fault("level", check::unknown(&level.level, defaults.levels)));
                 }
             },
             None => wish.hint = self.hint(owner, defaults.levels),
@@ -365,98 +373,10 @@ impl Said {
             return None;
         }
         Some(Hint {
-            label: Arc::clone(&known(&first.label, levels)?.name),
+            label: Arc::clone(&check::known(&first.label, levels)?.name),
             slice: first.slice,
         })
     }
-}
-
-/// What the schema of the Gang object forbids, for a cluster whose schema is older or was not applied.
-fn object_faults(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
-    let counts = [
-        ("minMember", object.min_member),
-        ("maxMember", object.max_member),
-        ("sliceSize", object.slice_size),
-        ("arrivalSeconds", object.arrival_seconds),
-    ];
-    for (field, count) in counts {
-        let most = if field == "arrivalSeconds" {
-            3600
-        } else {
-            MOST_MEMBERS
-        };
-        if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
-            faults.insert(fault(
-                format!("spec.{field} of the Gang"),
-                format!("{count} is not from 1 to {most}"),
-            ));
-        }
-    }
-}
-
-/// What numbers say against each other.
-fn check(min: u32, total: Option<u32>, wishes: &Wish, decided_by: &str, faults: &mut BTreeSet<Fault>) {
-    let mut wrong = |words: String| {
-        faults.insert(fault("size", words));
-    };
-    if min == 0 {
-        wrong(format!("{decided_by} is 0: at least 1 member is needed"));
-    }
-    if let Some(total) = total.filter(|total| min > *total) {
-        wrong(format!(
-            "{min} members are needed ({decided_by}), but there will be {total} only"
-        ));
-    }
-    if let Some(max) = wishes.max.filter(|max| min > *max) {
-        wrong(format!(
-            "{min} members are needed ({decided_by}), but there may be {max} at most"
-        ));
-    }
-    let Some(slice) = wishes.slice else {
-        return;
-    };
-    if wishes.level.is_none() {
-        wrong(format!(
-            "slices of {slice} members are asked for, but no level in which each is to be; name one"
-        ));
-    }
-    if !divides(slice, min) {
-        wrong(format!(
-            "slices of {slice} members do not make up the {min} that are needed ({decided_by})"
-        ));
-    }
-    if let Some(total) = total.filter(|total| !divides(slice, *total)) {
-        wrong(format!(
-            "slices of {slice} members do not make up the {total} that there will be"
-        ));
-    }
-}
-
-fn divides(slice: u32, count: u32) -> bool {
-    count.checked_rem(slice) == Some(0)
-}
-
-/// A level by its name or its node label.
-fn known<'a>(name: &str, levels: &'a Levels) -> Option<&'a Level> {
-    let levels = &levels.0;
-    let named = levels.iter().find(|level| *level.name == *name);
-    named.or_else(|| levels.iter().find(|level| *level.label == *name))
-}
-
-fn unknown(name: &str, levels: &Levels) -> String {
-    let names: Vec<&str> = levels.0.iter().map(|level| &*level.name).collect();
-    if names.is_empty() {
-        return format!(
-            "{} is not known: the extender's configuration names no levels of the fabric",
-            shown(name)
-        );
-    }
-    let meant = nearest(name, &names).map_or_else(String::new, |level| format!("; did you mean `{level}`?"));
-    format!(
-        "{} is not known; the levels are {}{meant}",
-        shown(name),
-        names.join(", ")
-    )
 }
 
 fn disagree<T: Display>(about: &str, words: &BTreeSet<T>) -> Fault {
@@ -473,3 +393,6 @@ fn disagree<T: Display>(about: &str, words: &BTreeSet<T>) -> Fault {
 fn told(faults: BTreeSet<Fault>) -> Vec<Fault> {
     faults.into_iter().take(TOLD).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,515 @@
 //! What is read of each kind of object.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{api, read};
+use crate::claim::{OwnerFacts, OwnerKind};
+use crate::terms::LevelWish;
+
+const KINDS: [OwnerKind; 15] = [
+    OwnerKind::PodGroup,
+    OwnerKind::Workload,
+    OwnerKind::CoschedulingPodGroup,
+    OwnerKind::VolcanoPodGroup,
+    OwnerKind::KaiPodGroup,
+    OwnerKind::LeaderWorkerSet,
+    OwnerKind::JobSet,
+    OwnerKind::PyTorchJob,
+    OwnerKind::TfJob,
+    OwnerKind::MpiJob,
+    OwnerKind::XgBoostJob,
+    OwnerKind::PaddleJob,
+    OwnerKind::JaxJob,
+    OwnerKind::RayCluster,
+    OwnerKind::Job,
+];
+
+fn part_of(kind: OwnerKind, part: &str, spec: Value) -> OwnerFacts {
+    read(kind, part, &json!({"metadata": {"name": "train"}, "spec": spec}))
+}
+
+fn of(kind: OwnerKind, spec: Value) -> OwnerFacts {
+    part_of(kind, "", spec)
+}
+
+fn sizes(facts: &OwnerFacts) -> (Option<u32>, Option<u32>) {
+    assert_eq!(facts.faults, [], "no fault was expected");
+    (facts.min, facts.total)
+}
+
+fn roles(facts: &OwnerFacts) -> Vec<(&str, u32)> {
+    facts
+        .by_role
+        .iter()
+        .map(|(role, count)| (&**role, *count))
+        .collect()
+}
+
+fn faults(facts: &OwnerFacts) -> Vec<String> {
+    facts.faults.iter().map(ToString::to_string).collect()
+}
+
+fn level(name: &str, required: bool) -> Option<LevelWish> {
+    Some(LevelWish {
+        level: name.into(),
+        required,
+    })
+}
+
+#[test]
+fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
+    let gang = of(
+        OwnerKind::PodGroup,
+        json!({
+            "workloadRef": {"workloadName": "train", "templateName": "workers"},
+            "schedulingPolicy": {"gang": {"minCount": 4}},
+            "schedulingConstraints": {"topology": [{"key": "topology.kubernetes.io/rack"}]},
+        }),
+    );
+    assert_eq!(sizes(&gang), (Some(4), None));
+    assert_eq!(&*gang.said, "spec.schedulingPolicy.gang.minCount");
+    assert_eq!(gang.wish.level, level("topology.kubernetes.io/rack", true));
+    let basic = of(OwnerKind::PodGroup, json!({"schedulingPolicy": {"basic": {}}}));
+    assert_eq!(sizes(&basic), (Some(1), None));
+    assert_eq!(sizes(&of(OwnerKind::PodGroup, json!({}))), (None, None));
+    let both = of(
+        OwnerKind::PodGroup,
+        json!({"schedulingPolicy": {"basic": {}, "gang": {"minCount": 0}}}),
+    );
+    assert_eq!(
+        faults(&both),
+        [
+            "spec.schedulingPolicy of PodGroup train: schedulingPolicy is both gang and basic: it is one of them"
+        ]
+    );
+}
+
+#[test]
+fn a_workload_has_groups_of_its_own() {
+    let spec = json!({"podGroups": [
+        {"name": "workers", "policy": {"gang": {"minCount": 8}}},
+        {"name": "driver", "policy": {"basic": {}}},
+    ]});
+    let workers = part_of(OwnerKind::Workload, "workers", spec.clone());
+    assert_eq!(
+        (sizes(&workers).0, &*workers.said),
+        (Some(8), "spec.podGroups[workers].policy.gang.minCount")
+    );
+    assert_eq!(
+        faults(&part_of(OwnerKind::Workload, "worker", spec)),
+        [
+            "spec.podGroups of Workload train: no group worker, which its pods name; there are workers, driver; did you mean `workers`?"
+        ]
+    );
+}
+
+#[test]
+fn a_pod_group_of_coscheduling_says_how_long_members_may_take() {
+    let group = json!({
+        "metadata": {"name": "train", "annotations": {"gang.scheduling.koordinator.sh/total-number": "6"}},
+        "spec": {"minMember": 4, "scheduleTimeoutSeconds": 30},
+    });
+    let facts = read(OwnerKind::CoschedulingPodGroup, "", &group);
+    assert_eq!(
+        (sizes(&facts), facts.wish.arrival),
+        ((Some(4), Some(6)), Some(std::time::Duration::from_secs(30)))
+    );
+    assert_eq!(
+        sizes(&of(OwnerKind::CoschedulingPodGroup, json!({}))).0,
+        Some(1),
+        "each for itself"
+    );
+    for (value, told) in [(json!(-3), "-3"), (json!("4"), "\\\"4\\\""), (json!(2.5), "2.5")] {
+        let facts = of(OwnerKind::CoschedulingPodGroup, json!({"minMember": value}));
+        assert_eq!(facts.min, None);
+        assert_eq!(
+            faults(&facts),
+            [format!(
+                "spec.minMember of PodGroup train: \"{told}\" is no whole number from 0 on"
+            )]
+        );
+    }
+}
+
+#[test]
+fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
+    let spec = |min: u32| json!({"minMember": min, "minTaskMember": {"ps": 1, "worker": 4}});
+    let facts = of(OwnerKind::VolcanoPodGroup, spec(5));
+    assert_eq!(
+        (sizes(&facts).0, roles(&facts)),
+        (Some(5), vec![("ps", 1), ("worker", 4)])
+    );
+    assert_eq!(
+        roles(&of(OwnerKind::VolcanoPodGroup, spec(3))),
+        [],
+        "as Volcano itself"
+    );
+    let tiers = |mode: &str| {
+        let spec = json!({"minMember": 4, "networkTopology": {"mode": mode, "highestTierName": "rack"}});
+        of(OwnerKind::VolcanoPodGroup, spec).wish.level
+    };
+    assert_eq!(
+        (tiers("hard"), tiers("soft")),
+        (level("rack", true), level("rack", false))
+    );
+    let parts = json!({"minMember": 8, "subGroupPolicy": [
+        {"name": "tp", "subGroupSize": 4, "networkTopology": {"mode": "hard", "highestTierName": "rack"}},
+    ]});
+    let parts = of(OwnerKind::VolcanoPodGroup, parts).wish;
+    assert_eq!((parts.level, parts.slice), (level("rack", true), Some(4)));
+}
+
+#[test]
+fn the_leaves_of_kais_sub_groups_have_the_pods() {
+    let tree = |more: Value| {
+        let mut spec = json!({"subGroups": [
+            {"name": "prefill"},
+            {"name": "leader", "parent": "prefill", "minMember": 1},
+            {"name": "workers", "parent": "prefill", "minMember": 3},
+            {"name": "decode", "minMember": 2},
+        ]});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        of(OwnerKind::KaiPodGroup, spec)
+    };
+    let all = tree(
+        json!({"topologyConstraint": {"topology": "t", "requiredTopologyLevel": "rack", "preferredTopologyLevel": "host"}}),
+    );
+    assert_eq!(
+        (sizes(&all).0, roles(&all)),
+        (Some(6), vec![("decode", 2), ("leader", 1), ("workers", 3)])
+    );
+    assert_eq!(all.wish.level, level("rack", true));
+    let any_two = tree(json!({"minSubGroup": 2}));
+    assert_eq!((sizes(&any_two).0, roles(&any_two)), (Some(3), vec![]));
+    assert_eq!(
+        sizes(&of(OwnerKind::KaiPodGroup, json!({"minMember": 8}))).0,
+        Some(8)
+    );
+}
+
+#[test]
+fn a_leader_worker_set_whose_workers_wait_for_the_leader_is_two_gangs_a_group() {
+    let spec =
+        |policy: &str| json!({"replicas": 3, "startupPolicy": policy, "leaderWorkerTemplate": {"size": 4}});
+    let at_once = of(OwnerKind::LeaderWorkerSet, spec("LeaderCreated"));
+    assert_eq!((sizes(&at_once), at_once.apart), ((Some(4), Some(4)), false));
+    let apart = of(OwnerKind::LeaderWorkerSet, spec("LeaderReady"));
+    assert_eq!(
+        (roles(&apart), apart.apart),
+        (vec![("leader", 1), ("worker", 3)], true)
+    );
+    assert_eq!(
+        sizes(&of(OwnerKind::LeaderWorkerSet, json!({}))),
+        (Some(1), Some(1))
+    );
+}
+
+fn job_set(more: Value, second: Value) -> Value {
+    let mut jobs = json!([
+        {"name": "driver", "template": {"spec": {}}},
+        {"name": "workers", "replicas": 2, "template": {"spec": {"parallelism": 4, "completions": 4}}},
+    ]);
+    jobs[1]
+        .as_object_mut()
+        .unwrap()
+        .extend(second.as_object().unwrap().clone());
+    let mut spec = json!({"replicatedJobs": jobs});
+    spec.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    spec
+}
+
+#[test]
+fn a_job_set_is_as_large_as_all_its_jobs() {
+    let facts = of(
+        OwnerKind::JobSet,
+        job_set(
+            json!({"startupPolicy": {"startupPolicyOrder": "AnyOrder"}}),
+            json!({}),
+        ),
+    );
+    assert_eq!((sizes(&facts), facts.apart), ((Some(9), Some(9)), false));
+    assert_eq!(roles(&facts), [("driver", 1), ("workers", 8)]);
+    let fewer = of(
+        OwnerKind::JobSet,
+        json!({"replicatedJobs": [
+            {"name": "w", "template": {"spec": {"parallelism": 8, "completions": 3}}},
+        ]}),
+    );
+    assert_eq!(
+        sizes(&fewer),
+        (Some(3), Some(3)),
+        "no more run at once than have to run"
+    );
+}
+
+#[test]
+fn a_job_set_that_starts_in_order_is_a_gang_for_each_replicated_job() {
+    let in_order = job_set(
+        json!({"startupPolicy": {"startupPolicyOrder": "InOrder"}}),
+        json!({}),
+    );
+    let depends = job_set(
+        json!({}),
+        json!({"dependsOn": [{"name": "driver", "status": "Ready"}]}),
+    );
+    for spec in [in_order, depends] {
+        let facts = of(OwnerKind::JobSet, spec);
+        assert_eq!(
+            (facts.apart, roles(&facts)),
+            (true, vec![("driver", 1), ("workers", 8)])
+        );
+    }
+}
+
+#[test]
+fn the_followers_of_a_replicated_job_are_all_but_the_leaders() {
+    let facts = part_of(
+        OwnerKind::JobSet,
+        "workers/followers",
+        job_set(json!({}), json!({})),
+    );
+    assert_eq!((sizes(&facts), facts.apart), ((Some(6), Some(6)), false));
+    let unknown = part_of(
+        OwnerKind::JobSet,
+        "worker/followers",
+        job_set(json!({}), json!({})),
+    );
+    assert_eq!(
+        faults(&unknown),
+        [
+            "spec.replicatedJobs of JobSet train: no replicated job worker, which its pods name; there are driver, workers; did you mean `workers`?"
+        ]
+    );
+}
+
+#[test]
+fn kais_placement_on_any_owner_is_a_wish() {
+    let annotated = |name: &str| {
+        let object =
+            json!({"metadata": {"name": "train", "annotations": {name: "rack"}}, "spec": {"parallelism": 2}});
+        read(OwnerKind::Job, "", &object).wish.level
+    };
+    assert_eq!(
+        annotated("kai.scheduler/topology-required-placement"),
+        level("rack", true)
+    );
+    assert_eq!(
+        annotated("kai.scheduler/topology-preferred-placement"),
+        level("rack", false)
+    );
+}
+
+#[test]
+fn a_training_job_needs_all_its_replicas_unless_it_says_otherwise() {
+    let spec = |more: Value| {
+        let mut spec = json!({"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 7}}});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        of(OwnerKind::PyTorchJob, spec)
+    };
+    let all = spec(json!({}));
+    assert_eq!(
+        (sizes(&all), roles(&all)),
+        ((Some(8), Some(8)), vec![("master", 1), ("worker", 7)])
+    );
+    let fewer =
+        spec(json!({"runPolicy": {"schedulingPolicy": {"minAvailable": 5, "scheduleTimeoutSeconds": 20}}}));
+    assert_eq!((sizes(&fewer), roles(&fewer)), ((Some(5), Some(8)), vec![]));
+    assert_eq!(&*fewer.said, "spec.runPolicy.schedulingPolicy.minAvailable");
+    assert_eq!(fewer.wish.arrival, Some(std::time::Duration::from_secs(20)));
+    let elastic = spec(json!({"elasticPolicy": {"minReplicas": 2, "maxReplicas": 10}}));
+    assert_eq!(
+        (sizes(&elastic), roles(&elastic)),
+        ((Some(3), Some(8)), vec![("master", 1), ("worker", 2)])
+    );
+    assert_eq!(elastic.wish.max, Some(11));
+    let wrong = spec(
+        json!({"runPolicy": {"schedulingPolicy": {"minAvailable": 9}}, "elasticPolicy": {"minReplicas": 4, "maxReplicas": 2}}),
+    );
+    assert_eq!(
+        faults(&wrong),
+        [
+            "spec.elasticPolicy.minReplicas of PyTorchJob train: 4 is above maxReplicas, which is 2",
+            "spec.runPolicy.schedulingPolicy.minAvailable of PyTorchJob train: 9 are needed, but there are 8 pods only",
+        ]
+    );
+}
+
+#[test]
+fn the_roles_of_every_training_job_stand_in_a_field_of_their_own() {
+    let fields = [
+        (OwnerKind::TfJob, "tfReplicaSpecs"),
+        (OwnerKind::MpiJob, "mpiReplicaSpecs"),
+        (OwnerKind::XgBoostJob, "xgbReplicaSpecs"),
+        (OwnerKind::PaddleJob, "paddleReplicaSpecs"),
+        (OwnerKind::JaxJob, "jaxReplicaSpecs"),
+    ];
+    for (kind, field) in fields {
+        assert_eq!(
+            sizes(&of(kind, json!({field: {"Worker": {"replicas": 3}}}))),
+            (Some(3), Some(3)),
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
+fn an_mpi_job_may_make_its_launcher_last() {
+    let roles_of = |policy: &str, more: Value| {
+        let facts = of(
+            OwnerKind::MpiJob,
+            json!({
+                "launcherCreationPolicy": policy, "runPolicy": more,
+                "mpiReplicaSpecs": {"Launcher": {"replicas": 1}, "Worker": {"replicas": 2}},
+            }),
+        );
+        (facts.apart, facts.by_role.len())
+    };
+    assert_eq!(roles_of("AtStartup", json!({})), (false, 2));
+    assert_eq!(roles_of("WaitForWorkersReady", json!({})), (true, 2));
+    assert_eq!(
+        roles_of(
+            "WaitForWorkersReady",
+            json!({"schedulingPolicy": {"minAvailable": 2}})
+        ),
+        (true, 2)
+    );
+}
+
+#[test]
+fn a_ray_cluster_needs_its_head_and_the_fewest_workers_of_each_group() {
+    let spec = |scales: bool| {
+        json!({"enableInTreeAutoscaling": scales, "headGroupSpec": {}, "workerGroupSpecs": [
+            {"groupName": "h100", "replicas": 4, "minReplicas": 2, "maxReplicas": 10, "numOfHosts": 2},
+            {"groupName": "cpu", "replicas": 1, "minReplicas": 0, "maxReplicas": 4},
+            {"groupName": "off", "replicas": 9, "suspend": true},
+        ]})
+    };
+    let fixed = of(OwnerKind::RayCluster, spec(false));
+    assert_eq!(
+        (sizes(&fixed), roles(&fixed)),
+        ((Some(10), Some(10)), vec![("cpu", 1), ("h100", 8), ("head", 1)])
+    );
+    let scales = of(OwnerKind::RayCluster, spec(true));
+    assert_eq!(
+        (sizes(&scales), roles(&scales)),
+        ((Some(5), None), vec![("h100", 4), ("head", 1)])
+    );
+    let wrong = json!({"workerGroupSpecs": [{"groupName": "a", "minReplicas": 3, "maxReplicas": 1}]});
+    assert_eq!(
+        faults(&of(OwnerKind::RayCluster, wrong)),
+        ["spec.workerGroupSpecs[a].minReplicas of RayCluster train: 3 is above maxReplicas, which is 1"]
+    );
+}
+
+#[test]
+fn a_job_says_how_many_pods_run_at_once_and_nothing_of_a_minimum() {
+    let facts = of(
+        OwnerKind::Job,
+        json!({"parallelism": 8, "completions": 20, "completionMode": "Indexed"}),
+    );
+    assert_eq!(sizes(&facts), (None, Some(8)));
+    assert_eq!(sizes(&of(OwnerKind::Job, json!({}))).1, Some(1));
+}
+
+#[test]
+fn every_kind_has_a_place_in_the_api() {
+    for kind in KINDS {
+        let api = api(kind);
+        assert!(!api.versions.is_empty());
+        assert_eq!(api.plural, format!("{}s", api.kind.to_ascii_lowercase()));
+    }
+}
+
+/// JSON of the fields that are looked at, with anything in them.
+fn anything() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (0..5_u32).prop_map(Value::from),
+        prop::sample::select(vec![
+            "",
+            "w",
+            "InOrder",
+            "LeaderReady",
+            "rack",
+            "WaitForWorkersReady"
+        ])
+        .prop_map(Value::from),
+    ];
+    let fields = vec![
+        "spec",
+        "metadata",
+        "name",
+        "annotations",
+        "minMember",
+        "minTaskMember",
+        "subGroups",
+        "minSubGroup",
+        "parent",
+        "schedulingPolicy",
+        "gang",
+        "minCount",
+        "podGroups",
+        "policy",
+        "replicatedJobs",
+        "replicas",
+        "template",
+        "parallelism",
+        "completions",
+        "dependsOn",
+        "startupPolicy",
+        "startupPolicyOrder",
+        "leaderWorkerTemplate",
+        "size",
+        "pytorchReplicaSpecs",
+        "mpiReplicaSpecs",
+        "Worker",
+        "elasticPolicy",
+        "minReplicas",
+        "maxReplicas",
+        "runPolicy",
+        "minAvailable",
+        "workerGroupSpecs",
+        "groupName",
+        "numOfHosts",
+        "networkTopology",
+        "subGroupPolicy",
+        "launcherCreationPolicy",
+    ];
+    leaf.prop_recursive(6, 60, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(prop::sample::select(fields.clone()), inner, 0..8).prop_map(|map| {
+                Value::Object(
+                    map.into_iter()
+                        .map(|(name, value)| (name.to_owned(), value))
+                        .collect(),
+                )
+            }),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_object_can_make_the_reader_fail(spec in anything(), object in anything(), part in "w?(/followers)?") {
+        for kind in KINDS {
+            for object in [&object, &json!({"spec": spec})] {
+                let facts = read(kind, &part, object);
+                prop_assert_eq!(&facts, &read(kind, &part, object));
+                prop_assert!(facts.by_role.is_sorted());
+                if let (Some(min), Some(total)) = (facts.min, facts.total) {
+                    prop_assert!(min <= total || !facts.faults.is_empty());
+                }
+            }
+        }
+    }
+}

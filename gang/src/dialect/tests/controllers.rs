@@ -1,0 +1,248 @@
+//! Gangs that controllers make without being told that they do.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn job_set_pod() -> Value {
+    let words = json!({
+        "jobset.sigs.k8s.io/jobset-name": "train",
+        "jobset.sigs.k8s.io/jobset-uid": "8d1f",
+        "jobset.sigs.k8s.io/replicatedjob-name": "workers",
+        "jobset.sigs.k8s.io/replicatedjob-replicas": "4",
+        "jobset.sigs.k8s.io/global-replicas": "5",
+        "jobset.sigs.k8s.io/restart-attempt": "2",
+        "jobset.sigs.k8s.io/job-index": "1",
+        "jobset.sigs.k8s.io/job-global-index": "2",
+        "jobset.sigs.k8s.io/job-key": "aa",
+        "batch.kubernetes.io/job-completion-index": "3",
+        "batch.kubernetes.io/job-name": "train-workers-1",
+        "batch.kubernetes.io/controller-uid": "5e5e",
+    });
+    json!({"metadata": {
+        "namespace": "ml", "name": "train-workers-1-3-x7x2q", "uid": "p",
+        "labels": words.clone(), "annotations": words,
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "train-workers-1", "uid": "5e5e", "controller": true}],
+    }})
+}
+
+#[test]
+fn a_job_set_is_a_gang_of_all_its_jobs_and_another_after_each_restart() {
+    let claim = claimed(&job_set_pod()).unwrap();
+    assert_eq!(gang(&claim), (Dialect::JobSet, "train", "8d1f/2"));
+    assert_eq!((claim.size, &*claim.role), (Size::Unsaid, "workers"));
+    assert_eq!(claim.owner, owner(OwnerKind::JobSet, "train", ""));
+    assert_eq!(claim.rank, Some(200_003), "by job, then in the job");
+    assert_eq!(claim.also, []);
+}
+
+#[test]
+fn a_job_set_that_places_jobs_exclusively_starts_leaders_before_followers() {
+    let exclusive = |index: &str, by_selector: bool| {
+        let mut pod = job_set_pod();
+        for words in ["labels", "annotations"] {
+            pod["metadata"][words]["batch.kubernetes.io/job-completion-index"] = index.into();
+        }
+        let annotations = &mut pod["metadata"]["annotations"];
+        annotations["alpha.jobset.sigs.k8s.io/exclusive-topology"] = "rack".into();
+        if by_selector {
+            annotations["alpha.jobset.sigs.k8s.io/node-selector"] = "true".into();
+        }
+        claimed(&pod).unwrap()
+    };
+    let leader = exclusive("0", false);
+    assert_eq!(&*leader.key.name, "train/workers/leaders");
+    assert_eq!((leader.size, leader.owner.is_none()), (stated(4, Some(4)), true));
+    let follower = exclusive("3", false);
+    assert_eq!(&*follower.key.name, "train/workers/followers");
+    assert_eq!(
+        follower.owner,
+        owner(OwnerKind::JobSet, "train", "workers/followers")
+    );
+    let at_once = exclusive("3", true);
+    assert_eq!(&*at_once.key.name, "train");
+    assert_eq!(&*at_once.wish.hint.unwrap().label, "rack");
+}
+
+#[test]
+fn each_group_of_a_leader_worker_set_is_a_gang() {
+    let pod = |name: &str, worker: &str, kind: &str| {
+        json!({"metadata": {
+            "namespace": "ml", "name": name, "uid": name,
+            "labels": {
+                "leaderworkerset.sigs.k8s.io/name": "llama",
+                "leaderworkerset.sigs.k8s.io/group-index": "1",
+                "leaderworkerset.sigs.k8s.io/group-key": "689f",
+                "leaderworkerset.sigs.k8s.io/worker-index": worker,
+                "leaderworkerset.sigs.k8s.io/template-revision-hash": "7c9d",
+                "apps.kubernetes.io/pod-index": "1",
+                "statefulset.kubernetes.io/pod-name": name,
+            },
+            "annotations": {"leaderworkerset.sigs.k8s.io/size": "4"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": kind, "uid": kind, "controller": true}],
+        }})
+    };
+    let leader = claimed(&pod("llama-1", "0", "llama")).unwrap();
+    let worker = claimed(&pod("llama-1-3", "3", "llama-1")).unwrap();
+    assert_eq!(leader.key, worker.key, "though different stateful sets made them");
+    assert_eq!(gang(&leader), (Dialect::LeaderWorkerSet, "llama-1", "7c9d"));
+    assert_eq!((leader.rank, &*leader.role), (Some(0), "leader"));
+    assert_eq!((worker.rank, &*worker.role), (Some(3), "worker"));
+    assert_eq!(worker.size, stated(4, Some(4)));
+    assert_eq!(worker.owner, owner(OwnerKind::LeaderWorkerSet, "llama", ""));
+}
+
+#[test]
+fn a_leader_worker_set_with_exclusive_placement_makes_workers_after_the_leader_has_a_node() {
+    let pod = |worker: &str| {
+        json!({"metadata": {
+            "labels": {
+                "leaderworkerset.sigs.k8s.io/name": "llama",
+                "leaderworkerset.sigs.k8s.io/group-index": "0",
+                "leaderworkerset.sigs.k8s.io/worker-index": worker,
+            },
+            "annotations": {
+                "leaderworkerset.sigs.k8s.io/size": "4",
+                "leaderworkerset.sigs.k8s.io/exclusive-topology": "rack",
+            },
+        }})
+    };
+    let (leader, worker) = (claimed(&pod("0")).unwrap(), claimed(&pod("2")).unwrap());
+    assert_eq!(
+        (&*leader.key.name, leader.size),
+        ("llama-0/leader", stated(1, Some(1)))
+    );
+    assert_eq!(
+        (&*worker.key.name, worker.size),
+        ("llama-0/worker", stated(3, Some(3)))
+    );
+}
+
+fn training_pod(kind: &str, role: &str, index: &str) -> Value {
+    json!({"metadata": {
+        "namespace": "ml", "name": format!("bert-{role}-{index}"), "uid": "p",
+        "labels": {
+            "training.kubeflow.org/job-name": "bert",
+            "training.kubeflow.org/operator-name": "pytorchjob-controller",
+            "training.kubeflow.org/replica-type": role,
+            "training.kubeflow.org/replica-index": index,
+        },
+        "ownerReferences": [{"apiVersion": "kubeflow.org/v1", "kind": kind, "name": "bert", "uid": "77", "controller": true}],
+    }})
+}
+
+#[test]
+fn a_training_job_of_kubeflow_is_a_gang_whose_master_is_first() {
+    let master = claimed(&training_pod("PyTorchJob", "master", "0")).unwrap();
+    let worker = claimed(&training_pod("PyTorchJob", "worker", "2")).unwrap();
+    assert_eq!(gang(&worker), (Dialect::Kubeflow, "bert", "77"));
+    assert_eq!(worker.owner, owner(OwnerKind::PyTorchJob, "bert", ""));
+    assert_eq!((master.rank, worker.rank), (Some(0), Some(3)));
+    let server = claimed(&training_pod("TFJob", "ps", "1")).unwrap();
+    assert_eq!(
+        (server.rank, &*server.role),
+        (None, "ps"),
+        "parameter servers have no place in the ring"
+    );
+    assert_eq!(
+        claimed(&training_pod("MXJob", "worker", "0")),
+        None,
+        "a kind that is not known"
+    );
+}
+
+#[test]
+fn a_training_job_that_asks_for_coscheduling_is_a_gang_by_that() {
+    let mut pod = training_pod("PyTorchJob", "worker", "0");
+    pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = "bert".into();
+    let claim = claimed(&pod).unwrap();
+    assert_eq!(gang(&claim), (Dialect::Coscheduling, "bert", ""));
+    assert_eq!(claim.also, [Dialect::Kubeflow]);
+}
+
+#[test]
+fn the_launcher_of_an_mpi_job_is_of_its_workers_gang() {
+    let labels = |role: &str| {
+        json!({
+            "training.kubeflow.org/operator-name": "mpi-operator",
+            "training.kubeflow.org/job-name": "pi",
+            "training.kubeflow.org/job-role": role,
+        })
+    };
+    let mut worker = labels("worker");
+    worker["training.kubeflow.org/replica-index"] = "1".into();
+    let worker = claimed(&json!({"metadata": {
+        "name": "pi-worker-1", "labels": worker,
+        "ownerReferences": [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "name": "pi", "uid": "m", "controller": true}],
+    }}))
+    .unwrap();
+    let launcher = claimed(&json!({"metadata": {
+        "name": "pi-launcher-8xk2p", "labels": labels("launcher"),
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "pi-launcher", "uid": "j", "controller": true}],
+    }}))
+    .unwrap();
+    assert_eq!(worker.key, launcher.key);
+    assert_eq!((worker.rank, launcher.rank), (Some(1), None));
+    assert_eq!(launcher.owner, owner(OwnerKind::MpiJob, "pi", ""));
+}
+
+#[test]
+fn a_ray_cluster_is_a_gang_of_its_head_and_workers() {
+    let pod = |group: &str, kind: &str| {
+        json!({"metadata": {
+            "name": format!("ray-{group}-k7d"),
+            "labels": {
+                "ray.io/cluster": "ray", "ray.io/group": group, "ray.io/is-ray-node": "yes", "ray.io/node-type": kind,
+                "ray.io/identifier": "ray-head", "app.kubernetes.io/name": "kuberay",
+            },
+            "ownerReferences": [{"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "ray", "uid": "r", "controller": true}],
+        }})
+    };
+    let head = claimed(&pod("headgroup", "head")).unwrap();
+    assert_eq!((gang(&head), &*head.role), ((Dialect::Ray, "ray", "r"), "head"));
+    let worker = claimed(&pod("h100", "worker")).unwrap();
+    assert_eq!(
+        (&worker.key, &*worker.role, worker.rank),
+        (&head.key, "h100", None)
+    );
+    let mut of_hosts = pod("h100", "worker");
+    of_hosts["metadata"]["labels"]["ray.io/worker-group-replica-index"] = "1".into();
+    of_hosts["metadata"]["labels"]["ray.io/host-index"] = "3".into();
+    assert_eq!(claimed(&of_hosts).unwrap().rank, Some(100_003));
+}
+
+#[test]
+fn what_did_not_ask_to_be_a_gang_is_none() {
+    let made_by = |kind: &str, version: &str| {
+        json!({"metadata": {
+            "name": "x-0", "labels": {"batch.kubernetes.io/job-name": "x", "batch.kubernetes.io/job-completion-index": "0", "app": "x"},
+            "annotations": {"batch.kubernetes.io/job-completion-index": "0", "gantry.dev/checkpointed": "true"},
+            "ownerReferences": [{"apiVersion": version, "kind": kind, "name": "x", "uid": "u", "controller": true}],
+        }})
+    };
+    for (kind, version) in [
+        ("Job", "batch/v1"),
+        ("StatefulSet", "apps/v1"),
+        ("ReplicaSet", "apps/v1"),
+    ] {
+        assert_eq!(claimed(&made_by(kind, version)), None, "{kind}");
+    }
+    assert_eq!(claimed(&json!({"metadata": {"name": "x"}})), None);
+}
+
+#[test]
+fn a_job_is_a_gang_when_its_pods_say_a_minimum() {
+    let pod = |min: &str| {
+        json!({"metadata": {
+            "name": "x-3-abcde",
+            "labels": {"batch.kubernetes.io/job-completion-index": "3"},
+            "annotations": {"gantry.dev/gang-min": min},
+            "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": "u", "controller": true}],
+        }})
+    };
+    let claim = claimed(&pod("all")).unwrap();
+    assert_eq!(gang(&claim), (Dialect::Job, "x", "u"));
+    assert_eq!((claim.size, claim.rank), (Size::All, Some(3)));
+    assert_eq!(claim.owner, owner(OwnerKind::Job, "x", ""));
+    assert_eq!(claimed(&pod("6")).unwrap().size, stated(6, None));
+}

@@ -1,0 +1,154 @@
+//! Groups that people name on pods, for Kubernetes' own scheduling of gangs or another project's.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+
+#[test]
+fn a_pod_group_of_kubernetes_is_named_in_the_spec() {
+    let claim = claimed(&json!({
+        "metadata": {"name": "a", "labels": {"scheduling.x-k8s.io/pod-group": "b"}},
+        "spec": {"schedulingGroup": {"podGroupName": "train-workers-x2"}},
+    }))
+    .unwrap();
+    assert_eq!(gang(&claim), (Dialect::PodGroup, "train-workers-x2", ""));
+    assert_eq!(claim.owner, owner(OwnerKind::PodGroup, "train-workers-x2", ""));
+    assert_eq!(claim.also, [Dialect::Coscheduling]);
+}
+
+#[test]
+fn each_replica_of_a_group_of_a_workload_is_a_gang() {
+    let pod = |replica: Option<&str>| {
+        claimed(&json!({"metadata": {"name": "a"}, "spec": {"workloadRef": {
+            "name": "train", "podGroup": "workers", "podGroupReplicaKey": replica,
+        }}}))
+        .unwrap()
+    };
+    assert_eq!(gang(&pod(Some("3"))), (Dialect::Workload, "train/workers/3", ""));
+    assert_eq!(gang(&pod(None)), (Dialect::Workload, "train/workers", ""));
+    assert_eq!(
+        pod(Some("3")).owner,
+        owner(OwnerKind::Workload, "train", "workers")
+    );
+}
+
+#[test]
+fn coscheduling_has_had_three_labels() {
+    for label in [
+        "scheduling.x-k8s.io/pod-group",
+        "pod-group.scheduling.sigs.k8s.io",
+    ] {
+        let claim = claimed(&json!({"metadata": {"labels": {label: "nginx"}}})).unwrap();
+        assert_eq!(gang(&claim), (Dialect::Coscheduling, "nginx", ""));
+        assert_eq!(claim.owner, owner(OwnerKind::CoschedulingPodGroup, "nginx", ""));
+    }
+    let first = claimed(&json!({"metadata": {"labels": {
+        "pod-group.scheduling.sigs.k8s.io/name": "nginx",
+        "pod-group.scheduling.sigs.k8s.io/min-available": "3",
+    }}}))
+    .unwrap();
+    assert_eq!((first.size, first.owner), (stated(3, None), None));
+    assert_eq!(
+        first.size_said,
+        "label pod-group.scheduling.sigs.k8s.io/min-available"
+    );
+}
+
+#[test]
+fn a_job_of_volcano_names_its_pod_group_and_numbers_its_tasks() {
+    let words = json!({
+        "scheduling.k8s.io/group-name": "tf-4a3c6d1e",
+        "volcano.sh/job-name": "tf", "volcano.sh/job-version": "0", "volcano.sh/task-spec": "ps",
+        "volcano.sh/task-index": "1", "volcano.sh/template-uid": "tf-ps", "volcano.sh/queue-name": "default",
+    });
+    let claim = claimed(&json!({"metadata": {"name": "tf-ps-1", "annotations": words,
+        "ownerReferences": [{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "tf", "uid": "4a3c6d1e", "controller": true}],
+    }}))
+    .unwrap();
+    assert_eq!(gang(&claim), (Dialect::Volcano, "tf-4a3c6d1e", ""));
+    assert_eq!(
+        (&*claim.role, claim.rank, claim.size),
+        ("ps", Some(1), Size::Unsaid)
+    );
+    assert_eq!(claim.owner, owner(OwnerKind::VolcanoPodGroup, "tf-4a3c6d1e", ""));
+}
+
+#[test]
+fn koordinator_says_everything_in_annotations() {
+    let claim = claimed(&json!({"metadata": {"annotations": {
+        "gang.scheduling.koordinator.sh/name": "gang-example1",
+        "gang.scheduling.koordinator.sh/min-available": "2",
+        "gang.scheduling.koordinator.sh/total-number": "3",
+        "gang.scheduling.koordinator.sh/mode": "NonStrict",
+        "gang.scheduling.koordinator.sh/waiting-time": "1m30s",
+    }}}))
+    .unwrap();
+    assert_eq!(gang(&claim), (Dialect::Koordinator, "gang-example1", ""));
+    assert_eq!(claim.size, stated(2, Some(3)));
+    assert_eq!(claim.wish.arrival, Some(Duration::from_secs(90)));
+    let wrong = claimed(&json!({"metadata": {"annotations": {
+        "gang.scheduling.koordinator.sh/name": "g",
+        "gang.scheduling.koordinator.sh/min-available": "two",
+        "gang.scheduling.koordinator.sh/waiting-time": "90",
+    }}}))
+    .unwrap();
+    assert_eq!(
+        faults(&wrong),
+        [
+            "annotation gang.scheduling.koordinator.sh/min-available: \"two\" is no whole number from 1 to 100000",
+            "annotation gang.scheduling.koordinator.sh/waiting-time: \"90\" is no time such as 90s, 5m or 1h30m",
+        ]
+    );
+}
+
+#[test]
+fn a_group_of_plain_pods_of_kueue_is_a_gang_of_all_of_them() {
+    let pod = |more: &str| {
+        claimed(&json!({"metadata": {
+            "labels": {
+                "kueue.x-k8s.io/pod-group-name": "sample", "kueue.x-k8s.io/queue-name": "gpu",
+                "kueue.x-k8s.io/managed": "true", "kueue.x-k8s.io/pod-group-pod-index": "1",
+            },
+            "annotations": {"kueue.x-k8s.io/pod-group-total-count": "2", more: "true"},
+        }}))
+    };
+    let claim = pod("other").unwrap();
+    assert_eq!(gang(&claim), (Dialect::Kueue, "sample", ""));
+    assert_eq!((claim.size, claim.rank), (stated(2, Some(2)), Some(1)));
+    for one_by_one in [
+        "kueue.x-k8s.io/pod-group-serving",
+        "kueue.x-k8s.io/pod-group-fast-admission",
+    ] {
+        assert_eq!(pod(one_by_one), None, "a stateful set makes its pods one by one");
+    }
+}
+
+#[test]
+fn where_kueue_has_put_a_pod_is_a_hint_whatever_made_it_a_gang() {
+    let claim = claimed(&json!({"metadata": {
+        "labels": {"jobset.sigs.k8s.io/jobset-name": "train"},
+        "annotations": {
+            "kueue.x-k8s.io/podset-required-topology": "cloud.com/block",
+            "kueue.x-k8s.io/podset-slice-required-topology": "cloud.com/rack",
+            "kueue.x-k8s.io/podset-slice-size": "4",
+        },
+    }}))
+    .unwrap();
+    let hint = claim.wish.hint.unwrap();
+    assert_eq!((&*hint.label, hint.slice), ("cloud.com/rack", Some(4)));
+    assert_eq!(claim.wish.level, None, "Kueue itself holds the pods to it");
+}
+
+#[test]
+fn kai_names_a_pod_group_and_a_part_of_it() {
+    let claim = claimed(&json!({"metadata": {
+        "annotations": {"pod-group-name": "pg-train-0c1"},
+        "labels": {"kai.scheduler/subgroup-name": "workers", "kai.scheduler/queue": "team"},
+    }}))
+    .unwrap();
+    assert_eq!(gang(&claim), (Dialect::Kai, "pg-train-0c1", ""));
+    assert_eq!(&*claim.role, "workers");
+    assert_eq!(claim.owner, owner(OwnerKind::KaiPodGroup, "pg-train-0c1", ""));
+}

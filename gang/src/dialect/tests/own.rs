@@ -1,0 +1,156 @@
+//! What people say with our own annotations, and what is wrong with it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::terms::{LevelWish, Repair};
+
+fn plain(annotations: Value) -> Option<Claim> {
+    claimed(&json!({"metadata": {"name": "train-7", "uid": "u7", "annotations": annotations}}))
+}
+
+#[test]
+fn plain_pods_name_their_gang_and_all_they_wish_of_it() {
+    let claim = plain(json!({
+        "gantry.dev/gang": "train",
+        "gantry.dev/gang-min": "8",
+        "gantry.dev/gang-max": "12",
+        "gantry.dev/gang-required-level": "rack",
+        "gantry.dev/gang-slice-size": "4",
+        "gantry.dev/gang-repair": "restart",
+        "gantry.dev/gang-arrival-seconds": "90",
+        "gantry.dev/gang-rank": "3",
+        "gantry.dev/checkpointed": "true",
+    }))
+    .unwrap();
+    assert_eq!(gang(&claim), (Dialect::Annotation, "train", ""));
+    assert_eq!((claim.size, claim.rank), (stated(8, None), Some(3)));
+    assert_eq!(claim.size_said, "annotation gantry.dev/gang-min");
+    let wish = &claim.wish;
+    assert_eq!(
+        (wish.max, wish.slice, wish.repair),
+        (Some(12), Some(4), Some(Repair::Restart))
+    );
+    assert_eq!(
+        (wish.arrival, wish.checkpointed),
+        (Some(Duration::from_secs(90)), Some(true))
+    );
+    assert_eq!(
+        wish.level,
+        Some(LevelWish {
+            level: "rack".into(),
+            required: true
+        })
+    );
+    assert!(faults(&claim).is_empty());
+}
+
+#[test]
+fn a_plain_pods_ordinal_is_its_rank() {
+    assert_eq!(plain(json!({"gantry.dev/gang": "train"})).unwrap().rank, Some(7));
+    let made = json!({"metadata": {"name": "train-77777", "annotations": {"gantry.dev/gang": "train"},
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "train", "uid": "r", "controller": true}]}});
+    assert_eq!(claimed(&made).unwrap().rank, None, "a hash is no ordinal");
+}
+
+#[test]
+fn every_mistake_is_named_with_what_is_allowed() {
+    let claim = plain(json!({
+        "gantry.dev/gang": "Train_1",
+        "gantry.dev/gang-min": "0",
+        "gantry.dev/gang-max": "+4",
+        "gantry.dev/gang-mim": "4",
+        "gantry.dev/gang-required-level": "",
+        "gantry.dev/gang-preferred-level": "rack",
+        "gantry.dev/gang-repair": "restrat",
+        "gantry.dev/gang-arrival-seconds": "1h",
+        "gantry.dev/gang-rank": "-1",
+        "gantry.dev/gang-slice-size": "99999999999999999999",
+        "gantry.dev/checkpointed": "yes",
+    }))
+    .unwrap();
+    insta::assert_snapshot!(faults(&claim).join("\n"), @r#"
+    annotation gantry.dev/checkpointed: "yes" is none of true, false
+    annotation gantry.dev/gang: "Train_1" is no name of a gang: at most 63 small letters, digits, `-` and `.`, a letter or digit first and last; or `none`
+    annotation gantry.dev/gang-arrival-seconds: "1h" is no whole number from 1 to 3600
+    annotation gantry.dev/gang-max: "+4" is no whole number from 1 to 100000
+    annotation gantry.dev/gang-mim: no annotation of ours; there are gang, gang-min, gang-max, gang-required-level, gang-preferred-level, gang-slice-size, gang-repair, gang-arrival-seconds, gang-rank; did you mean `gang-min`?
+    annotation gantry.dev/gang-min: "0" is no whole number from 1 to 100000, or `all` where the owner says how many there are
+    annotation gantry.dev/gang-rank: "-1" is no whole number from 0 to 100000
+    annotation gantry.dev/gang-repair: "restrat" is none of hold, restart, ignore; did you mean `restart`?
+    annotation gantry.dev/gang-required-level: "" is neither the name of a level nor a node label
+    annotation gantry.dev/gang-required-level: gantry.dev/gang-preferred-level is given too: a gang has one level; remove one of the two
+    annotation gantry.dev/gang-slice-size: "99999999999999999999" is no whole number from 1 to 100000
+    "#);
+}
+
+#[test]
+fn a_long_value_is_cut_and_line_breaks_are_shown() {
+    let claim =
+        plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-repair": "x\n".repeat(500)})).unwrap();
+    let words = faults(&claim).join("");
+    assert!(words.len() < 300 && !words.contains('\n'), "{words}");
+}
+
+#[test]
+fn none_keeps_a_pod_out_of_any_gang() {
+    let pod = json!({"metadata": {
+        "labels": {"scheduling.x-k8s.io/pod-group": "train"},
+        "annotations": {"gantry.dev/gang": "none", "gantry.dev/gang-min": "nonsense"},
+    }});
+    assert_eq!(claimed(&pod), None);
+}
+
+#[test]
+fn what_makes_sense_of_a_gang_only_is_no_word_to_be_ignored_on_a_pod_of_none() {
+    for (name, text) in [
+        ("gantry.dev/gang-min", "4"),
+        ("gantry.dev/gangs", "train"),
+        ("gantry.dev/gang-repair", "hold"),
+    ] {
+        let claim = plain(json!({name: text})).unwrap();
+        assert_eq!(
+            gang(&claim),
+            (Dialect::Annotation, "train-7", "u7"),
+            "a gang of its own, that waits"
+        );
+        assert!(!claim.faults.is_empty(), "{name}");
+    }
+    assert_eq!(plain(json!({"gantry.dev/grant": "{}"})), None);
+}
+
+#[test]
+fn a_persons_number_goes_before_that_of_any_convention() {
+    let kueue = |annotations: Value| {
+        claimed(&json!({"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "sample"}, "annotations": annotations}})).unwrap()
+    };
+    let total = "kueue.x-k8s.io/pod-group-total-count";
+    let fewer = kueue(json!({total: "8", "gantry.dev/gang-min": "6"}));
+    assert_eq!((gang(&fewer).0, fewer.size), (Dialect::Kueue, stated(6, Some(8))));
+    assert_eq!(fewer.size_said, "annotation gantry.dev/gang-min");
+    let all = kueue(json!({total: "8", "gantry.dev/gang-min": "all"}));
+    assert_eq!(all.size, stated(8, Some(8)));
+}
+
+#[test]
+fn all_needs_somebody_who_says_how_many_there_are() {
+    let alone = plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "all"})).unwrap();
+    assert_eq!(
+        faults(&alone),
+        [
+            "annotation gantry.dev/gang-min: `all` needs an owner that says how many there are, such as a Job or a JobSet; write a number"
+        ]
+    );
+    let of_job_set = claimed(&json!({"metadata": {
+        "labels": {"jobset.sigs.k8s.io/jobset-name": "js"},
+        "annotations": {"gantry.dev/gang": "train", "gantry.dev/gang-min": "all"},
+    }}))
+    .unwrap();
+    assert_eq!(gang(&of_job_set).1, "train");
+    assert_eq!(
+        (of_job_set.size, of_job_set.owner),
+        (Size::All, owner(OwnerKind::JobSet, "js", ""))
+    );
+}

@@ -1,0 +1,104 @@
+//! What numbers and names say against each other.
+
+use std::collections::BTreeSet;
+
+use gantry_api::GangSpec;
+
+use super::Fault;
+use crate::claim::Wish;
+use crate::dialect::value::{MOST_MEMBERS, fault, nearest, shown};
+use crate::fabric::{Level, Levels};
+
+/// What the schema of the Gang object forbids, for a cluster whose schema is older or was not applied.
+pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
+    let counts = [
+        ("minMember", object.min_member),
+        ("maxMember", object.max_member),
+        ("sliceSize", object.slice_size),
+        ("arrivalSeconds", object.arrival_seconds),
+    ];
+    for (field, count) in counts {
+        let most = if field == "arrivalSeconds" {
+            3600
+        } else {
+            MOST_MEMBERS
+        };
+        if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
+            faults.insert(fault(
+                format!("spec.{field} of the Gang"),
+                format!("{count} is not from 1 to {most}"),
+            ));
+        }
+    }
+}
+
+/// What numbers say against each other.
+pub(super) fn sizes(
+    min: u32,
+    total: Option<u32>,
+    wishes: &Wish,
+    decided_by: &str,
+    faults: &mut BTreeSet<Fault>,
+) {
+    let mut wrong = |words: String| {
+        faults.insert(fault("size", words));
+    };
+    if min == 0 {
+        wrong(format!("{decided_by} is 0: at least 1 member is needed"));
+    }
+    if let Some(total) = total.filter(|total| min > *total) {
+        wrong(format!(
+            "{min} members are needed ({decided_by}), but there will be {total} only"
+        ));
+    }
+    if let Some(max) = wishes.max.filter(|max| min > *max) {
+        wrong(format!(
+            "{min} members are needed ({decided_by}), but there may be {max} at most"
+        ));
+    }
+    let Some(slice) = wishes.slice else {
+        return;
+    };
+    if wishes.level.is_none() {
+        wrong(format!(
+            "slices of {slice} members are asked for, but no level in which each is to be; name one"
+        ));
+    }
+    if !divides(slice, min) {
+        wrong(format!(
+            "slices of {slice} members do not make up the {min} that are needed ({decided_by})"
+        ));
+    }
+    if let Some(total) = total.filter(|total| !divides(slice, *total)) {
+        wrong(format!(
+            "slices of {slice} members do not make up the {total} that there will be"
+        ));
+    }
+}
+
+pub(super) fn divides(slice: u32, count: u32) -> bool {
+    count.checked_rem(slice) == Some(0)
+}
+
+/// A level by its name or its node label.
+pub(super) fn known<'a>(name: &str, levels: &'a Levels) -> Option<&'a Level> {
+    let levels = &levels.0;
+    let named = levels.iter().find(|level| *level.name == *name);
+    named.or_else(|| levels.iter().find(|level| *level.label == *name))
+}
+
+pub(super) fn unknown(name: &str, levels: &Levels) -> String {
+    let names: Vec<&str> = levels.0.iter().map(|level| &*level.name).collect();
+    if names.is_empty() {
+        return format!(
+            "{} is not known: the extender's configuration names no levels of the fabric",
+            shown(name)
+        );
+    }
+    let meant = nearest(name, &names).map_or_else(String::new, |level| format!("; did you mean `{level}`?"));
+    format!(
+        "{} is not known; the levels are {}{meant}",
+        shown(name),
+        names.join(", ")
+    )
+}

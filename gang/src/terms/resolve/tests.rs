@@ -1,0 +1,497 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::claim::OwnerKind;
+use crate::dialect::settle;
+use crate::fabric::Level;
+use crate::key::{Dialect, GangKey};
+
+fn levels() -> Levels {
+    let level = |name: &str, label: &str| Level {
+        name: name.into(),
+        label: label.into(),
+    };
+    Levels(vec![
+        level("zone", "topology.kubernetes.io/zone"),
+        level("rack", "example.com/rack"),
+    ])
+}
+
+fn resolved(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
+    let levels = levels();
+    let defaults = Defaults {
+        arrival: Duration::from_secs(60),
+        repair: Repair::Hold,
+        levels: &levels,
+    };
+    resolve(claims, owner, object, &defaults)
+}
+
+fn terms(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {
+    match resolved(claims, owner, object) {
+        Resolved::Terms(terms) => terms,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn faults(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Vec<String> {
+    match resolved(claims, owner, object) {
+        Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn not_yet(claims: &[Claim], owner: OwnerState<'_>) -> String {
+    match resolved(claims, owner, None) {
+        Resolved::NotYet(words) => words.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn claim(size: Size) -> Claim {
+    Claim {
+        key: GangKey {
+            namespace: "ml".into(),
+            name: "train".into(),
+            dialect: Dialect::Annotation,
+            incarnation: "".into(),
+        },
+        size,
+        size_said: if size == Size::Unsaid {
+            ""
+        } else {
+            "annotation gantry.dev/gang-min"
+        },
+        owner: None,
+        rank: None,
+        role: "".into(),
+        wish: Wish::default(),
+        also: Vec::new(),
+        faults: Vec::new(),
+    }
+}
+
+fn stated(min: u32) -> Claim {
+    claim(Size::Stated { min, total: None })
+}
+
+fn of_owner(kind: OwnerKind, size: Size) -> Claim {
+    Claim {
+        owner: Some(OwnerRef {
+            kind,
+            namespace: "ml".into(),
+            name: "train".into(),
+            part: "".into(),
+        }),
+        ..claim(size)
+    }
+}
+
+fn wishing(min: u32, wish: Wish) -> Claim {
+    Claim { wish, ..stated(min) }
+}
+
+fn facts(min: u32, total: Option<u32>) -> OwnerFacts {
+    OwnerFacts {
+        min: Some(min),
+        total,
+        said: "spec.minMember".into(),
+        ..OwnerFacts::default()
+    }
+}
+
+fn level(name: &str, required: bool) -> Option<LevelWish> {
+    Some(LevelWish {
+        level: name.into(),
+        required,
+    })
+}
+
+#[test]
+fn the_object_goes_before_the_pods_and_the_pods_before_the_owner() {
+    let owner = facts(8, Some(8));
+    let read = OwnerState::Read(&owner);
+    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
+    let by_owner = terms(std::slice::from_ref(&unsaid), read, None);
+    assert_eq!((by_owner.min, by_owner.total), (8, Some(8)));
+    assert_eq!(
+        &*by_owner.decided_by,
+        "spec.minMember of PodGroup train (scheduling.x-k8s.io)"
+    );
+    let said = of_owner(
+        OwnerKind::CoschedulingPodGroup,
+        Size::Stated { min: 6, total: None },
+    );
+    let by_pods = terms(&[unsaid.clone(), said.clone()], read, None);
+    assert_eq!(
+        (by_pods.min, by_pods.total),
+        (6, Some(8)),
+        "one pod's word is enough"
+    );
+    assert_eq!(&*by_pods.decided_by, "annotation gantry.dev/gang-min of its pods");
+    let object = GangSpec {
+        min_member: Some(4),
+        ..GangSpec::default()
+    };
+    let by_object = terms(&[unsaid, said], read, Some(&object));
+    assert_eq!(
+        (by_object.min, &*by_object.decided_by),
+        (4, "minMember of Gang train")
+    );
+}
+
+#[test]
+fn what_nobody_says_is_by_default() {
+    let terms = terms(&[stated(4)], OwnerState::NotNeeded, None);
+    assert_eq!((terms.min, terms.max, terms.total), (4, u32::MAX, None));
+    assert_eq!(
+        (terms.repair, terms.arrival, terms.level),
+        (Repair::Hold, Duration::from_secs(60), None)
+    );
+}
+
+#[test]
+fn what_is_missing_is_waited_for_in_words_that_stay() {
+    let unsaid = of_owner(OwnerKind::JobSet, Size::Unsaid);
+    assert_eq!(
+        not_yet(std::slice::from_ref(&unsaid), OwnerState::Unread),
+        "JobSet train was not read yet"
+    );
+    assert_eq!(
+        not_yet(std::slice::from_ref(&unsaid), OwnerState::Missing),
+        "JobSet train, which says how many members are needed, does not exist or may not be read"
+    );
+    let empty = OwnerFacts::default();
+    assert_eq!(
+        not_yet(&[unsaid], OwnerState::Read(&empty)),
+        "JobSet train does not say yet how many members are needed"
+    );
+    assert_eq!(
+        not_yet(&[claim(Size::Unsaid)], OwnerState::NotNeeded),
+        "nobody says how many members are needed: set annotation gantry.dev/gang-min on its pods, or minMember of Gang train"
+    );
+    let said = of_owner(
+        OwnerKind::LeaderWorkerSet,
+        Size::Stated {
+            min: 4,
+            total: Some(4),
+        },
+    );
+    assert_eq!(
+        not_yet(std::slice::from_ref(&said), OwnerState::Unread),
+        "LeaderWorkerSet train was not read yet"
+    );
+    assert_eq!(
+        terms(&[said], OwnerState::Missing, None).min,
+        4,
+        "the pods say enough"
+    );
+}
+
+#[test]
+fn all_is_as_many_as_there_will_be() {
+    let owner = OwnerFacts {
+        total: Some(8),
+        said: "spec.parallelism".into(),
+        ..OwnerFacts::default()
+    };
+    let all = of_owner(OwnerKind::Job, Size::All);
+    let terms = terms(std::slice::from_ref(&all), OwnerState::Read(&owner), None);
+    assert_eq!((terms.min, terms.total), (8, Some(8)));
+    assert_eq!(
+        &*terms.decided_by,
+        "annotation gantry.dev/gang-min of its pods: all of Job train"
+    );
+    let other = of_owner(OwnerKind::Job, Size::Stated { min: 4, total: None });
+    assert_eq!(
+        faults(&[all, other], OwnerState::Read(&owner), None),
+        ["pods: they disagree about how many members are needed: 4, all, which is 8; all must say the same"]
+    );
+}
+
+#[test]
+fn members_that_contradict_each_other_are_told_so() {
+    let wish = |level_name: &str, slice: u32| Wish {
+        level: level(level_name, true),
+        slice: Some(slice),
+        ..Wish::default()
+    };
+    let told = faults(
+        &[wishing(4, wish("rack", 2)), wishing(8, wish("zone", 4))],
+        OwnerState::NotNeeded,
+        None,
+    );
+    assert_eq!(
+        told,
+        [
+            "pods: they disagree about how many members are needed: 4, 8; all must say the same",
+            "pods: they disagree about in which level they are: rack (required), zone (required); all must say the same",
+            "pods: they disagree about what size slices have: 2, 4; all must say the same",
+        ]
+    );
+    let object = GangSpec {
+        min_member: Some(6),
+        ..GangSpec::default()
+    };
+    assert_eq!(
+        terms(&[stated(4), stated(8)], OwnerState::NotNeeded, Some(&object)).min,
+        6,
+        "the object's word ends it"
+    );
+}
+
+#[test]
+fn numbers_that_cannot_be_together_are_told() {
+    let wish = Wish {
+        max: Some(6),
+        slice: Some(3),
+        ..Wish::default()
+    };
+    let owner = facts(8, Some(7));
+    let mut claim = wishing(8, wish);
+    claim.owner = of_owner(OwnerKind::JobSet, Size::Unsaid).owner;
+    assert_eq!(
+        faults(&[claim], OwnerState::Read(&owner), None),
+        [
+            "size: 8 members are needed (annotation gantry.dev/gang-min of its pods), but there may be 6 at most",
+            "size: 8 members are needed (annotation gantry.dev/gang-min of its pods), but there will be 7 only",
+            "size: slices of 3 members are asked for, but no level in which each is to be; name one",
+            "size: slices of 3 members do not make up the 7 that there will be",
+            "size: slices of 3 members do not make up the 8 that are needed (annotation gantry.dev/gang-min of its pods)",
+        ]
+    );
+    let object = GangSpec {
+        min_member: Some(0),
+        arrival_seconds: Some(9999),
+        ..GangSpec::default()
+    };
+    let told = faults(&[stated(4)], OwnerState::NotNeeded, Some(&object));
+    assert!(
+        told.contains(&"spec.minMember of the Gang: 0 is not from 1 to 100000".to_owned()),
+        "{told:?}"
+    );
+    assert!(
+        told.contains(&"spec.arrivalSeconds of the Gang: 9999 is not from 1 to 3600".to_owned()),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_level_goes_by_its_name_or_its_label() {
+    let with = |name: &str| {
+        wishing(
+            4,
+            Wish {
+                level: level(name, true),
+                ..Wish::default()
+            },
+        )
+    };
+    for name in ["rack", "example.com/rack"] {
+        assert_eq!(
+            terms(&[with(name)], OwnerState::NotNeeded, None).level,
+            level("rack", true)
+        );
+    }
+    assert_eq!(
+        faults(&[with("rakc")], OwnerState::NotNeeded, None),
+        ["level: \"rakc\" is not known; the levels are zone, rack; did you mean `rack`?"]
+    );
+}
+
+#[test]
+fn what_another_system_keeps_together_is_followed_where_it_can_be() {
+    let hinting = |label: &str, slice: Option<u32>| {
+        let hint = Some(Hint {
+            label: label.into(),
+            slice,
+        });
+        wishing(
+            8,
+            Wish {
+                hint,
+                ..Wish::default()
+            },
+        )
+    };
+    let of = |claims: &[Claim]| {
+        let terms = terms(claims, OwnerState::NotNeeded, None);
+        (terms.level, terms.slice)
+    };
+    assert_eq!(
+        of(&[hinting("example.com/rack", Some(4))]),
+        (level("rack", false), Some(4))
+    );
+    assert_eq!(
+        of(&[hinting("example.com/rack", Some(3))]),
+        (level("rack", false), None)
+    );
+    assert_eq!(of(&[hinting("kubernetes.io/hostname", Some(4))]), (None, None));
+    assert_eq!(
+        of(&[
+            hinting("example.com/rack", None),
+            hinting("topology.kubernetes.io/zone", None)
+        ]),
+        (None, None)
+    );
+}
+
+#[test]
+fn where_roles_start_apart_each_is_a_gang_of_its_own() {
+    let owner = OwnerFacts {
+        by_role: vec![("driver".into(), 1), ("workers".into(), 8)],
+        apart: true,
+        ..facts(9, Some(9))
+    };
+    let read = OwnerState::Read(&owner);
+    let of = |role: &str, size| Claim {
+        role: role.into(),
+        ..of_owner(OwnerKind::JobSet, size)
+    };
+    let (driver, worker) = (of("driver", Size::Unsaid), of("workers", Size::Unsaid));
+    let settled = settle(&worker, &owner).unwrap();
+    assert_eq!(&*settled.key.name, "train/workers");
+    assert_eq!(settle(&settled, &owner), None, "once");
+    assert_eq!(
+        settle(&worker, &facts(9, None)),
+        None,
+        "only where they are apart"
+    );
+    let alone = terms(&[settled], read, None);
+    assert_eq!((alone.min, alone.total), (8, Some(8)));
+    assert_eq!(
+        terms(std::slice::from_ref(&driver), read, None).min,
+        1,
+        "before they are told apart, what has begun"
+    );
+    assert_eq!(terms(&[driver, worker], read, None).min, 9);
+    let elastic = of("workers", Size::Stated { min: 6, total: None });
+    assert_eq!(terms(&[elastic], read, None).min, 6);
+    let for_all = of(
+        "workers",
+        Size::Stated {
+            min: 9,
+            total: Some(9),
+        },
+    );
+    assert_eq!(
+        terms(&[for_all], read, None).min,
+        8,
+        "no more than there are of the role"
+    );
+}
+
+#[test]
+fn a_gang_can_be_stopped_at_little_loss_only_if_every_member_can() {
+    let with = |checkpointed| {
+        wishing(
+            2,
+            Wish {
+                checkpointed,
+                ..Wish::default()
+            },
+        )
+    };
+    let of = |claims: &[Claim]| terms(claims, OwnerState::NotNeeded, None).checkpointed;
+    assert!(of(&[with(Some(true)), with(None)]));
+    assert!(!of(&[with(Some(true)), with(Some(false))]));
+}
+
+fn any_wish() -> impl Strategy<Value = Wish> {
+    let level = prop::option::of(prop::sample::select(vec![
+        "rack",
+        "zone",
+        "example.com/rack",
+        "x",
+        "",
+    ]));
+    let hint = prop::option::of(prop::sample::select(vec!["example.com/rack", "x"]));
+    let number = || prop::option::of(0..5_u32);
+    (level, hint, number(), number(), prop::option::of(any::<bool>())).prop_map(
+        |(level, hint, slice, max, flag)| Wish {
+            level: level.map(|name| LevelWish {
+                level: name.into(),
+                required: flag == Some(true),
+            }),
+            hint: hint.map(|label| Hint {
+                label: label.into(),
+                slice,
+            }),
+            slice,
+            max,
+            repair: flag.map(|flag| if flag { Repair::Restart } else { Repair::Ignore }),
+            arrival: max.map(|seconds| Duration::from_secs(seconds.into())),
+            checkpointed: flag,
+        },
+    )
+}
+
+fn any_claim() -> impl Strategy<Value = Claim> {
+    let size = prop_oneof![
+        (0..5_u32, prop::option::of(0..5_u32)).prop_map(|(min, total)| Size::Stated { min, total }),
+        Just(Size::All),
+        Just(Size::Unsaid),
+    ];
+    let owner = prop::option::of(prop::sample::select(vec![OwnerKind::Job, OwnerKind::JobSet]));
+    let role = prop::sample::select(vec!["", "a", "b"]);
+    (size, owner, role, any_wish(), any::<u32>()).prop_map(|(size, kind, role, wish, rank)| Claim {
+        role: role.into(),
+        rank: Some(rank),
+        wish,
+        ..kind.map_or_else(|| claim(size), |kind| of_owner(kind, size))
+    })
+}
+
+fn any_facts() -> impl Strategy<Value = OwnerFacts> {
+    let number = || prop::option::of(0..6_u32);
+    let by_role = prop::collection::btree_map(prop::sample::select(vec!["a", "b", "c"]), 1..4_u32, 0..3);
+    (number(), number(), by_role, any::<bool>(), any_wish()).prop_map(|(min, total, by_role, apart, wish)| {
+        OwnerFacts {
+            min,
+            total,
+            by_role: by_role
+                .into_iter()
+                .map(|(role, count)| (role.into(), count))
+                .collect(),
+            apart,
+            wish,
+            ..OwnerFacts::default()
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn neither_order_nor_number_nor_ranks_of_members_make_a_difference(
+        claims in prop::collection::vec(any_claim(), 0..6),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        owner in any_facts(),
+        state in 0..4_u8,
+        min in prop::option::of(0..6_u32),
+    ) {
+        let state = match state {
+            0 => OwnerState::NotNeeded,
+            1 => OwnerState::Unread,
+            2 => OwnerState::Missing,
+            _ => OwnerState::Read(&owner),
+        };
+        let object = GangSpec { min_member: min, ..GangSpec::default() };
+        let first = resolved(&claims, state, Some(&object));
+        let mut others = claims.clone();
+        if !claims.is_empty() {
+            others.extend(picks.iter().map(|pick| Claim { rank: None, ..claims[pick.index(claims.len())].clone() }));
+        }
+        others.reverse();
+        prop_assert_eq!(&first, &resolved(&others, state, Some(&object)));
+        if let Resolved::Terms(terms) = &first {
+            prop_assert!(terms.min > 0 && terms.min <= terms.max);
+            prop_assert!(terms.total.is_none_or(|total| terms.min <= total));
+            prop_assert!(terms.slice.is_none_or(|slice| terms.min % slice == 0 && terms.level.is_some()));
+            let roles: u32 = terms.by_role.iter().map(|(_, count)| count).sum();
+            prop_assert!(roles <= terms.min);
+        }
+        if let Resolved::Invalid(faults) = &first {
+            prop_assert!(!faults.is_empty() && faults.is_sorted());
+        }
+    }
+}
