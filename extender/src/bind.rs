@@ -1,5 +1,8 @@
 //! Bind: devices set aside, one Binding with the grant, the outcome told. kube-scheduler believes whatever is answered here, and a
-//! "done" without a Binding leaves the pod assumed for ever: so every answer but an error follows a Binding that was seen.
+//! "done" without a Binding leaves the pod assumed for ever: so every answer but an error follows a Binding that was seen. How members of
+//! gangs wait for one another stands in `barrier`.
+
+mod barrier;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +13,10 @@ use http::{Method, Request};
 use kube::core::response::Status;
 use kube::{Api, Client};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
-use crate::index::{BindError, Outcome, Reserved, Store, Target};
-use crate::pod::SlimPod;
+use crate::index::{Admitted, BindError, Outcome, Reserved, Store, Target};
+use crate::pod::{PodFacts, SlimPod};
 use crate::watch::chain;
 use crate::watched::Watched;
 
@@ -23,6 +27,8 @@ pub struct Binder {
     store: Arc<Store>,
     watched: Watched,
     timeout: Duration,
+    /// Bindings of members on their way at once.
+    posts: Arc<Semaphore>,
 }
 
 /// Why a pod was not bound, for kube-scheduler and the pod's condition.
@@ -31,6 +37,16 @@ pub enum Failure {
     /// The decision does not stand.
     #[error("{0}")]
     Refused(#[from] BindError),
+    /// The rest of its gang did not come.
+    #[error(
+        "gang {gang}: its members did not all come within {seconds} s; their places are kept for a while"
+    )]
+    Alone {
+        /// The gang.
+        gang: String,
+        /// The time limit.
+        seconds: u64,
+    },
     /// The pod is another one by now, or none.
     #[error("pod {0} is gone")]
     Gone(String),
@@ -50,6 +66,7 @@ impl Failure {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Refused(_) => "refused",
+            Self::Alone { .. } => "alone",
             Self::Gone(_) => "gone",
             Self::BoundByOther(_) => "bound_by_other",
             Self::Rejected(_) => "rejected",
@@ -104,6 +121,7 @@ impl Binder {
             store,
             watched,
             timeout,
+            posts: Arc::new(Semaphore::new(barrier::POSTS)),
         }
     }
 
@@ -114,15 +132,32 @@ impl Binder {
     /// it.
     pub async fn bind(&self, target: &Target) -> Result<(), Failure> {
         let deadline = Instant::now() + self.timeout;
-        let reserved = match self.store.update(|index| index.reserve(target, None)) {
+        let admitted = match self.store.update(|index| index.admit(target, None)) {
             Err(BindError::UnknownPod(_)) => {
                 // The scheduler's cache was faster than ours, or this process has just started.
-                let request = self.read_request(target, deadline).await?;
-                self.store.update(|index| index.reserve(target, Some(request)))?
+                let request = self.read_pod(target, deadline).await?;
+                self.store.update(|index| index.admit(target, request))?
             }
             other => other?,
         };
-        let (plan, annotation) = match &reserved {
+        match admitted {
+            Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
+            Admitted::Member(reserved) => self.bind_member(target, reserved).await,
+            Admitted::Wait(gang) => match self.wait(target, &gang, deadline).await? {
+                Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
+                Admitted::Member(reserved) => self.bind_member(target, reserved).await,
+                Admitted::Wait(gang) => Err(self.alone(&gang)),
+            },
+        }
+    }
+
+    async fn bind_single(
+        &self,
+        target: &Target,
+        reserved: &Reserved,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let (plan, annotation) = match reserved {
             Reserved::AlreadyBound => return Ok(()),
             Reserved::Plain => (None, None),
             Reserved::Grant { plan, annotation } => (Some(plan.as_str()), Some(&**annotation)),
@@ -252,20 +287,23 @@ impl Binder {
         }
     }
 
-    async fn read_request(
+    /// Reads the pod from the API server: what it asks for. If it belongs to a gang, the index hears of it.
+    async fn read_pod(
         &self,
         target: &Target,
         deadline: Instant,
-    ) -> Result<Arc<crate::request::Request>, Failure> {
+    ) -> Result<Option<Arc<crate::request::Request>>, Failure> {
         let pod = match self.get(target, deadline).await {
             Ok(Some(pod)) if pod.metadata.uid.as_deref() == Some(target.uid.as_str()) => pod,
             Ok(_) => return Err(Failure::Gone(full_name(target))),
             Err(why) => return Err(Failure::Unanswered(why)),
         };
-        match pod.request(&self.watched) {
-            Ok(request) => Ok(Arc::new(request)),
-            Err(error) => Err(BindError::Request(error.to_string()).into()),
+        let request = pod.request(&self.watched);
+        let request = request.map_err(|error| BindError::Request(error.to_string()))?;
+        if let Some(pod) = PodFacts::read(&self.watched, pod) {
+            self.store.update(|index| index.hear(pod));
         }
+        Ok(Some(Arc::new(request)))
     }
 
     async fn get(&self, target: &Target, deadline: Instant) -> Result<Option<SlimPod>, String> {

@@ -11,6 +11,8 @@ pub use prioritize::{Winner, prioritize};
 pub use score::{Score, score};
 pub use words::{Miss, node_line, plugin_not_ready};
 
+use std::time::Duration;
+
 use crate::snapshot::{NodeIx, Snapshot};
 use crate::wire::{Node, Text};
 
@@ -36,12 +38,30 @@ pub enum Policy {
 }
 
 /// What an operator chose.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Nodes without an inventory.
     pub foreign: ForeignNodes,
     /// Equally good nodes.
     pub policy: Policy,
+    /// How long the gang that is next waits before nodes are kept for it.
+    pub patience: Duration,
+    /// How long nodes are kept for it at a stretch; then they are open for as long.
+    pub drain: Duration,
+    /// Whether members are told their node as `status.nominatedNodeName`, so that kube-scheduler tries it first.
+    pub nominate: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            foreign: ForeignNodes::default(),
+            policy: Policy::default(),
+            patience: Duration::from_secs(60),
+            drain: Duration::from_secs(600),
+            nominate: false,
+        }
+    }
 }
 
 /// The nodes asked about, in the order asked.
@@ -111,6 +131,11 @@ pub fn locate(snapshot: &Snapshot, candidates: &Candidates<'_>) -> Vec<Option<No
         Candidates::Names(names) => snapshot.find_all(names.iter().map(|name| name.as_str())),
         Candidates::Nodes(nodes) => snapshot.find_all(nodes.iter().map(|node| node.name())),
     }
+}
+
+/// Whether a node among the candidates is a simulation's invention: such a question must leave no trace.
+pub fn is_simulation(candidates: &Candidates<'_>, nodes: &[Option<NodeIx>]) -> bool {
+    candidates.are_objects() && nodes.iter().any(Option::is_none)
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use gantry_api::{Grant, NodeName, PodUid, names};
+use gantry_gang::protocol::Now;
+use gantry_gang::{NodeFacts, Resources};
 use gantry_topology::{Gpu, GpuSet, Machine, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
 use serde_json::{Value, json};
 
@@ -202,6 +204,14 @@ pub(crate) fn pod_of(name: &str, resource: &str, devices: u32) -> Value {
     })
 }
 
+/// A pod that says it belongs to a gang of `min` members, pending. Its UID is its name.
+pub(crate) fn member(name: &str, gpus: u32, gang: &str, min: u32) -> Value {
+    let mut pod = pod(name, gpus);
+    pod["metadata"]["annotations"] =
+        json!({names::GANG_ANNOTATION: gang, names::GANG_MIN_ANNOTATION: min.to_string()});
+    pod
+}
+
 /// The pod bound to a node at second `at`, with a grant of some GPUs.
 pub(crate) fn bound(mut pod: Value, node: &str, at: u32, gpus: Option<&str>) -> Value {
     pod["spec"]["nodeName"] = node.into();
@@ -249,9 +259,12 @@ pub(crate) fn target(pod: &str, node: &str) -> Target {
 /// A cluster behind a store.
 pub(crate) struct Cluster {
     pub(crate) store: Arc<Store>,
-    pub(crate) now: Mutex<Instant>,
+    pub(crate) now: Arc<Mutex<Instant>>,
     kinds: Mutex<Kinds>,
 }
+
+/// When clusters begin, in seconds since 1970: at the start of 2026, when all pods were created.
+pub(crate) const BEGIN: i64 = 1_767_225_600;
 
 impl Cluster {
     /// Lists have been read and were empty.
@@ -265,9 +278,19 @@ impl Cluster {
 
     /// Nothing has been read.
     pub(crate) fn cold(options: Options) -> Self {
+        let begin = Instant::now();
+        let now = Arc::new(Mutex::new(begin));
+        let shown = Arc::clone(&now);
+        let clock = move || {
+            let at = *shown.lock().unwrap();
+            let passed = at.saturating_duration_since(begin).as_secs();
+            let unix = BEGIN + i64::try_from(passed).unwrap();
+            Now { at, unix }
+        };
+        let index = Index::new(options, &watched(), "run".into());
         Self {
-            store: Arc::new(Store::new(Index::new(options, &watched(), "run".into()))),
-            now: Mutex::new(Instant::now()),
+            store: Arc::new(Store::with_clock(index, Box::new(clock))),
+            now,
             kinds: Mutex::default(),
         }
     }
@@ -290,8 +313,21 @@ impl Cluster {
     }
 
     pub(crate) fn node(&self, name: &str, advertised: u32) -> &Self {
-        self.store
-            .update(|index| index.node_applied(&name.into(), vec![(GPU.into(), advertised)]));
+        let facts = Arc::new(NodeFacts {
+            name: name.into(),
+            allocatable: Resources {
+                milli_cpu: 64_000,
+                memory: 1 << 40,
+                ephemeral: 1 << 40,
+                pods: 110,
+                ..Resources::default()
+            },
+            ..NodeFacts::default()
+        });
+        self.store.update(|index| {
+            index.node_described(facts);
+            index.node_applied(&name.into(), vec![(GPU.into(), advertised)]);
+        });
         self
     }
 

@@ -9,8 +9,11 @@
 
 mod binds;
 mod classes;
+mod compact;
 mod entry;
+mod gangs;
 mod inspect;
+mod lists;
 mod managed;
 mod read;
 mod reserve;
@@ -23,13 +26,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_gang::protocol::{Now, Settings};
 
 pub use binds::Outcome;
 pub use entry::Totals;
+pub use gangs::{Admitted, Belongs, Called, GangTotals, GangView, MemberView, PlaceView};
 pub use inspect::{Bound, NodeReport, PodReport};
+pub use lists::Source;
 pub use read::{LooseGpuNode, SlimNode, advertised, described, inventory};
 pub use reserve::{BindError, Reserved, Target};
-pub use store::Store;
+pub use store::{Clock, Store, system_clock};
 pub use waiting::{Parked, Short};
 
 use crate::decide::{ForeignNodes, Options};
@@ -53,31 +59,6 @@ pub const HOLD: Duration = Duration::from_secs(30);
 /// a request after 60 s.
 pub const UNSURE: Duration = Duration::from_secs(65);
 
-/// Which of the three watches something came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Source {
-    /// Pods.
-    Pods,
-    /// Nodes.
-    Nodes,
-    /// GpuNodes.
-    GpuNodes,
-}
-
-impl Source {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Pods, Self::Nodes, Self::GpuNodes];
-
-    /// Its name in metrics and messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pods => "pods",
-            Self::Nodes => "nodes",
-            Self::GpuNodes => "gpunodes",
-        }
-    }
-}
-
 /// The state. See the head of this module.
 #[derive(Debug)]
 pub struct Index {
@@ -90,25 +71,31 @@ pub struct Index {
     slots: Vec<ClassIx>,
     binds: binds::Binds,
     waiting: waiting::Waiting,
-    relists: HashMap<Source, Relist>,
+    relists: HashMap<Source, lists::Relist>,
     synced: HashSet<Source>,
     dirty: Vec<NodeIx>,
     changed: bool,
     generation: u64,
     faults: HashMap<FaultKind, u64>,
     rooms: room::Rooms,
-}
-
-/// A list in progress: what it has named so far, and when it was begun.
-#[derive(Debug)]
-struct Relist {
-    since: Instant,
-    seen: HashSet<Arc<str>>,
+    gangs: gangs::State,
+    /// The time it was told last, and when it was told both clocks.
+    now: Now,
+    origin: Now,
+    published: Arc<Snapshot>,
 }
 
 impl Index {
     /// An empty index. `run` tells this process's plans from those of one before it.
     pub fn new(options: Options, watched: &Watched, run: String) -> Self {
+        let begin = Now {
+            at: Instant::now(),
+            unix: 0,
+        };
+        let settings = Settings {
+            identity: run.as_str().into(),
+            ..Settings::default()
+        };
         Self {
             options,
             managed: managed::Managed::new(watched),
@@ -126,6 +113,10 @@ impl Index {
             generation: 0,
             faults: HashMap::new(),
             rooms: room::Rooms::default(),
+            gangs: gangs::State::new(settings),
+            now: begin,
+            origin: begin,
+            published: Arc::default(),
         }
     }
 
@@ -151,6 +142,7 @@ impl Index {
             }
             self.dirty.push(node);
         }
+        self.tell_pod(&pod);
         if pod.terminal {
             self.waiting.forget(&uid);
             self.drop_hold(&uid);
@@ -163,9 +155,11 @@ impl Index {
 
     /// A pod was deleted. `last` is its last state, if the watch brought it.
     pub fn pod_deleted(&mut self, now: Instant, uid: &PodUid, last: Option<PodFacts>) {
+        self.moment(now);
         if let Some(last) = last.filter(|last| last.uid == *uid) {
             self.pod_applied(last);
         }
+        self.tell_gone(uid);
         self.room_gone(uid);
         self.waiting.forget(uid);
         self.drop_hold(uid);
@@ -205,8 +199,8 @@ impl Index {
         {
             let before = entry.advertised.take().unwrap_or_default();
             self.changed |= self.managed.advertised(&before, &[]);
-            self.dirty.push(node);
             self.node_gone(node);
+            self.dirty.push(node);
         }
     }
 
@@ -242,56 +236,11 @@ impl Index {
         }
     }
 
-    /// A list begins: what it does not name is gone.
-    pub fn list_begins(&mut self, now: Instant, source: Source) {
-        let relist = Relist {
-            since: now,
-            seen: HashSet::new(),
-        };
-        self.relists.insert(source, relist);
-    }
-
-    /// A list is complete.
-    pub fn list_ends(&mut self, now: Instant, source: Source) {
-        let Some(Relist { since, seen }) = self.relists.remove(&source) else {
-            return;
-        };
-        match source {
-            Source::Pods => {
-                let gone: Vec<PodUid> = self
-                    .pods
-                    .keys()
-                    .filter(|uid| !seen.contains(uid.as_str()))
-                    .cloned()
-                    .collect();
-                for uid in gone {
-                    self.pod_deleted(now, &uid, None);
-                }
-                self.bystanders_listed(&seen);
-                self.binds
-                    .listed(now, since, &seen, &mut self.entries, &mut self.dirty);
-            }
-            Source::Nodes | Source::GpuNodes => {
-                let gone: Vec<NodeName> = self
-                    .entries
-                    .iter()
-                    .map(|entry| entry.name.clone())
-                    .filter(|name| !seen.contains(name.as_str()))
-                    .collect();
-                for name in gone {
-                    match source {
-                        Source::Nodes => self.node_deleted(name.as_str()),
-                        Source::GpuNodes | Source::Pods => self.inventory_deleted(name.as_str()),
-                    }
-                }
-            }
-        }
-        self.changed |= self.synced.insert(source);
-    }
-
     /// Lets time pass. `contact` is when the API server last answered: devices of vanished pods are given free only by facts newer
     /// than the quarantine.
     pub fn tick(&mut self, now: Instant, contact: Instant) {
+        self.moment(now);
+        self.tick_gangs();
         for (number, entry) in (0..).zip(&mut self.entries) {
             if entry.forget_left(now, contact) {
                 self.dirty.push(NodeIx(number));
@@ -304,31 +253,50 @@ impl Index {
         }
     }
 
-    /// Works out what has changed and returns a new snapshot if anything a decision looks at did.
-    pub fn publish(&mut self) -> Option<Snapshot> {
+    /// Works out what has changed and makes a new snapshot if anything a decision looks at did; whether it did.
+    pub fn publish(&mut self) -> bool {
         self.settle_rooms();
-        let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.sort_unstable();
-        dirty.dedup();
-        for node in dirty {
-            self.refresh(node);
-        }
+        self.settle_gangs();
+        self.work_out();
+        self.look_at_places();
+        self.work_out();
+        self.keep_for_the_head();
         if !std::mem::take(&mut self.changed) {
-            return None;
+            return false;
         }
         self.compact();
         self.generation += 1;
         self.waiting.published(self.generation);
-        Some(Snapshot {
+        self.published = Arc::new(Snapshot {
             generation: self.generation,
-            synced: self.synced.len() == Source::ALL.len(),
+            synced: self.is_synced(),
             managed: self.managed.managed(),
             offered: self.managed.offered(),
             names: Arc::clone(&self.names),
             nodes: self.slots.clone(),
             classes: self.classes.shared(),
             holds: self.binds.holds(),
-        })
+            kept: self.kept(),
+        });
+        true
+    }
+
+    /// The snapshot that was published last.
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.published
+    }
+
+    fn is_synced(&self) -> bool {
+        self.synced.len() == Source::ALL.len()
+    }
+
+    fn work_out(&mut self) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable();
+        dirty.dedup();
+        for node in dirty {
+            self.refresh(node);
+        }
     }
 
     /// The pod of a UID.
@@ -374,6 +342,10 @@ impl Index {
                 .is_some_and(|class| self.classes.is_foreign(*class));
         if opens || entry.gained(&before) {
             self.waiting.gained(node);
+            self.gangs.gained();
+        }
+        if !entry.places.is_empty() {
+            self.gangs.suspects.insert(node);
         }
         let class = self.classes.of(standing);
         if let Some(slot) = self.slots.get_mut(node.0 as usize)
@@ -395,43 +367,11 @@ impl Index {
         number
     }
 
-    fn seen(&mut self, source: Source, name: &str) {
-        if let Some(relist) = self.relists.get_mut(&source) {
-            relist.seen.insert(name.into());
-        }
-    }
-
     fn drop_hold(&mut self, uid: &PodUid) {
         if let Some(node) = self.binds.drop_hold(uid) {
             self.dirty.push(node);
             self.changed = true;
         }
-    }
-
-    /// Numbers of nodes that are gone are given up once they are the larger half; classes that nobody is in, likewise.
-    fn compact(&mut self) {
-        let gone = (0..)
-            .zip(&self.entries)
-            .filter(|(number, entry)| entry.is_gone() && !self.rooms.is_used(NodeIx(*number)));
-        let gone = gone.count();
-        if gone > 256 && gone * 2 > self.entries.len() {
-            let mut names = Names::default();
-            let mut renumbered = HashMap::new();
-            let (old_entries, old_slots) =
-                (std::mem::take(&mut self.entries), std::mem::take(&mut self.slots));
-            for ((number, entry), slot) in (0..).zip(old_entries).zip(old_slots) {
-                if !entry.is_gone() || self.rooms.is_used(NodeIx(number)) {
-                    renumbered.insert(NodeIx(number), names.number(&entry.name));
-                    self.entries.push(entry);
-                    self.slots.push(slot);
-                }
-            }
-            self.names = Arc::new(names);
-            self.binds.renumber(&renumbered);
-            self.waiting.renumber(&renumbered);
-            self.rooms.renumber(&renumbered, self.entries.len());
-        }
-        self.classes.compact(&mut self.slots);
     }
 }
 

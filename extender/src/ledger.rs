@@ -27,7 +27,7 @@ pub struct Account {
 pub struct Balance {
     /// Live pods.
     pub held: DeviceSet,
-    /// Binds in flight.
+    /// Binds in flight, and places kept for gangs.
     pub reserved: DeviceSet,
     /// Pods that are gone, whose processes perhaps are not.
     pub leaving: DeviceSet,
@@ -61,8 +61,8 @@ pub enum FaultKind {
 
 /// Works out the account of a node.
 ///
-/// `pods` are the live pods bound to it, in bind order (see [`PodFacts::order`]); `reserved` the binds in flight; `leaving` what
-/// pods held that went without their end being seen.
+/// `pods` are the live pods bound to it, in bind order (see [`PodFacts::order`]); `reserved` the binds in flight and the
+/// places kept for gangs; `leaving` what pods held that went without their end being seen.
 ///
 /// 1. What kubelet reports is true. A pod it reports in full, by UID, holds exactly that: its grant is spent, however the sets
 ///    went round among pods (two pods that got each other's sets are swapped by this).

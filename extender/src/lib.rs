@@ -57,7 +57,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::bind::Binder;
 use crate::decide::Options;
-use crate::index::{Index, Store};
+use crate::index::{Index, Source, Store};
 use crate::metrics::Metrics;
 use crate::server::Server;
 use crate::service::Service;
@@ -87,6 +87,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let options = Options {
         foreign: foreign_nodes,
         policy,
+        ..Options::default()
     };
     let client = connect(kubeconfig.as_deref()).await?;
     let listener = TcpListener::bind(listen)
@@ -95,6 +96,12 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     tracing::info!(address = %listener.local_addr()?, resources = ?watched.named(), ?options, "gantry extender serves");
     let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
     let store = Arc::new(Store::new(Index::new(options, &watched, run)));
+    // Nobody watches Gang objects yet: none is waited for.
+    store.update(|index| {
+        let now = std::time::Instant::now();
+        index.list_begins(now, Source::Gangs);
+        index.list_ends(now, Source::Gangs);
+    });
     let metrics = Arc::new(Metrics::new());
     let contact = Contact::new();
     let watching = tokio::spawn(watch::run(

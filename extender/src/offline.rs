@@ -10,7 +10,7 @@ use gantry_api::ResourceName;
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::Options;
-use crate::index::{Index, Store};
+use crate::index::{self, Index, Store};
 use crate::watch::{self, Contact};
 use crate::watched::Watched;
 
@@ -30,6 +30,12 @@ pub async fn look(
     let client = crate::connect(kubeconfig).await?;
     let watched = Watched::new(resources);
     let store = Arc::new(Store::new(Index::new(options, &watched, "offline".to_owned())));
+    // Nobody watches Gang objects yet: none is waited for.
+    store.update(|index| {
+        let now = std::time::Instant::now();
+        index.list_begins(now, index::Source::Gangs);
+        index.list_ends(now, index::Source::Gangs);
+    });
     let shutdown = CancellationToken::new();
     let watching = tokio::spawn(watch::run(
         client,

@@ -4,12 +4,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{PodUid, ResourceName};
+use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_gang::protocol::Answer;
+use serde::Deserialize;
 
 use crate::bind::Binder;
 use crate::decide::{self, Candidates, Filtered, NodeObject, Options};
-use crate::index::{Parked, Store, Target};
+use crate::index::{Belongs, Parked, Store, Target};
 use crate::metrics::{Decision, Metrics, Outcome};
+use crate::pod::{PodFacts, SlimPod};
 use crate::request::{Request, RequestError};
 use crate::snapshot::Snapshot;
 use crate::watched::Watched;
@@ -66,7 +69,7 @@ impl Service {
                 Filtered::all_refused(candidates.len(), format!("node(s) not looked at: {error}"))
             }
             Ok(request) => {
-                let answer = self.decide(&args.pod, request, &candidates, &snapshot);
+                let answer = self.decide(body, &args.pod, request, &candidates, &snapshot);
                 outcome = if answer.passed.is_empty() { "none" } else { "some" };
                 answer
             }
@@ -81,14 +84,29 @@ impl Service {
 
     fn decide(
         &self,
+        body: &[u8],
         pod: &Pod<'_>,
         request: Request,
         candidates: &Candidates<'_>,
         snapshot: &Snapshot,
     ) -> Filtered {
         let nodes = decide::locate(snapshot, candidates);
-        let answer = decide::filter(snapshot, self.options, &request, candidates, &nodes);
         let uid = uid(pod);
+        let simulated = decide::is_simulation(candidates, &nodes);
+        if !simulated && !uid.is_empty() {
+            match self.gang(body, uid, candidates) {
+                Answer::Single => {}
+                Answer::Node(node) => return only(candidates, &node),
+                Answer::Wait(why) => return Filtered::all_refused(candidates.len(), why.to_string()),
+            }
+        }
+        let mut answer = decide::filter(snapshot, self.options, &request, candidates, &nodes);
+        let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
+        if let Some(kept) = &snapshot.kept
+            && priority <= kept.priority
+        {
+            answer.keep_off(kept, &nodes);
+        }
         if answer.simulated || uid.is_empty() {
             return answer;
         }
@@ -126,16 +144,24 @@ impl Service {
         if !request.is_empty() {
             let nodes = decide::locate(&snapshot, &candidates);
             let uid = uid(&args.pod);
-            winner = decide::prioritize(&snapshot, self.options, uid, &request, &candidates, &nodes);
-            if let Some(winner) = &winner
-                && !uid.is_empty()
-                && nodes.iter().all(Option::is_some)
+            let known = nodes.iter().all(Option::is_some) && !uid.is_empty();
+            let gang = match known {
+                true => self.gang(body, uid, &candidates),
+                false => Answer::Single,
+            };
+            winner = match &gang {
+                Answer::Single => {
+                    decide::prioritize(&snapshot, self.options, uid, &request, &candidates, &nodes)
+                        .map(|winner| winner.position)
+                }
+                Answer::Node(node) => position(&candidates, node),
+                Answer::Wait(_) => None,
+            };
+            if let Some(winner) = winner
+                && known
+                && gang == Answer::Single
             {
-                self.hold(
-                    &PodUid::from(uid),
-                    request,
-                    candidates.name(winner.position as usize),
-                );
+                self.hold(&PodUid::from(uid), request, candidates.name(winner as usize));
             }
         }
         let decision = Decision {
@@ -143,10 +169,26 @@ impl Service {
             outcome: if winner.is_some() { "winner" } else { "none" },
         };
         self.metrics.decisions.get_or_create(&decision).inc();
-        Ok(wire::priorities_answer(
-            &candidates,
-            winner.map(|winner| winner.position),
-        ))
+        Ok(wire::priorities_answer(&candidates, winner))
+    }
+
+    /// What a pod's gang says, if it belongs to one. A pod that the watch has not shown yet is read from the body.
+    fn gang(&self, body: &[u8], uid: &str, candidates: &Candidates<'_>) -> Answer {
+        match self.store.read(|index| index.belongs(uid)) {
+            Belongs::Single => return Answer::Single,
+            Belongs::Gang => {}
+            Belongs::Unknown => {
+                let pod = serde_json::from_slice::<OnlyPod>(body).ok();
+                let pod = pod.and_then(|body| PodFacts::read(&self.watched, body.pod));
+                match pod.filter(|pod| pod.claim.is_some()) {
+                    Some(pod) => self.store.update(|index| index.hear(pod)),
+                    None => return Answer::Single,
+                }
+            }
+        }
+        let offered = |node: &NodeName| position(candidates, node).is_some();
+        self.store
+            .update(|index| index.answer(&PodUid::from(uid), &offered))
     }
 
     /// `POST /bind`.
@@ -212,6 +254,32 @@ impl Service {
         asked.retain(|resource| snapshot.managed.contains(resource));
         Ok(Request::read(&asked, |resource| spec.containers_asking(resource)))
     }
+}
+
+/// The body of filter and prioritize, but for its pod.
+#[derive(Deserialize)]
+struct OnlyPod {
+    #[serde(rename = "Pod", alias = "pod")]
+    pod: SlimPod,
+}
+
+/// One node and no other. Why the others are refused need not be said: kube-scheduler asks no further.
+fn only(candidates: &Candidates<'_>, node: &NodeName) -> Filtered {
+    match position(candidates, node) {
+        Some(position) => Filtered {
+            passed: vec![position],
+            ..Filtered::default()
+        },
+        None => Filtered::all_refused(
+            candidates.len(),
+            "its gang's place is on a node that was not offered".to_owned(),
+        ),
+    }
+}
+
+fn position(candidates: &Candidates<'_>, node: &NodeName) -> Option<u32> {
+    let found = (0..candidates.len()).find(|position| candidates.name(*position) == node.as_str());
+    found.and_then(|position| u32::try_from(position).ok())
 }
 
 fn read_args<'a>(verb: &'static str, body: &'a [u8]) -> Result<ExtenderArgs<'a>, Refusal> {

@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_gang::GangKey;
 use gantry_topology::Purpose;
 
 pub use names::Names;
@@ -46,6 +47,60 @@ pub struct Snapshot {
     pub classes: Arc<Vec<Arc<Standing>>>,
     /// Devices set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
+    /// Nodes kept for a gang that waits.
+    pub kept: Option<Arc<Kept>>,
+}
+
+/// Nodes kept for a gang that waits: what comes free there is for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// The gang.
+    pub gang: Arc<GangKey>,
+    /// Its priority. Pods of a higher one go where they like.
+    pub priority: i32,
+    /// By number of node.
+    nodes: Vec<bool>,
+}
+
+impl Kept {
+    /// Keeps `nodes` for a gang.
+    pub fn new(gang: Arc<GangKey>, priority: i32, nodes: impl IntoIterator<Item = NodeIx>) -> Self {
+        let mut kept = Self {
+            gang,
+            priority,
+            nodes: Vec::new(),
+        };
+        for node in nodes {
+            let number = node.0 as usize;
+            if kept.nodes.len() <= number {
+                kept.nodes.resize(number + 1, false);
+            }
+            kept.nodes[number] = true;
+        }
+        kept
+    }
+
+    /// The same for other nodes.
+    #[must_use]
+    pub fn with(&self, nodes: impl IntoIterator<Item = NodeIx>) -> Self {
+        Self::new(Arc::clone(&self.gang), self.priority, nodes)
+    }
+
+    /// The nodes, ascending.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeIx> + '_ {
+        let numbered = (0u32..).map(NodeIx).zip(&self.nodes);
+        numbered.filter(|(_, kept)| **kept).map(|(node, _)| node)
+    }
+
+    /// Whether a node is among them.
+    pub fn has(&self, node: NodeIx) -> bool {
+        self.nodes.get(node.0 as usize) == Some(&true)
+    }
+
+    /// What a pod that is refused for it is told.
+    pub fn words(&self) -> String {
+        format!("node(s) kept for gang {}, which waits", self.gang)
+    }
 }
 
 /// Devices that a pod will most likely be given.

@@ -111,6 +111,9 @@ pub struct PodSpec<'a> {
     /// App containers.
     #[serde(borrow, default)]
     pub containers: Option<Vec<PodContainer<'a>>>,
+    /// Its priority, as admission has worked it out.
+    #[serde(default)]
+    pub priority: Option<i32>,
 }
 
 /// What of a `v1.Container` matters here.

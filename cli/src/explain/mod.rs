@@ -95,6 +95,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let options = Options {
         foreign: args.foreign_nodes,
         policy: args.policy,
+        ..Options::default()
     };
     let kubeconfig = args.kubeconfig.clone().or_else(home_kubeconfig);
     let store = offline::look(kubeconfig.as_deref(), resources, options, LIMIT).await?;

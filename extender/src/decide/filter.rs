@@ -3,7 +3,7 @@
 
 use super::{Candidates, ForeignNodes, Miss, Options, words};
 use crate::request::{Ask, Request};
-use crate::snapshot::{Class, NodeIx, Snapshot, Standing};
+use crate::snapshot::{Class, Kept, NodeIx, Snapshot, Standing};
 
 /// The answer, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -76,6 +76,20 @@ impl Filtered {
         Self {
             passed: (0..u32::try_from(candidates).unwrap_or(u32::MAX)).collect(),
             ..Self::default()
+        }
+    }
+
+    /// Refuses those that passed and are kept for a gang. `nodes` are the candidates' numbers.
+    pub fn keep_off(&mut self, kept: &Kept, nodes: &[Option<NodeIx>]) {
+        let is_kept = |position: &mut u32| {
+            let node = nodes.get(*position as usize).copied().flatten();
+            node.is_some_and(|node| kept.has(node))
+        };
+        let off: Vec<u32> = self.passed.extract_if(.., is_kept).collect();
+        if !off.is_empty() {
+            let reason = self.reason(kept.words());
+            self.refused
+                .extend(off.into_iter().map(|position| (position, reason)));
         }
     }
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_gang::GangKey;
+use gantry_gang::protocol::ShapeId;
 
 use super::binds::Reservation;
 use super::{QUARANTINE, QUARANTINE_WITHOUT_TRUTH};
@@ -26,9 +28,24 @@ pub(super) struct Entry {
     pub(super) pods: Vec<PodUid>,
     /// Binds whose pods do not show them yet.
     pub(super) reservations: Vec<Reservation>,
+    /// Places kept for gangs.
+    pub(super) places: Vec<Kept>,
     /// What pods held that vanished without their end being seen, and since when.
     pub(super) leaving: Vec<(Instant, Devices)>,
     pub(super) account: Account,
+}
+
+/// A place for one member of a gang, kept until a pod shows that it has it, or the gang gives it up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub(super) gang: Arc<GangKey>,
+    /// Which of the gang's places.
+    pub(super) slot: u32,
+    /// Of the members it is for, if that is known.
+    pub(super) shape: Option<ShapeId>,
+    pub(super) devices: Devices,
+    /// The member that has it.
+    pub(super) pod: Option<PodUid>,
 }
 
 impl Entry {
@@ -39,6 +56,7 @@ impl Entry {
             inventory: None,
             pods: Vec::new(),
             reservations: Vec::new(),
+            places: Vec::new(),
             leaving: Vec::new(),
             account: Account::default(),
         }
@@ -61,6 +79,8 @@ impl Entry {
             .reservations
             .iter()
             .map(|reservation| &reservation.devices)
+            // What a member is being bound with is in both, and counts once.
+            .chain(self.places.iter().map(|place| &place.devices))
             .collect();
         let leaving: Vec<&Devices> = self.leaving.iter().map(|(_, devices)| devices).collect();
         let account = ledger::settle(&self.name, inventory, &live, &reserved, &leaving);
@@ -182,6 +202,7 @@ impl Entry {
             && self.inventory.is_none()
             && self.pods.is_empty()
             && self.reservations.is_empty()
+            && self.places.is_empty()
             && self.leaving.is_empty()
     }
 }
@@ -197,7 +218,7 @@ pub struct Totals {
     pub free: usize,
     /// Live pods'.
     pub held: usize,
-    /// Of binds in flight.
+    /// Of binds in flight, and kept for gangs.
     pub reserved: usize,
     /// Of pods that are gone, whose processes perhaps are not.
     pub leaving: usize,

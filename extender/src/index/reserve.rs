@@ -7,6 +7,7 @@ use std::time::Instant;
 use gantry_api::{Grant, GrantError, NodeName, PodUid};
 
 use super::binds::{Pending, Reservation, State};
+use super::entry::Entry;
 use super::{HOLD, Index};
 use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
@@ -75,6 +76,9 @@ pub enum BindError {
     /// What the pod asks for cannot be read.
     #[error("{0}")]
     Request(String),
+    /// Its gang does not let it, in the gang's words.
+    #[error("{0}")]
+    Gang(Arc<str>),
     /// The devices are not free any more.
     #[error("node {node}: {reason}")]
     NotFree {
@@ -162,26 +166,24 @@ impl Index {
                 reason: decide::plugin_not_ready(reason),
             });
         }
-        if let Some(known) = entry
-            .reservations
-            .iter_mut()
-            .find(|known| known.uid == target.uid)
-        {
-            let users = if let State::InFlight(users) = known.state {
-                users
-            } else {
-                0
-            };
-            known.state = State::InFlight(users + 1);
-            return Ok(Reserved::Grant {
-                plan: known.plan.clone(),
-                annotation: Arc::clone(&known.annotation),
-            });
+        if let Some(known) = entry.again(&target.uid) {
+            return Ok(known);
         }
         let layouts = self.layouts_for(ix, target, &request)?;
+        self.set_aside(ix, target, &request, &layouts)
+    }
+
+    /// Sets the devices of layouts aside for a bind and writes its grant.
+    pub(super) fn set_aside(
+        &mut self,
+        ix: NodeIx,
+        target: &Target,
+        request: &Request,
+        layouts: &[Layout],
+    ) -> Result<Reserved, BindError> {
         self.binds.plans += 1;
         let plan = format!("{}-{}", self.binds.run, self.binds.plans);
-        let (annotation, devices) = self.write(ix, target, &request, &layouts, &plan)?;
+        let (annotation, devices) = self.write(ix, target, request, layouts, &plan)?;
         if let Some(entry) = self.entries.get_mut(ix.0 as usize) {
             entry.reservations.push(Reservation {
                 uid: target.uid.clone(),
@@ -202,7 +204,7 @@ impl Index {
     }
 
     /// Checks what is known of the pod; what it asks for, or `None` if it is on that node already.
-    fn check_pod(
+    pub(super) fn check_pod(
         &self,
         target: &Target,
         request: Option<Arc<Request>>,
@@ -323,5 +325,21 @@ impl Index {
         };
         let annotation = grant.to_annotation().map_err(BindError::Grant)?;
         Ok((annotation.into(), devices))
+    }
+}
+
+impl Entry {
+    /// The grant that a bind of the pod here has already; one more call is on its way for it.
+    pub(super) fn again(&mut self, uid: &PodUid) -> Option<Reserved> {
+        let known = self.reservations.iter_mut().find(|known| known.uid == *uid)?;
+        let users = match known.state {
+            State::InFlight(users) => users,
+            State::Bound(_) | State::Unsure(_) => 0,
+        };
+        known.state = State::InFlight(users + 1);
+        Some(Reserved::Grant {
+            plan: known.plan.clone(),
+            annotation: Arc::clone(&known.annotation),
+        })
     }
 }

@@ -1,30 +1,78 @@
 //! The index with its lock and its published snapshot. Decisions read the snapshot and never wait; whoever has news takes the lock,
-//! feeds the index and publishes.
+//! feeds the index and publishes. The only reader of the clock on the index's behalf.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
+use gantry_gang::GangKey;
+use gantry_gang::protocol::Now;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use super::Index;
 use crate::snapshot::Snapshot;
 
+/// Gangs planned in the tail of one change; the rest has its turn right after it, so that nobody waits for all of them.
+const PLANS: usize = 2;
+/// Plan times kept until somebody takes them.
+const TIMES: usize = 4096;
+
+/// Tells the time.
+pub type Clock = Box<dyn Fn() -> Now + Send + Sync>;
+
 /// The shared index.
-#[derive(Debug)]
 pub struct Store {
     index: Mutex<Index>,
     snapshot: ArcSwap<Snapshot>,
+    clock: Clock,
     gained: Notify,
+    called: Notify,
+    work: Notify,
+    unplanned: Notify,
+    bells: Mutex<HashMap<Arc<GangKey>, Arc<Notify>>>,
+    plan_times: Mutex<Vec<Duration>>,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The time of this machine.
+pub fn system_clock() -> Now {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Now {
+        at: Instant::now(),
+        unix: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+    }
 }
 
 impl Store {
-    /// Shares an index.
-    pub fn new(mut index: Index) -> Self {
-        let snapshot = index.publish().unwrap_or_default();
+    /// Shares an index, by the time of this machine.
+    pub fn new(index: Index) -> Self {
+        Self::with_clock(index, Box::new(system_clock))
+    }
+
+    /// Shares an index, by another clock.
+    pub fn with_clock(mut index: Index, clock: Clock) -> Self {
+        index.at(clock());
+        index.publish();
         Self {
+            snapshot: ArcSwap::new(Arc::clone(index.snapshot())),
             index: Mutex::new(index),
-            snapshot: ArcSwap::from_pointee(snapshot),
+            clock,
             gained: Notify::new(),
+            called: Notify::new(),
+            work: Notify::new(),
+            unplanned: Notify::new(),
+            bells: Mutex::default(),
+            plan_times: Mutex::default(),
         }
     }
 
@@ -33,27 +81,106 @@ impl Store {
         self.snapshot.load_full()
     }
 
-    /// Changes the index and publishes what follows.
+    /// Changes the index, plans gangs that can be planned, and publishes what follows.
     pub fn update<R>(&self, change: impl FnOnce(&mut Index) -> R) -> R {
-        // A poisoned lock is one whose holder panicked. The index holds no broken promises between two calls; go on.
-        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut index = self.lock();
+        index.at((self.clock)());
         let result = change(&mut index);
-        if let Some(snapshot) = index.publish() {
-            self.snapshot.store(Arc::new(snapshot));
-        }
-        if index.has_gains() {
-            self.gained.notify_one();
-        }
+        self.follow_up(&mut index);
         result
     }
 
     /// Reads the index.
     pub fn read<R>(&self, look: impl FnOnce(&Index) -> R) -> R {
-        look(&self.index.lock().unwrap_or_else(PoisonError::into_inner))
+        look(&self.lock())
     }
 
     /// Waits until GPUs came free while pods are parked.
     pub async fn gained(&self) {
         self.gained.notified().await;
+    }
+
+    /// Waits until members of gangs are to be woken ([`Index::take_called`]).
+    pub async fn called(&self) {
+        self.called.notified().await;
+    }
+
+    /// Waits until there is work for gangs, or statuses of gangs to be written ([`Index::take_work`], [`Index::take_statuses`]).
+    pub async fn work(&self) {
+        self.work.notified().await;
+    }
+
+    /// Plans what one change left unplanned, until `shutdown`.
+    pub async fn plan(&self, shutdown: CancellationToken) {
+        while shutdown
+            .run_until_cancelled(self.unplanned.notified())
+            .await
+            .is_some()
+        {
+            self.update(|_| ());
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// What is rung whenever a gang's standing changes.
+    pub fn bell(&self, gang: &Arc<GangKey>) -> Arc<Notify> {
+        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bell) = bells.get(gang) {
+            return Arc::clone(bell);
+        }
+        bells.retain(|_, bell| Arc::strong_count(bell) > 1);
+        let bell = Arc::new(Notify::new());
+        bells.insert(Arc::clone(gang), Arc::clone(&bell));
+        bell
+    }
+
+    /// Takes how long each plan took since the last call.
+    pub fn take_plan_times(&self) -> Vec<Duration> {
+        std::mem::take(&mut self.plan_times.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Index> {
+        // A poisoned lock is one whose holder panicked. The index holds no broken promises between two calls; go on.
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn follow_up(&self, index: &mut Index) {
+        let mut changed = index.publish();
+        let mut planned = 0;
+        while planned < PLANS {
+            let began = Instant::now();
+            if !index.plan_next() {
+                break;
+            }
+            self.planned(began.elapsed());
+            changed |= index.publish();
+            planned += 1;
+        }
+        if changed {
+            self.snapshot.store(Arc::clone(index.snapshot()));
+        }
+        for gang in index.take_moved() {
+            let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(bell) = bells.get(&gang) {
+                bell.notify_waiters();
+            }
+        }
+        for (due, notify) in [
+            (index.has_gains(), &self.gained),
+            (index.has_called(), &self.called),
+            (index.has_work(), &self.work),
+            (planned == PLANS, &self.unplanned),
+        ] {
+            if due {
+                notify.notify_one();
+            }
+        }
+    }
+
+    fn planned(&self, took: Duration) {
+        let mut times = self.plan_times.lock().unwrap_or_else(PoisonError::into_inner);
+        if times.len() < TIMES {
+            times.push(took);
+        }
     }
 }

@@ -101,6 +101,11 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
         &watched(),
         "run".into(),
     )));
+    // Gang objects are watched elsewhere.
+    store.update(|index| {
+        index.list_begins(Instant::now(), Source::Gangs);
+        index.list_ends(Instant::now(), Source::Gangs);
+    });
     let contact = Contact::new();
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(run(

@@ -1,0 +1,143 @@
+//! Members of a gang wait for one another in bind: kube-scheduler has assumed each of them by then and goes on with others. Until the gang is
+//! decided a member can leave by hanging up; after that it is bound whether its caller still listens or not.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_gang::GangKey;
+use gantry_gang::protocol::BindEnd;
+
+use super::{Binder, Failure, Undecided};
+use crate::index::{Admitted, Outcome, Reserved, Store, Target};
+
+/// Bindings of members on their way at once: enough to hide the API server's latency, too few to be a flood.
+pub(super) const POSTS: usize = 64;
+/// A member that waits asks again after so long, whether its gang's bell rang or not.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// Between the first try of a Binding that was not answered and the second; each further one waits twice as long.
+const AGAIN: Duration = Duration::from_millis(200);
+
+impl Binder {
+    /// Waits for the rest of a gang; what a member is to do then.
+    pub(super) async fn wait(
+        &self,
+        target: &Target,
+        gang: &Arc<GangKey>,
+        deadline: Instant,
+    ) -> Result<Admitted, Failure> {
+        // If kube-scheduler hangs up, this future is dropped: then the member is not there any more.
+        let waiting = Waiting {
+            store: &self.store,
+            target,
+        };
+        let bell = self.store.bell(gang);
+        let admitted = loop {
+            let rung = bell.notified();
+            let mut rung = std::pin::pin!(rung);
+            // Rung from here on it is heard, also before it is waited for.
+            rung.as_mut().enable();
+            match self.store.update(|index| index.admit(target, None))? {
+                Admitted::Wait(_) => {}
+                admitted => break admitted,
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(self.alone(gang));
+            }
+            let until = deadline.min(now + ASK_AGAIN);
+            // Rung or not, it asks again.
+            let _ = tokio::time::timeout_at(until.into(), rung).await;
+        };
+        std::mem::forget(waiting);
+        Ok(admitted)
+    }
+
+    pub(super) fn alone(&self, gang: &GangKey) -> Failure {
+        Failure::Alone {
+            gang: gang.to_string(),
+            seconds: self.timeout.as_secs(),
+        }
+    }
+
+    /// Binds a member of a gang that is decided. The Binding is written by a task of its own: whoever hangs up now cannot stop it.
+    pub(super) async fn bind_member(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
+        let (binder, own) = (self.clone(), target.clone());
+        let task = tokio::spawn(async move { binder.carry_out(&own, reserved).await });
+        // Waiting for the others has taken its time already; kube-scheduler must hear something before it gives up.
+        match tokio::time::timeout(self.timeout / 3, task).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(error)) => Err(Failure::Unanswered(error.to_string())),
+            Err(_) => Err(Failure::Unanswered("no answer in time".to_owned())),
+        }
+    }
+
+    async fn carry_out(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
+        let Reserved::Grant { plan, annotation } = reserved else {
+            // It is there already. A member has a place of devices, so nothing else is possible.
+            return Ok(());
+        };
+        let deadline = Instant::now() + self.timeout;
+        let mut undecided = Ended {
+            undecided: Undecided {
+                store: &self.store,
+                target,
+                granted: true,
+                outcome: Outcome::Unsure,
+            },
+            end: BindEnd::Unsure,
+        };
+        let mut pause = AGAIN;
+        let result = loop {
+            // The semaphore is never closed.
+            let permit = self.posts.acquire().await;
+            let result = self.write(target, Some(&plan), Some(&annotation), deadline).await;
+            drop(permit);
+            match result {
+                Err(Failure::Unanswered(_)) if Instant::now() + pause < deadline => {
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                result => break result,
+            }
+        };
+        (undecided.undecided.outcome, undecided.end) = match &result {
+            Ok(()) => (Outcome::Bound, BindEnd::Bound),
+            Err(Failure::Unanswered(_)) => (Outcome::Unsure, BindEnd::Unsure),
+            Err(Failure::Gone(_)) => (Outcome::Failed, BindEnd::Gone),
+            // The pod itself will show where it is.
+            Err(Failure::BoundByOther(_)) => (Outcome::Failed, BindEnd::Unsure),
+            Err(_) => (Outcome::Failed, BindEnd::Failed),
+        };
+        result
+    }
+}
+
+/// A member that waits. Dropped, it does not wait any more.
+struct Waiting<'a> {
+    store: &'a Store,
+    target: &'a Target,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.store.update(|index| index.withdraw(&self.target.uid));
+    }
+}
+
+/// Tells the gang how a member's bind ended, also when the task is dropped midway.
+struct Ended<'a> {
+    undecided: Undecided<'a>,
+    end: BindEnd,
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let uid = &self.undecided.target.uid;
+        self.undecided
+            .store
+            .update(|index| index.bind_ended(uid, self.end));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+use std::collections::BTreeSet;
+
+use gantry_api::{Grant, PodUid};
+use gantry_gang::protocol::{Answer, Work};
+use http::{Request, Response, StatusCode};
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tower_test::mock::{self, Handle};
+
+use super::*;
+use crate::decide::Options;
+use crate::fixtures::{Cluster, bridged, member, target, watched};
+
+type Api = Handle<Request<Body>, Response<Body>>;
+
+/// A node of eight GPUs, a gang of four members that ask for two each, and an API server played by hand. Bind ends after `timeout`.
+fn setup(timeout: Duration) -> (Cluster, Binder, Api) {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &bridged());
+    for number in 0..4 {
+        cluster.pod(&member(&name(number), 2, "a", 4));
+    }
+    cluster.wait(2);
+    for number in 0..4 {
+        // kube-scheduler filters before it binds.
+        let uid = PodUid::from(name(number).as_str());
+        let answer = cluster.store.update(|index| index.answer(&uid, &|_| true));
+        assert_eq!(answer, Answer::Node("n".into()));
+    }
+    let (service, api) = mock::pair();
+    let client = kube::Client::new(service, "default");
+    let binder = Binder::new(client, Arc::clone(&cluster.store), watched(), timeout);
+    (cluster, binder, api)
+}
+
+fn name(number: u32) -> String {
+    format!("a-{number}")
+}
+
+fn bind(binder: &Binder, number: u32) -> JoinHandle<Result<(), String>> {
+    let (binder, target) = (binder.clone(), target(&name(number), "n"));
+    tokio::spawn(async move { binder.bind(&target).await.map_err(|failure| failure.to_string()) })
+}
+
+/// Waits until the decision is to be written, and says that it was.
+async fn commit(cluster: &Cluster) {
+    loop {
+        for work in cluster.store.update(|index| index.take_work()) {
+            if let Work::Commit { gang, decision } = work {
+                cluster
+                    .store
+                    .update(|index| index.committed(&gang, &decision.id, Ok(())));
+                return;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn until(cluster: &Cluster, arrived: usize) {
+    let count = || {
+        let view = cluster
+            .store
+            .read(|index| index.gang_view("default", "a"))
+            .unwrap();
+        view.members
+            .iter()
+            .filter(|member| member.stage == "Arrived")
+            .count()
+    };
+    while count() != arrived {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+fn status(code: u16) -> Response<Body> {
+    let body =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "code": code, "status": "Success"});
+    Response::builder()
+        .status(StatusCode::from_u16(code).unwrap())
+        .body(Body::from(serde_json::to_vec(&body).unwrap()))
+        .unwrap()
+}
+
+/// Takes so many Bindings; the devices each pod is granted.
+async fn take(mut api: Api, bindings: usize) -> Vec<BTreeSet<String>> {
+    let mut granted = Vec::new();
+    for _ in 0..bindings {
+        let (request, send) = api.next_request().await.unwrap();
+        assert_eq!(request.method(), "POST");
+        let body = request.into_body().collect_bytes().await.unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        let grant: Grant = serde_json::from_str(
+            body["metadata"]["annotations"]["gantry.dev/grant"]
+                .as_str()
+                .unwrap(),
+        )
+        .unwrap();
+        assert_eq!(grant.pod.as_str(), body["metadata"]["uid"]);
+        let held = grant.held("nvidia.com/gpu");
+        granted.push(held.iter().map(ToString::to_string).collect());
+        send.send_response(status(201));
+    }
+    granted
+}
+
+#[tokio::test]
+async fn nobody_is_bound_before_the_minimum_is_there_and_the_decision_written() {
+    let (cluster, binder, api) = setup(Duration::from_secs(60));
+    let server = tokio::spawn(take(api, 4));
+    let mut binds: Vec<_> = (0..3).map(|number| bind(&binder, number)).collect();
+    until(&cluster, 3).await;
+    assert!(cluster.store.update(|index| index.take_work()).is_empty());
+    binds.push(bind(&binder, 3));
+    commit(&cluster).await;
+    for bind in binds {
+        assert_eq!(bind.await.unwrap(), Ok(()));
+    }
+    let granted = server.await.unwrap();
+    let all: BTreeSet<&String> = granted.iter().flatten().collect();
+    assert_eq!((all.len(), granted.len()), (8, 4));
+}
+
+#[tokio::test]
+async fn whoever_hangs_up_before_the_decision_has_not_arrived() {
+    let (cluster, binder, api) = setup(Duration::from_secs(60));
+    drop(api);
+    let waiting = bind(&binder, 0);
+    until(&cluster, 1).await;
+    waiting.abort();
+    until(&cluster, 0).await;
+}
+
+#[tokio::test]
+async fn whoever_hangs_up_after_the_decision_is_bound_all_the_same() {
+    let (cluster, binder, mut api) = setup(Duration::from_secs(60));
+    let binds: Vec<_> = (0..4).map(|number| bind(&binder, number)).collect();
+    until(&cluster, 4).await;
+    commit(&cluster).await;
+    // The first Binding is on its way.
+    let (_, send) = api.next_request().await.unwrap();
+    for bind in binds {
+        bind.abort();
+    }
+    send.send_response(status(201));
+    assert_eq!(take(api, 3).await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_gang_whose_members_do_not_all_come_is_told_so_in_time() {
+    let (cluster, binder, api) = setup(Duration::from_secs(1));
+    drop(api);
+    let error = bind(&binder, 0).await.unwrap().unwrap_err();
+    assert_eq!(
+        error,
+        "gang default/a: its members did not all come within 1 s; their places are kept for a while"
+    );
+    until(&cluster, 0).await;
+    // The place is kept for the next try.
+    assert_eq!(cluster.free("n"), "");
+}
+
+#[tokio::test]
+async fn a_binding_that_is_not_answered_is_tried_again() {
+    let (cluster, binder, mut api) = setup(Duration::from_secs(60));
+    let binds: Vec<_> = (0..4).map(|number| bind(&binder, number)).collect();
+    commit(&cluster).await;
+    let (request, send) = api.next_request().await.unwrap();
+    assert_eq!(request.method(), "POST");
+    send.send_response(status(500));
+    let mut bound = 0;
+    while bound < 4 {
+        let (request, send) = api.next_request().await.unwrap();
+        let pod = request.uri().path().rsplit('/').next().unwrap().to_owned();
+        if request.method() == "GET" {
+            let pod = member(&pod, 2, "a", 4);
+            let body = Body::from(serde_json::to_vec(&pod).unwrap());
+            send.send_response(Response::new(body));
+        } else {
+            bound += 1;
+            send.send_response(status(201));
+        }
+    }
+    for bind in binds {
+        assert_eq!(bind.await.unwrap(), Ok(()));
+    }
+}

@@ -1,0 +1,185 @@
+//! Gangs in the index: pods become members, planned places are kept from everybody else, gangs are planned on the snapshot just published.
+//! What gangs may and must do is the state machine's word (crate `gantry-gang`); here it is fed and obeyed. No I/O, no clock.
+//!
+//! ```text
+//! pods, owners, Gang objects (members.rs) ──> protocol ──> places (places.rs) ──> ledger
+//!                  plans (planning.rs) <──────┘   └──> answers (verbs.rs), work (work.rs), views (view.rs)
+//! ```
+
+mod keep;
+mod members;
+mod places;
+mod planning;
+mod shapes;
+mod verbs;
+mod view;
+mod work;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{GangStatus, PodUid};
+use gantry_gang::protocol::{self, Gangs, Now, Object, Settings};
+use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
+
+pub use verbs::{Admitted, Belongs};
+pub use view::{GangTotals, GangView, MemberView, PlaceView};
+pub use work::Called;
+
+use super::Index;
+use crate::snapshot::NodeIx;
+
+/// What the index knows of gangs.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) core: Gangs,
+    settings: Settings,
+    /// Whether this process decides. One that stands by is fed all the same, but keeps no places and says nothing.
+    leading: bool,
+    /// Whether the state machine was told that all lists were complete.
+    synced: bool,
+    /// Pods that the state machine was told of.
+    told: BTreeSet<PodUid>,
+    hearsay: HashMap<PodUid, members::Hearsay>,
+    owners: HashMap<OwnerRef, Option<Arc<OwnerFacts>>>,
+    objects: BTreeMap<(Arc<str>, Arc<str>), Object>,
+    shapes: shapes::Shapes,
+    /// Where each place that is kept lies.
+    places: HashMap<(Arc<GangKey>, u32), NodeIx>,
+    /// Nodes whose places must be looked at: something about them changed.
+    pub(super) suspects: BTreeSet<NodeIx>,
+    /// Since when plugins of nodes with places do not serve.
+    troubled: HashMap<NodeIx, Instant>,
+    /// Grows whenever a gang that was refused may fit now.
+    room: u64,
+    keep: keep::Keep,
+    called: BTreeSet<PodUid>,
+    work: Vec<protocol::Work>,
+    statuses: BTreeMap<Arc<GangKey>, GangStatus>,
+    moved: BTreeSet<Arc<GangKey>>,
+}
+
+impl State {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self {
+            core: Gangs::new(settings.clone()),
+            settings,
+            leading: true,
+            synced: false,
+            told: BTreeSet::new(),
+            hearsay: HashMap::new(),
+            owners: HashMap::new(),
+            objects: BTreeMap::new(),
+            shapes: shapes::Shapes::default(),
+            places: HashMap::new(),
+            suspects: BTreeSet::new(),
+            troubled: HashMap::new(),
+            room: 0,
+            keep: keep::Keep::default(),
+            called: BTreeSet::new(),
+            work: Vec::new(),
+            statuses: BTreeMap::new(),
+            moved: BTreeSet::new(),
+        }
+    }
+
+    /// Something came free, or nodes changed: whoever was refused is worth another plan.
+    pub(super) fn gained(&mut self) {
+        self.room += 1;
+    }
+
+    pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
+        // A node with places is not gone, so each has a number.
+        self.places.retain(|_, node| match renumbered.get(node) {
+            Some(new) => {
+                *node = *new;
+                true
+            }
+            None => false,
+        });
+        self.suspects = self
+            .suspects
+            .iter()
+            .filter_map(|node| renumbered.get(node).copied())
+            .collect();
+        self.troubled = self
+            .troubled
+            .iter()
+            .filter_map(|(node, since)| Some((*renumbered.get(node)?, *since)))
+            .collect();
+        self.keep.renumber(renumbered);
+    }
+}
+
+impl Index {
+    /// Sets what gangs go by. Before anything is fed.
+    pub fn set_gangs(&mut self, settings: Settings) {
+        self.gangs = State::new(settings);
+    }
+
+    /// It is that time now. The index never asks a clock; what is done at one moment is done between two calls of this.
+    pub fn at(&mut self, now: Now) {
+        if now.at >= self.now.at {
+            self.now = now;
+            self.origin = now;
+        }
+    }
+
+    /// The same by one clock only, for those that have no other: the other is taken to have gone on as this one.
+    pub(super) fn moment(&mut self, now: Instant) {
+        if now > self.now.at {
+            let passed = now.saturating_duration_since(self.origin.at).as_secs();
+            self.now = Now {
+                at: now,
+                unix: self.origin.unix.saturating_add_unsigned(passed),
+            };
+        }
+    }
+
+    /// Whether this process decides.
+    pub fn is_leading(&self) -> bool {
+        self.gangs.leading
+    }
+
+    /// This process decides from now on: gangs are taken up from what the cluster shows, decisions that were written included.
+    pub fn lead(&mut self) {
+        if !self.gangs.leading {
+            self.gangs.leading = true;
+            self.start_over();
+        }
+    }
+
+    /// This process no longer decides: places of gangs that are not decided are given up, and nothing is answered, planned or ordered until
+    /// [`Index::lead`].
+    pub fn stand_down(&mut self) {
+        if self.gangs.leading {
+            self.gangs.leading = false;
+            self.start_over();
+        }
+    }
+
+    /// Forgets what was made of gangs and makes it anew from what the cluster shows. All that is still to be done is said again.
+    fn start_over(&mut self) {
+        self.drop_places();
+        self.release_keep();
+        let gangs = &mut self.gangs;
+        gangs
+            .moved
+            .extend(gangs.core.views().map(|view| Arc::clone(view.key())));
+        gangs.core = Gangs::new(gangs.settings.clone());
+        gangs.synced = false;
+        gangs.told.clear();
+        gangs.hearsay.clear();
+        gangs.called.clear();
+        gangs.work.clear();
+        gangs.statuses.clear();
+        gangs.gained();
+        if gangs.leading {
+            self.tell_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! Facts for the state machine of gangs: pods as members, owners, Gang objects. What is known of pods is kept elsewhere; here is how it is told.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{Grant, PodUid};
+use gantry_gang::protocol::{Asks, Devices, Member, Object, ShapeId, Stage};
+use gantry_gang::{OwnerFacts, OwnerRef};
+
+use crate::index::{Index, Source};
+use crate::pod::{Bystander, PodFacts};
+
+/// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
+const HEARSAY: Duration = Duration::from_secs(15);
+
+/// A pod that the watch has not shown.
+#[derive(Debug)]
+pub(super) struct Hearsay {
+    pub(super) pod: Arc<PodFacts>,
+    until: Instant,
+}
+
+impl Index {
+    /// A pod that only a call of kube-scheduler speaks of: the watch may be behind. It counts for its gang until the watch shows it, but not for
+    /// long.
+    pub fn hear(&mut self, pod: PodFacts) {
+        if self.pods.contains_key(&pod.uid) || pod.claim.is_none() || !self.gangs.leading {
+            return;
+        }
+        let hearsay = Hearsay {
+            until: self.now.at + HEARSAY,
+            pod: Arc::new(pod),
+        };
+        self.tell_pod(&Arc::clone(&hearsay.pod));
+        self.gangs.hearsay.insert(hearsay.pod.uid.clone(), hearsay);
+    }
+
+    /// A pod that filter has been asked about and the watch has not shown.
+    pub(super) fn heard(&self, uid: &str) -> Option<&Arc<PodFacts>> {
+        self.gangs.hearsay.get(uid).map(|hearsay| &hearsay.pod)
+    }
+
+    /// An object that says how large a gang is; `None` if there is none of the name.
+    pub fn owner_seen(&mut self, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
+        self.gangs.owners.insert(owner.clone(), facts.clone());
+        if self.gangs.leading {
+            self.gangs.core.owner_seen(self.now, owner, facts);
+        }
+    }
+
+    /// The objects that say how large gangs are: those that should be watched.
+    pub fn owners_wanted(&self) -> Vec<OwnerRef> {
+        self.gangs.core.owners_wanted()
+    }
+
+    /// A Gang object was seen.
+    pub fn gang_object_seen(&mut self, namespace: &str, name: &str, object: Object) {
+        self.seen(Source::Gangs, &format!("{namespace}/{name}"));
+        if self.gangs.leading {
+            self.gangs
+                .core
+                .object_seen(self.now, namespace, name, object.clone());
+        }
+        self.gangs.objects.insert((namespace.into(), name.into()), object);
+    }
+
+    /// A Gang object was deleted.
+    pub fn gang_object_gone(&mut self, namespace: &str, name: &str) {
+        let key = (Arc::from(namespace), Arc::from(name));
+        if self.gangs.objects.remove(&key).is_some() && self.gangs.leading {
+            self.gangs.core.object_gone(self.now, namespace, name);
+        }
+    }
+
+    /// A list of Gang objects is complete.
+    pub(in crate::index) fn gangs_listed(&mut self, seen: &HashSet<Arc<str>>) {
+        let gone: Vec<(Arc<str>, Arc<str>)> = self
+            .gangs
+            .objects
+            .keys()
+            .filter(|(namespace, name)| !seen.contains(&*format!("{namespace}/{name}")))
+            .cloned()
+            .collect();
+        for (namespace, name) in gone {
+            self.gang_object_gone(&namespace, &name);
+        }
+    }
+
+    /// A list of all pods is complete: members that it does not name are gone.
+    pub(in crate::index) fn members_listed(&mut self, seen: &HashSet<Arc<str>>) {
+        let gone: Vec<PodUid> = self
+            .gangs
+            .told
+            .iter()
+            .filter(|uid| !seen.contains(uid.as_str()) && !self.gangs.hearsay.contains_key(*uid))
+            .cloned()
+            .collect();
+        for uid in gone {
+            self.tell_gone(&uid);
+        }
+    }
+
+    /// A pod as its gang is to know it.
+    pub(in crate::index) fn tell_pod(&mut self, pod: &PodFacts) {
+        self.gangs.hearsay.remove(&pod.uid);
+        let Some(claim) = &pod.claim else {
+            self.tell_single(&pod.uid, pod.terminal);
+            return;
+        };
+        // What it asks for cannot be read: kube-scheduler is told so on every node, and its gang waits for one that can be.
+        let Ok(request) = &pod.request else {
+            self.tell_single(&pod.uid, pod.terminal);
+            return;
+        };
+        let managed = request.of(&self.managed.managed());
+        let asks: Asks = managed
+            .asks
+            .iter()
+            .map(|ask| (ask.resource.clone(), ask.devices))
+            .collect();
+        let shape = (!managed.is_empty()).then(|| self.shape(request, pod));
+        self.tell(Member {
+            uid: pod.uid.clone(),
+            name: Arc::clone(&pod.name),
+            claim: Arc::clone(claim),
+            shape,
+            asks,
+            holds: granted(pod, &managed),
+            priority: pod.priority,
+            created: pod.created(),
+            stage: pod.stage.clone(),
+            leaving: pod.leaving,
+        });
+    }
+
+    /// A pod that asks for no devices, as its gang is to know it.
+    pub(in crate::index) fn tell_bystander(&mut self, pod: &Bystander) {
+        let Some(claim) = &pod.claim else {
+            self.tell_single(&pod.uid, false);
+            return;
+        };
+        self.tell(Member {
+            uid: pod.uid.clone(),
+            name: Arc::clone(&pod.name),
+            claim: Arc::clone(claim),
+            shape: None,
+            asks: Asks::default(),
+            holds: Devices::new(),
+            priority: pod.priority,
+            created: pod.created,
+            stage: pod.stage.clone(),
+            leaving: pod.leaving,
+        });
+    }
+
+    /// A pod is gone.
+    pub(in crate::index) fn tell_gone(&mut self, uid: &PodUid) {
+        self.gangs.hearsay.remove(uid);
+        self.gangs.called.remove(uid);
+        if self.gangs.told.remove(uid) {
+            self.gangs.core.member_gone(self.now, uid);
+        }
+        if self.gangs.leading {
+            // Said of any pod: a gang may be waiting for it to go.
+            self.gangs.core.victim_gone(self.now, uid);
+        }
+    }
+
+    /// A pod says that it belongs to no gang.
+    fn tell_single(&mut self, uid: &PodUid, ended: bool) {
+        if ended || self.gangs.told.contains(uid) {
+            self.tell_gone(uid);
+        }
+    }
+
+    fn tell(&mut self, member: Member) {
+        if !self.gangs.leading {
+            return;
+        }
+        let ended = matches!(member.stage, Stage::Succeeded | Stage::Failed);
+        let uid = member.uid.clone();
+        self.gangs.told.insert(uid.clone());
+        self.gangs.core.member_seen(self.now, member);
+        if ended {
+            self.gangs.core.victim_gone(self.now, &uid);
+        }
+    }
+
+    /// Tells everything anew.
+    pub(super) fn tell_all(&mut self) {
+        let now = self.now;
+        for (owner, facts) in &self.gangs.owners {
+            self.gangs.core.owner_seen(now, owner, facts.clone());
+        }
+        for ((namespace, name), object) in &self.gangs.objects {
+            self.gangs.core.object_seen(now, namespace, name, object.clone());
+        }
+        self.tell_pods();
+    }
+
+    /// What follows from facts fed since the last time, for gangs.
+    pub(in crate::index) fn settle_gangs(&mut self) {
+        if self.gangs.shapes.manage(self.managed.managed()) && self.gangs.leading {
+            self.tell_pods();
+        }
+        if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {
+            self.gangs.core.synced(self.now);
+        }
+        if self.room_gained() {
+            self.gangs.gained();
+        }
+        self.collect_gangs();
+    }
+
+    /// Tells of all pods anew.
+    pub(super) fn tell_pods(&mut self) {
+        let mut pods: Vec<Arc<PodFacts>> = self.pods.values().cloned().collect();
+        // In an order of its own: equal facts give equal decisions.
+        pods.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        for pod in pods.iter().filter(|pod| pod.claim.is_some()) {
+            self.tell_pod(pod);
+        }
+        for pod in self.claiming_bystanders() {
+            self.tell_bystander(&pod);
+        }
+    }
+
+    /// Lets time pass for gangs.
+    pub(in crate::index) fn tick_gangs(&mut self) {
+        let now = self.now;
+        let over = self.gangs.hearsay.iter();
+        let over: BTreeSet<PodUid> = over
+            .filter(|(_, hearsay)| hearsay.until <= now.at)
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in over {
+            self.tell_gone(&uid);
+        }
+        let wanted: HashSet<OwnerRef> = self.gangs.core.owners_wanted().into_iter().collect();
+        self.gangs.owners.retain(|owner, _| wanted.contains(owner));
+        self.sweep_shapes();
+        if self.gangs.leading {
+            self.gangs.core.tick(now);
+        }
+        let troubled: Vec<_> = self.gangs.troubled.keys().copied().collect();
+        self.gangs.suspects.extend(troubled);
+        self.gangs.keep.look_again();
+    }
+
+    fn shape(&mut self, request: &Arc<crate::request::Request>, pod: &PodFacts) -> ShapeId {
+        self.gangs.shapes.of(request, &pod.needs)
+    }
+
+    fn sweep_shapes(&mut self) {
+        if !self.gangs.shapes.are_many() {
+            return;
+        }
+        let mut used: HashSet<ShapeId> = self
+            .entries
+            .iter()
+            .flat_map(|entry| &entry.places)
+            .filter_map(|place| place.shape)
+            .collect();
+        let heard = self.gangs.hearsay.values().map(|hearsay| &hearsay.pod);
+        let pods: Vec<Arc<PodFacts>> = self
+            .pods
+            .values()
+            .chain(heard)
+            .filter(|pod| pod.claim.is_some())
+            .cloned()
+            .collect();
+        for pod in pods {
+            if let Ok(request) = &pod.request {
+                used.insert(self.gangs.shapes.of(request, &pod.needs));
+            }
+        }
+        self.gangs.shapes.sweep(&used);
+    }
+}
+
+/// What a bound pod was granted of each resource.
+fn granted(pod: &PodFacts, request: &crate::request::Request) -> Devices {
+    let (Some(node), Some(text)) = (&pod.node, pod.grant.as_deref()) else {
+        return Devices::new();
+    };
+    let Ok(grant) = Grant::parse(text, &pod.uid, node) else {
+        return Devices::new();
+    };
+    let asked = request.asks.iter();
+    asked
+        .map(|ask| {
+            let held = grant.held(ask.resource.as_str());
+            (ask.resource.clone(), held.into_iter().collect())
+        })
+        .collect()
+}

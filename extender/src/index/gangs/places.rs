@@ -1,0 +1,227 @@
+//! Places of gangs on nodes: kept from everybody else from the plan until a pod shows that it has its own. Says when one cannot be had any more.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{GangPhase, PodUid};
+use gantry_gang::GangKey;
+use gantry_gang::protocol::{Placed, SlotChange};
+
+use crate::devices::DeviceSet;
+use crate::index::Index;
+use crate::index::entry::{Entry, Kept};
+use crate::inventory::Pool;
+use crate::snapshot::NodeIx;
+
+/// How long a plugin may not serve before the places on its node are given up: longer than it takes to replace it.
+const RESTART: Duration = Duration::from_secs(30);
+
+impl Index {
+    /// Keeps and gives up places as the state machine says.
+    pub(super) fn take_slots(&mut self) {
+        for change in self.gangs.core.take_slot_changes() {
+            self.change_slot(change);
+        }
+    }
+
+    fn change_slot(&mut self, change: SlotChange) {
+        let SlotChange { gang, slot, place } = change;
+        self.gangs.moved.insert(Arc::clone(&gang));
+        self.drop_place(&gang, slot);
+        let Some(place) = place else {
+            return;
+        };
+        let node = self.node(&place.node);
+        if let Some(entry) = self.entries.get_mut(node.0 as usize) {
+            entry.places.push(Kept {
+                gang: Arc::clone(&gang),
+                slot,
+                shape: place.shape,
+                devices: place.devices,
+                pod: place.pod,
+            });
+        }
+        if let Some(shape) = place.shape.and_then(|shape| self.gangs.shapes.get(shape)) {
+            let needs = Arc::clone(&shape.needs);
+            self.room_take(node, &needs);
+        }
+        self.dirty.push(node);
+        self.gangs.places.insert((gang, slot), node);
+    }
+
+    fn drop_place(&mut self, gang: &Arc<GangKey>, slot: u32) {
+        let Some(node) = self.gangs.places.remove(&(Arc::clone(gang), slot)) else {
+            return;
+        };
+        let Some(entry) = self.entries.get_mut(node.0 as usize) else {
+            return;
+        };
+        let position = entry
+            .places
+            .iter()
+            .position(|place| place.slot == slot && place.gang == *gang);
+        let dropped = position.map(|position| entry.places.swap_remove(position));
+        let shape = dropped.and_then(|place| place.shape);
+        if let Some(shape) = shape.and_then(|shape| self.gangs.shapes.get(shape)) {
+            let needs = Arc::clone(&shape.needs);
+            self.room_give(node, &needs);
+        }
+        self.dirty.push(node);
+        // The devices show by themselves that they are free; what else the place had does not.
+        self.gangs.gained();
+    }
+
+    /// Gives up every place.
+    pub(super) fn drop_places(&mut self) {
+        let all: Vec<(Arc<GangKey>, u32)> = self.gangs.places.keys().cloned().collect();
+        for (gang, slot) in all {
+            self.drop_place(&gang, slot);
+        }
+    }
+
+    /// Tells the state machine of places that cannot be had any more. Only on complete facts: before that a node may be missing because it was
+    /// not listed yet.
+    pub(in crate::index) fn look_at_places(&mut self) {
+        if !self.is_synced() {
+            return;
+        }
+        let now = self.now;
+        for node in std::mem::take(&mut self.gangs.suspects) {
+            let Some(entry) = self.entries.get(node.0 as usize) else {
+                continue;
+            };
+            if entry.places.is_empty() {
+                self.gangs.troubled.remove(&node);
+                continue;
+            }
+            let lost = entry.lost_place(|place, uid| self.may_hold(place, uid));
+            let (name, serves) = (entry.name.clone(), !entry.is_out_of_service());
+            if serves {
+                self.gangs.troubled.remove(&node);
+            } else {
+                self.gangs.troubled.entry(node).or_insert(now.at);
+            }
+            if let Some(why) = lost {
+                tracing::info!(node = %name, %why, "places of gangs cannot be had any more");
+                self.gangs.core.unfit(now, &name, &why);
+            }
+        }
+        self.give_up_troubled(now.at);
+        self.collect_gangs();
+    }
+
+    /// Whether a pod may hold devices of a place: it is the one it is for, or one of the gang on its way out, or the gang is having others
+    /// stopped for it.
+    fn may_hold(&self, place: &Kept, uid: &PodUid) -> bool {
+        let preempting = |gang: &GangKey| {
+            let view = self.gangs.core.view(gang);
+            view.is_some_and(|view| view.phase() == GangPhase::Preempting)
+        };
+        place.pod.as_ref() == Some(uid)
+            || self.gangs.core.gang_of(uid) == Some(&place.gang)
+            || preempting(&place.gang)
+    }
+
+    fn give_up_troubled(&mut self, now: Instant) {
+        let over: BTreeSet<NodeIx> = self
+            .gangs
+            .troubled
+            .iter()
+            .filter(|(_, since)| now.saturating_duration_since(**since) >= RESTART)
+            .map(|(node, _)| *node)
+            .collect();
+        for node in over {
+            self.gangs.troubled.remove(&node);
+            if let Some(entry) = self.entries.get(node.0 as usize) {
+                let name = entry.name.clone();
+                self.gangs
+                    .core
+                    .unfit(self.now, &name, "its GPU plugin does not serve");
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn is_out_of_service(&self) -> bool {
+        self.inventory
+            .as_ref()
+            .is_some_and(|inventory| inventory.not_ready.is_some())
+    }
+
+    /// Why a place here cannot be had any more, if one cannot. `excused` pods may hold devices of it.
+    fn lost_place(&self, excused: impl Fn(&Kept, &PodUid) -> bool) -> Option<String> {
+        if self.advertised.is_none() {
+            return Some("the node is gone".to_owned());
+        }
+        let Some(inventory) = &self.inventory else {
+            return Some("the node has no Gantry plugin any more".to_owned());
+        };
+        for place in &self.places {
+            for (resource, ids) in &place.devices {
+                let Some((index, pool)) = inventory.pool(resource.as_str()) else {
+                    return Some(format!("the node does not serve {resource} any more"));
+                };
+                let (devices, unknown) = pool.find(ids);
+                if unknown > 0 {
+                    return Some(format!("the node does not have a device of {resource} any more"));
+                }
+                let sick = &devices - &pool.healthy;
+                if !sick.is_empty() {
+                    return Some(format!("{} unhealthy", pool.describe(&sick)));
+                }
+                let mut others = DeviceSet::EMPTY;
+                for (uid, held) in &self.account.pods {
+                    if let Some(held) = held.get(index).filter(|_| !excused(place, uid)) {
+                        others.add(held);
+                    }
+                }
+                let lost = &devices & &others;
+                if !lost.is_empty() {
+                    let words = pool.describe(&lost);
+                    return Some(format!("{words} taken by a pod that was not asked for"));
+                }
+            }
+        }
+        None
+    }
+
+    /// The devices of a place by pool, if its pod can have them now: healthy, and nobody else's.
+    pub(super) fn available(&self, placed: &Placed, pod: &str) -> Option<Vec<DeviceSet>> {
+        let inventory = self.inventory.as_ref()?;
+        let mut sets = vec![DeviceSet::EMPTY; inventory.pools.len()];
+        for (resource, ids) in &placed.devices {
+            let (index, pool) = inventory.pool(resource.as_str())?;
+            let (devices, unknown) = pool.find(ids);
+            let balance = self.account.pools.get(index)?;
+            let mut taken = self.taken_by_others(pool, placed, pod);
+            taken.add(&balance.held);
+            taken.add(&balance.leaving);
+            if unknown > 0 || !devices.is_subset(&(&pool.healthy - &taken)) {
+                return None;
+            }
+            sets[index] = devices;
+        }
+        Some(sets)
+    }
+
+    /// What binds and places of others keep of a pool.
+    fn taken_by_others(&self, pool: &Pool, placed: &Placed, pod: &str) -> DeviceSet {
+        let binds = self
+            .reservations
+            .iter()
+            .filter(|known| known.uid.as_str() != pod)
+            .map(|known| &known.devices);
+        let places = self
+            .places
+            .iter()
+            .filter(|place| place.gang != placed.gang || place.devices != placed.devices)
+            .map(|place| &place.devices);
+        let mut taken = DeviceSet::EMPTY;
+        for (resource, ids) in binds.chain(places).flatten() {
+            taken.add(&pool.taken(resource, ids));
+        }
+        taken
+    }
+}

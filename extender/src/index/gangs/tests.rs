@@ -1,0 +1,266 @@
+use gantry_api::{GangPhase, PodUid};
+use gantry_gang::protocol::{Answer, BindEnd, Work};
+use serde_json::{Value, json};
+
+use crate::decide::Options;
+use crate::fixtures::{Cluster, bound, bridged, gpu_node, member, pod, target};
+use crate::index::{Admitted, BindError, Outcome, Reserved, Source};
+
+/// Two nodes of eight GPUs.
+fn two_nodes() -> Cluster {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("m", &bridged()).add("n", &bridged());
+    cluster
+}
+
+/// Members `a-0`, `a-1`, ... of gang `a`, all of which are needed.
+fn members(gang: &str, count: u32, gpus: u32) -> Vec<Value> {
+    (0..count)
+        .map(|number| member(&format!("{gang}-{number}"), gpus, gang, count))
+        .collect()
+}
+
+fn create(cluster: &Cluster, pods: &[Value]) {
+    for pod in pods {
+        cluster.pod(pod);
+    }
+    // Gangs of which not all is known wait a moment for the rest.
+    cluster.wait(2);
+}
+
+fn answer(cluster: &Cluster, pod: &str) -> Answer {
+    cluster
+        .store
+        .update(|index| index.answer(&PodUid::from(pod), &|_| true))
+}
+
+/// The node that filter answers.
+fn node(cluster: &Cluster, pod: &str) -> String {
+    match answer(cluster, pod) {
+        Answer::Node(node) => node.to_string(),
+        other => panic!("{pod}: {other:?}"),
+    }
+}
+
+fn admit(cluster: &Cluster, pod: &str, node: &str) -> Result<Admitted, BindError> {
+    cluster
+        .store
+        .update(|index| index.admit(&target(pod, node), None))
+}
+
+fn phase(cluster: &Cluster, gang: &str) -> GangPhase {
+    let view = cluster.store.read(|index| index.gang_view("default", gang));
+    view.unwrap().phase
+}
+
+/// Writes the decision that is to be written, as the API server would take it.
+fn commit(cluster: &Cluster) {
+    let work = cluster.store.update(|index| index.take_work());
+    let mut commits = work.into_iter().filter_map(|work| match work {
+        Work::Commit { gang, decision } => Some((gang, decision)),
+        _ => None,
+    });
+    let (gang, decision) = commits.next().unwrap();
+    assert!(commits.next().is_none());
+    cluster
+        .store
+        .update(|index| index.committed(&gang, &decision.id, Ok(())));
+}
+
+/// The GPUs of a member's grant.
+fn granted(admitted: &Admitted) -> Vec<String> {
+    let Admitted::Member(Reserved::Grant { annotation, .. }) = admitted else {
+        panic!("{admitted:?}");
+    };
+    let grant: gantry_api::Grant = serde_json::from_str(annotation).unwrap();
+    let held = grant.held("nvidia.com/gpu");
+    held.iter().map(ToString::to_string).collect()
+}
+
+/// Shows the pod as its grant says.
+fn show(cluster: &Cluster, pod: &Value, node: &str, admitted: &Admitted) {
+    let Admitted::Member(Reserved::Grant { annotation, .. }) = admitted else {
+        panic!("{admitted:?}");
+    };
+    let mut shown = bound(pod.clone(), node, 1, None);
+    shown["metadata"]["annotations"]["gantry.dev/grant"] = (**annotation).into();
+    cluster.pod(&shown);
+}
+
+#[test]
+fn a_gang_has_its_place_as_a_whole_once_enough_members_exist() {
+    let cluster = two_nodes();
+    let pods = members("a", 4, 4);
+    create(&cluster, &pods[..3]);
+    assert!(matches!(answer(&cluster, "a-0"), Answer::Wait(_)));
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+    create(&cluster, &pods[3..]);
+    assert_eq!(
+        (cluster.free("m"), cluster.free("n")),
+        (String::new(), String::new())
+    );
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    let mut nodes: Vec<String> = (0..4)
+        .map(|number| node(&cluster, &format!("a-{number}")))
+        .collect();
+    nodes.sort();
+    assert_eq!(nodes, ["m", "m", "n", "n"]);
+}
+
+#[test]
+fn what_is_kept_for_a_gang_no_single_pod_gets() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 2, 8));
+    cluster.pod(&pod("single", 1));
+    let error = admit(&cluster, "single", "n").unwrap_err().to_string();
+    assert_eq!(error, "node n: 0 of 8 GPUs free, 1 asked");
+}
+
+#[test]
+fn a_gang_that_does_not_fit_keeps_nothing() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 3, 8));
+    assert!(matches!(answer(&cluster, "a-0"), Answer::Wait(_)));
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+    // Room comes: it is planned at once, and its members are woken.
+    cluster.add("o", &bridged());
+    assert_eq!(cluster.free("o"), "");
+    let called = cluster.store.update(|index| index.take_called(10));
+    let called: Vec<&str> = called.iter().map(|(uid, _)| uid.as_str()).collect();
+    assert_eq!(called, ["a-0", "a-1", "a-2"]);
+}
+
+#[test]
+fn members_wait_for_one_another_and_are_bound_with_the_devices_of_their_places() {
+    let cluster = two_nodes();
+    let pods = members("a", 4, 4);
+    create(&cluster, &pods);
+    let nodes: Vec<String> = (0..4)
+        .map(|number| node(&cluster, &format!("a-{number}")))
+        .collect();
+    for number in 0..4 {
+        let admitted = admit(&cluster, &format!("a-{number}"), &nodes[number]);
+        assert!(matches!(admitted, Ok(Admitted::Wait(_))), "{admitted:?}");
+    }
+    commit(&cluster);
+    let mut all = Vec::new();
+    for number in 0..4 {
+        let uid = format!("a-{number}");
+        let admitted = admit(&cluster, &uid, &nodes[number]).unwrap();
+        // Asked again it answers the same.
+        assert_eq!(admit(&cluster, &uid, &nodes[number]).unwrap(), admitted);
+        all.extend(granted(&admitted));
+        let now = cluster.now();
+        cluster.store.update(|index| {
+            index.finish(now, &target(&uid, &nodes[number]), Outcome::Bound);
+            index.bind_ended(&uid.as_str().into(), BindEnd::Bound);
+        });
+        show(&cluster, &pods[number], &nodes[number], &admitted);
+    }
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), 16);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Bound);
+    assert_eq!(
+        (cluster.free("m"), cluster.free("n")),
+        (String::new(), String::new())
+    );
+    let totals = cluster.store.read(|index| index.gang_totals());
+    assert_eq!(totals.places, 0);
+}
+
+#[test]
+fn a_member_that_leaves_the_barrier_is_not_there_any_more() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 2, 8));
+    let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];
+    admit(&cluster, "a-0", &nodes[0]).unwrap();
+    cluster.store.update(|index| index.withdraw(&"a-0".into()));
+    assert!(matches!(admit(&cluster, "a-1", &nodes[1]), Ok(Admitted::Wait(_))));
+    assert!(cluster.store.update(|index| index.take_work()).is_empty());
+    // It comes again.
+    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(Admitted::Wait(_))));
+    commit(&cluster);
+    assert!(matches!(
+        admit(&cluster, "a-0", &nodes[0]),
+        Ok(Admitted::Member(_))
+    ));
+}
+
+#[test]
+fn a_place_whose_device_falls_sick_is_planned_anew() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 1, 4));
+    let first = node(&cluster, "a-0");
+    let other = if first == "m" { "n" } else { "m" };
+    let mut sick = gpu_node(&first, &bridged());
+    for device in sick["status"]["devices"].as_array_mut().unwrap() {
+        device["healthy"] = false.into();
+        device["reason"] = "Xid 79".into();
+    }
+    cluster.inventory(&sick);
+    assert_eq!(node(&cluster, "a-0"), other);
+    assert_eq!(cluster.free(&first), "");
+    assert_eq!(cluster.free(other).len(), 7);
+}
+
+#[test]
+fn a_place_on_a_node_that_is_gone_is_planned_anew() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 1, 4));
+    let first = node(&cluster, "a-0");
+    cluster.store.update(|index| index.node_deleted(&first));
+    assert_ne!(node(&cluster, "a-0"), first);
+}
+
+#[test]
+fn devices_that_another_pod_has_by_kubelets_word_are_no_place_any_more() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 1, 8));
+    let first = node(&cluster, "a-0");
+    // Somebody set its node by hand, and kubelet gave it what was free to kubelet.
+    cluster.pod(&bound(pod("rude", 1), &first, 1, None));
+    let mut truth = gpu_node(&first, &bridged());
+    truth["status"]["holders"] = json!([crate::fixtures::holder(&first, "rude", Some("rude"), "3")]);
+    cluster.inventory(&truth);
+    assert_ne!(node(&cluster, "a-0"), first);
+}
+
+#[test]
+fn members_that_a_list_does_not_name_are_gone() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 2, 8));
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    cluster.list(Source::Pods, |cluster| {
+        cluster.pod(&members("a", 2, 8)[0]);
+    });
+    cluster.wait(1);
+    assert!(matches!(answer(&cluster, "a-0"), Answer::Wait(_)));
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+}
+
+#[test]
+fn a_pod_that_only_a_call_speaks_of_counts_but_not_for_long() {
+    let cluster = two_nodes();
+    let pods = members("a", 2, 8);
+    create(&cluster, &pods[..1]);
+    let facts = crate::fixtures::facts(&pods[1]);
+    cluster.store.update(|index| index.hear(facts));
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    cluster.wait(20);
+    assert_ne!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+}
+
+#[test]
+fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 2, 8));
+    cluster.store.update(|index| index.stand_down());
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+    cluster.store.update(|index| index.lead());
+    assert_eq!(
+        (cluster.free("m"), cluster.free("n")),
+        (String::new(), String::new())
+    );
+}

@@ -1,0 +1,158 @@
+//! What kube-scheduler's calls for members of gangs come to: the state machine's answer, and the devices of the place set aside for the bind in
+//! the same step.
+
+use std::sync::Arc;
+
+use gantry_api::{NodeName, PodUid};
+use gantry_gang::GangKey;
+use gantry_gang::protocol::{Answer, Arrival, BindEnd, Placed};
+
+use crate::index::{BindError, Index, Reserved, Target};
+use crate::plan::Layout;
+use crate::request::Request;
+
+/// What becomes of a bind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Admitted {
+    /// The pod belongs to no gang, and this is set aside for it.
+    Single(Reserved),
+    /// Its gang is decided, and its place is set aside for it. From here on only forward.
+    Member(Reserved),
+    /// It waits for this gang: ask again when the gang's standing changes.
+    Wait(Arc<GangKey>),
+}
+
+/// Whether a pod belongs to a gang, as far as that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Belongs {
+    /// It does.
+    Gang,
+    /// It does not.
+    Single,
+    /// Nothing is known of the pod: what was sent with the call must say.
+    Unknown,
+}
+
+impl Index {
+    /// Whether a pod belongs to a gang.
+    pub fn belongs(&self, uid: &str) -> Belongs {
+        if self.gangs.told.contains(uid) {
+            return Belongs::Gang;
+        }
+        match self.pods.contains_key(uid) {
+            true => Belongs::Single,
+            false => Belongs::Unknown,
+        }
+    }
+
+    /// What filter answers for a pod. `offered`: whether a node is among those asked about.
+    pub fn answer(&mut self, uid: &PodUid, offered: &dyn Fn(&NodeName) -> bool) -> Answer {
+        self.gangs.core.answer(self.now, uid, offered)
+    }
+
+    /// A bind has come: sets devices aside for a single pod, or for a member whose gang is decided. Repeated, it answers the same. `request` is
+    /// what a single pod asks for where nothing else says so.
+    ///
+    /// # Errors
+    /// See [`BindError`]; then nothing is set aside.
+    pub fn admit(&mut self, target: &Target, request: Option<Arc<Request>>) -> Result<Admitted, BindError> {
+        let waits = match self.pods.get(&target.uid) {
+            // Done already, or elsewhere: there is nothing to wait for.
+            Some(pod) => pod.node.is_none(),
+            None => true,
+        };
+        if !waits {
+            return self.reserve(target, request).map(Admitted::Single);
+        }
+        match self.gangs.core.arrive(self.now, &target.uid, &target.node) {
+            Arrival::Single => self.reserve(target, request).map(Admitted::Single),
+            Arrival::Refuse(why) => Err(BindError::Gang(why)),
+            Arrival::Wait => self.wait_for(&target.uid),
+            Arrival::Go(placed) => match self.reserve_place(target, &placed) {
+                // Whoever had the devices is still on its way out, or its end is not certain yet.
+                Err(BindError::NotFree { .. }) => Ok(Admitted::Wait(placed.gang)),
+                other => other.map(Admitted::Member),
+            },
+        }
+    }
+
+    fn wait_for(&self, uid: &PodUid) -> Result<Admitted, BindError> {
+        let gang = self.gangs.core.gang_of(uid).cloned();
+        gang.map(Admitted::Wait)
+            .ok_or_else(|| BindError::UnknownPod(uid.clone()))
+    }
+
+    /// Whoever waited for a bind hung up, or ran out of time.
+    pub fn withdraw(&mut self, uid: &PodUid) {
+        self.gangs.core.withdraw(self.now, uid);
+    }
+
+    /// How the bind of a member ended.
+    pub fn bind_ended(&mut self, uid: &PodUid, end: BindEnd) {
+        self.gangs.core.bind_ended(self.now, uid, end);
+    }
+
+    /// Sets the devices of a place aside for the bind of the member that has it: exactly those.
+    fn reserve_place(&mut self, target: &Target, placed: &Placed) -> Result<Reserved, BindError> {
+        let heard = self.heard(target.uid.as_str());
+        let request = heard.and_then(|pod| pod.request.clone().ok());
+        let request = self.check_pod(target, request)?;
+        let Some(request) = request.map(|request| request.of(&self.managed.managed())) else {
+            return Ok(Reserved::AlreadyBound);
+        };
+        let no_such_node = || BindError::NoSuchNode(target.node.clone());
+        let ix = self.names.get(target.node.as_str()).ok_or_else(no_such_node)?;
+        // The account must be of this moment.
+        self.refresh(ix);
+        let not_free = |reason: &str| BindError::NotFree {
+            node: target.node.clone(),
+            reason: reason.to_owned(),
+        };
+        let entry = self
+            .entries
+            .get_mut(ix.0 as usize)
+            .filter(|entry| entry.advertised.is_some())
+            .ok_or_else(no_such_node)?;
+        let inventory = entry.inventory.as_ref();
+        if let Some(reason) = inventory.and_then(|inventory| inventory.not_ready.as_ref()) {
+            return Err(not_free(&crate::decide::plugin_not_ready(reason)));
+        }
+        if let Some(known) = entry.again(&target.uid) {
+            return Ok(known);
+        }
+        let layouts = self.lay_place(ix, &request, placed, target.uid.as_str());
+        let layouts = layouts.ok_or_else(|| not_free("the devices of its place are not given back yet"))?;
+        self.set_aside(ix, target, &request, &layouts)
+    }
+
+    /// Where a member's containers lie within its place.
+    fn lay_place(
+        &self,
+        ix: crate::snapshot::NodeIx,
+        request: &Request,
+        placed: &Placed,
+        pod: &str,
+    ) -> Option<Vec<Layout>> {
+        let entry = self.entries.get(ix.0 as usize)?;
+        let sets = entry.available(placed, pod)?;
+        let class = entry.exact(&[])?;
+        let mut layouts = Vec::with_capacity(request.asks.len());
+        for ask in &request.asks {
+            let (index, pool) = class.pool(ask.resource.as_str())?;
+            let devices = sets.get(index)?;
+            if devices.len() != ask.devices as usize {
+                return None;
+            }
+            let cut = class.cut_beside(index);
+            layouts.push(Layout::best(class.site(pool, &cut), devices, ask)?);
+        }
+        Some(layouts)
+    }
+
+    /// The node of the place that a member has.
+    pub(super) fn place_of(&self, gang: &GangKey, uid: &PodUid) -> Option<NodeName> {
+        let view = self.gangs.core.view(gang)?;
+        let slot = view.slots().find(|slot| slot.pod == Some(uid))?;
+        Some(slot.node.clone())
+    }
+}

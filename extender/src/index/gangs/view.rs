@@ -1,0 +1,207 @@
+//! Gangs for people and metrics: what each is, where its members are or will be, why it waits. Owned values; nothing is decided here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::{DeviceId, GangPhase, NodeName, PodUid};
+use gantry_gang::GangKey;
+use gantry_gang::protocol::{Stage, View};
+use serde::Serialize;
+
+use crate::index::Index;
+
+/// A gang.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GangView {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// What its pods call it.
+    pub name: Arc<str>,
+    /// Name of its Gang object.
+    pub object: String,
+    /// By which convention its pods say that they are a gang.
+    pub dialect: &'static str,
+    /// Who decided its size, if that is known.
+    pub decided_by: Option<Arc<str>>,
+    /// How far it is.
+    pub phase: GangPhase,
+    /// What its parked pods are told.
+    pub reason: Arc<str>,
+    /// Why it had no place when it was planned last, at length.
+    pub refused: Option<Arc<str>>,
+    /// Members that are useful only together; 0 while that is not known.
+    pub min: u32,
+    /// Members that exist, or have ended well.
+    pub exist: u32,
+    /// The highest priority of its members.
+    pub priority: i32,
+    /// Since when it waits, in seconds since 1970.
+    pub waiting_since: i64,
+    /// When its minimum was bound, in seconds since 1970.
+    pub bound_at: Option<i64>,
+    /// Its place in the queue of gangs that wait, from 1.
+    pub position: Option<usize>,
+    /// Nodes are kept for it.
+    pub has_nodes_kept: bool,
+    /// The part of the fabric that holds it; empty if it has no place.
+    pub domain: Arc<str>,
+    /// Its members, by rank, then name.
+    pub members: Vec<MemberView>,
+    /// Its places.
+    pub places: Vec<PlaceView>,
+}
+
+/// A member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemberView {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its rank.
+    pub rank: Option<u32>,
+    /// Its role; empty where there is only one.
+    pub role: Arc<str>,
+    /// How far it is: `Gated`, `Pending`, `Arrived`, `Bound`, `Succeeded`, `Failed`, `Leaving`.
+    pub stage: &'static str,
+    /// The node it is or will be on.
+    pub node: Option<NodeName>,
+}
+
+/// A place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlaceView {
+    /// The node.
+    pub node: NodeName,
+    /// Its devices there.
+    pub devices: Vec<DeviceId>,
+    /// The same in words: `GPU 0-3`.
+    pub words: String,
+    /// The member that has it; absent while it is kept for one to come.
+    pub pod: Option<PodUid>,
+    /// Its member is bound.
+    pub bound: bool,
+}
+
+/// Gangs in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GangTotals {
+    /// By phase.
+    pub phases: BTreeMap<GangPhase, usize>,
+    /// Places kept for members that are not bound.
+    pub places: usize,
+    /// Devices of those.
+    pub devices: usize,
+    /// Nodes kept for the gang that is next.
+    pub kept_nodes: usize,
+}
+
+impl Index {
+    /// The gangs of a name, or of the name of a Gang object, the newest first: there may be several of different conventions or lives.
+    pub fn gang_views(&self, namespace: &str, name: &str) -> Vec<GangView> {
+        let mut found: Vec<View<'_>> = self
+            .gangs
+            .core
+            .views()
+            .filter(|view| *view.key().namespace == *namespace)
+            .filter(|view| *view.key().name == *name || view.key().object_name() == name)
+            .collect();
+        found.sort_by_key(|view| (std::cmp::Reverse(view.waiting_since()), view.key()));
+        let queue = self.gangs.core.queue(self.now);
+        found.into_iter().map(|view| self.show(view, &queue)).collect()
+    }
+
+    /// The newest gang of a name.
+    pub fn gang_view(&self, namespace: &str, name: &str) -> Option<GangView> {
+        self.gang_views(namespace, name).into_iter().next()
+    }
+
+    /// The gang of a pod.
+    pub fn gang_of(&self, pod: &PodUid) -> Option<&Arc<GangKey>> {
+        self.gangs.core.gang_of(pod)
+    }
+
+    /// Gangs in numbers.
+    pub fn gang_totals(&self) -> GangTotals {
+        let mut totals = GangTotals::default();
+        for view in self.gangs.core.views() {
+            *totals.phases.entry(view.phase()).or_default() += 1;
+        }
+        for place in self.entries.iter().flat_map(|entry| &entry.places) {
+            totals.places += 1;
+            let devices = place.devices.iter();
+            totals.devices += devices.map(|(_, ids)| ids.len()).sum::<usize>();
+        }
+        totals.kept_nodes = self.kept().map_or(0, |kept| kept.nodes().count());
+        totals
+    }
+
+    fn show(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangView {
+        let key = view.key();
+        let mut members: Vec<MemberView> = view
+            .members()
+            .map(|member| MemberView {
+                uid: member.uid.clone(),
+                name: member.name.into(),
+                rank: member.rank,
+                role: member.role.into(),
+                stage: match member.stage {
+                    Stage::Bound(_) if member.leaving => "Leaving",
+                    Stage::Gated { .. } => "Gated",
+                    Stage::Pending if member.arrived => "Arrived",
+                    Stage::Pending => "Pending",
+                    Stage::Bound(_) => "Bound",
+                    Stage::Succeeded => "Succeeded",
+                    Stage::Failed => "Failed",
+                },
+                node: member.node.cloned(),
+            })
+            .collect();
+        members.sort_by(|a, b| {
+            (a.rank.is_none(), a.rank, &a.name, &a.uid).cmp(&(b.rank.is_none(), b.rank, &b.name, &b.uid))
+        });
+        let places = view.slots().map(|slot| PlaceView {
+            node: slot.node.clone(),
+            devices: slot.devices.iter().flat_map(|(_, ids)| ids).cloned().collect(),
+            words: self.in_words(slot.node, slot.devices),
+            pod: slot.pod.cloned(),
+            bound: slot.bound,
+        });
+        GangView {
+            namespace: Arc::clone(&key.namespace),
+            name: Arc::clone(&key.name),
+            object: key.object_name(),
+            dialect: key.dialect.as_str(),
+            decided_by: view.terms().map(|terms| Arc::clone(&terms.decided_by)),
+            phase: view.phase(),
+            reason: Arc::clone(view.text()),
+            refused: view.refused().map(|refused| Arc::clone(&refused.message)),
+            min: view.min(),
+            exist: view.exist(),
+            priority: view.priority(),
+            waiting_since: view.waiting_since(),
+            bound_at: view.bound_at(),
+            position: queue
+                .iter()
+                .position(|waiting| waiting == key)
+                .map(|position| position + 1),
+            has_nodes_kept: self.kept().is_some_and(|kept| kept.gang == *key),
+            domain: Arc::clone(view.domain()),
+            members,
+            places: places.collect(),
+        }
+    }
+
+    fn in_words(&self, node: &NodeName, devices: &crate::ledger::Devices) -> String {
+        let node = self.names.get(node.as_str());
+        let entry = node.and_then(|node| self.entries.get(node.0 as usize));
+        let Some(inventory) = entry.and_then(|entry| entry.inventory.as_ref()) else {
+            return String::new();
+        };
+        let words = devices.iter().filter_map(|(resource, ids)| {
+            let (_, pool) = inventory.pool(resource.as_str())?;
+            Some(pool.describe(&pool.find(ids).0))
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
+}

@@ -1,0 +1,95 @@
+//! What is to be done for gangs, taken by those that do it: members to be woken, decisions to be written, statuses, evictions.
+
+use std::sync::Arc;
+
+use gantry_api::{GangStatus, NodeName, PodUid};
+use gantry_gang::GangKey;
+use gantry_gang::protocol::{CommitFailure, Work};
+
+use crate::index::Index;
+
+/// A member that kube-scheduler is to try again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Called {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The node it will be answered, as a hint, where the operator wants that given.
+    pub nominate: Option<NodeName>,
+}
+
+impl Index {
+    /// Takes what the state machine has to say, sorted by who does it.
+    pub(in crate::index) fn collect_gangs(&mut self) {
+        self.take_slots();
+        for work in self.gangs.core.take_work() {
+            match work {
+                Work::Wake(pods) => self.gangs.called.extend(pods),
+                other => self.gangs.work.push(other),
+            }
+        }
+        for (gang, status) in self.gangs.core.take_statuses() {
+            self.gangs.moved.insert(Arc::clone(&gang));
+            self.gangs.statuses.insert(gang, status);
+        }
+    }
+
+    /// Takes the work there is, but for pods to be woken: those are [`Index::take_called`]'s.
+    pub fn take_work(&mut self) -> Vec<Work> {
+        std::mem::take(&mut self.gangs.work)
+    }
+
+    /// Takes the statuses that changed, the newest of each gang.
+    pub fn take_statuses(&mut self) -> Vec<(Arc<GangKey>, GangStatus)> {
+        std::mem::take(&mut self.gangs.statuses).into_iter().collect()
+    }
+
+    /// Whether there is work, or a status to be written.
+    pub fn has_work(&self) -> bool {
+        !self.gangs.work.is_empty() || !self.gangs.statuses.is_empty()
+    }
+
+    /// A decision was written, or not.
+    pub fn committed(&mut self, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
+        self.gangs.core.committed(self.now, gang, decision, result);
+    }
+
+    /// Takes members that are to be woken, at most `limit`, in the order of their UIDs.
+    pub fn take_called(&mut self, limit: usize) -> Vec<(PodUid, Called)> {
+        let mut taken = Vec::new();
+        while taken.len() < limit
+            && let Some(uid) = self.gangs.called.pop_first()
+        {
+            if let Some(called) = self.called(&uid) {
+                taken.push((uid, called));
+            }
+        }
+        taken
+    }
+
+    /// Whether members are to be woken.
+    pub fn has_called(&self) -> bool {
+        !self.gangs.called.is_empty()
+    }
+
+    /// How to wake a member; `None` if it is gone or bound, or belongs to no gang any more.
+    pub fn called(&self, uid: &PodUid) -> Option<Called> {
+        let gang = self.gangs.core.gang_of(uid)?;
+        let pod = self.pods.get(uid).or_else(|| self.heard(uid.as_str()))?;
+        if pod.node.is_some() {
+            return None;
+        }
+        let nominate = self.options.nominate.then(|| self.place_of(gang, uid)).flatten();
+        Some(Called {
+            namespace: Arc::clone(&pod.namespace),
+            name: Arc::clone(&pod.name),
+            nominate,
+        })
+    }
+
+    /// Takes the gangs whose standing has changed: whoever waits for them asks again.
+    pub fn take_moved(&mut self) -> Vec<Arc<GangKey>> {
+        std::mem::take(&mut self.gangs.moved).into_iter().collect()
+    }
+}
