@@ -192,7 +192,7 @@ fn stage(pod: &SlimPod) -> Stage {
 fn claim(pod: &SlimPod) -> Option<Arc<Claim>> {
     let metadata = &pod.metadata;
     let owners = metadata.owner_references.iter().flatten();
-    let controller = owners
+    let mut controllers = owners
         .filter(|owner| owner.controller == Some(true))
         .map(|owner| Controller {
             api_version: &owner.api_version,
@@ -212,7 +212,7 @@ fn claim(pod: &SlimPod) -> Option<Arc<Claim>> {
         uid: metadata.uid.as_deref().unwrap_or_default(),
         labels: metadata.labels.as_ref(),
         annotations: metadata.annotations.as_ref(),
-        controller: controller.last(),
+        controller: controllers.next(),
         scheduling_group: group.and_then(|group| group.pod_group_name.as_deref()),
         workload,
     };

@@ -259,7 +259,7 @@ impl Index {
         };
         // One that is nowhere concerns nobody but its gang, and one that has ended concerns the gang still.
         if node.is_none() && pod.claim.is_none() {
-            self.bystander_gone(&pod.uid);
+            self.rooms.remove(&pod.uid);
             return;
         }
         let there = There {
@@ -276,7 +276,6 @@ impl Index {
 
     /// A pod that asks for nothing that is watched was deleted.
     pub fn bystander_gone(&mut self, uid: &PodUid) {
-        self.tell_gone(uid);
         self.rooms.remove(uid);
     }
 
@@ -385,3 +384,6 @@ impl Index {
         self.rooms.barred(needs)
     }
 }
+
+#[cfg(test)]
+mod tests;

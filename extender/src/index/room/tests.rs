@@ -1,0 +1,489 @@
+//! The index against a recount: whatever came in whichever order, what is left, where pods are and whom they keep off is what a look at
+//! the whole cluster says.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::decide::Options;
+use crate::fixtures::{GPU, watched};
+use crate::index::{SlimNode, Source, described};
+use crate::pod::{Reader, Seen, Words};
+
+const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
+const APPS: [&str; 2] = ["a", "b"];
+const SPACES: [&str; 2] = ["ml", "web"];
+
+/// A node as the API server has it.
+#[derive(Debug, Clone)]
+struct Node {
+    zone: Option<&'static str>,
+    cpu: u8,
+    tainted: bool,
+}
+
+/// A pod as the API server has it.
+#[derive(Debug, Clone)]
+struct Pod {
+    space: usize,
+    app: usize,
+    node: Option<usize>,
+    ended: bool,
+    cpu: u8,
+    gpus: bool,
+    apart: Option<Term>,
+    together: Option<Term>,
+    port: Option<u16>,
+}
+
+/// A term about pods of one app.
+#[derive(Debug, Clone, Copy)]
+struct Term {
+    app: usize,
+    key: &'static str,
+    everywhere: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Node(usize, Option<Node>),
+    Pod(usize, Option<Pod>),
+    Relist,
+    Take(usize, u8),
+    Give,
+}
+
+fn term() -> impl Strategy<Value = Term> {
+    let key = prop::sample::select(vec!["zone", "kubernetes.io/hostname"]);
+    (0..APPS.len(), key, any::<bool>()).prop_map(|(app, key, everywhere)| Term { app, key, everywhere })
+}
+
+prop_compose! {
+    fn pod()(
+        (space, app, node, ended) in (0..SPACES.len(), 0..APPS.len(), prop::option::weighted(0.8, 0..NODES.len()), prop::bool::weighted(0.1)),
+        (cpu, gpus) in (0..9u8, prop::bool::weighted(0.3)),
+        apart in prop::option::weighted(0.3, term()),
+        together in prop::option::weighted(0.3, term()),
+        port in prop::option::weighted(0.3, 80..82u16),
+    ) -> Pod {
+        Pod { space, app, node, ended, cpu, gpus, apart, together, port }
+    }
+}
+
+prop_compose! {
+    fn node()(zone in prop::option::of(prop::sample::select(vec!["x", "y"])), cpu in 0..99u8, tainted in any::<bool>()) -> Node {
+        Node { zone, cpu, tainted }
+    }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..NODES.len(), prop::option::weighted(0.8, node())).prop_map(|(name, node)| Step::Node(name, node)),
+        8 => (0..8usize, prop::option::weighted(0.8, pod())).prop_map(|(name, pod)| Step::Pod(name, pod)),
+        1 => Just(Step::Relist),
+        1 => (0..NODES.len(), 1..9u8).prop_map(|(node, cpu)| Step::Take(node, cpu)),
+        1 => Just(Step::Give),
+    ]
+}
+
+impl Term {
+    fn json(self) -> Value {
+        let mut term =
+            json!({"topologyKey": self.key, "labelSelector": {"matchLabels": {"app": APPS[self.app]}}});
+        if self.everywhere {
+            term["namespaceSelector"] = json!({});
+        }
+        term
+    }
+
+    fn finds(self, of: usize, pod: &Pod) -> bool {
+        (self.everywhere || of == pod.space) && self.app == pod.app
+    }
+}
+
+impl Pod {
+    fn json(&self, uid: &str) -> Value {
+        let mut requests = json!({"cpu": self.cpu.to_string()});
+        if self.gpus {
+            requests[GPU] = "1".into();
+        }
+        let terms = |term: &Option<Term>| json!({"requiredDuringSchedulingIgnoredDuringExecution": term.iter().map(|term| term.json()).collect::<Vec<_>>()});
+        json!({
+            "metadata": {"name": uid, "namespace": SPACES[self.space], "uid": uid, "labels": {"app": APPS[self.app], "index": uid}},
+            "spec": {
+                "nodeName": self.node.map(|node| NODES[node]),
+                "containers": [{
+                    "name": "c",
+                    "resources": {"requests": requests},
+                    "ports": self.port.iter().map(|port| json!({"hostPort": port})).collect::<Vec<_>>(),
+                }],
+                "affinity": {"podAntiAffinity": terms(&self.apart), "podAffinity": terms(&self.together)},
+            },
+            "status": {"phase": if self.ended { "Succeeded" } else { "Running" }},
+        })
+    }
+}
+
+impl Node {
+    fn facts(&self, name: &str) -> NodeFacts {
+        let mut labels = json!({"kubernetes.io/hostname": name});
+        if let Some(zone) = self.zone {
+            labels["zone"] = zone.into();
+        }
+        let taints = if self.tainted {
+            json!([{"key": "t", "effect": "NoSchedule"}])
+        } else {
+            json!([])
+        };
+        let node: SlimNode = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"taints": taints},
+            "status": {"allocatable": {"cpu": self.cpu.to_string(), "pods": "110", GPU: "8"}},
+        }))
+        .unwrap();
+        described(&watched(), &node, &mut Words::default())
+    }
+
+    fn domain(&self, name: usize, key: &str) -> Option<&'static str> {
+        if key == "zone" {
+            self.zone
+        } else {
+            Some(NODES[name])
+        }
+    }
+}
+
+struct World {
+    index: Index,
+    reader: Reader,
+    nodes: BTreeMap<usize, Node>,
+    pods: BTreeMap<usize, Pod>,
+    places: Vec<(usize, Needs)>,
+}
+
+fn uid(number: usize) -> String {
+    format!("p{number}")
+}
+
+impl World {
+    fn new() -> Self {
+        let mut index = Index::new(Options::default(), &watched(), "run".into());
+        index.set_fabric(Levels::parse("zone=zone").unwrap());
+        Self {
+            index,
+            reader: Reader::new(watched()),
+            nodes: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            places: Vec::new(),
+        }
+    }
+
+    fn show(&mut self, number: usize, gone: bool) {
+        let Some(pod) = self.pods.get(&number) else {
+            return;
+        };
+        let read = serde_json::from_value(pod.json(&uid(number))).unwrap();
+        match (self.reader.read(read).unwrap(), gone) {
+            (Seen::Facts(pod), false) => self.index.pod_applied(*pod),
+            (Seen::Facts(pod), true) => {
+                let uid = pod.uid.clone();
+                self.index.pod_deleted(Instant::now(), &uid, Some(*pod));
+            }
+            (Seen::Bystander(pod), false) => self.index.bystander_applied(*pod),
+            (Seen::Bystander(pod), true) => self.index.bystander_gone(&pod.uid),
+        }
+    }
+
+    fn play(&mut self, step: Step) {
+        match step {
+            Step::Node(number, node) => {
+                let name = NODES[number];
+                match &node {
+                    Some(node) => {
+                        self.index.node_applied(&name.into(), vec![(GPU.into(), 8)]);
+                        self.index.node_described(Arc::new(node.facts(name)));
+                    }
+                    None => self.index.node_deleted(name),
+                }
+                match node {
+                    Some(node) => self.nodes.insert(number, node),
+                    None => self.nodes.remove(&number),
+                };
+            }
+            Step::Pod(number, Some(mut pod)) => {
+                // What a pod asks for and its namespace never change, nor does its node once it has one.
+                if let Some(known) = self.pods.get(&number) {
+                    pod.gpus = known.gpus;
+                    pod.space = known.space;
+                    pod.node = known.node.or(pod.node);
+                    pod.ended |= known.ended;
+                }
+                self.pods.insert(number, pod);
+                self.show(number, false);
+            }
+            Step::Pod(number, None) => {
+                self.show(number, true);
+                self.pods.remove(&number);
+            }
+            Step::Relist => {
+                // Every other pod is gone without a word.
+                self.pods.retain(|number, _| number % 2 == 0);
+                self.index.list_begins(Instant::now(), Source::Pods);
+                let known: Vec<usize> = self.pods.keys().copied().collect();
+                known.into_iter().for_each(|number| self.show(number, false));
+                self.index.list_ends(Instant::now(), Source::Pods);
+            }
+            Step::Take(number, cpu) => {
+                let mut needs = Needs::default();
+                needs.resources.add_written("cpu", &cpu.to_string());
+                let node = self.index.node(&NODES[number].into());
+                self.index.room_take(node, &needs);
+                self.places.push((number, needs));
+            }
+            Step::Give => {
+                if let Some((number, needs)) = self.places.pop() {
+                    let node = self.index.node(&NODES[number].into());
+                    self.index.room_give(node, &needs);
+                }
+            }
+        }
+    }
+
+    /// Live pods on nodes.
+    fn there(&self) -> impl Iterator<Item = (usize, &Pod)> {
+        let live = self.pods.values().filter(|pod| !pod.ended);
+        live.filter_map(|pod| Some((pod.node?, pod)))
+    }
+
+    fn cpu_left(&self, number: usize) -> i64 {
+        let all = self.nodes.get(&number).map_or(0, |node| i64::from(node.cpu));
+        let pods = self.there().filter(|(node, _)| *node == number);
+        let asked: i64 = pods.map(|(_, pod)| i64::from(pod.cpu)).sum();
+        let kept = self.places.iter().filter(|(node, _)| *node == number);
+        all * 1000 - asked * 1000 - kept.map(|(_, needs)| needs.resources.milli_cpu).sum::<i64>()
+    }
+
+    fn share(&self, one: usize, other: usize, key: &str) -> bool {
+        let domain = |number: usize| self.nodes.get(&number)?.domain(number, key);
+        domain(one).is_some() && domain(one) == domain(other)
+    }
+
+    /// Whether the pods that are there keep a new one from a node, asked one by one.
+    fn is_barred(&self, new: &Pod, number: usize) -> bool {
+        self.there().any(|(node, pod)| {
+            let unwanted = |of: &Pod, other: &Pod| {
+                of.apart
+                    .is_some_and(|term| term.finds(of.space, other) && self.share(node, number, term.key))
+            };
+            unwanted(pod, new)
+                || unwanted(new, pod)
+                || (node == number && new.port.is_some() && new.port == pod.port)
+        })
+    }
+
+    /// Whether a new one is near those it must be with.
+    fn is_near(&self, new: &Pod, number: usize) -> bool {
+        let Some(term) = new.together else {
+            return true;
+        };
+        let has_domain = |number: usize| {
+            let node = self.nodes.get(&number);
+            node.is_some_and(|node| node.domain(number, term.key).is_some())
+        };
+        let mut friends = self
+            .there()
+            .filter(|(node, pod)| term.finds(new.space, pod) && has_domain(*node))
+            .peekable();
+        let first = friends.peek().is_none() && term.finds(new.space, new);
+        has_domain(number) && (first || friends.any(|(node, _)| self.share(node, number, term.key)))
+    }
+
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        self.index.publish();
+        let numbers: Vec<(usize, NodeIx)> = NODES
+            .iter()
+            .enumerate()
+            .filter_map(|(number, name)| Some((number, self.index.names.get(name)?)))
+            .collect();
+        for (number, node) in &numbers {
+            let room = &self.index.rooms()[node.0 as usize];
+            prop_assert_eq!(room.left.milli_cpu, self.cpu_left(*number), "{}", NODES[*number]);
+            let expected = self.nodes.get(number).map(|node| node.facts(NODES[*number]));
+            prop_assert_eq!(room.facts.as_deref(), expected.as_ref());
+        }
+        let built = Fabric::build(
+            Levels::parse("zone=zone").unwrap(),
+            self.index.rooms().iter().map(|room| room.facts.as_deref()),
+        );
+        prop_assert_eq!(self.index.fabric(), &built);
+        for (number, new) in self
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.gpus && pod.node.is_none() && !pod.ended)
+        {
+            let needs = Arc::clone(&self.index.pod(&uid(*number)).unwrap().needs);
+            let barred = self.index.barred(&needs);
+            for (number, node) in numbers
+                .iter()
+                .filter(|(number, _)| self.nodes.contains_key(number))
+            {
+                let closed = barred.nodes.contains(node);
+                prop_assert_eq!(
+                    closed,
+                    self.is_barred(new, *number),
+                    "{:?} on {}",
+                    new,
+                    NODES[*number]
+                );
+                let near = barred.only.as_ref().is_none_or(|only| only.contains(node));
+                prop_assert_eq!(
+                    near,
+                    self.is_near(new, *number),
+                    "{:?} near {}",
+                    new,
+                    NODES[*number]
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn what_is_kept_event_by_event_is_what_a_recount_says(steps in prop::collection::vec(step(), 1..40)) {
+        let mut world = World::new();
+        for step in steps {
+            world.play(step);
+            world.check()?;
+        }
+    }
+}
+
+fn world_of(pods: &[Pod]) -> World {
+    let mut world = World::new();
+    for number in 0..2 {
+        let node = Node {
+            zone: Some("x"),
+            cpu: 8,
+            tainted: false,
+        };
+        world.play(Step::Node(number, Some(node)));
+    }
+    for (number, pod) in pods.iter().enumerate() {
+        world.play(Step::Pod(number, Some(pod.clone())));
+    }
+    world.index.publish();
+    world
+}
+
+const PLAIN: Pod = Pod {
+    space: 0,
+    app: 0,
+    node: None,
+    ended: false,
+    cpu: 1,
+    gpus: true,
+    apart: None,
+    together: None,
+    port: None,
+};
+
+#[test]
+fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
+    let term = Term {
+        app: 1,
+        key: "zone",
+        everywhere: true,
+    };
+    let shy = Pod {
+        apart: Some(term),
+        gpus: false,
+        node: Some(0),
+        ..PLAIN
+    };
+    let world = world_of(&[PLAIN, PLAIN, shy]);
+    let needs = |uid: &str| Arc::clone(&world.index.pod(uid).unwrap().needs);
+    assert!(Arc::ptr_eq(&needs("p0"), &needs("p1")));
+    // The label that the term is about is among them, though the term came later; the one they are numbered by is not.
+    assert_eq!(*needs("p0").labels, BTreeMap::from([("app".into(), "a".into())]));
+}
+
+#[test]
+fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
+    let mut world = world_of(&[Pod {
+        gpus: false,
+        node: Some(0),
+        ..PLAIN
+    }]);
+    let machine = crate::fixtures::gpu_node("n0", &crate::fixtures::bridged());
+    let inventory = crate::index::inventory(
+        &watched(),
+        serde_json::from_value(machine).unwrap(),
+        &mut Default::default(),
+    );
+    world.index.inventory_applied(&"n0".into(), inventory.unwrap());
+    world.index.room_gained();
+    world.play(Step::Pod(
+        0,
+        Some(Pod {
+            gpus: false,
+            node: Some(0),
+            ..PLAIN
+        }),
+    ));
+    assert!(!world.index.room_gained(), "nothing has changed");
+    world.play(Step::Pod(
+        0,
+        Some(Pod {
+            gpus: false,
+            node: Some(0),
+            ended: true,
+            ..PLAIN
+        }),
+    ));
+    assert!(world.index.room_gained());
+    assert!(!world.index.room_gained(), "it is told once");
+    world.play(Step::Pod(
+        1,
+        Some(Pod {
+            gpus: false,
+            node: Some(1),
+            ..PLAIN
+        }),
+    ));
+    world.play(Step::Pod(1, None));
+    assert!(!world.index.room_gained(), "that node has no devices");
+}
+
+#[test]
+fn pods_of_one_controller_are_of_one_kind() {
+    let mut world = World::new();
+    let node = Node {
+        zone: None,
+        cpu: 8,
+        tainted: false,
+    };
+    world.play(Step::Node(0, Some(node)));
+    for number in 0..1000 {
+        let mut pod = Pod {
+            gpus: false,
+            node: Some(0),
+            ..PLAIN
+        }
+        .json(&uid(number));
+        pod["metadata"]["labels"] = json!({"app": "web"});
+        match world.reader.read(serde_json::from_value(pod).unwrap()) {
+            Some(Seen::Bystander(pod)) => world.index.bystander_applied(*pod),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(world.index.rooms.pods.len(), 1000);
+    assert_eq!(world.index.rooms.kin.len(), 1);
+    assert!(world.index.claiming_bystanders().is_empty());
+}
