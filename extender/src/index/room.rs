@@ -257,6 +257,7 @@ impl Index {
             Stage::Bound(node) => Some(self.node(node)),
             _ => None,
         };
+        self.tell_bystander(&pod);
         // One that is nowhere concerns nobody but its gang, and one that has ended concerns the gang still.
         if node.is_none() && pod.claim.is_none() {
             self.rooms.remove(&pod.uid);
@@ -276,6 +277,7 @@ impl Index {
 
     /// A pod that asks for nothing that is watched was deleted.
     pub fn bystander_gone(&mut self, uid: &PodUid) {
+        self.tell_gone(uid);
         self.rooms.remove(uid);
     }
 
