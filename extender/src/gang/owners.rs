@@ -1,0 +1,136 @@
+//! Keeps the gangs told of the objects that say how large they are: one watch for each kind that is needed, begun when the first gang needs it. Kinds
+//! that are not installed or may not be read count as missing, and are looked for again. Decides nothing.
+
+mod desk;
+mod follow;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_gang::{OwnerFacts, OwnerKind, OwnerRef};
+use kube::Client;
+use kube::api::ApiResource;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use desk::{Desk, Place, Told};
+use follow::News;
+
+/// Between two looks at which owners are wanted.
+const LOOK: Duration = Duration::from_millis(200);
+/// Questions about single objects at once.
+const QUESTIONS: usize = 8;
+/// News that may wait to be taken.
+const NEWS: usize = 256;
+
+/// Watches until `shutdown`. `wanted` says which owners are needed now; `seen` is told what each says, or `None` where there is none.
+pub async fn run(
+    client: Client,
+    wanted: impl Fn() -> Vec<OwnerRef>,
+    seen: impl Fn(&OwnerRef, Option<Arc<OwnerFacts>>),
+    shutdown: CancellationToken,
+) {
+    let (tell, mut news) = mpsc::channel(NEWS);
+    let mut clerk = Clerk {
+        client,
+        desk: Desk::default(),
+        tell,
+        tasks: JoinSet::new(),
+        following: BTreeMap::new(),
+        resources: BTreeMap::new(),
+        questions: JoinSet::new(),
+        unasked: Vec::new(),
+    };
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let told = tokio::select! {
+            () = shutdown.cancelled() => return,
+            _ = look.tick() => clerk.want(wanted()),
+            // The clerk keeps the other end.
+            Some(news) = news.recv() => clerk.take(news),
+            Some(answer) = clerk.questions.join_next() => match answer {
+                Ok((place, object)) => clerk.desk.answered(Instant::now().into_std(), &place, object),
+                // Cancelled with the kind, or a bug of ours: the owner is asked for again when it is next wanted.
+                Err(_) => Told::new(),
+            },
+        };
+        for (owner, facts) in told {
+            seen(&owner, facts);
+        }
+        clerk.ask();
+    }
+}
+
+/// The desk, and the tasks that do its errands. All of them end with it.
+struct Clerk {
+    client: Client,
+    desk: Desk,
+    tell: mpsc::Sender<News>,
+    tasks: JoinSet<()>,
+    following: BTreeMap<OwnerKind, AbortHandle>,
+    resources: BTreeMap<OwnerKind, ApiResource>,
+    questions: JoinSet<(Place, Result<Option<Value>, ()>)>,
+    unasked: Vec<Place>,
+}
+
+impl Clerk {
+    fn want(&mut self, wanted: Vec<OwnerRef>) -> Told {
+        let (changes, told) = self.desk.want(Instant::now().into_std(), wanted);
+        for kind in changes.end {
+            self.resources.remove(&kind);
+            if let Some(task) = self.following.remove(&kind) {
+                task.abort();
+            }
+        }
+        for kind in changes.begin {
+            let task = follow::follow(self.client.clone(), kind, self.tell.clone());
+            self.following.insert(kind, self.tasks.spawn(task));
+        }
+        // The handles of those that were ended.
+        while self.tasks.try_join_next().is_some() {}
+        told
+    }
+
+    fn take(&mut self, news: News) -> Told {
+        match news {
+            News::Begins(kind, resource) => {
+                self.resources.insert(kind, resource);
+                self.desk.list_begins(kind);
+                Told::new()
+            }
+            News::Ends(kind) => {
+                self.desk.list_ends(kind);
+                Told::new()
+            }
+            News::Seen(place, object) => self.desk.seen(&place, &object),
+            News::Gone(place) => self.desk.gone(&place),
+            News::Absent(kind) => self.desk.absent(kind),
+        }
+    }
+
+    fn ask(&mut self) {
+        self.unasked.extend(self.desk.ask(Instant::now().into_std()));
+        while self.questions.len() < QUESTIONS {
+            let Some(place) = self.unasked.pop() else {
+                return;
+            };
+            let Some(resource) = self.resources.get(&place.0).cloned() else {
+                // Its kind is no longer watched, because nobody wants it.
+                continue;
+            };
+            let client = self.client.clone();
+            self.questions.spawn(async move {
+                let object = follow::ask(&client, &resource, &place).await;
+                (place, object)
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

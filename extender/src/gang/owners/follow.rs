@@ -1,0 +1,250 @@
+//! One watch of one kind of object that the API server may or may not serve, and questions about single objects of it. I/O only.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use futures::StreamExt;
+use gantry_gang::OwnerKind;
+use gantry_gang::dialect::api;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::ApiResource;
+use kube::core::DynamicResourceScope;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tokio::sync::mpsc;
+
+use super::desk::Place;
+use crate::watch::chain;
+
+/// Longest life of one watch call, as of the other watches.
+const WATCH_SECONDS: u32 = 30;
+/// Before a kind that is not served is looked for again.
+const ABSENT: Duration = Duration::from_secs(10);
+/// Before an API server that did not answer is asked again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What a watch tells.
+#[derive(Debug)]
+pub(super) enum News {
+    /// It is served there, and a list begins.
+    Begins(OwnerKind, ApiResource),
+    /// The list is complete.
+    Ends(OwnerKind),
+    /// An object.
+    Seen(Place, Value),
+    /// An object that is no more.
+    Gone(Place),
+    /// The kind is not served, or may not be read.
+    Absent(OwnerKind),
+}
+
+/// Watches a kind for ever: until the other end of `tell` is dropped.
+pub(super) async fn follow(client: Client, kind: OwnerKind, tell: mpsc::Sender<News>) {
+    loop {
+        let absent = match served(&client, kind).await {
+            Ok(Some(resource)) => {
+                let ended = watch_at(&client, kind, resource, &tell).await;
+                if tell.is_closed() {
+                    return;
+                }
+                ended
+            }
+            Ok(None) => true,
+            Err(error) => {
+                let error = chain(&error);
+                tracing::warn!(
+                    kind = api(kind).kind,
+                    error,
+                    "cannot tell whether a kind of owner is served, trying again"
+                );
+                false
+            }
+        };
+        if absent && tell.send(News::Absent(kind)).await.is_err() {
+            return;
+        }
+        let pause = tokio::time::sleep(if absent { ABSENT } else { AGAIN });
+        tokio::select! {
+            () = pause => {}
+            () = tell.closed() => return,
+        }
+    }
+}
+
+/// Where the kind is served: the best of the versions there are.
+async fn served(client: &Client, kind: OwnerKind) -> Result<Option<ApiResource>, kube::Error> {
+    let wanted = api(kind);
+    for (group, version) in wanted.versions {
+        let api_version = format!("{group}/{version}");
+        let list = match client.list_api_group_resources(&api_version).await {
+            Ok(list) => list,
+            Err(error) if refused(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        if list
+            .resources
+            .iter()
+            .any(|resource| resource.name == wanted.plural)
+        {
+            return Ok(Some(ApiResource {
+                group: (*group).to_owned(),
+                version: (*version).to_owned(),
+                api_version,
+                kind: wanted.kind.to_owned(),
+                plural: wanted.plural.to_owned(),
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// Watches until the kind is no longer served or may not be read (`true`), or nobody listens.
+async fn watch_at(
+    client: &Client,
+    kind: OwnerKind,
+    resource: ApiResource,
+    tell: &mpsc::Sender<News>,
+) -> bool {
+    let objects: Api<Slim> = Api::all_with(client.clone(), &resource);
+    let config = watcher::Config::default().timeout(WATCH_SECONDS);
+    let mut events = watch(objects, config).default_backoff().boxed();
+    loop {
+        let event = tokio::select! {
+            event = events.next() => event,
+            () = tell.closed() => return false,
+        };
+        let news = match event {
+            Some(Ok(Event::Init)) => News::Begins(kind, resource.clone()),
+            Some(Ok(Event::InitDone)) => News::Ends(kind),
+            Some(Ok(Event::Apply(object) | Event::InitApply(object))) => {
+                News::Seen(object.place(kind), object.object)
+            }
+            Some(Ok(Event::Delete(object))) => News::Gone(object.place(kind)),
+            Some(Err(error)) => {
+                let absent = match &error {
+                    watcher::Error::InitialListFailed(cause) | watcher::Error::WatchStartFailed(cause) => {
+                        refused(cause)
+                    }
+                    _ => false,
+                };
+                let error = chain(&error);
+                tracing::warn!(kind = %resource.kind, error, absent, "watch of owners failed, trying again");
+                if absent {
+                    return true;
+                }
+                continue;
+            }
+            None => return false,
+        };
+        if tell.send(news).await.is_err() {
+            return false;
+        }
+    }
+}
+
+/// Asks for one object: `Ok(None)` if there is none, or it may not be read; `Err` if nobody knows.
+pub(super) async fn ask(client: &Client, resource: &ApiResource, place: &Place) -> Result<Option<Value>, ()> {
+    let (_, namespace, name) = place;
+    let objects: Api<Slim> = Api::namespaced_with(client.clone(), namespace, resource);
+    match objects.get_opt(name).await {
+        Ok(object) => Ok(object.map(|object| object.object)),
+        Err(error) if refused(&error) => Ok(None),
+        Err(error) => {
+            let error = chain(&error);
+            tracing::warn!(kind = %resource.kind, %namespace, %name, error, "cannot read the owner of a gang, trying again");
+            Err(())
+        }
+    }
+}
+
+/// It is not there, or not for us.
+fn refused(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 403 | 404))
+}
+
+/// An object of any kind, of which what is read is kept: labels, managed fields and status, which may be long and may hold anything, are not.
+#[derive(Debug, Clone)]
+struct Slim {
+    metadata: ObjectMeta,
+    object: Value,
+}
+
+impl Slim {
+    fn place(&self, kind: OwnerKind) -> Place {
+        let of = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+        (kind, of(&self.metadata.namespace), of(&self.metadata.name))
+    }
+}
+
+impl<'de> Deserialize<'de> for Slim {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Whole {
+            #[serde(default)]
+            metadata: Map<String, Value>,
+            #[serde(default)]
+            spec: Value,
+        }
+        let mut whole = Whole::deserialize(deserializer)?;
+        let text = |field: &str| match whole.metadata.get(field) {
+            Some(Value::String(text)) => Some(text.clone()),
+            _ => None,
+        };
+        let metadata = ObjectMeta {
+            name: text("name"),
+            namespace: text("namespace"),
+            uid: text("uid"),
+            resource_version: text("resourceVersion"),
+            ..ObjectMeta::default()
+        };
+        let mut kept = Map::new();
+        for field in ["name", "annotations"] {
+            if let Some(value) = whole.metadata.remove(field) {
+                kept.insert(field.to_owned(), value);
+            }
+        }
+        let mut object = Map::new();
+        object.insert("metadata".to_owned(), Value::Object(kept));
+        object.insert("spec".to_owned(), whole.spec);
+        Ok(Self {
+            metadata,
+            object: Value::Object(object),
+        })
+    }
+}
+
+impl kube::Resource for Slim {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn kind(resource: &ApiResource) -> Cow<'_, str> {
+        resource.kind.as_str().into()
+    }
+
+    fn group(resource: &ApiResource) -> Cow<'_, str> {
+        resource.group.as_str().into()
+    }
+
+    fn version(resource: &ApiResource) -> Cow<'_, str> {
+        resource.version.as_str().into()
+    }
+
+    fn api_version(resource: &ApiResource) -> Cow<'_, str> {
+        resource.api_version.as_str().into()
+    }
+
+    fn plural(resource: &ApiResource) -> Cow<'_, str> {
+        resource.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
