@@ -2,4 +2,5 @@
 
 pub mod owners;
 pub mod plan;
+pub mod preempt;
 pub mod terrain;

@@ -14,6 +14,7 @@
 
 mod choose;
 mod demand;
+mod earmark;
 mod fill;
 mod lay;
 mod pack;
@@ -87,6 +88,36 @@ pub fn plan(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused
 pub fn explain(terrain: &Terrain<'_>, wanted: &Wanted) -> Explanation {
     let demand = Demand::of(wanted);
     with_views(terrain, wanted, &demand, Explanation::of).unwrap_or_default()
+}
+
+/// Nodes to keep free for a gang that does not fit yet: those that would hold what must be placed if nothing else were on them, where the fewest
+/// devices are missing. Empty if the cluster would not hold it.
+pub fn earmark(terrain: &Terrain<'_>, wanted: &Wanted) -> Vec<NodeIx> {
+    let demand = Demand::of(wanted);
+    if demand.most < demand.must {
+        return Vec::new();
+    }
+    with_views(terrain, wanted, &demand, |views| {
+        earmark::earmark(views.now, views.empty, views.anchors, &demand, views.bounds)
+    })
+    .unwrap_or_default()
+}
+
+/// Whether at least what must be placed fits.
+pub(super) fn fits(terrain: &Terrain<'_>, wanted: &Wanted) -> bool {
+    let demand = Demand::least_of(wanted);
+    demand.most >= demand.must
+        && demand.must > 0
+        && Survey::new(*terrain, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
+            let anchors = Anchors::of(&survey, wanted);
+            choose(
+                &survey,
+                &anchors,
+                &demand,
+                Bounds::of(&terrain.fabric.levels, wanted),
+            )
+            .is_some()
+        })
 }
 
 fn with_views<T>(

@@ -79,6 +79,15 @@ impl<'w> Demand<'w> {
         }
     }
 
+    /// The same where nobody is looked at beyond those that must be placed.
+    pub(super) fn least_of(wanted: &'w Wanted) -> Self {
+        let demand = Self::of(wanted);
+        Self {
+            most: demand.must.min(demand.most),
+            ..demand
+        }
+    }
+
     /// The first `count` members by shape.
     pub(super) fn first(&self, count: u32) -> Counts {
         self.sum(self.members.iter().take(count as usize))

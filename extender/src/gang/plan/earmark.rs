@@ -1,0 +1,109 @@
+//! Which nodes to keep free for a gang that is next and does not fit yet, so that back-fill does not delay it. Reserves nothing.
+
+use std::cmp::Reverse;
+
+use super::demand::{Counts, Demand};
+use super::fill::Anchors;
+use super::pack::nodes_of;
+use super::scope::{Bounds, Place, places, scopes};
+use super::survey::Survey;
+use super::words::widest;
+use crate::snapshot::NodeIx;
+
+/// Nodes that would hold what must be placed if nothing else were on them: in the domain where the fewest devices are missing, those where the
+/// fewest are. Empty if no domain would hold it.
+pub(super) fn earmark(
+    now: &Survey<'_>,
+    empty: &Survey<'_>,
+    anchors: &Anchors,
+    demand: &Demand<'_>,
+    bounds: Bounds,
+) -> Vec<NodeIx> {
+    let counts = demand.first(demand.must);
+    let slots = counts.len();
+    let sums = empty.sums(empty.lowest_tier());
+    let holds = |place: &Place| match *place {
+        Place::Node(node) => {
+            (0..slots).all(|slot| empty.takes(node, slot, empty.lowest_tier()) >= counts[slot])
+        }
+        Place::Domain(domain) => {
+            let of = |slot: usize| sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0);
+            (0..slots).all(|slot| of(slot) >= counts[slot])
+        }
+    };
+    let scope = scopes(now, widest(bounds)).pop();
+    let candidates = scope.map_or_else(Vec::new, |scope| places(now, anchors, scope));
+    let marked = candidates
+        .into_iter()
+        .filter(holds)
+        .filter_map(|place| mark(now, empty, place, &counts));
+    marked
+        .min_by_key(|marked| (marked.missing, marked.nodes.len(), marked.first.clone()))
+        .map(|marked| marked.nodes)
+        .unwrap_or_default()
+}
+
+/// Nodes of one place.
+struct Marked {
+    /// Devices that are not free yet.
+    missing: u64,
+    /// Of equal ones the first by name is taken.
+    first: String,
+    nodes: Vec<NodeIx>,
+}
+
+fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> Option<Marked> {
+    let nodes = nodes_of(now, place);
+    let mut marked = Marked {
+        missing: 0,
+        first: nodes
+            .first()
+            .map(|node| now.name(*node).to_owned())
+            .unwrap_or_default(),
+        nodes: Vec::new(),
+    };
+    let mut used = vec![false; nodes.len()];
+    for (slot, count) in counts.iter().enumerate() {
+        // The devices that a node lacks for each member it would hold, in thousandths; then the emptiest.
+        let mut order: Vec<(u64, Reverse<u32>, usize, u32)> = Vec::new();
+        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| !used[*index]) {
+            let holds = empty.takes(*node, slot, empty.lowest_tier());
+            if holds > 0 {
+                let lacks = missing(now, *node, slot, holds);
+                order.push((
+                    lacks * 1000 / u64::from(holds),
+                    Reverse(now.free_devices(*node)),
+                    index,
+                    holds,
+                ));
+            }
+        }
+        order.sort_unstable();
+        let mut left = *count;
+        for (_, _, index, holds) in order {
+            if left == 0 {
+                break;
+            }
+            used[index] = true;
+            marked.missing += missing(now, nodes[index], slot, holds.min(left));
+            marked.nodes.push(nodes[index]);
+            left -= holds.min(left);
+        }
+        if left > 0 {
+            return None;
+        }
+    }
+    marked.nodes.sort_unstable();
+    Some(marked)
+}
+
+/// Devices that a node lacks for so many members.
+fn missing(now: &Survey<'_>, node: NodeIx, slot: usize, members: u32) -> u64 {
+    let asks = now.shapes.get(slot).map(|shape| shape.request.asks.iter());
+    let asked: u64 = asks
+        .into_iter()
+        .flatten()
+        .map(|ask| u64::from(ask.devices) * u64::from(members))
+        .sum();
+    asked.saturating_sub(u64::from(now.free_devices(node)))
+}

@@ -1,0 +1,230 @@
+//! Which units (gangs, or pods by themselves) would have to end so that a gang fits: as little loss as can be, and none that could be left out.
+//! Pure; evicts nobody.
+//!
+//! # Least loss
+//!
+//! 1. Only units of lower priority that may be evicted; the highest priority among the victims as low as can be.
+//! 2. The fewest units, then the fewest that are not checkpointed, then the fewest GPUs, then the youngest.
+//!
+//! Several orders of giving up are tried: by loss, and the largest first, which is fewer. Of each the shortest beginning that makes room is
+//! found, what the plan would not touch is spared, then everybody who can be, the dearest first; the best outcome is taken.
+
+mod whatif;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gantry_api::PodUid;
+use gantry_gang::Resources;
+use gantry_gang::protocol::{Devices, Placement, Wanted};
+
+use self::whatif::WhatIf;
+use super::plan::{fits, plan};
+use super::terrain::Terrain;
+use crate::snapshot::NodeIx;
+
+/// What is stopped as a whole: a gang, or a pod by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Occupant {
+    /// Its pods, all of them.
+    pub pods: Vec<OccupantPod>,
+    /// The highest priority of its pods.
+    pub priority: i32,
+    /// When it began, in seconds since 1970.
+    pub since: i64,
+    /// It can be stopped at little loss.
+    pub checkpointed: bool,
+    /// The budgets (PodDisruptionBudgets) that its pods count against. Empty: nobody minds.
+    pub budgets: Vec<Budget>,
+}
+
+/// One pod of it that is on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OccupantPod {
+    /// Its UID.
+    pub uid: PodUid,
+    /// Where it is.
+    pub node: NodeIx,
+    /// Its devices.
+    pub devices: Devices,
+    /// What else it takes of the node.
+    pub resources: Resources,
+}
+
+/// What a unit needs of a budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Budget {
+    /// Namespace and name, or whatever tells it from others.
+    pub name: Arc<str>,
+    /// Pods that it allows to be disrupted now, all units together.
+    pub allowed: u32,
+    /// Pods of the unit that count against it.
+    pub pods: u32,
+}
+
+impl Occupant {
+    fn devices(&self) -> usize {
+        let pods = self.pods.iter().flat_map(|pod| &pod.devices);
+        pods.map(|(_, ids)| ids.len()).sum()
+    }
+
+    /// What its end would cost, besides its priority: who costs least goes first.
+    fn cost(&self) -> (i32, bool, Reverse<i64>, usize) {
+        (
+            self.priority,
+            !self.checkpointed,
+            Reverse(self.since),
+            self.devices(),
+        )
+    }
+
+    /// What tells it from others of equal cost.
+    fn name(&self) -> Option<&PodUid> {
+        self.pods.iter().map(|pod| &pod.uid).min()
+    }
+}
+
+/// Where a gang goes once its victims are gone; `None` if there is no way. Without victims if it fits as it is.
+pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -> Option<Placement> {
+    if let Ok(placement) = plan(terrain, wanted) {
+        return Some(placement);
+    }
+    let lower = |occupant: &&Occupant| occupant.priority < wanted.priority && !occupant.pods.is_empty();
+    let mut lower: Vec<&Occupant> = occupants.iter().filter(lower).collect();
+    lower.sort_by(|a, b| a.cost().cmp(&b.cost()).then_with(|| a.name().cmp(&b.name())));
+    let cluster = WhatIf::new(terrain, &lower);
+    let room = |victims: &[&Occupant]| cluster.without(victims, |terrain| fits(terrain, wanted));
+
+    // Up to which priority units must be looked at.
+    let priorities: BTreeSet<i32> = lower.iter().map(|occupant| occupant.priority).collect();
+    let priorities: Vec<i32> = priorities.into_iter().collect();
+    let up_to = |priority: i32| -> Vec<&Occupant> {
+        let some = lower
+            .iter()
+            .copied()
+            .filter(|occupant| occupant.priority <= priority);
+        allowed(some)
+    };
+    let first = shortest(priorities.len(), |count| {
+        count > 0 && room(&up_to(priorities[count - 1]))
+    })?;
+    let candidates = up_to(priorities[first - 1]);
+
+    let mut largest = candidates.clone();
+    largest.sort_by(|a, b| {
+        let key = |occupant: &Occupant| (Reverse(occupant.devices()), occupant.cost());
+        key(a).cmp(&key(b)).then_with(|| a.name().cmp(&b.name()))
+    });
+    let outcomes = [candidates, largest].into_iter().filter_map(|order| {
+        let count = shortest(order.len(), |count| room(&order[..count]))?;
+        let mut victims = order[..count].to_vec();
+        // Whoever is nowhere where the gang would go is spared at once.
+        let placement = cluster.without(&victims, |terrain| plan(terrain, wanted)).ok()?;
+        let used: BTreeSet<&str> = placement.places.iter().map(|place| place.node.as_str()).collect();
+        let touched = |occupant: &&Occupant| {
+            let nodes = occupant
+                .pods
+                .iter()
+                .filter_map(|pod| terrain.snapshot.names.name(pod.node));
+            nodes.into_iter().any(|node| used.contains(node.as_str()))
+        };
+        let near: Vec<&Occupant> = victims.iter().copied().filter(touched).collect();
+        if room(&near) {
+            victims = near;
+        }
+        victims.sort_by(|a, b| b.cost().cmp(&a.cost()).then_with(|| b.name().cmp(&a.name())));
+        Some(spare(&victims, &room))
+    });
+    let victims = outcomes.min_by_key(|victims| loss(victims))?;
+    let mut placement = cluster.without(&victims, |terrain| plan(terrain, wanted)).ok()?;
+    placement.victims = victims
+        .iter()
+        .flat_map(|victim| &victim.pods)
+        .map(|pod| pod.uid.clone())
+        .collect();
+    placement.victims.sort();
+    Some(placement)
+}
+
+/// What victims cost together.
+fn loss(victims: &[&Occupant]) -> impl Ord + use<> {
+    (
+        victims.iter().map(|victim| victim.priority).max(),
+        victims.len(),
+        victims.iter().filter(|victim| !victim.checkpointed).count(),
+        victims.iter().map(|victim| victim.devices()).sum::<usize>(),
+        Reverse(victims.iter().map(|victim| victim.since).min()),
+        victims
+            .iter()
+            .filter_map(|victim| victim.name().cloned())
+            .collect::<Vec<_>>(),
+    )
+}
+
+/// The least number up to `most` that will do, where every larger one does too.
+fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
+    if !will_do(most) {
+        return None;
+    }
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if will_do(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Some(high)
+}
+
+/// Those of them that must go: one after the other is spared, in the order given, if there is room without.
+fn spare<'o>(victims: &[&'o Occupant], room: &impl Fn(&[&Occupant]) -> bool) -> Vec<&'o Occupant> {
+    let mut kept = victims.to_vec();
+    let mut size = kept.len();
+    let mut at = 0;
+    // Whole stretches at once while that goes well.
+    while at < kept.len() {
+        size = size.clamp(1, kept.len() - at);
+        let mut fewer = kept.clone();
+        fewer.drain(at..at + size);
+        if room(&fewer) {
+            kept = fewer;
+            size *= 2;
+        } else if size == 1 {
+            at += 1;
+        } else {
+            size /= 2;
+        }
+    }
+    kept
+}
+
+/// As many of them, in order, as the budgets allow together.
+fn allowed<'o>(occupants: impl Iterator<Item = &'o Occupant>) -> Vec<&'o Occupant> {
+    let mut used: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+    occupants
+        .filter(|occupant| {
+            let after = |budget: &Budget| {
+                used.get(&budget.name)
+                    .copied()
+                    .unwrap_or(0)
+                    .saturating_add(budget.pods)
+            };
+            let within = occupant
+                .budgets
+                .iter()
+                .all(|budget| after(budget) <= budget.allowed);
+            if within {
+                for budget in &occupant.budgets {
+                    *used.entry(Arc::clone(&budget.name)).or_default() += budget.pods;
+                }
+            }
+            within
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

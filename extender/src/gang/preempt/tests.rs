@@ -1,0 +1,260 @@
+use std::collections::BTreeSet;
+
+use gantry_gang::protocol::ShapeId;
+use proptest::prelude::*;
+
+use super::*;
+use crate::devices::DeviceSet;
+use crate::fixtures::GPU;
+use crate::gang::plan::tests::world::{World, gang, level, line};
+
+/// Who is on some GPUs of some nodes.
+fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> Occupant {
+    let pod = |(number, (node, gpus)): (usize, &(u32, &str))| {
+        let at = world.snapshot.names.name(NodeIx(*node)).unwrap();
+        let ids = gpus
+            .split(',')
+            .map(|gpu| format!("GPU-{at}-{gpu}").as_str().into());
+        OccupantPod {
+            uid: format!("{name}-{number}").as_str().into(),
+            node: NodeIx(*node),
+            devices: vec![(GPU.into(), ids.collect())],
+            resources: Resources {
+                pods: 1,
+                ..Resources::default()
+            },
+        }
+    };
+    Occupant {
+        pods: on.iter().enumerate().map(pod).collect(),
+        priority,
+        since: 0,
+        checkpointed: false,
+        budgets: Vec::new(),
+    }
+}
+
+fn victims(world: &World, wanted: &Wanted, occupants: &[Occupant]) -> Option<Vec<String>> {
+    let placement = world.with(|terrain| preempt(terrain, wanted, occupants))?;
+    Some(
+        placement
+            .victims
+            .iter()
+            .map(|uid| uid.as_str().to_owned())
+            .collect(),
+    )
+}
+
+/// One rack of nodes without a free GPU, and a gang of priority 10 of so many members of eight GPUs.
+fn full(nodes: &str, members: u32) -> (World, Wanted) {
+    let mut world = World::new();
+    for node in nodes.chars() {
+        world.node("z/r", &node.to_string(), "");
+    }
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(members, eight)]);
+    wanted.priority = 10;
+    (world, wanted)
+}
+
+const ALL: &str = "0,1,2,3,4,5,6,7";
+
+#[test]
+fn the_lowest_priority_goes_and_nobody_of_equal_priority() {
+    let (world, wanted) = full("abc", 1);
+    let occupants = [
+        unit("high", 5, &[(0, ALL)], &world),
+        unit("low", 1, &[(1, ALL)], &world),
+        unit("equal", 10, &[(2, ALL)], &world),
+    ];
+    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["low-0"]);
+    assert_eq!(victims(&world, &wanted, &occupants[2..]), None);
+}
+
+#[test]
+fn a_gang_ends_as_a_whole_and_its_devices_go_to_the_gang_that_wants_them() {
+    let (world, wanted) = full("abc", 2);
+    let occupants = [
+        unit("gang", 1, &[(0, ALL), (1, ALL), (2, "0")], &world),
+        unit("pod", 5, &[(2, "1,2,3,4,5,6,7")], &world),
+    ];
+    let placement = world
+        .with(|terrain| preempt(terrain, &wanted, &occupants))
+        .unwrap();
+    assert_eq!(
+        placement.victims.iter().map(PodUid::as_str).collect::<Vec<_>>(),
+        ["gang-0", "gang-1", "gang-2"]
+    );
+    assert_eq!(line(&placement), "rack r: a[0,1,2,3,4,5,6,7] b[0,1,2,3,4,5,6,7]");
+}
+
+#[test]
+fn one_gang_goes_rather_than_many_pods() {
+    let (world, wanted) = full("ab", 1);
+    let mut occupants: Vec<Occupant> = (0..8)
+        .map(|gpu| unit(&format!("pod{gpu}"), 1, &[(0, &gpu.to_string())], &world))
+        .collect();
+    occupants.push(unit("large", 1, &[(1, ALL)], &world));
+    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["large-0"]);
+}
+
+#[test]
+fn of_equals_the_checkpointed_goes_then_the_youngest() {
+    let (world, wanted) = full("abc", 1);
+    let mut occupants: Vec<Occupant> = ["a", "b", "c"]
+        .iter()
+        .zip(0..)
+        .map(|(name, node)| unit(name, 1, &[(node, ALL)], &world))
+        .collect();
+    occupants[2].since = 100;
+    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["c-0"]);
+    occupants[1].checkpointed = true;
+    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["b-0"]);
+}
+
+#[test]
+fn budgets_are_kept() {
+    let (world, wanted) = full("abc", 2);
+    let budget = |allowed| {
+        vec![Budget {
+            name: "ml/pdb".into(),
+            allowed,
+            pods: 1,
+        }]
+    };
+    let mut occupants: Vec<Occupant> = ["a", "b", "c"]
+        .iter()
+        .zip(0..)
+        .map(|(name, node)| unit(name, 1, &[(node, ALL)], &world))
+        .collect();
+    occupants[0].budgets = budget(1);
+    occupants[1].budgets = budget(1);
+    let gone = victims(&world, &wanted, &occupants).unwrap();
+    assert_eq!(gone.len(), 2);
+    assert!(gone.contains(&"c-0".to_owned()));
+    occupants[2].budgets = budget(1);
+    assert_eq!(victims(&world, &wanted, &occupants), None);
+}
+
+#[test]
+fn sick_gpus_do_not_come_back() {
+    let (mut world, wanted) = full("a", 1);
+    let classes = Arc::make_mut(&mut world.snapshot.classes);
+    if let crate::snapshot::Standing::Ours(class) = Arc::make_mut(&mut classes[0]) {
+        class.pools[0].unhealthy = 1;
+        class.pools[0].sick = vec![crate::inventory::Sick {
+            gpu: 3,
+            reason: "Xid 79".into(),
+        }];
+    }
+    let occupants = [unit("pod", 1, &[(0, ALL)], &world)];
+    assert_eq!(victims(&world, &wanted, &occupants), None);
+}
+
+#[test]
+fn nobody_goes_where_there_is_room() {
+    let (mut world, wanted) = full("a", 1);
+    world.node("z/r", "b", ALL);
+    let occupants = [unit("pod", 1, &[(0, ALL)], &world)];
+    assert_eq!(
+        victims(&world, &wanted, &occupants).unwrap(),
+        Vec::<String>::new()
+    );
+}
+
+#[derive(Debug, Clone)]
+struct Case {
+    racks: Vec<u8>,
+    /// Node, first GPU, how many, priority, unit.
+    pods: Vec<(usize, usize, usize, i32, usize)>,
+    gpus: u32,
+    members: u32,
+    required: bool,
+}
+
+prop_compose! {
+    fn case()(
+        racks in prop::collection::vec(0u8..2, 1..4),
+        gpus in 1u32..6,
+        members in 1u32..5,
+        required in any::<bool>(),
+        pods in prop::collection::vec((0usize..4, 0usize..8, 1usize..6, 0i32..4, 0usize..6), 0..8),
+    ) -> Case {
+        Case { racks, pods, gpus, members, required }
+    }
+}
+
+impl Case {
+    fn build(&self) -> (World, Wanted, Vec<Occupant>) {
+        let mut world = World::new();
+        let mut taken = vec![DeviceSet::EMPTY; self.racks.len()];
+        let mut units: std::collections::BTreeMap<usize, (i32, Vec<(u32, String)>)> =
+            std::collections::BTreeMap::new();
+        for (node, from, count, priority, unit) in &self.pods {
+            let node = node % self.racks.len();
+            let devices: DeviceSet = (*from..(from + count).min(8)).collect();
+            let devices = &devices - &taken[node];
+            if devices.is_empty() {
+                continue;
+            }
+            taken[node].add(&devices);
+            let unit = units.entry(*unit).or_insert((*priority, Vec::new()));
+            unit.1.push((u32::try_from(node).unwrap(), devices.to_string()));
+        }
+        for (index, rack) in self.racks.iter().enumerate() {
+            let free = &DeviceSet::first(8) - &taken[index];
+            world.node_with(&format!("z/r{rack}"), &format!("n{index}"), &free, 0);
+        }
+        let shape: ShapeId = world.shape(self.gpus);
+        let mut wanted = gang(&[(self.members, shape)]);
+        wanted.priority = 3;
+        if self.required {
+            level(&mut wanted, "rack", true);
+        }
+        let occupants = units
+            .iter()
+            .map(|(number, (priority, on))| {
+                let on: Vec<(u32, &str)> = on.iter().map(|(node, gpus)| (*node, gpus.as_str())).collect();
+                unit(&format!("u{number}"), *priority, &on, &world)
+            })
+            .collect();
+        (world, wanted, occupants)
+    }
+}
+
+/// Whether the gang fits without some of the units.
+fn without(world: &World, wanted: &Wanted, victims: &[&Occupant]) -> bool {
+    world.with(|terrain| WhatIf::new(terrain, victims).without(victims, |terrain| fits(terrain, wanted)))
+}
+
+proptest! {
+    /// Every set of units is the oracle.
+    #[test]
+    fn there_are_victims_exactly_when_there_can_be_and_none_too_many(case in case()) {
+        let (world, wanted, occupants) = case.build();
+        let lower: Vec<&Occupant> = occupants.iter().filter(|unit| unit.priority < wanted.priority).collect();
+        let ways: Vec<Vec<&Occupant>> = (0u32..1 << lower.len())
+            .map(|set| (0..lower.len()).filter(|at| set >> at & 1 == 1).map(|at| lower[at]).collect())
+            .filter(|victims: &Vec<&Occupant>| without(&world, &wanted, victims))
+            .collect();
+        let found = world.with(|terrain| preempt(terrain, &wanted, &occupants));
+        prop_assert_eq!(found.is_some(), !ways.is_empty());
+        let Some(placement) = found else { return Ok(()) };
+        let gone: BTreeSet<&str> = placement.victims.iter().map(PodUid::as_str).collect();
+        let victims: Vec<&Occupant> = occupants.iter().filter(|unit| unit.pods.iter().any(|pod| gone.contains(pod.uid.as_str()))).collect();
+        prop_assert_eq!(victims.iter().map(|victim| victim.pods.len()).sum::<usize>(), gone.len(), "whole units");
+        for spared in &victims {
+            let fewer: Vec<&Occupant> = victims.iter().copied().filter(|victim| victim != spared).collect();
+            prop_assert!(!without(&world, &wanted, &fewer), "one could be left out");
+        }
+        let worst = |victims: &[&Occupant]| victims.iter().map(|victim| victim.priority).max();
+        prop_assert_eq!(worst(&victims), ways.iter().map(|way| worst(way)).min().flatten(), "the lowest priority that will do");
+        // The devices are free or the victims', and nobody's twice.
+        let mut seen = BTreeSet::new();
+        let others = occupants.iter().filter(|unit| !victims.contains(unit));
+        let held: BTreeSet<_> = others.flat_map(|unit| &unit.pods).flat_map(|pod| &pod.devices[0].1).collect();
+        for id in placement.places.iter().flat_map(|place| &place.devices[0].1) {
+            prop_assert!(seen.insert(id) && !held.contains(id));
+        }
+    }
+}

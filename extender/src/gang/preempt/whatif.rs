@@ -1,0 +1,105 @@
+//! The cluster as it would be if some units were gone: their devices and amounts given back on their nodes, everything else as it is.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Occupant, OccupantPod};
+use crate::devices::DeviceSet;
+use crate::gang::terrain::{Exact, Terrain};
+use crate::shape::Shape;
+use crate::snapshot::{Class, ClassIx, NodeIx, Pool, Snapshot, Standing};
+
+/// A terrain, and the nodes looked at closely where somebody could go.
+pub(super) struct WhatIf<'t, 'a> {
+    terrain: &'t Terrain<'a>,
+    exact: HashMap<NodeIx, Exact<'a>>,
+}
+
+impl<'t, 'a> WhatIf<'t, 'a> {
+    pub(super) fn new(terrain: &'t Terrain<'a>, occupants: &[&Occupant]) -> Self {
+        let mut exact = HashMap::new();
+        for pod in occupants.iter().flat_map(|occupant| &occupant.pods) {
+            if !exact.contains_key(&pod.node)
+                && let Some(node) = (terrain.exact)(pod.node)
+            {
+                exact.insert(pod.node, node);
+            }
+        }
+        Self { terrain, exact }
+    }
+
+    /// What is found without some units.
+    pub(super) fn without<T>(&self, victims: &[&Occupant], then: impl FnOnce(&Terrain<'_>) -> T) -> T {
+        let mut rooms = self.terrain.rooms.to_vec();
+        let mut changed: HashMap<NodeIx, Exact<'a>> = HashMap::new();
+        for pod in victims.iter().flat_map(|victim| &victim.pods) {
+            if let Some(room) = rooms.get_mut(pod.node.0 as usize) {
+                room.left.add(&pod.resources);
+            }
+            if let Some(exact) = self.exact.get(&pod.node) {
+                give_back(changed.entry(pod.node).or_insert_with(|| exact.clone()), pod);
+            }
+        }
+        let mut snapshot: Snapshot = self.terrain.snapshot.clone();
+        let mut classes: Vec<Arc<Standing>> = snapshot.classes.to_vec();
+        let mut order: Vec<(&NodeIx, &Exact<'a>)> = changed.iter().collect();
+        order.sort_unstable_by_key(|(node, _)| **node);
+        for (node, exact) in order {
+            let number = ClassIx(u32::try_from(classes.len()).unwrap_or(u32::MAX));
+            classes.push(Arc::new(Standing::Ours(canonical(&exact.class))));
+            if let Some(place) = snapshot.nodes.get_mut(node.0 as usize) {
+                *place = number;
+            }
+        }
+        snapshot.classes = Arc::new(classes);
+        let exact = |node: NodeIx| changed.get(&node).cloned().or_else(|| (self.terrain.exact)(node));
+        then(&Terrain {
+            snapshot: &snapshot,
+            rooms: &rooms,
+            fabric: self.terrain.fabric,
+            shapes: self.terrain.shapes,
+            barred: self.terrain.barred,
+            exact: &exact,
+        })
+    }
+}
+
+/// Puts a pod's devices back; those of a sick GPU stay away.
+fn give_back(exact: &mut Exact<'_>, pod: &OccupantPod) {
+    for (resource, ids) in &pod.devices {
+        let Some(index) = exact
+            .class
+            .pools
+            .iter()
+            .position(|pool| pool.resource == *resource)
+        else {
+            continue;
+        };
+        let known = exact.ids.get(index).copied().unwrap_or_default();
+        let pool = &mut exact.class.pools[index];
+        let back: DeviceSet = (0..known.len())
+            .filter(|device| known[*device].as_ref().is_some_and(|id| ids.contains(id)))
+            .filter(|device| !is_sick(pool, *device))
+            .collect();
+        pool.free.add(&back);
+        pool.open.add(&back);
+    }
+}
+
+fn is_sick(pool: &Pool, device: usize) -> bool {
+    let gpu = match &pool.shape {
+        Shape::Whole => u8::try_from(device).ok(),
+        Shape::Parts(parts) => parts.spots().get(device).map(|spot| spot.gpu),
+    };
+    pool.sick.iter().any(|sick| Some(sick.gpu) == gpu)
+}
+
+/// The class as the snapshot would have it: of devices that nothing tells apart only the number counts.
+fn canonical(exact: &Class) -> Class {
+    let mut class = exact.clone();
+    for pool in &mut class.pools {
+        pool.free = pool.shape.canonical(&pool.free);
+        pool.open = pool.shape.canonical(&pool.open);
+    }
+    class
+}
