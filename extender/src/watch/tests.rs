@@ -172,6 +172,51 @@ async fn lists_fill_the_index_and_events_change_it() {
 }
 
 #[tokio::test]
+async fn what_nodes_say_and_what_other_pods_take_of_them_is_kept() {
+    let web = |name: &str, node: &str| {
+        json!({
+            "metadata": {"name": name, "namespace": "web", "uid": name, "labels": {"app": "web"}},
+            "spec": {"nodeName": node, "containers": [{"name": "web", "resources": {"requests": {"cpu": "1500m"}}}]},
+            "status": {"phase": "Running"},
+        })
+    };
+    let mut racked = node("n");
+    racked["metadata"]["labels"] = json!({"rack": "r7"});
+    racked["spec"] = json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]});
+    let played = Played {
+        objects: HashMap::from([
+            (
+                PODS,
+                vec![
+                    web("a", "n"),
+                    web("b", "n"),
+                    bound(pod("gpu", 2), "n", 1, Some("0,1")),
+                ],
+            ),
+            (NODES, vec![racked]),
+        ]),
+        events: HashMap::from([(
+            PODS,
+            vec![json!({"type": "DELETED", "object": versioned(web("a", "n"))})],
+        )]),
+        ..Played::default()
+    };
+    let left = |store: &Store| {
+        let node = store.snapshot().find("n")?;
+        store.read(|index| Some(index.rooms().get(node.0 as usize)?.clone()))
+    };
+    let (store, _) = until(played, |store| {
+        left(store).is_some_and(|room| room.left.milli_cpu == 2500)
+    })
+    .await;
+    let room = left(&store).unwrap();
+    let facts = room.facts.unwrap();
+    assert_eq!(facts.labels["rack"], "r7".into());
+    assert_eq!(facts.taints.len(), 1);
+    assert!(room.left.others.is_empty(), "devices are accounted elsewhere");
+}
+
+#[tokio::test]
 async fn a_list_that_fails_is_tried_again() {
     let played = Played {
         objects: HashMap::from([

@@ -24,10 +24,12 @@ pub(super) struct Hearsay {
 impl Index {
     /// A pod that only a call of kube-scheduler speaks of: the watch may be behind. It counts for its gang until the watch shows it, but not for
     /// long.
-    pub fn hear(&mut self, pod: PodFacts) {
+    pub fn hear(&mut self, mut pod: PodFacts) {
         if self.pods.contains_key(&pod.uid) || pod.claim.is_none() || !self.gangs.leading {
             return;
         }
+        // Or it would be of another shape than its equals that the watch has shown.
+        self.complete(&mut pod);
         let hearsay = Hearsay {
             until: self.now.at + HEARSAY,
             pod: Arc::new(pod),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::decide::Options;
 use crate::fixtures::{GPU, watched};
-use crate::index::{SlimNode, Source, described};
+use crate::index::{Belongs, SlimNode, Source, described};
 use crate::pod::{Reader, Seen, Words};
 
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
@@ -485,5 +485,27 @@ fn pods_of_one_controller_are_of_one_kind() {
     }
     assert_eq!(world.index.rooms.pods.len(), 1000);
     assert_eq!(world.index.rooms.kin.len(), 1);
+    assert!(world.index.claiming_bystanders().is_empty());
+}
+
+#[test]
+fn a_member_without_devices_belongs_to_its_gang_until_it_is_deleted() {
+    let mut world = world_of(&[]);
+    let mut launcher = Pod {
+        gpus: false,
+        ended: true,
+        ..PLAIN
+    }
+    .json("l");
+    launcher["metadata"]["annotations"] = json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"});
+    match world.reader.read(serde_json::from_value(launcher).unwrap()) {
+        Some(Seen::Bystander(pod)) => world.index.bystander_applied(*pod),
+        other => panic!("{other:?}"),
+    }
+    // It has ended, and is on no node: it counts all the same.
+    assert_eq!(world.index.belongs("l"), Belongs::Gang);
+    assert_eq!(world.index.claiming_bystanders().len(), 1);
+    world.index.bystander_gone(&"l".into());
+    assert_ne!(world.index.belongs("l"), Belongs::Gang);
     assert!(world.index.claiming_bystanders().is_empty());
 }
