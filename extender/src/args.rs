@@ -14,7 +14,7 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind; GET /healthz, /readyz, /metrics.
+    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET /healthz, /readyz, /metrics.
     ///
     /// There is no authentication: let only kube-scheduler reach it.
     #[arg(

@@ -19,6 +19,7 @@ mod read;
 mod reserve;
 mod room;
 mod store;
+mod victims;
 mod waiting;
 
 use std::collections::{HashMap, HashSet};

@@ -19,7 +19,8 @@ use crate::service::{Refusal, Service};
 use crate::watch::Contact;
 
 /// What is served, for those who ask for something else.
-const PATHS: &str = "POST /filter, POST /prioritize, POST /bind, GET /healthz, GET /readyz, GET /metrics";
+const PATHS: &str =
+    "POST /filter, POST /prioritize, POST /bind, POST /preempt, GET /healthz, GET /readyz, GET /metrics";
 /// Time a client may take for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time a client may take for a request's body.
@@ -87,6 +88,7 @@ impl Server {
             "/filter" => ("filter", self.verb("filter", request).await),
             "/prioritize" => ("prioritize", self.verb("prioritize", request).await),
             "/bind" => ("bind", self.verb("bind", request).await),
+            "/preempt" => ("preempt", self.verb("preempt", request).await),
             "/healthz" => ("other", get(&request, || plain(StatusCode::OK, "ok"))),
             "/readyz" => ("other", get(&request, || self.ready())),
             "/metrics" => ("other", get(&request, || self.metrics())),
@@ -127,6 +129,7 @@ impl Server {
         let result = match verb {
             "filter" => self.service.filter(&body),
             "prioritize" => self.service.prioritize(&body),
+            "preempt" => self.service.preempt(&body),
             _ => self.service.bind(&body).await,
         };
         match result {

@@ -16,7 +16,7 @@ use crate::pod::{PodFacts, SlimPod};
 use crate::request::{Request, RequestError};
 use crate::snapshot::Snapshot;
 use crate::watched::Watched;
-use crate::wire::{self, ExtenderArgs, ExtenderBindingArgs, Node, Pod, Text};
+use crate::wire::{self, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, Pod, Text};
 
 /// What the server serves.
 pub struct Service {
@@ -170,6 +170,41 @@ impl Service {
         };
         self.metrics.decisions.get_or_create(&decision).inc();
         Ok(wire::priorities_answer(&candidates, winner))
+    }
+
+    /// `POST /preempt`.
+    ///
+    /// # Errors
+    /// See [`Refusal`].
+    pub fn preempt(&self, body: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let mut args: ExtenderPreemptionArgs<'_> =
+            serde_json::from_slice(body).map_err(|error| malformed("preempt", &error))?;
+        let mut offers = args.offers();
+        let snapshot = self.store.snapshot();
+        let mut outcome = "untouched";
+        match self.request(&args.pod, &snapshot)? {
+            Ok(request) if request.is_empty() => {}
+            Ok(request) => {
+                let spec = args.pod.spec.as_ref();
+                let priority = spec.and_then(|spec| spec.priority).unwrap_or_default();
+                let uid = PodUid::from(uid(&args.pod));
+                offers = self
+                    .store
+                    .read(|index| index.preemptable(&uid, &request, priority, offers));
+                outcome = if offers.is_empty() { "none" } else { "some" };
+            }
+            // Filter has refused it everywhere; no end of others mends what it asks for.
+            Err(_) => {
+                offers.clear();
+                outcome = "none";
+            }
+        }
+        let decision = Decision {
+            verb: "preempt",
+            outcome,
+        };
+        self.metrics.decisions.get_or_create(&decision).inc();
+        wire::preemption_answer(offers).map_err(|error| malformed("preempt", &error))
     }
 
     /// What a pod's gang says, if it belongs to one. A pod that the watch has not shown yet is read from the body.

@@ -33,7 +33,10 @@ impl Site<'_> {
     /// The best `size` devices of `free`; `None` if there are fewer.
     pub fn best(self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {
         match self.shape {
-            Shape::Whole => self.kind.best_for(free.gpus(), size, self.purpose).map(DeviceSet::from),
+            Shape::Whole => self
+                .kind
+                .best_for(free.gpus(), size, self.purpose)
+                .map(DeviceSet::from),
             Shape::Parts(parts) => self.kind.best_parts(parts, self.cut, free, size),
         }
     }

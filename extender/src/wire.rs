@@ -2,12 +2,14 @@
 //! tags, so names are PascalCase outside and the API's own camelCase inside. Requests borrow from the body. No decisions here.
 
 mod answer;
+mod preempt;
 mod text;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 pub use answer::{bind_answer, filter_answer, filter_error, priorities_answer};
+pub use preempt::{ExtenderPreemptionArgs, Offer, preemption_answer};
 pub use text::{Quantities, Text};
 
 use crate::request::{Container, ContainerKind};

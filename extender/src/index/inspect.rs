@@ -7,6 +7,7 @@ use gantry_api::{DeviceId, NodeName, PodUid};
 use serde::Serialize;
 
 use super::Index;
+use super::victims::fits_without;
 use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
 use crate::pod::PodFacts;
@@ -192,17 +193,9 @@ impl Index {
         Some(found)
     }
 
-    /// Whether a request would fit on a class once some pods had ended.
     fn would_fit(&self, class: &Class, request: &Request, ended: &[&(PodUid, Vec<DeviceSet>)]) -> bool {
-        let mut class = class.clone();
-        for (_, sets) in ended {
-            for (pool, set) in class.pools.iter_mut().zip(sets) {
-                pool.free.add(set);
-                pool.open.add(set);
-            }
-        }
-        decide::judge(&class, request).is_ok()
-            && decide::score(&class, request, &[], self.options.policy).is_some()
+        let sets: Vec<&[DeviceSet]> = ended.iter().map(|(_, sets)| sets.as_slice()).collect();
+        fits_without(class, request, &sets, self.options.policy)
     }
 }
 

@@ -1,0 +1,125 @@
+//! `gantry explain` against an API server: what a person sees of a pod that waits, and of one that runs.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod support;
+
+use std::path::Path;
+
+use gantry_api::GpuNode;
+use gantry_sim_cluster::api::{ApiOptions, ApiServer};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::{Client, core::NamespaceResourceScope};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// A node of four GPUs without links.
+async fn node(client: &Client, name: &str) {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let gpus = json!({"nvidia.com/gpu": "4", "cpu": "64", "memory": "512Gi", "pods": "110"});
+    let node = json!({
+        "metadata": {"name": name},
+        "status": {"capacity": gpus, "allocatable": gpus},
+    });
+    nodes
+        .create(&PostParams::default(), &serde_json::from_value(node).unwrap())
+        .await
+        .unwrap();
+    let device = |index: usize| {
+        json!({
+            "id": format!("GPU-{name}-{index}"),
+            "resource": "nvidia.com/gpu",
+            "gpu": index,
+            "healthy": true,
+        })
+    };
+    let machine = std::fs::read_to_string(support::machine("l4-4x-pcie.yaml")).unwrap();
+    let mut machine: Value = serde_saphyr::from_str(&machine).unwrap();
+    for (index, gpu) in machine["gpus"].as_array_mut().unwrap().iter_mut().enumerate() {
+        gpu["uuid"] = format!("GPU-{name}-{index}").into();
+    }
+    let object = json!({
+        "apiVersion": "gantry.dev/v1alpha1",
+        "kind": "GpuNode",
+        "metadata": {"name": name},
+        "spec": {"machine": machine},
+    });
+    let gpu_nodes: Api<GpuNode> = Api::all(client.clone());
+    let made: GpuNode = serde_json::from_value(object).unwrap();
+    gpu_nodes.create(&PostParams::default(), &made).await.unwrap();
+    let status = json!({"status": {"devices": (0..4).map(device).collect::<Vec<_>>()}});
+    gpu_nodes
+        .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+}
+
+async fn create<K>(api: &Api<K>, object: Value)
+where
+    K: kube::Resource<Scope = NamespaceResourceScope> + serde::Serialize + serde::de::DeserializeOwned,
+    K: Clone + std::fmt::Debug,
+{
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap())
+        .await
+        .unwrap();
+}
+
+fn pod(name: &str, gpus: u32, node: Option<&str>) -> Value {
+    let mut spec = json!({"containers": [{"name": "main", "image": "busybox", "resources": {
+        "limits": {"nvidia.com/gpu": gpus.to_string()}}}]});
+    if let Some(node) = node {
+        spec["nodeName"] = node.into();
+    }
+    json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+}
+
+fn explain(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String) {
+    let file = format!("--kubeconfig={}", kubeconfig.display());
+    let mut line = vec!["explain"];
+    line.extend(words);
+    line.push(&file);
+    let output = support::command(&line).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_is_explained_from_what_the_cluster_says() {
+    let stop = CancellationToken::new();
+    let server = ApiServer::start(&ApiOptions::default(), stop.clone())
+        .await
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+    let client = server.client().unwrap();
+    for name in ["a", "b"] {
+        node(&client, name).await;
+    }
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    create(&pods, pod("three", 3, Some("a"))).await;
+    create(&pods, pod("one", 1, Some("b"))).await;
+    create(&pods, pod("four", 4, None)).await;
+
+    let see = |words: &'static [&'static str]| {
+        let kubeconfig = kubeconfig.clone();
+        tokio::task::spawn_blocking(move || explain(&kubeconfig, words))
+    };
+    let (code, text) = see(&["pod", "four"]).await.unwrap();
+    insta::assert_snapshot!(text, @r"
+    pod default/four asks for 4 nvidia.com/gpu
+    too little on 2 of 2 nodes:
+      a: 1 of 4 GPUs free, 4 asked; fits when default/three ends
+      b: 3 of 4 GPUs free, 4 asked; fits when default/one ends
+    ");
+    assert_eq!(code, Some(0));
+    let (code, text) = see(&["pod", "one", "--json"]).await.unwrap();
+    assert_eq!(code, Some(0));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["bound"]["node"], "b");
+    assert_eq!(report["bound"]["devices"].as_array().unwrap().len(), 1);
+    let (code, text) = see(&["pod", "five"]).await.unwrap();
+    assert_eq!(code, Some(2));
+    assert!(text.contains("no pod five in namespace default"), "{text}");
+    stop.cancel();
+}

@@ -1,0 +1,188 @@
+//! kube-scheduler's preemption for a single pod: which of the nodes that it offers really have the devices once the victims are gone, and
+//! whom else that takes. Gangs are never broken for one pod where another node will do. Nothing is changed here.
+
+use std::cmp::Reverse;
+
+use gantry_api::PodUid;
+
+use super::Index;
+use crate::decide;
+use crate::devices::DeviceSet;
+use crate::pod::PodFacts;
+use crate::request::Request;
+use crate::snapshot::Class;
+use crate::wire::Offer;
+
+impl Index {
+    /// Of the nodes that kube-scheduler offers for a pod of a priority those that help, each with its victims: those that were named, and others
+    /// of lower priority if the devices want it. A member of a gang is helped by nobody here: gangs are preempted for as a whole.
+    pub fn preemptable(
+        &self,
+        uid: &PodUid,
+        request: &Request,
+        priority: i32,
+        offers: Vec<Offer>,
+    ) -> Vec<Offer> {
+        if self.gang_of(uid).is_some() {
+            return Vec::new();
+        }
+        let mut found: Vec<(usize, Offer)> = offers
+            .into_iter()
+            .filter_map(|offer| self.victims_on(request, priority, offer))
+            .collect();
+        // Fewest gangs broken: kube-scheduler cannot know.
+        let least = found.iter().map(|(gangs, _)| *gangs).min();
+        found.retain(|(gangs, _)| Some(*gangs) == least);
+        found.into_iter().map(|(_, offer)| offer).collect()
+    }
+
+    /// The victims on one node, and how many of them belong to gangs; `None` if no end of pods of lower priority helps.
+    fn victims_on(&self, request: &Request, priority: i32, offer: Offer) -> Option<(usize, Offer)> {
+        let ix = self.names.get(&offer.node)?;
+        let entry = self.entries.get(ix.0 as usize)?;
+        let gangs = |victims: &[String]| {
+            let in_gang = |uid: &&String| self.gang_of(&PodUid::from(uid.as_str())).is_some();
+            victims.iter().filter(in_gang).count()
+        };
+        let Some(class) = entry.exact(&[]) else {
+            // Of a foreign node nothing is known; kube-scheduler has counted.
+            return (!offer.victims.is_empty()).then(|| (gangs(&offer.victims), offer));
+        };
+        let held = |uid: &str| {
+            let held = entry
+                .account
+                .pods
+                .iter()
+                .find(|(holder, _)| holder.as_str() == uid);
+            held.map(|(_, sets)| sets.as_slice())
+        };
+        let fits = |victims: &[String]| {
+            let sets: Vec<&[DeviceSet]> = victims.iter().filter_map(|uid| held(uid)).collect();
+            fits_without(&class, request, &sets, self.options.policy)
+        };
+        let mut victims = offer.victims.clone();
+        let named = victims.len();
+        if !fits(&victims) {
+            let mut others: Vec<&PodFacts> = entry
+                .pods
+                .iter()
+                .filter_map(|uid| self.pods.get(uid))
+                .map(|pod| &**pod)
+                .filter(|pod| pod.priority < priority && !pod.leaving)
+                .filter(|pod| victims.iter().all(|known| known != pod.uid.as_str()))
+                .collect();
+            // Single pods first, the least important, the youngest.
+            others.sort_by_key(|pod| {
+                let gang = self.gang_of(&pod.uid).is_some();
+                (gang, pod.priority, Reverse(pod.created()), pod.uid.clone())
+            });
+            for other in others {
+                victims.push(other.uid.as_str().to_owned());
+                if fits(&victims) {
+                    break;
+                }
+            }
+            if !fits(&victims) {
+                return None;
+            }
+            // Whom it does not take is let off, the most important first.
+            for at in (named..victims.len()).rev() {
+                let spared = victims.remove(at);
+                if !fits(&victims) {
+                    victims.insert(at, spared);
+                }
+            }
+        }
+        (!victims.is_empty()).then(|| (gangs(&victims), Offer { victims, ..offer }))
+    }
+}
+
+/// Whether a request fits on a class once some sets, each by pool, are given back.
+pub(super) fn fits_without(
+    class: &Class,
+    request: &Request,
+    back: &[&[DeviceSet]],
+    policy: decide::Policy,
+) -> bool {
+    let mut class = class.clone();
+    for sets in back {
+        for (pool, set) in class.pools.iter_mut().zip(*sets) {
+            pool.free.add(set);
+            pool.open.add(set);
+        }
+    }
+    decide::judge(&class, request).is_ok() && decide::score(&class, request, &[], policy).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::Options;
+    use crate::fixtures::{Cluster, bound, plain, pod, request};
+    use serde_json::{Value, json};
+
+    fn ranked(name: &str, gpus: u32, priority: i32, set: &str) -> Value {
+        let mut pod = bound(pod(name, gpus), "n", 1, Some(set));
+        pod["spec"]["priority"] = json!(priority);
+        pod
+    }
+
+    fn uid(name: &str) -> String {
+        let pod = pod(name, 1);
+        pod["metadata"]["uid"].as_str().unwrap().to_owned()
+    }
+
+    fn offer(node: &str, victims: &[&str]) -> Offer {
+        Offer {
+            node: node.to_owned(),
+            victims: victims.iter().map(|name| uid(name)).collect(),
+            budgets_broken: 0,
+        }
+    }
+
+    fn answer(cluster: &Cluster, gpus: u32, priority: i32, offers: Vec<Offer>) -> Vec<Offer> {
+        let asks = request(gpus);
+        cluster
+            .store
+            .read(|index| index.preemptable(&uid("asks").into(), &asks, priority, offers))
+    }
+
+    #[test]
+    fn a_node_is_offered_back_with_the_victims_that_free_the_devices() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.pod(&ranked("low", 4, 0, "0-3"));
+        let offers = vec![offer("n", &["low"])];
+        assert_eq!(answer(&cluster, 2, 10, offers.clone()), offers);
+    }
+
+    #[test]
+    fn victims_are_chosen_where_none_are_named_as_few_and_as_unimportant_as_will_do() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.pod(&ranked("high", 1, 50, "0"));
+        cluster.pod(&ranked("low", 1, 0, "1"));
+        cluster.pod(&ranked("middle", 2, 5, "2-3"));
+        assert_eq!(
+            answer(&cluster, 1, 10, vec![offer("n", &[])]),
+            [offer("n", &["low"])]
+        );
+        assert_eq!(
+            answer(&cluster, 2, 10, vec![offer("n", &[])]),
+            [offer("n", &["middle"])]
+        );
+        assert_eq!(
+            answer(&cluster, 3, 10, vec![offer("n", &[])]),
+            [offer("n", &["low", "middle"])]
+        );
+        // Nobody of the same or a higher priority is stopped.
+        assert_eq!(answer(&cluster, 4, 10, vec![offer("n", &[])]), []);
+    }
+
+    #[test]
+    fn nodes_that_are_not_known_are_not_offered_back() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        assert_eq!(answer(&cluster, 1, 10, vec![offer("gone", &["low"])]), []);
+    }
+}
