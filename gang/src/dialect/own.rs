@@ -236,7 +236,8 @@ impl<'a> Own<'a> {
     }
 }
 
-const KNOWN: [&str; 9] = [
+/// Every annotation of ours that makes sense of a gang only.
+pub(super) const KNOWN: [&str; 9] = [
     names::GANG_ANNOTATION,
     names::GANG_MIN_ANNOTATION,
     names::GANG_MAX_ANNOTATION,

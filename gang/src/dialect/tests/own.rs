@@ -154,3 +154,24 @@ fn all_needs_somebody_who_says_how_many_there_are() {
         (Size::All, owner(OwnerKind::JobSet, "js", ""))
     );
 }
+
+#[test]
+fn every_annotation_and_convention_is_documented() {
+    let page = include_str!("../../../../docs/gangs.md");
+    for name in super::super::own::KNOWN {
+        assert!(page.contains(&format!("| `{name}` |")), "{name}");
+    }
+    for kind in [
+        "Job",
+        "PyTorchJob",
+        "TFJob",
+        "MPIJob",
+        "XGBoostJob",
+        "PaddleJob",
+        "JAXJob",
+        "RayCluster",
+        "JobSet",
+    ] {
+        assert!(page.contains(kind), "{kind}");
+    }
+}
