@@ -28,6 +28,8 @@ pub(super) struct Rooms {
     pods: HashMap<PodUid, There>,
     /// Where pods of each kind are, and how many.
     kin: HashMap<Kinship, BTreeMap<NodeIx, u32>>,
+    /// Those of them that keep others off.
+    wary: HashSet<Kinship>,
     /// Labels that terms are about: those of required affinity and anti-affinity of any pod there was.
     about: BTreeSet<Arc<str>>,
     /// It grew: needs that were worked out before lack labels.
@@ -111,8 +113,11 @@ impl Rooms {
         if let Some(node) = there.node {
             self.room(node).left.sub(there.load.resources());
             self.counts[node.0 as usize] += 1;
-            let kin = self.kin.entry(Kinship(Arc::clone(&there.kin))).or_default();
-            *kin.entry(node).or_default() += 1;
+            let kinship = Kinship(Arc::clone(&there.kin));
+            if !there.kin.apart_from.is_empty() {
+                self.wary.insert(kinship.clone());
+            }
+            *self.kin.entry(kinship).or_default().entry(node).or_default() += 1;
         }
         self.pods.insert(uid, there);
     }
@@ -137,6 +142,7 @@ impl Rooms {
             }
             if nodes.is_empty() {
                 self.kin.remove(&kinship);
+                self.wary.remove(&kinship);
             }
         }
     }
@@ -214,15 +220,15 @@ impl Rooms {
         }
         self.gained = self.gained.iter().filter_map(anew).collect();
         self.stale = true;
-        self.settle(nodes);
+        self.settle(nodes, true);
     }
 
-    /// Brings the fabric up to date, and the rooms to the number of nodes.
-    fn settle(&mut self, nodes: usize) {
+    /// Brings the rooms to the number of nodes, and the fabric up to date if that is worth while now.
+    fn settle(&mut self, nodes: usize, build: bool) {
         if let Some(last) = nodes.checked_sub(1).and_then(|last| u32::try_from(last).ok()) {
             self.room(NodeIx(last));
         }
-        if std::mem::take(&mut self.stale) {
+        if build && std::mem::take(&mut self.stale) {
             let levels = std::mem::take(&mut self.fabric.levels);
             self.fabric = Fabric::build(levels, self.rooms.iter().map(|room| room.facts.as_deref()));
         }
@@ -351,7 +357,9 @@ impl Index {
                 }
             }
         }
-        self.rooms.settle(self.entries.len());
+        // While nodes are listed there are more with every batch.
+        let listing = self.relists.contains_key(&super::Source::Nodes);
+        self.rooms.settle(self.entries.len(), !listing);
     }
 
     /// Whether more fits on any node with devices than when this was last asked: what was refused may be tried again.
@@ -379,6 +387,11 @@ impl Index {
         let mut claiming: Vec<Arc<Bystander>> = pods.filter_map(|there| there.claiming.clone()).collect();
         claiming.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
         claiming
+    }
+
+    /// A bystander that belongs to a gang.
+    pub fn claiming_bystander(&self, uid: &PodUid) -> Option<&Arc<Bystander>> {
+        self.rooms.pods.get(uid)?.claiming.as_ref()
     }
 
     /// Which nodes the pods that are there keep a pod with these needs from.

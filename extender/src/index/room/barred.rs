@@ -19,15 +19,19 @@ impl Rooms {
     pub(super) fn barred(&self, needs: &Needs) -> Barred {
         let mut closed = Domains::new();
         let mut nodes = BTreeSet::new();
-        for (kin, here) in &self.kin {
-            let kin = &kin.0;
-            // Those that do not want it near.
-            for term in &kin.apart_from {
-                if term.finds(&kin.namespace, &needs.namespace, &needs.labels) {
+        // Those that do not want it near.
+        for (kin, here) in self.wary.iter().filter_map(|kin| self.kin.get_key_value(kin)) {
+            let of = &kin.0;
+            for term in &of.apart_from {
+                if term.finds(&of.namespace, &needs.namespace, &needs.labels) {
                     self.close(&mut closed, term, here);
                 }
             }
-            // Those that it does not want near.
+        }
+        // Those that it does not want near, and those that have its ports.
+        let shy = !needs.apart_from.is_empty() || !needs.host_ports.is_empty();
+        for (kin, here) in self.kin.iter().filter(|_| shy) {
+            let kin = &kin.0;
             for term in &needs.apart_from {
                 if term.finds(&needs.namespace, &kin.namespace, &kin.labels) {
                     self.close(&mut closed, term, here);

@@ -509,3 +509,66 @@ fn a_member_without_devices_belongs_to_its_gang_until_it_is_deleted() {
     assert_ne!(world.index.belongs("l"), Belongs::Gang);
     assert!(world.index.claiming_bystanders().is_empty());
 }
+
+#[test]
+fn numbers_that_are_given_up_take_nothing_along() {
+    let stays = Pod {
+        gpus: false,
+        node: Some(1),
+        apart: Some(Term {
+            app: 0,
+            key: "kubernetes.io/hostname",
+            everywhere: true,
+        }),
+        ..PLAIN
+    };
+    let mut world = World::new();
+    let plain = Node {
+        zone: Some("x"),
+        cpu: 8,
+        tainted: false,
+    };
+    let passing: Vec<String> = (0..300).map(|number| format!("passing{number}")).collect();
+    for name in &passing {
+        world.index.node_applied(&name.as_str().into(), Vec::new());
+        world.index.node_described(Arc::new(plain.facts(name)));
+    }
+    world.play(Step::Node(1, Some(plain.clone())));
+    world.play(Step::Pod(0, Some(stays)));
+    world.play(Step::Pod(1, Some(PLAIN)));
+    // The node goes before its pods do.
+    world.play(Step::Node(1, None));
+    for name in &passing {
+        world.index.node_deleted(name);
+    }
+    let before = world.index.names.get("n1");
+    world.index.publish();
+    assert_ne!(world.index.names.get("n1"), before, "it has another number now");
+    world.check().unwrap();
+    world.play(Step::Node(1, Some(plain)));
+    world.check().unwrap();
+    let needs = Arc::clone(&world.index.pod("p1").unwrap().needs);
+    assert_eq!(
+        world.index.barred(&needs).nodes,
+        [world.index.names.get("n1").unwrap()]
+    );
+}
+
+#[test]
+fn the_fabric_is_built_when_the_list_of_nodes_is_complete() {
+    let mut world = World::new();
+    let now = Instant::now();
+    world.index.list_begins(now, Source::Nodes);
+    let node = Node {
+        zone: Some("x"),
+        cpu: 8,
+        tainted: false,
+    };
+    world.play(Step::Node(0, Some(node)));
+    world.index.publish();
+    assert_eq!(world.index.fabric().domains.len(), 1);
+    assert_eq!(world.index.fabric().of_node.len(), world.index.rooms().len());
+    world.index.list_ends(now, Source::Nodes);
+    world.index.publish();
+    assert_eq!(world.index.fabric().domains.len(), 2);
+}
