@@ -8,6 +8,7 @@ use gantry_api::{NodeName, PodUid};
 use super::gang::{Env, Expects, Gang, State};
 use super::members::{Bind, Class, Kept};
 use super::slots::Holder;
+use super::standing::after;
 use super::types::{Answer, Arrival, BindEnd, Placed, Stage};
 
 impl Gang {
@@ -75,7 +76,7 @@ impl Gang {
             return Some(format!("gang {}: {fault}", self.key).into());
         }
         match &self.state {
-            State::Planned(planned) if !planned.victims.is_empty() => Some(self.text.clone()),
+            State::Planned(_) if self.preempts() => Some(self.text.clone()),
             _ => None,
         }
     }
@@ -131,7 +132,7 @@ impl Gang {
     /// A planned node was not among those offered, and no other slot would do. After a few times it is planned without it.
     fn missed(&mut self, env: &mut Env<'_>, uid: &PodUid, node: &NodeName) {
         // The next offer may be another part of the cluster: ask for it soon.
-        let soon = env.now.at + env.settings.nudge / 10;
+        let soon = after(env.now.at, env.settings.nudge / 10);
         if self.nudge.is_none_or(|(at, _)| at > soon) {
             self.nudge = Some((soon, env.settings.nudge));
         }
@@ -237,7 +238,7 @@ impl Gang {
         }
         self.members.change(uid, |kept| kept.arrived = false);
         if let State::Planned(planned) = &mut self.state {
-            let grace = (env.now.at + env.settings.grace).min(planned.last);
+            let grace = after(env.now.at, env.settings.grace).min(planned.last);
             planned.until = planned.until.max(grace);
         }
     }

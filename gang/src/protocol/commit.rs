@@ -6,6 +6,7 @@ use gantry_api::{DecidedSlot, Decision, SlotDevices};
 use super::gang::{Committing, Decided, Env, Expects, Gang, Planned, State};
 use super::members::{Class, Count};
 use super::slots::{Holder, Slot};
+use super::standing::after;
 use super::types::{CommitFailure, Work};
 
 impl Gang {
@@ -121,7 +122,7 @@ impl Gang {
             });
         } else {
             // It certainly does not stand, and members have withdrawn meanwhile.
-            let until = env.now.at + env.settings.grace;
+            let until = after(env.now.at, env.settings.grace);
             self.state = State::Planned(Planned {
                 until,
                 last: until,

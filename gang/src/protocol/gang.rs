@@ -57,6 +57,10 @@ pub(super) struct Gang {
     pub(super) counted: u64,
     /// What was said of it has to be put together anew.
     pub(super) reagree: bool,
+    /// All its members with devices have to go for another gang.
+    pub(super) evicted_whole: bool,
+    /// One of its members has gone for another gang.
+    pub(super) evicted_lost: bool,
     /// The owner that it goes by.
     pub(super) owner: Option<OwnerRef>,
 }
@@ -76,6 +80,8 @@ pub(super) enum State {
     Restarting {
         /// When to say so again.
         again: Instant,
+        /// The decision of that life: it stays in the object until they are gone, for it names them.
+        of: Option<Arc<Decision>>,
     },
     /// It has no members.
     Over {
@@ -173,6 +179,8 @@ impl Gang {
             timer: None,
             counted: 0,
             reagree: true,
+            evicted_whole: false,
+            evicted_lost: false,
             owner: None,
         }
     }
@@ -238,7 +246,7 @@ impl Gang {
     pub(super) fn tie(&mut self, uid: &PodUid, id: u32, now: Instant) {
         let Some(kept) = self.members.get(uid) else { return };
         self.slots.fit(id, &kept.member);
-        self.slots.set_holder(id, Holder::Assigned(uid.clone()), now);
+        self.slots.set_holder(id, &Holder::Assigned(uid.clone()), now);
         self.members.change(uid, |kept| {
             kept.slot = Some(id);
             kept.arrived = false;
@@ -263,7 +271,7 @@ impl Gang {
         let Some(id) = self.members.get(uid).and_then(|kept| kept.slot) else {
             return;
         };
-        self.slots.set_holder(id, Holder::Kept, now);
+        self.slots.set_holder(id, &Holder::Kept, now);
         self.members.change(uid, |kept| {
             kept.slot = None;
             kept.arrived = false;
@@ -278,6 +286,18 @@ impl Gang {
         self.nudge = None;
     }
 
+    /// The slot of a lost member: kept for its replacement, unless its devices are another gang's already.
+    fn lose(&mut self, uid: &PodUid, id: u32, holder: &Holder, now: Instant) {
+        if self.members.get(uid).is_some_and(|kept| kept.evicted) {
+            self.evicted_lost = true;
+            self.drop_slot(id);
+        } else if *holder == Holder::Kept {
+            self.untie(uid, now);
+        } else {
+            self.slots.set_holder(id, holder, now);
+        }
+    }
+
     /// Brings the gang's words and the slot of a member in step with what the member has become.
     pub(super) fn follow(&mut self, uid: &PodUid, now: Instant) {
         self.follow_words(uid);
@@ -290,17 +310,15 @@ impl Gang {
             return;
         };
         let Some(slot) = self.slots.get(id) else { return };
-        let leaving = kept.member.leaving || kept.gone;
         match (&kept.member.stage, class) {
             (_, Class::Completed) => self.drop_slot(id),
-            (Stage::Failed, _) => self.untie(uid, now),
-            (_, Class::Lost) if leaving && kept.pinned() && !kept.gone => {
-                self.slots.set_holder(id, Holder::Leaving(uid.clone()), now);
+            (_, Class::Lost) if kept.member.stage != Stage::Failed && kept.pinned() && !kept.gone => {
+                self.lose(uid, id, &Holder::Leaving(uid.clone()), now);
             }
-            (_, Class::Lost) => self.untie(uid, now),
+            (_, Class::Lost) => self.lose(uid, id, &Holder::Kept, now),
             (_, Class::Faulty | Class::Foreign) if !kept.pinned() => self.untie(uid, now),
             (Stage::Bound(node), _) if *node == slot.node => {
-                self.slots.set_holder(id, Holder::Bound(uid.clone()), now);
+                self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
             }
             // Bound elsewhere, past us: its pod holds what it holds, and the slot is nobody's.
             (Stage::Bound(_), _) => self.untie(uid, now),
@@ -339,16 +357,17 @@ impl Gang {
         });
         if let Some(id) = found {
             self.tie(uid, id, now);
-            self.slots.set_holder(id, Holder::Bound(uid.clone()), now);
+            self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
         }
     }
 
     /// A member is no longer there.
     pub(super) fn remove_member(&mut self, uid: &PodUid, now: Instant) -> Option<Kept> {
         if let Some(id) = self.members.get(uid).and_then(|kept| kept.slot) {
-            self.slots.set_holder(id, Holder::Kept, now);
+            self.lose(uid, id, &Holder::Kept, now);
         }
         let kept = self.members.remove(uid)?;
+
         if let Some(said) = &kept.worded {
             self.words.remove(said);
         }
@@ -372,6 +391,22 @@ impl Gang {
             State::Committing(committing) => Some(&committing.decision.id),
             _ => None,
         }
+    }
+
+    /// Pods have to go before its members may come.
+    pub(super) fn preempts(&self) -> bool {
+        matches!(&self.state, State::Planned(planned) if !planned.victims.is_empty())
+    }
+
+    /// Some of its members have to go for another gang, or need not any more.
+    pub(super) fn note_evicted(&mut self) {
+        let life = self.members.life();
+        let mut held = self
+            .members
+            .iter()
+            .filter(|kept| kept.lives() && kept.life == life && kept.slot.is_some())
+            .peekable();
+        self.evicted_whole = held.peek().is_some() && held.all(|kept| kept.evicted);
     }
 
     /// A slot by the member that has it.

@@ -9,17 +9,17 @@ use gantry_api::{DeviceId, GangStatus, NodeName, PodUid};
 
 use super::agreed::OwnerKnown;
 use super::gang::{Env, Gang, State};
-use super::members::{Class, Kept};
+use super::objects::ObjectName;
 use super::recovery::Known;
 use super::status::beyond;
 use super::types::{
-    Answer, Arrival, BindEnd, CommitFailure, Member, Now, Object, Placement, Refused, Settings, SlotChange,
-    Stage, Work,
+    Answer, Arrival, BindEnd, CommitFailure, Member, Now, Placement, Refused, Settings, SlotChange, Stage,
+    Work,
 };
 use super::view::View;
-use crate::claim::{OwnerFacts, OwnerRef};
+use crate::claim::{Claim, OwnerFacts, OwnerRef};
+use crate::dialect::settle;
 use crate::key::GangKey;
-use crate::terms::Fault;
 
 /// The state machine of all gangs. Its head, [`super`], says what always holds.
 #[derive(Debug, Clone)]
@@ -27,40 +27,41 @@ pub struct Gangs {
     pub(super) settings: Settings,
     pub(super) synced: bool,
     pub(super) gangs: BTreeMap<Arc<GangKey>, Gang>,
-    of_pod: HashMap<PodUid, Belongs>,
-    owners: BTreeMap<OwnerRef, Owner>,
-    objects: BTreeMap<(Arc<str>, Arc<str>), Known>,
+    pub(super) of_pod: HashMap<PodUid, Belongs>,
+    pub(super) owners: BTreeMap<OwnerRef, Owner>,
+    pub(super) objects: BTreeMap<ObjectName, Known>,
     /// The gangs whose object has that namespace and name: one, if names are not in each other's way.
-    named: BTreeMap<(Arc<str>, Arc<str>), Vec<Arc<GangKey>>>,
+    pub(super) named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
     /// Gangs that want a plan, now or at some time.
     pub(super) planable: BTreeSet<Arc<GangKey>>,
     /// Devices that the gangs of each namespace hold.
     pub(super) held: BTreeMap<Arc<str>, u64>,
     /// Whose place each device is, where it is reserved for one.
-    taken: HashMap<NodeName, HashMap<DeviceId, Arc<GangKey>>>,
+    pub(super) taken: HashMap<NodeName, HashMap<DeviceId, Arc<GangKey>>>,
     /// What is reserved, to find it again when it is released.
-    reserved: HashMap<(Arc<GangKey>, u32), (NodeName, Vec<DeviceId>)>,
-    preempting: BTreeSet<Arc<GangKey>>,
-    timers: BTreeSet<(Instant, Arc<GangKey>)>,
-    dirty: BTreeSet<Arc<GangKey>>,
-    clock: Option<Now>,
-    decisions: u64,
-    work: Vec<Work>,
-    slot_changes: Vec<SlotChange>,
+    pub(super) reserved: HashMap<(Arc<GangKey>, u32), (NodeName, Vec<DeviceId>)>,
+    /// The pods that have to go for each gang that preempts.
+    pub(super) preempting: BTreeMap<Arc<GangKey>, Vec<PodUid>>,
+    pub(super) timers: BTreeSet<(Instant, Arc<GangKey>)>,
+    pub(super) dirty: BTreeSet<Arc<GangKey>>,
+    pub(super) clock: Option<Now>,
+    pub(super) decisions: u64,
+    pub(super) work: Vec<Work>,
+    pub(super) slot_changes: Vec<SlotChange>,
 }
 
 /// Where a pod belongs.
 #[derive(Debug, Clone)]
-enum Belongs {
+pub(super) enum Belongs {
     To(Arc<GangKey>),
     /// To a gang that is one too many, or too large.
     Beyond(Arc<str>),
 }
 
 #[derive(Debug, Clone, Default)]
-struct Owner {
-    known: OwnerKnown,
-    gangs: BTreeSet<Arc<GangKey>>,
+pub(super) struct Owner {
+    pub(super) known: OwnerKnown,
+    pub(super) gangs: BTreeSet<Arc<GangKey>>,
 }
 
 impl Gangs {
@@ -78,7 +79,7 @@ impl Gangs {
             held: BTreeMap::new(),
             taken: HashMap::new(),
             reserved: HashMap::new(),
-            preempting: BTreeSet::new(),
+            preempting: BTreeMap::new(),
             timers: BTreeSet::new(),
             dirty: BTreeSet::new(),
             clock: None,
@@ -91,6 +92,9 @@ impl Gangs {
     /// A pod that says it belongs to a gang, as it is now.
     pub fn member_seen(&mut self, now: Now, mut member: Member) {
         self.clock = Some(now);
+        if let Some(settled) = self.settled(&member.claim) {
+            member.claim = Arc::new(settled);
+        }
         if let Some(Belongs::To(before)) = self.of_pod.get(&member.uid).cloned()
             && *before != member.claim.key
         {
@@ -101,7 +105,7 @@ impl Gangs {
             {
                 // A pod that has a place stays what it was when it got it.
                 Some(kept) if kept.slot.is_some() || kept.pinned() => {
-                    member.claim = kept.member.claim.clone()
+                    member.claim = kept.member.claim.clone();
                 }
                 _ => self.member_gone(now, &member.uid),
             }
@@ -114,6 +118,12 @@ impl Gangs {
             gang.member_seen(now, member, &self.settings);
         }
         self.finish(now, &key);
+    }
+
+    /// The claim of a member whose owner is known to start its roles apart: each is a gang of its own.
+    fn settled(&self, claim: &Claim) -> Option<Claim> {
+        let owner = self.owners.get(claim.owner.as_ref()?)?;
+        settle(claim, owner.known.as_ref()?.as_ref()?)
     }
 
     /// The gang of a member, made if need be. `None` if it is not to be kept.
@@ -163,7 +173,7 @@ impl Gangs {
     /// A pod that had to go for a gang ([`Work::Evict`]) is gone, and its devices are free. To be said of any pod; of others it means nothing.
     pub fn victim_gone(&mut self, now: Now, uid: &PodUid) {
         self.clock = Some(now);
-        for key in self.preempting.clone() {
+        for key in self.preempting.keys().cloned().collect::<Vec<_>>() {
             self.with(now, &key, |gang, env| gang.victim_gone(env, uid));
         }
     }
@@ -179,10 +189,18 @@ impl Gangs {
         if entry.known.as_ref() == Some(&facts) {
             return;
         }
+        let starts_apart = facts.as_ref().is_some_and(|facts| facts.apart);
         entry.known = Some(facts);
         for key in entry.gangs.clone() {
+            let mut apart = Vec::new();
             if let Some(gang) = self.gangs.get_mut(&key) {
                 gang.reagree = true;
+                let members = gang.members.iter().filter(|_| starts_apart);
+                apart.extend(members.map(|kept| kept.member.clone()));
+            }
+            apart.retain(|member| self.settled(&member.claim).is_some());
+            for member in apart {
+                self.member_seen(now, member);
             }
             self.finish(now, &key);
         }
@@ -192,105 +210,6 @@ impl Gangs {
     pub fn owners_wanted(&self) -> Vec<OwnerRef> {
         let wanted = self.owners.iter().filter(|(_, owner)| !owner.gangs.is_empty());
         wanted.map(|(owner, _)| owner.clone()).collect()
-    }
-
-    /// A `Gang` object, as it is now.
-    pub fn object_seen(&mut self, now: Now, namespace: &str, name: &str, object: Object) {
-        self.clock = Some(now);
-        let name: (Arc<str>, Arc<str>) = (namespace.into(), name.into());
-        self.objects.insert(name.clone(), Known::new(object));
-        self.follow_object(now, &name);
-    }
-
-    /// There is no such object any more.
-    pub fn object_gone(&mut self, now: Now, namespace: &str, name: &str) {
-        self.clock = Some(now);
-        let name: (Arc<str>, Arc<str>) = (namespace.into(), name.into());
-        self.objects.remove(&name);
-        for key in self.named.get(&name).cloned().unwrap_or_default() {
-            self.with(now, &key, |gang, env| {
-                gang.told.forget();
-                gang.not_committed_if_asked(env);
-            });
-        }
-        self.follow_object(now, &name);
-    }
-
-    /// Lets the gangs of one object name follow it: one of them has it, the others are told that they cannot.
-    fn follow_object(&mut self, now: Now, name: &(Arc<str>, Arc<str>)) {
-        let keys = self.named.get(name).cloned().unwrap_or_default();
-        let known = self.objects.get(name).cloned();
-        let of_status = known
-            .as_ref()
-            .and_then(|known| keys.iter().find(|key| known.is_about(key)).cloned());
-        let has_it = of_status.or_else(|| keys.first().cloned());
-        for key in keys {
-            if Some(&key) != has_it.as_ref() {
-                if let Some(gang) = self.gangs.get_mut(&key) {
-                    gang.reagree = true;
-                    gang.object_fault = has_it.as_ref().map(|other| Fault {
-                        place: format!("Gang {}", name.1).into(),
-                        words: format!(
-                            "its name is that of gang {other} ({}); give one of them another name",
-                            other.dialect
-                        )
-                        .into(),
-                    });
-                }
-            } else {
-                if let Some(gang) = self.gangs.get_mut(&key) {
-                    gang.reagree = true;
-                    gang.follow_spec(known.as_ref());
-                }
-                // What is to be agreed on comes first: a decision is taken up by its terms.
-                self.agree_on(&key);
-                if let Some(known) = &known {
-                    self.follow_decision(now, &key, known);
-                }
-            }
-            self.finish(now, &key);
-        }
-    }
-
-    fn follow_decision(&mut self, now: Now, key: &Arc<GangKey>, known: &Known) {
-        let Some(gang) = self.gangs.get_mut(key) else {
-            return;
-        };
-        let taken = &self.taken;
-        let free = |node: &NodeName, device: &DeviceId| {
-            let holder = taken.get(node).and_then(|devices| devices.get(device));
-            holder.is_none_or(|holder| holder == key)
-        };
-        let mut env = Env {
-            now,
-            settings: &self.settings,
-            synced: self.synced,
-            decisions: &mut self.decisions,
-            work: &mut self.work,
-        };
-        gang.follow_decision(&mut env, known, &free);
-    }
-
-    /// Every list was complete once: from here on decisions may be made. Decisions of the process before are taken up.
-    pub fn synced(&mut self, now: Now) {
-        self.clock = Some(now);
-        if self.synced {
-            return;
-        }
-        self.synced = true;
-        let names: Vec<_> = self.named.keys().cloned().collect();
-        for name in names {
-            self.follow_object(now, &name);
-        }
-        for (name, known) in &self.objects {
-            if !self.named.contains_key(name)
-                && known.ours
-                && known.is_about_a_gang()
-                && let Some(key) = known.key(&name.0)
-            {
-                self.work.push(Work::Forget(Arc::new(key)));
-            }
-        }
     }
 
     /// How the planning of a gang that [`Gangs::next`] named has ended. A plan for a gang that has changed since is dropped.
@@ -319,15 +238,13 @@ impl Gangs {
         if let Some(gang) = self.gangs.get_mut(&key) {
             gang.tries.asked = false;
         }
-        if let Ok(placement) = &result
-            && !placement.victims.is_empty()
-        {
-            self.preempting.insert(key.clone());
-        }
         self.with(now, &key, |gang, env| match &result {
             Ok(placement) => gang.place(env, placement),
             Err(refused) => gang.refuse(refused.clone()),
         });
+        if let Ok(placement) = result {
+            self.mark_victims(&key, placement.victims);
+        }
     }
 
     /// A device that two places would have.
@@ -396,10 +313,15 @@ impl Gangs {
         };
         let before = (gang.slots.version(), gang.nudge);
         let answer = gang.answer(&mut env, uid, offered);
-        if before != (gang.slots.version(), gang.nudge) {
-            self.finish(now, &key);
+        if before == (gang.slots.version(), gang.nudge) {
+            return answer;
         }
-        answer
+        self.finish(now, &key);
+        let placeless = self
+            .gangs
+            .get(&key)
+            .filter(|gang| matches!(answer, Answer::Wait(_)) && gang.slot_of(uid).is_none());
+        placeless.map_or(answer, |gang| Answer::Wait(gang.text.clone()))
     }
 
     /// A member comes to be bound to a node. To be asked again whenever something has changed, until the answer is not
@@ -507,235 +429,5 @@ impl Gangs {
         self.gangs
             .values()
             .filter_map(move |gang| Some(View { gang, now: now? }))
-    }
-
-    fn of_member(&mut self, now: Now, uid: &PodUid, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
-        self.clock = Some(now);
-        let Some(Belongs::To(key)) = self.of_pod.get(uid).cloned() else {
-            return;
-        };
-        self.with(now, &key, act);
-    }
-
-    fn with(&mut self, now: Now, key: &Arc<GangKey>, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
-        if let Some(gang) = self.gangs.get_mut(key) {
-            let mut env = Env {
-                now,
-                settings: &self.settings,
-                synced: self.synced,
-                decisions: &mut self.decisions,
-                work: &mut self.work,
-            };
-            act(gang, &mut env);
-            self.finish(now, key);
-        }
-    }
-
-    /// Puts together what is said of a gang, if that has changed.
-    fn agree_on(&mut self, key: &Arc<GangKey>) {
-        let Some(gang) = self.gangs.get_mut(key) else {
-            return;
-        };
-        if !gang.words.take_changed() && !gang.reagree {
-            return;
-        }
-        gang.reagree = false;
-        let wanted = gang.words.owner();
-        let before = std::mem::replace(&mut gang.owner, wanted.clone());
-        if before != wanted
-            && let Some(before) = &before
-        {
-            leave_owner(&mut self.owners, before, key);
-        }
-        let mut known = None;
-        if let Some(owner) = wanted {
-            let entry = self.owners.entry(owner).or_default();
-            entry.gangs.insert(key.clone());
-            known = entry.known.clone();
-        }
-        let Some(agreed) = gang.words.agree(&known, gang.spec.as_ref(), &self.settings) else {
-            return;
-        };
-        gang.agree_to(agreed);
-    }
-
-    /// Lets a gang draw its conclusions, and collects them.
-    pub(super) fn finish(&mut self, now: Now, key: &Arc<GangKey>) {
-        self.agree_on(key);
-        let Some(gang) = self.gangs.get_mut(key) else {
-            return;
-        };
-        let mut env = Env {
-            now,
-            settings: &self.settings,
-            synced: self.synced,
-            decisions: &mut self.decisions,
-            work: &mut self.work,
-        };
-        gang.settle(&mut env);
-        let changes = gang.slots.take_changes();
-        let wants_plan = gang.may_ever_want_plan();
-        let preempts = matches!(&gang.state, State::Planned(planned) if !planned.victims.is_empty());
-        let due = gang.due(&self.settings, now.at);
-        let before = std::mem::replace(&mut gang.timer, due);
-        let devices = gang.slots.devices();
-        let counted = std::mem::replace(&mut gang.counted, devices);
-        let over = matches!(gang.state, State::Over { until } if now.at >= until);
-        for (slot, place) in changes {
-            self.reserve(key, slot, place.as_ref());
-            let gang = key.clone();
-            self.slot_changes.push(SlotChange { gang, slot, place });
-        }
-        if wants_plan {
-            self.planable.insert(key.clone());
-        } else {
-            self.planable.remove(key);
-        }
-        if !preempts {
-            self.preempting.remove(key);
-        }
-        if before != due {
-            if let Some(before) = before {
-                self.timers.remove(&(before, key.clone()));
-            }
-            if let Some(due) = due {
-                self.timers.insert((due, key.clone()));
-            }
-        }
-        if counted != devices {
-            let held = self.held.entry(key.namespace.clone()).or_default();
-            *held = held.saturating_sub(counted).saturating_add(devices);
-            if *held == 0 {
-                self.held.remove(&key.namespace);
-            }
-        }
-        self.dirty.insert(key.clone());
-        if over {
-            self.forget(now, key);
-        }
-    }
-
-    fn reserve(&mut self, key: &Arc<GangKey>, slot: u32, place: Option<&super::types::Reserved>) {
-        if let Some((node, ids)) = self.reserved.remove(&(key.clone(), slot))
-            && let Some(devices) = self.taken.get_mut(&node)
-        {
-            for id in ids {
-                if devices.get(&id) == Some(key) {
-                    devices.remove(&id);
-                }
-            }
-            if devices.is_empty() {
-                self.taken.remove(&node);
-            }
-        }
-        let Some(place) = place else { return };
-        let ids: Vec<DeviceId> = place.devices.iter().flat_map(|(_, ids)| ids.clone()).collect();
-        let devices = self.taken.entry(place.node.clone()).or_default();
-        devices.extend(ids.iter().map(|id| (id.clone(), key.clone())));
-        self.reserved
-            .insert((key.clone(), slot), (place.node.clone(), ids));
-    }
-
-    /// A gang is over and nobody has come back.
-    fn forget(&mut self, now: Now, key: &Arc<GangKey>) {
-        let Some(gang) = self.gangs.remove(key) else {
-            return;
-        };
-        for kept in gang.members.iter() {
-            self.of_pod.remove(&kept.member.uid);
-        }
-        if let Some(due) = gang.timer {
-            self.timers.remove(&(due, key.clone()));
-        }
-        self.planable.remove(key);
-        self.preempting.remove(key);
-        self.dirty.remove(key);
-        if let Some(owner) = &gang.owner {
-            leave_owner(&mut self.owners, owner, key);
-        }
-        let name = (key.namespace.clone(), Arc::from(key.object_name()));
-        let known = self.objects.get(&name);
-        let ours = known.is_none_or(|known| known.ours && (known.is_about(key) || !known.is_about_a_gang()));
-        if ours && (gang.told.anything() || known.is_some()) {
-            self.work.push(Work::Forget(key.clone()));
-        }
-        if let Some(keys) = self.named.get_mut(&name) {
-            keys.retain(|other| other != key);
-            if keys.is_empty() {
-                self.named.remove(&name);
-            } else {
-                self.follow_object(now, &name);
-            }
-        }
-    }
-}
-
-fn leave_owner(owners: &mut BTreeMap<OwnerRef, Owner>, owner: &OwnerRef, gang: &Arc<GangKey>) {
-    if let Some(entry) = owners.get_mut(owner) {
-        entry.gangs.remove(gang);
-        if entry.gangs.is_empty() && entry.known.is_none() {
-            owners.remove(owner);
-        }
-    }
-}
-
-impl Gang {
-    /// A member, as it is now.
-    fn member_seen(&mut self, now: Now, member: Member, settings: &Settings) {
-        let uid = member.uid.clone();
-        let life = self.members.life();
-        let waited = |gang: &Self| gang.members.unplaced().contains(&uid);
-        let before = waited(self);
-        match self.members.get(&uid) {
-            Some(_) => self.members.change(&uid, |kept| kept.member = member),
-            None => {
-                self.members.insert(Kept::new(member, life));
-                self.settle_until = now.at + settings.settle;
-            }
-        }
-        self.follow(&uid, now.at);
-        if before != waited(self) {
-            self.changed();
-        }
-    }
-
-    fn member_gone(&mut self, now: Now, uid: &PodUid) {
-        let waited = self.members.unplaced().contains(uid);
-        self.remove_member(uid, now.at);
-        if waited {
-            self.changed();
-        }
-    }
-
-    /// What the planner was asked, or has answered, no longer holds.
-    fn changed(&mut self) {
-        self.tries.considered = None;
-        self.tries.asked = false;
-    }
-
-    fn agree_to(&mut self, agreed: super::agreed::Agreed) {
-        if self.agreed == agreed {
-            return;
-        }
-        if let Some(terms) = agreed.terms() {
-            self.good = Some(terms.clone());
-        }
-        self.agreed = agreed;
-        self.changed();
-        if matches!(self.state, State::Planned(_)) {
-            self.unplan();
-        }
-    }
-
-    fn not_committed_if_asked(&mut self, env: &mut Env<'_>) {
-        if self.expects() == Some(super::gang::Expects::Object) {
-            self.not_committed(env);
-        }
-    }
-
-    /// It wants a plan, if not now then when time has passed.
-    fn may_ever_want_plan(&self) -> bool {
-        let open = matches!(self.state, State::Open | State::Decided(_));
-        open && self.members.count().of(Class::Waiting) > 0 && self.working_terms().is_some()
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct Kept {
     pub(super) ungated: Option<Instant>,
     /// Filter has answered it with the node of its slot.
     pub(super) answered: bool,
+    /// It has to go for another gang, which has its devices from then on.
+    pub(super) evicted: bool,
     /// What it says counts among the gang's words.
     pub(super) worded: Option<Arc<Claim>>,
 }
@@ -86,6 +88,7 @@ impl Kept {
             gone: false,
             ungated: None,
             answered: false,
+            evicted: false,
             worded: None,
         }
     }
@@ -211,6 +214,11 @@ impl Members {
 
     pub(super) fn len(&self) -> usize {
         self.all.len()
+    }
+
+    /// No pod of this life is there any more.
+    pub(super) fn has_left(&self) -> bool {
+        self.all.values().all(|kept| kept.life != self.life)
     }
 
     pub(super) fn life(&self) -> u32 {

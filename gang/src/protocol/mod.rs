@@ -23,10 +23,13 @@
 
 mod agreed;
 mod barrier;
+mod books;
 mod commit;
+mod facts;
 mod gang;
 mod gangs;
 mod members;
+mod objects;
 mod order;
 mod recovery;
 mod repair;

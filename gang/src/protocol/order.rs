@@ -10,6 +10,7 @@ use super::Gangs;
 use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
+use super::standing::after;
 use super::types::{Now, Place, Placement, Refused, Stage, Wanted, WantedMember, Work};
 use crate::key::GangKey;
 use crate::queue::{self, Waiting};
@@ -130,8 +131,13 @@ impl Gang {
             self.missing(Count::settled).max(1)
         };
         let pairs = self.pair(&placement.places);
-        if pairs.len() < must as usize {
-            let reason = "the plan has too few places";
+        let overdone = decided && !placement.victims.is_empty();
+        if pairs.len() < must as usize || overdone {
+            let reason = if overdone {
+                "nobody is stopped for members of a gang that is decided"
+            } else {
+                "the plan has too few places"
+            };
             self.refuse(Refused {
                 reason: reason.into(),
                 message: reason.into(),
@@ -171,8 +177,8 @@ impl Gang {
             env.settings.evict
         };
         self.state = State::Planned(Planned {
-            until: env.now.at + limit,
-            last: env.now.at + limit + env.settings.grace,
+            until: after(env.now.at, limit),
+            last: after(env.now.at, limit.saturating_add(env.settings.grace)),
             victims: placement.victims.iter().cloned().collect(),
         });
         if placement.victims.is_empty() {
@@ -242,8 +248,8 @@ impl Gang {
         if !planned.victims.remove(pod) || !planned.victims.is_empty() {
             return;
         }
-        planned.until = env.now.at + arrival;
-        planned.last = planned.until + env.settings.grace;
+        planned.until = after(env.now.at, arrival);
+        planned.last = after(planned.until, env.settings.grace);
         let members = self.members.on_the_way().iter().cloned().collect();
         self.wake(env, members);
     }

@@ -12,7 +12,7 @@ use super::slots::{Holder, Slot};
 use super::status::RESTARTING;
 use super::types::{Object, Stage};
 use crate::key::GangKey;
-use crate::terms::{Fault, Repair};
+use crate::terms::Fault;
 
 /// What is kept of an object.
 #[derive(Debug, Clone)]
@@ -220,7 +220,7 @@ impl Gang {
         {
             self.tie(&uid, id, now);
             if bound_here {
-                self.slots.set_holder(id, Holder::Bound(uid.clone()), now);
+                self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
             }
             self.follow(&uid, now);
         }
@@ -237,7 +237,7 @@ impl Gang {
                     .iter()
                     .any(|slot| slot.pod.as_ref() == Some(&kept.member.uid));
                 let before = known.bound_at.is_some_and(|bound| kept.member.created <= bound);
-                !named && !before && self.repair() == Repair::Restart
+                !named && !before
             })
             .map(|kept| kept.member.uid.clone())
             .collect();
@@ -248,6 +248,9 @@ impl Gang {
             self.members.change(&uid, |kept| kept.life = life);
             self.follow(&uid, env.now.at);
         }
-        self.state = State::Restarting { again: env.now.at };
+        self.state = State::Restarting {
+            again: env.now.at,
+            of: Some(Arc::new(decision.clone())),
+        };
     }
 }

@@ -9,7 +9,7 @@ use gantry_api::PodUid;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
 use super::slots::Holder;
-use super::standing::backoff;
+use super::standing::{after, backoff};
 use super::types::{Settings, Work};
 use crate::terms::Repair;
 
@@ -32,7 +32,7 @@ impl Gang {
         };
         for id in lost {
             let Some(slot) = self.slots.get(id) else { continue };
-            let expired = slot.holder == Holder::Kept && env.now.at >= slot.since + env.settings.hold;
+            let expired = slot.holder == Holder::Kept && env.now.at >= after(slot.since, env.settings.hold);
             if missing > 0 && !expired && !slot.stale {
                 missing -= 1;
             } else {
@@ -43,7 +43,7 @@ impl Gang {
 
     pub(super) fn hold_ends(&self, settings: &Settings) -> Option<Instant> {
         let kept = self.slots.kept().iter().filter_map(|id| self.slots.get(*id));
-        kept.map(|slot| slot.since + settings.hold).min()
+        kept.map(|slot| after(slot.since, settings.hold)).min()
     }
 
     /// Members beyond the minimum that do not come to their places give them back.
@@ -60,7 +60,7 @@ impl Gang {
             self.drop_slot(id);
         }
         self.tries.strikes = self.tries.strikes.saturating_add(1);
-        let until = env.now.at + backoff(env.settings, self.tries.strikes);
+        let until = after(env.now.at, backoff(env.settings, self.tries.strikes));
         self.tries.pause = Some((until, "members beyond its minimum did not come in time".into()));
     }
 
@@ -78,7 +78,7 @@ impl Gang {
             let kept = self.members.get(uid)?;
             let (id, slot) = self.slot_of(uid)?;
             let idle = !kept.arrived && !kept.pinned();
-            idle.then_some((id, slot.since + arrival?))
+            idle.then_some((id, after(slot.since, arrival?)))
         })
     }
 
@@ -113,16 +113,40 @@ impl Gang {
 
     /// Deletes all members, so that their controller makes all of them anew.
     pub(super) fn restart(&mut self, env: &mut Env<'_>) {
+        let of = self.decision().map(Arc::new);
         self.begin_life();
-        self.state = State::Restarting { again: env.now.at };
+        let again = env.now.at;
+        self.state = State::Restarting { again, of };
         self.waiting_since = env.now.unix;
+    }
+
+    /// All of it has to go for another gang, and has begun to. Its next life begins when the last is gone; members without devices, which
+    /// nobody evicts, are deleted.
+    pub(super) fn leave_evicted(&mut self, env: &mut Env<'_>) {
+        let of = self.decision().map(Arc::new);
+        self.begin_life();
+        self.waiting_since = env.now.unix;
+        let pods: Vec<PodUid> = self
+            .members
+            .iter()
+            .filter(|kept| kept.lives() && !kept.evicted)
+            .map(|kept| kept.member.uid.clone())
+            .collect();
+        if !pods.is_empty() {
+            let why: Arc<str> = format!("gang {} has to go for another", self.key).into();
+            env.work.push(Work::Delete { pods, why });
+        }
+        self.state = State::Restarting {
+            again: after(env.now.at, env.settings.evict),
+            of,
+        };
     }
 
     /// Members of the life before must be gone before those of the new one are looked at: they must not mix.
     pub(super) fn step_restarting(&mut self, env: &mut Env<'_>, again: Instant) -> bool {
         if self.members.old_present() == 0 {
             self.state = State::Open;
-            self.settle_until = env.now.at + env.settings.settle;
+            self.settle_until = after(env.now.at, env.settings.settle);
             return true;
         }
         if env.now.at >= again {
@@ -137,9 +161,10 @@ impl Gang {
                 let why: Arc<str> = format!("gang {} has lost a member and is started anew", self.key).into();
                 env.work.push(Work::Delete { pods, why });
             }
-            self.state = State::Restarting {
-                again: env.now.at + env.settings.nudge.saturating_mul(3),
-            };
+            let next = after(env.now.at, env.settings.nudge.saturating_mul(3));
+            if let State::Restarting { again, .. } = &mut self.state {
+                *again = next;
+            }
         }
         false
     }

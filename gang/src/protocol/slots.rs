@@ -181,14 +181,14 @@ impl Slots {
         Some(slot)
     }
 
-    pub(super) fn set_holder(&mut self, id: u32, holder: Holder, now: Instant) {
+    pub(super) fn set_holder(&mut self, id: u32, holder: &Holder, now: Instant) {
         let Some(slot) = self.all.get_mut(&id) else { return };
-        if slot.holder == holder {
+        if slot.holder == *holder {
             return;
         }
         slot.holder = holder.clone();
         slot.since = now;
-        self.index(id, &holder);
+        self.index(id, holder);
         self.touch(id);
     }
 

@@ -40,7 +40,7 @@ impl Gang {
                 self.state = State::Open;
                 true
             }
-            State::Restarting { again } => {
+            State::Restarting { again, .. } => {
                 let again = *again;
                 self.step_restarting(env, again)
             }
@@ -67,15 +67,16 @@ impl Gang {
         }
     }
 
-    /// Nobody is left, and nobody has ended well: the next who comes begins anew.
+    /// Nobody is left, and nobody has ended well whose pod is still there: the next who comes begins anew.
     fn has_ended(&self) -> bool {
-        self.members.count().alive() == 0 && self.members.count().of(Class::Completed) == 0
+        let nobody = self.members.count().alive() == 0;
+        nobody && (self.members.count().of(Class::Completed) == 0 || self.members.has_left())
     }
 
     fn end_life(&mut self, env: &mut Env<'_>) {
         self.begin_life();
         self.state = State::Over {
-            until: env.now.at + env.settings.linger,
+            until: after(env.now.at, env.settings.linger),
         };
     }
 
@@ -88,6 +89,8 @@ impl Gang {
         self.members.begin_life();
         self.words = Words::default();
         self.tries = Tries::default();
+        self.evicted_whole = false;
+        self.evicted_lost = false;
         self.bound_at = None;
         self.completed_before = 0;
         self.domain = "".into();
@@ -104,7 +107,7 @@ impl Gang {
             .iter()
             .filter(|uid| {
                 let last = self.members.get(uid).and_then(|kept| kept.ungated);
-                last.is_none_or(|last| env.now.at >= last + env.settings.nudge)
+                last.is_none_or(|last| env.now.at >= after(last, env.settings.nudge))
             })
             .cloned()
             .collect();
@@ -175,11 +178,15 @@ impl Gang {
         self.tries.replans = 0;
         self.tries.without.clear();
         self.tries.misses.clear();
-        self.tries.pause = Some((env.now.at + backoff(env.settings, self.tries.strikes), why));
+        self.tries.pause = Some((after(env.now.at, backoff(env.settings, self.tries.strikes)), why));
     }
 
     fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
         self.fill(env);
+        if self.evicted_whole && self.evicted_lost {
+            self.leave_evicted(env);
+            return true;
+        }
         if self.repair() == Repair::Restart && self.lost_too_many() {
             self.restart(env);
             return true;
@@ -233,7 +240,7 @@ impl Gang {
             return;
         }
         let first = env.settings.nudge;
-        self.nudge = Some((env.now.at + first, first));
+        self.nudge = Some((after(env.now.at, first), first));
         env.work.push(Work::Wake(uids));
     }
 
@@ -262,7 +269,7 @@ impl Gang {
             return;
         }
         let next = interval.saturating_mul(2).min(Duration::from_secs(300));
-        self.nudge = Some((env.now.at + next, next));
+        self.nudge = Some((after(env.now.at, next), next));
         env.work.push(Work::Wake(late));
     }
 
@@ -306,12 +313,12 @@ impl Gang {
                 due[2] = self.hold_ends(settings);
                 due[3] = self.extras_end();
             }
-            State::Restarting { again } => due[1] = Some(*again),
+            State::Restarting { again, .. } => due[1] = Some(*again),
             State::Over { until } => due[1] = Some(*until),
         }
         let gated = self.members.gated().iter().filter_map(|uid| {
             let last = self.members.get(uid)?.ungated?;
-            Some(last + settings.nudge)
+            Some(after(last, settings.nudge))
         });
         due.into_iter()
             .flatten()
@@ -349,9 +356,7 @@ impl Gang {
         let lost = self.slots.lost().next().is_some();
         if count.alive() == 0 && !lost {
             GangPhase::Done
-        } else if satisfied {
-            GangPhase::Bound
-        } else if decided.was_bound && self.repair() == Repair::Ignore {
+        } else if satisfied || decided.was_bound && self.repair() == Repair::Ignore {
             GangPhase::Bound
         } else if decided.was_bound || lost {
             GangPhase::Repairing
@@ -372,4 +377,10 @@ pub(super) fn backoff(settings: &Settings, strikes: u32) -> Duration {
         .backoff
         .saturating_mul(1 << doublings)
         .min(settings.backoff_max)
+}
+
+/// So long after a moment. More than a year is no time limit.
+pub(super) fn after(at: Instant, time: Duration) -> Instant {
+    let year = Duration::from_secs(366 * 24 * 3600);
+    at.checked_add(time.min(year)).unwrap_or(at)
 }

@@ -202,6 +202,7 @@ impl Gang {
         let mut status = self.status(now, unix);
         let decision = match &self.state {
             State::Decided(decided) => Some(decided.id.clone()),
+            State::Restarting { of, .. } => of.as_ref().map(|of| of.id.clone()),
             _ => None,
         };
         let version = (decision, self.slots.version());
@@ -215,10 +216,12 @@ impl Gang {
         Some(status)
     }
 
-    /// The decision that stands.
+    /// The decision that stands, or that members still have to go of.
     pub(super) fn decision(&self) -> Option<Decision> {
-        let State::Decided(decided) = &self.state else {
-            return None;
+        let decided = match &self.state {
+            State::Decided(decided) => decided,
+            State::Restarting { of, .. } => return of.as_deref().cloned(),
+            _ => return None,
         };
         Some(Decision {
             id: decided.id.clone(),

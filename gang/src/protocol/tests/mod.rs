@@ -1,4 +1,10 @@
 //! Specifications: given these calls, then that. One file per concern.
 
+mod cluster;
+mod collecting;
+mod decided;
 mod main_path;
+mod planning;
+mod random;
+mod recovery;
 mod world;

@@ -19,7 +19,6 @@ pub(crate) struct World {
     pub(crate) start: Instant,
     pub(crate) passed: Duration,
     pub(crate) room: u64,
-    pub(crate) work: Vec<Work>,
     pub(crate) changes: Vec<SlotChange>,
 }
 
@@ -102,7 +101,6 @@ impl World {
             start: Instant::now(),
             passed: Duration::ZERO,
             room: 1,
-            work: Vec::new(),
             changes: Vec::new(),
         }
     }
@@ -366,4 +364,20 @@ pub(crate) fn with_repair(mut claim: Claim, repair: Repair) -> Claim {
 pub(crate) fn with_rank(mut claim: Claim, rank: u32) -> Claim {
     claim.rank = Some(rank);
     claim
+}
+
+impl Gangs {
+    /// Nothing is left of any gang.
+    pub(crate) fn assert_empty(&self) {
+        assert_eq!(self.gangs.len(), 0, "{:?}", self.gangs.keys().collect::<Vec<_>>());
+        assert_eq!(self.of_pod.len(), 0);
+        assert_eq!(self.owners.len(), 0);
+        assert_eq!(self.named.len(), 0);
+        assert_eq!(self.planable.len(), 0);
+        assert_eq!(self.held.len(), 0);
+        assert_eq!(self.taken.len(), 0);
+        assert_eq!(self.reserved.len(), 0);
+        assert_eq!(self.preempting.len(), 0);
+        assert_eq!(self.timers.len(), 0);
+    }
 }

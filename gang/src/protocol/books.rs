@@ -1,0 +1,213 @@
+//! What is kept about all gangs together: whose each device is, who wants a plan, when each is looked at again, which owner each goes by.
+//! Brought up to date after every change of a gang.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gantry_api::{DeviceId, PodUid};
+
+use super::Gangs;
+use super::gang::{Env, Gang, State};
+use super::gangs::{Belongs, Owner};
+use super::types::{Now, Reserved, SlotChange, Work};
+use crate::claim::OwnerRef;
+use crate::key::GangKey;
+
+impl Gangs {
+    pub(super) fn of_member(&mut self, now: Now, uid: &PodUid, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+        self.clock = Some(now);
+        let Some(Belongs::To(key)) = self.of_pod.get(uid).cloned() else {
+            return;
+        };
+        self.with(now, &key, act);
+    }
+
+    pub(super) fn with(&mut self, now: Now, key: &Arc<GangKey>, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+        if let Some(gang) = self.gangs.get_mut(key) {
+            let mut env = Env {
+                now,
+                settings: &self.settings,
+                synced: self.synced,
+                decisions: &mut self.decisions,
+                work: &mut self.work,
+            };
+            act(gang, &mut env);
+            self.finish(now, key);
+        }
+    }
+
+    /// Puts together what is said of a gang, if that has changed.
+    pub(super) fn agree_on(&mut self, key: &Arc<GangKey>) {
+        let Some(gang) = self.gangs.get_mut(key) else {
+            return;
+        };
+        if !gang.words.take_changed() && !gang.reagree {
+            return;
+        }
+        gang.reagree = false;
+        let wanted = gang.words.owner();
+        let before = std::mem::replace(&mut gang.owner, wanted.clone());
+        if before != wanted
+            && let Some(before) = &before
+        {
+            leave_owner(&mut self.owners, before, key);
+        }
+        let mut known = None;
+        if let Some(owner) = wanted {
+            let entry = self.owners.entry(owner).or_default();
+            entry.gangs.insert(key.clone());
+            known = entry.known.clone();
+        }
+        let Some(agreed) = gang.words.agree(&known, gang.spec.as_ref(), &self.settings) else {
+            return;
+        };
+        gang.agree_to(agreed);
+    }
+
+    /// Lets a gang draw its conclusions, and collects them.
+    pub(super) fn finish(&mut self, now: Now, key: &Arc<GangKey>) {
+        self.agree_on(key);
+        let Some(gang) = self.gangs.get_mut(key) else {
+            return;
+        };
+        let mut env = Env {
+            now,
+            settings: &self.settings,
+            synced: self.synced,
+            decisions: &mut self.decisions,
+            work: &mut self.work,
+        };
+        gang.settle(&mut env);
+        let changes = gang.slots.take_changes();
+        let wants_plan = gang.may_ever_want_plan();
+        let preempts = gang.preempts();
+        let due = gang.due(&self.settings, now.at);
+        let before = std::mem::replace(&mut gang.timer, due);
+        let devices = gang.slots.devices();
+        let counted = std::mem::replace(&mut gang.counted, devices);
+        let over = matches!(gang.state, State::Over { until } if now.at >= until);
+        for (slot, place) in changes {
+            self.reserve(key, slot, place.as_ref());
+            let gang = key.clone();
+            self.slot_changes.push(SlotChange { gang, slot, place });
+        }
+        if wants_plan {
+            self.planable.insert(key.clone());
+        } else {
+            self.planable.remove(key);
+        }
+        if !preempts && let Some(victims) = self.preempting.remove(key) {
+            self.mark(&victims, false);
+        }
+        if before != due {
+            if let Some(before) = before {
+                self.timers.remove(&(before, key.clone()));
+            }
+            if let Some(due) = due {
+                self.timers.insert((due, key.clone()));
+            }
+        }
+        if counted != devices {
+            let held = self.held.entry(key.namespace.clone()).or_default();
+            *held = held.saturating_sub(counted).saturating_add(devices);
+            if *held == 0 {
+                self.held.remove(&key.namespace);
+            }
+        }
+        self.dirty.insert(key.clone());
+        if over {
+            self.forget(now, key);
+        }
+    }
+
+    /// Members of other gangs that have to go for this one: their devices are spoken for.
+    pub(super) fn mark_victims(&mut self, key: &Arc<GangKey>, victims: Vec<PodUid>) {
+        let preempts = self.gangs.get(key).is_some_and(Gang::preempts);
+        if preempts {
+            self.mark(&victims, true);
+            self.preempting.insert(key.clone(), victims);
+        }
+    }
+
+    fn mark(&mut self, victims: &[PodUid], evicted: bool) {
+        let mut gangs = BTreeSet::new();
+        for uid in victims {
+            if let Some(Belongs::To(key)) = self.of_pod.get(uid)
+                && let Some(gang) = self.gangs.get_mut(key)
+            {
+                gang.members.change(uid, |kept| kept.evicted = evicted);
+                gangs.insert(key.clone());
+            }
+        }
+        for key in gangs {
+            if let Some(gang) = self.gangs.get_mut(&key) {
+                gang.note_evicted();
+            }
+        }
+    }
+
+    fn reserve(&mut self, key: &Arc<GangKey>, slot: u32, place: Option<&Reserved>) {
+        if let Some((node, ids)) = self.reserved.remove(&(key.clone(), slot))
+            && let Some(devices) = self.taken.get_mut(&node)
+        {
+            for id in ids {
+                if devices.get(&id) == Some(key) {
+                    devices.remove(&id);
+                }
+            }
+            if devices.is_empty() {
+                self.taken.remove(&node);
+            }
+        }
+        let Some(place) = place else { return };
+        let ids: Vec<DeviceId> = place.devices.iter().flat_map(|(_, ids)| ids.clone()).collect();
+        let devices = self.taken.entry(place.node.clone()).or_default();
+        devices.extend(ids.iter().map(|id| (id.clone(), key.clone())));
+        self.reserved
+            .insert((key.clone(), slot), (place.node.clone(), ids));
+    }
+
+    /// A gang is over and nobody has come back.
+    fn forget(&mut self, now: Now, key: &Arc<GangKey>) {
+        let Some(gang) = self.gangs.remove(key) else {
+            return;
+        };
+        for kept in gang.members.iter() {
+            self.of_pod.remove(&kept.member.uid);
+        }
+        if let Some(due) = gang.timer {
+            self.timers.remove(&(due, key.clone()));
+        }
+        self.planable.remove(key);
+        if let Some(victims) = self.preempting.remove(key) {
+            self.mark(&victims, false);
+        }
+        self.dirty.remove(key);
+        if let Some(owner) = &gang.owner {
+            leave_owner(&mut self.owners, owner, key);
+        }
+        let name = (key.namespace.clone(), Arc::from(key.object_name()));
+        let known = self.objects.get(&name);
+        let ours = known.is_none_or(|known| known.ours && (known.is_about(key) || !known.is_about_a_gang()));
+        if ours && (gang.told.anything() || known.is_some()) {
+            self.work.push(Work::Forget(key.clone()));
+        }
+        if let Some(keys) = self.named.get_mut(&name) {
+            keys.retain(|other| other != key);
+            if keys.is_empty() {
+                self.named.remove(&name);
+            } else {
+                self.follow_object(now, &name);
+            }
+        }
+    }
+}
+
+fn leave_owner(owners: &mut BTreeMap<OwnerRef, Owner>, owner: &OwnerRef, gang: &Arc<GangKey>) {
+    if let Some(entry) = owners.get_mut(owner) {
+        entry.gangs.remove(gang);
+        if entry.gangs.is_empty() && entry.known.is_none() {
+            owners.remove(owner);
+        }
+    }
+}

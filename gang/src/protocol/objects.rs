@@ -1,0 +1,124 @@
+//! Objects come in: what a person wants of a gang, what another process decided. Finds the gang; what it makes of that is its own affair.
+
+use std::sync::Arc;
+
+use gantry_api::{DeviceId, NodeName};
+
+use super::Gangs;
+use super::gang::{Env, Expects, Gang};
+use super::recovery::Known;
+use super::types::{Now, Object, Work};
+use crate::key::GangKey;
+use crate::terms::Fault;
+
+/// Namespace and name of an object.
+pub(super) type ObjectName = (Arc<str>, Arc<str>);
+
+impl Gangs {
+    /// A `Gang` object, as it is now.
+    pub fn object_seen(&mut self, now: Now, namespace: &str, name: &str, object: Object) {
+        self.clock = Some(now);
+        let name: ObjectName = (namespace.into(), name.into());
+        self.objects.insert(name.clone(), Known::new(object));
+        self.follow_object(now, &name);
+    }
+
+    /// There is no such object any more.
+    pub fn object_gone(&mut self, now: Now, namespace: &str, name: &str) {
+        self.clock = Some(now);
+        let name: ObjectName = (namespace.into(), name.into());
+        self.objects.remove(&name);
+        for key in self.named.get(&name).cloned().unwrap_or_default() {
+            self.with(now, &key, |gang, env| {
+                gang.told.forget();
+                gang.not_committed_if_asked(env);
+            });
+        }
+        self.follow_object(now, &name);
+    }
+
+    /// Lets the gangs of one object name follow it: one of them has it, the others are told that they cannot.
+    pub(super) fn follow_object(&mut self, now: Now, name: &ObjectName) {
+        let keys = self.named.get(name).cloned().unwrap_or_default();
+        let known = self.objects.get(name).cloned();
+        let of_status = known
+            .as_ref()
+            .and_then(|known| keys.iter().find(|key| known.is_about(key)).cloned());
+        let has_it = of_status.or_else(|| keys.first().cloned());
+        for key in keys {
+            if Some(&key) != has_it.as_ref() {
+                if let Some(gang) = self.gangs.get_mut(&key) {
+                    gang.reagree = true;
+                    gang.object_fault = has_it.as_ref().map(|other| Fault {
+                        place: format!("Gang {}", name.1).into(),
+                        words: format!(
+                            "its name is that of gang {other} ({}); give one of them another name",
+                            other.dialect
+                        )
+                        .into(),
+                    });
+                }
+            } else {
+                if let Some(gang) = self.gangs.get_mut(&key) {
+                    gang.reagree = true;
+                    gang.follow_spec(known.as_ref());
+                }
+                // What is to be agreed on comes first: a decision is taken up by its terms.
+                self.agree_on(&key);
+                if let Some(known) = &known {
+                    self.follow_decision(now, &key, known);
+                }
+            }
+            self.finish(now, &key);
+        }
+    }
+
+    fn follow_decision(&mut self, now: Now, key: &Arc<GangKey>, known: &Known) {
+        let Some(gang) = self.gangs.get_mut(key) else {
+            return;
+        };
+        let taken = &self.taken;
+        let free = |node: &NodeName, device: &DeviceId| {
+            let holder = taken.get(node).and_then(|devices| devices.get(device));
+            holder.is_none_or(|holder| holder == key)
+        };
+        let mut env = Env {
+            now,
+            settings: &self.settings,
+            synced: self.synced,
+            decisions: &mut self.decisions,
+            work: &mut self.work,
+        };
+        gang.follow_decision(&mut env, known, &free);
+    }
+
+    /// Every list was complete once: from here on decisions may be made. Decisions of the process before are taken up.
+    pub fn synced(&mut self, now: Now) {
+        self.clock = Some(now);
+        if self.synced {
+            return;
+        }
+        self.synced = true;
+        let names: Vec<_> = self.named.keys().cloned().collect();
+        for name in names {
+            self.follow_object(now, &name);
+        }
+        for (name, known) in &self.objects {
+            if !self.named.contains_key(name)
+                && known.ours
+                && known.is_about_a_gang()
+                && let Some(key) = known.key(&name.0)
+            {
+                self.work.push(Work::Forget(Arc::new(key)));
+            }
+        }
+    }
+}
+
+impl Gang {
+    fn not_committed_if_asked(&mut self, env: &mut Env<'_>) {
+        if self.expects() == Some(Expects::Object) {
+            self.not_committed(env);
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Which members count, when a gang is complete enough, and what it is told until then.
+
+use std::sync::Arc;
+
+use gantry_api::{GangPhase, GangSpec};
+
+use super::world::{World, bound, claim, key, leaving, member, uid};
+use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage, Work};
+use crate::terms::Fault;
+
+fn gated(mut member: Member, by_us_alone: bool) -> Member {
+    member.stage = Stage::Gated { by_us_alone };
+    member
+}
+
+fn light(mut member: Member) -> Member {
+    member.shape = None;
+    member.asks = [].into();
+    member
+}
+
+fn owner() -> OwnerRef {
+    OwnerRef {
+        kind: OwnerKind::CoschedulingPodGroup,
+        namespace: "default".into(),
+        name: "a".into(),
+        part: "".into(),
+    }
+}
+
+fn owned() -> Claim {
+    Claim {
+        size: Size::Unsaid,
+        size_said: "",
+        owner: Some(owner()),
+        ..claim("a", 1)
+    }
+}
+
+#[test]
+fn members_kept_back_by_gates_of_others_do_not_count() {
+    let mut world = World::new();
+    world.see(member("a0", claim("a", 2)));
+    world.see(gated(member("a1", claim("a", 2)), false));
+    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+    assert_eq!(
+        world.status("a").message,
+        "as annotation gantry.dev/gang-min of its pods says; 1 are kept back by scheduling gates of others"
+    );
+    assert_eq!(world.take_work(), []);
+}
+
+#[test]
+fn our_gates_go_when_the_quorum_exists_and_not_before() {
+    let mut world = World::new();
+    world.see(gated(member("a0", claim("a", 2)), true));
+    assert_eq!(world.take_work(), []);
+    world.see(gated(member("a1", claim("a", 2)), true));
+    assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a0"), uid("a1")])]);
+    world.see(member("a0", claim("a", 2)));
+    assert_eq!(world.take_work(), []);
+    world.pass(10);
+    assert_eq!(
+        world.take_work(),
+        [Work::Ungate(vec![uid("a1")])],
+        "once more, as it had no effect"
+    );
+}
+
+#[test]
+fn members_without_devices_count_as_arrived_once_they_exist() {
+    let mut world = World::new();
+    world.see(light(member("launcher", claim("a", 2))));
+    assert_eq!(world.answer("launcher"), Answer::Single);
+    assert_eq!(world.arrive("launcher", "n9"), Arrival::Single);
+    world.see(member("worker", claim("a", 2)));
+    let wanted = world.plan();
+    assert_eq!((wanted.must, wanted.members.len()), (1, 1));
+    world.come("worker");
+    world.write();
+    world.bind("worker");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn failed_and_leaving_members_do_not_count_and_completed_ones_do() {
+    let mut world = World::new();
+    let mut failed = member("a0", claim("a", 3));
+    world.see(failed.clone());
+    failed.stage = Stage::Failed;
+    world.see(failed);
+    world.see(leaving(bound(member("a1", claim("a", 3)), "n1")));
+    let mut completed = bound(member("a2", claim("a", 3)), "n2");
+    completed.stage = Stage::Succeeded;
+    world.see(completed);
+    world.see(member("a3", claim("a", 3)));
+    assert_eq!(world.text("a"), "gang default/a: 2 of 3 members exist");
+    world.see(member("a4", claim("a", 3)));
+    let wanted = world.plan();
+    assert_eq!((wanted.must, wanted.members.len()), (2, 2));
+}
+
+#[test]
+fn the_rest_of_an_announced_total_is_waited_for_but_not_for_long() {
+    let mut world = World::new();
+    let mut said = claim("a", 2);
+    said.size = Size::Stated {
+        min: 2,
+        total: Some(3),
+    };
+    world.see(member("a0", said.clone()));
+    world.see(member("a1", said.clone()));
+    assert_eq!(world.next(), None);
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.text("a"), "gang default/a: 2 of 3 members exist");
+    world.pass(1);
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+    assert_eq!(world.next().unwrap().members.len(), 2);
+    world.see(member("a2", said));
+    assert_eq!(world.next().unwrap().members.len(), 3, "complete: at once");
+}
+
+#[test]
+fn every_role_needs_its_minimum() {
+    let mut world = World::new();
+    let facts = OwnerFacts {
+        min: Some(3),
+        by_role: vec![("ps".into(), 1), ("worker".into(), 2)],
+        said: "minMember".into(),
+        ..OwnerFacts::default()
+    };
+    world
+        .gangs
+        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+    let role = |uid: &str, role: &str| {
+        let claim = Claim {
+            role: role.into(),
+            ..owned()
+        };
+        member(uid, claim)
+    };
+    for pod in ["a0", "a1", "a2"] {
+        world.see(role(pod, "worker"));
+    }
+    assert_eq!(world.text("a"), "gang default/a: 0 of 1 members of role ps exist");
+    world.see(role("a3", "ps"));
+    world.plan();
+    for pod in ["a0", "a1", "a2"] {
+        assert_eq!(world.come(pod), Arrival::Wait);
+    }
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Planned,
+        "three, but none of them is the ps"
+    );
+    world.come("a3");
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn a_size_that_the_owner_knows_is_asked_of_the_owner() {
+    let mut world = World::new();
+    world.see(member("a0", owned()));
+    assert_eq!(world.gangs.owners_wanted(), [owner()]);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
+    );
+    world.gangs.owner_seen(world.now(), &owner(), None);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a: PodGroup a (scheduling.x-k8s.io), which says how many members are needed, does not exist or may not be read"
+    );
+    let facts = OwnerFacts {
+        min: Some(1),
+        said: "minMember".into(),
+        ..OwnerFacts::default()
+    };
+    world
+        .gangs
+        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+    assert_eq!(
+        world.status("a").decided_by,
+        "minMember of PodGroup a (scheduling.x-k8s.io)"
+    );
+    world.gone("a0");
+    world.pass(60);
+    assert_eq!(world.gangs.owners_wanted(), []);
+}
+
+#[test]
+fn members_that_contradict_one_another_are_told_so_and_not_planned() {
+    let mut world = World::new();
+    world.see(member("a0", claim("a", 1)));
+    world.plan();
+    world.see(member("a1", claim("a", 2)));
+    assert_eq!(world.phase("a"), GangPhase::Invalid);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert!(
+        world.waits("a0").starts_with("gang default/a is not valid: "),
+        "{}",
+        world.text("a")
+    );
+    let status = world.status("a");
+    assert_eq!(
+        (&*status.conditions[0].type_, &*status.conditions[0].status),
+        ("Valid", "False")
+    );
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Queued, "mended");
+}
+
+#[test]
+fn a_pod_with_a_fault_is_told_its_own() {
+    let mut world = World::new();
+    let mut faulty = claim("a", 1);
+    faulty.faults.push(Fault {
+        place: "annotation gantry.dev/gang-rank".into(),
+        words: "`x` is not a number".into(),
+    });
+    world.see(member("a0", faulty));
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a: annotation gantry.dev/gang-rank: `x` is not a number"
+    );
+    assert_eq!(world.phase("a"), GangPhase::Invalid);
+    assert_eq!(world.next(), None);
+}
+
+#[test]
+fn a_person_s_word_in_the_object_goes_first() {
+    let mut world = World::new();
+    let spec = GangSpec {
+        min_member: Some(1),
+        ..GangSpec::default()
+    };
+    let object = Object {
+        ours: false,
+        spec: Ok(spec),
+        ..world.object(gantry_api::GangStatus::default())
+    };
+    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.see(member("a0", claim("a", 2)));
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+    world.gangs.object_gone(world.now(), "default", "a");
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    let object = Object {
+        spec: Err(Fault {
+            place: "spec".into(),
+            words: "unknown field `minMembers`, perhaps `minMember`?".into(),
+        }),
+        ..world.object(gantry_api::GangStatus::default())
+    };
+    world.gangs.object_seen(world.now(), "default", "a", object);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is not valid: spec: unknown field `minMembers`, perhaps `minMember`?"
+    );
+}
+
+#[test]
+fn of_two_gangs_of_one_object_name_the_second_is_told_so() {
+    let mut world = World::new();
+    // The name of gang `x` of another convention, taken by a gang of ours.
+    let mut other = claim("x", 1);
+    other.key.dialect = crate::key::Dialect::Kueue;
+    let name = other.key.object_name();
+    world.see(member("x0", other));
+    world.see(member("a0", claim(&name, 1)));
+    assert_eq!(world.phase(&name), GangPhase::Invalid);
+    assert!(
+        world
+            .waits("a0")
+            .contains("its name is that of gang default/x (Kueue)"),
+        "{}",
+        world.text(&name)
+    );
+    world.gone("x0");
+    world.pass(60);
+    assert_eq!(world.phase(&name), GangPhase::Queued, "the name is free");
+}
+
+#[test]
+fn a_pod_that_names_another_gang_moves_there_unless_it_has_a_place() {
+    let mut world = World::new();
+    world.see(member("p", claim("a", 2)));
+    world.see(member("p", claim("b", 1)));
+    assert_eq!(
+        world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()),
+        Some("b".to_owned())
+    );
+    assert_eq!(world.gangs.view(&key("a")).unwrap().exist(), 0);
+    world.plan();
+    world.see(member("p", claim("a", 2)));
+    assert_eq!(
+        world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()),
+        Some("b".to_owned())
+    );
+}
+
+#[test]
+fn beyond_the_most_gangs_pods_wait() {
+    let mut world = World::with(Settings {
+        max_gangs: 1,
+        max_members: 2,
+        ..Settings::default()
+    });
+    world.gangs.synced(world.now());
+    world.members("a", 2, 1);
+    world.see(member("a2", claim("a", 1)));
+    world.see(member("b0", claim("b", 1)));
+    assert!(world.waits("b0").starts_with("more than 1 gangs"));
+    assert!(world.waits("a2").starts_with("more than 2 gangs"));
+    assert!(matches!(world.arrive("b0", "n0"), Arrival::Refuse(_)));
+    world.gone("b0");
+    assert_eq!(world.answer("b0"), Answer::Single);
+}

@@ -1,0 +1,499 @@
+//! From the decision on: how it is written, that there is only forward, and what becomes of lost members.
+
+use gantry_api::{DecidedSlot, Decision, GangPhase, GangStatus};
+
+use super::world::{World, bound, claim, key, leaving, member, place, refused, uid, with_rank, with_repair};
+use crate::protocol::{Answer, Arrival, BindEnd, CommitFailure, Placement, Stage, Work};
+use crate::terms::Repair;
+
+/// Gang `a` of two members, of which two are needed, whose decision is being written.
+fn committing() -> (World, Decision) {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come_all("a", 2);
+    let (_, decision) = world.commit();
+    (world, decision)
+}
+
+fn shows(decision: &Decision) -> GangStatus {
+    GangStatus {
+        name: "a".to_owned(),
+        dialect: "Annotation".to_owned(),
+        decision: Some(decision.clone()),
+        ..GangStatus::default()
+    }
+}
+
+fn shows_none() -> GangStatus {
+    GangStatus {
+        name: "a".to_owned(),
+        dialect: "Annotation".to_owned(),
+        ..GangStatus::default()
+    }
+}
+
+fn deleted(world: &mut World) -> Vec<String> {
+    let deleted = world.take_work().into_iter().filter_map(|work| match work {
+        Work::Delete { pods, .. } => Some(pods),
+        _ => None,
+    });
+    deleted.flatten().map(|uid| uid.to_string()).collect()
+}
+
+#[test]
+fn after_a_conflict_the_object_tells_whether_the_decision_stands() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    assert_eq!(world.arrive("a0", "n0"), Arrival::Wait);
+    assert_eq!(world.take_work(), []);
+    world.show("a", shows(&decision));
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
+}
+
+#[test]
+fn a_decision_that_certainly_was_not_written_is_written_again() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    world.show("a", shows_none());
+    assert_eq!(world.commit().1, decision);
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+}
+
+#[test]
+fn a_decision_that_certainly_was_not_written_is_dropped_when_members_have_withdrawn() {
+    let (mut world, decision) = committing();
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    world.show("a", shows_none());
+    assert_eq!(world.take_work(), []);
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.come("a0");
+    assert_ne!(world.commit().1.id, decision.id);
+}
+
+#[test]
+fn a_decision_of_which_nobody_knows_is_written_again_whatever_happens() {
+    let (mut world, decision) = committing();
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Unknown));
+    world.show("a", shows_none());
+    assert_eq!(world.commit().1, decision, "the first write may still come");
+    world.pass(1000);
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Committing,
+        "its places are not given up"
+    );
+    world.show("a", shows(&decision));
+    assert_eq!(world.phase("a"), GangPhase::Binding, "it has come");
+}
+
+#[test]
+fn a_decision_of_another_process_is_taken_up_instead() {
+    let (mut world, ours) = committing();
+    let theirs = Decision {
+        id: "theirs".to_owned(),
+        slots: ours
+            .slots
+            .iter()
+            .zip(["m0", "m1"])
+            .map(|(slot, node)| DecidedSlot {
+                node: node.into(),
+                ..slot.clone()
+            })
+            .collect(),
+        ..ours.clone()
+    };
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &ours.id, Err(CommitFailure::Conflict));
+    world.show("a", shows(&theirs));
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), Some("theirs"));
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
+    assert!(matches!(world.come("a0"), Arrival::Go(placed) if placed.node.as_str() == "m0"));
+}
+
+#[test]
+fn no_status_overtakes_the_decision() {
+    let (mut world, decision) = committing();
+    assert_eq!(world.gangs.take_statuses(), []);
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert_eq!(world.status("a").decision, Some(decision));
+}
+
+#[test]
+fn a_decision_that_is_overwritten_or_deleted_is_written_again() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.status("a");
+    assert_eq!(world.gangs.take_statuses(), []);
+    world.show("a", shows_none());
+    assert_eq!(world.status("a").decision, Some(decision.clone()));
+    world.gangs.object_gone(world.now(), "default", "a");
+    assert_eq!(world.status("a").decision, Some(decision));
+}
+
+#[test]
+fn after_the_decision_the_late_pass_at_once_and_nothing_is_taken_back() {
+    let mut world = World::new();
+    world.members("a", 3, 2);
+    world.plan();
+    world.come_all("a", 2);
+    world.write();
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    world.pass(100_000);
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert!(matches!(world.come("a2"), Arrival::Go(_)));
+    assert!(matches!(world.come("a0"), Arrival::Go(_)));
+}
+
+#[test]
+fn a_binding_that_fails_is_tried_again_at_the_same_place() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.come("a0");
+    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
+    assert_eq!(world.node("a0"), "n0");
+    assert!(matches!(world.come("a0"), Arrival::Go(_)));
+    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Unsure);
+    assert_eq!(
+        world.answer_within("a1", &["n0"]),
+        Answer::Wait("gang default/a: node n1, where it is to go, is not offered".into()),
+        "the place of a binding that may exist is nobody else's"
+    );
+    world.see(bound(member("a0", claim("a", 2)), "n0"));
+    assert_eq!(world.reserved(), ["a-g1"]);
+}
+
+#[test]
+fn a_member_bound_elsewhere_past_us_gives_its_place_back() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.see(bound(member("a0", claim("a", 2)), "n9"));
+    assert_eq!(world.reserved(), ["a-g1"]);
+    world.bind("a1");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(leaving(bound(member("a0", claim("a", 2)), "n0")));
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.reserved(), ["a-g0"], "from the moment it begins to go");
+    world.see(member("a2", claim("a", 2)));
+    assert!(
+        matches!(world.answer("a2"), Answer::Wait(_)),
+        "the pod before still holds the devices"
+    );
+    world.gone("a0");
+    assert_eq!(world.woken(), ["a2"]);
+    assert_eq!(world.bind("a2"), "n0", "without a barrier");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn hold_keeps_a_place_of_a_rank_for_that_rank() {
+    let mut world = World::new();
+    for (pod, rank) in [("a0", 0), ("a1", 1)] {
+        world.see(member(pod, with_rank(claim("a", 2), rank)));
+    }
+    world.plan();
+    world.come_all("a", 2);
+    world.write();
+    world.bind("a0");
+    world.bind("a1");
+    world.gone("a0");
+    world.see(member("a2", with_rank(claim("a", 2), 7)));
+    assert!(matches!(world.answer("a2"), Answer::Wait(_)));
+    world.see(member("a3", with_rank(claim("a", 2), 0)));
+    assert_eq!(world.node("a3"), "n0");
+}
+
+#[test]
+fn hold_does_not_wait_for_ever() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.gone("a0");
+    world.pass(599);
+    assert_eq!(world.reserved(), ["a-g0"]);
+    world.pass(1);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members are missing");
+    world.see(member("a2", claim("a", 2)));
+    world.plan_from(5);
+    assert_eq!(
+        world.bind("a2"),
+        "n5",
+        "a replacement that comes late is planned by itself"
+    );
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    let mut completed = bound(member("a0", claim("a", 2)), "n0");
+    completed.stage = Stage::Succeeded;
+    world.see(completed);
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    world.gone("a0");
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Bound,
+        "it has done its part, though its pod is gone"
+    );
+    let mut failed = bound(member("a1", claim("a", 2)), "n1");
+    failed.stage = Stage::Failed;
+    world.see(failed);
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.reserved(), ["a-g1"]);
+}
+
+#[test]
+fn members_beyond_the_minimum_that_go_are_no_loss() {
+    let mut world = World::new();
+    world.bound_gang_of("a", 3, &with_repair(claim("a", 2), Repair::Restart));
+    world.gone("a2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.take_work(), []);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}
+
+#[test]
+fn ignore_gives_the_place_up() {
+    let mut world = World::new();
+    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Ignore));
+    world.gone("a0");
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.text("a"), "gang default/a runs with 1 of 2 members");
+}
+
+#[test]
+fn restart_deletes_all_and_the_new_ones_do_not_mix_with_the_old() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &claim);
+    world.gone("a0");
+    assert_eq!(deleted(&mut world), ["a1"]);
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    world.see(member("a2", claim.clone()));
+    assert_eq!(world.text("a"), "gang default/a is being started anew");
+    world.see(leaving(bound(member("a1", claim.clone()), "n1")));
+    world.pass(5);
+    assert_eq!(world.next(), None);
+    world.gone("a1");
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Collecting,
+        "the old one does not count"
+    );
+    assert_eq!(world.status("a").decision, None);
+    world.see(member("a3", claim));
+    let wanted = world.plan();
+    assert_eq!(wanted.must, 2);
+    world.come("a2");
+    world.come("a3");
+    world.write();
+    assert_eq!(world.bind("a2"), "n0");
+}
+
+#[test]
+fn a_restart_says_again_what_was_not_done() {
+    let mut world = World::new();
+    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Restart));
+    world.gone("a0");
+    assert_eq!(deleted(&mut world), ["a1"]);
+    world.pass(29);
+    assert_eq!(deleted(&mut world), Vec::<String>::new());
+    world.pass(1);
+    assert_eq!(deleted(&mut world), ["a1"]);
+}
+
+#[test]
+fn a_member_lost_between_decision_and_binding_is_repaired_too() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.bind("a0");
+    world.come("a1");
+    world.gangs.bind_ended(world.now(), &uid("a1"), BindEnd::Gone);
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.reserved(), ["a-g1"]);
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.bind("a2"), "n1");
+}
+
+#[test]
+fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.bind("a0");
+    world.gangs.unfit(world.now(), &"n0".into(), "gone");
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    let wanted = world.plan_from(4);
+    assert_eq!((wanted.must, wanted.members.len()), (0, 1));
+    assert_eq!(wanted.placed, [("n0".into(), None)]);
+    assert_eq!(world.bind("a1"), "n4");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_node_lost_while_the_decision_is_written_is_left_out_after_it() {
+    let (mut world, decision) = committing();
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
+    assert!(matches!(world.arrive("a1", "n1"), Arrival::Refuse(_)));
+    world.plan_from(4);
+    assert_eq!(world.node("a1"), "n4");
+}
+
+#[test]
+fn a_place_that_is_not_offered_after_the_decision_is_planned_anew_by_itself() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.bind("a0");
+    for _ in 0..3 {
+        world.answer_within("a1", &["n7"]);
+    }
+    let wanted = world.plan_from(7);
+    assert_eq!((wanted.must, wanted.without), (0, vec!["n1".into()]));
+    assert_eq!(world.bind("a1"), "n7");
+}
+
+#[test]
+fn a_bound_gang_grows_when_there_is_room_and_goes_after_those_that_have_nothing() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(member("a2", claim("a", 2)));
+    world.members("b", 1, 1);
+    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    let wanted = world.next().unwrap();
+    assert_eq!((&*wanted.gang.name, wanted.must), ("a", 0));
+    world
+        .gangs
+        .placed(world.now(), &wanted.gang, Err(refused("no room")));
+    assert_eq!(
+        world.waits("a2"),
+        "gang default/a is bound; waits for room for more members: no room"
+    );
+    world.room += 1;
+    world.refuse("no room");
+    world.plan_from(2);
+    assert_eq!(world.bind("a2"), "n2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_member_beyond_the_minimum_that_does_not_come_gives_its_place_back() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(member("a2", claim("a", 2)));
+    world.plan_from(2);
+    world.pass(60);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn nobody_is_stopped_for_members_beyond_the_minimum() {
+    let mut world = World::new();
+    world.bound_gang("a", 1, 1);
+    world.see(member("a1", claim("a", 1)));
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n1", "g1")],
+        victims: vec![uid("other")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.take_work(), []);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}
+
+#[test]
+fn a_minimum_that_changes_once_it_is_decided_changes_nothing_but_a_condition() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    for pod in ["a0", "a1"] {
+        world.see(bound(member(pod, claim("a", 5)), "n0"));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    let status = world.status("a");
+    assert_eq!(status.min, 2);
+    assert_eq!(
+        (&*status.conditions[0].status, &*status.conditions[0].reason),
+        ("False", "MinimumChanged")
+    );
+}
+
+#[test]
+fn a_gang_that_is_over_is_forgotten_and_pods_that_come_again_begin_anew() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.status("a");
+    world.gone("a0");
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Done);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    world.gone("a2");
+    world.pass(10);
+    assert_eq!(world.take_work(), [Work::Forget(std::sync::Arc::new(key("a")))]);
+    world.gangs.assert_empty();
+}
+
+#[test]
+fn an_object_that_a_person_wrote_is_not_forgotten() {
+    let mut world = World::new();
+    let object = crate::protocol::Object {
+        ours: false,
+        ..world.object(GangStatus::default())
+    };
+    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.bound_gang("a", 1, 1);
+    world.status("a");
+    world.gone("a0");
+    let status = world.status("a");
+    assert_eq!((status.phase, status.decision), (GangPhase::Done, None));
+    world.pass(60);
+    assert_eq!(world.take_work(), []);
+}

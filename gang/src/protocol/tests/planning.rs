@@ -1,0 +1,477 @@
+//! The queue, refusals, back-off, time limits: what becomes of a gang before the decision.
+
+use gantry_api::GangPhase;
+
+use super::world::{World, claim, key, member, place, refused, uid, with_rank};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Work};
+
+#[test]
+fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.refuse("8 members of 4 GPUs do not fit together");
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a waits for room: 8 members of 4 GPUs do not fit together"
+    );
+    assert_eq!(world.next(), None);
+    world.pass(1000);
+    assert_eq!(world.next(), None, "time alone makes no room");
+    world.room += 1;
+    world.refuse("8 members of 4 GPUs do not fit together");
+    assert_eq!(world.next(), None);
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.next().unwrap().members.len(), 3);
+}
+
+#[test]
+fn a_higher_priority_goes_first_and_others_fill_in_when_it_does_not_fit() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let mut high = member("b0", claim("b", 1));
+    high.priority = 10;
+    world.see(high);
+    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    assert_eq!(world.gangs.head(world.now()).unwrap().0.name.to_string(), "b");
+    assert_eq!(&*world.plan().gang.name, "a", "behind the head");
+    assert_eq!(world.next(), None);
+}
+
+#[test]
+fn a_gang_that_can_never_fit_is_told_so_and_is_not_the_head() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    world.members("b", 1, 1);
+    let wanted = world.next().unwrap();
+    let hopeless = Refused {
+        hopeless: true,
+        ..refused("no node has 64 GPUs")
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Err(hopeless));
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a cannot fit: no node has 64 GPUs"
+    );
+    assert_eq!(world.gangs.head(world.now()).unwrap().0.name.to_string(), "b");
+}
+
+#[test]
+fn a_plan_for_a_gang_that_has_changed_meanwhile_is_dropped() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    let wanted = world.next().unwrap();
+    world.gone("a1");
+    let placement = Placement {
+        places: vec![place("n0", "g0"), place("n1", "g1")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}
+
+#[test]
+fn a_device_that_is_kept_for_another_gang_is_not_given_twice() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    world.members("b", 1, 1);
+    for gang in ["a", "b"] {
+        let wanted = world.next().unwrap();
+        assert_eq!(&*wanted.gang.name, gang);
+        let placement = Placement {
+            places: vec![place("n0", "g0")],
+            ..Placement::default()
+        };
+        world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(
+        world.text("b"),
+        "gang default/b waits for room: the plan was overtaken"
+    );
+    assert_eq!(world.reserved(), ["g0"]);
+}
+
+#[test]
+fn too_few_places_are_none() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}
+
+#[test]
+fn members_get_the_places_of_their_ranks() {
+    let mut world = World::new();
+    for (pod, rank) in [("a0", 1), ("a1", 0)] {
+        world.see(member(pod, with_rank(claim("a", 2), rank)));
+    }
+    let wanted = world.plan();
+    let order: Vec<&str> = wanted.members.iter().map(|member| member.uid.as_str()).collect();
+    assert_eq!(order, ["a1", "a0"]);
+    assert_eq!((world.node("a0"), world.node("a1")), ("n1".into(), "n0".into()));
+    assert_eq!(world.node("a0"), "n1", "asked again, the same");
+}
+
+#[test]
+fn no_more_than_the_maximum_get_a_place() {
+    let mut world = World::new();
+    let mut said = claim("a", 1);
+    said.wish.max = Some(2);
+    for pod in ["a0", "a1", "a2"] {
+        world.see(member(pod, said.clone()));
+    }
+    assert_eq!(world.plan().members.len(), 2);
+    world.come("a0");
+    world.write();
+    assert_eq!(world.next(), None);
+    assert!(matches!(world.answer("a2"), Answer::Wait(_)));
+}
+
+#[test]
+fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    for (seconds, strikes) in [(2, 1), (4, 2), (8, 3)] {
+        world.plan();
+        world.come("a0");
+        world.pass(59);
+        assert_eq!(world.phase("a"), GangPhase::Planned);
+        world.pass(1);
+        assert_eq!(world.phase("a"), GangPhase::Backoff);
+        assert_eq!(world.reserved(), Vec::<String>::new());
+        assert_eq!(
+            world.waits("a0"),
+            "gang default/a is tried again soon: 1 of 2 members came to their places in time"
+        );
+        assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
+        assert_eq!(world.status("a").strikes, strikes);
+        world.pass(seconds - 1);
+        assert_eq!(world.next(), None);
+        world.pass(1);
+    }
+    for _ in 0..20 {
+        world.plan();
+        world.pass(60);
+        world.pass(120);
+    }
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Queued,
+        "never longer than the longest"
+    );
+}
+
+#[test]
+fn members_that_do_not_come_are_woken_once_more() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    assert_eq!(world.woken(), ["a0", "a1"]);
+    world.come("a0");
+    world.pass(9);
+    assert_eq!(world.woken(), Vec::<String>::new());
+    world.pass(1);
+    assert_eq!(world.woken(), ["a1"]);
+    world.pass(19);
+    assert_eq!(world.woken(), Vec::<String>::new());
+    world.pass(1);
+    assert_eq!(world.woken(), ["a1"]);
+}
+
+#[test]
+fn a_member_that_withdraws_no_longer_counts_and_finds_its_place_again() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    world.pass(55);
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    assert_eq!(world.come("a1"), Arrival::Wait);
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.pass(14);
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Planned,
+        "a while longer, for its next try"
+    );
+    assert_eq!(world.come("a0"), Arrival::Wait);
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn withdrawing_again_and_again_does_not_keep_a_place_for_ever() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    for _ in 0..20 {
+        world.come("a0");
+        world.gangs.withdraw(world.now(), &uid("a0"));
+        world.pass(4);
+        if world.phase("a") == GangPhase::Backoff {
+            break;
+        }
+    }
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    assert_eq!(world.passed.as_secs(), 76, "60 s, and 15 s of grace");
+}
+
+#[test]
+fn a_node_that_is_not_offered_is_exchanged_with_a_member_that_has_not_come() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    assert_eq!(world.answer_within("a0", &["n1"]), Answer::Node("n1".into()));
+    assert_eq!(world.node("a1"), "n0");
+    assert_eq!(world.arrive("a0", "n1"), Arrival::Wait);
+    assert_eq!(world.arrive("a1", "n0"), Arrival::Wait);
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn after_some_misses_the_whole_is_planned_without_the_node() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.take_work();
+    for _ in 0..2 {
+        let text = "gang default/a: node n0, where it is to go, is not offered";
+        assert_eq!(world.answer_within("a0", &["n7"]), Answer::Wait(text.into()));
+        world.pass(1);
+        assert!(
+            world.woken().contains(&"a0".to_owned()),
+            "the next offer may be another"
+        );
+    }
+    assert_eq!(
+        world.answer_within("a0", &["n7"]),
+        Answer::Wait("gang default/a waits its turn".into())
+    );
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    let wanted = world.next().unwrap();
+    assert_eq!(wanted.without, ["n0".into()]);
+}
+
+#[test]
+fn after_some_such_plans_the_gang_waits() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    for _ in 0..4 {
+        assert_eq!(world.phase("a"), GangPhase::Queued);
+        world.plan();
+        for _ in 0..3 {
+            world.answer_within("a0", &["n7"]);
+        }
+    }
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: kube-scheduler does not offer the planned nodes"
+    );
+    world.pass(2);
+    assert_eq!(world.next().unwrap().without, Vec::new(), "with a clean slate");
+}
+
+#[test]
+fn a_node_lost_before_the_decision_means_a_new_plan_for_the_whole() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    world.gangs.unfit(world.now(), &"n7".into(), "gone");
+    assert_eq!(world.phase("a"), GangPhase::Planned, "no concern of it");
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert!(
+        matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)),
+        "it stood at the barrier"
+    );
+    world.plan_from(2);
+    assert_eq!(world.node("a0"), "n2");
+}
+
+#[test]
+fn below_the_minimum_before_the_decision_all_is_given_back() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
+}
+
+#[test]
+fn a_member_beyond_the_minimum_that_goes_leaves_the_others_their_places() {
+    let mut world = World::new();
+    world.members("a", 3, 2);
+    world.plan();
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.reserved(), ["a-g0", "a-g2"]);
+    world.come("a0");
+    world.come("a2");
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn a_pod_made_anew_takes_the_place_of_the_one_before() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.see(member("a2", claim("a", 2)));
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0"), place("n1", "g1")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert!(matches!(world.answer("a2"), Answer::Wait(_)));
+    world.take_work();
+    world.gone("a0");
+    assert_eq!(world.woken(), ["a2"]);
+    assert_eq!(world.node("a2"), "n0");
+}
+
+#[test]
+fn extras_come_and_go_without_the_gang() {
+    let mut world = World::new();
+    world.members("a", 4, 2);
+    world.plan();
+    world.come("a0");
+    assert_eq!(world.gangs.release_extras(world.now(), &key("a")), 2);
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.reserved().len(), 2);
+    assert_eq!(world.gangs.release_extras(world.now(), &key("a")), 0);
+}
+
+#[test]
+fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
+    let mut world = World::new();
+    world.bound_gang("v", 2, 2);
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "v-g0")],
+        victims: vec![uid("v0"), uid("v1")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    let by = wanted.gang.clone();
+    let pods = vec![uid("v0"), uid("v1")];
+    assert_eq!(world.take_work(), [Work::Evict { pods, by }]);
+    assert_eq!(world.reserved(), ["v-g0"]);
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a waits for pods that have to go for it"
+    );
+    for pod in ["v0", "v1"] {
+        world.see(super::world::leaving(super::world::bound(
+            member(pod, claim("v", 2)),
+            "n0",
+        )));
+        world.gone(pod);
+        assert_eq!(
+            world.phase("a"),
+            GangPhase::Preempting,
+            "its devices may not be free yet"
+        );
+        world.gangs.victim_gone(world.now(), &uid(pod));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(
+        world.reserved(),
+        ["v-g0"],
+        "the gang that had to go keeps nothing"
+    );
+    assert_eq!(world.woken(), ["a0"]);
+    assert_eq!(world.come("a0"), Arrival::Wait);
+}
+
+#[test]
+fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
+    let mut world = World::new();
+    world.bound_gang("v", 2, 2);
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "v-g0")],
+        victims: vec![uid("v0"), uid("v1")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.gone("v0");
+    world.see(member("v2", claim("v", 2)));
+    world.room += 1;
+    assert_eq!(world.next(), None, "its replacements do not join one by one");
+    world.gone("v1");
+    assert_eq!(world.phase("v"), GangPhase::Collecting);
+    world.see(member("v3", claim("v", 2)));
+    assert_eq!(world.next().unwrap().must, 2);
+}
+
+#[test]
+fn pods_that_do_not_go_in_time_are_let_be() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        victims: vec![uid("other")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.pass(120);
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: pods that have to go for it did not go in time"
+    );
+}
+
+#[test]
+fn the_namespace_that_holds_least_goes_first() {
+    let mut world = World::new();
+    world.members("a", 4, 1);
+    world.plan();
+    let mut early = member("b0", claim("b", 1));
+    early.created = 1;
+    world.see(early);
+    world.pass(5);
+    let mut other = claim("c", 1);
+    other.key.namespace = "team".into();
+    world.see(member("c0", other));
+    let order: Vec<String> = world
+        .gangs
+        .queue(world.now())
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(order, ["team/c", "default/b"]);
+}
+
+#[test]
+fn calls_about_unknown_pods_and_gangs_mean_nothing() {
+    let mut world = World::new();
+    let now = world.now();
+    world.gangs.withdraw(now, &uid("x"));
+    world.gangs.member_gone(now, &uid("x"));
+    world.gangs.victim_gone(now, &uid("x"));
+    world.gangs.bind_ended(now, &uid("x"), BindEnd::Bound);
+    world.gangs.committed(now, &key("x"), "id", Ok(()));
+    world.gangs.placed(now, &key("x"), Ok(Placement::default()));
+    world.gangs.unfit(now, &"n0".into(), "gone");
+    world.gangs.object_gone(now, "default", "x");
+    assert_eq!(world.arrive("x", "n0"), Arrival::Single);
+    assert_eq!(world.take_work(), []);
+    assert_eq!(world.gangs.take_statuses(), []);
+}

@@ -1,0 +1,221 @@
+//! A process takes over from another: nothing but pods and objects tell what was decided.
+
+use gantry_api::{GangPhase, GangStatus};
+
+use super::world::{World, asks, bound, claim, key, leaving, member, place, uid, with_repair};
+use crate::protocol::{Answer, Arrival, Member, Settings, Stage, Work};
+use crate::terms::Repair;
+
+/// The process before: gang `a` of three, of which two are needed; `bind` of them were bound. What it left: the status, and its pods.
+fn before(bind: u32, repair: Repair) -> (GangStatus, Vec<Member>) {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 2), repair);
+    for pod in ["a0", "a1", "a2"] {
+        world.see(member(pod, claim.clone()));
+    }
+    world.plan();
+    world.come_all("a", 3);
+    world.write();
+    let mut pods: Vec<Member> = ["a0", "a1", "a2"].map(|pod| member(pod, claim.clone())).into();
+    for (number, pod) in pods.iter_mut().enumerate().take(bind as usize) {
+        let node = world.bind(&format!("a{number}"));
+        *pod = bound(pod.clone(), &node);
+        pod.holds = place(&node, &format!("a-g{number}")).devices;
+    }
+    (world.status("a"), pods)
+}
+
+fn after(status: &GangStatus, pods: &[Member]) -> World {
+    let mut world = World::with(Settings {
+        identity: "second".into(),
+        ..Settings::default()
+    });
+    for pod in pods {
+        world.see(pod.clone());
+    }
+    world.show("a", status.clone());
+    world
+}
+
+#[test]
+fn nothing_is_decided_before_all_is_known() {
+    let mut world = World::with(Settings::default());
+    world.members("a", 1, 1);
+    assert_eq!(world.next(), None);
+    assert_eq!(world.gangs.take_statuses(), []);
+    world.gangs.synced(world.now());
+    assert!(world.next().is_some());
+}
+
+#[test]
+fn a_decided_gang_is_finished_by_the_next_process() {
+    let (status, pods) = before(1, Repair::Hold);
+    let mut world = after(&status, &pods);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    world.gangs.synced(world.now());
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert_eq!(world.reserved(), ["a-g1", "a-g2"], "what is bound holds its own");
+    assert_eq!(world.woken(), ["a1", "a2"]);
+    assert_eq!(world.bind("a1"), "n1");
+    assert_eq!(world.bind("a2"), "n2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.next(), None);
+}
+
+#[test]
+fn the_order_of_object_and_pods_makes_no_difference() {
+    let (status, pods) = before(1, Repair::Hold);
+    let mut world = World::with(Settings::default());
+    world.show("a", status);
+    for pod in pods.iter().rev() {
+        world.see(pod.clone());
+    }
+    world.gangs.synced(world.now());
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert_eq!((world.node("a1"), world.node("a2")), ("n1".into(), "n2".into()));
+}
+
+#[test]
+fn a_bound_gang_is_bound_and_says_nothing_new() {
+    let (_, pods) = before(3, Repair::Hold);
+    let (mut status, _) = before(3, Repair::Hold);
+    status.phase = GangPhase::Bound;
+    let mut world = after(&status, &pods);
+    world.gangs.synced(world.now());
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.take_work(), []);
+}
+
+#[test]
+fn a_member_that_was_bound_after_the_last_word_is_known_by_its_devices() {
+    let (mut status, mut pods) = before(1, Repair::Hold);
+    // The object still says that the place is kept for somebody.
+    let slots = &mut status.decision.as_mut().unwrap().slots;
+    slots[1].pod = None;
+    pods[1].stage = Stage::Bound("n1".into());
+    pods[1].holds = place("n1", "a-g1").devices;
+    let mut world = after(&status, &pods);
+    world.gangs.synced(world.now());
+    assert_eq!(world.reserved(), ["a-g2"]);
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_member_lost_meanwhile_is_repaired() {
+    let (status, pods) = before(2, Repair::Hold);
+    let mut world = after(&status, &pods[1..2]);
+    world.gangs.synced(world.now());
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.reserved().len(), 1, "one of two is needed");
+    world.see(member("a3", with_repair(claim("a", 2), Repair::Hold)));
+    assert!(matches!(world.come("a3"), Arrival::Go(_)));
+
+    let (status, pods) = before(2, Repair::Restart);
+    let mut world = after(&status, &pods[1..2]);
+    world.gangs.synced(world.now());
+    assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if *pods == [uid("a1")]));
+}
+
+#[test]
+fn the_place_of_a_member_on_its_way_out_waits_for_its_end() {
+    let (status, mut pods) = before(2, Repair::Hold);
+    pods[0] = leaving(pods[0].clone());
+    pods.truncate(2);
+    let mut world = after(&status, &pods);
+    world.gangs.synced(world.now());
+    let replacement = member("a3", with_repair(claim("a", 2), Repair::Hold));
+    world.see(replacement);
+    world.gone("a0");
+    assert!(matches!(world.answer("a3"), Answer::Node(_)));
+}
+
+#[test]
+fn a_replacement_fits_a_place_by_what_it_asks_for() {
+    let (status, pods) = before(2, Repair::Hold);
+    let mut world = after(&status, &pods[1..2]);
+    let mut larger = member("a3", with_repair(claim("a", 2), Repair::Hold));
+    larger.shape = Some(crate::protocol::ShapeId(1));
+    larger.asks = [("nvidia.com/gpu".into(), 8)].into();
+    world.see(larger);
+    world.gangs.synced(world.now());
+    assert!(
+        matches!(world.answer("a3"), Answer::Wait(_)),
+        "a place of one GPU is not for eight"
+    );
+    assert_eq!(asks().len(), 1);
+}
+
+#[test]
+fn a_decision_of_which_no_member_is_left_is_over() {
+    let (status, _) = before(2, Repair::Hold);
+    let others = ["b0", "b1"].map(|pod| member(pod, claim("a", 2)));
+    let mut world = after(&status, &others);
+    world.gangs.synced(world.now());
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Queued,
+        "they wait for one another like any others"
+    );
+    assert_eq!(world.status("a").decision, None, "and the object says so");
+    world.show("a", status);
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Queued,
+        "the old word, seen once more, does not count"
+    );
+}
+
+#[test]
+fn an_object_without_pods_is_forgotten_unless_a_person_wrote_it() {
+    let (status, _) = before(2, Repair::Hold);
+    let mut world = after(&status, &[]);
+    world.gangs.synced(world.now());
+    assert_eq!(world.take_work(), [Work::Forget(std::sync::Arc::new(key("a")))]);
+}
+
+#[test]
+fn a_decision_of_another_gang_of_that_name_is_not_taken_up() {
+    let (mut status, pods) = before(1, Repair::Hold);
+    status.incarnation = "before".to_owned();
+    let mut world = after(&status, &pods);
+    world.gangs.synced(world.now());
+    assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), None);
+}
+
+#[test]
+fn completed_members_whose_pods_are_gone_still_count() {
+    let (mut status, pods) = before(3, Repair::Hold);
+    status.completed = 1;
+    status.decision.as_mut().unwrap().slots.remove(0);
+    let mut world = after(&status, &pods[1..2]);
+    world.gangs.synced(world.now());
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_restart_under_way_is_finished() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &claim);
+    let decided = world.status("a");
+    world.gone("a0");
+    let mut status = world.status("a");
+    assert_eq!(status.phase, GangPhase::Repairing);
+    // The decision stays in the object until the old ones are gone.
+    assert_eq!(
+        status.decision.as_ref().map(|decision| &decision.id),
+        decided.decision.map(|decision| decision.id).as_ref()
+    );
+    status.bound_at = decided.bound_at;
+
+    let mut new = member("a2", claim.clone());
+    new.created = 5_000;
+    let mut world = after(&status, &[bound(member("a1", claim), "n1"), new]);
+    world.gangs.synced(world.now());
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if *pods == [uid("a1")]));
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+}
