@@ -8,9 +8,9 @@ use gantry_gang::DomainIx;
 
 use super::demand::{Counts, Demand};
 use super::fill::{Anchors, Filler, Run};
-use super::pack::pack;
+use super::pack::{Packing, State, pack};
 use super::scope::{Bounds, Place, Scope, places, scopes};
-use super::slices::Slices;
+use super::slices::{Slices, by_slices};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
@@ -64,6 +64,12 @@ impl<'s, 'a> Chooser<'s, 'a> {
 
     fn within(&self, demand: &Demand<'_>, widest: Scope, slices: Option<Slices>) -> Option<Chosen> {
         let scopes = scopes(self.survey, widest);
+        // One shape in whole slices is split exactly; all else slice by slice.
+        if let Some(slices) = slices
+            && (demand.shapes.len() > 1 || self.survey.rules.spreads() || !self.anchors.is_empty())
+        {
+            return self.slice_by_slice(demand, slices, scopes.len());
+        }
         if demand.shapes.len() == 1 && !self.survey.rules.spreads() {
             let most = self.most(&scopes, demand.most, slices);
             return if most >= demand.must.max(1) {
@@ -96,6 +102,26 @@ impl<'s, 'a> Chooser<'s, 'a> {
             }
         }
         Some(chosen)
+    }
+
+    /// All members that may be placed, or those that must.
+    fn slice_by_slice(&self, demand: &Demand<'_>, slices: Slices, width: usize) -> Option<Chosen> {
+        let counts = [demand.most, demand.must].map(|count| demand.first(count));
+        counts.iter().find_map(|counts| {
+            let members = demand.pick(counts);
+            (0..self.survey.tiers()).find_map(|tier| {
+                let packing = Packing {
+                    survey: self.survey,
+                    tier,
+                    loose: &self.loose,
+                    anchors: self.anchors,
+                    state: &State::default(),
+                };
+                let runs = by_slices(packing, self.sums.get(tier)?, slices, &members)?;
+                let rank = (Reverse(counts.iter().sum()), width, tier);
+                Some(Chosen { rank, runs })
+            })
+        })
     }
 
     /// The most members of the only shape that fit within one place of the widest scope.
@@ -246,9 +272,17 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     .map(|place| (over(*place), *place))
                     .collect();
                 found.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(&name(b.1))));
-                let packed = found.iter().take(MOST_PACKED).find_map(|(_, place)| {
-                    pack(self.survey, *place, counts, tier, &self.loose, self.anchors)
-                });
+                let packing = Packing {
+                    survey: self.survey,
+                    tier,
+                    loose: &self.loose,
+                    anchors: self.anchors,
+                    state: &State::default(),
+                };
+                let packed = found
+                    .iter()
+                    .take(MOST_PACKED)
+                    .find_map(|(_, place)| pack(packing, *place, counts));
                 if let Some(runs) = packed {
                     return Some(Chosen {
                         rank: (Reverse(counts.iter().sum()), width, tier),

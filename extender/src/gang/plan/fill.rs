@@ -27,14 +27,17 @@ pub(super) struct Anchors {
     pub(super) nodes: BTreeSet<NodeIx>,
     /// How many of the nodes are in each.
     domains: BTreeMap<DomainIx, usize>,
+    /// The ranks of the members there, where they have any.
+    pub(super) ranks: Vec<(u32, NodeIx)>,
 }
 
 impl Anchors {
     pub(super) fn of(survey: &Survey<'_>, wanted: &Wanted) -> Self {
         let mut anchors = Self::default();
-        for (node, _) in &wanted.placed {
+        for (node, rank) in &wanted.placed {
             if let Some(node) = survey.terrain.snapshot.find(node.as_str()) {
                 anchors.add(survey, node);
+                anchors.ranks.extend(rank.map(|rank| (rank, node)));
             }
         }
         anchors

@@ -19,28 +19,34 @@ const MOST_STEPS: u32 = 50_000;
 
 /// What is on the nodes while members are laid.
 #[derive(Debug, Clone, Default)]
-struct State {
+pub(super) struct State {
     on: HashMap<NodeIx, Counts>,
     /// By rule of spreading and label value: members of its two shapes.
     values: HashMap<(usize, Arc<str>), [u32; 2]>,
 }
 
+/// What members of several shapes are laid with.
+#[derive(Clone, Copy)]
+pub(super) struct Packing<'s, 'a> {
+    pub(super) survey: &'s Survey<'a>,
+    /// The step of bandwidth that members must reach.
+    pub(super) tier: usize,
+    pub(super) loose: &'s [u32],
+    pub(super) anchors: &'s Anchors,
+    /// What is laid already.
+    pub(super) state: &'s State,
+}
+
 /// Where so many members of each shape go within a place; `None` if they do not fit, or that they do was not found.
-pub(super) fn pack(
-    survey: &Survey<'_>,
-    place: Place,
-    counts: &Counts,
-    tier: usize,
-    loose: &[u32],
-    anchors: &Anchors,
-) -> Option<Vec<Run>> {
+pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> Option<Vec<Run>> {
+    let Packing { survey, tier, .. } = packing;
     let nodes = nodes_of(survey, place);
     let mut orders = orders(survey, counts);
     for order in &orders {
         let found = if survey.rules.spreads() {
-            in_row(survey, &nodes, counts, tier, order)
+            in_row(packing, &nodes, counts, order)
         } else {
-            by_tree(survey, place, counts, tier, order, loose, anchors)
+            by_tree(packing, place, counts, order)
         };
         if found.is_some() {
             return found;
@@ -61,7 +67,7 @@ pub(super) fn pack(
         left: counts.clone(),
         after: suffix_sums(survey, &open, tier),
         nodes: &open,
-        state: State::default(),
+        state: packing.state.clone(),
         steps: 0,
         failed: HashSet::new(),
         runs: Vec::new(),
@@ -127,7 +133,7 @@ fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usi
 }
 
 impl State {
-    fn put(&mut self, survey: &Survey<'_>, node: NodeIx, slot: usize, count: u32, back: bool) {
+    pub(super) fn put(&mut self, survey: &Survey<'_>, node: NodeIx, slot: usize, count: u32, back: bool) {
         let change = |number: &mut u32| {
             *number = if back {
                 number.saturating_sub(count)
@@ -152,16 +158,15 @@ impl State {
 }
 
 /// One shape after the other, each along the tree.
-fn by_tree(
-    survey: &Survey<'_>,
-    place: Place,
-    counts: &Counts,
-    tier: usize,
-    order: &[usize],
-    loose: &[u32],
-    anchors: &Anchors,
-) -> Option<Vec<Run>> {
-    let mut state = State::default();
+fn by_tree(packing: Packing<'_, '_>, place: Place, counts: &Counts, order: &[usize]) -> Option<Vec<Run>> {
+    let Packing {
+        survey,
+        tier,
+        loose,
+        anchors,
+        ..
+    } = packing;
+    let mut state = packing.state.clone();
     let mut begun = Anchors::default();
     let mut runs = Vec::new();
     for &slot in order {
@@ -197,14 +202,9 @@ fn by_tree(
 }
 
 /// Node by node along the tree, of each shape as many as it takes.
-fn in_row(
-    survey: &Survey<'_>,
-    nodes: &[NodeIx],
-    counts: &Counts,
-    tier: usize,
-    order: &[usize],
-) -> Option<Vec<Run>> {
-    let mut state = State::default();
+fn in_row(packing: Packing<'_, '_>, nodes: &[NodeIx], counts: &Counts, order: &[usize]) -> Option<Vec<Run>> {
+    let Packing { survey, tier, .. } = packing;
+    let mut state = packing.state.clone();
     let mut left = counts.clone();
     let mut runs = Vec::new();
     for &node in nodes {

@@ -1,9 +1,14 @@
-//! Members in slices: so many together in one domain of a level, whole slices over as few domains as can be. Of one shape.
+//! Members in slices: so many together in one domain of a level, whole slices over as few domains as can be. Members of one shape are split exactly;
+//! of several, or where others of the gang have places, one slice is laid after the other.
 
 use gantry_gang::DomainIx;
 
-use super::fill::Filler;
+use super::demand::Asked;
+use super::fill::{Filler, Run};
+use super::pack::{Packing, pack};
+use super::scope::Place;
 use super::split::{Part, split};
+use super::survey::Survey;
 
 /// Slices of a gang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +22,7 @@ pub(super) struct Slices {
 impl Filler<'_, '_> {
     /// The most members that fit in a domain above the slices' level, no slice broken: whole slices, and perhaps a last one that is smaller.
     pub(super) fn takes_sliced(&self, domain: DomainIx, slices: Slices, members: u32) -> u32 {
-        let blocks = self.blocks(domain, slices.level);
+        let blocks = self.rooms_of(domain, slices.level);
         if let [(_, room)] = blocks[..] {
             return room.min(members);
         }
@@ -39,7 +44,7 @@ impl Filler<'_, '_> {
 
     /// Lays members in slices on the nodes of a domain; `None` if they do not fit so.
     pub(super) fn fill_sliced(&mut self, domain: DomainIx, slices: Slices, members: u32) -> Option<()> {
-        let blocks = self.blocks(domain, slices.level);
+        let blocks = self.rooms_of(domain, slices.level);
         if let [(block, _)] = blocks[..] {
             return self.fill(block, members);
         }
@@ -49,7 +54,7 @@ impl Filler<'_, '_> {
             return Some(());
         }
         // What is left of the members goes where the gang is, or else where it leaves least.
-        let blocks = self.blocks(domain, slices.level);
+        let blocks = self.rooms_of(domain, slices.level);
         let fitting = blocks.into_iter().filter(|(_, room)| *room >= rest);
         let (block, _) = fitting.min_by_key(|(block, room)| (!self.begun.are_in(*block), *room, *block))?;
         self.fill(block, rest)
@@ -67,7 +72,7 @@ impl Filler<'_, '_> {
             .children
             .iter()
             .map(|child| {
-                let blocks = self.blocks(*child, slices.level);
+                let blocks = self.rooms_of(*child, slices.level);
                 let room = blocks
                     .iter()
                     .fold(0, |sum: u32, (_, room)| sum.saturating_add(room / slices.size));
@@ -80,21 +85,82 @@ impl Filler<'_, '_> {
         Some(())
     }
 
-    /// The domains of a level within a domain, and how many members each takes. One that lies below the level by itself, for want of labels,
-    /// is one too.
-    fn blocks(&self, domain: DomainIx, level: usize) -> Vec<(DomainIx, u32)> {
-        let room = |domain: DomainIx| self.sums.get(domain.0 as usize).copied().unwrap_or(0);
-        let mut blocks = Vec::new();
-        let mut open = vec![domain];
-        while let Some(next) = open.pop() {
-            match self.survey.domain(next) {
-                Some(of) if of.level.is_none_or(|own| own < level) && !of.children.is_empty() => {
-                    open.extend(of.children.iter().rev());
-                }
-                Some(_) => blocks.push((next, room(next))),
-                None => {}
+    fn rooms_of(&self, domain: DomainIx, level: usize) -> Vec<(DomainIx, u32)> {
+        let room = |block: DomainIx| self.sums.get(block.0 as usize).copied().unwrap_or(0);
+        let blocks = blocks(self.survey, domain, level).into_iter();
+        blocks.map(|block| (block, room(block))).collect()
+    }
+}
+
+/// The domains of a level within a domain. One that ends above the level, for want of labels, is one too.
+fn blocks(survey: &Survey<'_>, domain: DomainIx, level: usize) -> Vec<DomainIx> {
+    let mut blocks = Vec::new();
+    let mut open = vec![domain];
+    while let Some(next) = open.pop() {
+        match survey.domain(next) {
+            Some(of) if of.level.is_none_or(|own| own < level) && !of.children.is_empty() => {
+                open.extend(of.children.iter().rev());
+            }
+            Some(_) => blocks.push(next),
+            None => {}
+        }
+    }
+    blocks
+}
+
+/// Lays members, which come by rank, slice after slice: one whose other members have a place goes to them, any other first where the gang is,
+/// then where it leaves least. `None` if a slice does not fit so. `sums` are what the domains take of each shape.
+pub(super) fn by_slices(
+    packing: Packing<'_, '_>,
+    sums: &[u32],
+    slices: Slices,
+    members: &[Asked<'_>],
+) -> Option<Vec<Run>> {
+    let survey = packing.survey;
+    let slots = survey.shapes.len();
+    let all = blocks(survey, gantry_gang::Fabric::ROOT, slices.level);
+    let mut groups: Vec<(u32, Vec<u32>)> = Vec::new();
+    for (position, asked) in (0u32..).zip(members) {
+        let slice = asked.member.rank.unwrap_or(position) / slices.size;
+        if groups.last().is_none_or(|(last, _)| *last != slice) {
+            groups.push((slice, vec![0; slots]));
+        }
+        if let Some((_, counts)) = groups.last_mut() {
+            counts[asked.slot] += 1;
+        }
+    }
+    let mut state = packing.state.clone();
+    let mut anchors = packing.anchors.clone();
+    let mut runs = Vec::new();
+    for (slice, counts) in groups {
+        let mates = packing
+            .anchors
+            .ranks
+            .iter()
+            .find(|(rank, _)| rank / slices.size == slice);
+        let own = mates.and_then(|(_, node)| all.iter().find(|block| survey.lies_in(*node, **block)));
+        let mut candidates: Vec<(bool, u64, DomainIx)> = Vec::new();
+        for block in &all {
+            let takes = |slot: usize| sums.get(block.0 as usize * slots + slot).copied().unwrap_or(0);
+            if own.is_none_or(|own| own == block) && (0..slots).all(|slot| takes(slot) >= counts[slot]) {
+                let over = (0..slots).map(|slot| u64::from(takes(slot) - counts[slot])).sum();
+                candidates.push((!anchors.are_in(*block), over, *block));
             }
         }
-        blocks
+        candidates.sort_unstable();
+        let laid = candidates.iter().find_map(|(_, _, block)| {
+            let packing = Packing {
+                anchors: &anchors,
+                state: &state,
+                ..packing
+            };
+            pack(packing, Place::Domain(*block), &counts)
+        })?;
+        for run in &laid {
+            state.put(survey, run.node, run.slot, run.count, false);
+            anchors.add(survey, run.node);
+        }
+        runs.extend(laid);
     }
+    Some(runs)
 }

@@ -363,6 +363,19 @@ impl<'a> Survey<'a> {
         })
     }
 
+    /// Whether a node is within a domain.
+    pub(super) fn lies_in(&self, node: NodeIx, domain: DomainIx) -> bool {
+        let mut at = self.fabric.of_node.get(node.0 as usize).copied();
+        while let Some(next) = at {
+            if next == domain {
+                return true;
+            }
+            at = self.domain(next).and_then(|domain| domain.parent);
+        }
+        false
+    }
+
+    /// A domain by its number.
     pub(super) fn domain(&self, domain: DomainIx) -> Option<&'a Domain> {
         self.fabric.domains.get(domain.0 as usize)
     }

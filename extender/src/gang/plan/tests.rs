@@ -2,6 +2,7 @@ mod oracle;
 pub(in crate::gang) mod world;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
+use gantry_gang::protocol::ShapeId;
 use gantry_gang::{Needs, Resources, Taint, TaintEffect};
 
 use self::world::{World, gang, level, terms};
@@ -194,6 +195,49 @@ fn slices_lie_in_one_rack_each() {
         .map(|place| place.node.as_str())
         .collect();
     assert_eq!(nodes, "abdec");
+}
+
+#[test]
+fn a_replacement_goes_to_the_rack_of_its_slice() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(1, eight)]);
+    level(&mut wanted, "rack", true);
+    terms(&mut wanted, |terms| {
+        terms.slice = Some(2);
+        terms.max = 4;
+    });
+    wanted.members[0].rank = Some(3);
+    wanted.placed = vec![
+        ("a".into(), Some(0)),
+        ("b".into(), Some(1)),
+        ("g".into(), Some(2)),
+    ];
+    wanted.without = ["a", "b", "g"].map(Into::into).into();
+    assert_eq!(world.plan(&wanted).unwrap().places[0].node.as_str(), "h");
+    wanted.members[0].rank = Some(1);
+    wanted.placed[1].1 = Some(3);
+    assert_eq!(world.plan(&wanted).unwrap().places[0].node.as_str(), "c");
+    wanted.without.push("c".into());
+    assert!(world.plan(&wanted).is_err(), "its rack has no room");
+}
+
+#[test]
+fn slices_of_several_shapes_lie_in_one_rack_each() {
+    let mut world = twelve();
+    let (four, eight) = (world.shape(4), world.shape(8));
+    let mut wanted = gang(&[(1, four), (2, eight), (1, four), (2, eight)]);
+    level(&mut wanted, "rack", true);
+    terms(&mut wanted, |terms| terms.slice = Some(3));
+    let placed = world.plan(&wanted).unwrap().places;
+    let racks = |shape: ShapeId| -> Vec<&str> {
+        let of_shape = placed.iter().filter(|place| place.shape == shape);
+        let rack = |node: &str| if "abc".contains(node) { "r1" } else { "r2" };
+        of_shape.map(|place| rack(place.node.as_str())).collect()
+    };
+    assert_eq!(placed.len(), 6);
+    assert_eq!(racks(four), ["r1", "r2"]);
+    assert_eq!(racks(eight), ["r1", "r1", "r2", "r2"]);
 }
 
 #[test]

@@ -1,0 +1,247 @@
+//! Planning whole gangs by size of the cluster. `cargo bench -p gantry-extender --bench gangs`
+
+#![allow(missing_docs, reason = "benchmarks")]
+
+use std::sync::Arc;
+
+use divan::Bencher;
+use divan::counter::ItemsCount;
+use gantry_api::{DeviceId, NodeName, names};
+use gantry_extender::devices::DeviceSet;
+use gantry_extender::gang::plan::plan;
+use gantry_extender::gang::terrain::{Barred, Exact, Room, Shape, Terrain};
+use gantry_extender::kind::Kinds;
+use gantry_extender::request::{Ask, Request};
+use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
+use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
+use gantry_gang::{
+    Dialect, Fabric, GangKey, Level, LevelWish, Levels, Needs, NodeFacts, Repair, Resources, Terms,
+};
+use gantry_topology::{Gpu, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
+
+fn main() {
+    divan::main();
+}
+
+/// A thousand members on 5,000 nodes, 40,000 GPUs, by GPUs of a member.
+#[divan::bench(args = [1, 2, 4, 8])]
+fn thousand_members_on_5000_nodes(bencher: Bencher<'_, '_>, gpus: u32) {
+    let cluster = Cluster::new(5_000);
+    let wanted = gang(1_000, gpus, None);
+    bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
+}
+
+/// The same gang where it does not fit, so that the refusal is worked out.
+#[divan::bench]
+fn refusal_on_5000_nodes(bencher: Bencher<'_, '_>) {
+    let cluster = Cluster::new(5_000);
+    let wanted = gang(1_000, 8, Some("rack"));
+    bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
+}
+
+/// Gangs a second at 640 nodes, by members of eight GPUs.
+#[divan::bench(args = [1, 8, 64])]
+fn gangs_on_640_nodes(bencher: Bencher<'_, '_>, members: u32) {
+    let cluster = Cluster::new(640);
+    let wanted = gang(members, 8, None);
+    bencher
+        .counter(ItemsCount::new(1u32))
+        .bench(|| cluster.plan(divan::black_box(&wanted)));
+}
+
+/// Racks of 16 nodes of eight GPUs, 20 racks to a block. Two nodes in five are in use, in all ways.
+struct Cluster {
+    snapshot: Snapshot,
+    rooms: Vec<Room>,
+    fabric: Fabric,
+    shapes: Vec<Shape>,
+    ids: Vec<Vec<Option<DeviceId>>>,
+}
+
+impl Cluster {
+    fn new(nodes: usize) -> Self {
+        let kind = Kinds::default().of(&switched());
+        let mut snapshot = Snapshot {
+            synced: true,
+            ..Snapshot::default()
+        };
+        let mut cluster = Self {
+            snapshot: Snapshot::default(),
+            rooms: Vec::new(),
+            fabric: Fabric::default(),
+            shapes: [1, 2, 4, 8].into_iter().map(shape).collect(),
+            ids: Vec::new(),
+        };
+        let mut classes: Vec<Arc<Standing>> = Vec::new();
+        for number in 0..nodes {
+            let taken = if number % 5 < 2 {
+                ((number * 2_654_435_761) >> 7) & 0xff
+            } else {
+                0
+            };
+            let free: DeviceSet = (0..8).filter(|gpu| taken >> gpu & 1 == 0).collect();
+            let standing = Standing::Ours(Class {
+                kind: Arc::clone(&kind),
+                pools: vec![Pool {
+                    resource: names::GPU_RESOURCE.into(),
+                    shape: gantry_extender::shape::Shape::Whole,
+                    max_request: None,
+                    devices: 8,
+                    free: free.clone(),
+                    open: free,
+                    unhealthy: 0,
+                    sick: Vec::new(),
+                    leaving: 0,
+                    advertised: Some(8),
+                }],
+                not_ready: None,
+                scores: Remembered::default(),
+            });
+            let known = classes.iter().position(|known| **known == standing);
+            let class = known.unwrap_or_else(|| {
+                classes.push(Arc::new(standing));
+                classes.len() - 1
+            });
+            snapshot
+                .nodes
+                .push(ClassIx(u32::try_from(class).unwrap_or(u32::MAX)));
+            let name = NodeName::from(format!("gpu-worker-{number:05}.cluster-a.example.internal"));
+            Arc::make_mut(&mut snapshot.names).number(&name);
+            let allocatable = Resources {
+                milli_cpu: 192_000,
+                memory: 2 << 40,
+                ephemeral: 1 << 40,
+                pods: 110,
+                ..Resources::default()
+            };
+            let labels = [
+                ("kubernetes.io/hostname", name.as_str().to_owned()),
+                ("example.com/rack", format!("rack-{:04}", number / 16)),
+                ("example.com/block", format!("block-{:03}", number / 320)),
+            ];
+            cluster.rooms.push(Room {
+                facts: Some(Arc::new(NodeFacts {
+                    name: name.as_str().into(),
+                    labels: labels.map(|(label, value)| (label.into(), value.into())).into(),
+                    allocatable: allocatable.clone(),
+                    ..NodeFacts::default()
+                })),
+                left: allocatable,
+            });
+            let id = |gpu: usize| Some(format!("GPU-{number:05}-{gpu}").as_str().into());
+            cluster.ids.push((0..8).map(id).collect());
+        }
+        snapshot.classes = Arc::new(classes);
+        cluster.snapshot = snapshot;
+        let levels = ["block", "rack"].map(|level| Level {
+            name: level.into(),
+            label: format!("example.com/{level}").into(),
+        });
+        let facts = cluster.rooms.iter().map(|room| room.facts.as_deref());
+        cluster.fabric = Fabric::build(Levels(levels.into()), facts);
+        cluster
+    }
+
+    /// The number of members placed.
+    fn plan(&self, wanted: &Wanted) -> usize {
+        let exact = |node: NodeIx| match self.snapshot.standing(node) {
+            Standing::Ours(class) => Some(Exact {
+                class: class.clone(),
+                ids: vec![self.ids.get(node.0 as usize)?.as_slice()],
+            }),
+            Standing::Foreign { .. } | Standing::Gone => None,
+        };
+        let terrain = Terrain {
+            snapshot: &self.snapshot,
+            rooms: &self.rooms,
+            fabric: &self.fabric,
+            shapes: &self.shapes,
+            barred: &|_| Barred::default(),
+            exact: &exact,
+        };
+        plan(&terrain, wanted).map_or(0, |placement| placement.places.len())
+    }
+}
+
+fn shape(gpus: u32) -> Shape {
+    Shape {
+        request: Arc::new(Request {
+            asks: vec![Ask::single(names::GPU_RESOURCE.into(), gpus)],
+            order: Vec::new(),
+        }),
+        needs: Arc::new(Needs {
+            resources: Resources {
+                milli_cpu: i64::from(gpus) * 8_000,
+                memory: i64::from(gpus) << 36,
+                pods: 1,
+                ..Resources::default()
+            },
+            ..Needs::default()
+        }),
+    }
+}
+
+fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
+    Wanted {
+        gang: Arc::new(GangKey {
+            namespace: "ml".into(),
+            name: "train".into(),
+            dialect: Dialect::Annotation,
+            incarnation: "".into(),
+        }),
+        terms: Arc::new(Terms {
+            min: members,
+            max: members,
+            total: None,
+            by_role: Vec::new(),
+            level: level.map(|level| LevelWish {
+                level: level.into(),
+                required: true,
+            }),
+            slice: None,
+            repair: Repair::Hold,
+            arrival: std::time::Duration::from_secs(60),
+            checkpointed: false,
+            decided_by: "the benchmark".into(),
+        }),
+        members: (0..members)
+            .map(|rank| WantedMember {
+                uid: format!("7bd4b3a0-5d5c-4f0c-9f0e-{rank:012}").as_str().into(),
+                shape: ShapeId(gpus.trailing_zeros()),
+                rank: Some(rank),
+                role: "".into(),
+            })
+            .collect(),
+        must: members,
+        placed: Vec::new(),
+        without: Vec::new(),
+        priority: 0,
+    }
+}
+
+/// Eight GPUs behind NVSwitches.
+fn switched() -> Machine {
+    let gpu = |index| Gpu {
+        index,
+        nvlink: Some(NvLinkPorts {
+            version: Some(4),
+            switch_links: 18,
+        }),
+        ..Gpu::default()
+    };
+    let parts = MachineParts {
+        gpus: (0..8).map(gpu).collect(),
+        paths: PathMatrix::from_fn(8, |a, b| {
+            if a / 4 == b / 4 {
+                PathClass::Node
+            } else {
+                PathClass::Sys
+            }
+        }),
+        ..MachineParts::default()
+    };
+    match Machine::new(parts) {
+        Ok(machine) => machine,
+        Err(error) => unreachable!("{error}"),
+    }
+}
