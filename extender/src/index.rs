@@ -31,7 +31,7 @@ use gantry_gang::protocol::{Now, Settings};
 
 pub use binds::Outcome;
 pub use entry::Totals;
-pub use gangs::{Admitted, Belongs, Called, GangTotals, GangView, MemberView, PlaceView};
+pub use gangs::{Admitted, Belongs, Called, GangReport, GangTotals, GangView, MemberView, PlaceView};
 pub use inspect::{Bound, NodeReport, PodReport};
 pub use lists::Source;
 pub use read::{LooseGpuNode, SlimNode, advertised, described, inventory};

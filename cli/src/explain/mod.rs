@@ -1,6 +1,7 @@
 //! `gantry explain`: why a pod or a gang is where it is, or why it waits and what would have to end for it to fit. Reads the cluster
 //! once, as the extender does; writes nothing.
 
+mod gangs;
 mod text;
 
 use std::io::{self, Write as _};
@@ -11,7 +12,7 @@ use anyhow::{Context as _, anyhow};
 use clap::{Args, Subcommand};
 use gantry_api::names;
 use gantry_extender::decide::{ForeignNodes, Options, Policy};
-use gantry_extender::index::Store;
+use gantry_extender::index::{Index, Store, system_clock};
 use gantry_extender::offline;
 
 use crate::runtime::BadInput;
@@ -23,9 +24,11 @@ JSON (--json) has the same facts with stable field names.
 
 Examples:
   gantry explain pod trainer-0                 where it is and with which GPUs, or what every node lacks
+  gantry explain gang train -n research        what was tried for it, who is ahead, what would have to end
+  gantry explain queue                         the gangs that wait, in the order in which they are planned
   gantry explain pod trainer-0 -n research --json
 
-Exit codes: 0 explained, 1 the cluster cannot be read, 2 no such pod.")]
+Exit codes: 0 explained, 1 the cluster cannot be read, 2 no such pod or gang.")]
 pub(crate) struct ExplainArgs {
     #[command(subcommand)]
     what: What,
@@ -81,6 +84,13 @@ enum What {
         /// Its name
         name: String,
     },
+    /// A gang: what was tried at each level of the fabric, what is missing, who is ahead, what would have to end
+    Gang {
+        /// What its pods call it, or the name of its Gang object
+        name: String,
+    },
+    /// The gangs of all namespaces that wait for a place, in the order in which they are planned
+    Queue,
 }
 
 /// Longest time to list the cluster.
@@ -101,6 +111,8 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let store = offline::look(kubeconfig.as_deref(), resources, options, LIMIT).await?;
     let output = match &args.what {
         What::Pod { name } => pod(&store, &args, name)?,
+        What::Gang { name } => gang(&store, &args, name)?,
+        What::Queue => queue(&store, &args)?,
     };
     match io::stdout().lock().write_all(output.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -131,6 +143,35 @@ fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> 
         return json(&report);
     }
     Ok(text::pod(&report))
+}
+
+fn gang(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
+    let report = store.read(|index| index.inspect_gang(&args.namespace, name));
+    let report = report.ok_or_else(|| {
+        let known = store.read(|index| index.gang_names(&args.namespace));
+        let known = match known.is_empty() {
+            true => "there is none".to_owned(),
+            false => format!("there are {}", known.join(", ")),
+        };
+        BadInput(anyhow!("no gang {name} in namespace {}; {known}", args.namespace))
+    })?;
+    if args.json {
+        return json(&report);
+    }
+    Ok(gangs::gang(&report, now()))
+}
+
+fn queue(store: &Store, args: &ExplainArgs) -> anyhow::Result<String> {
+    let waiting = store.read(Index::waiting_gangs);
+    if args.json {
+        return json(&waiting);
+    }
+    Ok(gangs::queue(&waiting, now()))
+}
+
+/// Seconds since 1970.
+fn now() -> i64 {
+    system_clock().unix
 }
 
 fn json(report: &impl serde::Serialize) -> anyhow::Result<String> {

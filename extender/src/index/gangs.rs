@@ -8,8 +8,10 @@
 
 mod keep;
 mod members;
+mod occupants;
 mod places;
 mod planning;
+mod report;
 mod shapes;
 mod verbs;
 mod view;
@@ -23,6 +25,7 @@ use gantry_api::{GangStatus, PodUid};
 use gantry_gang::protocol::{self, Gangs, Now, Object, Settings};
 use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
 
+pub use report::GangReport;
 pub use verbs::{Admitted, Belongs};
 pub use view::{GangTotals, GangView, MemberView, PlaceView};
 pub use work::Called;

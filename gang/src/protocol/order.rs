@@ -311,6 +311,11 @@ impl Gangs {
             .map(|(key, gang)| (Arc::clone(key), gang.waiting_since))
     }
 
+    /// What the planner would be asked for a gang now; `None` if its terms are not known.
+    pub fn wanted(&self, key: &GangKey) -> Option<Wanted> {
+        self.gangs.get(key)?.wanted()
+    }
+
     /// The gangs that wait for a place, in the order in which they are planned.
     pub fn queue(&self, now: Now) -> Vec<Arc<GangKey>> {
         let queued: Vec<(&Arc<GangKey>, &Gang)> = self

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use gantry_api::names;
 use gantry_gang::protocol::{Refused, Wanted};
+use serde::Serialize;
 
 use super::demand::{Counts, Demand};
 use super::fill::Anchors;
@@ -18,7 +19,7 @@ use crate::gang::terrain::Shape;
 use crate::snapshot::{NodeIx, Standing};
 
 /// Why a gang fits or does not.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Explanation {
     /// What is to be placed: `8 members of 4 GPUs`.
     pub members: String,
@@ -31,7 +32,7 @@ pub struct Explanation {
 }
 
 /// One level of the fabric.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Tried {
     /// The level: `node`, the name of one of the configuration, `cluster`.
     pub level: Arc<str>,
@@ -52,7 +53,7 @@ pub struct Tried {
 }
 
 /// Devices of a resource in one domain.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Stock {
     /// The resource in words: `GPUs` or its name.
     pub resource: String,

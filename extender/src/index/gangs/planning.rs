@@ -1,10 +1,10 @@
 //! Plans gangs, one at a time, on the snapshot just published: whoever is next by the state machine's word gets a place as a whole, or a reason.
 
 use gantry_gang::Needs;
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::{Placement, Wanted};
 
-use crate::gang::plan;
 use crate::gang::terrain::{Exact, Terrain};
+use crate::gang::{plan, preempt};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
 
@@ -17,12 +17,26 @@ impl Index {
         let Some(wanted) = self.gangs.core.next(self.now, self.gangs.room) else {
             return false;
         };
-        let result = self.on_terrain(Some(&wanted), |terrain| plan::plan(terrain, &wanted));
+        let mut result = self.on_terrain(Some(&wanted), |terrain| plan::plan(terrain, &wanted));
         if let Err(refused) = &result {
-            self.refused(&wanted, refused.hopeless);
+            match self.preempt(&wanted, refused.hopeless) {
+                Some(placement) => result = Ok(placement),
+                None => self.refused(&wanted, refused.hopeless),
+            }
         }
         self.gangs.core.placed(self.now, &wanted.gang, result);
         true
+    }
+
+    /// Where a gang goes once others were stopped for it.
+    fn preempt(&self, wanted: &Wanted, hopeless: bool) -> Option<Placement> {
+        if hopeless || !self.may_preempt(wanted) {
+            return None;
+        }
+        let occupants = self.occupants();
+        self.on_terrain(Some(wanted), |terrain| {
+            preempt::preempt(terrain, wanted, &occupants)
+        })
     }
 
     /// What a plan is made from, for `gang`: nodes kept for another are barred for it.

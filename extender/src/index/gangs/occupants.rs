@@ -1,0 +1,113 @@
+//! Who is on the nodes, by what would have to be stopped together: gangs as a whole, other pods by themselves. For preemption; decides nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::PodUid;
+use gantry_gang::GangKey;
+use gantry_gang::protocol::{Devices, Stage, Wanted};
+
+use crate::gang::preempt::{Occupant, OccupantPod};
+use crate::index::Index;
+use crate::pod::PodFacts;
+
+impl Index {
+    /// Whether a gang may have others stopped for it: all of its members may, and somebody is of lower priority.
+    pub(super) fn may_preempt(&self, wanted: &Wanted) -> bool {
+        let mut members = wanted.members.iter().map(|member| {
+            let pod = self.pods.get(&member.uid);
+            pod.or_else(|| self.heard(member.uid.as_str()))
+        });
+        members.all(|pod| pod.is_some_and(|pod| pod.preempts))
+            && self
+                .pods
+                .values()
+                .any(|pod| pod.is_live() && !pod.leaving && pod.priority < wanted.priority)
+    }
+
+    /// What is on the nodes, by what would have to be stopped together. Without what is on its way out already.
+    pub(super) fn occupants(&self) -> Vec<Occupant> {
+        let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
+        let mut singles: Vec<Occupant> = Vec::new();
+        for pod in self.pods.values().filter(|pod| pod.is_live() && !pod.leaving) {
+            let Some(there) = self.occupant_pod(pod) else {
+                continue;
+            };
+            match self.gangs.core.gang_of(&pod.uid) {
+                Some(gang) => {
+                    let unit = gangs.entry(gang).or_insert_with(|| self.unit_of(gang));
+                    unit.pods.push(there);
+                    unit.priority = unit.priority.max(pod.priority);
+                }
+                None => singles.push(Occupant {
+                    pods: vec![there],
+                    priority: pod.priority,
+                    since: pod.created(),
+                    checkpointed: false,
+                    budgets: Vec::new(),
+                }),
+            }
+        }
+        let mut units: Vec<Occupant> = gangs.into_values().chain(singles).collect();
+        for unit in &mut units {
+            unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
+        }
+        // In an order of its own: equal facts give equal decisions.
+        units.sort_by(|a, b| first(a).cmp(&first(b)));
+        units
+    }
+
+    /// A gang as a unit, with those of its members that have no devices; the others are put to it.
+    fn unit_of(&self, gang: &GangKey) -> Occupant {
+        let mut unit = Occupant {
+            pods: Vec::new(),
+            priority: i32::MIN,
+            since: 0,
+            checkpointed: false,
+            budgets: Vec::new(),
+        };
+        let Some(view) = self.gangs.core.view(gang) else {
+            return unit;
+        };
+        unit.since = view.bound_at().unwrap_or_else(|| view.waiting_since());
+        unit.checkpointed = view.terms().is_some_and(|terms| terms.checkpointed);
+        unit.priority = view.priority();
+        for member in view.members() {
+            if let Stage::Bound(node) = member.stage
+                && !member.leaving
+                && !self.pods.contains_key(member.uid)
+                && let Some(node) = self.names.get(node.as_str())
+            {
+                let load = self.claiming_bystander(member.uid).map(|pod| &pod.load);
+                unit.pods.push(OccupantPod {
+                    uid: member.uid.clone(),
+                    node,
+                    devices: Devices::new(),
+                    resources: load.map_or_else(Default::default, |load| (**load).clone()),
+                });
+            }
+        }
+        unit
+    }
+
+    fn occupant_pod(&self, pod: &PodFacts) -> Option<OccupantPod> {
+        let node = self.names.get(pod.node.as_ref()?.as_str())?;
+        let entry = self.entries.get(node.0 as usize)?;
+        let inventory = entry.inventory.as_ref()?;
+        let (_, held) = entry.account.pods.iter().find(|(uid, _)| *uid == pod.uid)?;
+        let devices = inventory.pools.iter().zip(held);
+        Some(OccupantPod {
+            uid: pod.uid.clone(),
+            node,
+            devices: devices
+                .filter(|(_, held)| !held.is_empty())
+                .map(|(pool, held)| (pool.resource.clone(), pool.ids_of(held)))
+                .collect(),
+            resources: pod.needs.resources.clone(),
+        })
+    }
+}
+
+fn first(unit: &Occupant) -> Option<&PodUid> {
+    unit.pods.first().map(|pod| &pod.uid)
+}
