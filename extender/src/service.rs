@@ -2,7 +2,6 @@
 //! a benchmark without a socket.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::protocol::Answer;
@@ -266,11 +265,10 @@ impl Service {
     }
 
     fn hold(&self, uid: &PodUid, request: Request, node: &str) {
-        let now = Instant::now();
         let request = Arc::new(request);
         self.store.update(|index| {
             index.unpark(uid);
-            index.hold(now, uid, &request, node);
+            index.hold(index.now().at, uid, &request, node);
         });
     }
 

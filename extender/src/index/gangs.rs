@@ -123,10 +123,16 @@ impl Index {
 
     /// It is that time now. The index never asks a clock; what is done at one moment is done between two calls of this.
     pub fn at(&mut self, now: Now) {
-        if now.at >= self.now.at {
+        // Before it is told the first time it does not know either clock.
+        if now.at >= self.now.at || self.now.unix == 0 {
             self.now = now;
             self.origin = now;
         }
+    }
+
+    /// The moment it was told last.
+    pub fn now(&self) -> Now {
+        self.now
     }
 
     /// The same by one clock only, for those that have no other: the other is taken to have gone on as this one.

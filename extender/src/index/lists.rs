@@ -45,6 +45,14 @@ pub(super) struct Relist {
 }
 
 impl Index {
+    /// What is known may be old: nothing is decided before every list was complete once more.
+    pub fn relist(&mut self) {
+        self.changed |= !self.synced.is_empty();
+        self.synced.clear();
+        self.relists.clear();
+        self.unsync_gangs();
+    }
+
     /// A list begins: what it does not name is gone.
     pub fn list_begins(&mut self, now: Instant, source: Source) {
         let relist = Relist {

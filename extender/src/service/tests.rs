@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fixtures::{Cluster, bound, bridged, pod, switched, watched};
+use crate::fixtures::{Cluster, bound, bridged, member, pod, switched, watched};
 
 /// A service over a cluster whose API server nobody plays.
 pub(crate) fn service(cluster: &Cluster) -> Service {
@@ -112,6 +112,99 @@ async fn a_pod_refused_everywhere_is_parked_until_it_has_somewhere_to_go() {
     assert!(cluster.store.read(|index| index.is_parked("p")));
     service.filter(&body(&pod("p", 2), &["a", "b"])).unwrap();
     assert!(!cluster.store.read(|index| index.is_parked("p")));
+}
+
+#[tokio::test]
+async fn a_member_is_answered_its_node_and_no_other_or_why_it_waits() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let pods = [member("p-0", 8, "p", 2), member("p-1", 8, "p", 2)];
+    cluster.pod(&pods[0]).wait(2);
+    let ask = |pod: &Value| read(&service.filter(&body(pod, &["a", "b", "c"])).unwrap());
+    let answer = ask(&pods[0]);
+    assert_eq!(answer["NodeNames"], json!([]));
+    let texts = answer["FailedAndUnresolvableNodes"].as_object().unwrap();
+    let texts: std::collections::BTreeSet<&str> = texts.values().map(|text| text.as_str().unwrap()).collect();
+    assert_eq!(texts.len(), 1, "{texts:?}");
+    // Again it is told the same, and no change of GPUs wakes it: its gang does.
+    assert_eq!(ask(&pods[0]), answer);
+    assert!(!cluster.store.read(|index| index.is_parked("p-0")));
+    cluster.pod(&pods[1]).wait(2);
+    let nodes: Vec<Value> = pods.iter().map(|pod| ask(pod)["NodeNames"].clone()).collect();
+    assert!(
+        nodes.iter().all(|names| names.as_array().unwrap().len() == 1),
+        "{nodes:?}"
+    );
+    assert_ne!(nodes[0], nodes[1]);
+    assert_eq!(ask(&pods[0])["NodeNames"], nodes[0]);
+    let answer = read(&service.prioritize(&body(&pods[0], &["a", "b", "c"])).unwrap());
+    let winner = answer
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|host| host["Score"] == 10)
+        .unwrap();
+    assert_eq!(winner["Host"], nodes[0][0]);
+    assert!(cluster.store.snapshot().holds.is_empty());
+}
+
+#[tokio::test]
+async fn a_member_that_the_watch_has_not_shown_is_read_from_the_call() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let pods = [member("p-0", 8, "p", 2), member("p-1", 8, "p", 2)];
+    for pod in &pods {
+        service.filter(&body(pod, &["a", "b", "c"])).unwrap();
+    }
+    let answer = read(&service.filter(&body(&pods[0], &["a", "b", "c"])).unwrap());
+    assert_eq!(answer["NodeNames"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_simulation_of_a_member_leaves_no_trace() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let template =
+        json!({"metadata": {"name": "template-1"}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}});
+    let request = json!({"Pod": member("p-0", 2, "p", 2), "Nodes": {"items": [template]}, "NodeNames": null});
+    let answer = read(&service.filter(&serde_json::to_vec(&request).unwrap()).unwrap());
+    assert_eq!(answer["Nodes"]["items"], json!([template]));
+    assert!(
+        cluster
+            .store
+            .read(|index| index.gang_view("default", "p"))
+            .is_none()
+    );
+}
+
+#[tokio::test]
+async fn single_pods_stay_off_nodes_that_are_kept_for_a_gang_but_for_those_of_higher_priority() {
+    let cluster = Cluster::new(Options {
+        patience: Duration::ZERO,
+        ..Options::default()
+    });
+    cluster.add("a", &bridged()).add("b", &bridged());
+    cluster.pod(&bound(pod("holder", 1), "a", 1, Some("0")));
+    let service = service(&cluster);
+    cluster
+        .pod(&member("p-0", 8, "p", 2))
+        .pod(&member("p-1", 8, "p", 2))
+        .wait(2)
+        .wait(2);
+    let mut single = pod("single", 1);
+    let ask = |pod: &Value| read(&service.filter(&body(pod, &["a", "b"])).unwrap());
+    assert_eq!(
+        ask(&single)["FailedAndUnresolvableNodes"],
+        json!({
+            "a": "node(s) kept for gang default/p, which waits",
+            "b": "node(s) kept for gang default/p, which waits",
+        })
+    );
+    single["spec"]["priority"] = 1.into();
+    assert_eq!(ask(&single)["NodeNames"], json!(["a", "b"]));
+    // The gang goes: whoever was refused for it is woken.
+    cluster.gone(&member("p-0", 8, "p", 2)).wait(2);
+    assert!(cluster.store.snapshot().kept.is_none());
 }
 
 #[tokio::test]

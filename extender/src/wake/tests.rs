@@ -5,7 +5,7 @@ use tower_test::mock;
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bound, bridged, pod, request};
+use crate::fixtures::{Cluster, bound, bridged, member, pod, request};
 
 #[tokio::test]
 async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
@@ -93,4 +93,51 @@ async fn a_wake_that_failed_is_tried_again_and_shutdown_does_not_wait_for_an_ans
     );
     shutdown.cancel();
     task.await.unwrap();
+}
+
+#[tokio::test]
+async fn members_are_woken_when_their_gang_has_its_place_and_told_their_node_where_that_is_wanted() {
+    for nominate in [false, true] {
+        let cluster = Cluster::new(Options {
+            nominate,
+            ..Options::default()
+        });
+        cluster
+            .pod(&member("a-0", 4, "a", 2))
+            .pod(&member("a-1", 4, "a", 2));
+        cluster.wait(2);
+        for uid in ["a-0", "a-1"] {
+            cluster.store.update(|index| index.answer(&uid.into(), &|_| true));
+        }
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let (metrics, shutdown) = (Arc::new(Metrics::new()), CancellationToken::new());
+        let task = tokio::spawn(run(
+            Client::new(service, "default"),
+            Arc::clone(&cluster.store),
+            Arc::clone(&metrics),
+            shutdown.clone(),
+        ));
+        cluster.add("n", &bridged());
+        let mut woken = Vec::new();
+        for _ in 0..2 {
+            let (request, send) = api.next_request().await.unwrap();
+            woken.push(request.uri().path().to_owned());
+            let body: Value =
+                serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
+            assert_eq!(body["status"]["conditions"][0]["reason"], "GangPlaced");
+            let told = if nominate { Value::from("n") } else { Value::Null };
+            assert_eq!(body["status"]["nominatedNodeName"], told);
+            send.send_response(Response::new(Body::from(pod("a", 4).to_string().into_bytes())));
+        }
+        woken.sort();
+        assert_eq!(
+            woken,
+            [
+                "/api/v1/namespaces/default/pods/a-0/status",
+                "/api/v1/namespaces/default/pods/a-1/status"
+            ]
+        );
+        shutdown.cancel();
+        task.await.unwrap();
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::Wanted;
 
+use crate::gang::plan;
 use crate::index::Index;
 use crate::snapshot::{Kept, NodeIx, Standing};
 
@@ -129,7 +130,7 @@ impl Index {
         let Some(wanted) = &head.wanted else {
             return;
         };
-        let nodes: Vec<NodeIx> = self.on_terrain(None, |_| Vec::new());
+        let nodes = self.on_terrain(None, |terrain| plan::earmark(terrain, wanted));
         if nodes.is_empty() {
             return;
         }

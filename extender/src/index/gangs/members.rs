@@ -201,6 +201,13 @@ impl Index {
         self.tell_pods();
     }
 
+    /// Lists are to be complete once more before gangs are decided about.
+    pub(in crate::index) fn unsync_gangs(&mut self) {
+        if std::mem::take(&mut self.gangs.synced) && self.gangs.leading {
+            self.start_over();
+        }
+    }
+
     /// What follows from facts fed since the last time, for gangs.
     pub(in crate::index) fn settle_gangs(&mut self) {
         if self.gangs.shapes.manage(self.managed.managed()) && self.gangs.leading {

@@ -1,5 +1,5 @@
-use gantry_api::{GangPhase, PodUid};
-use gantry_gang::protocol::{Answer, BindEnd, Work};
+use gantry_api::{GangPhase, GangSpec, PodUid};
+use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
 use serde_json::{Value, json};
 
 use crate::decide::Options;
@@ -263,4 +263,179 @@ fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
         (cluster.free("m"), cluster.free("n")),
         (String::new(), String::new())
     );
+}
+
+/// Binds all of a gang whose members have their places; where each is.
+fn bind_all(cluster: &Cluster, pods: &[Value]) -> Vec<String> {
+    let uids: Vec<&str> = pods
+        .iter()
+        .map(|pod| pod["metadata"]["uid"].as_str().unwrap())
+        .collect();
+    let nodes: Vec<String> = uids.iter().map(|uid| node(cluster, uid)).collect();
+    for (uid, node) in uids.iter().zip(&nodes) {
+        admit(cluster, uid, node).unwrap();
+    }
+    commit(cluster);
+    for ((uid, node), pod) in uids.iter().zip(&nodes).zip(pods) {
+        let admitted = admit(cluster, uid, node).unwrap();
+        let now = cluster.now();
+        cluster.store.update(|index| {
+            index.finish(now, &target(uid, node), Outcome::Bound);
+            index.bind_ended(&PodUid::from(*uid), BindEnd::Bound);
+        });
+        show(cluster, pod, node, &admitted);
+    }
+    nodes
+}
+
+#[test]
+fn a_replacement_gets_the_place_of_the_lost_member_once_its_devices_are_given_back() {
+    let cluster = two_nodes();
+    let pods = members("a", 2, 8);
+    create(&cluster, &pods);
+    let nodes = bind_all(&cluster, &pods);
+    let lost = bound(pods[1].clone(), &nodes[1], 1, None);
+    cluster.gone(&lost);
+    let replacement = member("a-1b", 8, "a", 2);
+    create(&cluster, &[replacement]);
+    assert_eq!(node(&cluster, "a-1b"), nodes[1]);
+    // The processes of the pod that was deleted may live on for a while.
+    assert!(matches!(
+        admit(&cluster, "a-1b", &nodes[1]),
+        Ok(Admitted::Wait(_))
+    ));
+    cluster.wait(6);
+    let admitted = admit(&cluster, "a-1b", &nodes[1]).unwrap();
+    assert_eq!(granted(&admitted).len(), 8);
+}
+
+#[test]
+fn what_was_decided_before_a_restart_is_kept_and_finished() {
+    let before = two_nodes();
+    let pods = members("a", 2, 8);
+    create(&before, &pods);
+    let nodes = [node(&before, "a-0"), node(&before, "a-1")];
+    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
+        admit(&before, uid, node).unwrap();
+    }
+    commit(&before);
+    let statuses = before.store.update(|index| index.take_statuses());
+    let (key, status) = statuses.into_iter().next_back().unwrap();
+    assert!(status.decision.is_some());
+
+    let after = Cluster::cold(Options::default());
+    after.list(Source::Gangs, |cluster| {
+        let object = Object {
+            uid: "g".into(),
+            resource_version: "1".into(),
+            ours: true,
+            spec: Ok(GangSpec::default()),
+            status: status.clone(),
+        };
+        cluster
+            .store
+            .update(|index| index.gang_object_seen("default", &key.object_name(), object));
+    });
+    after.list(Source::Nodes, |cluster| {
+        cluster.node("m", 8).node("n", 8);
+    });
+    after.list(Source::GpuNodes, |cluster| {
+        cluster
+            .inventory(&gpu_node("m", &bridged()))
+            .inventory(&gpu_node("n", &bridged()));
+    });
+    after.list(Source::Pods, |cluster| {
+        for pod in &pods {
+            cluster.pod(pod);
+        }
+    });
+    assert_eq!((after.free("m"), after.free("n")), (String::new(), String::new()));
+    for (uid, planned) in ["a-0", "a-1"].iter().zip(&nodes) {
+        assert_eq!(node(&after, uid), *planned);
+        assert_eq!(granted(&admit(&after, uid, planned).unwrap()).len(), 8);
+    }
+}
+
+#[test]
+fn places_keep_their_nodes_when_the_numbers_of_nodes_that_are_gone_are_given_up() {
+    let cluster = Cluster::new(Options::default());
+    for number in 0..600 {
+        cluster.node(&format!("gone-{number}"), 0);
+    }
+    cluster.add("n", &bridged());
+    create(&cluster, &members("a", 1, 8));
+    for number in 0..600 {
+        cluster
+            .store
+            .update(|index| index.node_deleted(&format!("gone-{number}")));
+    }
+    assert!(cluster.store.snapshot().names.len() < 600);
+    assert_eq!(cluster.free("n"), "");
+    admit(&cluster, "a-0", "n").unwrap();
+    commit(&cluster);
+    assert_eq!(granted(&admit(&cluster, "a-0", "n").unwrap()).len(), 8);
+}
+
+#[test]
+fn a_gang_counts_what_else_its_members_need() {
+    let cluster = two_nodes();
+    let mut pods = members("a", 2, 1);
+    for pod in &mut pods {
+        // More than half of a node each.
+        pod["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "40"});
+    }
+    create(&cluster, &pods);
+    assert_ne!(node(&cluster, "a-0"), node(&cluster, "a-1"));
+    // Nothing of that kind fits beside them.
+    let mut more = members("b", 1, 1);
+    more[0]["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "40"});
+    create(&cluster, &more);
+    assert!(matches!(answer(&cluster, "b-0"), Answer::Wait(_)));
+    // The gang goes, and with it what it kept.
+    for pod in &pods {
+        cluster.gone(pod);
+    }
+    assert!(matches!(answer(&cluster, "b-0"), Answer::Node(_)));
+}
+
+#[test]
+fn a_gang_of_higher_priority_has_a_lower_one_stopped_as_a_whole_and_gets_what_comes_free() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    let nodes = bind_all(&cluster, &low);
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &high);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
+    let work = cluster.store.update(|index| index.take_work());
+    let evicted = work.into_iter().find_map(|work| match work {
+        Work::Evict { pods, .. } => Some(pods),
+        _ => None,
+    });
+    assert_eq!(evicted, Some(vec!["low-0".into(), "low-1".into()]));
+    // What comes free is kept for it: a single pod does not get it.
+    for (pod, node) in low.iter().zip(&nodes) {
+        cluster.gone(&bound(pod.clone(), node, 1, None));
+    }
+    cluster.wait(6);
+    let place = node(&cluster, "high-0");
+    cluster.pod(&pod("single", 8));
+    assert!(admit(&cluster, "single", &place).is_err());
+    admit(&cluster, "high-0", &place).unwrap();
+    commit(&cluster);
+    assert_eq!(granted(&admit(&cluster, "high-0", &place).unwrap()).len(), 8);
+}
+
+#[test]
+fn a_gang_that_must_not_preempt_waits() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    bind_all(&cluster, &low);
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    high[0]["spec"]["preemptionPolicy"] = "Never".into();
+    create(&cluster, &high);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Queued);
 }

@@ -88,6 +88,15 @@ impl Index {
         })
     }
 
+    /// Namespace and name of a pod that is known.
+    pub fn pod_address(&self, uid: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
+        if let Some(pod) = self.pods.get(uid).or_else(|| self.heard(uid.as_str())) {
+            return Some((Arc::clone(&pod.namespace), Arc::clone(&pod.name)));
+        }
+        let pod = self.claiming_bystander(uid)?;
+        Some((Arc::clone(&pod.kin.namespace), Arc::clone(&pod.name)))
+    }
+
     /// Takes the gangs whose standing has changed: whoever waits for them asks again.
     pub fn take_moved(&mut self) -> Vec<Arc<GangKey>> {
         std::mem::take(&mut self.gangs.moved).into_iter().collect()
