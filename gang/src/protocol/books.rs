@@ -80,6 +80,7 @@ impl Gangs {
         gang.settle(&mut env);
         let changes = gang.slots.take_changes();
         let wants_plan = gang.may_ever_want_plan();
+        let considered = gang.tries.considered;
         let preempts = gang.preempts();
         let due = gang.due(&self.settings, now.at);
         let before = std::mem::replace(&mut gang.timer, due);
@@ -95,6 +96,11 @@ impl Gangs {
             self.planable.insert(key.clone());
         } else {
             self.planable.remove(key);
+        }
+        if wants_plan && considered.is_none_or(|considered| considered < self.room) {
+            self.untried.insert(key.clone());
+        } else {
+            self.untried.remove(key);
         }
         if !preempts && let Some(victims) = self.preempting.remove(key) {
             self.mark(&victims, false);
@@ -179,6 +185,7 @@ impl Gangs {
             self.timers.remove(&(due, key.clone()));
         }
         self.planable.remove(key);
+        self.untried.remove(key);
         if let Some(victims) = self.preempting.remove(key) {
             self.mark(&victims, false);
         }

@@ -93,6 +93,7 @@ impl Gang {
             min: committing.decision.min,
             by_role: by_role.unwrap_or_default(),
             was_bound: false,
+            short: false,
         });
         self.tries.pause = None;
         let stale: Vec<(u32, Holder)> = self

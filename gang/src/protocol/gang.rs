@@ -124,6 +124,8 @@ pub(super) struct Decided {
     pub(super) by_role: Vec<(Arc<str>, u32)>,
     /// Its minimum was bound once.
     pub(super) was_bound: bool,
+    /// It was bound, and lacks members now.
+    pub(super) short: bool,
 }
 
 /// How its tries to get a place went.

@@ -34,6 +34,10 @@ pub struct Gangs {
     pub(super) named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
     /// Gangs that want a plan, now or at some time.
     pub(super) planable: BTreeSet<Arc<GangKey>>,
+    /// Those of them that were not planned since room last grew: none of the others need be looked at.
+    pub(super) untried: BTreeSet<Arc<GangKey>>,
+    /// The room that was last planned in.
+    pub(super) room: u64,
     /// Devices that the gangs of each namespace hold.
     pub(super) held: BTreeMap<Arc<str>, u64>,
     /// Whose place each device is, where it is reserved for one.
@@ -76,6 +80,8 @@ impl Gangs {
             objects: BTreeMap::new(),
             named: BTreeMap::new(),
             planable: BTreeSet::new(),
+            untried: BTreeSet::new(),
+            room: 0,
             held: BTreeMap::new(),
             taken: HashMap::new(),
             reserved: HashMap::new(),

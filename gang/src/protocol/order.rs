@@ -1,7 +1,7 @@
 //! Which gang is planned next, and what is asked of the planner. A gang that was refused is not planned again before room has grown or the
 //! gang has changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_api::PodUid;
@@ -262,26 +262,29 @@ impl Gangs {
         if !self.synced {
             return None;
         }
-        let fresh: Vec<(&Arc<GangKey>, &Gang)> = self
+        if room > self.room {
+            self.room = room;
+            self.untried.clone_from(&self.planable);
+        }
+        // In the common case nobody is left to be tried, and this is all.
+        let ready = |key: &&Arc<GangKey>| self.gangs.get(*key).is_some_and(|gang| gang.wants_plan(now.at));
+        let untried: BTreeSet<&Arc<GangKey>> = self.untried.iter().filter(ready).collect();
+        let urgency = |key: &Arc<GangKey>| self.gangs.get(key).map(Gang::urgency);
+        let best = untried.iter().filter_map(|key| urgency(key)).min()?;
+        let level: Vec<(&Arc<GangKey>, &Gang)> = self
             .planable
             .iter()
+            .filter(ready)
+            .filter(|key| urgency(key) == Some(best))
             .filter_map(|key| self.gangs.get_key_value(key))
-            .filter(|(_, gang)| gang.wants_plan(now.at))
             .collect();
-        let untried = |gang: &Gang| gang.tries.considered.is_none_or(|considered| considered < room);
-        let best = fresh
-            .iter()
-            .filter(|(_, gang)| untried(gang))
-            .map(|(_, gang)| gang.urgency())
-            .min()?;
-        let level: Vec<&(&Arc<GangKey>, &Gang)> =
-            fresh.iter().filter(|(_, gang)| gang.urgency() == best).collect();
         let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, gang)| waiting(key, gang)).collect();
         let key = queue::order(&waiting, &self.held, now.unix)
             .into_iter()
             .filter_map(|at| level.get(at))
-            .find(|(_, gang)| untried(gang))
+            .find(|(key, _)| untried.contains(key))
             .map(|(key, _)| Arc::clone(key))?;
+        self.untried.remove(&key);
         let gang = self.gangs.get_mut(&key)?;
         gang.tries.considered = Some(room);
         gang.tries.asked = true;

@@ -150,6 +150,7 @@ impl Gang {
             min: decision.min,
             by_role: terms.map(|terms| terms.by_role.clone()).unwrap_or_default(),
             was_bound: known.bound_at.is_some(),
+            short: known.phase == GangPhase::Repairing,
         });
         self.tries.pause = None;
         self.tries.strikes = known.strikes;

@@ -140,11 +140,7 @@ impl Gang {
         if env.now.at >= planned.until {
             let why = if planned.victims.is_empty() {
                 let count = self.members.count();
-                format!(
-                    "{} of {} members came to their places in time",
-                    count.ready(),
-                    self.min()
-                )
+                format!("{} of {} members came in time", count.ready(), self.min())
             } else {
                 "pods that have to go for it did not go in time".to_owned()
             };
@@ -199,6 +195,11 @@ impl Gang {
         let State::Decided(decided) = &mut self.state else {
             return false;
         };
+        let short = decided.was_bound && !satisfied;
+        if short && !decided.short {
+            self.waiting_since = env.now.unix;
+        }
+        decided.short = short;
         if satisfied && !decided.was_bound {
             decided.was_bound = true;
             self.bound_at.get_or_insert(env.now.unix);

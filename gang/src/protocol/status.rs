@@ -98,12 +98,15 @@ impl Gang {
             GangPhase::Committing => Words::new("is being decided", "the decision is being written"),
             GangPhase::Binding => Words::new(
                 "is being bound",
-                format!("{} of {min} members are bound", count.settled().min(min)),
+                format!("{} of {min} bound", count.settled().min(min)),
             ),
             GangPhase::Bound => self.words_bound(),
             GangPhase::Repairing => self.words_repairing(),
             GangPhase::Done => {
-                let message = format!("{} members have ended well", count.of(Class::Completed));
+                let message = match count.of(Class::Completed) {
+                    0 => "it has no members any more".to_owned(),
+                    ended => format!("{ended} of its members ended well"),
+                };
                 Words::new("has ended", message)
             }
         }
@@ -163,19 +166,22 @@ impl Gang {
         }
         let extras = self.members.unplaced().len();
         if extras == 0 {
-            return Words::new("is bound", format!("{settled} members, {min} are needed"));
+            return Words::new("is bound", format!("{settled} bound, {min} needed"));
         }
         let why = match &self.tries.refused {
             Some(refused) => format!("is bound; waits for room for more members: {}", refused.reason),
             None => "is bound; more members wait their turn".to_owned(),
         };
-        Words::new(why, format!("{settled} members, {min} are needed, {extras} wait"))
+        Words::new(why, format!("{settled} bound, {min} needed, {extras} waiting"))
     }
 
     fn words_repairing(&self) -> Words {
         if matches!(self.state, State::Restarting { .. }) {
             let old = self.members.old_present();
-            return Words::new(RESTARTING, format!("{old} members of before are not gone yet"));
+            return Words::new(
+                RESTARTING,
+                format!("members of before that are not gone yet: {old}"),
+            );
         }
         let count = self.members.count();
         let min = self.min();
@@ -184,11 +190,12 @@ impl Gang {
         let places = match (kept, self.repair()) {
             (0, _) => "no place is kept for them any more".to_owned(),
             (_, Repair::Restart) => "it is started anew".to_owned(),
+            (1, _) => "1 place is kept for a replacement".to_owned(),
             (kept, _) => format!("{kept} places are kept for replacements"),
         };
         Words::new(
-            format!("{lacking} of {min} members are missing"),
-            format!("{} are bound; {places}", count.settled()),
+            format!("lacks {lacking} of {min} members"),
+            format!("{} bound; {places}", count.settled()),
         )
     }
 
@@ -318,7 +325,7 @@ impl Gang {
 /// Between a gang's name and what is said of it.
 fn joint(reason: &str) -> &'static str {
     let counts = reason.starts_with(|c: char| c.is_ascii_digit());
-    let verb = ["waits", "cannot", "is", "has", "runs"]
+    let verb = ["waits", "cannot", "is", "has", "runs", "lacks"]
         .iter()
         .any(|verb| reason.split(' ').next() == Some(*verb));
     if verb && !counts { " " } else { ": " }
@@ -328,13 +335,11 @@ fn kept_back(count: &Count) -> String {
     let mut more = String::new();
     let foreign = count.of(Class::Foreign);
     if foreign > 0 {
-        more.push_str(&format!(
-            "; {foreign} are kept back by scheduling gates of others"
-        ));
+        more.push_str(&format!("; kept back by scheduling gates of others: {foreign}"));
     }
     let faulty = count.of(Class::Faulty);
     if faulty > 0 {
-        more.push_str(&format!("; {faulty} are not valid"));
+        more.push_str(&format!("; not valid: {faulty}"));
     }
     more
 }

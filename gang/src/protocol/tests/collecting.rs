@@ -46,7 +46,7 @@ fn members_kept_back_by_gates_of_others_do_not_count() {
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
     assert_eq!(
         world.status("a").message,
-        "as annotation gantry.dev/gang-min of its pods says; 1 are kept back by scheduling gates of others"
+        "as annotation gantry.dev/gang-min of its pods says; kept back by scheduling gates of others: 1"
     );
     assert_eq!(world.take_work(), []);
 }

@@ -242,7 +242,7 @@ fn hold_does_not_wait_for_ever() {
     world.pass(1);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.phase("a"), GangPhase::Repairing);
-    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members are missing");
+    assert_eq!(world.text("a"), "gang default/a lacks 1 of 2 members");
     world.see(member("a2", claim("a", 2)));
     world.plan_from(5);
     assert_eq!(

@@ -7,4 +7,5 @@ mod main_path;
 mod planning;
 mod random;
 mod recovery;
+mod status;
 mod world;

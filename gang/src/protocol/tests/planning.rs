@@ -148,7 +148,7 @@ fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
         assert_eq!(world.reserved(), Vec::<String>::new());
         assert_eq!(
             world.waits("a0"),
-            "gang default/a is tried again soon: 1 of 2 members came to their places in time"
+            "gang default/a is tried again soon: 1 of 2 members came in time"
         );
         assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
         assert_eq!(world.status("a").strikes, strikes);

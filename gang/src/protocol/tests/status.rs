@@ -1,0 +1,168 @@
+//! What people read, at every stage.
+
+use std::fmt::Write;
+
+use gantry_api::GangPhase;
+
+use super::world::{World, bound, claim, key, leaving, member, uid};
+use crate::protocol::{BindEnd, Stage};
+
+/// One status as lines, but for the decision.
+fn read(world: &mut World, what: &str, out: &mut String) {
+    let text = world.text("a");
+    let Some((_, status)) = world.gangs.take_statuses().into_iter().next() else {
+        writeln!(out, "{what}\n  (nothing new)").unwrap();
+        return;
+    };
+    writeln!(out, "{what}\n  pods: {text}").unwrap();
+    writeln!(
+        out,
+        "  {:?}: {} | {}",
+        status.phase, status.reason, status.message
+    )
+    .unwrap();
+    let waits = status.waiting_since.map(|time| time.0.as_second());
+    writeln!(
+        out,
+        "  {} members, {} bound, {} completed, min {}, {} strikes, in `{}`, waits since {waits:?}, decided {}",
+        status.members,
+        status.bound,
+        status.completed,
+        status.min,
+        status.strikes,
+        status.domain,
+        status.decision.is_some(),
+    )
+    .unwrap();
+    let conditions = status.conditions.iter().map(|condition| {
+        let since = condition.last_transition_time.0.as_second();
+        format!(
+            "{}={} ({}, {since})",
+            condition.type_, condition.status, condition.reason
+        )
+    });
+    writeln!(out, "  {}", conditions.collect::<Vec<_>>().join(" ")).unwrap();
+}
+
+#[test]
+fn every_stage_reads_well() {
+    let mut world = World::new();
+    let mut out = String::new();
+    world.members("a", 2, 3);
+    read(&mut world, "too few", &mut out);
+    world.see(member("a2", claim("a", 3)));
+    read(&mut world, "enough", &mut out);
+    world.refuse("3 members of 1 GPU do not fit together");
+    read(&mut world, "no room", &mut out);
+    world.room += 1;
+    world.plan();
+    read(&mut world, "planned", &mut out);
+    world.come("a0");
+    read(&mut world, "one is there", &mut out);
+    world.pass(60);
+    read(&mut world, "the others did not come", &mut out);
+    world.pass(2);
+    world.plan();
+    world.come_all("a", 3);
+    read(&mut world, "being decided", &mut out);
+    world.write();
+    read(&mut world, "decided", &mut out);
+    for pod in ["a0", "a1", "a2"] {
+        world.bind(pod);
+    }
+    read(&mut world, "bound", &mut out);
+    read(&mut world, "still", &mut out);
+    world.see(leaving(bound(member("a0", claim("a", 3)), "n0")));
+    read(&mut world, "one is lost", &mut out);
+    world.gone("a0");
+    world.pass(600);
+    read(&mut world, "and not replaced", &mut out);
+    for (pod, node) in [("a1", "n1"), ("a2", "n2")] {
+        let mut ended = bound(member(pod, claim("a", 3)), node);
+        ended.stage = Stage::Succeeded;
+        world.see(ended);
+    }
+    read(&mut world, "the others have ended well", &mut out);
+    world.gone("a1");
+    world.gone("a2");
+    read(&mut world, "all are gone", &mut out);
+    insta::assert_snapshot!(out);
+}
+
+#[test]
+fn the_text_of_a_parked_pod_changes_only_with_what_it_says() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.refuse("no room");
+    let before = world.waits("a0");
+    for _ in 0..5 {
+        world.pass(100);
+        world.room += 1;
+        world.refuse("no room");
+        assert_eq!(world.waits("a0"), before);
+        assert_eq!(world.waits("a1"), before);
+    }
+    world.gangs.take_statuses();
+    world.pass(1000);
+    world.room += 1;
+    world.refuse("no room");
+    assert_eq!(world.gangs.take_statuses(), [], "nothing new to write");
+}
+
+#[test]
+fn conditions_keep_the_time_since_when_they_are_as_they_are() {
+    let mut world = World::new();
+    world.bound_gang("a", 1, 1);
+    let since = |world: &mut World| {
+        let status = world.status("a");
+        status.conditions[2].last_transition_time.0.as_second()
+    };
+    assert_eq!(since(&mut world), 1_000);
+    world.pass(50);
+    world.see(member("a1", claim("a", 1)));
+    assert_eq!(since(&mut world), 1_000);
+}
+
+#[test]
+fn a_view_shows_members_and_places() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    let view = world.gangs.view(&key("a")).unwrap();
+    assert_eq!(view.phase(), GangPhase::Planned);
+    assert_eq!(
+        (view.min(), view.exist(), view.ready(), view.unplaced()),
+        (2, 2, 1, 0)
+    );
+    let members: Vec<_> = view
+        .members()
+        .map(|member| {
+            (
+                member.name.to_owned(),
+                member.arrived,
+                member.node.map(ToString::to_string),
+            )
+        })
+        .collect();
+    let expected = [("a0", true, "n0"), ("a1", false, "n1")];
+    assert_eq!(
+        members,
+        expected.map(|(name, arrived, node)| (name.to_owned(), arrived, Some(node.to_owned())))
+    );
+    let slots: Vec<_> = view
+        .slots()
+        .map(|slot| (slot.slot, slot.pod, slot.bound))
+        .collect();
+    assert_eq!(
+        slots,
+        [(0, Some(&uid("a0")), false), (1, Some(&uid("a1")), false)]
+    );
+    assert_eq!(view.beyond_min(), 0);
+    world.come("a1");
+    world.write();
+    world.come("a0");
+    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
+    assert!(world.gangs.view(&key("a")).unwrap().is_decided());
+    assert_eq!(world.gangs.views().count(), 1);
+}
