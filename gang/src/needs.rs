@@ -80,10 +80,23 @@ pub enum Operator {
 pub struct Toleration {
     /// The taint's key; empty for every key.
     pub key: Arc<str>,
-    /// The value; `None` for any.
-    pub value: Option<Arc<str>>,
+    /// The value.
+    pub value: Borne,
     /// The effect; `None` for any.
     pub effect: Option<TaintEffect>,
+}
+
+/// Which values of a taint are borne.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Borne {
+    /// Any (`Exists`).
+    Any,
+    /// This one (`Equal`).
+    Equal(Arc<str>),
+    /// Whole numbers above this (`Gt`, where the cluster has it).
+    Above(i64),
+    /// Whole numbers below this (`Lt`).
+    Below(i64),
 }
 
 /// Pods of some namespaces with some labels, and the node label whose value is the domain.

@@ -51,7 +51,7 @@ pub struct Kin {
 impl Reader {
     pub(super) fn bystander(&mut self, pod: SlimPod) -> Option<Bystander> {
         let kin = self.kin_of(&pod);
-        let load = pod.spec.load(&self.watched);
+        let load = pod.spec.load(pod.status.as_ref(), &self.watched);
         Some(Bystander {
             stage: stage(&pod),
             claim: claim(&pod),

@@ -3,19 +3,25 @@
 
 use std::collections::BTreeMap;
 
-use gantry_gang::needs::{HostPort, NodeTerm, Operator, PodTerm, Requirement, Toleration};
+use gantry_gang::needs::{Borne, HostPort, NodeTerm, Operator, PodTerm, Requirement, Toleration};
 use gantry_gang::{Needs, Resources, TaintEffect};
 
 use super::reader::Words;
 use super::slim::{
-    SlimContainer, SlimLabelSelector, SlimNodeTerm, SlimPodTerm, SlimRequirement, SlimResources, SlimSpec,
-    SlimToleration,
+    SlimContainer, SlimContainerStatus, SlimLabelSelector, SlimNodeTerm, SlimPodTerm, SlimRequirement,
+    SlimResources, SlimSpec, SlimStatus, SlimToleration,
 };
 use crate::watched::Watched;
 
 impl SlimSpec {
     /// What the pod needs, but for its own labels, which only matter where terms are about.
-    pub(super) fn needs(&self, watched: &Watched, namespace: &str, words: &mut Words) -> Needs {
+    pub(super) fn needs(
+        &self,
+        status: Option<&SlimStatus>,
+        watched: &Watched,
+        namespace: &str,
+        words: &mut Words,
+    ) -> Needs {
         let selector = self.node_selector.iter();
         let node = &self.affinity.node_affinity;
         let affinity = match &node.required {
@@ -29,7 +35,7 @@ impl SlimSpec {
             None => Vec::new(),
         };
         Needs {
-            resources: self.load(watched),
+            resources: self.load(status, watched),
             selector: selector
                 .map(|(key, value)| (words.of(key), words.of(value)))
                 .collect(),
@@ -82,23 +88,23 @@ impl SlimSpec {
     }
 
     /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the word of the pod as a
-    /// whole where it says one, and overhead. A container that is being resized counts with its spec.
-    pub(super) fn load(&self, watched: &Watched) -> Resources {
+    /// whole where it says one, and overhead.
+    pub(super) fn load(&self, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
         let mut lasting = Resources::default();
         let mut peak = Resources::default();
         for init in &self.init_containers {
-            let asked = init.asks(watched);
             if init.is_sidecar() {
+                let asked = init.takes(status, watched);
                 lasting.add(&asked);
                 peak.raise_to(&lasting);
             } else {
                 let mut while_it_runs = lasting.clone();
-                while_it_runs.add(&asked);
+                while_it_runs.add(&init.resources.amounts(watched));
                 peak.raise_to(&while_it_runs);
             }
         }
         for app in &self.containers {
-            lasting.add(&app.asks(watched));
+            lasting.add(&app.takes(status, watched));
         }
         lasting.raise_to(&peak);
         for (name, written) in self.resources.asked() {
@@ -119,14 +125,36 @@ fn or<'a>(written: &'a str, default: &'a str) -> &'a str {
 }
 
 impl SlimContainer {
-    fn asks(&self, watched: &Watched) -> Resources {
-        let mut asked = Resources::default();
-        for (name, written) in self.resources.asked() {
-            if !watched.covers(name) {
-                asked.add_written(name, written);
-            }
+    /// What it asks for, or while it is being resized the most of that, of what the node has set aside for it, and of what it runs with.
+    fn takes(&self, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
+        let asked = self.resources.amounts(watched);
+        let Some((status, own)) = status.and_then(|status| Some((status, status.of(&self.name)?))) else {
+            return asked;
+        };
+        let mut taken = amounts(&own.allocated_resources, watched);
+        taken.raise_to(&own.resources.amounts(watched));
+        // What can never be granted is not waited for.
+        let grants = !status.resize_is_infeasible();
+        if grants || taken == Resources::default() {
+            taken.raise_to(&asked);
         }
-        asked
+        taken
+    }
+}
+
+impl SlimStatus {
+    fn of(&self, container: &str) -> Option<&SlimContainerStatus> {
+        let mut all = self
+            .container_statuses
+            .iter()
+            .chain(&self.init_container_statuses);
+        all.find(|status| status.name == container)
+    }
+
+    fn resize_is_infeasible(&self) -> bool {
+        self.conditions.iter().any(|condition| {
+            condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible")
+        })
     }
 }
 
@@ -137,6 +165,24 @@ impl SlimResources {
         both.map(|(name, written)| (name.as_str(), written.as_str()))
             .collect()
     }
+
+    fn amounts(&self, watched: &Watched) -> Resources {
+        amounts(self.asked(), watched)
+    }
+}
+
+/// Amounts as written, but for those of resources that are watched.
+fn amounts<N: AsRef<str>, W: AsRef<str>>(
+    written: impl IntoIterator<Item = (N, W)>,
+    watched: &Watched,
+) -> Resources {
+    let mut amounts = Resources::default();
+    for (name, written) in written {
+        if !watched.covers(name.as_ref()) {
+            amounts.add_written(name.as_ref(), written.as_ref());
+        }
+    }
+    amounts
 }
 
 impl SlimNodeTerm {
@@ -177,11 +223,13 @@ impl SlimRequirement {
 }
 
 impl SlimToleration {
-    /// `None` for an operator that is not known: it bears nothing.
+    /// `None` for an operator that is not known, and for a limit that is no number: it bears nothing.
     fn read(&self, words: &mut Words) -> Option<Toleration> {
         let value = match self.operator.as_str() {
-            "" | "Equal" => Some(words.of(&self.value)),
-            "Exists" => None,
+            "" | "Equal" => Borne::Equal(words.of(&self.value)),
+            "Exists" => Borne::Any,
+            "Gt" => Borne::Above(self.value.parse().ok()?),
+            "Lt" => Borne::Below(self.value.parse().ok()?),
             _ => return None,
         };
         let effect = match self.effect.as_str() {

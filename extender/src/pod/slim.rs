@@ -122,7 +122,7 @@ impl SlimSpec {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct SlimContainer {
-    name: String,
+    pub(super) name: String,
     restart_policy: Option<String>,
     pub(super) resources: SlimResources,
     pub(super) ports: Vec<SlimPort>,
@@ -263,8 +263,8 @@ pub(super) struct SlimLabelSelector {
 pub struct SlimStatus {
     pub(super) phase: Option<String>,
     pub(super) conditions: Vec<SlimCondition>,
-    init_container_statuses: Vec<SlimContainerStatus>,
-    container_statuses: Vec<SlimContainerStatus>,
+    pub(super) init_container_statuses: Vec<SlimContainerStatus>,
+    pub(super) container_statuses: Vec<SlimContainerStatus>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -273,7 +273,7 @@ pub(super) struct SlimCondition {
     #[serde(rename = "type")]
     pub(super) type_: String,
     pub(super) status: String,
-    reason: Option<String>,
+    pub(super) reason: Option<String>,
     message: Option<String>,
     #[serde(deserialize_with = "metadata::time")]
     pub(super) last_transition_time: Option<Time>,
@@ -281,8 +281,12 @@ pub(super) struct SlimCondition {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct SlimContainerStatus {
+pub(super) struct SlimContainerStatus {
+    pub(super) name: String,
     state: SlimState,
+    /// What the node has set aside for it, and what it runs with: after a resize not yet what the spec says.
+    pub(super) allocated_resources: BTreeMap<String, String>,
+    pub(super) resources: SlimResources,
     allocated_resources_status: Vec<SlimAllocated>,
 }
 

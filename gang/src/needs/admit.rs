@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Needs, NodeTerm, Operator, Requirement, Toleration};
+use super::{Borne, Needs, NodeTerm, Operator, Requirement, Toleration};
 use crate::room::{NodeFacts, Taint, TaintEffect};
 
 /// The taint that `spec.unschedulable` stands for.
@@ -98,7 +98,19 @@ impl Toleration {
     fn bears(&self, key: &str, value: &str, effect: TaintEffect) -> bool {
         self.effect.is_none_or(|known| known == effect)
             && (self.key.is_empty() || *self.key == *key)
-            && self.value.as_deref().is_none_or(|known| known == value)
+            && self.value.bears(value)
+    }
+}
+
+impl Borne {
+    fn bears(&self, value: &str) -> bool {
+        let number = || value.parse::<i64>().ok();
+        match self {
+            Self::Any => true,
+            Self::Equal(known) => **known == *value,
+            Self::Above(limit) => number().is_some_and(|value| value > *limit),
+            Self::Below(limit) => number().is_some_and(|value| value < *limit),
+        }
     }
 }
 

@@ -15,11 +15,11 @@ fn spec(spec: Value) -> SlimSpec {
 }
 
 fn load(written: Value) -> Resources {
-    spec(written).load(&watched())
+    spec(written).load(None, &watched())
 }
 
 fn needs(written: Value) -> Needs {
-    spec(written).needs(&watched(), "ml", &mut Words::default())
+    spec(written).needs(None, &watched(), "ml", &mut Words::default())
 }
 
 fn bystander(pod: Value) -> Bystander {
@@ -83,6 +83,26 @@ fn containers_of_all_kinds_make_the_request_as_kube_scheduler_counts() {
 }
 
 #[test]
+fn a_container_that_is_being_resized_takes_the_most_of_what_it_has_and_will_have() {
+    let load = |cpu: &str, allocated: &str, actual: &str, reason: &str| {
+        let pod = json!({
+            "metadata": {"name": "a", "uid": "a"},
+            "spec": {"nodeName": "n", "containers": [container(cpu)]},
+            "status": {
+                "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}],
+                "containerStatuses": [{"name": "c", "allocatedResources": {"cpu": allocated}, "resources": {"requests": {"cpu": actual}}}],
+            },
+        });
+        bystander(pod).load.milli_cpu
+    };
+    // Up, and down: what was asked before is given back once it is.
+    assert_eq!(load("4", "2", "2", "Deferred"), 4000);
+    assert_eq!(load("1", "2", "3", "Deferred"), 3000);
+    // What can never be granted is not counted.
+    assert_eq!(load("400", "2", "2", "Infeasible"), 2000);
+}
+
+#[test]
 fn devices_are_not_among_the_amounts_and_everything_else_is() {
     let load = load(json!({"containers": [{"name": "c", "resources": {"requests": {
         "cpu": "1", "memory": "2Gi", "ephemeral-storage": "1Mi", "hugepages-2Mi": "4Mi", "example.com/nic": "1", GPU: "4", "nvidia.com/mig-1g.10gb": "1",
@@ -107,6 +127,8 @@ fn selectors_tolerations_and_affinity_are_read_as_written() {
             {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "k", "value": "v"},
             {"key": "k", "operator": "Lt", "value": "5"},
+            {"key": "k", "operator": "Lt", "value": "five"},
+            {"key": "k", "operator": "Like", "value": "5"},
         ],
         "affinity": {
             "nodeAffinity": {
@@ -136,10 +158,13 @@ fn selectors_tolerations_and_affinity_are_read_as_written() {
     );
     assert_eq!(needs.admits(&node(&[("gen", "4")])), Err(Misfit::Affinity));
     assert_eq!(needs.prefers(&node(&[("rack", "1")])), 7);
-    // The one whose operator is not known bears nothing.
-    assert_eq!(needs.tolerations.len(), 2);
-    assert_eq!(needs.tolerations[0].value, None);
-    assert_eq!(needs.tolerations[1].value.as_deref(), Some("v"));
+    // Those that say nothing that can be understood bear nothing.
+    let borne: Vec<&Borne> = needs
+        .tolerations
+        .iter()
+        .map(|toleration| &toleration.value)
+        .collect();
+    assert_eq!(borne, [&Borne::Any, &Borne::Equal("v".into()), &Borne::Below(5)]);
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn taint(key: &str, value: &str, effect: TaintEffect) -> Taint {
 fn tolerate(key: &str, value: Option<&str>, effect: Option<TaintEffect>) -> Toleration {
     Toleration {
         key: key.into(),
-        value: value.map(Arc::from),
+        value: value.map_or(Borne::Any, |value| Borne::Equal(value.into())),
         effect,
     }
 }
@@ -100,6 +100,31 @@ fn taints_are_borne_by_key_value_and_effect() {
         Needs::default().admits(&tainted).unwrap_err().to_string(),
         "node(s) had untolerated taint {nvidia.com/gpu: present}"
     );
+}
+
+#[test]
+fn a_taint_that_is_a_number_is_borne_above_or_below_a_limit() {
+    let mut rated = node(&[]);
+    for (value, above, below) in [
+        ("950", true, false),
+        ("900", false, false),
+        ("7", false, true),
+        ("", false, false),
+    ] {
+        rated.taints = vec![taint("service-level", value, TaintEffect::NoSchedule)];
+        for (borne, admitted) in [(Borne::Above(900), above), (Borne::Below(900), below)] {
+            let toleration = Toleration {
+                key: "service-level".into(),
+                value: borne,
+                effect: None,
+            };
+            let needs = Needs {
+                tolerations: vec![toleration],
+                ..Needs::default()
+            };
+            assert_eq!(needs.admits(&rated).is_ok(), admitted, "{value}");
+        }
+    }
 }
 
 #[test]
@@ -212,8 +237,11 @@ fn naive(needs: &Needs, node: &NodeFacts) -> bool {
         for toleration in &needs.tolerations {
             let key_fits = &*toleration.key == key || toleration.key.is_empty();
             let value_fits = match &toleration.value {
-                None => true,
-                Some(known) => &**known == value,
+                Borne::Any => true,
+                Borne::Equal(known) => &**known == value,
+                // Where the taint's value is a whole number at all.
+                Borne::Above(limit) => value.parse().is_ok_and(|value: i64| *limit < value),
+                Borne::Below(limit) => value.parse().is_ok_and(|value: i64| *limit > value),
             };
             let effect_fits = match toleration.effect {
                 None => true,
@@ -327,12 +355,21 @@ prop_compose! {
     }
 }
 
+fn borne() -> impl Strategy<Value = Borne> {
+    prop_oneof![
+        Just(Borne::Any),
+        text(VALUES).prop_map(Borne::Equal),
+        (0..3i64).prop_map(Borne::Above),
+        (0..3i64).prop_map(Borne::Below),
+    ]
+}
+
 prop_compose! {
     fn any_needs()(
         selector in prop::collection::btree_map(text(KEYS), text(VALUES), 0..2),
         affinity in prop::collection::vec(term(), 0..3),
         tolerations in prop::collection::vec(
-            (text(&["", "a", "b", "node.kubernetes.io/unschedulable"]), prop::option::of(text(VALUES)), prop::option::of(effect())),
+            (text(&["", "a", "b", "node.kubernetes.io/unschedulable"]), borne(), prop::option::of(effect())),
             0..4,
         ),
     ) -> Needs {
