@@ -26,7 +26,9 @@ const KINDS: [OwnerKind; 15] = [
 ];
 
 fn part_of(kind: OwnerKind, part: &str, spec: Value) -> OwnerFacts {
-    read(kind, part, &json!({"metadata": {"name": "train"}, "spec": spec}))
+    let mut object = json!({"metadata": {"name": "train"}});
+    object["spec"] = spec;
+    read(kind, part, &object)
 }
 
 fn of(kind: OwnerKind, spec: Value) -> OwnerFacts {
@@ -208,19 +210,18 @@ fn a_leader_worker_set_whose_workers_wait_for_the_leader_is_two_gangs_a_group() 
 }
 
 fn job_set(more: Value, second: Value) -> Value {
-    let mut jobs = json!([
-        {"name": "driver", "template": {"spec": {}}},
-        {"name": "workers", "replicas": 2, "template": {"spec": {"parallelism": 4, "completions": 4}}},
-    ]);
-    jobs[1]
-        .as_object_mut()
-        .unwrap()
-        .extend(second.as_object().unwrap().clone());
-    let mut spec = json!({"replicatedJobs": jobs});
-    spec.as_object_mut()
-        .unwrap()
-        .extend(more.as_object().unwrap().clone());
+    let mut workers =
+        json!({"name": "workers", "replicas": 2, "template": {"spec": {"parallelism": 4, "completions": 4}}});
+    add(&mut workers, second);
+    let mut spec = json!({"replicatedJobs": [{"name": "driver", "template": {"spec": {}}}, workers]});
+    add(&mut spec, more);
     spec
+}
+
+fn add(object: &mut Value, more: Value) {
+    if let (Value::Object(object), Value::Object(more)) = (object, more) {
+        object.extend(more);
+    }
 }
 
 #[test]

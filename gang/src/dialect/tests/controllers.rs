@@ -21,7 +21,7 @@ fn job_set_pod() -> Value {
     });
     json!({"metadata": {
         "namespace": "ml", "name": "train-workers-1-3-x7x2q", "uid": "p",
-        "labels": words.clone(), "annotations": words,
+        "labels": words, "annotations": words,
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "train-workers-1", "uid": "5e5e", "controller": true}],
     }})
 }

@@ -8,7 +8,9 @@ use super::*;
 use crate::terms::{LevelWish, Repair};
 
 fn plain(annotations: Value) -> Option<Claim> {
-    claimed(&json!({"metadata": {"name": "train-7", "uid": "u7", "annotations": annotations}}))
+    let mut pod = json!({"metadata": {"name": "train-7", "uid": "u7"}});
+    pod["metadata"]["annotations"] = annotations;
+    claimed(&pod)
 }
 
 #[test]
