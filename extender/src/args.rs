@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gantry_gang::Levels;
+
 use crate::decide::{ForeignNodes, Policy};
 
 /// The scheduler extender: tells kube-scheduler which nodes can take a pod that asks for GPUs and which is best, and binds it with the
@@ -14,9 +16,9 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET /healthz, /readyz, /metrics.
+    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind; GET /healthz, /readyz, /metrics.
     ///
-    /// There is no authentication: let only kube-scheduler reach it.
+    /// Without --tls-cert there is no authentication: let only kube-scheduler reach it, best on 127.0.0.1.
     #[arg(
         long,
         env = "GANTRY_LISTEN",
@@ -58,6 +60,98 @@ pub struct Args {
     /// too late, never too early.
     #[arg(long, env = "GANTRY_STALE_AFTER", value_name = "SECONDS", default_value = "15", value_parser = seconds)]
     pub stale_after: Duration,
+
+    /// What of TLS is used.
+    #[command(flatten)]
+    pub tls: TlsArgs,
+
+    /// How gangs are treated.
+    #[command(flatten)]
+    pub gangs: GangArgs,
+
+    /// Which of several extenders leads.
+    #[command(flatten)]
+    pub lease: LeaseArgs,
+}
+
+/// Options of TLS. The files are read again when they change.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TlsArgs {
+    /// Certificate chain in PEM, this server's first. With it the extender serves HTTPS, and HTTP/2.
+    #[arg(long, env = "GANTRY_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The private key of that certificate in PEM.
+    #[arg(long, env = "GANTRY_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Authorities in PEM: only clients with a certificate of theirs are given decisions. Probes and metrics need none.
+    #[arg(long, env = "GANTRY_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Options of gangs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct GangArgs {
+    /// The fabric above the node, from the largest domain to the smallest: presets and NAME=LABEL items with commas, such as
+    /// "zone,rack=example.com/rack,clique". Gangs are laid into the smallest domain that holds them. Nothing: the cluster is one domain.
+    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels)]
+    pub fabric: Levels,
+
+    /// Seconds that the gang which is next waits before nodes are kept for it; until then others may go past it.
+    #[arg(long, env = "GANTRY_GANG_PATIENCE", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub gang_patience: Duration,
+
+    /// Seconds for which nodes are kept for it at a stretch; then they are open to others for as long.
+    #[arg(long, env = "GANTRY_GANG_DRAIN", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub gang_drain: Duration,
+
+    /// Seconds that a gang's members may take to arrive once it has a place, where the gang itself does not say.
+    #[arg(long, env = "GANTRY_GANG_ARRIVAL", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub gang_arrival: Duration,
+
+    /// Tell kube-scheduler the node of each member of a gang (status.nominatedNodeName), which it tries first: for clusters where
+    /// it looks at a sample of the nodes only.
+    #[arg(long, env = "GANTRY_NOMINATE")]
+    pub nominate: bool,
+
+    /// Remove the scheduling gate gantry.dev/gang from pods once their gang is complete. Needs the rights in manifests/gates.yaml.
+    #[arg(long, env = "GANTRY_GATES")]
+    pub gates: bool,
+}
+
+/// Options of the election.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LeaseArgs {
+    /// Decide only while holding the Lease, so that of several extenders one does. Without it this must be the only one.
+    #[arg(long, env = "GANTRY_LEADER_ELECT")]
+    pub leader_elect: bool,
+
+    /// Name of the Lease.
+    #[arg(long, env = "GANTRY_LEASE_NAME", value_name = "NAME", default_value = gantry_api::names::EXTENDER)]
+    pub lease_name: String,
+
+    /// Namespace of the Lease.
+    #[arg(
+        long,
+        env = "GANTRY_LEASE_NAMESPACE",
+        value_name = "NAMESPACE",
+        default_value = "gantry-system"
+    )]
+    pub lease_namespace: String,
+
+    /// Seconds for which the others wait when nothing is heard of the leader.
+    #[arg(long, env = "GANTRY_LEASE_DURATION", value_name = "SECONDS", default_value = "6", value_parser = seconds)]
+    pub lease_duration: Duration,
+
+    /// Seconds after its last renewal when a leader that cannot renew stops deciding. Must be less than --lease-duration: what it has sent
+    /// off by then must have arrived before another leads.
+    #[arg(long, env = "GANTRY_LEASE_RENEW_DEADLINE", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
+    pub lease_renew_deadline: Duration,
+}
+
+fn levels(text: &str) -> Result<Levels, String> {
+    Levels::parse(text).map_err(|error| error.to_string())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -1,6 +1,10 @@
 //! Gangs in the extender: what the pure half (crate `gantry-gang`) says, on this cluster. `terrain` is what a plan is made from.
+//! `objects` reads and writes the Gang objects, `work` does to pods what gangs need, `events` tells people.
 
+pub mod events;
+pub mod objects;
 pub mod owners;
 pub mod plan;
 pub mod preempt;
 pub mod terrain;
+pub mod work;

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`,
-//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`.
+//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
 pub mod args;
@@ -55,13 +55,18 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::args::{LeaseArgs, TlsArgs};
 use crate::bind::Binder;
 use crate::decide::Options;
-use crate::index::{Index, Source, Store};
+use crate::gang::events::Events;
+use crate::gang::objects::Objects;
+use crate::index::{Index, Store};
+use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::server::Server;
 use crate::service::Service;
-use crate::watch::Contact;
+use crate::tls::Tls;
+use crate::watch::{Contact, Feed};
 use crate::watched::Watched;
 
 /// Longest time to connect to the API server.
@@ -70,77 +75,215 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
 ///
 /// # Errors
-/// Options that contradict each other, a kubeconfig that cannot be read, an address that cannot be listened on. An API server that
-/// cannot be reached is no error: the extender serves, says that it is not ready, and tries again.
+/// Options that contradict each other, a kubeconfig or TLS file that cannot be read, an address that cannot be listened on. An API server
+/// that cannot be reached is no error: the extender serves, says that it is not ready, and tries again.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let Args {
-        kubeconfig,
-        listen,
-        resources,
-        foreign_nodes,
-        policy,
-        bind_timeout,
-        body_limit,
-        stale_after,
-    } = args;
-    let watched = Watched::new(read_resources(&resources)?);
+    let watched = Watched::new(read_resources(&args.resources)?);
     let options = Options {
-        foreign: foreign_nodes,
-        policy,
-        ..Options::default()
+        foreign: args.foreign_nodes,
+        policy: args.policy,
+        patience: args.gangs.gang_patience,
+        drain: args.gangs.gang_drain,
+        nominate: args.gangs.nominate,
     };
-    let client = connect(kubeconfig.as_deref()).await?;
-    let listener = TcpListener::bind(listen)
-        .await
-        .with_context(|| format!("cannot listen on {listen}"))?;
-    tracing::info!(address = %listener.local_addr()?, resources = ?watched.named(), ?options, "gantry extender serves");
+    let tls = tls(&args.tls)?;
     let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
-    let store = Arc::new(Store::new(Index::new(options, &watched, run)));
-    // Nobody watches Gang objects yet: none is waited for.
-    store.update(|index| {
-        let now = std::time::Instant::now();
-        index.list_begins(now, Source::Gangs);
-        index.list_ends(now, Source::Gangs);
+    let election = election(&args.lease, &run)?;
+    let client = connect(args.kubeconfig.as_deref()).await?;
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", args.listen))?;
+    let address = listener.local_addr()?;
+    tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
+    if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
+        tracing::warn!(%address, "whoever reaches this address can have pods bound; set --tls-cert, --tls-key and --client-ca");
+    }
+
+    let mut index = Index::new(options, &watched, run.clone());
+    index.set_fabric(args.gangs.fabric.clone());
+    index.set_gangs(gantry_gang::protocol::Settings {
+        identity: run.into(),
+        arrival: args.gangs.gang_arrival,
+        levels: args.gangs.fabric.clone(),
+        ..Default::default()
     });
-    let metrics = Arc::new(Metrics::new());
+    let leadership = Arc::new(match &election {
+        Some(_) => Leadership::follower(),
+        None => Leadership::always(),
+    });
+    let crew = Crew {
+        client: client.clone(),
+        store: Arc::new(Store::new(index)),
+        objects: Arc::default(),
+        metrics: Arc::new(Metrics::new()),
+        gates: args.gangs.gates,
+    };
+    let store = Arc::clone(&crew.store);
     let contact = Contact::new();
-    let watching = tokio::spawn(watch::run(
-        client.clone(),
-        watched.clone(),
-        Arc::clone(&store),
-        Arc::clone(&contact),
-        shutdown.clone(),
-    ));
-    let waiting = tokio::spawn(wake::run(
-        client.clone(),
-        Arc::clone(&store),
-        Arc::clone(&metrics),
-        shutdown.clone(),
-    ));
-    let explaining = tokio::spawn(explain::run(
-        client.clone(),
-        Arc::clone(&store),
-        Arc::clone(&metrics),
-        shutdown.clone(),
-    ));
+    let feed = Feed {
+        watched: watched.clone(),
+        store: Arc::clone(&store),
+        contact: Arc::clone(&contact),
+        objects: Arc::clone(&crew.objects),
+        leadership: Arc::clone(&leadership),
+    };
+    let watching = tokio::spawn(watch::run(client.clone(), feed, shutdown.clone()));
     let server = Server {
         service: Service {
-            binder: Binder::new(client, Arc::clone(&store), watched.clone(), bind_timeout),
-            store,
+            binder: Binder::new(
+                client.clone(),
+                Arc::clone(&store),
+                watched.clone(),
+                args.bind_timeout,
+            ),
+            store: Arc::clone(&store),
             watched,
             options,
-            metrics,
+            metrics: Arc::clone(&crew.metrics),
         },
         contact,
-        body_limit: usize::try_from(body_limit)? * 1024 * 1024,
-        stale_after,
-        drain: bind_timeout,
+        leadership: Arc::clone(&leadership),
+        tls: tls.clone(),
+        body_limit: usize::try_from(args.body_limit)? * 1024 * 1024,
+        stale_after: args.stale_after,
+        drain: args.bind_timeout,
     };
+    // The Lease is held until the last call is answered.
+    let release = CancellationToken::new();
+    let mut tasks = Vec::new();
+    if let Some(settings) = election {
+        let standing = lease::run(client.clone(), settings, Arc::clone(&leadership), release.clone());
+        tasks.push(tokio::spawn(standing));
+    }
+    if let Some(tls) = tls {
+        let shutdown = shutdown.clone();
+        tasks.push(tokio::spawn(async move { tls.follow(shutdown).await }));
+    }
+    let planning = (Arc::clone(&store), shutdown.clone());
+    tasks.push(tokio::spawn(async move { planning.0.plan(planning.1).await }));
+    let (wanted, seen) = (Arc::clone(&store), store);
+    tasks.push(tokio::spawn(gang::owners::run(
+        client,
+        move || wanted.read(Index::owners_wanted),
+        move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
+        shutdown.clone(),
+    )));
+    tasks.push(tokio::spawn(crew.work(leadership, release.clone())));
     let ended = together(server.run(listener, shutdown.clone()), watching, &shutdown).await;
-    for task in [waiting, explaining] {
+    release.cancel();
+    for task in tasks {
         task.await.context("a task of the extender ended badly")?;
     }
     ended
+}
+
+/// Those that write to the cluster, other than binds. They work while this process leads, and stop at once when it does no longer.
+struct Crew {
+    client: Client,
+    store: Arc<Store>,
+    objects: Arc<Objects>,
+    metrics: Arc<Metrics>,
+    gates: bool,
+}
+
+impl Crew {
+    async fn work(self, leadership: Arc<Leadership>, shutdown: CancellationToken) {
+        while let Some(term) = shutdown.run_until_cancelled(leadership.entered()).await {
+            let until = shutdown.child_token();
+            let crew = self.start(&until);
+            shutdown.run_until_cancelled(leadership.ended(term)).await;
+            until.cancel();
+            for task in crew {
+                if let Err(error) = task.await {
+                    tracing::error!(%error, "a task of the extender ended badly");
+                }
+            }
+        }
+    }
+
+    fn start(&self, until: &CancellationToken) -> Vec<JoinHandle<()>> {
+        let Self {
+            client,
+            store,
+            objects,
+            metrics,
+            gates,
+        } = self;
+        let (events, mailbox) = Events::new();
+        let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
+        vec![
+            tokio::spawn(wake::run(
+                client.clone(),
+                Arc::clone(store),
+                Arc::clone(metrics),
+                until.clone(),
+            )),
+            tokio::spawn(explain::run(
+                client.clone(),
+                Arc::clone(store),
+                Arc::clone(metrics),
+                until.clone(),
+            )),
+            tokio::spawn(gang::objects::run(
+                client.clone(),
+                Arc::clone(store),
+                Arc::clone(objects),
+                events.clone(),
+                Arc::clone(metrics),
+                orders,
+                until.clone(),
+            )),
+            tokio::spawn(gang::work::run(
+                client.clone(),
+                Arc::clone(store),
+                events,
+                Arc::clone(metrics),
+                gang::work::Orders { taken, gates: *gates },
+                until.clone(),
+            )),
+            tokio::spawn(gang::events::run(
+                client.clone(),
+                Arc::clone(objects),
+                mailbox,
+                Arc::clone(metrics),
+                until.clone(),
+            )),
+        ]
+    }
+}
+
+fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {
+    let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else {
+        return Ok(None);
+    };
+    let files = tls::Files {
+        cert: cert.clone(),
+        key: key.clone(),
+        client_ca: args.client_ca.clone(),
+    };
+    Ok(Some(Arc::new(Tls::load(files)?)))
+}
+
+/// For which Lease this process stands, if it does. `run` tells it from the process before it on the same machine.
+fn election(args: &LeaseArgs, run: &str) -> anyhow::Result<Option<lease::Settings>> {
+    if !args.leader_elect {
+        return Ok(None);
+    }
+    let (duration, deadline) = (args.lease_duration, args.lease_renew_deadline);
+    anyhow::ensure!(
+        deadline < duration,
+        "--lease-renew-deadline {} must be less than --lease-duration {}",
+        deadline.as_secs(),
+        duration.as_secs()
+    );
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    Ok(Some(lease::Settings {
+        namespace: args.lease_namespace.clone(),
+        name: args.lease_name.clone(),
+        identity: format!("{}_{run}", host.trim()),
+        duration,
+        renew_deadline: deadline,
+    }))
 }
 
 /// Serves as long as the watches run. Neither is of use without the other: answers would grow old without end.

@@ -4,6 +4,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use gantry_api::{GangPhase, GangStatus};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,13 +12,22 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::index::{Index, Totals};
+use crate::index::{GangTotals, Index, Totals};
 use crate::ledger::FaultKind;
 
 /// Upper bounds of the latency buckets, in seconds: fine where the promise of a millisecond is kept or broken.
 const BUCKETS: [f64; 16] = [
     0.000_05, 0.000_1, 0.000_2, 0.000_35, 0.000_5, 0.000_75, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.5, 2.0, 20.0,
+];
+
+/// Upper bounds of the buckets of plan times, in seconds: a plan of 1,000 members is to take less than 10 ms.
+const PLANS: [f64; 12] = [
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0,
+];
+/// Upper bounds of the buckets of waiting times, in seconds: from a second to a day.
+const WAITS: [f64; 14] = [
+    1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0, 3600.0, 14_400.0, 43_200.0, 86_400.0,
 ];
 
 /// A call of kube-scheduler.
@@ -52,6 +62,21 @@ pub struct Decision {
     pub outcome: &'static str,
 }
 
+/// A write to a pod for its gang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Write {
+    /// `ungate`, `evict` or `delete`.
+    pub verb: &'static str,
+    /// `done`, `moot`, `budget`, `forbidden` or `failed`.
+    pub outcome: &'static str,
+}
+
+/// Gangs by how far they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Phase {
+    phase: &'static str,
+}
+
 /// Devices by what keeps them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct State {
@@ -80,6 +105,21 @@ pub struct Metrics {
     pub wakes: Family<Outcome, Counter>,
     /// Events published, by outcome.
     pub events: Family<Outcome, Counter>,
+    /// Steps of gangs.
+    pub gang_steps: Family<Outcome, Counter>,
+    /// Decisions about gangs written, by outcome.
+    pub commits: Family<Outcome, Counter>,
+    /// Writes to pods for their gangs.
+    pub gang_writes: Family<Write, Counter>,
+    /// How long gangs waited until they were bound.
+    pub gang_waits: Histogram,
+    /// How long plans of gangs took.
+    pub plans: Histogram,
+    gangs: Family<Phase, Gauge>,
+    places: Gauge,
+    place_devices: Gauge,
+    kept_nodes: Gauge,
+    leader: Gauge,
     devices: Family<State, Gauge>,
     nodes: Family<State, Gauge>,
     pods: Gauge,
@@ -104,6 +144,16 @@ impl Metrics {
             binds: Family::default(),
             wakes: Family::default(),
             events: Family::default(),
+            gang_steps: Family::default(),
+            commits: Family::default(),
+            gang_writes: Family::default(),
+            gang_waits: Histogram::new(WAITS),
+            plans: Histogram::new(PLANS),
+            gangs: Family::default(),
+            places: Gauge::default(),
+            place_devices: Gauge::default(),
+            kept_nodes: Gauge::default(),
+            leader: Gauge::default(),
             devices: Family::default(),
             nodes: Family::default(),
             pods: Gauge::default(),
@@ -133,6 +183,7 @@ impl Metrics {
             "Events published on waiting pods",
             metrics.events.clone(),
         );
+        metrics.register_gangs(&mut registry);
         registry.register("devices", "Devices by what keeps them", metrics.devices.clone());
         registry.register("nodes", "Nodes by standing", metrics.nodes.clone());
         registry.register(
@@ -153,10 +204,86 @@ impl Metrics {
         Self { registry, ..metrics }
     }
 
+    fn register_gangs(&self, registry: &mut Registry) {
+        registry.register(
+            "gang_steps",
+            "Steps of gangs: placed, bound, waits, backs_off, preempts, loses_member, invalid, ends",
+            self.gang_steps.clone(),
+        );
+        registry.register(
+            "gang_commits",
+            "Decisions about gangs written, by outcome",
+            self.commits.clone(),
+        );
+        registry.register(
+            "gang_pod_writes",
+            "Writes to pods for their gangs, by verb and outcome",
+            self.gang_writes.clone(),
+        );
+        registry.register(
+            "gang_wait_seconds",
+            "Time from a gang's first member to the binding of its minimum",
+            self.gang_waits.clone(),
+        );
+        registry.register(
+            "gang_plan_seconds",
+            "Time of one plan of a gang",
+            self.plans.clone(),
+        );
+        registry.register("gangs", "Gangs by how far they are", self.gangs.clone());
+        registry.register(
+            "gang_places",
+            "Places kept for members of gangs that are not bound yet",
+            self.places.clone(),
+        );
+        registry.register(
+            "gang_reserved_devices",
+            "Devices of those places",
+            self.place_devices.clone(),
+        );
+        registry.register(
+            "gang_kept_nodes",
+            "Nodes kept for the gang that is next",
+            self.kept_nodes.clone(),
+        );
+        registry.register(
+            "leader",
+            "1 if this extender leads, 0 if it stands by",
+            self.leader.clone(),
+        );
+    }
+
+    /// A gang has another status.
+    pub fn gang_moved(&self, before: Option<&GangStatus>, now: &GangStatus) {
+        if before.is_some_and(|before| before.phase == now.phase) {
+            return;
+        }
+        let first_bound = before.is_some_and(|before| before.phase < GangPhase::Bound);
+        let outcome = match now.phase {
+            GangPhase::Planned => "placed",
+            GangPhase::Bound if first_bound => "bound",
+            GangPhase::Queued => "waits",
+            GangPhase::Backoff => "backs_off",
+            GangPhase::Preempting => "preempts",
+            GangPhase::Repairing => "loses_member",
+            GangPhase::Invalid => "invalid",
+            GangPhase::Done => "ends",
+            _ => return,
+        };
+        self.gang_steps.get_or_create(&Outcome { outcome }).inc();
+        let since = before.and_then(|before| before.waiting_since.as_ref());
+        if let ("bound", Some(since), Some(at)) = (outcome, since, &now.bound_at) {
+            let waited = at.0.as_second().saturating_sub(since.0.as_second()).max(0);
+            self.gang_waits.observe(waited as f64);
+        }
+    }
+
     /// The page, with gauges read from `index` now.
-    pub fn page(&self, index: &Index, contact: Option<Duration>) -> String {
+    pub fn page(&self, index: &Index, contact: Option<Duration>, leads: bool) -> String {
         let (pods, totals) = index.totals();
         self.set_totals(pods, totals);
+        self.set_gangs(&index.gang_totals());
+        self.leader.set(i64::from(leads));
         for (kind, count) in index.faults() {
             let fault = match kind {
                 FaultKind::Void => "void",
@@ -173,6 +300,17 @@ impl Metrics {
         page
     }
 
+    fn set_gangs(&self, totals: &GangTotals) {
+        for (phase, name) in PHASES {
+            let count = totals.phases.get(&phase).copied().unwrap_or_default();
+            let gauge = self.gangs.get_or_create(&Phase { phase: name });
+            gauge.set(signed(count as u64));
+        }
+        self.places.set(signed(totals.places as u64));
+        self.place_devices.set(signed(totals.devices as u64));
+        self.kept_nodes.set(signed(totals.kept_nodes as u64));
+    }
+
     fn set_totals(&self, pods: usize, totals: Totals) {
         let set = |family: &Family<State, Gauge>, state, count: usize| {
             family.get_or_create(&State { state }).set(signed(count as u64));
@@ -187,6 +325,21 @@ impl Metrics {
         self.pods.set(signed(pods as u64));
     }
 }
+
+/// Every phase, with its name in metrics: those without a gang are 0, not absent.
+const PHASES: [(GangPhase, &str); 11] = [
+    (GangPhase::Collecting, "collecting"),
+    (GangPhase::Invalid, "invalid"),
+    (GangPhase::Queued, "queued"),
+    (GangPhase::Backoff, "backoff"),
+    (GangPhase::Preempting, "preempting"),
+    (GangPhase::Planned, "planned"),
+    (GangPhase::Committing, "committing"),
+    (GangPhase::Binding, "binding"),
+    (GangPhase::Bound, "bound"),
+    (GangPhase::Repairing, "repairing"),
+    (GangPhase::Done, "done"),
+];
 
 fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)

@@ -10,8 +10,9 @@ use gantry_api::ResourceName;
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::Options;
-use crate::index::{self, Index, Store};
-use crate::watch::{self, Contact};
+use crate::index::{Index, Store};
+use crate::lease::Leadership;
+use crate::watch::{self, Contact, Feed};
 use crate::watched::Watched;
 
 /// Between two looks whether everything is listed.
@@ -30,20 +31,15 @@ pub async fn look(
     let client = crate::connect(kubeconfig).await?;
     let watched = Watched::new(resources);
     let store = Arc::new(Store::new(Index::new(options, &watched, "offline".to_owned())));
-    // Nobody watches Gang objects yet: none is waited for.
-    store.update(|index| {
-        let now = std::time::Instant::now();
-        index.list_begins(now, index::Source::Gangs);
-        index.list_ends(now, index::Source::Gangs);
-    });
     let shutdown = CancellationToken::new();
-    let watching = tokio::spawn(watch::run(
-        client,
+    let feed = Feed {
         watched,
-        Arc::clone(&store),
-        Contact::new(),
-        shutdown.clone(),
-    ));
+        store: Arc::clone(&store),
+        contact: Contact::new(),
+        objects: Arc::default(),
+        leadership: Arc::new(Leadership::always()),
+    };
+    let watching = tokio::spawn(watch::run(client, feed, shutdown.clone()));
     let listed = async {
         while !store.snapshot().synced {
             tokio::time::sleep(LOOK).await;

@@ -1,4 +1,5 @@
-//! HTTP/1.1 in front of the service: routes, limits, clear refusals, probes, metrics, orderly end. No decisions.
+//! HTTP in front of the service: routes, limits, clear refusals, probes, metrics, orderly end. Plain HTTP/1.1, or HTTP/1.1 and HTTP/2 over
+//! TLS. A caller that hangs up ends what was done for it: its future is dropped. No decisions.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -7,15 +8,19 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::TcpListener;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use crate::lease::Leadership;
 use crate::metrics::{Call, Verb};
 use crate::service::{Refusal, Service};
+use crate::tls::Tls;
 use crate::watch::Contact;
 
 /// What is served, for those who ask for something else.
@@ -26,12 +31,29 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time a client may take for a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Time a client may take for the TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Calls on one HTTP/2 connection at once. kube-scheduler uses one for all its binds, and each member of a gang waits in its own.
+const STREAMS: u32 = 4096;
+/// A request body of names fits without waiting for the window to open.
+const STREAM_WINDOW: u32 = 1024 * 1024;
+/// The same for all of a connection.
+const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+/// A client that is silently gone is noticed after two of these.
+const PING: Duration = Duration::from_secs(5);
+/// Seconds after which one that was refused because another leads, or nobody yet, may try again.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
 /// The HTTP server.
 pub struct Server {
     /// What it serves.
     pub service: Service,
     /// How old the facts are.
     pub contact: Arc<Contact>,
+    /// Whether this process decides.
+    pub leadership: Arc<Leadership>,
+    /// TLS; without, plain HTTP/1.1.
+    pub tls: Option<Arc<Tls>>,
     /// Largest body in bytes.
     pub body_limit: usize,
     /// Without an answer of the API server for so long: not ready.
@@ -42,13 +64,22 @@ pub struct Server {
 
 type Answer = Response<Full<Bytes>>;
 
+/// Why a connection ended that was not to end.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("no TLS handshake in time")]
+    Handshake(#[from] tokio::time::error::Elapsed),
+    #[error("no TLS: {0}")]
+    Tls(#[from] std::io::Error),
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+}
+
 impl Server {
     /// Serves until `shutdown`, then lets calls in flight end.
     pub async fn run(self, listener: TcpListener, shutdown: CancellationToken) {
         let server = Arc::new(self);
         let graceful = GracefulShutdown::new();
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
         while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
@@ -61,18 +92,15 @@ impl Server {
             };
             // Answers are one write; waiting to fill a packet only costs time.
             let _ = stream.set_nodelay(true);
-            let server = Arc::clone(&server);
-            let serve = service_fn(move |request| {
-                let server = Arc::clone(&server);
-                async move { Ok::<_, Infallible>(server.answer(request).await) }
-            });
-            let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), serve));
+            let (server, watcher) = (Arc::clone(&server), graceful.watcher());
             tokio::spawn(async move {
-                if let Err(error) = connection.await {
+                if let Err(error) = server.connection(stream, watcher).await {
                     tracing::debug!(%error, "connection ended");
                 }
             });
         }
+        // Whoever waits for others of its gang would wait in vain: it comes again, here or to who leads then.
+        server.service.store.update(crate::index::Index::stand_down);
         drop(listener);
         if tokio::time::timeout(server.drain, graceful.shutdown())
             .await
@@ -82,13 +110,66 @@ impl Server {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn connection(self: Arc<Self>, stream: TcpStream, watcher: Watcher) -> Result<(), Ended> {
+        let Some(tls) = &self.tls else {
+            return self.http1(stream, true, watcher).await;
+        };
+        let handshake = TlsAcceptor::from(tls.config()).accept(stream);
+        let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
+        let (_, session) = stream.get_ref();
+        let known = !tls.wants_clients() || session.peer_certificates().is_some();
+        match session.alpn_protocol() {
+            Some(b"h2") => self.http2(stream, known, watcher).await,
+            _ => self.http1(stream, known, watcher).await,
+        }
+    }
+
+    async fn http1<S>(self: Arc<Self>, stream: S, known: bool, watcher: Watcher) -> Result<(), Ended>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+        let serve = service_fn(move |request| {
+            let server = Arc::clone(&self);
+            async move { Ok::<_, Infallible>(server.answer(request, known).await) }
+        });
+        watcher
+            .watch(http.serve_connection(TokioIo::new(stream), serve))
+            .await?;
+        Ok(())
+    }
+
+    async fn http2<S>(self: Arc<Self>, stream: S, known: bool, watcher: Watcher) -> Result<(), Ended>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut http = http2::Builder::new(TokioExecutor::new());
+        http.timer(TokioTimer::new())
+            .max_concurrent_streams(STREAMS)
+            // All binds of a gang may be given up at once.
+            .max_pending_accept_reset_streams(STREAMS as usize)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(PING)
+            .keep_alive_timeout(PING);
+        let serve = service_fn(move |request| {
+            let server = Arc::clone(&self);
+            async move { Ok::<_, Infallible>(server.answer(request, known).await) }
+        });
+        watcher
+            .watch(http.serve_connection(TokioIo::new(stream), serve))
+            .await?;
+        Ok(())
+    }
+
+    /// Answers a request. `known`: the client may be given decisions.
+    async fn answer(&self, request: Request<Incoming>, known: bool) -> Answer {
         let began = Instant::now();
         let (verb, answer) = match request.uri().path() {
-            "/filter" => ("filter", self.verb("filter", request).await),
-            "/prioritize" => ("prioritize", self.verb("prioritize", request).await),
-            "/bind" => ("bind", self.verb("bind", request).await),
-            "/preempt" => ("preempt", self.verb("preempt", request).await),
+            "/filter" => ("filter", self.verb("filter", request, known).await),
+            "/prioritize" => ("prioritize", self.verb("prioritize", request, known).await),
+            "/bind" => ("bind", self.verb("bind", request, known).await),
             "/healthz" => ("other", get(&request, || plain(StatusCode::OK, "ok"))),
             "/readyz" => ("other", get(&request, || self.ready())),
             "/metrics" => ("other", get(&request, || self.metrics())),
@@ -112,7 +193,13 @@ impl Server {
         answer
     }
 
-    async fn verb(&self, verb: &'static str, request: Request<Incoming>) -> Answer {
+    async fn verb(&self, verb: &'static str, request: Request<Incoming>, known: bool) -> Answer {
+        if !known {
+            return plain(
+                StatusCode::FORBIDDEN,
+                "decisions are for clients with a certificate of --client-ca",
+            );
+        }
         if request.method() != Method::POST {
             return not_allowed(request.method(), "POST");
         }
@@ -126,16 +213,24 @@ impl Server {
             Ok(body) => body,
             Err(answer) => return answer,
         };
+        self.leadership.called();
+        let Some(term) = self.leadership.term().filter(|_| self.leadership.leads()) else {
+            return later(&self.leadership.why_not());
+        };
         let result = match verb {
             "filter" => self.service.filter(&body),
             "prioritize" => self.service.prioritize(&body),
             "preempt" => self.service.preempt(&body),
-            _ => self.service.bind(&body).await,
+            _ => tokio::select! {
+                answered = self.service.bind(&body) => answered,
+                // What is under way is not waited for: nobody may write any more who does not lead.
+                () = self.leadership.ended(term) => return later(&self.leadership.why_not()),
+            },
         };
         match result {
             Ok(answer) => json(answer),
             Err(refusal @ Refusal::Malformed { .. }) => plain(StatusCode::BAD_REQUEST, &refusal.to_string()),
-            Err(refusal @ Refusal::Cold) => plain(StatusCode::SERVICE_UNAVAILABLE, &refusal.to_string()),
+            Err(refusal @ Refusal::Cold) => later(&refusal.to_string()),
         }
     }
 
@@ -169,6 +264,9 @@ impl Server {
     }
 
     fn ready(&self) -> Answer {
+        if !self.leadership.leads() {
+            return later(&self.leadership.why_not());
+        }
         if !self.service.store.snapshot().synced {
             return plain(StatusCode::SERVICE_UNAVAILABLE, &Refusal::Cold.to_string());
         }
@@ -189,10 +287,12 @@ impl Server {
 
     fn metrics(&self) -> Answer {
         let age = self.contact.last().map(|last| last.elapsed());
-        let page = self
-            .service
-            .store
-            .read(|index| self.service.metrics.page(index, age));
+        let Service { store, metrics, .. } = &self.service;
+        for took in store.take_plan_times() {
+            metrics.plans.observe(took.as_secs_f64());
+        }
+        let leads = self.leadership.leads();
+        let page = store.read(|index| metrics.page(index, age, leads));
         let mut answer = Response::new(Full::new(Bytes::from(page)));
         let form = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
         answer.headers_mut().insert(header::CONTENT_TYPE, form);
@@ -233,6 +333,13 @@ fn json(body: Vec<u8>) -> Answer {
     answer
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+}
+
+/// 503: to be asked again, here or elsewhere.
+fn later(text: &str) -> Answer {
+    let mut answer = plain(StatusCode::SERVICE_UNAVAILABLE, text);
+    answer.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     answer
 }
 

@@ -1,4 +1,4 @@
-//! Feeds the index: three watches, and time. Retries for ever, with a short back-off: a cluster whose API server is back wants its
+//! Feeds the index: four watches, and time. Retries for ever, with a short back-off: a cluster whose API server is back wants its
 //! scheduler back too. Decides nothing.
 
 mod contact;
@@ -10,6 +10,7 @@ use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use gantry_api::{NodeName, ResourceName};
 use gantry_gang::NodeFacts;
+use gantry_gang::protocol::Object;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -18,9 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 pub use contact::Contact;
 
+use crate::gang::objects::{LooseGang, Name, Objects};
 use crate::index::{self, Index, LooseGpuNode, SlimNode, Source, Store};
 use crate::inventory::Inventory;
 use crate::kind::Kinds;
+use crate::lease::Leadership;
 use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::watched::Watched;
 
@@ -41,8 +44,12 @@ enum News {
     NodeGone(String),
     GpuNode(NodeName, Box<Inventory>),
     GpuNodeGone(String),
+    Gang(Name, Box<Object>),
+    GangGone(Name),
     Begins(Source),
     Ends(Source),
+    /// There is nothing of the kind, for it is not defined.
+    Undefined(Source),
 }
 
 impl News {
@@ -62,27 +69,43 @@ impl News {
             Self::NodeGone(name) => index.node_deleted(&name),
             Self::GpuNode(name, inventory) => index.inventory_applied(&name, *inventory),
             Self::GpuNodeGone(name) => index.inventory_deleted(&name),
+            Self::Gang(name, object) => index.gang_object_seen(&name.namespace, &name.name, *object),
+            Self::GangGone(name) => index.gang_object_gone(&name.namespace, &name.name),
             Self::Begins(source) => index.list_begins(now, source),
             Self::Ends(source) => index.list_ends(now, source),
+            Self::Undefined(source) => {
+                index.list_begins(now, source);
+                index.list_ends(now, source);
+            }
         }
     }
 }
 
+/// What the watches feed, and what they go by.
+#[derive(Clone)]
+pub struct Feed {
+    /// Resources looked at.
+    pub watched: Watched,
+    /// What is fed.
+    pub store: Arc<Store>,
+    /// How old the facts are.
+    pub contact: Arc<Contact>,
+    /// The newest versions of Gang objects.
+    pub objects: Arc<Objects>,
+    /// Whether this process decides.
+    pub leadership: Arc<Leadership>,
+}
+
 /// Watches until `shutdown`.
-pub async fn run(
-    client: Client,
-    watched: Watched,
-    store: Arc<Store>,
-    contact: Arc<Contact>,
-    shutdown: CancellationToken,
-) {
+pub async fn run(client: Client, feed: Feed, shutdown: CancellationToken) {
+    let (store, contact) = (Arc::clone(&feed.store), Arc::clone(&feed.contact));
     let mut heartbeat = tokio::spawn(beat(
         client.clone(),
         Arc::clone(&store),
         Arc::clone(&contact),
         shutdown.clone(),
     ));
-    let feeding = feed(&client, &watched, &store, &contact, &shutdown);
+    let feeding = feed.run(&client, &shutdown);
     tokio::select! {
         () = feeding => {
             // It ends by the same token.
@@ -93,81 +116,118 @@ pub async fn run(
     }
 }
 
-async fn feed(
-    client: &Client,
-    watched: &Watched,
-    store: &Store,
-    contact: &Arc<Contact>,
-    shutdown: &CancellationToken,
-) {
-    let kinds = Arc::default();
-    let mut news = streams(client, watched, &kinds, contact).ready_chunks(BATCH);
-    while let Some(Some(batch)) = shutdown.run_until_cancelled(news.next()).await {
-        let listed = batch
-            .iter()
-            .any(|news| matches!(news, News::Ends(Source::GpuNodes)));
-        store.update(|index| {
-            let now = Instant::now();
-            for news in batch {
-                news.tell(now, index);
+impl Feed {
+    async fn run(&self, client: &Client, shutdown: &CancellationToken) {
+        let kinds = Arc::default();
+        let work = async {
+            loop {
+                let term = self.leadership.term();
+                // Whoever led before may have written until the moment it ended: what is known from before counts for nothing. As a
+                // follower it is kept up to date all the same, and all that costs time to make stays made.
+                self.objects.clear();
+                self.store.update(|index| {
+                    index.relist();
+                    match term {
+                        Some(_) => index.lead(),
+                        None => index.stand_down(),
+                    }
+                });
+                if let Some(term) = term {
+                    self.leadership.enter(term);
+                }
+                tokio::select! {
+                    _ = self.leadership.changed(term) => {}
+                    () = self.follow(client, &kinds) => return,
+                }
             }
-        });
-        if listed {
-            kinds
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .forget_unused();
+        };
+        shutdown.run_until_cancelled(work).await;
+    }
+
+    /// Feeds the index from lists begun now on.
+    async fn follow(&self, client: &Client, kinds: &Arc<Mutex<Kinds>>) {
+        let mut news = self.streams(client, kinds).ready_chunks(BATCH);
+        while let Some(batch) = news.next().await {
+            let listed = batch
+                .iter()
+                .any(|news| matches!(news, News::Ends(Source::GpuNodes)));
+            self.store.update(|index| {
+                let now = Instant::now();
+                for news in batch {
+                    news.tell(now, index);
+                }
+            });
+            if listed {
+                kinds
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .forget_unused();
+            }
         }
     }
-}
 
-fn streams(
-    client: &Client,
-    watched: &Watched,
-    kinds: &Arc<Mutex<Kinds>>,
-    contact: &Arc<Contact>,
-) -> SelectAll<BoxStream<'static, News>> {
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let mut all = SelectAll::new();
-    let mut reader = Reader::new(watched.clone());
-    let pods = watch(
-        Api::<SlimPod>::all(contact.noting(client, Source::Pods)),
-        config.clone(),
-    );
-    all.push(read(pods, Source::Pods, contact, move |pod, gone| {
-        let pod = reader.read(pod)?;
-        Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
-    }));
-    let (wanted, mut words) = (watched.clone(), Words::default());
-    let nodes = watch(
-        Api::<SlimNode>::all(contact.noting(client, Source::Nodes)),
-        config.clone(),
-    );
-    all.push(read(nodes, Source::Nodes, contact, move |node, gone| {
-        let name = node.name_any();
-        Some(if gone {
-            News::NodeGone(name)
-        } else {
-            let facts = index::described(&wanted, &node, &mut words);
-            News::Node(name.into(), index::advertised(&wanted, &node), Arc::new(facts))
-        })
-    }));
-    let (wanted, kinds) = (watched.clone(), Arc::clone(kinds));
-    let gpu_nodes = watch(
-        Api::<LooseGpuNode>::all(contact.noting(client, Source::GpuNodes)),
-        config,
-    );
-    all.push(read(gpu_nodes, Source::GpuNodes, contact, move |node, gone| {
-        let name = node.name_any();
-        if gone {
-            return Some(News::GpuNodeGone(name));
-        }
-        // The table of a new kind of machine is built here, outside the index's lock.
-        let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        let inventory = index::inventory(&wanted, node, &mut kinds)?;
-        Some(News::GpuNode(name.into(), Box::new(inventory)))
-    }));
-    all
+    fn streams(&self, client: &Client, kinds: &Arc<Mutex<Kinds>>) -> SelectAll<BoxStream<'static, News>> {
+        let Self {
+            watched,
+            contact,
+            objects,
+            ..
+        } = self;
+        let config = watcher::Config::default().timeout(WATCH_SECONDS);
+        let mut all = SelectAll::new();
+        let mut reader = Reader::new(watched.clone());
+        let pods = watch(
+            Api::<SlimPod>::all(contact.noting(client, Source::Pods)),
+            config.clone(),
+        );
+        all.push(read(pods, Source::Pods, contact, move |pod, gone| {
+            let pod = reader.read(pod)?;
+            Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
+        }));
+        let (wanted, mut words) = (watched.clone(), Words::default());
+        let nodes = watch(
+            Api::<SlimNode>::all(contact.noting(client, Source::Nodes)),
+            config.clone(),
+        );
+        all.push(read(nodes, Source::Nodes, contact, move |node, gone| {
+            let name = node.name_any();
+            Some(if gone {
+                News::NodeGone(name)
+            } else {
+                let facts = index::described(&wanted, &node, &mut words);
+                News::Node(name.into(), index::advertised(&wanted, &node), Arc::new(facts))
+            })
+        }));
+        let (wanted, kinds) = (watched.clone(), Arc::clone(kinds));
+        let gpu_nodes = watch(
+            Api::<LooseGpuNode>::all(contact.noting(client, Source::GpuNodes)),
+            config.clone(),
+        );
+        all.push(read(gpu_nodes, Source::GpuNodes, contact, move |node, gone| {
+            let name = node.name_any();
+            if gone {
+                return Some(News::GpuNodeGone(name));
+            }
+            // The table of a new kind of machine is built here, outside the index's lock.
+            let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
+            let inventory = index::inventory(&wanted, node, &mut kinds)?;
+            Some(News::GpuNode(name.into(), Box::new(inventory)))
+        }));
+        let objects = Arc::clone(objects);
+        let gangs = watch(
+            Api::<LooseGang>::all(contact.noting(client, Source::Gangs)),
+            config,
+        );
+        all.push(read(gangs, Source::Gangs, contact, move |gang, gone| {
+            let (name, object) = gang.read()?;
+            if gone {
+                return objects.gone(&name, &object.uid).then_some(News::GangGone(name));
+            }
+            let newest = objects.saw(&name, object);
+            Some(News::Gang(name, Box::new(newest)))
+        }));
+        all
+    }
 }
 
 /// One watch as news. Errors are logged and retried; an object that cannot be read fails its list or watch, which is tried again: nothing
@@ -182,10 +242,13 @@ fn read<K: Send + 'static>(
     events
         .backoff(Retry(Retry::FIRST))
         .filter_map(move |event| {
-            match event {
+            match &event {
                 // Nothing has come yet.
                 Ok(Event::Init) => {}
                 Ok(_) => contact.lives(source, Instant::now()),
+                Err(error) if source == Source::Gangs && is_undefined(error) => {
+                    contact.lives(source, Instant::now());
+                }
                 Err(_) => contact.fails(source),
             }
             let found = match event {
@@ -193,6 +256,10 @@ fn read<K: Send + 'static>(
                 Ok(Event::InitDone) => Some(News::Ends(source)),
                 Ok(Event::Apply(object) | Event::InitApply(object)) => news(object, false),
                 Ok(Event::Delete(object)) => news(object, true),
+                Err(error) if source == Source::Gangs && is_undefined(&error) => {
+                    tracing::warn!("Gangs are not defined here; apply manifests/crds.yaml");
+                    Some(News::Undefined(source))
+                }
                 Err(error) => {
                     tracing::warn!(source = source.as_str(), error = %chain(&error), "watch failed, trying again");
                     None
@@ -201,6 +268,11 @@ fn read<K: Send + 'static>(
             futures::future::ready(found)
         })
         .boxed()
+}
+
+/// Whether the API server does not know the kind. Of Gangs there are none then: a cluster from before them goes on as it did.
+fn is_undefined(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 /// Doubles from a tenth of a second to two seconds: three watches of one process are no load worth waiting longer for.

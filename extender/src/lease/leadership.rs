@@ -173,7 +173,7 @@ impl Leadership {
             .is_some_and(|last| now.saturating_duration_since(last) < IN_USE)
     }
 
-    pub(super) fn win(&self, identity: &str, until: Instant) {
+    pub(crate) fn win(&self, identity: &str, until: Instant) {
         self.office.send_modify(|office| {
             *office = Office {
                 term: office.term + 1,
@@ -194,7 +194,7 @@ impl Leadership {
     }
 
     /// Stands down: nothing is answered or written from here on.
-    pub(super) fn lose(&self, holder: String) {
+    pub(crate) fn lose(&self, holder: String) {
         self.office.send_modify(|office| {
             office.held = false;
             office.entered = false;

@@ -8,6 +8,13 @@ use crate::decide::Options;
 use crate::fixtures::{Cluster, bridged, pod};
 use crate::service::tests::service;
 
+/// Without an election, as after the first lists.
+fn leading() -> Leadership {
+    let leadership = Leadership::always();
+    leadership.enter(leadership.term().unwrap());
+    leadership
+}
+
 struct Running {
     address: std::net::SocketAddr,
     contact: Arc<Contact>,
@@ -16,6 +23,10 @@ struct Running {
 }
 
 async fn start(cluster: &Cluster) -> Running {
+    start_as(cluster, leading(), None).await
+}
+
+async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let contact = Contact::new();
@@ -23,6 +34,8 @@ async fn start(cluster: &Cluster) -> Running {
     let server = Server {
         service: service(cluster),
         contact: Arc::clone(&contact),
+        leadership: Arc::new(leadership),
+        tls: tls.map(Arc::new),
         body_limit: 4096,
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(5),
@@ -186,4 +199,203 @@ async fn shutdown_ends_the_server_though_a_connection_is_open() {
     assert_eq!(server.get("/healthz").await.0, 200);
     server.shutdown.cancel();
     server.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn one_that_does_not_lead_says_who_does_and_when_to_come_again() {
+    let server = start_as(&cluster(), Leadership::follower(), None).await;
+    let body = json!({"Pod": pod("p", 2), "NodeNames": ["a"]}).to_string();
+    for path in ["/filter", "/prioritize", "/bind"] {
+        let (status, text) = server.post(path, body.clone()).await;
+        assert_eq!(
+            (status, text.as_str()),
+            (503, "no extender leads yet; try again\n")
+        );
+    }
+    server.contact.made(Instant::now());
+    assert_eq!(server.get("/readyz").await.0, 503);
+    assert_eq!(server.get("/healthz").await.0, 200);
+    let (_, page) = server.get("/metrics").await;
+    assert!(page.contains("gantry_extender_leader 0"), "{page}");
+}
+
+/// Says when it is dropped.
+struct Told(Option<tokio::sync::oneshot::Sender<()>>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.0.take().unwrap().send(());
+    }
+}
+
+/// Serves one connection as [`Server`] does, with calls that wait for ever; the receivers tell when each was given up.
+fn waiting(
+    calls: tokio::sync::mpsc::UnboundedSender<tokio::sync::oneshot::Receiver<()>>,
+) -> impl hyper::service::Service<
+    Request<Incoming>,
+    Response = Answer,
+    Error = Infallible,
+    Future = futures::future::BoxFuture<'static, Result<Answer, Infallible>>,
+> {
+    service_fn(move |_| {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        calls.send(told).unwrap();
+        let guard = Told(Some(tell));
+        let waits: futures::future::BoxFuture<'static, _> = Box::pin(async move {
+            let _guard = guard;
+            std::future::pending().await
+        });
+        waits
+    })
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn what_is_done_for_a_caller_ends_when_its_http1_connection_closes() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (calls, mut received) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let _ = http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), waiting(calls))
+            .await;
+    });
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::post("/bind").body(Full::new(Bytes::new())).unwrap();
+    let _call = tokio::spawn(async move { sender.send_request(request).await });
+    let mut given_up = received.recv().await.unwrap();
+    assert!(given_up.try_recv().is_err(), "the caller is there");
+    connection.abort();
+    tokio::time::timeout(PATIENCE, given_up)
+        .await
+        .expect("the call goes on")
+        .unwrap();
+}
+
+#[tokio::test]
+async fn over_http2_each_call_ends_by_itself_and_all_end_with_the_connection() {
+    let authority = crate::tls::tests::Authority::new();
+    authority.issue("a");
+    let tls = Tls::load(authority.files("a")).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (calls, mut received) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let stream = TlsAcceptor::from(tls.config()).accept(stream).await.unwrap();
+        let _ = http2::Builder::new(TokioExecutor::new())
+            .max_concurrent_streams(STREAMS)
+            .serve_connection(TokioIo::new(stream), waiting(calls))
+            .await;
+    });
+    // A wire that can be cut: the client's own parts keep its socket open.
+    let wire = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let end = wire.local_addr().unwrap();
+    let wire = tokio::spawn(async move {
+        let (mut client, _) = wire.accept().await.unwrap();
+        let mut server = TcpStream::connect(address).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+    });
+    let stream = connect_tls(end, &authority, None).await;
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let mut open = Vec::new();
+    for _ in 0..2500 {
+        let mut sender = sender.clone();
+        let request = Request::post("https://localhost/bind")
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        open.push(tokio::spawn(async move { sender.send_request(request).await }));
+    }
+    let mut waiting = Vec::new();
+    for _ in 0..open.len() {
+        let call = tokio::time::timeout(PATIENCE, received.recv()).await;
+        waiting.push(call.expect("2,500 calls wait at once on one connection").unwrap());
+    }
+    // One caller gives up: its call ends, and no other.
+    open.pop().unwrap().abort();
+    let ended = async {
+        loop {
+            let before = waiting.len();
+            waiting.retain_mut(|call| call.try_recv().is_err());
+            if waiting.len() < before {
+                return before - waiting.len();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert_eq!(tokio::time::timeout(PATIENCE, ended).await.unwrap(), 1);
+    wire.abort();
+    for call in waiting {
+        let ended = tokio::time::timeout(PATIENCE, call).await;
+        ended.expect("a call goes on").unwrap();
+    }
+}
+
+async fn connect_tls(
+    address: std::net::SocketAddr,
+    authority: &crate::tls::tests::Authority,
+    client: Option<&str>,
+) -> tokio_rustls::client::TlsStream<TcpStream> {
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+    let mut roots = RootCertStore::empty();
+    let pem = |file: &str| CertificateDer::from_pem_file(authority.path(file)).unwrap();
+    roots.add(pem("ca.crt")).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match client {
+        Some(name) => {
+            let key = PrivateKeyDer::from_pem_file(authority.path(&format!("{name}.key"))).unwrap();
+            let chain = vec![pem(&format!("{name}.crt"))];
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let stream = TcpStream::connect(address).await.unwrap();
+    tokio_rustls::TlsConnector::from(Arc::new(config))
+        .connect(ServerName::try_from("localhost").unwrap(), stream)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn over_tls_decisions_are_for_clients_with_a_certificate_and_probes_for_all() {
+    let authority = crate::tls::tests::Authority::new();
+    authority.issue("server");
+    authority.issue("scheduler");
+    let tls = Tls::load(authority.files("server")).unwrap();
+    let server = start_as(&cluster(), leading(), Some(tls)).await;
+    let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
+    for (client, wanted) in [(None, 403), (Some("scheduler"), 200)] {
+        let stream = connect_tls(server.address, &authority, client).await;
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .unwrap();
+        tokio::spawn(connection);
+        let request = Request::post("https://localhost/filter")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.clone())))
+            .unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), wanted);
+        let request = Request::get("https://localhost/healthz")
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
+    }
 }

@@ -17,10 +17,13 @@ struct Played {
     events: HashMap<&'static str, Vec<Value>>,
     /// Lists of these paths fail so many times before they succeed.
     failures: HashMap<&'static str, u32>,
+    /// Gangs are not defined.
+    before_gangs: bool,
 }
 
 const PODS: &str = "/api/v1/pods";
 const NODES: &str = "/api/v1/nodes";
+const GANGS: &str = "/apis/gantry.dev/v1alpha1/gangs";
 const GPU_NODES: &str = "/apis/gantry.dev/v1alpha1/gpunodes";
 
 impl Played {
@@ -58,9 +61,13 @@ impl Played {
                 .collect();
             return Some(Response::new(Body::from(version.to_string().into_bytes())));
         }
-        let path = [PODS, NODES, GPU_NODES]
+        let path = [PODS, NODES, GPU_NODES, GANGS]
             .into_iter()
             .find(|known| *known == path)?;
+        if path == GANGS && self.before_gangs {
+            let body = Body::from(b"404 page not found".to_vec());
+            return Response::builder().status(404).body(body).ok();
+        }
         if request.uri().query().unwrap_or_default().contains("watch=true") {
             let lines: Vec<String> = self
                 .events
@@ -94,6 +101,16 @@ fn node(name: &str) -> Value {
     json!({"metadata": {"name": name}, "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "4"}}})
 }
 
+fn feed(store: &Arc<Store>, contact: &Arc<Contact>) -> Feed {
+    Feed {
+        watched: watched(),
+        store: Arc::clone(store),
+        contact: Arc::clone(contact),
+        objects: Arc::default(),
+        leadership: Arc::new(Leadership::always()),
+    }
+}
+
 /// Watches a played API server until `seen` of the store holds.
 async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Arc<Contact>) {
     let store = Arc::new(Store::new(Index::new(
@@ -101,20 +118,10 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
         &watched(),
         "run".into(),
     )));
-    // Gang objects are watched elsewhere.
-    store.update(|index| {
-        index.list_begins(Instant::now(), Source::Gangs);
-        index.list_ends(Instant::now(), Source::Gangs);
-    });
     let contact = Contact::new();
     let shutdown = CancellationToken::new();
-    let task = tokio::spawn(run(
-        played.start(),
-        watched(),
-        Arc::clone(&store),
-        Arc::clone(&contact),
-        shutdown.clone(),
-    ));
+    let feed = feed(&store, &contact);
+    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
     let waited = async {
         while !seen(&store) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -290,13 +297,8 @@ async fn a_watch_that_fails_ages_the_facts_until_it_is_begun_anew() {
         "run".into(),
     )));
     let shutdown = CancellationToken::new();
-    let task = tokio::spawn(run(
-        played.start(),
-        watched(),
-        Arc::clone(&store),
-        Arc::clone(&contact),
-        shutdown.clone(),
-    ));
+    let feed = feed(&store, &contact);
+    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
     let failing = async {
         while !contact.is_failing(Source::Pods) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -327,4 +329,123 @@ async fn a_quiet_watch_that_begins_anew_is_good_again() {
         .unwrap();
     assert!(!contact.is_failing(Source::Nodes));
     assert!(contact.last().is_some());
+}
+
+#[tokio::test]
+async fn gangs_are_read_and_one_that_is_malformed_does_not_stop_the_others() {
+    let gang = |name: &str, spec: Value, status: Value| json!({"metadata": {"name": name, "namespace": "ml", "uid": name, "resourceVersion": "3"}, "spec": spec, "status": status});
+    let played = Played {
+        objects: HashMap::from([(
+            GANGS,
+            vec![
+                gang("odd", json!({"minMembers": 3}), json!({"phase": "Dancing"})),
+                gang("good", json!({"minMember": 3}), json!({"phase": "Bound"})),
+            ],
+        )]),
+        ..Played::default()
+    };
+    let (store, contact) = (
+        Arc::new(Store::new(Index::new(
+            Options::default(),
+            &watched(),
+            "run".into(),
+        ))),
+        Contact::new(),
+    );
+    let shutdown = CancellationToken::new();
+    let feed = feed(&store, &contact);
+    let objects = Arc::clone(&feed.objects);
+    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
+    let listed = async {
+        while !store.snapshot().synced {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), listed)
+        .await
+        .unwrap();
+    let get = |name: &str| {
+        let name = Name {
+            namespace: "ml".into(),
+            name: name.into(),
+        };
+        objects.get(&name).unwrap()
+    };
+    assert_eq!(get("good").spec.unwrap().min_member, Some(3));
+    let fault = get("odd").spec.unwrap_err().to_string();
+    assert!(fault.contains("nearest name: minMember"), "{fault}");
+    shutdown.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_without_the_definition_of_gangs_has_none() {
+    let played = Played {
+        objects: HashMap::from([
+            (NODES, vec![node("n")]),
+            (GPU_NODES, vec![gpu_node("n", &bridged())]),
+        ]),
+        before_gangs: true,
+        ..Played::default()
+    };
+    let (store, contact) = until(played, |store| store.snapshot().synced).await;
+    assert_eq!(free(&store, "n").as_deref(), Some("0,1,2,3,4,5,6,7"));
+    assert!(contact.last().is_some());
+}
+
+#[tokio::test]
+async fn a_new_leader_decides_nothing_before_everything_is_listed_anew() {
+    let played = Played {
+        objects: HashMap::from([
+            (NODES, vec![node("n")]),
+            (GPU_NODES, vec![gpu_node("n", &bridged())]),
+        ]),
+        failures: HashMap::from([(PODS, 0)]),
+        ..Played::default()
+    };
+    let (store, contact) = (
+        Arc::new(Store::new(Index::new(
+            Options::default(),
+            &watched(),
+            "run".into(),
+        ))),
+        Contact::new(),
+    );
+    let leadership = Arc::new(Leadership::follower());
+    let feed = Feed {
+        leadership: Arc::clone(&leadership),
+        ..feed(&store, &contact)
+    };
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
+    let wait = |wanted: bool| {
+        let store = Arc::clone(&store);
+        async move {
+            while store.snapshot().synced != wanted {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    };
+    let limit = Duration::from_secs(30);
+    // A follower is kept up to date, and keeps no places.
+    tokio::time::timeout(limit, wait(true)).await.unwrap();
+    assert!(!store.read(Index::is_leading));
+    let before = store.snapshot().generation;
+    leadership.win("a", tokio::time::Instant::now() + limit);
+    tokio::time::timeout(limit, leadership.entered()).await.unwrap();
+    assert!(store.read(Index::is_leading));
+    tokio::time::timeout(limit, wait(true)).await.unwrap();
+    assert!(
+        store.snapshot().generation >= before + 2,
+        "it was not synced in between"
+    );
+    leadership.lose(String::new());
+    let stands_by = async {
+        while store.read(Index::is_leading) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(limit, stands_by).await.unwrap();
+    shutdown.cancel();
+    task.await.unwrap();
 }

@@ -1,0 +1,314 @@
+//! What people are told of gangs as it happens: Events on the Gang and on pods, in words of members and GPUs. Bounded: what cannot be
+//! written in time is left out, for the Gang's status says the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{GangPhase, GangStatus, PodUid, names};
+use gantry_gang::GangKey;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio_util::sync::CancellationToken;
+
+use super::objects::{Name, Objects};
+use crate::metrics::{Metrics, Outcome};
+use crate::watch::chain;
+
+/// Events that wait to be written.
+const WAITING: usize = 1024;
+/// Longest note the API server takes is 1,024 bytes.
+const MAX_NOTE: usize = 1000;
+/// Time limit of one write.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Something to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tiding {
+    /// In CamelCase, such as `GangPlaced`.
+    pub(super) reason: &'static str,
+    /// Something is wrong.
+    pub(super) warning: bool,
+    /// In words.
+    pub(super) note: String,
+}
+
+/// What a tiding is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum About {
+    Gang(Name),
+    Pod {
+        namespace: Arc<str>,
+        name: Arc<str>,
+        uid: PodUid,
+    },
+}
+
+/// Where tidings go.
+#[derive(Debug, Clone)]
+pub struct Events(Sender<(About, Tiding)>);
+
+/// The other end.
+#[derive(Debug)]
+pub struct Mailbox(Receiver<(About, Tiding)>);
+
+impl Events {
+    /// A way for tidings.
+    pub fn new() -> (Self, Mailbox) {
+        let (sender, receiver) = channel(WAITING);
+        (Self(sender), Mailbox(receiver))
+    }
+
+    /// A gang has another status.
+    pub(super) fn gang_moved(&self, gang: &GangKey, before: Option<&GangStatus>, now: &GangStatus) {
+        if let Some(tiding) = tiding(before, now) {
+            let name = Name {
+                namespace: Arc::clone(&gang.namespace),
+                name: gang.object_name().into(),
+            };
+            self.tell(About::Gang(name), tiding);
+        }
+    }
+
+    /// Tells of a gang.
+    pub(super) fn gang(&self, gang: &GangKey, tiding: Tiding) {
+        let name = Name {
+            namespace: Arc::clone(&gang.namespace),
+            name: gang.object_name().into(),
+        };
+        self.tell(About::Gang(name), tiding);
+    }
+
+    /// Tells of a pod.
+    pub(super) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, tiding: Tiding) {
+        let about = About::Pod {
+            namespace: Arc::clone(namespace),
+            name: Arc::clone(name),
+            uid: uid.clone(),
+        };
+        self.tell(about, tiding);
+    }
+
+    fn tell(&self, about: About, tiding: Tiding) {
+        // Full: the status says it too.
+        let _ = self.0.try_send((about, tiding));
+    }
+}
+
+#[cfg(test)]
+impl Mailbox {
+    /// Reason and note of what has come so far.
+    pub(super) fn taken(&mut self) -> Vec<(&'static str, String)> {
+        std::iter::from_fn(|| self.0.try_recv().ok())
+            .map(|(_, tiding)| (tiding.reason, tiding.note))
+            .collect()
+    }
+}
+
+/// What there is to tell when a gang's status changes: only steps, not every count.
+fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
+    let phase = before.map(|before| before.phase);
+    let same_words = before.is_some_and(|before| before.reason == now.reason);
+    let again = phase == Some(now.phase);
+    let say = |reason, warning, note: String| {
+        let note = if now.message.is_empty() {
+            note
+        } else {
+            format!("{note}: {}", now.message)
+        };
+        Some(Tiding {
+            reason,
+            warning,
+            note,
+        })
+    };
+    match now.phase {
+        GangPhase::Planned if !again => {
+            let place = format!("{} members have places in {}", now.min, place(now));
+            say("GangPlaced", false, place)
+        }
+        GangPhase::Bound if phase.is_some_and(|phase| phase < GangPhase::Bound) => {
+            let note = format!(
+                "{} of {} members are bound in {}",
+                now.bound,
+                now.members,
+                place(now)
+            );
+            Some(Tiding {
+                reason: "GangBound",
+                warning: false,
+                note,
+            })
+        }
+        GangPhase::Queued | GangPhase::Backoff if !(again && same_words) => {
+            say("GangWaits", false, now.reason.clone())
+        }
+        GangPhase::Invalid if !(again && same_words) => say("GangInvalid", true, now.reason.clone()),
+        GangPhase::Preempting if !again => say("Preempting", false, now.reason.clone()),
+        GangPhase::Repairing if !again => say("MemberLost", true, now.reason.clone()),
+        _ => None,
+    }
+}
+
+fn place(status: &GangStatus) -> &str {
+    match status.domain.as_str() {
+        "" => "the cluster",
+        domain => domain,
+    }
+}
+
+/// Writes Events until `shutdown`.
+pub async fn run(
+    client: Client,
+    objects: Arc<Objects>,
+    mut mailbox: Mailbox,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+) {
+    // Of a gang whose object is not there yet: told as soon as it is.
+    let mut early: BTreeMap<Name, Tiding> = BTreeMap::new();
+    while let Some(received) = shutdown
+        .run_until_cancelled(tokio::time::timeout(Duration::from_secs(1), mailbox.0.recv()))
+        .await
+    {
+        match received {
+            Ok(None) => return,
+            Ok(Some((About::Gang(name), tiding))) => {
+                if early.len() < WAITING {
+                    early.insert(name, tiding);
+                }
+            }
+            Ok(Some((about @ About::Pod { .. }, tiding))) => {
+                write(&client, &about, String::new(), tiding, &metrics).await;
+            }
+            Err(_) => {}
+        }
+        let here: Vec<(Name, String)> = early
+            .keys()
+            .filter_map(|name| Some((name.clone(), objects.get(name)?.uid.to_string())))
+            .collect();
+        for (name, uid) in here {
+            if let Some(tiding) = early.remove(&name) {
+                write(&client, &About::Gang(name), uid, tiding, &metrics).await;
+            }
+        }
+    }
+}
+
+async fn write(client: &Client, about: &About, uid: String, tiding: Tiding, metrics: &Metrics) {
+    let event = event(about, uid, tiding, jiff::Timestamp::now());
+    let namespace = event.metadata.namespace.clone().unwrap_or_default();
+    let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
+    let params = PostParams::default();
+    let outcome = match tokio::time::timeout(TIMEOUT, events.create(&params, &event)).await {
+        Ok(Ok(_)) => "published",
+        Ok(Err(error)) => {
+            tracing::warn!(%namespace, error = %chain(&error), "cannot publish event");
+            "failed"
+        }
+        Err(_) => "failed",
+    };
+    metrics.events.get_or_create(&Outcome { outcome }).inc();
+}
+
+fn event(about: &About, uid: String, tiding: Tiding, now: jiff::Timestamp) -> Event {
+    let (api_version, kind, namespace, name, uid) = match about {
+        About::Gang(Name { namespace, name }) => ("gantry.dev/v1alpha1", "Gang", namespace, name, uid),
+        About::Pod { namespace, name, uid } => ("v1", "Pod", namespace, name, uid.to_string()),
+    };
+    let mut note = tiding.note;
+    if note.len() > MAX_NOTE {
+        let end = (0..=MAX_NOTE).rev().find(|end| note.is_char_boundary(*end));
+        note.truncate(end.unwrap_or_default());
+        note.push_str(" ...");
+    }
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+            namespace: Some(namespace.to_string()),
+            ..ObjectMeta::default()
+        },
+        event_time: Some(MicroTime(now)),
+        action: Some("Scheduling".to_owned()),
+        reason: Some(tiding.reason.to_owned()),
+        type_: Some(if tiding.warning { "Warning" } else { "Normal" }.to_owned()),
+        note: Some(note),
+        regarding: Some(ObjectReference {
+            api_version: Some(api_version.to_owned()),
+            kind: Some(kind.to_owned()),
+            namespace: Some(namespace.to_string()),
+            name: Some(name.to_string()),
+            uid: Some(uid),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(names::EXTENDER.to_owned()),
+        reporting_instance: Some(names::EXTENDER.to_owned()),
+        ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
+        GangStatus {
+            phase,
+            reason: reason.into(),
+            min: 8,
+            members: 8,
+            bound,
+            domain: "rack r7".into(),
+            ..GangStatus::default()
+        }
+    }
+
+    #[test]
+    fn every_step_is_told_once_and_counts_are_not() {
+        let story = [
+            status(GangPhase::Collecting, "5 of 8 members exist", 0),
+            status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
+            status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
+            status(GangPhase::Planned, "has its places", 0),
+            status(GangPhase::Planned, "is on its way", 0),
+            status(GangPhase::Committing, "is being decided", 0),
+            status(GangPhase::Binding, "is being bound", 3),
+            status(GangPhase::Bound, "is bound", 8),
+            status(GangPhase::Repairing, "keeps a place for a lost member", 7),
+            status(GangPhase::Bound, "is bound", 8),
+        ];
+        let mut before = None;
+        let mut told = Vec::new();
+        for now in &story {
+            told.extend(tiding(before, now).map(|tiding| format!("{} {}", tiding.reason, tiding.note)));
+            before = Some(now);
+        }
+        let wanted = [
+            "GangWaits waits for room: no rack has 64 GPUs free",
+            "GangPlaced 8 members have places in rack r7",
+            "GangBound 8 of 8 members are bound in rack r7",
+            "MemberLost keeps a place for a lost member",
+        ];
+        assert_eq!(told, wanted);
+    }
+
+    #[test]
+    fn a_note_is_cut_to_what_the_api_server_takes() {
+        let about = About::Gang(Name {
+            namespace: "ml".into(),
+            name: "train".into(),
+        });
+        let tiding = Tiding {
+            reason: "GangWaits",
+            warning: false,
+            note: "ä".repeat(900),
+        };
+        let event = event(&about, "u".into(), tiding, jiff::Timestamp::UNIX_EPOCH);
+        assert!(event.note.unwrap().len() <= 1024);
+        assert_eq!(event.regarding.unwrap().kind.as_deref(), Some("Gang"));
+    }
+}

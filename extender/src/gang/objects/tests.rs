@@ -1,0 +1,336 @@
+use std::sync::Mutex;
+use std::time::Duration;
+
+use gantry_api::{DecidedSlot, GangPhase};
+use gantry_gang::protocol::Work;
+use http::{Method, Request, Response};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tower_test::mock;
+
+use super::requests::{self, Failure};
+use super::*;
+
+const PATH: &str = "/apis/gantry.dev/v1alpha1/namespaces/ml/gangs";
+
+/// An API server with Gangs of one namespace.
+#[derive(Default)]
+struct Api {
+    gangs: Mutex<BTreeMap<String, Value>>,
+    version: Mutex<u64>,
+    seen: Mutex<Vec<String>>,
+    /// The next writes of a status end so.
+    ends: Mutex<Vec<Odd>>,
+}
+
+/// How a write ends other than well.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Odd {
+    /// It is done, and answered with an error.
+    DoneAndBroken,
+    /// It is not done, and answered with an error.
+    Broken,
+    /// Somebody else writes first.
+    Overtaken,
+    /// What it does not know is left out.
+    Pruned,
+}
+
+impl Api {
+    fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
+        self.seen
+            .lock()
+            .unwrap()
+            .push(format!("{method} {}", path.trim_start_matches(PATH)));
+        let mut gangs = self.gangs.lock().unwrap();
+        let body: Value = serde_json::from_slice(body).unwrap_or_default();
+        if method == Method::POST {
+            let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+            if gangs.contains_key(&name) {
+                return refused(409);
+            }
+            let mut made = body;
+            made["metadata"]["uid"] = format!("uid-{name}").into();
+            made["metadata"]["resourceVersion"] = self.next().into();
+            made.as_object_mut().unwrap().remove("status");
+            gangs.insert(name, made.clone());
+            return (201, made);
+        }
+        let name = path.trim_start_matches(PATH).trim_start_matches('/');
+        let name = name.trim_end_matches("/status").to_owned();
+        let Some(known) = gangs.get_mut(&name) else {
+            return refused(404);
+        };
+        match *method {
+            Method::GET => (200, known.clone()),
+            Method::DELETE => {
+                if body["preconditions"]["uid"] != known["metadata"]["uid"] {
+                    return refused(409);
+                }
+                gangs.remove(&name);
+                (200, json!({"kind": "Status", "status": "Success"}))
+            }
+            _ => {
+                let odd = {
+                    let mut ends = self.ends.lock().unwrap();
+                    (!ends.is_empty()).then(|| ends.remove(0))
+                };
+                if odd == Some(Odd::Broken) {
+                    return refused(500);
+                }
+                if odd == Some(Odd::Overtaken) {
+                    known["metadata"]["resourceVersion"] = self.next().into();
+                }
+                let told = &body["metadata"];
+                let fits = |field: &str| told[field] == known["metadata"][field];
+                if !fits("uid") || !fits("resourceVersion") {
+                    return refused(409);
+                }
+                known["status"] = body["status"].clone();
+                if odd == Some(Odd::Pruned) {
+                    known["status"].as_object_mut().unwrap().remove("decision");
+                }
+                known["metadata"]["resourceVersion"] = self.next().into();
+                match odd {
+                    Some(Odd::DoneAndBroken) => refused(500),
+                    _ => (200, known.clone()),
+                }
+            }
+        }
+    }
+
+    fn next(&self) -> String {
+        let mut version = self.version.lock().unwrap();
+        *version += 1;
+        version.to_string()
+    }
+
+    fn client(self: &Arc<Self>) -> Client {
+        let (service, mut requests) = mock::pair::<Request<Body>, Response<Body>>();
+        let api = Arc::clone(self);
+        tokio::spawn(async move {
+            while let Some((request, send)) = requests.next_request().await {
+                let (head, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap();
+                let (code, answer) = api.answer(&head.method, head.uri.path(), &body);
+                let body = Body::from(answer.to_string().into_bytes());
+                send.send_response(Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    fn gang(&self, name: &str) -> Option<Value> {
+        self.gangs.lock().unwrap().get(name).cloned()
+    }
+
+    fn take_seen(&self) -> Vec<String> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+}
+
+fn refused(code: u16) -> (u16, Value) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "X", "code": code});
+    (code, status)
+}
+
+fn name() -> Name {
+    Name {
+        namespace: "ml".into(),
+        name: "train".into(),
+    }
+}
+
+fn decided(id: &str) -> GangStatus {
+    GangStatus {
+        phase: GangPhase::Committing,
+        decision: Some(Decision {
+            id: id.into(),
+            min: 1,
+            domain: String::new(),
+            slots: vec![DecidedSlot {
+                node: "n".into(),
+                devices: Vec::new(),
+                rank: None,
+                role: String::new(),
+                pod: None,
+                pod_name: String::new(),
+            }],
+        }),
+        ..GangStatus::default()
+    }
+}
+
+#[tokio::test]
+async fn a_status_is_written_into_the_version_it_was_made_for_and_no_other() {
+    let api = Arc::new(Api::default());
+    let client = api.client();
+    let made = requests::create(&client, &name()).await.unwrap();
+    assert!(made.ours);
+    assert_eq!(
+        api.gang("train").unwrap()["metadata"]["labels"]["app.kubernetes.io/managed-by"],
+        "gantry-extender"
+    );
+    let written = requests::write_status(&client, &name(), &made, &decided("a"))
+        .await
+        .unwrap();
+    assert_eq!(written.status.decision.as_ref().unwrap().id, "a");
+    let late = requests::write_status(&client, &name(), &made, &decided("b")).await;
+    assert_eq!(late, Err(Failure::Conflict));
+    // Made again: what is there is taken as it is.
+    assert_eq!(requests::create(&client, &name()).await.unwrap(), written);
+    assert_eq!(
+        requests::delete(&client, &name(), "another").await,
+        Err(Failure::Conflict)
+    );
+    requests::delete(&client, &name(), &written.uid).await.unwrap();
+    assert_eq!(requests::read(&client, &name()).await, Err(Failure::Missing));
+}
+
+#[tokio::test]
+async fn a_decision_counts_as_written_only_if_the_api_server_shows_it() {
+    let api = Arc::new(Api::default());
+    let client = api.client();
+    for (odd, wanted) in [
+        (Odd::DoneAndBroken, Failure::Unknown("no".into())),
+        (Odd::Broken, Failure::Unknown("no".into())),
+        (Odd::Overtaken, Failure::Conflict),
+    ] {
+        let known = requests::create(&client, &name()).await.unwrap();
+        api.ends.lock().unwrap().push(odd);
+        let ended = requests::write_status(&client, &name(), &known, &decided("a")).await;
+        assert_eq!(ended, Err(wanted), "{odd:?}");
+    }
+    let known = requests::create(&client, &name()).await.unwrap();
+    api.ends.lock().unwrap().push(Odd::Pruned);
+    let ended = requests::write_status(&client, &name(), &known, &decided("a")).await;
+    assert!(matches!(ended, Err(Failure::Refused(_))), "{ended:?}");
+}
+
+#[test]
+fn what_comes_late_does_not_undo_what_is_known() {
+    let objects = Objects::default();
+    let version = |version: &str, uid: &str, phase: GangPhase| Object {
+        uid: uid.into(),
+        resource_version: version.into(),
+        ours: true,
+        spec: Ok(GangSpec::default()),
+        status: GangStatus {
+            phase,
+            ..GangStatus::default()
+        },
+    };
+    objects.saw(&name(), version("10", "a", GangPhase::Bound));
+    let newest = objects.saw(&name(), version("9", "a", GangPhase::Planned));
+    assert_eq!(newest.status.phase, GangPhase::Bound);
+    // Another object of the name: numbers of two objects are not compared.
+    let newest = objects.saw(&name(), version("8", "b", GangPhase::Collecting));
+    assert_eq!(newest.status.phase, GangPhase::Collecting);
+    assert!(!objects.gone(&name(), "a"), "that was the one before");
+    assert!(objects.gone(&name(), "b"));
+    assert_eq!(objects.get(&name()), None);
+}
+
+#[test]
+fn a_status_that_cannot_be_read_keeps_its_decision() {
+    let mut status = serde_json::to_value(decided("a")).unwrap();
+    status["phase"] = "Dancing".into();
+    let gang = LooseGang {
+        metadata: ObjectMeta {
+            name: Some("train".into()),
+            namespace: Some("ml".into()),
+            ..ObjectMeta::default()
+        },
+        spec: json!({"minMember": 2}),
+        status: Some(status),
+    };
+    let (_, object) = gang.read().unwrap();
+    assert_eq!(object.status.decision.unwrap().id, "a");
+    assert!(!object.ours);
+}
+
+/// The writer over a store whose gangs are fed by hand.
+struct Stage {
+    api: Arc<Api>,
+    cluster: crate::fixtures::Cluster,
+    shutdown: tokio_util::sync::CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Stage {
+    fn start() -> Self {
+        let cluster = crate::fixtures::Cluster::new(crate::decide::Options::default());
+        let api = Arc::new(Api::default());
+        let (events, _) = crate::gang::events::Events::new();
+        let (orders, _) = tokio::sync::mpsc::unbounded_channel::<Work>();
+        let shutdown = tokio_util::sync::CancellationToken::new();
+        let task = tokio::spawn(run(
+            api.client(),
+            Arc::clone(&cluster.store),
+            Arc::default(),
+            events,
+            Arc::default(),
+            orders,
+            shutdown.clone(),
+        ));
+        Self {
+            api,
+            cluster,
+            shutdown,
+            task,
+        }
+    }
+
+    async fn until(&self, seen: impl Fn(&Value) -> bool) -> Value {
+        let look = async {
+            loop {
+                if let Some(gang) = self.api.gang("train").filter(|gang| seen(gang)) {
+                    return gang;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), look)
+            .await
+            .expect("the Gang never gets there")
+    }
+}
+
+fn member(name: &str, min: u32) -> Value {
+    let mut pod = crate::fixtures::pod(name, 2);
+    pod["metadata"]["namespace"] = "ml".into();
+    pod["metadata"]["annotations"] =
+        json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": min.to_string()});
+    pod
+}
+
+#[tokio::test]
+async fn a_gang_has_its_object_as_soon_as_a_member_is_seen_and_the_newest_status() {
+    let stage = Stage::start();
+    stage.cluster.pod(&member("a", 3));
+    stage.until(|gang| gang["status"]["members"] == 1).await;
+    stage.cluster.pod(&member("b", 3));
+    let gang = stage.until(|gang| gang["status"]["members"] == 2).await;
+    assert_eq!(gang["status"]["phase"], "Collecting");
+    assert_eq!(gang["status"]["min"], 3);
+    let seen = stage.api.take_seen();
+    assert_eq!(seen.iter().filter(|line| line.starts_with("POST")).count(), 1);
+    stage.shutdown.cancel();
+    stage.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_status_that_meets_another_version_is_written_after_a_look() {
+    let stage = Stage::start();
+    stage
+        .api
+        .ends
+        .lock()
+        .unwrap()
+        .extend([Odd::Overtaken, Odd::Broken, Odd::DoneAndBroken]);
+    stage.cluster.pod(&member("a", 3));
+    stage.until(|gang| gang["status"]["members"] == 1).await;
+    stage.shutdown.cancel();
+    stage.task.await.unwrap();
+}

@@ -1,0 +1,193 @@
+use std::sync::Mutex;
+
+use gantry_gang::key::Dialect;
+use http::Response;
+use kube::client::Body;
+use tokio::sync::mpsc::UnboundedSender;
+use tower_test::mock;
+
+use super::*;
+use crate::decide::Options;
+use crate::fixtures::{Cluster, pod};
+
+/// What was asked, and what is to be answered, one after the other; then all goes well.
+#[derive(Default)]
+struct Api {
+    asked: Mutex<Vec<(String, Value)>>,
+    answers: Mutex<Vec<(u16, Value)>>,
+}
+
+struct Stage {
+    api: Arc<Api>,
+    orders: UnboundedSender<Work>,
+    metrics: Arc<Metrics>,
+    _cluster: Cluster,
+    mailbox: super::super::events::Mailbox,
+}
+
+impl Stage {
+    fn start(answers: Vec<(u16, Value)>) -> Self {
+        let cluster = Cluster::new(Options::default());
+        cluster.pod(&pod("a", 1)).pod(&pod("b", 1));
+        let (service, mut requests) = mock::pair::<http::Request<Body>, Response<Body>>();
+        let api = Arc::new(Api {
+            answers: Mutex::new(answers),
+            ..Api::default()
+        });
+        let played = Arc::clone(&api);
+        tokio::spawn(async move {
+            while let Some((request, send)) = requests.next_request().await {
+                let (head, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap();
+                let line = format!("{} {}", head.method, head.uri.path());
+                let body = serde_json::from_slice(&body).unwrap_or_default();
+                played.asked.lock().unwrap().push((line, body));
+                let (code, answer) = {
+                    let mut answers = played.answers.lock().unwrap();
+                    if answers.is_empty() {
+                        (200, json!({}))
+                    } else {
+                        answers.remove(0)
+                    }
+                };
+                let body = Body::from(answer.to_string().into_bytes());
+                send.send_response(Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        let (events, mailbox) = Events::new();
+        let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
+        let metrics = Arc::new(Metrics::new());
+        tokio::spawn(run(
+            Client::new(service, "default"),
+            Arc::clone(&cluster.store),
+            events,
+            Arc::clone(&metrics),
+            Orders { taken, gates: true },
+            CancellationToken::new(),
+        ));
+        Self {
+            api,
+            orders,
+            metrics,
+            _cluster: cluster,
+            mailbox,
+        }
+    }
+
+    async fn until(&self, verb: &'static str, outcome: &'static str) {
+        let write = Write { verb, outcome };
+        let look = async {
+            while self.metrics.gang_writes.get_or_create(&write).get() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(600), look)
+            .await
+            .expect("it never happens");
+    }
+
+    fn asked(&self) -> Vec<(String, Value)> {
+        self.api.asked.lock().unwrap().clone()
+    }
+}
+
+fn refused(code: u16) -> (u16, Value) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "X", "code": code});
+    (code, status)
+}
+
+fn gang() -> Arc<GangKey> {
+    Arc::new(GangKey {
+        namespace: "ml".into(),
+        name: "train".into(),
+        dialect: Dialect::Annotation,
+        incarnation: "".into(),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_that_a_budget_forbids_is_tried_again() {
+    let mut stage = Stage::start(vec![refused(429), refused(500)]);
+    let evict = Work::Evict {
+        pods: vec!["a".into()],
+        by: gang(),
+    };
+    stage.orders.send(evict).unwrap();
+    stage.until("evict", "done").await;
+    let asked = stage.asked();
+    assert_eq!(asked.len(), 3);
+    for (line, body) in asked {
+        assert_eq!(line, "POST /api/v1/namespaces/default/pods/a/eviction");
+        assert_eq!(body["deleteOptions"]["preconditions"]["uid"], "a");
+    }
+    let told = stage.mailbox.taken();
+    assert_eq!(told[0].0, "GangHindered", "{told:?}");
+    assert_eq!(told[1].0, "Preempted", "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_right_is_missing() {
+    let mut stage = Stage::start(vec![refused(404), refused(403)]);
+    let delete = |pod: &str| Work::Delete {
+        pods: vec![pod.into()],
+        why: "gang ml/train is started anew".into(),
+    };
+    stage.orders.send(delete("a")).unwrap();
+    stage.until("delete", "moot").await;
+    stage
+        .orders
+        .send(Work::Evict {
+            pods: vec!["b".into()],
+            by: gang(),
+        })
+        .unwrap();
+    stage.until("evict", "done").await;
+    let told = stage.mailbox.taken();
+    assert!(
+        told[0]
+            .1
+            .ends_with("manifests/extender-preempt.yaml gives that right"),
+        "{told:?}"
+    );
+    // A pod that nobody knows is not asked about at all.
+    let before = stage.asked().len();
+    stage.orders.send(delete("nobody")).unwrap();
+    stage.orders.send(delete("b")).unwrap();
+    stage.until("delete", "done").await;
+    assert_eq!(stage.asked().len(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_is_removed_wherever_it_stands_and_only_from_that_pod() {
+    let read = |uid: &str| {
+        let gates = json!([{"name": "quota"}, {"name": names::GANG_GATE}]);
+        (
+            200,
+            json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}),
+        )
+    };
+    let stage = Stage::start(vec![refused(422), read("a")]);
+    stage.orders.send(Work::Ungate(vec!["a".into()])).unwrap();
+    stage.until("ungate", "done").await;
+    let asked = stage.asked();
+    let lines: Vec<&str> = asked.iter().map(|(line, _)| line.as_str()).collect();
+    let path = "/api/v1/namespaces/default/pods/a";
+    let wanted = [
+        format!("PATCH {path}"),
+        format!("GET {path}"),
+        format!("PATCH {path}"),
+    ];
+    assert_eq!(lines, wanted);
+    assert_eq!(
+        asked[2].1,
+        json!([
+            {"op": "test", "path": "/metadata/uid", "value": "a"},
+            {"op": "test", "path": "/spec/schedulingGates/1/name", "value": names::GANG_GATE},
+            {"op": "remove", "path": "/spec/schedulingGates/1"},
+        ])
+    );
+    let stage = Stage::start(vec![refused(422), read("another")]);
+    stage.orders.send(Work::Ungate(vec!["a".into()])).unwrap();
+    stage.until("ungate", "moot").await;
+    assert_eq!(stage.asked().len(), 2);
+}
