@@ -388,6 +388,10 @@ impl fmt::Display for Tried {
                 ", {} {} asked, {} free, {} healthy of {}",
                 of.asked, of.resource, of.free, of.healthy, of.total
             );
+            let asked = usize::try_from(of.asked).unwrap_or(usize::MAX);
+            if self.fits < self.wanted && of.free < asked && asked <= of.healthy {
+                let _ = write!(stock, ", {} more would have to come free", asked - of.free);
+            }
         }
         f.write_str(&stock)?;
         if !self.reasons.is_empty() {
