@@ -8,6 +8,7 @@
 //! ```
 
 mod binds;
+mod budgets;
 mod classes;
 mod compact;
 mod entry;
@@ -30,6 +31,7 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::protocol::{Now, Settings};
 
 pub use binds::Outcome;
+pub use budgets::Disruptions;
 pub use entry::Totals;
 pub use gangs::{Admitted, Belongs, Called, GangReport, GangTotals, GangView, MemberView, PlaceView};
 pub use inspect::{Bound, NodeReport, PodReport};
@@ -80,6 +82,8 @@ pub struct Index {
     faults: HashMap<FaultKind, u64>,
     rooms: room::Rooms,
     gangs: gangs::State,
+    /// `None` while they are not known. Where nobody follows them there are none.
+    budgets: Option<Vec<Disruptions>>,
     /// The time it was told last, and when it was told both clocks.
     now: Now,
     origin: Now,
@@ -115,6 +119,7 @@ impl Index {
             faults: HashMap::new(),
             rooms: room::Rooms::default(),
             gangs: gangs::State::new(settings),
+            budgets: Some(Vec::new()),
             now: begin,
             origin: begin,
             published: Arc::default(),

@@ -161,6 +161,11 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     }
     let planning = (Arc::clone(&store), shutdown.clone());
     tasks.push(tokio::spawn(async move { planning.0.plan(planning.1).await }));
+    tasks.push(tokio::spawn(gang::budgets::run(
+        client.clone(),
+        Arc::clone(&store),
+        shutdown.clone(),
+    )));
     let (wanted, seen) = (Arc::clone(&store), store);
     tasks.push(tokio::spawn(gang::owners::run(
         client,

@@ -18,7 +18,8 @@ impl Index {
             let pod = self.pods.get(&member.uid);
             pod.or_else(|| self.heard(member.uid.as_str()))
         });
-        members.all(|pod| pod.is_some_and(|pod| pod.preempts))
+        self.knows_budgets()
+            && members.all(|pod| pod.is_some_and(|pod| pod.preempts))
             && self
                 .pods
                 .values()
@@ -51,6 +52,7 @@ impl Index {
         let mut units: Vec<Occupant> = gangs.into_values().chain(singles).collect();
         for unit in &mut units {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
+            unit.budgets = self.budgets_of(unit);
         }
         // In an order of its own: equal facts give equal decisions.
         units.sort_by(|a, b| first(a).cmp(&first(b)));

@@ -1,0 +1,53 @@
+//! Follows PodDisruptionBudgets, so that nobody is preempted whom one protects. Feeds the index; decides nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client, ResourceExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::index::{Disruptions, Store};
+use crate::watch::chain;
+
+/// Watches until `shutdown`. While the budgets cannot be listed nobody is preempted.
+pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
+    store.update(|index| index.budgets_seen(None));
+    let mut events = watch(
+        Api::<PodDisruptionBudget>::all(client),
+        watcher::Config::default(),
+    )
+    .default_backoff()
+    .boxed();
+    let mut known: BTreeMap<(String, String), Disruptions> = BTreeMap::new();
+    let mut listing = BTreeMap::new();
+    while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
+        let key = |budget: &PodDisruptionBudget| (budget.namespace().unwrap_or_default(), budget.name_any());
+        match event {
+            Ok(Event::Init) => {
+                listing = BTreeMap::new();
+                continue;
+            }
+            Ok(Event::InitApply(budget)) => {
+                listing.insert(key(&budget), Disruptions::read(&budget));
+                continue;
+            }
+            Ok(Event::InitDone) => known = std::mem::take(&mut listing),
+            Ok(Event::Apply(budget)) => {
+                known.insert(key(&budget), Disruptions::read(&budget));
+            }
+            Ok(Event::Delete(budget)) => {
+                known.remove(&key(&budget));
+            }
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "disruption budgets cannot be followed, trying again");
+                continue;
+            }
+        }
+        let budgets = known.values().cloned().collect();
+        store.update(|index| index.budgets_seen(Some(budgets)));
+    }
+}

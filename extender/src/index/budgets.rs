@@ -1,0 +1,172 @@
+//! PodDisruptionBudgets: how many pods of which kind may be stopped now. Whoever is preempted as a whole must be allowed as a whole, or
+//! half of a gang would be evicted for nothing; so this is known before the first eviction. Facts only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::PodUid;
+use gantry_gang::needs::{Operator, Requirement};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use super::Index;
+use crate::gang::preempt::{Budget, Occupant};
+
+/// A budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disruptions {
+    /// Namespace of its pods.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// What its pods' labels fulfil; `None` for no pod at all.
+    pub selector: Option<Vec<Requirement>>,
+    /// `status.disruptionsAllowed`: 0 while that is not known.
+    pub allowed: u32,
+}
+
+impl Disruptions {
+    /// Reads a budget.
+    pub fn read(budget: &PodDisruptionBudget) -> Self {
+        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+        let allowed = budget
+            .status
+            .as_ref()
+            .map_or(0, |status| status.disruptions_allowed);
+        Self {
+            namespace: budget.metadata.namespace.as_deref().unwrap_or_default().into(),
+            name: budget.metadata.name.as_deref().unwrap_or_default().into(),
+            selector: selector.map(requirements),
+            allowed: u32::try_from(allowed).unwrap_or(0),
+        }
+    }
+
+    fn covers(&self, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
+        let Some(selector) = &self.selector else {
+            return false;
+        };
+        *self.namespace == *namespace
+            && selector
+                .iter()
+                .all(|required| required.holds(labels.get(&required.key)))
+    }
+}
+
+/// An operator that is not known covers every pod: rather spare one too many.
+fn requirements(selector: &LabelSelector) -> Vec<Requirement> {
+    let equal = selector
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| Requirement {
+            key: key.as_str().into(),
+            operator: Operator::In,
+            values: vec![value.as_str().into()],
+        });
+    let expressions = selector
+        .match_expressions
+        .iter()
+        .flatten()
+        .filter_map(|expression| {
+            Some(Requirement {
+                key: expression.key.as_str().into(),
+                operator: match expression.operator.as_str() {
+                    "In" => Operator::In,
+                    "NotIn" => Operator::NotIn,
+                    "Exists" => Operator::Exists,
+                    "DoesNotExist" => Operator::DoesNotExist,
+                    _ => return None,
+                },
+                values: expression
+                    .values
+                    .iter()
+                    .flatten()
+                    .map(|value| value.as_str().into())
+                    .collect(),
+            })
+        });
+    equal.chain(expressions).collect()
+}
+
+impl Index {
+    /// The budgets there are; `None` while that is not known: then nobody is preempted.
+    pub fn budgets_seen(&mut self, budgets: Option<Vec<Disruptions>>) {
+        if self.budgets != budgets {
+            self.budgets = budgets;
+            // Somebody who could not be stopped before perhaps can be now.
+            self.gangs.gained();
+        }
+    }
+
+    /// Whether the budgets are known.
+    pub(super) fn knows_budgets(&self) -> bool {
+        self.budgets.is_some()
+    }
+
+    /// What the end of a unit needs of budgets.
+    pub(super) fn budgets_of(&self, unit: &Occupant) -> Vec<Budget> {
+        let all = self.budgets.iter().flatten();
+        let budgets = all.filter_map(|budget| {
+            let covered = |uid: &PodUid| {
+                let kin = match (self.pods.get(uid), self.claiming_bystander(uid)) {
+                    (Some(pod), _) => &pod.kin,
+                    (None, Some(pod)) => &pod.kin,
+                    (None, None) => return false,
+                };
+                budget.covers(&kin.namespace, &kin.labels)
+            };
+            let pods = unit.pods.iter().filter(|pod| covered(&pod.uid)).count();
+            (pods > 0).then(|| Budget {
+                name: format!("{}/{}", budget.namespace, budget.name).into(),
+                allowed: budget.allowed,
+                pods: u32::try_from(pods).unwrap_or(u32::MAX),
+            })
+        });
+        budgets.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn budget(selector: &Value) -> Disruptions {
+        let mut spec = json!({"minAvailable": 1});
+        if !selector.is_null() {
+            spec["selector"] = selector.clone();
+        }
+        let object = json!({
+            "metadata": {"namespace": "default", "name": "b"},
+            "spec": spec,
+            "status": {"disruptionsAllowed": 2, "currentHealthy": 3, "desiredHealthy": 1, "expectedPods": 3},
+        });
+        Disruptions::read(&serde_json::from_value(object).unwrap())
+    }
+
+    fn covers(selector: &Value, namespace: &str, labels: &[(&str, &str)]) -> bool {
+        let labels = labels
+            .iter()
+            .map(|(key, value)| (Arc::from(*key), Arc::from(*value)))
+            .collect();
+        budget(selector).covers(namespace, &labels)
+    }
+
+    #[test]
+    fn a_budget_covers_the_pods_of_its_namespace_that_its_selector_finds() {
+        let web = json!({"matchLabels": {"app": "web"}});
+        assert!(covers(&web, "default", &[("app", "web"), ("x", "y")]));
+        assert!(!covers(&web, "other", &[("app", "web")]));
+        assert!(!covers(&web, "default", &[("app", "db")]));
+        let either = json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web", "db"]}]});
+        assert!(covers(&either, "default", &[("app", "db")]));
+        assert!(!covers(&either, "default", &[]));
+    }
+
+    #[test]
+    fn an_empty_selector_covers_every_pod_of_the_namespace_and_no_selector_none() {
+        assert!(covers(&json!({}), "default", &[]));
+        assert!(!covers(&Value::Null, "default", &[]));
+        assert_eq!(budget(&json!({})).allowed, 2);
+    }
+}
