@@ -265,6 +265,18 @@ fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
     );
 }
 
+#[test]
+fn a_member_that_waits_is_not_bound_alone_by_one_that_leads_no_more() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 2, 8));
+    let node = node(&cluster, "a-0");
+    assert!(matches!(admit(&cluster, "a-0", &node), Ok(Admitted::Wait(_))));
+    cluster.store.update(|index| index.stand_down());
+    // Its bell rings, and it asks again before its call is dropped.
+    let error = admit(&cluster, "a-0", &node).unwrap_err();
+    assert!(matches!(error, BindError::Gang(_)), "{error:?}");
+}
+
 /// Binds all of a gang whose members have their places; where each is.
 fn bind_all(cluster: &Cluster, pods: &[Value]) -> Vec<String> {
     let uids: Vec<&str> = pods
@@ -438,4 +450,30 @@ fn a_gang_that_must_not_preempt_waits() {
     high[0]["spec"]["preemptionPolicy"] = "Never".into();
     create(&cluster, &high);
     assert_eq!(phase(&cluster, "high"), GangPhase::Queued);
+}
+
+#[test]
+fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
+    let cluster = Cluster::new(Options {
+        patience: std::time::Duration::from_secs(60),
+        drain: std::time::Duration::from_secs(300),
+        ..Options::default()
+    });
+    cluster.add("m", &bridged()).add("n", &bridged());
+    cluster.pod(&bound(pod("x", 1), "m", 1, Some("0")));
+    create(&cluster, &members("a", 2, 8));
+    assert!(cluster.store.snapshot().kept.is_none());
+    cluster.wait(30).wait(31);
+    let kept = cluster.store.snapshot().kept.clone().unwrap();
+    assert_eq!(kept.words(), "node(s) kept for gang default/a, which waits");
+    assert_eq!(kept.nodes().count(), 2);
+    // Later gangs are not placed there either.
+    create(&cluster, &members("b", 1, 1));
+    assert!(matches!(answer(&cluster, "b-0"), Answer::Wait(_)));
+    // Bounded: open for as long again.
+    cluster.wait(301);
+    assert!(cluster.store.snapshot().kept.is_none());
+    assert!(matches!(answer(&cluster, "b-0"), Answer::Node(_)));
+    cluster.wait(300);
+    assert!(cluster.store.snapshot().kept.is_some());
 }
