@@ -24,8 +24,7 @@ use crate::tls::Tls;
 use crate::watch::Contact;
 
 /// What is served, for those who ask for something else.
-const PATHS: &str =
-    "POST /filter, POST /prioritize, POST /bind, POST /preempt, GET /healthz, GET /readyz, GET /metrics";
+const PATHS: &str = "POST /filter, POST /prioritize, POST /bind, POST /preempt, GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
 /// Time a client may take for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time a client may take for a request's body.
@@ -172,6 +171,7 @@ impl Server {
             "/bind" => ("bind", self.verb("bind", request, known).await),
             "/healthz" => ("other", get(&request, || plain(StatusCode::OK, "ok"))),
             "/readyz" => ("other", get(&request, || self.ready())),
+            "/standbyz" => ("other", get(&request, || self.fresh())),
             "/metrics" => ("other", get(&request, || self.metrics())),
             path => (
                 "other",
@@ -267,6 +267,11 @@ impl Server {
         if !self.leadership.leads() {
             return later(&self.leadership.why_not());
         }
+        self.fresh()
+    }
+
+    /// Whether it leads or not: could it, by what it knows?
+    fn fresh(&self) -> Answer {
         if !self.service.store.snapshot().synced {
             return plain(StatusCode::SERVICE_UNAVAILABLE, &Refusal::Cold.to_string());
         }

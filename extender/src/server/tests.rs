@@ -214,6 +214,7 @@ async fn one_that_does_not_lead_says_who_does_and_when_to_come_again() {
     }
     server.contact.made(Instant::now());
     assert_eq!(server.get("/readyz").await.0, 503);
+    assert_eq!(server.get("/standbyz").await.0, 200);
     assert_eq!(server.get("/healthz").await.0, 200);
     let (_, page) = server.get("/metrics").await;
     assert!(page.contains("gantry_extender_leader 0"), "{page}");
