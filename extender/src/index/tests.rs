@@ -45,7 +45,7 @@ fn granted(reserved: &Reserved) -> String {
 }
 
 #[test]
-fn nothing_is_decided_before_all_three_lists_are_read() {
+fn nothing_is_decided_before_all_lists_are_read() {
     let cluster = Cluster::cold(Options::default());
     for source in Source::ALL {
         assert!(!cluster.store.snapshot().synced);
