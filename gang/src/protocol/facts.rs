@@ -1,12 +1,15 @@
 //! What a gang makes of the facts that come in about its members and its terms.
 
+use std::time::Instant;
+
 use gantry_api::PodUid;
 
 use super::agreed::Agreed;
 use super::gang::{Gang, State};
 use super::members::{Class, Kept};
+use super::slots::Holder;
 use super::standing::after;
-use super::types::{Member, Now, Settings};
+use super::types::{Member, Now, Settings, Stage};
 
 impl Gang {
     /// A member, as it is now.
@@ -60,5 +63,93 @@ impl Gang {
     pub(super) fn may_ever_want_plan(&self) -> bool {
         let open = matches!(self.state, State::Open | State::Decided(_));
         open && self.members.count().of(Class::Waiting) > 0 && self.working_terms().is_some()
+    }
+
+    /// The slot of a lost member: kept for its replacement, unless its devices are another gang's already.
+    fn lose(&mut self, uid: &PodUid, id: u32, holder: &Holder, now: Instant) {
+        if self.members.get(uid).is_some_and(|kept| kept.evicted) {
+            self.evicted_lost = true;
+            self.drop_slot(id);
+        } else if *holder == Holder::Kept {
+            self.untie(uid, now);
+        } else {
+            self.slots.set_holder(id, holder, now);
+        }
+    }
+
+    /// Brings the gang's words and the slot of a member in step with what the member has become.
+    pub(super) fn follow(&mut self, uid: &PodUid, now: Instant) {
+        self.follow_words(uid);
+        let Some(kept) = self.members.get(uid) else { return };
+        let class = kept.class(self.members.life());
+        let Some(id) = kept.slot else {
+            if class == Class::Bound {
+                self.recognise_bound(uid, now);
+            }
+            return;
+        };
+        let Some(slot) = self.slots.get(id) else { return };
+        match (&kept.member.stage, class) {
+            (_, Class::Completed) => self.drop_slot(id),
+            (_, Class::Lost) if kept.member.stage != Stage::Failed && kept.pinned() && !kept.gone => {
+                self.lose(uid, id, &Holder::Leaving(uid.clone()), now);
+            }
+            (_, Class::Lost) => self.lose(uid, id, &Holder::Kept, now),
+            (_, Class::Faulty | Class::Foreign) if !kept.pinned() => self.untie(uid, now),
+            (Stage::Bound(node), _) if *node == slot.node => {
+                self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
+            }
+            // Bound elsewhere, past us: its pod holds what it holds, and the slot is nobody's.
+            (Stage::Bound(_), _) => self.untie(uid, now),
+            _ => {}
+        }
+    }
+
+    /// Only what members say that are there counts, of this life.
+    fn follow_words(&mut self, uid: &PodUid) {
+        let Some(kept) = self.members.get(uid) else { return };
+        let counts = !matches!(kept.class(self.members.life()), Class::Old | Class::Lost);
+        let says = counts.then(|| kept.member.claim.clone());
+        let said = kept.worded.clone();
+        if says == said {
+            return;
+        }
+        if let Some(says) = &says {
+            self.words.add(says);
+        }
+        if let Some(said) = &said {
+            self.words.remove(said);
+        }
+        self.members.change(uid, |kept| kept.worded = says);
+    }
+
+    /// A bound member without a slot may be the one that a kept slot was for: its devices tell.
+    fn recognise_bound(&mut self, uid: &PodUid, now: Instant) {
+        let Some(kept) = self.members.get(uid) else { return };
+        let Stage::Bound(node) = &kept.member.stage else {
+            return;
+        };
+        let found = self.slots.kept().iter().copied().find(|id| {
+            self.slots.get(*id).is_some_and(|slot| {
+                slot.node == *node && !kept.member.holds.is_empty() && slot.devices == kept.member.holds
+            })
+        });
+        if let Some(id) = found {
+            self.tie(uid, id, now);
+            self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
+        }
+    }
+
+    /// A member is no longer there.
+    pub(super) fn remove_member(&mut self, uid: &PodUid, now: Instant) -> Option<Kept> {
+        if let Some(id) = self.members.get(uid).and_then(|kept| kept.slot) {
+            self.lose(uid, id, &Holder::Kept, now);
+        }
+        let kept = self.members.remove(uid)?;
+
+        if let Some(said) = &kept.worded {
+            self.words.remove(said);
+        }
+        Some(kept)
     }
 }

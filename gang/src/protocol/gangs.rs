@@ -17,8 +17,7 @@ use super::types::{
     Work,
 };
 use super::view::View;
-use crate::claim::{Claim, OwnerFacts, OwnerRef};
-use crate::dialect::settle;
+use crate::claim::OwnerRef;
 use crate::key::GangKey;
 
 /// The state machine of all gangs. Its head, [`super`], says what always holds.
@@ -126,12 +125,6 @@ impl Gangs {
         self.finish(now, &key);
     }
 
-    /// The claim of a member whose owner is known to start its roles apart: each is a gang of its own.
-    fn settled(&self, claim: &Claim) -> Option<Claim> {
-        let owner = self.owners.get(claim.owner.as_ref()?)?;
-        settle(claim, owner.known.as_ref()?.as_ref()?)
-    }
-
     /// The gang of a member, made if need be. `None` if it is not to be kept.
     fn gang_for(&mut self, now: Now, member: &Member) -> Option<Arc<GangKey>> {
         let too_many = match self.gangs.get_key_value(&member.claim.key) {
@@ -182,40 +175,6 @@ impl Gangs {
         for key in self.preempting.keys().cloned().collect::<Vec<_>>() {
             self.with(now, &key, |gang, env| gang.victim_gone(env, uid));
         }
-    }
-
-    /// What an owner says of size and wishes; `None`: there is no such object.
-    pub fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
-        self.clock = Some(now);
-        let spare = self.owners.len() < self.settings.max_gangs.saturating_mul(2);
-        if !spare && !self.owners.contains_key(owner) {
-            return;
-        }
-        let entry = self.owners.entry(owner.clone()).or_default();
-        if entry.known.as_ref() == Some(&facts) {
-            return;
-        }
-        let starts_apart = facts.as_ref().is_some_and(|facts| facts.apart);
-        entry.known = Some(facts);
-        for key in entry.gangs.clone() {
-            let mut apart = Vec::new();
-            if let Some(gang) = self.gangs.get_mut(&key) {
-                gang.reagree = true;
-                let members = gang.members.iter().filter(|_| starts_apart);
-                apart.extend(members.map(|kept| kept.member.clone()));
-            }
-            apart.retain(|member| self.settled(&member.claim).is_some());
-            for member in apart {
-                self.member_seen(now, member);
-            }
-            self.finish(now, &key);
-        }
-    }
-
-    /// The owners that gangs wait for or go by.
-    pub fn owners_wanted(&self) -> Vec<OwnerRef> {
-        let wanted = self.owners.iter().filter(|(_, owner)| !owner.gangs.is_empty());
-        wanted.map(|(owner, _)| owner.clone()).collect()
     }
 
     /// How the planning of a gang that [`Gangs::next`] named has ended. A plan for a gang that has changed since is dropped.

@@ -31,6 +31,7 @@ mod gangs;
 mod members;
 mod objects;
 mod order;
+mod owners;
 mod recovery;
 mod repair;
 mod slots;

@@ -1,0 +1,50 @@
+//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members move.
+
+use std::sync::Arc;
+
+use super::Gangs;
+use super::types::Now;
+use crate::claim::{Claim, OwnerFacts, OwnerRef};
+use crate::dialect::settle;
+
+impl Gangs {
+    /// What an owner says of size and wishes; `None`: there is no such object.
+    pub fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
+        self.clock = Some(now);
+        let spare = self.owners.len() < self.settings.max_gangs.saturating_mul(2);
+        if !spare && !self.owners.contains_key(owner) {
+            return;
+        }
+        let entry = self.owners.entry(owner.clone()).or_default();
+        if entry.known.as_ref() == Some(&facts) {
+            return;
+        }
+        let starts_apart = facts.as_ref().is_some_and(|facts| facts.apart);
+        entry.known = Some(facts);
+        for key in entry.gangs.clone() {
+            let mut apart = Vec::new();
+            if let Some(gang) = self.gangs.get_mut(&key) {
+                gang.reagree = true;
+                let members = gang.members.iter().filter(|_| starts_apart);
+                apart.extend(members.map(|kept| kept.member.clone()));
+            }
+            apart.retain(|member| self.settled(&member.claim).is_some());
+            for member in apart {
+                self.member_seen(now, member);
+            }
+            self.finish(now, &key);
+        }
+    }
+
+    /// The owners that gangs wait for or go by.
+    pub fn owners_wanted(&self) -> Vec<OwnerRef> {
+        let wanted = self.owners.iter().filter(|(_, owner)| !owner.gangs.is_empty());
+        wanted.map(|(owner, _)| owner.clone()).collect()
+    }
+
+    /// The claim of a member whose owner is known to start its roles apart: each is a gang of its own.
+    pub(super) fn settled(&self, claim: &Claim) -> Option<Claim> {
+        let owner = self.owners.get(claim.owner.as_ref()?)?;
+        settle(claim, owner.known.as_ref()?.as_ref()?)
+    }
+}
