@@ -71,9 +71,9 @@ impl Index {
     }
 
     /// The nodes that are kept from a gang.
-    pub(super) fn kept_from(&self, gang: &GangKey) -> Option<&Kept> {
+    pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&Kept> {
         let kept = self.gangs.keep.kept.as_deref();
-        kept.filter(|kept| *kept.gang != *gang)
+        kept.filter(|kept| *kept.gang != *wanted.gang && wanted.priority <= kept.priority)
     }
 
     /// Keeps nodes for the gang that is next, or opens them.

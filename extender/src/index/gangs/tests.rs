@@ -1,3 +1,6 @@
+mod order;
+mod restart;
+
 use gantry_api::{GangPhase, GangSpec, PodUid};
 use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
 use serde_json::{Value, json};
@@ -253,19 +256,6 @@ fn a_pod_that_only_a_call_speaks_of_counts_but_not_for_long() {
 }
 
 #[test]
-fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
-    let cluster = two_nodes();
-    create(&cluster, &members("a", 2, 8));
-    cluster.store.update(|index| index.stand_down());
-    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
-    cluster.store.update(|index| index.lead());
-    assert_eq!(
-        (cluster.free("m"), cluster.free("n")),
-        (String::new(), String::new())
-    );
-}
-
-#[test]
 fn a_member_that_waits_is_not_bound_alone_by_one_that_leads_no_more() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 2, 8));
@@ -322,53 +312,6 @@ fn a_replacement_gets_the_place_of_the_lost_member_once_its_devices_are_given_ba
 }
 
 #[test]
-fn what_was_decided_before_a_restart_is_kept_and_finished() {
-    let before = two_nodes();
-    let pods = members("a", 2, 8);
-    create(&before, &pods);
-    let nodes = [node(&before, "a-0"), node(&before, "a-1")];
-    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
-        admit(&before, uid, node).unwrap();
-    }
-    commit(&before);
-    let statuses = before.store.update(|index| index.take_statuses());
-    let (key, status) = statuses.into_iter().next_back().unwrap();
-    assert!(status.decision.is_some());
-
-    let after = Cluster::cold(Options::default());
-    after.list(Source::Gangs, |cluster| {
-        let object = Object {
-            uid: "g".into(),
-            resource_version: "1".into(),
-            ours: true,
-            spec: Ok(GangSpec::default()),
-            status: status.clone(),
-        };
-        cluster
-            .store
-            .update(|index| index.gang_object_seen("default", &key.object_name(), object));
-    });
-    after.list(Source::Nodes, |cluster| {
-        cluster.node("m", 8).node("n", 8);
-    });
-    after.list(Source::GpuNodes, |cluster| {
-        cluster
-            .inventory(&gpu_node("m", &bridged()))
-            .inventory(&gpu_node("n", &bridged()));
-    });
-    after.list(Source::Pods, |cluster| {
-        for pod in &pods {
-            cluster.pod(pod);
-        }
-    });
-    assert_eq!((after.free("m"), after.free("n")), (String::new(), String::new()));
-    for (uid, planned) in ["a-0", "a-1"].iter().zip(&nodes) {
-        assert_eq!(node(&after, uid), *planned);
-        assert_eq!(granted(&admit(&after, uid, planned).unwrap()).len(), 8);
-    }
-}
-
-#[test]
 fn places_keep_their_nodes_when_the_numbers_of_nodes_that_are_gone_are_given_up() {
     let cluster = Cluster::new(Options::default());
     for number in 0..600 {
@@ -408,72 +351,4 @@ fn a_gang_counts_what_else_its_members_need() {
         cluster.gone(pod);
     }
     assert!(matches!(answer(&cluster, "b-0"), Answer::Node(_)));
-}
-
-#[test]
-fn a_gang_of_higher_priority_has_a_lower_one_stopped_as_a_whole_and_gets_what_comes_free() {
-    let cluster = two_nodes();
-    let low = members("low", 2, 8);
-    create(&cluster, &low);
-    let nodes = bind_all(&cluster, &low);
-    let mut high = members("high", 1, 8);
-    high[0]["spec"]["priority"] = 10.into();
-    create(&cluster, &high);
-    assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
-    let work = cluster.store.update(|index| index.take_work());
-    let evicted = work.into_iter().find_map(|work| match work {
-        Work::Evict { pods, .. } => Some(pods),
-        _ => None,
-    });
-    assert_eq!(evicted, Some(vec!["low-0".into(), "low-1".into()]));
-    // What comes free is kept for it: a single pod does not get it.
-    for (pod, node) in low.iter().zip(&nodes) {
-        cluster.gone(&bound(pod.clone(), node, 1, None));
-    }
-    cluster.wait(6);
-    let place = node(&cluster, "high-0");
-    cluster.pod(&pod("single", 8));
-    assert!(admit(&cluster, "single", &place).is_err());
-    admit(&cluster, "high-0", &place).unwrap();
-    commit(&cluster);
-    assert_eq!(granted(&admit(&cluster, "high-0", &place).unwrap()).len(), 8);
-}
-
-#[test]
-fn a_gang_that_must_not_preempt_waits() {
-    let cluster = two_nodes();
-    let low = members("low", 2, 8);
-    create(&cluster, &low);
-    bind_all(&cluster, &low);
-    let mut high = members("high", 1, 8);
-    high[0]["spec"]["priority"] = 10.into();
-    high[0]["spec"]["preemptionPolicy"] = "Never".into();
-    create(&cluster, &high);
-    assert_eq!(phase(&cluster, "high"), GangPhase::Queued);
-}
-
-#[test]
-fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
-    let cluster = Cluster::new(Options {
-        patience: std::time::Duration::from_secs(60),
-        drain: std::time::Duration::from_secs(300),
-        ..Options::default()
-    });
-    cluster.add("m", &bridged()).add("n", &bridged());
-    cluster.pod(&bound(pod("x", 1), "m", 1, Some("0")));
-    create(&cluster, &members("a", 2, 8));
-    assert!(cluster.store.snapshot().kept.is_none());
-    cluster.wait(30).wait(31);
-    let kept = cluster.store.snapshot().kept.clone().unwrap();
-    assert_eq!(kept.words(), "node(s) kept for gang default/a, which waits");
-    assert_eq!(kept.nodes().count(), 2);
-    // Later gangs are not placed there either.
-    create(&cluster, &members("b", 1, 1));
-    assert!(matches!(answer(&cluster, "b-0"), Answer::Wait(_)));
-    // Bounded: open for as long again.
-    cluster.wait(301);
-    assert!(cluster.store.snapshot().kept.is_none());
-    assert!(matches!(answer(&cluster, "b-0"), Answer::Node(_)));
-    cluster.wait(300);
-    assert!(cluster.store.snapshot().kept.is_some());
 }

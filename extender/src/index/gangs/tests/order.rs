@@ -1,0 +1,77 @@
+//! Who goes first: preemption, and nodes kept for the gang that is next.
+
+use super::*;
+
+#[test]
+fn a_gang_of_higher_priority_has_a_lower_one_stopped_as_a_whole_and_gets_what_comes_free() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    let nodes = bind_all(&cluster, &low);
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &high);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
+    let work = cluster.store.update(|index| index.take_work());
+    let evicted = work.into_iter().find_map(|work| match work {
+        Work::Evict { pods, .. } => Some(pods),
+        _ => None,
+    });
+    assert_eq!(evicted, Some(vec!["low-0".into(), "low-1".into()]));
+    // What comes free is kept for it: a single pod does not get it.
+    for (pod, node) in low.iter().zip(&nodes) {
+        cluster.gone(&bound(pod.clone(), node, 1, None));
+    }
+    cluster.wait(6);
+    let place = node(&cluster, "high-0");
+    cluster.pod(&pod("single", 8));
+    assert!(admit(&cluster, "single", &place).is_err());
+    admit(&cluster, "high-0", &place).unwrap();
+    commit(&cluster);
+    assert_eq!(granted(&admit(&cluster, "high-0", &place).unwrap()).len(), 8);
+}
+
+#[test]
+fn a_gang_that_must_not_preempt_waits() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    bind_all(&cluster, &low);
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    high[0]["spec"]["preemptionPolicy"] = "Never".into();
+    create(&cluster, &high);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Queued);
+}
+
+#[test]
+fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
+    let cluster = Cluster::new(Options {
+        patience: std::time::Duration::from_secs(60),
+        drain: std::time::Duration::from_secs(300),
+        ..Options::default()
+    });
+    cluster.add("m", &bridged()).add("n", &bridged());
+    cluster.pod(&bound(pod("x", 1), "m", 1, Some("0")));
+    create(&cluster, &members("a", 2, 8));
+    assert!(cluster.store.snapshot().kept.is_none());
+    cluster.wait(30).wait(31);
+    let kept = cluster.store.snapshot().kept.clone().unwrap();
+    assert_eq!(kept.words(), "node(s) kept for gang default/a, which waits");
+    assert_eq!(kept.nodes().count(), 2);
+    // Later gangs are not placed there either.
+    create(&cluster, &members("b", 1, 1));
+    let Answer::Wait(text) = answer(&cluster, "b-0") else {
+        panic!("it has a place");
+    };
+    assert!(
+        text.contains("beside the nodes kept for gang default/a, which waits"),
+        "{text}"
+    );
+    // Bounded: open for as long again.
+    cluster.wait(301);
+    assert!(cluster.store.snapshot().kept.is_none());
+    assert!(matches!(answer(&cluster, "b-0"), Answer::Node(_)));
+    cluster.wait(300);
+    assert!(cluster.store.snapshot().kept.is_some());
+}

@@ -1,0 +1,63 @@
+//! What lasts when a process ends or stands down, and what does not.
+
+use super::*;
+
+#[test]
+fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 2, 8));
+    cluster.store.update(|index| index.stand_down());
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+    cluster.store.update(|index| index.lead());
+    assert_eq!(
+        (cluster.free("m"), cluster.free("n")),
+        (String::new(), String::new())
+    );
+}
+
+#[test]
+fn what_was_decided_before_a_restart_is_kept_and_finished() {
+    let before = two_nodes();
+    let pods = members("a", 2, 8);
+    create(&before, &pods);
+    let nodes = [node(&before, "a-0"), node(&before, "a-1")];
+    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
+        admit(&before, uid, node).unwrap();
+    }
+    commit(&before);
+    let statuses = before.store.update(|index| index.take_statuses());
+    let (key, status) = statuses.into_iter().next_back().unwrap();
+    assert!(status.decision.is_some());
+
+    let after = Cluster::cold(Options::default());
+    after.list(Source::Gangs, |cluster| {
+        let object = Object {
+            uid: "g".into(),
+            resource_version: "1".into(),
+            ours: true,
+            spec: Ok(GangSpec::default()),
+            status: status.clone(),
+        };
+        cluster
+            .store
+            .update(|index| index.gang_object_seen("default", &key.object_name(), object));
+    });
+    after.list(Source::Nodes, |cluster| {
+        cluster.node("m", 8).node("n", 8);
+    });
+    after.list(Source::GpuNodes, |cluster| {
+        cluster
+            .inventory(&gpu_node("m", &bridged()))
+            .inventory(&gpu_node("n", &bridged()));
+    });
+    after.list(Source::Pods, |cluster| {
+        for pod in &pods {
+            cluster.pod(pod);
+        }
+    });
+    assert_eq!((after.free("m"), after.free("n")), (String::new(), String::new()));
+    for (uid, planned) in ["a-0", "a-1"].iter().zip(&nodes) {
+        assert_eq!(node(&after, uid), *planned);
+        assert_eq!(granted(&admit(&after, uid, planned).unwrap()).len(), 8);
+    }
+}
