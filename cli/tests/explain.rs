@@ -123,3 +123,62 @@ async fn a_pod_is_explained_from_what_the_cluster_says() {
     assert!(text.contains("no pod five in namespace default"), "{text}");
     stop.cancel();
 }
+
+fn member(name: &str, gpus: u32, node: Option<&str>, gang: &str, min: u32) -> Value {
+    let mut pod = pod(name, gpus, node);
+    pod["metadata"]["annotations"] = json!({"gantry.dev/gang": gang, "gantry.dev/gang-min": min.to_string()});
+    pod
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
+    let stop = CancellationToken::new();
+    let server = ApiServer::start(&ApiOptions::default(), stop.clone())
+        .await
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+    let client = server.client().unwrap();
+    for name in ["a", "b"] {
+        node(&client, name).await;
+    }
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    create(&pods, pod("three", 3, Some("a"))).await;
+    for rank in 0..2 {
+        create(&pods, member(&format!("train-{rank}"), 4, None, "train", 2)).await;
+    }
+    create(&pods, member("small-0", 1, None, "small", 2)).await;
+
+    let see = |words: &'static [&'static str]| {
+        let kubeconfig = kubeconfig.clone();
+        tokio::task::spawn_blocking(move || explain(&kubeconfig, words))
+    };
+    let (code, text) = see(&["gang", "train"]).await.unwrap();
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.starts_with("gang default/train: Queued\n"), "{text}");
+    assert!(text.contains("size: 2 of 2 members exist"), "{text}");
+    assert!(
+        text.contains("tried for 2 members of 4 GPUs, of which 2 must fit:"),
+        "{text}"
+    );
+    assert!(
+        text.contains("1 of 2 fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked"),
+        "{text}"
+    );
+    assert!(text.contains("fits when default/three ended"), "{text}");
+    let (_, text) = see(&["gang", "small"]).await.unwrap();
+    assert!(
+        text.contains("Collecting") && text.contains("1 of 2 members exist"),
+        "{text}"
+    );
+    let (_, text) = see(&["queue"]).await.unwrap();
+    assert!(text.contains("1  default/train  priority 0"), "{text}");
+    let (code, text) = see(&["gang", "tarin"]).await.unwrap();
+    assert_eq!(code, Some(2));
+    assert!(
+        text.contains("no gang tarin in namespace default; there are small, train"),
+        "{text}"
+    );
+    stop.cancel();
+}

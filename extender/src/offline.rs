@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::ResourceName;
+use gantry_gang::Levels;
+use gantry_gang::protocol::Settings;
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::Options;
+use crate::gang::owners;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::watch::{self, Contact, Feed};
@@ -18,19 +21,36 @@ use crate::watched::Watched;
 /// Between two looks whether everything is listed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Lists the cluster of a kubeconfig (or of the pod this runs in) into an index.
+/// Longest time to read the objects that say how large gangs are, once the rest is listed: a kind that is not served is never read.
+const OWNERS: Duration = Duration::from_secs(3);
+/// Gangs planned at most before the look is given up: more than any queue has.
+const PLANS: usize = 10_000;
+
+/// What the extender is told by its options, which the cluster does not show.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// Resources looked at besides those that nodes publish.
+    pub resources: Vec<ResourceName>,
+    /// How it decides.
+    pub options: Options,
+    /// The levels of the fabric.
+    pub fabric: Levels,
+}
+
+/// Lists the cluster of a kubeconfig (or of the pod this runs in) into an index, and plans the gangs that wait, as the extender would.
 ///
 /// # Errors
 /// The kubeconfig cannot be read; the cluster cannot be listed within `limit`: then the log says why.
-pub async fn look(
-    kubeconfig: Option<&Path>,
-    resources: Vec<ResourceName>,
-    options: Options,
-    limit: Duration,
-) -> anyhow::Result<Arc<Store>> {
+pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> anyhow::Result<Arc<Store>> {
     let client = crate::connect(kubeconfig).await?;
-    let watched = Watched::new(resources);
-    let store = Arc::new(Store::new(Index::new(options, &watched, "offline".to_owned())));
+    let watched = Watched::new(terms.resources);
+    let mut index = Index::new(terms.options, &watched, "offline".to_owned());
+    index.set_fabric(terms.fabric.clone());
+    index.set_gangs(Settings {
+        levels: terms.fabric,
+        ..Settings::default()
+    });
+    let store = Arc::new(Store::new(index));
     let shutdown = CancellationToken::new();
     let feed = Feed {
         watched,
@@ -39,20 +59,40 @@ pub async fn look(
         objects: Arc::default(),
         leadership: Arc::new(Leadership::always()),
     };
-    let watching = tokio::spawn(watch::run(client, feed, shutdown.clone()));
+    let watching = tokio::spawn(watch::run(client.clone(), feed, shutdown.clone()));
+    let (wanted, seen) = (Arc::clone(&store), Arc::clone(&store));
+    let owners = tokio::spawn(owners::run(
+        client,
+        move || wanted.read(Index::owners_wanted),
+        move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
+        shutdown.clone(),
+    ));
     let listed = async {
         while !store.snapshot().synced {
             tokio::time::sleep(LOOK).await;
         }
     };
     let in_time = tokio::time::timeout(limit, listed).await;
+    let read = async {
+        while store.read(Index::owners_unread) {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    // What is not read by then is said to be so.
+    let _ = tokio::time::timeout(OWNERS, read).await;
     shutdown.cancel();
     watching.await.context("the watches ended badly")?;
+    owners.await.context("the watch of owners ended badly")?;
     in_time.with_context(|| {
         format!(
             "pods, nodes, GpuNodes and Gangs cannot all be listed within {} s; may you list them, and is Gantry installed?",
             limit.as_secs()
         )
     })?;
+    for _ in 0..PLANS {
+        if !store.update(Index::plan_next) {
+            break;
+        }
+    }
     Ok(store)
 }

@@ -13,7 +13,8 @@ use clap::{Args, Subcommand};
 use gantry_api::names;
 use gantry_extender::decide::{ForeignNodes, Options, Policy};
 use gantry_extender::index::{Index, Store, system_clock};
-use gantry_extender::offline;
+use gantry_extender::offline::{self, Terms};
+use gantry_gang::Levels;
 
 use crate::runtime::BadInput;
 
@@ -72,6 +73,10 @@ pub(crate) struct ExplainArgs {
     #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t, global = true)]
     policy: Policy,
 
+    /// The levels of the fabric: the extender's --fabric
+    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels, global = true)]
+    fabric: Levels,
+
     /// Print JSON instead of text
     #[arg(long, global = true)]
     json: bool,
@@ -108,7 +113,12 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         ..Options::default()
     };
     let kubeconfig = args.kubeconfig.clone().or_else(home_kubeconfig);
-    let store = offline::look(kubeconfig.as_deref(), resources, options, LIMIT).await?;
+    let terms = Terms {
+        resources,
+        options,
+        fabric: args.fabric.clone(),
+    };
+    let store = offline::look(kubeconfig.as_deref(), terms, LIMIT).await?;
     let output = match &args.what {
         What::Pod { name } => pod(&store, &args, name)?,
         What::Gang { name } => gang(&store, &args, name)?,
@@ -118,6 +128,10 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("writing to standard output"),
     }
+}
+
+fn levels(text: &str) -> Result<Levels, String> {
+    Levels::parse(text).map_err(|error| error.to_string())
 }
 
 /// Where kubectl looks by itself.

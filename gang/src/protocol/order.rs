@@ -319,13 +319,13 @@ impl Gangs {
         self.gangs.get(key)?.wanted()
     }
 
-    /// The gangs that wait for a place, in the order in which they are planned.
+    /// The gangs that are complete and wait for a place, in the order in which they are planned.
     pub fn queue(&self, now: Now) -> Vec<Arc<GangKey>> {
         let queued: Vec<(&Arc<GangKey>, &Gang)> = self
             .planable
             .iter()
             .filter_map(|key| self.gangs.get_key_value(key))
-            .filter(|(_, gang)| gang.urgency() == Urgency::Open)
+            .filter(|(_, gang)| gang.urgency() == Urgency::Open && gang.enough(Count::exist))
             .collect();
         let waiting: Vec<Waiting<'_>> = queued.iter().map(|(key, gang)| waiting(key, gang)).collect();
         queue::order(&waiting, &self.held, now.unix)

@@ -64,6 +64,12 @@ impl Index {
         })
     }
 
+    /// Whether an object that says how large a gang is has not been read yet.
+    pub fn owners_unread(&self) -> bool {
+        let wanted = self.gangs.core.owners_wanted();
+        wanted.iter().any(|owner| !self.gangs.owners.contains_key(owner))
+    }
+
     /// The gangs that wait for a place, in the order in which they are planned.
     pub fn waiting_gangs(&self) -> Vec<GangView> {
         let queue = self.gangs.core.queue(self.now);
