@@ -186,3 +186,41 @@ async fn a_binding_that_is_not_answered_is_tried_again() {
         assert_eq!(bind.await.unwrap(), Ok(()));
     }
 }
+
+#[tokio::test]
+async fn hundreds_of_members_wait_at_once_and_all_are_bound() {
+    const MEMBERS: u32 = 256;
+    let cluster = Cluster::new(Options::default());
+    for node in 0..32 {
+        cluster.add(&format!("n-{node}"), &bridged());
+    }
+    for number in 0..MEMBERS {
+        cluster.pod(&member(&name(number), 1, "a", MEMBERS));
+    }
+    cluster.wait(2);
+    let (service, api) = mock::pair();
+    let client = kube::Client::new(service, "default");
+    let binder = Binder::new(
+        client,
+        Arc::clone(&cluster.store),
+        watched(),
+        Duration::from_secs(120),
+    );
+    let server = tokio::spawn(take(api, MEMBERS as usize));
+    let mut binds = Vec::new();
+    for number in 0..MEMBERS {
+        let uid = PodUid::from(name(number).as_str());
+        let Answer::Node(node) = cluster.store.update(|index| index.answer(&uid, &|_| true)) else {
+            panic!("{uid} has no place");
+        };
+        let (binder, target) = (binder.clone(), target(uid.as_str(), node.as_str()));
+        binds.push(tokio::spawn(async move { binder.bind(&target).await }));
+    }
+    commit(&cluster).await;
+    for bind in binds {
+        bind.await.unwrap().unwrap();
+    }
+    let granted = server.await.unwrap();
+    let all: BTreeSet<&String> = granted.iter().flatten().collect();
+    assert_eq!(all.len(), MEMBERS as usize);
+}
