@@ -64,6 +64,10 @@ impl Index {
         if !waits {
             return self.reserve(target, request).map(Admitted::Single);
         }
+        if !self.gangs.leading {
+            // Of gangs nothing is known then: a member that waits here must not be taken for a single pod.
+            return Err(BindError::Gang("this extender leads no more; try again".into()));
+        }
         match self.gangs.core.arrive(self.now, &target.uid, &target.node) {
             Arrival::Single => self.reserve(target, request).map(Admitted::Single),
             Arrival::Refuse(why) => Err(BindError::Gang(why)),
