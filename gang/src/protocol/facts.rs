@@ -19,7 +19,7 @@ impl Gang {
         let waited = |gang: &Self| gang.members.unplaced().contains(&uid);
         let before = waited(self);
         match self.members.get(&uid) {
-            Some(_) => self.members.change(&uid, |kept| kept.member = member),
+            Some(_) => self.members.change(&uid, |kept| kept.update(member)),
             None => {
                 self.members.insert(Kept::new(member, life));
                 self.settle_until = after(now.at, settings.settle);

@@ -93,6 +93,16 @@ impl Kept {
         }
     }
 
+    /// Takes what the watch shows of it now. One that was asked to go and then ended well, as programs do that handle TERM, has not done its
+    /// part: it is lost like any other that is deleted.
+    pub(super) fn update(&mut self, member: Member) {
+        let was_asked = self.member.leaving && self.member.stage != Stage::Succeeded;
+        self.member = member;
+        if was_asked && self.member.stage == Stage::Succeeded {
+            self.member.stage = Stage::Failed;
+        }
+    }
+
     pub(super) fn class(&self, life: u32) -> Class {
         let light = self.member.shape.is_none();
         let leaving = self.member.leaving || self.gone;

@@ -3,7 +3,7 @@
 use gantry_api::{DecidedSlot, Decision, GangPhase, GangStatus};
 
 use super::world::{World, bound, claim, key, leaving, member, place, refused, uid, with_rank, with_repair};
-use crate::protocol::{Answer, Arrival, BindEnd, CommitFailure, Placement, Stage, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, CommitFailure, Member, Placement, Stage, Work};
 use crate::terms::Repair;
 
 /// Gang `a` of two members, of which two are needed, whose decision is being written.
@@ -212,6 +212,30 @@ fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
     assert_eq!(world.woken(), ["a2"]);
     assert_eq!(world.bind("a2"), "n0", "without a barrier");
     assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    let going = leaving(bound(member("a0", claim("a", 2)), "n0"));
+    world.see(going.clone());
+    for _ in 0..2 {
+        world.see(Member {
+            stage: Stage::Succeeded,
+            ..going.clone()
+        });
+        assert_eq!(world.phase("a"), GangPhase::Repairing);
+        assert_eq!(world.reserved(), ["a-g0"]);
+    }
+    world.gone("a0");
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    // One that had completed before it is cleared away stays so.
+    let mut completed = bound(member("a1", claim("a", 2)), "n1");
+    completed.stage = Stage::Succeeded;
+    world.see(completed.clone());
+    world.see(leaving(completed));
+    assert_eq!(world.reserved(), ["a-g0"]);
 }
 
 #[test]
