@@ -14,7 +14,7 @@ use crate::error::file;
 use crate::host::eprint_line;
 use crate::pki::{self, Authority};
 use crate::wait::until;
-use crate::{Cluster, Daemon, Program, Result};
+use crate::{BUSYBOX_IMAGE, Cluster, Daemon, Program, Result};
 
 /// The name of the process beside the API server.
 pub const CONTROLLERS: &str = "controllers";
@@ -86,6 +86,8 @@ impl Cluster {
         let certs = self.control().folder().join("controllers");
         let authority = Authority::create(&certs)?;
         authority.server("tls", &["127.0.0.1"])?;
+        let inits = certs.join("pytorch-init.yaml");
+        fs::write(&inits, init_containers().to_string()).map_err(file("write", &inits))?;
         let program = Program::new(
             CONTROLLERS,
             folder.join(CONTROLLERS),
@@ -93,6 +95,7 @@ impl Cluster {
                 format!("--kubeconfig={}", self.kubeconfig().display()),
                 format!("--certs={}", certs.display()),
                 format!("--port={WEBHOOK_PORT}"),
+                format!("--pytorch-init={}", inits.display()),
             ],
         );
         let daemon = self.control().run(program).await?;
@@ -109,6 +112,16 @@ impl Cluster {
         self.kubectl_with_input(&["apply", "-f", "-"], &hooks).await?;
         Ok(daemon)
     }
+}
+
+/// What PyTorchJob's workers run first. Its own waits for the master's DNS name, which nobody serves here.
+fn init_containers() -> Value {
+    json!([{
+        "name": "init-pytorch",
+        "image": BUSYBOX_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["true"],
+    }])
 }
 
 fn webhooks(namespace: &str, authority: &str) -> Value {

@@ -96,14 +96,21 @@ impl Cluster {
     /// # Errors
     /// The manifests are not installed, or the program does not start.
     pub async fn start_extender(&self, binary: &Path) -> Result<Daemon> {
-        self.start_replica(binary, EXTENDER, None).await
+        self.start_replica(binary, EXTENDER, None, &[]).await
     }
 
-    /// Starts one of several extenders, under a name of its own, which is also its pod's; `listen` goes before the manifests' address.
+    /// Starts one of several extenders, under a name of its own, which is also its pod's; `listen` goes before the manifests' address, and `extra` are
+    /// arguments beyond theirs.
     ///
     /// # Errors
     /// The manifests are not installed, or the program does not start.
-    pub async fn start_replica(&self, binary: &Path, name: &str, listen: Option<&str>) -> Result<Daemon> {
+    pub async fn start_replica(
+        &self,
+        binary: &Path,
+        name: &str,
+        listen: Option<&str>,
+        extra: &[String],
+    ) -> Result<Daemon> {
         let api: Api<Deployment> = Api::namespaced(self.client(), NAMESPACE);
         let spec = api
             .get(EXTENDER)
@@ -123,6 +130,7 @@ impl Cluster {
                 None => program.args.extend(["--listen".to_owned(), listen.to_owned()]),
             }
         }
+        program.args.extend_from_slice(extra);
         self.control().run(program).await
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use gantry_e2e::gantry::EXTENDER;
 use gantry_e2e::{Cluster, Daemon, Program, until};
 use serde_json::{Value, json};
 
@@ -41,8 +42,13 @@ impl Case {
         std::fs::write(path, config.to_string()).with_context(|| path.display().to_string())
     }
 
-    /// Starts the extender of this case beside kube-scheduler and waits until it is ready.
-    pub(crate) async fn start_extender(self, cluster: &Cluster, gantry: &Path) -> Result<Option<Daemon>> {
+    /// Starts the extender of this case beside kube-scheduler, ours with arguments beyond the manifests', and waits until it is ready.
+    pub(crate) async fn start_extender(
+        self,
+        cluster: &Cluster,
+        gantry: &Path,
+        extra: &[String],
+    ) -> Result<Option<Daemon>> {
         let daemon = match self {
             Self::Stock => return Ok(None),
             Self::Floor => {
@@ -51,7 +57,7 @@ impl Case {
                 let args = ["floor", "--kubeconfig", &kubeconfig];
                 cluster.control().run(Program::new("floor", own, args)).await?
             }
-            Self::Gantry => cluster.start_extender(gantry).await?,
+            Self::Gantry => cluster.start_replica(gantry, EXTENDER, None, extra).await?,
         };
         until(format!("{self} ready"), load::LIMIT, async || {
             daemon.check().map_err(|error| error.to_string())?;

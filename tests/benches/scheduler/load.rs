@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
+use gantry_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
 use gantry_api::{DeviceHealth, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gantry_e2e::{Cluster, until};
 use gantry_topology::Machine;
@@ -74,15 +75,15 @@ pub(crate) async fn create_nodes(cluster: &Cluster, count: u32) -> Result<()> {
         .await
 }
 
-/// Makes pods of one GPU.
-pub(crate) async fn create_pods(cluster: &Cluster, count: u32) -> Result<()> {
+/// Makes pods of one GPU; `members` of them at a time are a gang, if that is given.
+pub(crate) async fn create_pods(cluster: &Cluster, count: u32, members: Option<u32>) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
     stream::iter(0..count)
         .map(Ok::<_, anyhow::Error>)
         .try_for_each_concurrent(PARALLEL, |number| {
             let pods = pods.clone();
             async move {
-                pods.create(&PostParams::default(), &pod(number)?)
+                pods.create(&PostParams::default(), &pod(number, members)?)
                     .await
                     .context("pod")?;
                 Ok(())
@@ -160,9 +161,16 @@ fn gpu_status(node: u32) -> GpuNodeStatus {
     }
 }
 
-fn pod(number: u32) -> Result<Pod> {
+fn pod(number: u32, members: Option<u32>) -> Result<Pod> {
+    let annotations = match members {
+        Some(members) => json!({
+            GANG_ANNOTATION: format!("gang-{}", number / members),
+            GANG_MIN_ANNOTATION: members.to_string(),
+        }),
+        None => json!({}),
+    };
     Ok(serde_json::from_value(json!({
-        "metadata": { "name": format!("load-{number}") },
+        "metadata": { "name": format!("load-{number}"), "annotations": annotations },
         "spec": {
             // Nodes without a kubelet keep whatever taints the start gave them.
             "tolerations": [{ "operator": "Exists" }],

@@ -1,11 +1,14 @@
 //! Pods per second through the real kube-scheduler: without an extender, with one that answers at once (what the protocol itself
 //! costs), and with `gantry extender`. The cases take turns, so that whatever else the machine does meets all of them alike.
 //!
+//! With `gangs` instead: so many gangs, against as many pods without a gang.
+//!
 //! `cargo xtask bench scheduler` builds and runs it; 500 nodes of 8 GPUs exist as objects only, nothing runs on them.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on the terminal")]
 
 mod case;
 mod floor;
+mod gangs;
 mod load;
 
 use std::path::{Path, PathBuf};
@@ -40,6 +43,8 @@ struct Args {
 enum Role {
     /// The extender that answers at once; started by the benchmark itself.
     Floor(floor::Args),
+    /// Gangs against the same pods without a gang.
+    Gangs(gangs::Args),
 }
 
 fn main() -> Result<()> {
@@ -47,7 +52,7 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     match args.role {
         Some(Role::Floor(ref floor)) => runtime.block_on(floor::serve(floor)),
-        None => runtime.block_on(measure(&args)),
+        Some(Role::Gangs(_)) | None => runtime.block_on(measure(&args)),
     }
 }
 
@@ -76,9 +81,11 @@ async fn rounds(args: &Args, cluster: &Cluster, config: &Path) -> Result<()> {
     // Without it nobody marks nodes that no kubelet speaks for as unreachable.
     cluster.program("kube-controller-manager")?.stop().await?;
     cluster.program("kube-scheduler")?.stop().await?;
-    load::create_nodes(cluster, args.nodes).await?;
-
     let gantry = program("gantry")?;
+    if let Some(Role::Gangs(gangs)) = &args.role {
+        return gangs::rounds(gangs, cluster, config, &gantry).await;
+    }
+    load::create_nodes(cluster, args.nodes).await?;
     let mut rates = vec![Vec::new(); Case::ALL.len()];
     for round in 1..=args.rounds {
         for (case, rates) in Case::ALL.into_iter().zip(&mut rates) {
@@ -94,8 +101,8 @@ async fn rounds(args: &Args, cluster: &Cluster, config: &Path) -> Result<()> {
 /// One case once: pods first, then the scheduler is let go.
 async fn once(args: &Args, cluster: &Cluster, config: &Path, case: Case, gantry: &Path) -> Result<f64> {
     case.write_config(config)?;
-    let extender = case.start_extender(cluster, gantry).await?;
-    load::create_pods(cluster, args.pods).await?;
+    let extender = case.start_extender(cluster, gantry, &[]).await?;
+    load::create_pods(cluster, args.pods, None).await?;
     let scheduler = cluster.start_again("kube-scheduler").await?;
     let took = load::all_bound(cluster, args.pods).await;
     scheduler.stop().await?;

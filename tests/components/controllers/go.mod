@@ -11,6 +11,8 @@ require (
 	sigs.k8s.io/controller-runtime v0.22.1
 	sigs.k8s.io/jobset v0.10.1
 	sigs.k8s.io/lws v0.7.0
+	sigs.k8s.io/scheduler-plugins v0.28.9
+	volcano.sh/apis v1.12.1
 )
 
 require (
@@ -75,8 +77,6 @@ require (
 	k8s.io/utils v0.0.0-20250604170112-4c0f3b243397 // indirect
 	sigs.k8s.io/json v0.0.0-20241014173422-cfa47c3a1cc8 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
-	sigs.k8s.io/scheduler-plugins v0.28.9 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.0 // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
-	volcano.sh/apis v1.12.1 // indirect
 )

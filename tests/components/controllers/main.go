@@ -8,7 +8,8 @@ import (
 	"flag"
 	"log"
 
-	"github.com/kubeflow/training-operator/pkg/apis/kubeflow.org/v1"
+	kubeflow "github.com/kubeflow/training-operator/pkg/apis/kubeflow.org/v1"
+	kubeflowconfig "github.com/kubeflow/training-operator/pkg/config"
 	"github.com/kubeflow/training-operator/pkg/controller.v1/common"
 	"github.com/kubeflow/training-operator/pkg/controller.v1/pytorch"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -25,11 +26,14 @@ import (
 	lws "sigs.k8s.io/lws/api/leaderworkerset/v1"
 	lwscontrollers "sigs.k8s.io/lws/pkg/controllers"
 	lwswebhooks "sigs.k8s.io/lws/pkg/webhooks"
+	coscheduling "sigs.k8s.io/scheduler-plugins/apis/scheduling/v1alpha1"
+	volcano "volcano.sh/apis/pkg/apis/scheduling/v1beta1"
 )
 
 func main() {
 	certs := flag.String("certs", "", "folder with the webhooks' tls.crt and tls.key")
 	port := flag.Int("port", 9443, "port of the webhooks")
+	inits := flag.String("pytorch-init", "", "file with the init containers of PyTorchJob's workers; its own asks a DNS for the master")
 	probe := flag.String("probe", "127.0.0.1:9444", "address of /readyz")
 	// --kubeconfig is a flag of controller-runtime.
 	flag.Parse()
@@ -37,7 +41,9 @@ func main() {
 
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		clientgoscheme.AddToScheme, jobset.AddToScheme, lws.AddToScheme, v1.AddToScheme,
+		clientgoscheme.AddToScheme, jobset.AddToScheme, lws.AddToScheme, kubeflow.AddToScheme,
+		// PyTorchJob's watches PodGroups wherever they are defined.
+		coscheduling.AddToScheme, volcano.AddToScheme,
 	} {
 		must("scheme", add(scheme))
 	}
@@ -69,6 +75,7 @@ func main() {
 	must("LeaderWorkerSet", lwswebhooks.SetupLeaderWorkerSetWebhook(mgr))
 	must("LeaderWorkerSet", lwswebhooks.NewPodWebhook(nil).Setup(mgr))
 
+	kubeflowconfig.Config.PyTorchInitContainerTemplateFile = *inits
 	pytorchjobs := pytorch.NewReconciler(mgr, common.GenNonGangSchedulerSetupFunc())
 	must("PyTorchJob", pytorchjobs.SetupWithManager(mgr, 1))
 

@@ -5,6 +5,7 @@
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 mod bed;
+mod gangs;
 mod gpus;
 mod pods;
 mod records;

@@ -3,6 +3,11 @@
 mod bypass;
 mod churn;
 mod failures;
+mod gangs;
+mod gangs_dialects;
+mod gangs_failures;
+mod gangs_input;
+mod gangs_lost;
 mod modes;
 mod placement;
 mod shapes;
@@ -66,5 +71,21 @@ pub(crate) fn all() -> Vec<Scenario> {
         modes::slices_all_alike_are_gpus,
         modes::a_changed_config_is_taken_up_and_a_bad_one_is_not,
         stock::a_pod_without_gpus_is_never_touched,
+        gangs::of_two_that_need_most_of_the_cluster_one_runs_and_one_waits,
+        gangs::larger_than_the_cluster_is_refused_with_its_arithmetic,
+        gangs::a_stream_of_single_pods_does_not_starve_one,
+        gangs::waits_for_members_that_do_not_exist_yet,
+        gangs::a_member_that_never_arrives_does_not_hold_places_for_ever,
+        gangs_lost::while_queued_or_at_the_barrier,
+        gangs_lost::after_it_was_bound_its_place_is_kept_or_given_up,
+        gangs_lost::after_it_was_bound_all_of_it_is_started_anew,
+        gangs_failures::the_extender_and_the_scheduler_are_killed_with_gangs_in_every_state,
+        gangs_failures::the_extender_is_killed_while_a_gang_is_being_bound,
+        gangs_failures::a_node_is_lost_between_plan_and_decision,
+        gangs_failures::two_extenders_take_over_from_each_other,
+        gangs_input::that_cannot_be_followed_is_named_on_the_gang_and_its_pods,
+        gangs_input::of_people_goes_first_and_changes_nothing_that_runs,
+        gangs_dialects::pods_with_the_marks_of_other_schedulers_are_gangs,
+        gangs_dialects::controllers_make_gangs_without_knowing_of_it,
     ]
 }

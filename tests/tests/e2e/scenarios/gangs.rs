@@ -1,0 +1,234 @@
+//! Gangs that wait: for room, for their turn, for members. None of them is ever bound in part, and what waits keeps nothing from others.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use gantry_api::GangPhase;
+use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_GATE};
+use gantry_e2e::until;
+use k8s_openapi::api::core::v1::PodSchedulingGate;
+use kube::api::PostParams;
+
+use super::churn::nothing_is_left;
+use crate::bed::Bed;
+use crate::gangs::{Crew, GANG_LIMIT, Scene, brief};
+use crate::{pods, records};
+
+/// The machines have 8, 8 and 4 GPUs.
+const ALL_GPUS: usize = 20;
+
+pub(super) async fn of_two_that_need_most_of_the_cluster_one_runs_and_one_waits(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-two").await?;
+    // 12 of 20 GPUs each, made in turns, so that a greedy scheduler would bind half of each.
+    let crews = [Crew::new("red", 6, 2), Crew::new("blue", 6, 2)];
+    for number in 0..6 {
+        for crew in &crews {
+            scene.create_all([crew.pod(number)?]).await?;
+        }
+    }
+    let first = until("one of them bound", GANG_LIMIT, async || {
+        for (place, crew) in crews.iter().enumerate() {
+            let status = scene
+                .status(&crew.name)
+                .await
+                .map_err(|error| error.to_string())?;
+            if status.phase == GangPhase::Bound {
+                return Ok(place);
+            }
+        }
+        Err("neither is".to_owned())
+    })
+    .await?;
+    let (first, second) = (&crews[first], &crews[1 - first]);
+    scene.runs(first).await?;
+    let waiting = scene.phase(&second.name, GangPhase::Queued).await?;
+    ensure!(
+        !waiting.reason.is_empty() && waiting.waiting_since.is_some() && waiting.bound == 0,
+        "{}",
+        brief(&waiting)
+    );
+    scene.holds_nothing(second).await?;
+    // It keeps nothing from a pod that cannot delay it: 8 GPUs are free, and it waits for 12.
+    pods::run(&scene.pods, &pods::sleeper("single", 1)?).await?;
+    scene.holds_nothing(second).await?;
+
+    scene.disband(first).await?;
+    scene.runs(second).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    scene.disband(second).await?;
+    scene.delete("single").await?;
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn larger_than_the_cluster_is_refused_with_its_arithmetic(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-large").await?;
+    let crew = Crew::new("whale", 6, 4);
+    scene.create(&crew).await?;
+    // Five sets of four GPUs are on the three machines: 2, 2 and 1.
+    let status = scene
+        .status_where("whale", "refused with numbers", |status| {
+            status.message.contains('6') && status.message.contains('5') && status.bound == 0
+        })
+        .await?;
+    ensure!(status.phase == GangPhase::Queued, "{}", brief(&status));
+    scene.pod_says(&crew.pod_name(0), &["whale"]).await?;
+    scene.holds_nothing(&crew).await?;
+    // What can never run delays nobody.
+    let small = Crew::new("shrimp", 5, 4);
+    scene.create(&small).await?;
+    scene.runs(&small).await?;
+    scene.holds_nothing(&crew).await
+}
+
+pub(super) async fn a_stream_of_single_pods_does_not_starve_one(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-stream").await?;
+    let crew = Crew::new("patient", 4, 4);
+    let mut made = 0;
+    let mut is_there = false;
+    let start = Instant::now();
+    // Always more singles than there is room for: without a turn of its own the gang would never see 16 GPUs free at once.
+    loop {
+        let all = scene.pods.list(&kube::api::ListParams::default()).await?;
+        let alive = all
+            .iter()
+            .filter(|pod| !matches!(pods::phase(pod), "Succeeded" | "Failed"))
+            .filter(|pod| crate::gangs::name_of(pod).starts_with("single"))
+            .count();
+        for _ in alive..ALL_GPUS / 2 + 4 {
+            let pod = records::recording(pods::sleeper(&format!("single-{made}"), 2)?, 1.0)?;
+            scene.pods.create(&PostParams::default(), &pod).await?;
+            made += 1;
+        }
+        if !is_there {
+            until("the cluster full of singles", GANG_LIMIT, async || {
+                match scene.bound("single-").await {
+                    Ok(bound) if bound >= ALL_GPUS / 2 => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await?;
+            scene.create(&crew).await?;
+            is_there = true;
+        }
+        if scene.bound("patient-").await? == 4 {
+            break;
+        }
+        ensure!(
+            start.elapsed() < GANG_LIMIT,
+            "it starves: {}",
+            brief(&scene.status("patient").await?)
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    scene.runs(&crew).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)
+}
+
+pub(super) async fn waits_for_members_that_do_not_exist_yet(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-collect").await?;
+    let crew = Crew::new("late", 4, 2);
+    scene
+        .create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?)
+        .await?;
+    let status = scene
+        .status_where("late", "counts three", |status| status.members == 3)
+        .await?;
+    ensure!(status.phase == GangPhase::Collecting, "{}", brief(&status));
+    for number in 0..3 {
+        scene
+            .pod_says(&crew.pod_name(number), &["3 of 4 members exist"])
+            .await?;
+    }
+    // One goes again, and comes back with the last.
+    scene.delete(&crew.pod_name(1)).await?;
+    // A parked pod keeps what it was told last; the Gang is up to date.
+    scene
+        .status_where("late", "counts two", |status| {
+            status.members == 2
+                && format!("{} {}", status.reason, status.message).contains("2 of 4 members exist")
+        })
+        .await?;
+    scene.holds_nothing(&crew).await?;
+    scene.create_all([crew.pod(1)?, crew.pod(3)?]).await?;
+    scene.runs(&crew).await?;
+
+    // With our gate kube-scheduler does not even see members before there are enough of them.
+    let gated = Crew::new("gated", 3, 2);
+    let mut members = gated.pods()?;
+    for pod in &mut members {
+        if let Some(spec) = pod.spec.as_mut() {
+            let name = GANG_GATE.to_owned();
+            spec.scheduling_gates = Some(vec![PodSchedulingGate { name }]);
+        }
+    }
+    let last = members.pop();
+    scene.create_all(members).await?;
+    scene
+        .status_where("gated", "counts two", |status| status.members == 2)
+        .await?;
+    for number in 0..2 {
+        let pod = scene.pods.get(&gated.pod_name(number)).await?;
+        let gates = pod.spec.and_then(|spec| spec.scheduling_gates);
+        ensure!(
+            gates.is_some_and(|gates| gates.len() == 1),
+            "ungated below the minimum"
+        );
+    }
+    scene.create_all(last).await?;
+    scene.runs(&gated).await?;
+    Ok(())
+}
+
+pub(super) async fn a_member_that_never_arrives_does_not_hold_places_for_ever(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-absent").await?;
+    // One whose selector fits no node: that is known before anything is planned.
+    let choosy = Crew::new("choosy", 3, 2);
+    let mut members = choosy.pods()?;
+    if let Some(spec) = members.last_mut().and_then(|pod| pod.spec.as_mut()) {
+        spec.node_selector = Some([("no-node".to_owned(), "has-this".to_owned())].into());
+    }
+    scene.create_all(members).await?;
+    let status = scene
+        .status_where("choosy", "refused", |status| !status.message.is_empty())
+        .await?;
+    ensure!(
+        !matches!(
+            status.phase,
+            GangPhase::Planned | GangPhase::Binding | GangPhase::Bound
+        ),
+        "{}",
+        brief(&status)
+    );
+
+    // One that is kept out by what only kube-scheduler knows: it has a place, and does not come.
+    let absent = Crew::new("absent", 4, 4).with(GANG_ARRIVAL_ANNOTATION, "3");
+    scene
+        .create_all((0..3).map(|n| absent.pod(n)).collect::<Result<Vec<_>>>()?)
+        .await?;
+    scene.create_all([absent.pod_kept_out(3)?]).await?;
+    let status = scene
+        .status_where("absent", "given up once", |status| status.strikes >= 1)
+        .await?;
+    ensure!(
+        status.bound == 0 && status.decision.is_none(),
+        "{}",
+        brief(&status)
+    );
+    scene.holds_nothing(&absent).await?;
+    scene.holds_nothing(&choosy).await?;
+    // What was kept for it is there for others while it pauses.
+    let other = Crew::new("other", 5, 4);
+    scene.create(&other).await?;
+    scene.runs(&other).await?;
+    scene.holds_nothing(&absent).await?;
+    scene.disband(&other).await?;
+
+    // The way is free at last.
+    scene.let_in().await?;
+    let ran = scene.runs(&absent).await;
+    scene.close().await?;
+    ran?;
+    scene.disband(&absent).await?;
+    scene.disband(&choosy).await?;
+    nothing_is_left(bed).await
+}

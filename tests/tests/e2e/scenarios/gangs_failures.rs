@@ -1,0 +1,246 @@
+//! What dies under gangs: the extender, kube-scheduler, kubelet, a node. Gangs are in every state meanwhile, and afterwards none is bound in
+//! part, none is bound twice, and all that can run do.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gantry_api::GangPhase;
+use gantry_api::names::GANG_ARRIVAL_ANNOTATION;
+use gantry_e2e::gantry::EXTENDER;
+use gantry_e2e::service::{self, SERVICE};
+use gantry_e2e::{gantry, until};
+
+use super::churn::nothing_is_left;
+use crate::bed::Bed;
+use crate::gangs::{Crew, GANG_LIMIT, Scene};
+use crate::{pods, records};
+
+/// One gang in each state that lasts: bound, on its way with one member kept out, without room, without a member.
+struct Gangs {
+    bound: Crew,
+    gathered: Crew,
+    queued: Crew,
+    incomplete: Crew,
+}
+
+impl Gangs {
+    async fn form(scene: &Scene<'_>) -> Result<Self> {
+        // Long enough to arrive that nothing but what is tested ends the wait.
+        let patient = |crew: Crew| crew.with(GANG_ARRIVAL_ANNOTATION, "300");
+        let gangs = Self {
+            bound: Crew::new("bound", 3, 2),
+            gathered: patient(Crew::new("gathered", 3, 2)),
+            queued: Crew::new("queued", 6, 2),
+            incomplete: Crew::new("incomplete", 3, 1),
+        };
+        scene.create(&gangs.bound).await?;
+        scene.runs(&gangs.bound).await?;
+        let gathered = &gangs.gathered;
+        scene
+            .create_all([gathered.pod(0)?, gathered.pod(1)?, gathered.pod_kept_out(2)?])
+            .await?;
+        scene.phase("gathered", GangPhase::Planned).await?;
+        scene.create(&gangs.queued).await?;
+        scene.phase("queued", GangPhase::Queued).await?;
+        let incomplete = &gangs.incomplete;
+        scene.create_all([incomplete.pod(0)?, incomplete.pod(1)?]).await?;
+        scene.phase("incomplete", GangPhase::Collecting).await?;
+        Ok(gangs)
+    }
+
+    /// All are again, or still, what they were.
+    async fn stand(&self, scene: &Scene<'_>) -> Result<()> {
+        scene.runs(&self.bound).await?;
+        scene
+            .status_where("gathered", "on its way, not bound", |status| {
+                status.phase == GangPhase::Planned && status.bound == 0
+            })
+            .await?;
+        scene.phase("queued", GangPhase::Queued).await?;
+        scene.phase("incomplete", GangPhase::Collecting).await?;
+        for crew in [&self.gathered, &self.queued, &self.incomplete] {
+            scene.holds_nothing(crew).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets all of them run, one after the other, and go.
+    async fn end(&self, scene: &Scene<'_>) -> Result<()> {
+        scene.let_in().await?;
+        let ran = scene.runs(&self.gathered).await;
+        scene.close().await?;
+        ran?;
+        scene.create_all([self.incomplete.pod(2)?]).await?;
+        scene.disband(&self.bound).await?;
+        scene.disband(&self.gathered).await?;
+        scene.runs(&self.queued).await?;
+        scene.runs(&self.incomplete).await?;
+        for (crew, min) in [(&self.queued, 6), (&self.incomplete, 3)] {
+            scene.is_whole(crew, min).await?;
+            scene.disband(crew).await?;
+        }
+        records::ensure_no_device_twice(&records::read(scene.bed.cluster())?)?;
+        nothing_is_left(scene.bed).await
+    }
+}
+
+pub(super) async fn the_extender_and_the_scheduler_are_killed_with_gangs_in_every_state(
+    bed: &Bed,
+) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-kill").await?;
+    let gangs = Gangs::form(&scene).await?;
+    let control = bed.cluster().control();
+    control.daemon(EXTENDER)?.kill().await?;
+    control.run_again(EXTENDER).await?;
+    gangs.stand(&scene).await?;
+    control.daemon("kube-scheduler")?.kill().await?;
+    control.run_again("kube-scheduler").await?;
+    gangs.stand(&scene).await?;
+    gangs.end(&scene).await
+}
+
+pub(super) async fn the_extender_is_killed_while_a_gang_is_being_bound(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-commit").await?;
+    let control = bed.cluster().control();
+    // At once, and later: before the plan, at the barrier, between the decision and the last Binding, as it comes.
+    for (round, after) in [0, 30, 60, 100, 180].into_iter().enumerate() {
+        let crew = Crew::new(&format!("round{round}"), 5, 4).lasting(0.2);
+        scene.create(&crew).await?;
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        control.daemon(EXTENDER)?.kill().await?;
+        control.run_again(EXTENDER).await?;
+        for name in crew.pod_names() {
+            let ended = pods::ended(&scene.pods, &name).await?;
+            ensure!(ended == "Succeeded", "{name}: {ended}");
+        }
+        scene.is_whole(&crew, 5).await?;
+    }
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn a_node_is_lost_between_plan_and_decision(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-node").await?;
+    // Eight GPUs in all, and more than one machine has them: laid on one, they can go to another.
+    let crew = Crew::new("movable", 4, 2).with(GANG_ARRIVAL_ANNOTATION, "300");
+    scene
+        .create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?)
+        .await?;
+    scene.create_all([crew.pod_kept_out(3)?]).await?;
+    let status = scene.phase("movable", GangPhase::Planned).await?;
+    // The domain may be a node's name or not; each machine takes its turn to be away, so that one of them was planned.
+    let nodes = bed.cluster().nodes();
+    let planned = nodes.iter().find(|node| status.domain.contains(node.name()));
+    let away = planned.or(nodes.first()).context("there are nodes")?;
+    scene.cordon(away.name(), true).await?;
+    scene.let_in().await?;
+    let ran = scene.runs(&crew).await;
+    scene.close().await?;
+    scene.cordon(away.name(), false).await?;
+    let stays = ran?;
+    if planned.is_some() {
+        ensure!(
+            stays.iter().all(|stay| stay.node != away.name()),
+            "bound to a node that takes no pods"
+        );
+    }
+    scene.disband(&crew).await?;
+
+    // Kubelet away while a gang is bound to its node: nothing runs there until it is back. What it then refuses at its start is made anew, as a
+    // controller would, and finds its place kept.
+    let whole = Crew::new("whole", 5, 4);
+    let node = nodes.first().context("there are nodes")?;
+    node.program("kubelet")?.kill().await?;
+    scene.create(&whole).await?;
+    scene
+        .status_where("whole", "bound", |status| status.bound == 5)
+        .await?;
+    node.sandbox().run_again("kubelet").await?;
+    for (number, name) in whole.pod_names().iter().enumerate() {
+        let phase = until(format!("{name} admitted or not"), GANG_LIMIT, async || {
+            let pod = scene.pods.get(name).await.map_err(|error| error.to_string())?;
+            match pods::phase(&pod) {
+                phase @ ("Running" | "Failed") => Ok(phase.to_owned()),
+                _ => Err(pods::said(&pod)),
+            }
+        })
+        .await?;
+        if phase == "Failed" {
+            scene.delete(name).await?;
+            scene.create_all([whole.pod(number)?]).await?;
+        }
+    }
+    scene.runs(&whole).await?;
+    scene.disband(&whole).await?;
+    nothing_is_left(bed).await
+}
+
+const REPLICAS: [(&str, &str); 2] = [
+    ("gantry-extender-a", "127.0.0.1:8011"),
+    ("gantry-extender-b", "127.0.0.1:8012"),
+];
+
+pub(super) async fn two_extenders_take_over_from_each_other(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-pair").await?;
+    let control = bed.cluster().control();
+    let binary = gantry::binary().context("no gantry beside this test")?;
+    control.daemon(EXTENDER)?.stop().await?;
+    for (name, listen) in REPLICAS {
+        bed.cluster()
+            .start_replica(&binary, name, Some(listen), &[])
+            .await?;
+    }
+    let tool = env!("CARGO_BIN_EXE_gantry-cluster");
+    let backends = REPLICAS.map(|(_, listen)| listen);
+    service::start(control, tool, "127.0.0.1:8010", &backends).await?;
+    let outcome = rolling_update(&scene).await;
+    // One extender again, whatever came of it.
+    for name in REPLICAS.map(|(name, _)| name).into_iter().chain([SERVICE]) {
+        control.daemon(name)?.kill().await?;
+        control.forget(name)?;
+    }
+    control.run_again(EXTENDER).await?;
+    outcome?;
+    bed.gpus().await?.wait_until_ready(bed.cluster()).await
+}
+
+/// Each replica is replaced in turn, the leader first by force and then as a Deployment does, with gangs in every state.
+async fn rolling_update(scene: &Scene<'_>) -> Result<()> {
+    let control = scene.bed.cluster().control();
+    leader(scene).await?;
+    let gangs = Gangs::form(scene).await?;
+    for by_force in [true, false, false] {
+        let name = leader(scene).await?;
+        let daemon = control.daemon(name)?;
+        if by_force {
+            daemon.kill().await?;
+        } else {
+            daemon.stop().await?;
+        }
+        let next = leader(scene).await?;
+        ensure!(next != name, "{name} answers after its end");
+        control.run_again(name).await?;
+        gangs.stand(scene).await?;
+    }
+    gangs.end(scene).await
+}
+
+/// Waits until exactly one replica is ready, and tells which.
+async fn leader(scene: &Scene<'_>) -> Result<&'static str> {
+    let control = scene.bed.cluster().control();
+    let found = until("one extender that leads", GANG_LIMIT, async || {
+        let mut ready = Vec::new();
+        for (name, listen) in REPLICAS {
+            let url = format!("http://{listen}/readyz");
+            let probe = ["busybox", "wget", "-q", "-O", "-", &url];
+            if control.exec(&probe).await.is_ok() {
+                ready.push(name);
+            }
+        }
+        match ready[..] {
+            [one] => Ok(one),
+            _ => Err(format!("ready: {ready:?}")),
+        }
+    });
+    Ok(found.await?)
+}

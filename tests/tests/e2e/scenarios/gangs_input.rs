@@ -1,0 +1,132 @@
+//! What contradicts itself or cannot be followed: the Gang and the pods say what and where, nothing is half done, and a gang that runs goes on.
+
+use anyhow::{Result, ensure};
+use gantry_api::names::{GANG_MIN_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION, GRANT_ANNOTATION};
+use gantry_api::{Gang, GangPhase, GangSpec, GangStatus};
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use super::churn::nothing_is_left;
+use crate::bed::Bed;
+use crate::gangs::{Crew, Scene, brief};
+use crate::{pods, records};
+
+pub(super) async fn that_cannot_be_followed_is_named_on_the_gang_and_its_pods(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-bad").await?;
+    let torn = Crew::new("torn", 2, 1);
+    let mut other = torn.pod(1)?;
+    if let Some(annotations) = other.metadata.annotations.as_mut() {
+        annotations.insert(GANG_MIN_ANNOTATION.to_owned(), "3".to_owned());
+    }
+    scene.create_all([torn.pod(0)?, other]).await?;
+    let moon = Crew::new("moon", 2, 1).with(GANG_REQUIRED_LEVEL_ANNOTATION, "moon");
+    scene.create(&moon).await?;
+    let words = Crew::new("words", 2, 1).with(GANG_MIN_ANNOTATION, "two");
+    scene.create(&words).await?;
+    let both = Crew::new("both", 2, 1);
+    let mut members = both.pods()?;
+    for pod in &mut members {
+        let label = ("scheduling.x-k8s.io/pod-group".to_owned(), "another".to_owned());
+        pod.metadata.labels = Some([label].into());
+    }
+    scene.create_all(members).await?;
+
+    for (crew, said) in [(&torn, "2, 3"), (&moon, "moon"), (&words, "two")] {
+        let status = scene.phase(&crew.name, GangPhase::Invalid).await?;
+        ensure!(
+            status.message.contains(said) && condition(&status, "Valid") == Some("False"),
+            "{} {:?}",
+            brief(&status),
+            status.conditions
+        );
+        // The last to come: those before it may have been told of something else, and nobody wakes what cannot go.
+        scene.pod_says(&crew.pod_name(1), &[said]).await?;
+        scene.holds_nothing(crew).await?;
+    }
+    // Of two conventions the first in order is followed, and the other is not forgotten.
+    let status = scene.phase("both", GangPhase::Bound).await?;
+    ensure!(status.dialect == "Annotation", "{}", brief(&status));
+    scene.runs(&both).await?;
+
+    // A mended gang goes on.
+    for pod in words.pod_names() {
+        let patch = json!({ "metadata": { "annotations": { GANG_MIN_ANNOTATION: "2" } } });
+        scene
+            .pods
+            .patch(&pod, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+    }
+    scene.runs(&words).await?;
+    for crew in [&torn, &moon, &words, &both] {
+        scene.disband(crew).await?;
+    }
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn of_people_goes_first_and_changes_nothing_that_runs(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-forged").await?;
+    // A person writes the object before the pods exist: its word goes before theirs.
+    let spec = GangSpec {
+        min_member: Some(3),
+        ..GangSpec::default()
+    };
+    let ahead = Gang::new("ahead", spec);
+    scene.gangs.create(&PostParams::default(), &ahead).await?;
+    let crew = Crew::new("ahead", 3, 2).with(GANG_MIN_ANNOTATION, "2");
+    scene.create_all([crew.pod(0)?, crew.pod(1)?]).await?;
+    scene
+        .pod_says(&crew.pod_name(0), &["2 of 3 members exist"])
+        .await?;
+    scene.holds_nothing(&crew).await?;
+    scene.create_all([crew.pod(2)?]).await?;
+    scene.runs(&crew).await?;
+
+    // The minimum is raised while it runs: it goes on running, and says so.
+    let patch = json!({ "spec": { "minMember": 5 } });
+    scene
+        .gangs
+        .patch("ahead", &PatchParams::default(), &Patch::Merge(&patch))
+        .await?;
+    scene
+        .status_where("ahead", "says that the minimum was changed", |status| {
+            status.bound == 3
+                && (status.message.contains('5')
+                    || status
+                        .conditions
+                        .iter()
+                        .any(|condition| condition.message.contains('5')))
+        })
+        .await?;
+    for name in crew.pod_names() {
+        let pod = scene.pods.get(&name).await?;
+        ensure!(pods::phase(&pod) == "Running", "{name} was disturbed");
+    }
+
+    // A grant that nobody gave, and a decision that nobody took.
+    let mut forged = crew.pod(3)?;
+    if let Some(annotations) = forged.metadata.annotations.as_mut() {
+        annotations.insert(GRANT_ANNOTATION.to_owned(), "{}".to_owned());
+    }
+    let refused = scene.pods.create(&PostParams::default(), &forged).await;
+    ensure!(
+        refused.is_err_and(|error| error.to_string().contains(GRANT_ANNOTATION)),
+        "a pod with a forged grant was let in"
+    );
+    let status = json!({ "status": { "phase": "Bound", "bound": 99 } });
+    let refused = scene
+        .gangs
+        .patch_status("ahead", &PatchParams::default(), &Patch::Merge(&status))
+        .await;
+    ensure!(
+        refused.is_err_and(|error| error.to_string().contains("gantry-extender")),
+        "somebody else wrote what became of a gang"
+    );
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    scene.disband(&crew).await?;
+    nothing_is_left(bed).await
+}
+
+fn condition<'a>(status: &'a GangStatus, name: &str) -> Option<&'a str> {
+    let found = status.conditions.iter().find(|condition| condition.type_ == name);
+    found.map(|condition| condition.status.as_str())
+}
