@@ -56,6 +56,8 @@ pub(super) struct State {
     troubled: HashMap<NodeIx, Instant>,
     /// Grows whenever a gang that was refused may fit now.
     room: u64,
+    tries: planning::Tries,
+    free: planning::Free,
     keep: keep::Keep,
     called: BTreeSet<PodUid>,
     work: Vec<protocol::Work>,
@@ -79,6 +81,8 @@ impl State {
             suspects: BTreeSet::new(),
             troubled: HashMap::new(),
             room: 0,
+            tries: planning::Tries::default(),
+            free: planning::Free::default(),
             keep: keep::Keep::default(),
             called: BTreeSet::new(),
             work: Vec::new(),

@@ -1,14 +1,68 @@
 //! Plans gangs, one at a time, on the snapshot just published: whoever is next by the state machine's word gets a place as a whole, or a reason.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gantry_api::ResourceName;
 use gantry_gang::Needs;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
 
 use crate::gang::terrain::{Exact, Terrain};
 use crate::gang::{plan, preempt};
 use crate::index::Index;
-use crate::snapshot::NodeIx;
+use crate::snapshot::{NodeIx, Snapshot, Standing};
+
+/// Refused gangs for which victims are looked for before room grows again: it costs many plans, and whoever is further back in the queue would
+/// be behind those anyway.
+const PREEMPTIONS: u32 = 4;
+
+/// How often victims were looked for since room grew.
+#[derive(Debug, Default)]
+pub(super) struct Tries {
+    room: u64,
+    count: u32,
+}
+
+impl Tries {
+    fn another(&mut self, room: u64) -> bool {
+        if self.room != room {
+            *self = Self { room, count: 0 };
+        }
+        self.count += 1;
+        self.count <= PREEMPTIONS
+    }
+}
+
+/// How many devices of each resource are free in a snapshot, counted once for each.
+#[derive(Debug, Default)]
+pub(super) struct Free {
+    generation: Option<u64>,
+    devices: BTreeMap<ResourceName, u64>,
+}
+
+impl Free {
+    fn of(&mut self, snapshot: &Snapshot) -> &BTreeMap<ResourceName, u64> {
+        if self.generation != Some(snapshot.generation) {
+            self.generation = Some(snapshot.generation);
+            self.devices.clear();
+            let mut nodes = vec![0u64; snapshot.classes.len()];
+            for class in &snapshot.nodes {
+                if let Some(count) = nodes.get_mut(class.0 as usize) {
+                    *count += 1;
+                }
+            }
+            for (standing, count) in snapshot.classes.iter().zip(nodes) {
+                let Standing::Ours(class) = &**standing else {
+                    continue;
+                };
+                for pool in &class.pools {
+                    *self.devices.entry(pool.resource.clone()).or_default() += count * pool.free.len() as u64;
+                }
+            }
+        }
+        &self.devices
+    }
+}
 
 impl Index {
     /// Plans the gang that is next; false if none is to be planned now.
@@ -19,15 +73,45 @@ impl Index {
         let Some(wanted) = self.gangs.core.next(self.now, self.gangs.room) else {
             return false;
         };
-        let mut result = self.plan_beside_kept(&wanted);
+        let mut result = match self.too_little(&wanted) {
+            Some(refused) => Err(refused),
+            None => self.plan_beside_kept(&wanted),
+        };
         if let Err(refused) = &result {
-            match self.preempt(&wanted, refused.hopeless) {
+            let tried = self.gangs.tries.another(self.gangs.room);
+            let hopeless = refused.hopeless;
+            match tried.then(|| self.preempt(&wanted, hopeless)).flatten() {
                 Some(placement) => result = Ok(placement),
                 None => self.refused(&wanted, refused.hopeless),
             }
         }
         self.gangs.core.placed(self.now, &wanted.gang, result);
         true
+    }
+
+    /// The words of its last refusal, for a gang that was refused before and asks for more devices than are free at all: on a full cluster
+    /// most of a long queue needs no plan to be told so again.
+    fn too_little(&mut self, wanted: &Wanted) -> Option<Refused> {
+        let refused = self.gangs.core.view(&wanted.gang)?.refused()?.clone();
+        let snapshot = &self.published;
+        let free = self.gangs.free.of(snapshot);
+        let must = usize::try_from(wanted.must).unwrap_or(usize::MAX);
+        let mut asked: BTreeMap<&ResourceName, Vec<u64>> = BTreeMap::new();
+        for member in &wanted.members {
+            let shape = self.gangs.shapes.list().get(member.shape.0 as usize)?;
+            for ask in &shape.request.asks {
+                let devices = u64::from(ask.devices);
+                asked.entry(&ask.resource).or_default().push(devices);
+            }
+        }
+        let short = asked.into_iter().any(|(resource, mut devices)| {
+            // Those of its members that ask for least; members that ask for none of it may be among those that must be placed.
+            let without = wanted.members.len().saturating_sub(devices.len());
+            devices.sort_unstable();
+            let least: u64 = devices.iter().take(must.saturating_sub(without)).sum();
+            least > free.get(resource).copied().unwrap_or_default()
+        });
+        short.then_some(refused)
     }
 
     /// Where a gang goes without the nodes that are kept for another. If those are all it lacks, it is told so.

@@ -75,3 +75,34 @@ fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
     cluster.wait(300);
     assert!(cluster.store.snapshot().kept.is_some());
 }
+
+#[test]
+fn a_gang_on_a_full_cluster_waits_with_the_same_words_until_there_is_enough() {
+    let cluster = two_nodes();
+    for (at, node) in [(1, "m"), (2, "n")] {
+        for gpu in 0..8 {
+            let name = format!("{node}{gpu}");
+            cluster.pod(&bound(pod(&name, 1), node, at, Some(&gpu.to_string())));
+        }
+    }
+    create(&cluster, &members("g", 2, 2));
+    let words = |cluster: &Cluster| {
+        let view = cluster
+            .store
+            .read(|index| index.gang_view("default", "g"))
+            .unwrap();
+        (view.phase, view.reason)
+    };
+    let before = words(&cluster);
+    assert_eq!(before.0, GangPhase::Queued);
+    let mut left = 4;
+    for (at, node, gpu) in [(1, "m", 0), (1, "m", 1), (2, "n", 4), (2, "n", 5)] {
+        assert_eq!(words(&cluster), before, "{left} GPUs short");
+        let mut ended = bound(pod(&format!("{node}{gpu}"), 1), node, at, Some(&gpu.to_string()));
+        ended["status"]["phase"] = "Succeeded".into();
+        cluster.pod(&ended);
+        cluster.wait(6);
+        left -= 1;
+    }
+    assert_eq!(words(&cluster).0, GangPhase::Planned);
+}
