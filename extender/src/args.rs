@@ -16,7 +16,7 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind; GET /healthz, /readyz, /standbyz,
+    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET /healthz, /readyz, /standbyz,
     /// /metrics. Ready is the one that leads; one that could lead at once stands by.
     ///
     /// Without --tls-cert there is no authentication: let only kube-scheduler reach it, best on 127.0.0.1.

@@ -169,6 +169,7 @@ impl Server {
             "/filter" => ("filter", self.verb("filter", request, known).await),
             "/prioritize" => ("prioritize", self.verb("prioritize", request, known).await),
             "/bind" => ("bind", self.verb("bind", request, known).await),
+            "/preempt" => ("preempt", self.verb("preempt", request, known).await),
             "/healthz" => ("other", get(&request, || plain(StatusCode::OK, "ok"))),
             "/readyz" => ("other", get(&request, || self.ready())),
             "/standbyz" => ("other", get(&request, || self.fresh())),

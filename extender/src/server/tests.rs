@@ -125,12 +125,25 @@ async fn what_is_wrong_with_a_request_is_said() {
         (status, text.as_str()),
         (405, "POST is not allowed here, GET is\n")
     );
-    let (status, text) = server.post("/preempt", "{}").await;
+    let (status, text) = server.post("/score", "{}").await;
     assert_eq!(status, 404);
-    assert_eq!(text, format!("no \"/preempt\" here; there are {PATHS}\n"));
+    assert_eq!(text, format!("no \"/score\" here; there are {PATHS}\n"));
     let (status, text) = server.post("/filter", " ".repeat(4097)).await;
     assert_eq!(status, 413);
     assert!(text.starts_with("body of more than 4096 bytes"), "{text}");
+}
+
+#[tokio::test]
+async fn every_path_that_is_named_is_served() {
+    let server = start(&cluster()).await;
+    for named in PATHS.split(", ") {
+        let (method, path) = named.split_once(' ').unwrap();
+        let (status, text) = match method {
+            "POST" => server.post(path, "{").await,
+            _ => server.get(path).await,
+        };
+        assert!(![404, 405].contains(&status), "{named}: {status} {text}");
+    }
 }
 
 #[tokio::test]
