@@ -58,6 +58,8 @@ pub(super) struct State {
     room: u64,
     tries: planning::Tries,
     free: planning::Free,
+    /// What gangs asked for when they were refused last.
+    asked: HashMap<Arc<GangKey>, planning::Asked>,
     keep: keep::Keep,
     called: BTreeSet<PodUid>,
     work: Vec<protocol::Work>,
@@ -83,6 +85,7 @@ impl State {
             room: 0,
             tries: planning::Tries::default(),
             free: planning::Free::default(),
+            asked: HashMap::new(),
             keep: keep::Keep::default(),
             called: BTreeSet::new(),
             work: Vec::new(),
@@ -185,6 +188,7 @@ impl Index {
         gangs.told.clear();
         gangs.hearsay.clear();
         gangs.called.clear();
+        gangs.asked.clear();
         gangs.work.clear();
         gangs.statuses.clear();
         gangs.gained();

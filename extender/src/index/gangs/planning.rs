@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
-use gantry_gang::Needs;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
+use gantry_gang::{Needs, Terms};
 
 use crate::gang::terrain::{Exact, Terrain};
 use crate::gang::{plan, preempt};
@@ -64,6 +64,13 @@ impl Free {
     }
 }
 
+/// What a gang asks for, as far as the words of a refusal go by it.
+pub(super) type Asked = (Arc<Terms>, usize, u32);
+
+fn asked_for(wanted: &Wanted) -> Asked {
+    (Arc::clone(&wanted.terms), wanted.members.len(), wanted.must)
+}
+
 impl Index {
     /// Plans the gang that is next; false if none is to be planned now.
     pub fn plan_next(&mut self) -> bool {
@@ -85,6 +92,13 @@ impl Index {
                 None => self.refused(&wanted, refused.hopeless),
             }
         }
+        match &result {
+            Ok(_) => self.gangs.asked.remove(&wanted.gang),
+            Err(_) => self
+                .gangs
+                .asked
+                .insert(Arc::clone(&wanted.gang), asked_for(&wanted)),
+        };
         self.gangs.core.placed(self.now, &wanted.gang, result);
         true
     }
@@ -92,6 +106,10 @@ impl Index {
     /// The words of its last refusal, for a gang that was refused before and asks for more devices than are free at all: on a full cluster
     /// most of a long queue needs no plan to be told so again.
     fn too_little(&mut self, wanted: &Wanted) -> Option<Refused> {
+        // Only for what it was refused for: the words say that.
+        if self.gangs.asked.get(&wanted.gang) != Some(&asked_for(wanted)) {
+            return None;
+        }
         let refused = self.gangs.core.view(&wanted.gang)?.refused()?.clone();
         let snapshot = &self.published;
         let free = self.gangs.free.of(snapshot);

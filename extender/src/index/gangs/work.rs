@@ -26,7 +26,12 @@ impl Index {
         for work in self.gangs.core.take_work() {
             match work {
                 Work::Wake(pods) => self.gangs.called.extend(pods),
-                other => self.gangs.work.push(other),
+                other => {
+                    if let Work::Forget(gang) = &other {
+                        self.gangs.asked.remove(gang);
+                    }
+                    self.gangs.work.push(other);
+                }
             }
         }
         for (gang, status) in self.gangs.core.take_statuses() {
