@@ -184,8 +184,8 @@ fn patch(uid: &PodUid, cause: &Cause, now: &str) -> Value {
             "GPUs came free after the pod was refused; it is tried again.",
         ),
         Cause::Called(_) => (
-            "GangPlaced",
-            "The pod's gang has a place for it; it is tried again.",
+            "GangMoved",
+            "The pod's gang has a place for it, or waits for another reason now; it is tried again.",
         ),
     };
     let mut patch = json!({

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangSpec, NodeName, PodUid};
+use gantry_api::{Decision, GangPhase, GangSpec, NodeName, PodUid};
 
 use super::agreed::{Agreed, Words};
 use super::members::{Count, Members};
+use super::parked::{Kind, Parked};
 use super::slots::{Holder, Slot, Slots};
 use super::status::Told;
 use super::types::{Now, Refused, Settings, Work};
@@ -50,6 +51,9 @@ pub(super) struct Gang {
     pub(super) completed_before: u32,
     /// What its parked pods are told.
     pub(super) text: Arc<str>,
+    /// Of what kind that is.
+    pub(super) reason: Kind,
+    pub(super) parked: Parked,
     pub(super) told: Told,
     /// When it is looked at again by itself.
     pub(super) timer: Option<Instant>,
@@ -177,6 +181,8 @@ impl Gang {
             nudge: None,
             past: Vec::new(),
             completed_before: 0,
+            reason: Kind::Phase(GangPhase::Collecting),
+            parked: Parked::default(),
             told: Told::default(),
             timer: None,
             counted: 0,

@@ -278,15 +278,22 @@ impl Gangs {
         };
         let before = (gang.slots.version(), gang.nudge);
         let answer = gang.answer(&mut env, uid, offered);
-        if before == (gang.slots.version(), gang.nudge) {
-            return answer;
+        let mut answer = answer;
+        if before != (gang.slots.version(), gang.nudge) {
+            self.finish(now, &key);
+            let placeless = self
+                .gangs
+                .get(&key)
+                .filter(|gang| matches!(answer, Answer::Wait(_)) && gang.slot_of(uid).is_none());
+            answer = placeless.map_or(answer, |gang| Answer::Wait(gang.text.clone()));
         }
-        self.finish(now, &key);
-        let placeless = self
-            .gangs
-            .get(&key)
-            .filter(|gang| matches!(answer, Answer::Wait(_)) && gang.slot_of(uid).is_none());
-        placeless.map_or(answer, |gang| Answer::Wait(gang.text.clone()))
+        if let Answer::Wait(text) = &answer
+            && let Some(gang) = self.gangs.get_mut(&key)
+            && Arc::ptr_eq(text, &gang.text)
+        {
+            gang.note_parked(uid);
+        }
+        answer
     }
 
     /// A member comes to be bound to a node. To be asked again whenever something has changed, until the answer is not

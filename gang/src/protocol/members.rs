@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use gantry_api::PodUid;
 
+use super::parked::Kind;
 use super::types::{Member, Stage};
 use crate::claim::Claim;
 
@@ -28,6 +29,8 @@ pub(super) struct Kept {
     pub(super) ungated: Option<Instant>,
     /// Filter has answered it with the node of its slot.
     pub(super) answered: bool,
+    /// Of what kind the reason is that it was told when it was refused last.
+    pub(super) told: Option<Kind>,
     /// It has to go for another gang, which has its devices from then on.
     pub(super) evicted: bool,
     /// What it says counts among the gang's words.
@@ -88,6 +91,7 @@ impl Kept {
             gone: false,
             ungated: None,
             answered: false,
+            told: None,
             evicted: false,
             worded: None,
         }

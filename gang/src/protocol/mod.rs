@@ -32,6 +32,7 @@ mod members;
 mod objects;
 mod order;
 mod owners;
+mod parked;
 mod recovery;
 mod repair;
 mod slots;

@@ -26,6 +26,7 @@ impl Gang {
             }
             self.nudge_members(env);
         }
+        self.follow_parked(env);
         self.retext(env);
     }
 
@@ -301,7 +302,7 @@ impl Gang {
 
     /// When something has to be looked at again, if nothing happens before.
     pub(super) fn due(&self, settings: &Settings, now: Instant) -> Option<Instant> {
-        let mut due = [self.nudge.map(|(at, _)| at), None, None, None];
+        let mut due = [self.nudge.map(|(at, _)| at), None, None, None, self.parked.due()];
         match &self.state {
             State::Open => {
                 due[1] = self.tries.pause.as_ref().map(|(until, _)| *until);

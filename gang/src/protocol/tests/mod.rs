@@ -4,6 +4,7 @@ mod cluster;
 mod collecting;
 mod decided;
 mod main_path;
+mod parked;
 mod planning;
 mod random;
 mod recovery;

@@ -1,0 +1,126 @@
+//! Parked pods show the reason they were told last until something wakes them, which may take minutes. Those whose reason is of another kind by
+//! now are woken: late enough for it to be settled, seldom, and a few at a time, for it is only for people. Counts alone wake nobody.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gantry_api::{GangPhase, PodUid};
+
+use super::agreed::Agreed;
+use super::gang::{Env, Gang};
+use super::members::{Class, Kept};
+use super::standing::after;
+use super::types::{Stage, Work};
+
+/// A reason that holds for less is not worth a word.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Between two times that members of a gang are woken for this.
+const BETWEEN: Duration = Duration::from_secs(5);
+/// Members woken at a time: those that have somewhere to go are woken by the same hand.
+const AT_ONCE: usize = 64;
+
+/// Of what kind a reason is; what it counts is not part of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// Its size is not known, for this reason.
+    Unknown(Arc<str>),
+    /// It was planned, and there was no room.
+    NoRoom(GangPhase),
+    /// What the phase says.
+    Phase(GangPhase),
+}
+
+/// What parked members of a gang were told.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Parked {
+    /// Kinds told to members that may still show them.
+    told: BTreeSet<Kind>,
+    /// When those that show another kind than holds are woken.
+    due: Option<Instant>,
+    /// When that was done last.
+    last: Option<Instant>,
+}
+
+impl Parked {
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+}
+
+impl Gang {
+    fn kind(&self, now: Instant) -> Kind {
+        match (self.phase(now), &self.agreed) {
+            (GangPhase::Collecting, Agreed::Unknown(why)) => Kind::Unknown(why.clone()),
+            (phase @ (GangPhase::Queued | GangPhase::Bound), _) if self.tries.refused.is_some() => {
+                Kind::NoRoom(phase)
+            }
+            (phase, _) => Kind::Phase(phase),
+        }
+    }
+
+    /// A member was told what holds for its gang.
+    pub(super) fn note_parked(&mut self, uid: &PodUid) {
+        let Some(kept) = self.members.get(uid) else { return };
+        if kept.told.as_ref() != Some(&self.reason) {
+            let reason = self.reason.clone();
+            self.parked.told.insert(reason.clone());
+            self.members.change(uid, |kept| kept.told = Some(reason));
+        }
+    }
+
+    /// Brings up to date what holds, and wakes members that show something else, if it is time.
+    pub(super) fn follow_parked(&mut self, env: &mut Env<'_>) {
+        let now = env.now.at;
+        self.reason = self.kind(now);
+        if self.parked.told.iter().all(|kind| *kind == self.reason) {
+            self.parked.due = None;
+            return;
+        }
+        let next = self.parked.last.map(|last| after(last, BETWEEN));
+        let settled = after(now, SETTLED);
+        let due = *self
+            .parked
+            .due
+            .get_or_insert(next.map_or(settled, |next| next.max(settled)));
+        if now < due || !env.synced {
+            return;
+        }
+        self.parked.due = None;
+        let preempts = self.preempts();
+        let life = self.members.life();
+        let waits = |kept: &Kept| {
+            let class = kept.class(life);
+            kept.member.stage == Stage::Pending
+                && (class == Class::Waiting || preempts && class == Class::Coming)
+        };
+        let mut left = BTreeSet::new();
+        let mut woken = Vec::new();
+        let mut moot = Vec::new();
+        for kept in self.members.iter() {
+            match &kept.told {
+                None => {}
+                Some(kind) if *kind == self.reason => {
+                    left.insert(kind.clone());
+                }
+                Some(_) if !waits(kept) => moot.push(kept.member.uid.clone()),
+                Some(_) if woken.len() < AT_ONCE => woken.push(kept.member.uid.clone()),
+                Some(kind) => {
+                    left.insert(kind.clone());
+                }
+            }
+        }
+        // Those that have a place by now were woken for it.
+        for uid in woken.iter().chain(&moot) {
+            self.members.change(uid, |kept| kept.told = None);
+        }
+        self.parked.told = left;
+        if self.parked.told.iter().any(|kind| *kind != self.reason) {
+            self.parked.due = Some(after(now, BETWEEN));
+        }
+        if !woken.is_empty() {
+            self.parked.last = Some(now);
+            env.work.push(Work::Wake(woken));
+        }
+    }
+}

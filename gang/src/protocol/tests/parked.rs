@@ -1,0 +1,138 @@
+//! When parked pods are asked to come again because they were told another reason than the one that holds now: kube-scheduler would show the
+//! old one for minutes.
+
+use std::sync::Arc;
+
+use super::world::{World, claim, leaving, member};
+use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+
+fn owner() -> OwnerRef {
+    OwnerRef {
+        kind: OwnerKind::CoschedulingPodGroup,
+        namespace: "default".into(),
+        name: "a".into(),
+        part: "".into(),
+    }
+}
+
+fn read(world: &mut World, min: u32) {
+    let facts = OwnerFacts {
+        min: Some(min),
+        said: "minMember".into(),
+        ..OwnerFacts::default()
+    };
+    world
+        .gangs
+        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+}
+
+#[test]
+fn a_pod_that_was_told_that_the_owner_is_unread_is_woken_once_it_is_read() {
+    let mut world = World::new();
+    let owned = Claim {
+        size: Size::Unsaid,
+        size_said: "",
+        owner: Some(owner()),
+        ..claim("a", 1)
+    };
+    world.see(member("a0", owned.clone()));
+    world.see(member("a1", owned));
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
+    );
+    read(&mut world, 3);
+    assert!(world.woken().is_empty(), "the next change may follow at once");
+    world.pass(1);
+    assert_eq!(world.woken(), ["a0"], "a1 was told nothing");
+    assert_eq!(world.waits("a0"), "gang default/a: 2 of 3 members exist");
+    world.pass(100);
+    assert!(world.woken().is_empty());
+}
+
+#[test]
+fn counts_alone_wake_nobody() {
+    let mut world = World::new();
+    world.members("a", 1, 9);
+    world.waits("a0");
+    for number in 1..8 {
+        world.see(member(&format!("a{number}"), claim("a", 9)));
+        world.waits(&format!("a{number}"));
+        world.pass(10);
+    }
+    assert!(world.woken().is_empty());
+}
+
+#[test]
+fn a_reason_that_comes_back_soon_wakes_nobody_and_one_that_comes_and_goes_wakes_seldom() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.refuse("no room");
+    world.waits("a0");
+    world.gone("a1");
+    world.members("a", 2, 2);
+    world.refuse("no room");
+    world.pass(60);
+    assert!(world.woken().is_empty());
+    let mut woken = 0;
+    for _ in 0..20 {
+        world.gone("a1");
+        world.pass(1);
+        woken += world.woken().len();
+        world.waits("a0");
+        world.members("a", 2, 2);
+        world.refuse("no room");
+        world.pass(1);
+        woken += world.woken().len();
+        world.waits("a0");
+    }
+    assert!((1..=8).contains(&woken), "{woken} in 40 s");
+}
+
+#[test]
+fn members_told_that_others_are_missing_are_told_that_there_is_no_room() {
+    let mut world = World::new();
+    world.members("a", 1, 2);
+    world.waits("a0");
+    world.members("a", 2, 2);
+    world.refuse("12 GPUs are missing");
+    world.pass(1);
+    assert_eq!(world.woken(), ["a0"]);
+    world.waits("a0");
+    world.room += 1;
+    world.refuse("11 GPUs are missing");
+    world.pass(60);
+    assert!(world.woken().is_empty(), "only the count is another");
+}
+
+#[test]
+fn who_is_leaving_is_not_woken() {
+    let mut world = World::new();
+    world.members("a", 3, 4);
+    world.waits("a0");
+    world.see(leaving(member("a0", claim("a", 4))));
+    world.waits("a1");
+    for uid in ["a3", "a4"] {
+        world.see(member(uid, claim("a", 4)));
+    }
+    world.refuse("no room");
+    world.pass(10);
+    let woken = world.woken();
+    assert_eq!(woken, ["a1"]);
+}
+
+#[test]
+fn a_thousand_members_are_not_woken_all_at_once() {
+    let mut world = World::new();
+    for number in 0..999 {
+        world.see(member(&format!("a{number}"), claim("a", 1000)));
+        world.waits(&format!("a{number}"));
+    }
+    world.see(member("last", claim("a", 1000)));
+    world.refuse("no room");
+    world.pass(1);
+    let first = world.woken().len();
+    assert!((1..=100).contains(&first), "{first}");
+    world.pass(3600);
+    assert_eq!(first + world.woken().len(), 999, "each of them once");
+}
