@@ -1,0 +1,363 @@
+//! The API server: objects with resourceVersions, preconditions and conflicts, and a watch log per kind. Everything is done in the order in
+//! which it arrives.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::{GangSpec, GangStatus};
+use gantry_extender::index::Source;
+use serde_json::{Value, json};
+
+use crate::world::BEGIN;
+
+/// How far a pod is, as `status.phase` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+/// A pod.
+#[derive(Debug, Clone)]
+pub(crate) struct Pod {
+    pub(crate) uid: String,
+    pub(crate) name: String,
+    pub(crate) rv: u64,
+    pub(crate) gpus: u32,
+    pub(crate) gang: Option<Claim>,
+    pub(crate) priority: i32,
+    /// Milliseconds since the beginning.
+    pub(crate) created: u64,
+    pub(crate) node: Option<String>,
+    pub(crate) bound: u64,
+    pub(crate) grant: Option<Arc<str>>,
+    pub(crate) phase: Phase,
+    /// kube-scheduler's word why it is not scheduled.
+    pub(crate) message: String,
+    /// Pokes, in the form of a condition.
+    pub(crate) pokes: u64,
+    /// `allocatedResourcesStatus`.
+    pub(crate) allocated: Vec<String>,
+    pub(crate) leaving: bool,
+    pub(crate) job: usize,
+}
+
+/// What a pod says of its gang.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim {
+    pub(crate) gang: String,
+    pub(crate) min: u32,
+    pub(crate) max: Option<u32>,
+    pub(crate) repair: Option<&'static str>,
+}
+
+impl Pod {
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.phase, Phase::Pending | Phase::Running)
+    }
+
+    /// As the API server sends it.
+    pub(crate) fn json(&self) -> Value {
+        let mut annotations = serde_json::Map::new();
+        if let Some(claim) = &self.gang {
+            annotations.insert("gantry.dev/gang".into(), claim.gang.as_str().into());
+            annotations.insert("gantry.dev/gang-min".into(), claim.min.to_string().into());
+            if let Some(max) = claim.max {
+                annotations.insert("gantry.dev/gang-max".into(), max.to_string().into());
+            }
+            if let Some(repair) = claim.repair {
+                annotations.insert("gantry.dev/gang-repair".into(), repair.into());
+            }
+        }
+        if let Some(grant) = &self.grant {
+            annotations.insert("gantry.dev/grant".into(), (**grant).into());
+        }
+        let mut conditions = Vec::new();
+        if self.node.is_some() {
+            conditions.push(
+                json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": time(self.bound)}),
+            );
+        } else if !self.message.is_empty() {
+            conditions.push(
+                json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                "message": self.message, "lastTransitionTime": time(self.created)}),
+            );
+        }
+        let mut statuses = Vec::new();
+        if !self.allocated.is_empty() || !self.is_live() {
+            let state = match self.phase {
+                Phase::Running | Phase::Pending => json!({"running": {}}),
+                Phase::Succeeded | Phase::Failed => json!({"terminated": {}}),
+            };
+            let resources: Vec<Value> = self
+                .allocated
+                .iter()
+                .map(|id| json!({"resourceID": id, "health": "Healthy"}))
+                .collect();
+            statuses.push(json!({"name": "main", "state": state,
+                "allocatedResourcesStatus": [{"name": "nvidia.com/gpu", "resources": resources}]}));
+        }
+        let mut metadata = json!({"name": self.name, "namespace": "default", "uid": self.uid,
+            "creationTimestamp": time(self.created), "annotations": annotations});
+        if self.leaving {
+            metadata["deletionTimestamp"] = time(self.created).into();
+        }
+        let gpus = self.gpus.to_string();
+        let mut spec = json!({"containers": [{"name": "main",
+            "resources": {"limits": {"nvidia.com/gpu": gpus}, "requests": {"nvidia.com/gpu": gpus}}}],
+            "priority": self.priority});
+        if let Some(node) = &self.node {
+            spec["nodeName"] = node.as_str().into();
+        }
+        json!({"metadata": metadata, "spec": spec, "status": {
+            "phase": format!("{:?}", self.phase), "conditions": conditions, "containerStatuses": statuses}})
+    }
+}
+
+/// A moment as the API server writes it: whole seconds.
+fn time(at: u64) -> String {
+    let seconds = BEGIN + i64::try_from(at / 1000).unwrap();
+    jiff::Timestamp::from_second(seconds).unwrap().to_string()
+}
+
+/// A Gang object.
+#[derive(Debug, Clone)]
+pub(crate) struct Gang {
+    pub(crate) uid: String,
+    pub(crate) name: String,
+    pub(crate) rv: u64,
+    pub(crate) ours: bool,
+    pub(crate) spec: GangSpec,
+    pub(crate) status: GangStatus,
+}
+
+/// Something a watch brings.
+#[derive(Debug, Clone)]
+pub(crate) enum Change {
+    Pod(Arc<Pod>),
+    PodGone(Arc<Pod>),
+    Node(String, u32),
+    NodeGone(String),
+    GpuNode(String, Arc<Value>),
+    GpuNodeGone(String),
+    Gang(Arc<Gang>),
+    GangGone(String),
+}
+
+impl Change {
+    pub(crate) fn source(&self) -> Source {
+        match self {
+            Self::Pod(_) | Self::PodGone(_) => Source::Pods,
+            Self::Node(..) | Self::NodeGone(_) => Source::Nodes,
+            Self::GpuNode(..) | Self::GpuNodeGone(_) => Source::GpuNodes,
+            Self::Gang(_) | Self::GangGone(_) => Source::Gangs,
+        }
+    }
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Status {
+    Done,
+    Conflict,
+    Missing,
+}
+
+/// The objects. What changes is noted for the watches.
+#[derive(Debug, Default)]
+pub(crate) struct Api {
+    pub(crate) pods: BTreeMap<String, Arc<Pod>>,
+    pub(crate) nodes: BTreeMap<String, u32>,
+    pub(crate) gpu_nodes: BTreeMap<String, Arc<Value>>,
+    pub(crate) gangs: BTreeMap<String, Arc<Gang>>,
+    pub(crate) changes: Vec<Change>,
+    rv: u64,
+    uids: u64,
+}
+
+impl Api {
+    pub(crate) fn version(&mut self) -> u64 {
+        self.rv += 1;
+        self.rv
+    }
+
+    pub(crate) fn uid(&mut self, of: &str) -> String {
+        self.uids += 1;
+        format!("{of}-{}", self.uids)
+    }
+
+    /// The pod of a UID.
+    pub(crate) fn pod(&self, name: &str, uid: &str) -> Option<&Arc<Pod>> {
+        self.pods.get(name).filter(|pod| pod.uid == uid)
+    }
+
+    /// Changes a pod, if it is there.
+    pub(crate) fn change_pod(&mut self, name: &str, uid: &str, change: impl FnOnce(&mut Pod)) -> Status {
+        if self.pod(name, uid).is_none() {
+            return Status::Missing;
+        }
+        let rv = self.version();
+        let Some(pod) = self.pods.get_mut(name) else {
+            return Status::Missing;
+        };
+        let new = Arc::make_mut(pod);
+        change(new);
+        new.rv = rv;
+        self.changes.push(Change::Pod(Arc::clone(pod)));
+        Status::Done
+    }
+
+    pub(crate) fn create_pod(&mut self, mut pod: Pod) -> Status {
+        if self.pods.contains_key(&pod.name) {
+            return Status::Conflict;
+        }
+        pod.rv = self.version();
+        let pod = Arc::new(pod);
+        self.pods.insert(pod.name.clone(), Arc::clone(&pod));
+        self.changes.push(Change::Pod(pod));
+        Status::Done
+    }
+
+    /// Removes a pod at once.
+    pub(crate) fn remove_pod(&mut self, name: &str, uid: &str) -> Status {
+        if self.pod(name, uid).is_none() {
+            return Status::Missing;
+        }
+        self.version();
+        if let Some(pod) = self.pods.remove(name) {
+            self.changes.push(Change::PodGone(pod));
+        }
+        Status::Done
+    }
+
+    /// A Binding with a UID as precondition, its annotation merged in the same write. Neither node nor annotation are checked.
+    pub(crate) fn bind(
+        &mut self,
+        name: &str,
+        uid: &str,
+        node: &str,
+        grant: Option<&Arc<str>>,
+        now: u64,
+    ) -> Status {
+        let Some(pod) = self.pods.get(name) else {
+            return Status::Missing;
+        };
+        if pod.uid != uid || pod.node.is_some() || pod.leaving || !pod.is_live() {
+            return Status::Conflict;
+        }
+        self.change_pod(name, uid, |pod| {
+            pod.node = Some(node.to_owned());
+            pod.grant = grant.cloned();
+            pod.bound = now;
+        })
+    }
+
+    pub(crate) fn write_node(&mut self, name: &str, gpus: u32) {
+        if self.nodes.insert(name.to_owned(), gpus) != Some(gpus) {
+            self.changes.push(Change::Node(name.to_owned(), gpus));
+        }
+    }
+
+    pub(crate) fn remove_node(&mut self, name: &str) {
+        if self.nodes.remove(name).is_some() {
+            self.changes.push(Change::NodeGone(name.to_owned()));
+        }
+    }
+
+    pub(crate) fn write_gpu_node(&mut self, name: &str, object: Value) {
+        if self.gpu_nodes.get(name).is_some_and(|known| **known == object) {
+            return;
+        }
+        let object = Arc::new(object);
+        self.gpu_nodes.insert(name.to_owned(), Arc::clone(&object));
+        self.changes.push(Change::GpuNode(name.to_owned(), object));
+    }
+
+    pub(crate) fn remove_gpu_node(&mut self, name: &str) {
+        if self.gpu_nodes.remove(name).is_some() {
+            self.changes.push(Change::GpuNodeGone(name.to_owned()));
+        }
+    }
+
+    pub(crate) fn create_gang(&mut self, name: &str) -> Status {
+        if self.gangs.contains_key(name) {
+            return Status::Conflict;
+        }
+        let gang = Gang {
+            uid: self.uid("gang"),
+            name: name.to_owned(),
+            rv: self.version(),
+            ours: true,
+            spec: GangSpec::default(),
+            status: GangStatus::default(),
+        };
+        self.put_gang(gang);
+        Status::Done
+    }
+
+    /// Writes a status over a version.
+    pub(crate) fn write_status(&mut self, name: &str, uid: &str, over: u64, status: &GangStatus) -> Status {
+        let Some(gang) = self.gangs.get(name) else {
+            return Status::Missing;
+        };
+        if gang.uid != uid || gang.rv != over {
+            return Status::Conflict;
+        }
+        if gang.status == *status {
+            // Nothing changes, not even the version.
+            return Status::Done;
+        }
+        let mut gang = Gang::clone(gang);
+        gang.status = status.clone();
+        gang.rv = self.version();
+        self.put_gang(gang);
+        Status::Done
+    }
+
+    /// Somebody writes a Gang object who is no extender: a person's label, say.
+    pub(crate) fn touch_gang(&mut self, name: &str) {
+        if let Some(gang) = self.gangs.get(name) {
+            let mut gang = Gang::clone(gang);
+            gang.rv = self.version();
+            self.put_gang(gang);
+        }
+    }
+
+    pub(crate) fn remove_gang(&mut self, name: &str, uid: &str) -> Status {
+        match self.gangs.get(name) {
+            None => Status::Missing,
+            Some(gang) if gang.uid != uid => Status::Conflict,
+            Some(_) => {
+                self.gangs.remove(name);
+                self.changes.push(Change::GangGone(name.to_owned()));
+                Status::Done
+            }
+        }
+    }
+
+    fn put_gang(&mut self, gang: Gang) {
+        let gang = Arc::new(gang);
+        self.gangs.insert(gang.name.clone(), Arc::clone(&gang));
+        self.changes.push(Change::Gang(gang));
+    }
+
+    /// All objects of a kind, as a list shows them.
+    pub(crate) fn list(&self, source: Source) -> Vec<Change> {
+        match source {
+            Source::Pods => self.pods.values().cloned().map(Change::Pod).collect(),
+            Source::Nodes => self
+                .nodes
+                .iter()
+                .map(|(name, gpus)| Change::Node(name.clone(), *gpus))
+                .collect(),
+            Source::GpuNodes => self
+                .gpu_nodes
+                .iter()
+                .map(|(name, object)| Change::GpuNode(name.clone(), Arc::clone(object)))
+                .collect(),
+            Source::Gangs => self.gangs.values().cloned().map(Change::Gang).collect(),
+        }
+    }
+}

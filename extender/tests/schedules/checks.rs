@@ -1,0 +1,168 @@
+//! What must always hold, and what must hold in the end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::Grant;
+use gantry_extender::index::Target;
+
+use crate::world::World;
+
+impl World {
+    /// A Binding is about to be carried out: its devices are nobody else's, and a member's gang is decided.
+    pub(crate) fn check_binding(&mut self, target: &Target, grant: Option<&Arc<str>>, member: bool) {
+        let pod = self.api.pod(&target.name, target.uid.as_str()).cloned();
+        let Some(pod) = pod.filter(|pod| pod.node.is_none() && !pod.leaving && pod.is_live()) else {
+            // It will be refused.
+            return;
+        };
+        if pod.gang.is_some() != member {
+            self.wrong(format!(
+                "pod {} of {:?} is bound as if that were otherwise",
+                pod.uid, pod.gang
+            ));
+        }
+        let Some(grant) = grant.and_then(|text| serde_json::from_str::<Grant>(text).ok()) else {
+            return;
+        };
+        let devices: Vec<String> = grant
+            .held("nvidia.com/gpu")
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        if devices.len() != pod.gpus as usize {
+            self.wrong(format!(
+                "pod {} asks for {} GPUs and is granted {devices:?}",
+                pod.uid, pod.gpus
+            ));
+        }
+        let used = self.used_by_others(target.node.as_str(), &pod.uid);
+        if let Some((device, other)) = used.iter().find(|(device, _)| devices.contains(device)) {
+            self.wrong(format!("pod {} is granted {device}, which {other} has", pod.uid));
+        }
+        let Some(claim) = &pod.gang else {
+            return;
+        };
+        let object = self
+            .api
+            .gangs
+            .values()
+            .find(|gang| gang.status.name == claim.gang)
+            .cloned();
+        let Some(decision) = object.and_then(|gang| gang.status.decision.clone()) else {
+            self.wrong(format!(
+                "pod {} of gang {} is bound, and no decision is written",
+                pod.uid, claim.gang
+            ));
+            return;
+        };
+        if let Some(other) = decision.slots.iter().find(|slot| {
+            let ids = slot.devices.iter().flat_map(|devices| &devices.ids);
+            let others = slot.pod.as_ref().filter(|uid| **uid != target.uid);
+            let waits = others.is_some_and(|uid| {
+                let pod = self.api.pods.values().find(|pod| pod.uid == uid.as_str());
+                pod.is_some_and(|pod| pod.is_live())
+            });
+            waits && slot.node == target.node && ids.into_iter().any(|id| devices.contains(&id.to_string()))
+        }) {
+            let other = other.pod.clone();
+            self.wrong(format!(
+                "pod {} is bound to a place that is written down for {other:?}",
+                pod.uid
+            ));
+        }
+    }
+
+    /// Whether the place of a Binding is written down for its pod.
+    pub(crate) fn is_written_down(&self, target: &Target) -> bool {
+        let mut slots = self
+            .api
+            .gangs
+            .values()
+            .filter_map(|gang| gang.status.decision.as_ref())
+            .flat_map(|decision| &decision.slots);
+        slots.any(|slot| slot.node == target.node && slot.pod.as_ref() == Some(&target.uid))
+    }
+
+    /// Decisions that stand have no device in common.
+    pub(crate) fn check_decisions(&mut self) {
+        let mut taken: BTreeMap<String, String> = BTreeMap::new();
+        let mut wrong = None;
+        for gang in self.api.gangs.values() {
+            let Some(decision) = &gang.status.decision else {
+                continue;
+            };
+            for slot in &decision.slots {
+                // A place counts as long as somebody who may still come has it.
+                let waits = slot.pod.as_ref().is_some_and(|uid| {
+                    let pod = self.api.pods.values().find(|pod| pod.uid == uid.as_str());
+                    pod.is_some_and(|pod| pod.is_live() && pod.node.is_none())
+                });
+                if !waits {
+                    continue;
+                }
+                for id in slot.devices.iter().flat_map(|devices| &devices.ids) {
+                    if let Some(other) = taken.insert(id.to_string(), gang.name.clone()) {
+                        wrong = Some(format!("{id} is in the decisions of {other} and {}", gang.name));
+                    }
+                }
+            }
+        }
+        if let Some(wrong) = wrong {
+            self.wrong(wrong);
+        }
+    }
+
+    /// After everything has settled: what fits has run, as a whole.
+    pub(crate) fn check_settled(&mut self) {
+        if let Some(uid) = self.believed() {
+            self.wrong(format!(
+                "kube-scheduler believes for ever that pod {uid} is bound"
+            ));
+        }
+        for job in self.jobs.all.clone() {
+            if job.fits && !job.is_done() {
+                let views = self.views();
+                self.wrong(format!(
+                    "job {} has not come to its end: {:?}\n{views}",
+                    job.name, job.members
+                ));
+            }
+            if !job.fits && job.began.is_some() {
+                self.wrong(format!("job {} has run where it does not fit", job.name));
+            }
+        }
+    }
+
+    /// How the leader sees the gangs that are not done.
+    pub(crate) fn views(&self) -> String {
+        let Some(process) = self.leader().and_then(|run| self.extenders.running.get(&run)) else {
+            return "nobody leads".to_owned();
+        };
+        let open = self.jobs.all.iter().filter(|job| !job.is_done());
+        let views = open.map(|job| format!("{:?}\n", process.view(&job.name)));
+        views.collect()
+    }
+
+    /// After everything was deleted: nothing is kept from anybody.
+    pub(crate) fn check_empty(&mut self) {
+        let Some(run) = self.leader() else {
+            self.wrong("nobody leads".to_owned());
+            return;
+        };
+        let all: u32 = self.kubelets.all.iter().map(|kubelet| kubelet.gpus()).sum();
+        let Some(process) = self.extenders.running.get(&run) else {
+            return;
+        };
+        let (totals, places, phases) = process.totals();
+        if totals.free != all as usize || totals.reserved + totals.held + totals.leaving > 0 || places > 0 {
+            self.wrong(format!(
+                "of {all} GPUs not all are free: {totals:?}, {places} places are kept, {phases}"
+            ));
+        }
+        let gangs: Vec<&String> = self.api.gangs.keys().collect();
+        if !gangs.is_empty() {
+            self.wrong(format!("Gang objects are left: {gangs:?}"));
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! What people run: gangs and single pods with an end, and the controllers that make their pods anew when they are lost. A gang's members
+//! run on only when enough of them are there, as those of a real one do; so a gang that is half bound never ends.
+
+use std::sync::Arc;
+
+use crate::api::{Claim, Phase, Pod};
+use crate::world::{Event, World};
+
+/// A job: pods that are a gang, or one that is none.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) name: String,
+    pub(crate) min: u32,
+    pub(crate) is_gang: bool,
+    max: Option<u32>,
+    pub(crate) gpus: u32,
+    priority: i32,
+    repair: Option<&'static str>,
+    /// Whether a pod made anew has the name of the one before.
+    keeps_names: bool,
+    /// Milliseconds that it computes.
+    length: u64,
+    begins: u64,
+    pub(crate) members: Vec<Member>,
+    /// All members that are needed have run at once.
+    pub(crate) began: Option<u64>,
+    /// It may be on the cluster with nothing else there.
+    pub(crate) fits: bool,
+    deleted: bool,
+}
+
+/// One of its pods.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Member {
+    attempts: u32,
+    pub(crate) pod: Option<(String, String)>,
+    pub(crate) done: bool,
+    ends: Option<u64>,
+    /// When its next pod is made.
+    again: Option<u64>,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    pub(crate) all: Vec<Job>,
+    /// No more pods are made.
+    pub(crate) closed: bool,
+}
+
+impl Job {
+    pub(crate) fn is_done(&self) -> bool {
+        self.deleted || self.members.iter().all(|member| member.done)
+    }
+}
+
+impl World {
+    pub(crate) fn draw_jobs(&mut self) {
+        let count = self.dice.range(2, 5);
+        let restless = self.plan.restless;
+        for number in 0..count {
+            let is_gang = self.dice.mille(750);
+            let size = if is_gang { self.dice.range(1, 4) } else { 1 };
+            let gpus = u32::try_from([1, 1, 2, 2, 3, 4][self.dice.index(6)]).unwrap();
+            let elastic = is_gang && size > 2 && self.dice.mille(300);
+            let min = u32::try_from(if elastic { size - 1 } else { size }).unwrap();
+            let repair = match self.dice.below(6) {
+                0 => Some("restart"),
+                1 => Some("ignore"),
+                2 => Some("hold"),
+                _ => None,
+            };
+            let job = Job {
+                name: format!("j{number}"),
+                min,
+                is_gang,
+                max: elastic.then_some(u32::try_from(size).unwrap()),
+                gpus,
+                priority: i32::try_from(self.dice.below(2) * 10).unwrap(),
+                repair,
+                keeps_names: self.dice.mille(500),
+                length: self.dice.range(1_000, 20_000),
+                begins: self.dice.range(0, restless / 2),
+                members: vec![Member::default(); usize::try_from(size).unwrap()],
+                began: None,
+                fits: self.fits(u64::from(min), gpus),
+                deleted: false,
+            };
+            self.note(format_args!(
+                "job {}: {} of {} x {} GPUs, gang {}, repair {:?}, fits {}",
+                job.name, job.min, size, job.gpus, job.is_gang, job.repair, job.fits
+            ));
+            self.jobs.all.push(job);
+        }
+    }
+
+    /// Whether so many members fit on the cluster with nothing else there.
+    fn fits(&self, members: u64, gpus: u32) -> bool {
+        let places: u32 = self.kubelets.all.iter().map(|node| node.gpus() / gpus).sum();
+        u64::from(places) >= members
+    }
+
+    /// Controllers make pods, notice lost ones, and see who has computed enough.
+    pub(crate) fn control(&mut self) {
+        self.soon(100, 400, Event::Control);
+        if self.now < self.stalled {
+            return;
+        }
+        for job in 0..self.jobs.all.len() {
+            self.control_job(job);
+        }
+    }
+
+    fn control_job(&mut self, job: usize) {
+        if self.jobs.all[job].begins > self.now || self.jobs.all[job].deleted {
+            return;
+        }
+        let mut running = 0;
+        for number in 0..self.jobs.all[job].members.len() {
+            if self.jobs.all[job].members[number].done {
+                running += 1;
+                continue;
+            }
+            let pod = self.jobs.all[job].members[number].pod.clone();
+            let found = pod
+                .as_ref()
+                .and_then(|(name, uid)| self.api.pod(name, uid))
+                .cloned();
+            match found {
+                Some(pod) if pod.phase == Phase::Running && !pod.leaving => running += 1,
+                Some(pod) if pod.phase == Phase::Succeeded => {
+                    self.jobs.all[job].members[number].done = true;
+                    running += 1;
+                }
+                Some(pod) if pod.phase == Phase::Failed && !pod.leaving => {
+                    // A controller removes what has failed and makes it anew.
+                    self.api.remove_pod(&pod.name, &pod.uid);
+                }
+                Some(_) => {}
+                None => self.make_pod(job, number),
+            }
+        }
+        let all = &mut self.jobs.all[job];
+        if running >= all.min && all.began.is_none() {
+            all.began = Some(self.now);
+        }
+        if running < all.min {
+            return;
+        }
+        for number in 0..self.jobs.all[job].members.len() {
+            let length = self.jobs.all[job].length;
+            let Some((name, uid)) = self.jobs.all[job].members[number].pod.clone() else {
+                continue;
+            };
+            let runs = self
+                .api
+                .pod(&name, &uid)
+                .is_some_and(|pod| pod.phase == Phase::Running);
+            let jitter = self.dice.below(500);
+            let now = self.now;
+            let member = &mut self.jobs.all[job].members[number];
+            if !runs || member.done {
+                continue;
+            }
+            let ends = *member.ends.get_or_insert(now + length + jitter);
+            if now >= ends {
+                self.finish_process(&uid);
+            }
+        }
+    }
+
+    fn make_pod(&mut self, job: usize, number: usize) {
+        let closed = self.jobs.closed;
+        let wait = self.dice.range(0, 1_500);
+        let now = self.now;
+        let all = &mut self.jobs.all[job];
+        let member = &mut all.members[number];
+        if closed {
+            return;
+        }
+        if *member.again.get_or_insert(now + wait) > now {
+            return;
+        }
+        member.again = None;
+        member.ends = None;
+        member.attempts += 1;
+        let name = if all.keeps_names {
+            format!("{}-{number}", all.name)
+        } else {
+            format!("{}-{number}-{}", all.name, member.attempts)
+        };
+        let claim = all.is_gang.then(|| Claim {
+            gang: all.name.clone(),
+            min: all.min,
+            max: all.max,
+            repair: all.repair,
+        });
+        let (gpus, priority) = (all.gpus, all.priority);
+        let uid = self.api.uid(&name);
+        self.jobs.all[job].members[number].pod = Some((name.clone(), uid.clone()));
+        self.note(format_args!("pod {uid} is made"));
+        self.api.create_pod(Pod {
+            uid,
+            name,
+            rv: 0,
+            gpus,
+            gang: claim,
+            priority,
+            created: now,
+            node: None,
+            bound: 0,
+            grant: None,
+            phase: Phase::Pending,
+            message: String::new(),
+            pokes: 0,
+            allocated: Vec::new(),
+            leaving: false,
+            job,
+        });
+    }
+
+    /// Somebody deletes a pod, in whatever state it is.
+    pub(crate) fn delete_some_pod(&mut self) {
+        let live: Vec<Arc<Pod>> = self
+            .api
+            .pods
+            .values()
+            .filter(|pod| pod.is_live())
+            .cloned()
+            .collect();
+        if live.is_empty() {
+            return;
+        }
+        if self.dice.mille(80) {
+            // The whole job.
+            let job = live[self.dice.index(live.len())].job;
+            self.note(format_args!("job j{job} is deleted"));
+            self.jobs.all[job].deleted = true;
+            for pod in live.iter().filter(|pod| pod.job == job) {
+                self.delete_pod(&pod.name, &pod.uid, false);
+            }
+            return;
+        }
+        let pod = &live[self.dice.index(live.len())];
+        let force = self.dice.mille(200);
+        self.note(format_args!("pod {} is deleted, force {force}", pod.uid));
+        self.delete_pod(&pod.name, &pod.uid, force);
+    }
+
+    /// A pod is deleted: at once if it is not bound or by force, else by its kubelet when its process is gone.
+    pub(crate) fn delete_pod(&mut self, name: &str, uid: &str, force: bool) {
+        let Some(pod) = self.api.pod(name, uid).cloned() else {
+            return;
+        };
+        if force || pod.node.is_none() || !pod.is_live() {
+            self.api.remove_pod(name, uid);
+        } else if !pod.leaving {
+            self.api.change_pod(name, uid, |pod| pod.leaving = true);
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! Nodes: kubelet admits pods in the order of their Bindings, gives them the devices of their grants, and frees them when their processes have
+//! ended; the plugin publishes who has what, late by up to a second.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use gantry_api::Grant;
+use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+use serde_json::{Value, json};
+
+use crate::api::{Change, Phase, Pod};
+use crate::world::{Event, World};
+
+/// A node with its kubelet and plugin.
+#[derive(Debug)]
+pub(crate) struct Kubelet {
+    pub(crate) name: String,
+    machine: Value,
+    gpus: u32,
+    up: bool,
+    /// What its watch has brought and it has not looked at.
+    inbox: VecDeque<Change>,
+    processes: BTreeMap<String, Process>,
+    sick: BTreeSet<usize>,
+    publishes: bool,
+}
+
+/// The containers of a pod.
+#[derive(Debug)]
+struct Process {
+    pod: Arc<Pod>,
+    devices: Vec<usize>,
+    /// Kubelet counts its devices as given.
+    counted: bool,
+    dies: Option<u64>,
+    /// By itself, and well.
+    done: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Kubelets {
+    pub(crate) all: Vec<Kubelet>,
+}
+
+impl Kubelet {
+    pub(crate) fn gpus(&self) -> u32 {
+        self.gpus
+    }
+
+    fn device(&self, gpu: usize) -> String {
+        format!("GPU-{}-{gpu}", self.name)
+    }
+
+    fn number(&self, id: &str) -> Option<usize> {
+        id.strip_prefix(&format!("GPU-{}-", self.name))?.parse().ok()
+    }
+
+    fn object(&self) -> Value {
+        let devices: Vec<Value> = (0..self.gpus as usize)
+            .map(|gpu| {
+                let mut device = json!({"id": self.device(gpu), "resource": "nvidia.com/gpu", "gpu": gpu, "healthy": true});
+                if self.sick.contains(&gpu) {
+                    device["healthy"] = false.into();
+                    device["reason"] = "Xid 79".into();
+                }
+                device
+            })
+            .collect();
+        let holders: Vec<Value> = self
+            .processes
+            .values()
+            .filter(|process| !process.devices.is_empty())
+            .map(|process| {
+                let ids: Vec<String> = process.devices.iter().map(|gpu| self.device(*gpu)).collect();
+                let state = if process.counted { "Live" } else { "Quarantined" };
+                json!({"namespace": "default", "pod": process.pod.name, "uid": process.pod.uid, "resource": "nvidia.com/gpu",
+                    "devices": ids, "provenance": "PodResources", "state": state})
+            })
+            .collect();
+        json!({"metadata": {"name": self.name}, "spec": {"machine": self.machine},
+            "status": {"devices": devices, "holders": holders}})
+    }
+}
+
+/// GPUs joined by nothing but PCIe.
+fn machine(gpus: usize) -> Value {
+    let parts = MachineParts {
+        gpus: (0..gpus)
+            .map(|index| Gpu {
+                index: u8::try_from(index).unwrap(),
+                ..Gpu::default()
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(gpus, |_, _| PathClass::Node),
+        ..MachineParts::default()
+    };
+    serde_json::to_value(Machine::new(parts).unwrap()).unwrap()
+}
+
+/// The devices that a pod is granted.
+pub(crate) fn granted(pod: &Pod) -> Vec<String> {
+    let Some(grant) = pod
+        .grant
+        .as_deref()
+        .and_then(|text| serde_json::from_str::<Grant>(text).ok())
+    else {
+        return Vec::new();
+    };
+    let held = grant.held("nvidia.com/gpu");
+    held.iter().map(ToString::to_string).collect()
+}
+
+impl World {
+    pub(crate) fn draw_nodes(&mut self) {
+        let count = self.dice.range(1, 3);
+        for number in 0..count {
+            let gpus = [2, 4, 4][self.dice.index(3)];
+            let kubelet = Kubelet {
+                name: format!("n{number}"),
+                machine: machine(gpus as usize),
+                gpus,
+                up: true,
+                inbox: VecDeque::new(),
+                processes: BTreeMap::new(),
+                sick: BTreeSet::new(),
+                publishes: false,
+            };
+            self.api.write_node(&kubelet.name, gpus);
+            self.api.write_gpu_node(&kubelet.name, kubelet.object());
+            self.kubelets.all.push(kubelet);
+        }
+    }
+
+    pub(crate) fn tell_kubelets(&mut self, change: &Change) {
+        let (Change::Pod(pod) | Change::PodGone(pod)) = change else {
+            return;
+        };
+        let Some(node) = pod.node.as_ref() else {
+            return;
+        };
+        let Some(number) = self.kubelets.all.iter().position(|kubelet| kubelet.name == *node) else {
+            return;
+        };
+        if !self.kubelets.all[number].up {
+            if matches!(change, Change::Pod(_)) {
+                // Pods on a node that is gone are removed after a while.
+                self.soon(1_000, 5_000, Event::Collect { node: number });
+            }
+            return;
+        }
+        self.kubelets.all[number].inbox.push_back(change.clone());
+        self.soon(1, 20, Event::Kubelet { node: number });
+    }
+
+    /// Kubelet looks at the next thing that its watch has brought.
+    pub(crate) fn kubelet(&mut self, node: usize) {
+        let Some(change) = self.kubelets.all[node].inbox.pop_front() else {
+            return;
+        };
+        match change {
+            Change::Pod(pod) => match self.kubelets.all[node].processes.contains_key(&pod.uid) {
+                false if pod.is_live() && !pod.leaving => self.let_in(node, &pod),
+                false if pod.leaving => {
+                    self.api.remove_pod(&pod.name, &pod.uid);
+                }
+                true if pod.leaving => self.stop(node, &pod.uid, false),
+                _ => {}
+            },
+            Change::PodGone(pod) => self.stop(node, &pod.uid, true),
+            _ => {}
+        }
+    }
+
+    fn let_in(&mut self, node: usize, pod: &Arc<Pod>) {
+        let kubelet = &self.kubelets.all[node];
+        let given: BTreeSet<usize> = kubelet
+            .processes
+            .values()
+            .filter(|process| process.counted)
+            .flat_map(|process| process.devices.iter().copied())
+            .collect();
+        let free: BTreeSet<usize> = (0..kubelet.gpus as usize)
+            .filter(|gpu| !given.contains(gpu) && !kubelet.sick.contains(gpu))
+            .collect();
+        let grant = granted(pod);
+        let wanted: Option<Vec<usize>> = grant.iter().map(|id| kubelet.number(id)).collect();
+        let wanted = wanted.unwrap_or_default();
+        let name = kubelet.name.clone();
+        if let Some(gpu) = wanted.iter().find(|gpu| given.contains(gpu)) {
+            let holder = kubelet
+                .processes
+                .values()
+                .find(|process| process.counted && process.devices.contains(gpu));
+            let holder = holder.map(|process| process.pod.uid.clone());
+            self.wrong(format!(
+                "pod {} is granted GPU {gpu} of {name}, which kubelet has given to {holder:?}",
+                pod.uid
+            ));
+            return;
+        }
+        let obtainable = wanted.len() == pod.gpus as usize && wanted.iter().all(|gpu| free.contains(gpu));
+        let devices: Vec<usize> = if obtainable {
+            wanted
+        } else {
+            // What no live grant names.
+            let named: BTreeSet<String> = self
+                .api
+                .pods
+                .values()
+                .filter(|other| other.is_live() && other.uid != pod.uid)
+                .flat_map(|other| granted(other))
+                .collect();
+            let kubelet = &self.kubelets.all[node];
+            let open = free
+                .iter()
+                .copied()
+                .filter(|gpu| !named.contains(&kubelet.device(*gpu)));
+            open.take(pod.gpus as usize).collect()
+        };
+        if devices.len() < pod.gpus as usize {
+            self.note(format_args!("pod {} is rejected by kubelet of {name}", pod.uid));
+            self.api
+                .change_pod(&pod.name, &pod.uid, |pod| pod.phase = Phase::Failed);
+            return;
+        }
+        self.note(format_args!(
+            "pod {} is admitted on {name} with {devices:?}",
+            pod.uid
+        ));
+        let process = Process {
+            pod: Arc::clone(pod),
+            devices,
+            counted: true,
+            dies: None,
+            done: false,
+        };
+        self.kubelets.all[node].processes.insert(pod.uid.clone(), process);
+        let uid = pod.uid.clone();
+        self.soon(20, 1_500, Event::Running { node, uid });
+        self.will_publish(node);
+    }
+
+    /// Its containers run, and its status says with which devices.
+    pub(crate) fn running(&mut self, node: usize, uid: &str) {
+        let kubelet = &self.kubelets.all[node];
+        let Some(process) = kubelet
+            .processes
+            .get(uid)
+            .filter(|process| process.dies.is_none())
+        else {
+            return;
+        };
+        if self.now < self.stalled {
+            let uid = uid.to_owned();
+            self.at(self.stalled + 50, Event::Running { node, uid });
+            return;
+        }
+        let ids = process.devices.iter().map(|gpu| kubelet.device(*gpu)).collect();
+        let name = process.pod.name.clone();
+        self.api.change_pod(&name, uid, |pod| {
+            pod.phase = Phase::Running;
+            pod.allocated = ids;
+        });
+    }
+
+    /// A pod is being deleted, or was by force: its processes end in a while.
+    fn stop(&mut self, node: usize, uid: &str, gone: bool) {
+        let lives = self.dice.range(0, 2_500);
+        let now = self.now;
+        let Some(process) = self.kubelets.all[node].processes.get_mut(uid) else {
+            return;
+        };
+        // Kubelet counts the devices of a pod that is gone as free at once.
+        process.counted &= !gone;
+        process.dies.get_or_insert(now + lives);
+        self.after(lives, Event::Collect { node });
+        self.will_publish(node);
+    }
+
+    /// A process has done what it was to do.
+    pub(crate) fn finish_process(&mut self, uid: &str) {
+        let late = self.dice.range(1, 1_000);
+        let now = self.now;
+        for (node, kubelet) in self.kubelets.all.iter_mut().enumerate() {
+            if let Some(process) = kubelet.processes.get_mut(uid)
+                && process.dies.is_none()
+            {
+                process.dies = Some(now + late);
+                process.done = true;
+                self.after(late, Event::Collect { node });
+                return;
+            }
+        }
+    }
+
+    /// Processes that have ended are cleared away; of a node that is gone, its pods.
+    pub(crate) fn collect(&mut self, node: usize) {
+        if self.now < self.stalled {
+            self.at(self.stalled + 20, Event::Collect { node });
+            return;
+        }
+        let now = self.now;
+        let kubelet = &mut self.kubelets.all[node];
+        if !kubelet.up {
+            let name = kubelet.name.clone();
+            let pods: Vec<Arc<Pod>> = self
+                .api
+                .pods
+                .values()
+                .filter(|pod| pod.node.as_deref() == Some(&name))
+                .cloned()
+                .collect();
+            for pod in pods {
+                self.api.remove_pod(&pod.name, &pod.uid);
+            }
+            return;
+        }
+        let ended: Vec<String> = kubelet
+            .processes
+            .iter()
+            .filter(|(_, process)| process.dies.is_some_and(|dies| dies <= now))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for uid in ended {
+            let Some(process) = self.kubelets.all[node].processes.remove(&uid) else {
+                continue;
+            };
+            let name = process.pod.name.clone();
+            let leaving = self.api.pod(&name, &uid).is_some_and(|pod| pod.leaving);
+            if leaving {
+                self.api.remove_pod(&name, &uid);
+            } else if process.done {
+                self.api
+                    .change_pod(&name, &uid, |pod| pod.phase = Phase::Succeeded);
+            }
+            self.will_publish(node);
+        }
+    }
+
+    fn will_publish(&mut self, node: usize) {
+        if !std::mem::replace(&mut self.kubelets.all[node].publishes, true) {
+            self.soon(10, 1_000, Event::Publish { node });
+        }
+    }
+
+    /// The plugin writes what is true.
+    pub(crate) fn publish(&mut self, node: usize) {
+        if self.now < self.stalled {
+            self.at(self.stalled + 30, Event::Publish { node });
+            return;
+        }
+        let kubelet = &mut self.kubelets.all[node];
+        kubelet.publishes = false;
+        if !kubelet.up {
+            return;
+        }
+        let healthy = kubelet.gpus - u32::try_from(kubelet.sick.len()).unwrap();
+        let (name, object) = (kubelet.name.clone(), kubelet.object());
+        self.api.write_gpu_node(&name, object);
+        self.api.write_node(&name, healthy);
+    }
+
+    /// A node is lost: its processes are dead.
+    pub(crate) fn lose_node(&mut self) {
+        let node = self.dice.index(self.kubelets.all.len());
+        let kubelet = &mut self.kubelets.all[node];
+        if !kubelet.up {
+            return;
+        }
+        kubelet.up = false;
+        kubelet.processes.clear();
+        kubelet.inbox.clear();
+        let name = kubelet.name.clone();
+        self.note(format_args!("node {name} is lost"));
+        self.api.remove_node(&name);
+        self.api.remove_gpu_node(&name);
+        self.soon(1_000, 5_000, Event::Collect { node });
+        self.soon(8_000, 40_000, Event::NodeIsBack { node });
+    }
+
+    pub(crate) fn node_is_back(&mut self, node: usize) {
+        if self.kubelets.all[node].up {
+            return;
+        }
+        self.stalled = self.stalled.min(self.now);
+        self.collect(node);
+        let kubelet = &mut self.kubelets.all[node];
+        kubelet.up = true;
+        kubelet.sick.clear();
+        let (name, gpus, object) = (kubelet.name.clone(), kubelet.gpus, kubelet.object());
+        self.note(format_args!("node {name} is back"));
+        self.api.write_node(&name, gpus);
+        self.api.write_gpu_node(&name, object);
+    }
+
+    pub(crate) fn break_gpu(&mut self) {
+        let node = self.dice.index(self.kubelets.all.len());
+        let gpu = self.dice.index(self.kubelets.all[node].gpus as usize);
+        if !self.kubelets.all[node].up {
+            return;
+        }
+        self.kubelets.all[node].sick.insert(gpu);
+        let name = self.kubelets.all[node].name.clone();
+        self.note(format_args!("GPU {gpu} of {name} is sick"));
+        self.will_publish(node);
+        self.soon(3_000, 40_000, Event::Heal { node, gpu });
+    }
+
+    pub(crate) fn heal(&mut self, node: usize, gpu: usize) {
+        self.kubelets.all[node].sick.remove(&gpu);
+        self.will_publish(node);
+    }
+
+    pub(crate) fn calm_nodes(&mut self) {
+        for node in 0..self.kubelets.all.len() {
+            self.node_is_back(node);
+            self.kubelets.all[node].sick.clear();
+            self.will_publish(node);
+        }
+    }
+
+    /// Devices of a node that a process or a live grant of another pod has.
+    pub(crate) fn used_by_others(&self, node: &str, uid: &str) -> Vec<(String, String)> {
+        let mut used = Vec::new();
+        for kubelet in self.kubelets.all.iter().filter(|kubelet| kubelet.name == node) {
+            for process in kubelet
+                .processes
+                .values()
+                .filter(|process| process.pod.uid != uid)
+            {
+                // The process of one that has done its work is gone; only its phase is not written yet.
+                if !process.done {
+                    let devices = process
+                        .devices
+                        .iter()
+                        .map(|gpu| (kubelet.device(*gpu), process.pod.uid.clone()));
+                    used.extend(devices);
+                }
+            }
+        }
+        for pod in self.api.pods.values() {
+            if pod.uid != uid && pod.is_live() && pod.node.as_deref() == Some(node) {
+                used.extend(granted(pod).into_iter().map(|id| (id, pod.uid.clone())));
+            }
+        }
+        used
+    }
+}

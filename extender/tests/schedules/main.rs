@@ -1,0 +1,189 @@
+//! A cluster played at random against the real index, state machine of gangs, planner and service: see README.md beside this file.
+//!
+//! `GANTRY_SCHEDULES=1000000` plays so many schedules, `GANTRY_SEED=7` one of them again and prints what happened.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::needless_pass_by_value,
+    clippy::collapsible_match,
+    missing_docs
+)]
+
+mod api;
+mod checks;
+mod dice;
+mod extender;
+mod jobs;
+mod kubelet;
+mod scheduler;
+mod world;
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use dice::Dice;
+use world::{Plan, World};
+
+/// The first of them. (24 and 126 are open: see README.md.)
+const FIRST: u64 = 30;
+/// Schedules that are played where nobody says how many.
+const FEW: u64 = 60;
+/// What fits must have run so long after the last trouble.
+const SETTLES: u64 = 1_800_000;
+/// Nothing may be kept so long after the last pod was deleted.
+const EMPTIES: u64 = 900_000;
+
+/// How a schedule ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct End {
+    wrong: Option<String>,
+    hash: u64,
+    steps: u64,
+    virtual_seconds: u64,
+}
+
+fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
+    let mut dice = Dice::new(seed ^ 0x5eed);
+    let plan = Plan {
+        troubled: dice.mille(850),
+        restless: dice.range(10_000, 90_000),
+    };
+    let restless = plan.restless;
+    let mut world = World::new(seed, plan, keep_log);
+    let end = restless + SETTLES;
+    while world.step(end) {
+        if world.now > restless + 10_000 && world.jobs.all.iter().all(|job| !job.fits || job.is_done()) {
+            break;
+        }
+    }
+    world.check_settled();
+    world.close();
+    let end = world.now + EMPTIES;
+    while world.step(end) {
+        if world.is_empty() {
+            break;
+        }
+    }
+    if world.wrong.is_none() {
+        world.check_empty();
+    }
+    let end = End {
+        wrong: world.wrong.take().map(|wrong| wrong.0),
+        hash: world.log.hash,
+        steps: world.steps,
+        virtual_seconds: world.now / 1000,
+    };
+    (end, world.log.lines.take().unwrap_or_default())
+}
+
+thread_local! {
+    static CLIENT: RefCell<Option<(tokio::runtime::Runtime, kube::Client)>> = const { RefCell::new(None) };
+}
+
+/// A client of nothing: what would be sent goes to the simulated API server by other ways.
+fn client() -> kube::Client {
+    CLIENT.with_borrow_mut(|made| {
+        let (_, client) = made.get_or_insert_with(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let client = {
+                let _guard = runtime.enter();
+                let (service, handle) = tower_test::mock::pair::<
+                    http::Request<kube::client::Body>,
+                    http::Response<kube::client::Body>,
+                >();
+                std::mem::forget(handle);
+                kube::Client::new(service, "default")
+            };
+            (runtime, client)
+        });
+        client.clone()
+    })
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable}={text:?} is no number")),
+    )
+}
+
+fn report(seed: u64, end: &End, lines: &[String]) -> ! {
+    let from = lines.len().saturating_sub(120);
+    let log = lines[from..].join("\n");
+    let wrong = end.wrong.as_deref().unwrap_or_default();
+    panic!("seed {seed}: {wrong}\n\nthe last of what happened:\n{log}\n\nGANTRY_SEED={seed} plays it again");
+}
+
+#[test]
+fn nothing_is_granted_twice_and_all_that_fits_runs_whatever_fails() {
+    if let Some(seed) = number("GANTRY_SEED") {
+        let (end, lines) = play(seed, true);
+        for line in &lines {
+            println!("{line}");
+        }
+        println!("{end:?}");
+        if end.wrong.is_some() {
+            report(seed, &end, &lines);
+        }
+        return;
+    }
+    let count = number("GANTRY_SCHEDULES").unwrap_or(FEW);
+    let first = number("GANTRY_FIRST").unwrap_or(FIRST);
+    let threads = if count <= FEW {
+        1
+    } else {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    };
+    let (next, steps, began) = (AtomicU64::new(first), AtomicU64::new(0), Instant::now());
+    let failed = std::thread::scope(|scope| {
+        let work = || {
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= first + count {
+                    return None;
+                }
+                let (end, _) = play(seed, false);
+                let all = steps.fetch_add(end.steps, Ordering::Relaxed);
+                if end.wrong.is_some() {
+                    next.store(u64::MAX / 2, Ordering::Relaxed);
+                    return Some(seed);
+                }
+                let done = seed - first + 1;
+                if done.is_multiple_of(count.div_ceil(20).max(1_000)) {
+                    eprintln!("{done} of {count} schedules, {all} steps, {:?}", began.elapsed());
+                }
+            }
+        };
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .filter_map(|worker| worker.join().unwrap())
+            .min()
+    });
+    if let Some(seed) = failed {
+        let (end, lines) = play(seed, true);
+        report(seed, &end, &lines);
+    }
+    println!("{count} schedules, {} steps", steps.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_seed_plays_the_same_schedule_again() {
+    for seed in [3, 17] {
+        let (first, lines) = play(seed, true);
+        let (again, other) = play(seed, true);
+        let differs = lines.iter().zip(&other).find(|(a, b)| a != b);
+        assert_eq!(differs, None, "seed {seed}");
+        assert_eq!(
+            (first.hash, first.steps),
+            (again.hash, again.steps),
+            "seed {seed}"
+        );
+        assert_eq!(first.hash, play(seed, false).0.hash, "seed {seed}");
+    }
+}

@@ -1,0 +1,418 @@
+//! The world: a clock, what is going to happen, and everybody in it. One thing happens at a time; which, the seed says.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use gantry_extender::index::Source;
+
+use crate::api::Api;
+use crate::dice::Dice;
+use crate::extender::{Extenders, Request};
+use crate::jobs::Jobs;
+use crate::kubelet::Kubelets;
+use crate::scheduler::Scheduler;
+
+/// When everything begins, in seconds since 1970.
+pub(crate) const BEGIN: i64 = 1_767_225_600;
+
+/// No schedule has so many steps, unless something goes round and round.
+const MOST: u64 = 40_000;
+
+/// What will happen.
+#[derive(Debug, Clone)]
+pub(crate) enum Event {
+    /// A watch brings its next change to an extender.
+    Watch {
+        run: u32,
+        source: Source,
+    },
+    /// A watch of an extender breaks and begins anew with a list.
+    Relist {
+        run: u32,
+        source: Source,
+    },
+    /// The same for kube-scheduler, which has one queue for both of its watches.
+    SchedulerWatch {
+        life: u32,
+    },
+    SchedulerStarts,
+    Cycle {
+        life: u32,
+    },
+    BackOffEnds {
+        life: u32,
+        uid: String,
+        attempt: u32,
+    },
+    Flush {
+        life: u32,
+    },
+    CallTimesOut {
+        call: u64,
+    },
+    CallAnswered {
+        call: u64,
+        error: Option<String>,
+    },
+    /// kube-scheduler's socket of a call is seen to be closed.
+    CallHungUp {
+        run: u32,
+        task: u64,
+    },
+    ExtenderStarts {
+        slot: usize,
+    },
+    Elect {
+        run: u32,
+    },
+    Tick {
+        run: u32,
+    },
+    AskAgain {
+        run: u32,
+    },
+    Poll {
+        run: u32,
+    },
+    LookForGains {
+        run: u32,
+    },
+    PlanMore {
+        run: u32,
+    },
+    WriteGang {
+        run: u32,
+        name: String,
+    },
+    Retry {
+        run: u32,
+        task: u64,
+    },
+    MemberAnswer {
+        run: u32,
+        task: u64,
+    },
+    /// A request reaches the API server.
+    Execute {
+        request: u64,
+    },
+    /// Its sender hears how it ended, or stops to wait.
+    Reply {
+        request: u64,
+        lost: bool,
+    },
+    /// Kubelet of a node looks at what is to do.
+    Kubelet {
+        node: usize,
+    },
+    Running {
+        node: usize,
+        uid: String,
+    },
+    Publish {
+        node: usize,
+    },
+    NodeIsBack {
+        node: usize,
+    },
+    Collect {
+        node: usize,
+    },
+    /// Controllers look at their pods.
+    Control,
+    /// Something may go wrong.
+    Trouble,
+    Heal {
+        node: usize,
+        gpu: usize,
+    },
+}
+
+/// What was seen to be wrong.
+#[derive(Debug, Clone)]
+pub(crate) struct Wrong(pub(crate) String);
+
+/// What happened, as text. Always hashed, kept only where somebody wants to read it.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    pub(crate) hash: u64,
+    pub(crate) lines: Option<Vec<String>>,
+}
+
+impl Log {
+    fn note(&mut self, now: u64, what: fmt::Arguments<'_>) {
+        let line = format!("{:>7}.{:03} {what}", now / 1000, now % 1000);
+        for byte in line.bytes() {
+            self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        if let Some(lines) = &mut self.lines {
+            lines.push(line);
+        }
+    }
+}
+
+/// How a schedule is drawn.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// Whether anything fails.
+    pub(crate) troubled: bool,
+    /// Milliseconds during which things fail and jobs come.
+    pub(crate) restless: u64,
+}
+
+/// Everybody.
+pub(crate) struct World {
+    pub(crate) now: u64,
+    pub(crate) base: Instant,
+    /// What the extenders' clocks show.
+    pub(crate) clock: Arc<AtomicU64>,
+    queue: BTreeMap<(u64, u64), Event>,
+    events: u64,
+    pub(crate) steps: u64,
+    pub(crate) dice: Dice,
+    pub(crate) log: Log,
+    pub(crate) api: Api,
+    /// Until then the API server answers nobody.
+    pub(crate) stalled: u64,
+    pub(crate) requests: BTreeMap<u64, Request>,
+    pub(crate) next_request: u64,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) extenders: Extenders,
+    pub(crate) kubelets: Kubelets,
+    pub(crate) jobs: Jobs,
+    pub(crate) plan: Plan,
+    pub(crate) wrong: Option<Wrong>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, plan: Plan, keep_log: bool) -> Self {
+        let mut world = Self {
+            now: 0,
+            base: Instant::now(),
+            clock: Arc::default(),
+            queue: BTreeMap::new(),
+            events: 0,
+            steps: 0,
+            dice: Dice::new(seed),
+            log: Log {
+                hash: 0xcbf2_9ce4_8422_2325,
+                lines: keep_log.then(Vec::new),
+            },
+            api: Api::default(),
+            stalled: 0,
+            requests: BTreeMap::new(),
+            next_request: 0,
+            scheduler: Scheduler::default(),
+            extenders: Extenders::default(),
+            kubelets: Kubelets::default(),
+            jobs: Jobs::default(),
+            plan,
+            wrong: None,
+        };
+        world.draw_nodes();
+        world.draw_jobs();
+        let second = world.dice.mille(600);
+        world.at(0, Event::ExtenderStarts { slot: 0 });
+        if second {
+            let after = world.dice.range(0, 3_000);
+            world.at(after, Event::ExtenderStarts { slot: 1 });
+        }
+        world.at(world.dice.clone().range(0, 3_000), Event::SchedulerStarts);
+        world.at(0, Event::Control);
+        world.at(500, Event::Trouble);
+        world.tell_watchers();
+        world
+    }
+
+    pub(crate) fn note(&mut self, what: fmt::Arguments<'_>) {
+        self.log.note(self.now, what);
+    }
+
+    /// Something is wrong; the first counts.
+    pub(crate) fn wrong(&mut self, what: String) {
+        self.note(format_args!("WRONG: {what}"));
+        self.wrong.get_or_insert(Wrong(what));
+    }
+
+    pub(crate) fn at(&mut self, at: u64, event: Event) {
+        self.events += 1;
+        self.queue.insert((at.max(self.now), self.events), event);
+    }
+
+    pub(crate) fn after(&mut self, delay: u64, event: Event) {
+        self.at(self.now + delay, event);
+    }
+
+    pub(crate) fn soon(&mut self, first: u64, last: u64, event: Event) {
+        let delay = self.dice.range(first, last);
+        self.after(delay, event);
+    }
+
+    pub(crate) fn is_restless(&self) -> bool {
+        self.plan.troubled && self.now < self.plan.restless
+    }
+
+    /// The moment by the extenders' clocks.
+    pub(crate) fn instant(&self) -> Instant {
+        self.base + Duration::from_millis(self.now)
+    }
+
+    /// The next thing happens. False if nothing will, or it would be after `until`, or something was wrong.
+    pub(crate) fn step(&mut self, until: u64) -> bool {
+        if self.wrong.is_some() {
+            return false;
+        }
+        let Some((&(at, number), _)) = self.queue.first_key_value() else {
+            return false;
+        };
+        if at > until {
+            return false;
+        }
+        let Some(event) = self.queue.remove(&(at, number)) else {
+            return false;
+        };
+        self.now = at;
+        self.clock.store(at, Ordering::Relaxed);
+        self.steps += 1;
+        if self.steps > MOST {
+            let views = self.views();
+            self.wrong(format!("there is no end: {event:?}\n{views}"));
+        }
+        self.happens(event);
+        self.tell_watchers();
+        true
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::Watch { run, source } => self.watch_brings(run, source),
+            Event::Relist { run, source } => self.relist(run, source),
+            Event::SchedulerWatch { life } => self.scheduler_sees(life),
+            Event::SchedulerStarts => self.start_scheduler(),
+            Event::Cycle { life } => self.cycle(life),
+            Event::BackOffEnds { life, uid, attempt } => self.back_off_ends(life, &uid, attempt),
+            Event::Flush { life } => self.flush(life),
+            Event::CallTimesOut { call } => self.call_times_out(call),
+            Event::CallAnswered { call, error } => self.call_answered(call, error.as_deref()),
+            Event::CallHungUp { run, task } => self.hung_up(run, task),
+            Event::ExtenderStarts { slot } => self.start_extender(slot),
+            Event::Elect { run } => self.elect(run),
+            Event::Tick { run } => self.tick(run),
+            Event::AskAgain { run } => self.ask_again(run),
+            Event::Poll { run } => self.poll(run),
+            Event::LookForGains { run } => self.look_for_gains(run),
+            Event::PlanMore { run } => self.plan_more(run),
+            Event::WriteGang { run, name } => self.write_gang(run, &name),
+            Event::Retry { run, task } => self.retry(run, task),
+            Event::MemberAnswer { run, task } => self.member_answer(run, task),
+            Event::Execute { request } => self.execute(request),
+            Event::Reply { request, lost } => self.reply(request, lost),
+            Event::Kubelet { node } => self.kubelet(node),
+            Event::Running { node, uid } => self.running(node, &uid),
+            Event::Publish { node } => self.publish(node),
+            Event::NodeIsBack { node } => self.node_is_back(node),
+            Event::Collect { node } => self.collect(node),
+            Event::Control => self.control(),
+            Event::Trouble => self.trouble(),
+            Event::Heal { node, gpu } => self.heal(node, gpu),
+        }
+    }
+
+    /// What was written goes out to those who watch: in order within a source, each source at its own pace.
+    fn tell_watchers(&mut self) {
+        for change in std::mem::take(&mut self.api.changes) {
+            self.tell_extenders(&change);
+            self.tell_scheduler(&change);
+            self.tell_kubelets(&change);
+        }
+    }
+
+    /// How long a watch takes to bring a change: mostly milliseconds.
+    pub(crate) fn lag(&mut self) -> u64 {
+        let slow = self.is_restless() && self.dice.mille(20);
+        if slow {
+            self.dice.range(50, 3_000)
+        } else {
+            self.dice.range(1, 8)
+        }
+    }
+
+    /// What may go wrong by itself, now and then.
+    fn trouble(&mut self) {
+        if !self.is_restless() {
+            self.calm();
+            return;
+        }
+        let pause = self.dice.range(200, 6_000);
+        self.after(pause, Event::Trouble);
+        match self.dice.below(12) {
+            0 | 1 => self.kill_extender(),
+            2 => self.pause_extender(),
+            3 => self.kill_scheduler(),
+            4 | 5 => self.delete_some_pod(),
+            6 => self.lose_node(),
+            7 => self.break_gpu(),
+            8 => self.stall(),
+            9 => self.touch_some_gang(),
+            10 => self.break_some_watch(),
+            _ => {}
+        }
+    }
+
+    fn stall(&mut self) {
+        let length = match self.dice.below(3) {
+            0 => self.dice.range(100, 2_000),
+            1 => self.dice.range(2_000, 9_000),
+            _ => self.dice.range(9_000, 25_000),
+        };
+        self.stalled = self.now + length;
+        self.note(format_args!("the API server stalls for {length} ms"));
+    }
+
+    fn touch_some_gang(&mut self) {
+        let names: Vec<String> = self.api.gangs.keys().cloned().collect();
+        if !names.is_empty() {
+            let name = &names[self.dice.index(names.len())];
+            self.note(format_args!("somebody writes gang object {name}"));
+            self.api.touch_gang(name);
+        }
+    }
+
+    /// From here on nothing fails; what was broken is mended.
+    fn calm(&mut self) {
+        self.note(format_args!("calm"));
+        self.stalled = self.stalled.min(self.now);
+        self.calm_extenders();
+        self.calm_nodes();
+    }
+
+    /// Everything is deleted, and nothing is made anew.
+    pub(crate) fn close(&mut self) {
+        self.jobs.closed = true;
+        self.plan.troubled = false;
+        self.note(format_args!("everything is deleted"));
+        let pods: Vec<(String, String)> = self
+            .api
+            .pods
+            .values()
+            .map(|pod| (pod.name.clone(), pod.uid.clone()))
+            .collect();
+        for (name, uid) in pods {
+            self.delete_pod(&name, &uid, false);
+        }
+        self.tell_watchers();
+    }
+
+    /// Nothing is left of what was.
+    pub(crate) fn is_empty(&self) -> bool {
+        let all: u32 = self.kubelets.all.iter().map(|kubelet| kubelet.gpus()).sum();
+        let free = self.leader().and_then(|run| {
+            let (totals, places, _) = self.extenders.running.get(&run)?.totals();
+            Some(totals.free == all as usize && places == 0)
+        });
+        self.api.pods.is_empty() && self.api.gangs.is_empty() && free == Some(true)
+    }
+}
