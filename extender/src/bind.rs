@@ -16,6 +16,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use crate::index::{Admitted, BindError, Outcome, Reserved, Store, Target};
+use crate::lease::Leadership;
 use crate::pod::{PodFacts, SlimPod};
 use crate::watch::chain;
 use crate::watched::Watched;
@@ -29,6 +30,7 @@ pub struct Binder {
     timeout: Duration,
     /// Bindings of members on their way at once.
     posts: Arc<Semaphore>,
+    leadership: Arc<Leadership>,
 }
 
 /// Why a pod was not bound, for kube-scheduler and the pod's condition.
@@ -122,7 +124,14 @@ impl Binder {
             watched,
             timeout,
             posts: Arc::new(Semaphore::new(barrier::POSTS)),
+            leadership: Arc::new(Leadership::always()),
         }
+    }
+
+    /// Writes only while this process leads.
+    #[must_use]
+    pub fn led(self, leadership: Arc<Leadership>) -> Self {
+        Self { leadership, ..self }
     }
 
     /// Binds a pod. `Ok` means that the Binding exists.

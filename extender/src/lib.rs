@@ -135,7 +135,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
                 Arc::clone(&store),
                 watched.clone(),
                 args.bind_timeout,
-            ),
+            )
+            .led(Arc::clone(&leadership)),
             store: Arc::clone(&store),
             watched,
             options,

@@ -86,20 +86,35 @@ impl Binder {
             },
             end: BindEnd::Unsure,
         };
-        let mut pause = AGAIN;
-        let result = loop {
-            // The semaphore is never closed.
-            let permit = self.posts.acquire().await;
-            let result = self.write(target, Some(&plan), Some(&annotation), deadline).await;
-            drop(permit);
-            match result {
-                Err(Failure::Unanswered(_)) if Instant::now() + pause < deadline => {
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
+        let tries = async {
+            let mut pause = AGAIN;
+            loop {
+                // The semaphore is never closed.
+                let permit = self.posts.acquire().await;
+                let result = self.write(target, Some(&plan), Some(&annotation), deadline).await;
+                drop(permit);
+                match result {
+                    Err(Failure::Unanswered(_)) if Instant::now() + pause < deadline => {
+                        tokio::time::sleep(pause).await;
+                        pause *= 2;
+                    }
+                    result => break result,
                 }
-                result => break result,
             }
         };
+        // Who leads next finishes what is decided, and may give this place to another if its node is lost: nothing is sent any more then.
+        let led = match self.leadership.term() {
+            Some(term) => tokio::select! {
+                result = tries => Some(result),
+                () = self.leadership.ended(term) => None,
+            },
+            None => None,
+        };
+        let result = led.unwrap_or_else(|| {
+            Err(Failure::Unanswered(
+                "this extender leads no more; the next one binds the pod".to_owned(),
+            ))
+        });
         (undecided.undecided.outcome, undecided.end) = match &result {
             Ok(()) => (Outcome::Bound, BindEnd::Bound),
             Err(Failure::Unanswered(_)) => (Outcome::Unsure, BindEnd::Unsure),

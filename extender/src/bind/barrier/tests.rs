@@ -106,6 +106,24 @@ async fn take(mut api: Api, bindings: usize) -> Vec<BTreeSet<String>> {
 }
 
 #[tokio::test]
+async fn who_leads_no_more_sends_no_binding_of_what_it_has_decided() {
+    let (cluster, binder, mut api) = setup(Duration::from_secs(60));
+    let leadership = Arc::new(crate::lease::Leadership::follower());
+    let far = tokio::time::Instant::now() + Duration::from_secs(3600);
+    leadership.win("me", far);
+    let binder = binder.led(Arc::clone(&leadership));
+    let binds: Vec<_> = (0..4).map(|number| bind(&binder, number)).collect();
+    until(&cluster, 4).await;
+    commit(&cluster).await;
+    let (_request, _unanswered) = api.next_request().await.unwrap();
+    leadership.lose("another".to_owned());
+    for bind in binds {
+        let why = bind.await.unwrap().unwrap_err();
+        assert!(why.contains("leads no more"), "{why}");
+    }
+}
+
+#[tokio::test]
 async fn nobody_is_bound_before_the_minimum_is_there_and_the_decision_written() {
     let (cluster, binder, api) = setup(Duration::from_secs(60));
     let server = tokio::spawn(take(api, 4));
