@@ -52,7 +52,7 @@ use gantry_api::ResourceName;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{LeaseArgs, TlsArgs};
@@ -151,36 +151,66 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     };
     // The Lease is held until the last call is answered.
     let release = CancellationToken::new();
-    let mut tasks = Vec::new();
+    let mut tasks = JoinSet::new();
     if let Some(settings) = election {
         let standing = lease::run(client.clone(), settings, Arc::clone(&leadership), release.clone());
-        tasks.push(tokio::spawn(standing));
+        tasks.spawn(standing);
     }
     if let Some(tls) = tls {
         let shutdown = shutdown.clone();
-        tasks.push(tokio::spawn(async move { tls.follow(shutdown).await }));
+        tasks.spawn(async move { tls.follow(shutdown).await });
     }
     let planning = (Arc::clone(&store), shutdown.clone());
-    tasks.push(tokio::spawn(async move { planning.0.plan(planning.1).await }));
-    tasks.push(tokio::spawn(gang::budgets::run(
+    tasks.spawn(async move { planning.0.plan(planning.1).await });
+    tasks.spawn(gang::budgets::run(
         client.clone(),
         Arc::clone(&store),
         shutdown.clone(),
-    )));
+    ));
     let (wanted, seen) = (Arc::clone(&store), store);
-    tasks.push(tokio::spawn(gang::owners::run(
+    tasks.spawn(gang::owners::run(
         client,
         move || wanted.read(Index::owners_wanted),
         move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
         shutdown.clone(),
-    )));
-    tasks.push(tokio::spawn(crew.work(leadership, release.clone())));
-    let ended = together(server.run(listener, shutdown.clone()), watching, &shutdown).await;
+    ));
+    tasks.spawn(crew.work(leadership, release.clone()));
+    let serving = together(server.run(listener, shutdown.clone()), watching, &shutdown);
+    beside(serving, tasks, &shutdown, &release).await
+}
+
+/// Serves, with `tasks` beside it. Each of them is needed: if one ends before its time all of it does, to be started anew. `release` ends
+/// those that are needed until the last call is answered.
+async fn beside(
+    serving: impl Future<Output = anyhow::Result<()>>,
+    mut tasks: JoinSet<()>,
+    shutdown: &CancellationToken,
+    release: &CancellationToken,
+) -> anyhow::Result<()> {
+    let mut serving = std::pin::pin!(serving);
+    let mut fallen = None;
+    let ended = loop {
+        tokio::select! {
+            ended = &mut serving => break ended,
+            Some(task) = tasks.join_next() => {
+                if task.is_err() || !shutdown.is_cancelled() {
+                    fallen = fallen.or(Some(task));
+                    shutdown.cancel();
+                }
+            }
+        }
+    };
     release.cancel();
-    for task in tasks {
-        task.await.context("a task of the extender ended badly")?;
+    while let Some(task) = tasks.join_next().await {
+        if task.is_err() {
+            fallen = fallen.or(Some(task));
+        }
     }
-    ended
+    match fallen {
+        Some(Err(error)) => Err(error).context("a task of the extender ended badly"),
+        Some(Ok(())) => anyhow::bail!("a task of the extender ended by itself"),
+        None => ended,
+    }
 }
 
 /// Those that write to the cluster, other than binds. They work while this process leads, and stop at once when it does no longer.
@@ -196,18 +226,26 @@ impl Crew {
     async fn work(self, leadership: Arc<Leadership>, shutdown: CancellationToken) {
         while let Some(term) = shutdown.run_until_cancelled(leadership.entered()).await {
             let until = shutdown.child_token();
-            let crew = self.start(&until);
-            shutdown.run_until_cancelled(leadership.ended(term)).await;
+            let mut crew = self.start(&until);
+            let over = shutdown.run_until_cancelled(leadership.ended(term));
+            let fell = tokio::select! {
+                _ = over => false,
+                Some(_) = crew.join_next() => true,
+            };
             until.cancel();
-            for task in crew {
-                if let Err(error) = task.await {
-                    tracing::error!(%error, "a task of the extender ended badly");
-                }
+            let mut bad = false;
+            while let Some(task) = crew.join_next().await {
+                bad |= task.is_err();
+            }
+            if fell || bad {
+                // What it was to do is done by nobody any more: the process ends.
+                tracing::error!("a task that writes to the cluster ended by itself");
+                return;
             }
         }
     }
 
-    fn start(&self, until: &CancellationToken) -> Vec<JoinHandle<()>> {
+    fn start(&self, until: &CancellationToken) -> JoinSet<()> {
         let Self {
             client,
             store,
@@ -217,44 +255,44 @@ impl Crew {
         } = self;
         let (events, mailbox) = Events::new();
         let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
-        vec![
-            tokio::spawn(wake::run(
-                client.clone(),
-                Arc::clone(store),
-                Arc::clone(metrics),
-                until.clone(),
-            )),
-            tokio::spawn(explain::run(
-                client.clone(),
-                Arc::clone(store),
-                Arc::clone(metrics),
-                until.clone(),
-            )),
-            tokio::spawn(gang::objects::run(
-                client.clone(),
-                Arc::clone(store),
-                Arc::clone(objects),
-                events.clone(),
-                Arc::clone(metrics),
-                orders,
-                until.clone(),
-            )),
-            tokio::spawn(gang::work::run(
-                client.clone(),
-                Arc::clone(store),
-                events,
-                Arc::clone(metrics),
-                gang::work::Orders { taken, gates: *gates },
-                until.clone(),
-            )),
-            tokio::spawn(gang::events::run(
-                client.clone(),
-                Arc::clone(objects),
-                mailbox,
-                Arc::clone(metrics),
-                until.clone(),
-            )),
-        ]
+        let mut crew = JoinSet::new();
+        crew.spawn(wake::run(
+            client.clone(),
+            Arc::clone(store),
+            Arc::clone(metrics),
+            until.clone(),
+        ));
+        crew.spawn(explain::run(
+            client.clone(),
+            Arc::clone(store),
+            Arc::clone(metrics),
+            until.clone(),
+        ));
+        crew.spawn(gang::objects::run(
+            client.clone(),
+            Arc::clone(store),
+            Arc::clone(objects),
+            events.clone(),
+            Arc::clone(metrics),
+            orders,
+            until.clone(),
+        ));
+        crew.spawn(gang::work::run(
+            client.clone(),
+            Arc::clone(store),
+            events,
+            Arc::clone(metrics),
+            gang::work::Orders { taken, gates: *gates },
+            until.clone(),
+        ));
+        crew.spawn(gang::events::run(
+            client.clone(),
+            Arc::clone(objects),
+            mailbox,
+            Arc::clone(metrics),
+            until.clone(),
+        ));
+        crew
     }
 }
 
@@ -351,6 +389,33 @@ async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn the_extender_ends_when_a_task_beside_it_does_and_says_so() {
+        for (panics, words) in [
+            (true, "a task of the extender ended badly"),
+            (false, "a task of the extender ended by itself"),
+        ] {
+            let (shutdown, release) = (CancellationToken::new(), CancellationToken::new());
+            let mut tasks = JoinSet::new();
+            tasks.spawn(async move { assert!(!panics, "a bug") });
+            tasks.spawn(release.clone().cancelled_owned());
+            let serving = async {
+                shutdown.cancelled().await;
+                Ok(())
+            };
+            let error = beside(serving, tasks, &shutdown, &release).await.unwrap_err();
+            assert_eq!(error.to_string(), words);
+        }
+        let (shutdown, release) = (CancellationToken::new(), CancellationToken::new());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(shutdown.clone().cancelled_owned());
+        tasks.spawn(release.clone().cancelled_owned());
+        shutdown.cancel();
+        beside(async { Ok(()) }, tasks, &shutdown, &release)
+            .await
+            .unwrap();
+    }
 
     #[tokio::test]
     async fn the_extender_ends_when_its_watches_do_and_says_so() {
