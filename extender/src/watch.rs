@@ -128,7 +128,11 @@ impl Feed {
                 self.store.update(|index| {
                     index.relist();
                     match term {
-                        Some(_) => index.lead(),
+                        // Also where the end of the term before was not noticed.
+                        Some(_) => {
+                            index.stand_down();
+                            index.lead();
+                        }
                         None => index.stand_down(),
                     }
                 });
