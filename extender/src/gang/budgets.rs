@@ -24,6 +24,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     .boxed();
     let mut known: BTreeMap<(String, String), Disruptions> = BTreeMap::new();
     let mut listing = BTreeMap::new();
+    let mut said = false;
     while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
         let key = |budget: &PodDisruptionBudget| (budget.namespace().unwrap_or_default(), budget.name_any());
         match event {
@@ -35,12 +36,24 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
                 listing.insert(key(&budget), Disruptions::read(&budget));
                 continue;
             }
-            Ok(Event::InitDone) => known = std::mem::take(&mut listing),
+            Ok(Event::InitDone) => {
+                known = std::mem::take(&mut listing);
+                said = false;
+            }
             Ok(Event::Apply(budget)) => {
                 known.insert(key(&budget), Disruptions::read(&budget));
             }
             Ok(Event::Delete(budget)) => {
                 known.remove(&key(&budget));
+            }
+            Err(error) if is_forbidden(&error) => {
+                if !said {
+                    tracing::info!(
+                        "disruption budgets may not be listed, so nobody is preempted; manifests/extender-preempt.yaml gives that right"
+                    );
+                }
+                said = true;
+                continue;
             }
             Err(error) => {
                 tracing::warn!(error = %chain(&error), "disruption budgets cannot be followed, trying again");
@@ -50,4 +63,13 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         let budgets = known.values().cloned().collect();
         store.update(|index| index.budgets_seen(Some(budgets)));
     }
+}
+
+/// Whether the right to list them is missing: that is an operator's choice, and no trouble.
+fn is_forbidden(error: &watcher::Error) -> bool {
+    let cause = match error {
+        watcher::Error::InitialListFailed(cause) | watcher::Error::WatchStartFailed(cause) => cause,
+        _ => return false,
+    };
+    matches!(cause, kube::Error::Api(status) if status.code == 403)
 }

@@ -236,9 +236,11 @@ impl Worker {
             }
             End::Moot => {}
             End::Budget(why) | End::Forbidden(why) | End::Failed(why) => {
-                tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "cannot do it yet");
                 if failed == 0 {
+                    tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "cannot do it yet, trying again");
                     self.hindered(pod, deed, end);
+                } else {
+                    tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, failed, "cannot do it yet");
                 }
             }
         }

@@ -43,10 +43,11 @@ pub(super) enum News {
 
 /// Watches a kind for ever: until the other end of `tell` is dropped.
 pub(super) async fn follow(client: Client, kind: OwnerKind, tell: mpsc::Sender<News>) {
+    let mut said = false;
     loop {
         let absent = match served(&client, kind).await {
             Ok(Some(resource)) => {
-                let ended = watch_at(&client, kind, resource, &tell).await;
+                let ended = watch_at(&client, kind, resource, &tell, &mut said).await;
                 if tell.is_closed() {
                     return;
                 }
@@ -101,12 +102,13 @@ async fn served(client: &Client, kind: OwnerKind) -> Result<Option<ApiResource>,
     Ok(None)
 }
 
-/// Watches until the kind is no longer served or may not be read (`true`), or nobody listens.
+/// Watches until the kind is no longer served or may not be read (`true`), or nobody listens. `said`: the log says already that it may not.
 async fn watch_at(
     client: &Client,
     kind: OwnerKind,
     resource: ApiResource,
     tell: &mpsc::Sender<News>,
+    said: &mut bool,
 ) -> bool {
     let objects: Api<Slim> = Api::all_with(client.clone(), &resource);
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
@@ -118,7 +120,10 @@ async fn watch_at(
         };
         let news = match event {
             Some(Ok(Event::Init)) => News::Begins(kind, resource.clone()),
-            Some(Ok(Event::InitDone)) => News::Ends(kind),
+            Some(Ok(Event::InitDone)) => {
+                *said = false;
+                News::Ends(kind)
+            }
             Some(Ok(Event::Apply(object) | Event::InitApply(object))) => {
                 News::Seen(object.place(kind), object.object)
             }
@@ -131,10 +136,15 @@ async fn watch_at(
                     _ => false,
                 };
                 let error = chain(&error);
-                tracing::warn!(kind = %resource.kind, error, absent, "watch of owners failed, trying again");
                 if absent {
+                    // A right that was left out is an operator's choice; the gangs that want for it say so themselves.
+                    if !*said {
+                        tracing::info!(kind = %resource.kind, error, "owners of this kind cannot be read; they are looked for again");
+                    }
+                    *said = true;
                     return true;
                 }
+                tracing::warn!(kind = %resource.kind, error, "watch of owners failed, trying again");
                 continue;
             }
             None => return false,
