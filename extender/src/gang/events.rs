@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::objects::{Name, Objects};
@@ -21,6 +22,8 @@ use crate::watch::chain;
 
 /// Events that wait to be written.
 const WAITING: usize = 1024;
+/// How long an Event waits for its gang's object.
+const EARLY: Duration = Duration::from_secs(60);
 /// Longest note the API server takes is 1,024 bytes.
 const MAX_NOTE: usize = 1000;
 /// Time limit of one write.
@@ -170,7 +173,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) {
     // Of a gang whose object is not there yet: told as soon as it is.
-    let mut early: BTreeMap<Name, Tiding> = BTreeMap::new();
+    let mut early: BTreeMap<Name, (Tiding, Instant)> = BTreeMap::new();
     while let Some(received) = shutdown
         .run_until_cancelled(tokio::time::timeout(Duration::from_secs(1), mailbox.0.recv()))
         .await
@@ -178,8 +181,8 @@ pub async fn run(
         match received {
             Ok(None) => return,
             Ok(Some((About::Gang(name), tiding))) => {
-                if early.len() < WAITING {
-                    early.insert(name, tiding);
+                if early.len() < WAITING || early.contains_key(&name) {
+                    early.insert(name, (tiding, Instant::now() + EARLY));
                 }
             }
             Ok(Some((about @ About::Pod { .. }, tiding))) => {
@@ -192,10 +195,13 @@ pub async fn run(
             .filter_map(|name| Some((name.clone(), objects.get(name)?.uid.to_string())))
             .collect();
         for (name, uid) in here {
-            if let Some(tiding) = early.remove(&name) {
+            if let Some((tiding, _)) = early.remove(&name) {
                 write(&client, &About::Gang(name), uid, tiding, &metrics).await;
             }
         }
+        // Its object was never made, or is gone: the next of the name is another gang.
+        let now = Instant::now();
+        early.retain(|_, (_, until)| now < *until);
     }
 }
 
