@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
 use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_GATE};
-use gantry_e2e::until;
+use gantry_e2e::gantry::{EXTENDER, manifests};
+use gantry_e2e::{gantry, until};
 use k8s_openapi::api::core::v1::PodSchedulingGate;
 use kube::api::PostParams;
 
@@ -151,8 +152,30 @@ pub(super) async fn waits_for_members_that_do_not_exist_yet(bed: &Bed) -> Result
     scene.holds_nothing(&crew).await?;
     scene.create_all([crew.pod(1)?, crew.pod(3)?]).await?;
     scene.runs(&crew).await?;
+    Ok(())
+}
 
-    // With our gate kube-scheduler does not even see members before there are enough of them.
+pub(super) async fn with_our_gate_is_not_even_seen_before_it_is_complete(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-gates").await?;
+    // To remove gates is a right of its own, and an option.
+    let rights = manifests().join("gates.yaml").display().to_string();
+    bed.cluster().kubectl(&["apply", "-f", &rights]).await?;
+    let binary = gantry::binary().context("no gantry beside this test")?;
+    let control = bed.cluster().control();
+    control.daemon(EXTENDER)?.stop().await?;
+    let extra = ["--gates".to_owned()];
+    bed.cluster()
+        .start_replica(&binary, EXTENDER, None, &extra)
+        .await?;
+    let outcome = gated(&scene).await;
+    control.daemon(EXTENDER)?.stop().await?;
+    // Without the option nobody would remove the gates that this adds.
+    bed.cluster().kubectl(&["delete", "-f", &rights]).await?;
+    bed.cluster().start_extender(&binary).await?;
+    outcome
+}
+
+async fn gated(scene: &Scene<'_>) -> Result<()> {
     let gated = Crew::new("gated", 3, 2);
     let mut members = gated.pods()?;
     for pod in &mut members {

@@ -75,6 +75,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs::larger_than_the_cluster_is_refused_with_its_arithmetic,
         gangs::a_stream_of_single_pods_does_not_starve_one,
         gangs::waits_for_members_that_do_not_exist_yet,
+        gangs::with_our_gate_is_not_even_seen_before_it_is_complete,
         gangs::a_member_that_never_arrives_does_not_hold_places_for_ever,
         gangs_lost::while_queued_or_at_the_barrier,
         gangs_lost::after_it_was_bound_its_place_is_kept_or_given_up,
