@@ -252,8 +252,12 @@ impl Index {
                 self.dirty.push(NodeIx(number));
             }
         }
-        self.binds
+        let never = self
+            .binds
             .expire(now, contact, &self.pods, &mut self.entries, &mut self.dirty);
+        for uid in never {
+            self.may_move(&uid);
+        }
         for uid in self.binds.expired_holds(now) {
             self.drop_hold(&uid);
         }

@@ -188,7 +188,8 @@ impl Binds {
     }
 
     /// Gives up what no pod has come to show by facts of `contact`: binds of unknown outcome, and binds whose pod is gone (it went while
-    /// its bind was in flight). Such a pod may have started.
+    /// its bind was in flight). Such a pod may have started. Returns the pods whose binds
+    /// can be taken not to have happened.
     pub(super) fn expire(
         &mut self,
         now: Instant,
@@ -196,7 +197,8 @@ impl Binds {
         pods: &HashMap<PodUid, Arc<PodFacts>>,
         entries: &mut [Entry],
         dirty: &mut Vec<NodeIx>,
-    ) {
+    ) -> Vec<PodUid> {
+        let mut unsure = Vec::new();
         for (number, entry) in (0..).zip(entries) {
             let expired = entry.reservations.extract_if(.., |known| match known.state {
                 State::InFlight(_) => false,
@@ -209,8 +211,12 @@ impl Binds {
                 }
                 self.unreserve(&reservation.uid, NodeIx(number));
                 dirty.push(NodeIx(number));
+                if matches!(reservation.state, State::Unsure(_)) {
+                    unsure.push(reservation.uid);
+                }
             }
         }
+        unsure
     }
 
     fn unreserve(&mut self, uid: &PodUid, node: NodeIx) {

@@ -1,5 +1,6 @@
 mod order;
 mod restart;
+mod stuck;
 
 use gantry_api::{GangPhase, GangSpec, PodUid};
 use gantry_gang::protocol::{Answer, BindEnd, Object, Work};

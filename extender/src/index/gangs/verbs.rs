@@ -73,10 +73,23 @@ impl Index {
             Arrival::Refuse(why) => Err(BindError::Gang(why)),
             Arrival::Wait => self.wait_for(&target.uid),
             Arrival::Go(placed) => match self.reserve_place(target, &placed) {
-                // Whoever had the devices is still on its way out, or its end is not certain yet.
-                Err(BindError::NotFree { .. }) => Ok(Admitted::Wait(placed.gang)),
-                other => other.map(Admitted::Member),
+                Ok(reserved) => Ok(Admitted::Member(reserved)),
+                Err(error) => {
+                    self.may_move(&target.uid);
+                    match error {
+                        // Whoever had the devices is still on its way out, or its end is not certain yet.
+                        BindError::NotFree { .. } => Ok(Admitted::Wait(placed.gang)),
+                        other => Err(other),
+                    }
+                }
             },
+        }
+    }
+
+    /// No Binding of a member is on its way: if its place is lost, it may have another.
+    pub(in crate::index) fn may_move(&mut self, uid: &PodUid) {
+        if self.gangs.leading && !self.binds.reserved.contains_key(uid) {
+            self.gangs.core.bind_ended(self.now, uid, BindEnd::Failed);
         }
     }
 

@@ -1,0 +1,57 @@
+//! Gangs that must go on though something went wrong midway, and calls that must not be made for nothing.
+
+use super::*;
+
+/// A gang of two on two nodes, decided; the node of each.
+fn decided(cluster: &Cluster) -> [String; 2] {
+    create(cluster, &members("a", 2, 8));
+    let nodes = [node(cluster, "a-0"), node(cluster, "a-1")];
+    for (number, node) in nodes.iter().enumerate() {
+        admit(cluster, &format!("a-{number}"), node).unwrap();
+    }
+    commit(cluster);
+    nodes
+}
+
+fn not_ready(cluster: &Cluster, node: &str) {
+    let mut trouble = gpu_node(node, &bridged());
+    trouble["status"]["conditions"] = json!([{
+        "type": "Ready", "status": "False", "reason": "PluginStopped", "message": "the plugin has stopped",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    cluster.inventory(&trouble);
+}
+
+#[test]
+fn a_member_whose_place_cannot_be_had_after_the_decision_gets_another() {
+    let cluster = two_nodes();
+    let nodes = decided(&cluster);
+    cluster.add("o", &bridged());
+    not_ready(&cluster, &nodes[0]);
+    // It comes, and its devices cannot be set aside: no Binding is on its way.
+    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(Admitted::Wait(_))));
+    cluster.store.update(|index| index.withdraw(&"a-0".into()));
+    cluster.store.update(|index| index.node_deleted(&nodes[0]));
+    assert_eq!(node(&cluster, "a-0"), "o");
+    assert_eq!(granted(&admit(&cluster, "a-0", "o").unwrap()).len(), 8);
+}
+
+#[test]
+fn a_member_of_whose_bind_nobody_knows_is_free_to_go_elsewhere_once_it_cannot_happen_any_more() {
+    let cluster = two_nodes();
+    let nodes = decided(&cluster);
+    cluster.add("o", &bridged());
+    admit(&cluster, "a-0", &nodes[0]).unwrap();
+    let now = cluster.now();
+    cluster.store.update(|index| {
+        index.finish(now, &target("a-0", &nodes[0]), Outcome::Unsure);
+        index.bind_ended(&"a-0".into(), BindEnd::Unsure);
+    });
+    cluster.store.update(|index| index.node_deleted(&nodes[0]));
+    assert!(
+        matches!(answer(&cluster, "a-0"), Answer::Node(node) if node.as_str() == nodes[0]),
+        "it may be bound there"
+    );
+    cluster.wait(70);
+    assert_eq!(node(&cluster, "a-0"), "o");
+}
