@@ -70,7 +70,9 @@ impl Index {
     /// A Gang object was deleted.
     pub fn gang_object_gone(&mut self, namespace: &str, name: &str) {
         let key = (Arc::from(namespace), Arc::from(name));
-        if self.gangs.objects.remove(&key).is_some() && self.gangs.leading {
+        self.gangs.objects.remove(&key);
+        // Said also of one that was not known: who waits to hear of it must.
+        if self.gangs.leading {
             self.gangs.core.object_gone(self.now, namespace, name);
         }
     }

@@ -1,5 +1,7 @@
 //! Gangs that must go on though something went wrong midway, and calls that must not be made for nothing.
 
+use gantry_gang::protocol::CommitFailure;
+
 use super::*;
 
 /// A gang of two on two nodes, decided; the node of each.
@@ -54,4 +56,29 @@ fn a_member_of_whose_bind_nobody_knows_is_free_to_go_elsewhere_once_it_cannot_ha
     );
     cluster.wait(70);
     assert_eq!(node(&cluster, "a-0"), "o");
+}
+
+#[test]
+fn a_decision_whose_object_is_gone_is_written_again() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 1, 8));
+    let place = node(&cluster, "a-0");
+    admit(&cluster, "a-0", &place).unwrap();
+    let commits = |cluster: &Cluster| {
+        let work = cluster.store.update(|index| index.take_work());
+        let commits = work.into_iter().filter_map(|work| match work {
+            Work::Commit { gang, decision } => Some((gang, decision)),
+            _ => None,
+        });
+        commits.collect::<Vec<_>>()
+    };
+    let (gang, decision) = commits(&cluster).remove(0);
+    // It could not be made, or somebody has deleted it; the read finds nothing that was not known to be gone.
+    cluster
+        .store
+        .update(|index| index.committed(&gang, &decision.id, Err(CommitFailure::Unknown)));
+    cluster
+        .store
+        .update(|index| index.gang_object_gone("default", &gang.object_name()));
+    assert_eq!(commits(&cluster), [(gang, decision)]);
 }
