@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{GangStatus, PodUid};
+use gantry_api::{GangPhase, GangStatus, PodUid};
 use gantry_gang::protocol::{self, Gangs, Now, Object, Settings};
 use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
 
@@ -65,6 +65,8 @@ pub(super) struct State {
     work: Vec<protocol::Work>,
     statuses: BTreeMap<Arc<GangKey>, GangStatus>,
     moved: BTreeSet<Arc<GangKey>>,
+    /// The phase of each gang that those who wait for it were told of.
+    rung: BTreeMap<Arc<GangKey>, GangPhase>,
 }
 
 impl State {
@@ -91,6 +93,7 @@ impl State {
             work: Vec::new(),
             statuses: BTreeMap::new(),
             moved: BTreeSet::new(),
+            rung: BTreeMap::new(),
         }
     }
 
@@ -191,6 +194,7 @@ impl Index {
         gangs.asked.clear();
         gangs.work.clear();
         gangs.statuses.clear();
+        gangs.rung.clear();
         gangs.gained();
         if gangs.leading {
             self.tell_all();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_api::{GangStatus, NodeName, PodUid};
+use gantry_api::{GangPhase, GangStatus, NodeName, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{CommitFailure, Work};
 
@@ -35,7 +35,14 @@ impl Index {
             }
         }
         for (gang, status) in self.gangs.core.take_statuses() {
-            self.gangs.moved.insert(Arc::clone(&gang));
+            // Whoever waits asks again for what lets it go, not for each that comes: a thousand would ask a thousand times.
+            let known = match status.phase {
+                GangPhase::Done => self.gangs.rung.remove(&gang),
+                phase => self.gangs.rung.insert(Arc::clone(&gang), phase),
+            };
+            if known != Some(status.phase) {
+                self.gangs.moved.insert(Arc::clone(&gang));
+            }
             self.gangs.statuses.insert(gang, status);
         }
     }

@@ -1,5 +1,7 @@
 //! Gangs that must go on though something went wrong midway, and calls that must not be made for nothing.
 
+use std::pin::pin;
+
 use gantry_gang::protocol::CommitFailure;
 
 use super::*;
@@ -81,4 +83,25 @@ fn a_decision_whose_object_is_gone_is_written_again() {
         .store
         .update(|index| index.gang_object_gone("default", &gang.object_name()));
     assert_eq!(commits(&cluster), [(gang, decision)]);
+}
+
+#[test]
+fn those_who_wait_are_not_asked_again_for_each_that_comes() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 4, 4));
+    let nodes: Vec<String> = (0..4)
+        .map(|number| node(&cluster, &format!("a-{number}")))
+        .collect();
+    let Ok(Admitted::Wait(gang)) = admit(&cluster, "a-0", &nodes[0]) else {
+        panic!("it does not wait");
+    };
+    let bell = cluster.store.bell(&gang);
+    let mut rung = pin!(bell.notified());
+    rung.as_mut().enable();
+    for number in 1..4 {
+        admit(&cluster, &format!("a-{number}"), &nodes[number]).unwrap();
+        assert!(!rung.as_mut().enable(), "{number}");
+    }
+    commit(&cluster);
+    assert!(rung.as_mut().enable(), "the gang is decided");
 }
