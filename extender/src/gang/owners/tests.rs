@@ -90,7 +90,8 @@ impl Played {
     }
 }
 
-fn object(name: &str, spec: Value) -> Value {
+fn object(name: &str, spec: impl Into<Value>) -> Value {
+    let spec = spec.into();
     json!({"metadata": {"name": name, "namespace": "ml", "resourceVersion": "5",
         "managedFields": [{"manager": "m", "time": "9999-12-31T23:59:59Z"}]}, "spec": spec})
 }
@@ -327,7 +328,7 @@ fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
     assert!(desk.ask(now).is_empty(), "the list may bring it");
     desk.list_ends(OwnerKind::JobSet);
     let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
-    assert_eq!(desk.ask(now), [place.clone()]);
+    assert_eq!(desk.ask(now), std::slice::from_ref(&place));
     assert!(desk.ask(now).is_empty(), "once");
     assert_eq!(desk.seen(&place, &job_set("a", 6)).len(), 1);
     assert!(desk.answered(now, &place, Ok(Some(job_set("a", 4)))).is_empty());
