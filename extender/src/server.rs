@@ -214,7 +214,7 @@ impl Server {
             Ok(body) => body,
             Err(answer) => return answer,
         };
-        self.leadership.called();
+        let _call = self.leadership.called();
         let Some(term) = self.leadership.term().filter(|_| self.leadership.leads()) else {
             return later(&self.leadership.why_not());
         };

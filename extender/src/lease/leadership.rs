@@ -1,6 +1,6 @@
 //! Whether this process leads, readable from anywhere at no cost. Leading is bounded in time: it ends by itself when nobody extends it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -47,6 +47,20 @@ struct Office {
 struct Calls {
     first: Option<Instant>,
     last: Option<Instant>,
+    /// Those that are not answered yet.
+    open: usize,
+}
+
+/// A call of kube-scheduler that is being answered, until it is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Call<'a>(&'a Leadership);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.0.calls();
+        calls.open = calls.open.saturating_sub(1);
+    }
 }
 
 impl Leadership {
@@ -144,10 +158,15 @@ impl Leadership {
         self.changed(Some(term)).await;
     }
 
-    /// kube-scheduler called.
-    pub fn called(&self) {
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// kube-scheduler called; what is given back is kept until it is answered.
+    pub fn called(&self) -> Call<'_> {
         let now = Instant::now();
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.calls();
+        calls.open += 1;
         let goes_on = calls
             .last
             .is_some_and(|last| now.saturating_duration_since(last) < SERIES);
@@ -155,22 +174,22 @@ impl Leadership {
             calls.first = Some(now);
         }
         calls.last = Some(now);
+        Call(self)
     }
 
     /// kube-scheduler goes on calling, though it is refused.
     pub(super) fn is_called_though_it_follows(&self, now: Instant) -> bool {
-        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = self.calls();
         calls.first.zip(calls.last).is_some_and(|(first, last)| {
             last.saturating_duration_since(first) >= INSISTS && now.saturating_duration_since(last) < FRESH
         })
     }
 
-    /// kube-scheduler called a moment ago.
+    /// kube-scheduler called a moment ago, or is being answered: a Binding that is on its way must not arrive when another leads.
     pub(super) fn is_called(&self, now: Instant) -> bool {
-        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls
-            .last
-            .is_some_and(|last| now.saturating_duration_since(last) < IN_USE)
+        let calls = self.calls();
+        let lately = |last| now.saturating_duration_since(last) < IN_USE;
+        calls.open > 0 || calls.last.is_some_and(lately)
     }
 
     pub(crate) fn win(&self, identity: &str, until: Instant) {
@@ -202,7 +221,8 @@ impl Leadership {
             office.holder = holder;
         });
         // Whoever called before called a leader.
-        *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = Calls::default();
+        let mut calls = self.calls();
+        (calls.first, calls.last) = (None, None);
     }
 
     pub(super) fn follow(&self, holder: &str) {
@@ -231,5 +251,20 @@ async fn sleep_until(until: Option<Instant>) {
     match until {
         Some(until) => tokio::time::sleep_until(until).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_is_called_as_long_as_one_of_its_answers_is_under_way() {
+        let leadership = Leadership::always();
+        let bind = leadership.called();
+        tokio::time::advance(IN_USE * 3).await;
+        assert!(leadership.is_called(Instant::now()));
+        drop(bind);
+        assert!(!leadership.is_called(Instant::now()));
     }
 }
