@@ -103,6 +103,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     index.set_fabric(args.gangs.fabric.clone());
     index.set_gangs(gantry_gang::protocol::Settings {
         identity: run.into(),
+        gates: args.gangs.gates,
         arrival: args.gangs.gang_arrival,
         levels: args.gangs.fabric.clone(),
         ..Default::default()

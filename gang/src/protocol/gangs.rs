@@ -100,6 +100,9 @@ impl Gangs {
         if let Some(settled) = self.settled(&member.claim) {
             member.claim = Arc::new(settled);
         }
+        if !self.settings.gates && matches!(member.stage, Stage::Gated { .. }) {
+            member.stage = Stage::Gated { by_us_alone: false };
+        }
         if let Some(Belongs::To(before)) = self.of_pod.get(&member.uid).cloned()
             && *before != member.claim.key
         {
@@ -241,6 +244,15 @@ impl Gangs {
             .flat_map(|devices| devices.values().cloned())
             .collect();
         for key in there {
+            self.with(now, &key, |gang, _| gang.unfit(node));
+        }
+    }
+
+    /// The same for the places of one gang there: a device of one of them is lost, and those of others on the node are as good as before.
+    pub fn unfit_for(&mut self, now: Now, gang: &GangKey, node: &NodeName) {
+        self.clock = Some(now);
+        if let Some((key, _)) = self.gangs.get_key_value(gang) {
+            let key = Arc::clone(key);
             self.with(now, &key, |gang, _| gang.unfit(node));
         }
     }

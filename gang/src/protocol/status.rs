@@ -335,7 +335,9 @@ fn kept_back(count: &Count) -> String {
     let mut more = String::new();
     let foreign = count.of(Class::Foreign);
     if foreign > 0 {
-        more.push_str(&format!("; kept back by scheduling gates of others: {foreign}"));
+        more.push_str(&format!(
+            "; kept back by scheduling gates that Gantry does not remove: {foreign}"
+        ));
     }
     let faulty = count.of(Class::Faulty);
     if faulty > 0 {

@@ -213,6 +213,8 @@ pub struct Now {
 pub struct Settings {
     /// What tells this process from every other that may decide: part of every decision's ID.
     pub identity: Arc<str>,
+    /// Whether our scheduling gate is removed at all; where it is not, it keeps pods back like that of anybody else.
+    pub gates: bool,
     /// How long members may take to arrive where the gang's terms do not say.
     pub arrival: Duration,
     /// What to do when a member is lost where the terms do not say.
@@ -249,6 +251,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             identity: "gantry".into(),
+            gates: true,
             arrival: Duration::from_secs(60),
             repair: Repair::default(),
             levels: Levels::default(),

@@ -95,16 +95,26 @@ impl Index {
                 self.gangs.troubled.remove(&node);
                 continue;
             }
-            let lost = entry.lost_place(|place, uid| self.may_hold(place, uid));
+            let gone = entry.lost();
+            let lost = match gone {
+                Some(_) => Vec::new(),
+                None => entry.lost_places(|place, uid| self.may_hold(place, uid)),
+            };
             let (name, serves) = (entry.name.clone(), !entry.is_out_of_service());
             if serves {
                 self.gangs.troubled.remove(&node);
             } else {
                 self.gangs.troubled.entry(node).or_insert(now.at);
             }
-            if let Some(why) = lost {
+            if let Some(why) = gone {
                 tracing::info!(node = %name, %why, "places of gangs cannot be had any more");
-                self.gangs.core.unfit(now, &name, &why);
+                self.gangs.core.unfit(now, &name, why);
+            }
+            // A place of a gang that is being decided stays, whatever becomes of it: others on the node must not be planned anew for it
+            // again and again.
+            for (gang, why) in lost {
+                tracing::info!(node = %name, %gang, %why, "a place of the gang cannot be had any more");
+                self.gangs.core.unfit_for(now, &gang, &name);
             }
         }
         self.give_up_troubled(now.at);
@@ -150,38 +160,52 @@ impl Entry {
             .is_some_and(|inventory| inventory.not_ready.is_some())
     }
 
-    /// Why a place here cannot be had any more, if one cannot. `excused` pods may hold devices of it.
-    fn lost_place(&self, excused: impl Fn(&Kept, &PodUid) -> bool) -> Option<String> {
-        if self.advertised.is_none() {
-            return Some("the node is gone".to_owned());
+    /// Why no place here can be had any more.
+    fn lost(&self) -> Option<&'static str> {
+        match (&self.advertised, &self.inventory) {
+            (None, _) => Some("the node is gone"),
+            (_, None) => Some("the node has no Gantry plugin any more"),
+            _ => None,
         }
-        let Some(inventory) = &self.inventory else {
-            return Some("the node has no Gantry plugin any more".to_owned());
-        };
+    }
+
+    /// The gangs of which a place here cannot be had any more, and why. `excused` pods may hold devices of it.
+    fn lost_places(&self, excused: impl Fn(&Kept, &PodUid) -> bool) -> Vec<(Arc<GangKey>, String)> {
+        let mut lost: Vec<(Arc<GangKey>, String)> = Vec::new();
         for place in &self.places {
-            for (resource, ids) in &place.devices {
-                let Some((index, pool)) = inventory.pool(resource.as_str()) else {
-                    return Some(format!("the node does not serve {resource} any more"));
-                };
-                let (devices, unknown) = pool.find(ids);
-                if unknown > 0 {
-                    return Some(format!("the node does not have a device of {resource} any more"));
+            if let Some(why) = self.lost_place(place, &excused)
+                && lost.iter().all(|(gang, _)| *gang != place.gang)
+            {
+                lost.push((Arc::clone(&place.gang), why));
+            }
+        }
+        lost
+    }
+
+    fn lost_place(&self, place: &Kept, excused: impl Fn(&Kept, &PodUid) -> bool) -> Option<String> {
+        let inventory = self.inventory.as_ref()?;
+        for (resource, ids) in &place.devices {
+            let Some((index, pool)) = inventory.pool(resource.as_str()) else {
+                return Some(format!("the node does not serve {resource} any more"));
+            };
+            let (devices, unknown) = pool.find(ids);
+            if unknown > 0 {
+                return Some(format!("the node does not have a device of {resource} any more"));
+            }
+            let sick = &devices - &pool.healthy;
+            if !sick.is_empty() {
+                return Some(format!("{} unhealthy", pool.describe(&sick)));
+            }
+            let mut others = DeviceSet::EMPTY;
+            for (uid, held) in &self.account.pods {
+                if let Some(held) = held.get(index).filter(|_| !excused(place, uid)) {
+                    others.add(held);
                 }
-                let sick = &devices - &pool.healthy;
-                if !sick.is_empty() {
-                    return Some(format!("{} unhealthy", pool.describe(&sick)));
-                }
-                let mut others = DeviceSet::EMPTY;
-                for (uid, held) in &self.account.pods {
-                    if let Some(held) = held.get(index).filter(|_| !excused(place, uid)) {
-                        others.add(held);
-                    }
-                }
-                let lost = &devices & &others;
-                if !lost.is_empty() {
-                    let words = pool.describe(&lost);
-                    return Some(format!("{words} taken by a pod that was not asked for"));
-                }
+            }
+            let taken = &devices & &others;
+            if !taken.is_empty() {
+                let words = pool.describe(&taken);
+                return Some(format!("{words} taken by a pod that was not asked for"));
             }
         }
         None

@@ -209,6 +209,39 @@ fn a_place_whose_device_falls_sick_is_planned_anew() {
 }
 
 #[test]
+fn a_place_that_is_lost_while_its_gang_is_being_decided_moves_no_other_gang() {
+    let cluster = two_nodes();
+    cluster.pod(&bound(pod("x", 8), "n", 1, Some("0-7")));
+    create(&cluster, &members("a", 1, 4));
+    create(&cluster, &members("b", 1, 4));
+    let place = node(&cluster, "a-0");
+    assert_eq!(node(&cluster, "b-0"), place);
+    // The decision is being written.
+    assert!(matches!(admit(&cluster, "a-0", &place), Ok(Admitted::Wait(_))));
+    let view = cluster
+        .store
+        .read(|index| index.gang_view("default", "a"))
+        .unwrap();
+    let mut sick = gpu_node(&place, &bridged());
+    for device in sick["status"]["devices"].as_array_mut().unwrap() {
+        if view.places[0]
+            .devices
+            .iter()
+            .any(|id| device["id"] == id.as_str())
+        {
+            device["healthy"] = false.into();
+            device["reason"] = "Xid 79".into();
+        }
+    }
+    cluster.store.update(|index| index.take_moved());
+    cluster.inventory(&sick);
+    cluster.pod(&pod("y", 1));
+    let moved = cluster.store.update(|index| index.take_moved());
+    assert!(moved.iter().all(|gang| *gang.name != *"b"), "{moved:?}");
+    assert_eq!(node(&cluster, "b-0"), place);
+}
+
+#[test]
 fn a_place_on_a_node_that_is_gone_is_planned_anew() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 1, 4));

@@ -46,9 +46,28 @@ fn members_kept_back_by_gates_of_others_do_not_count() {
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
     assert_eq!(
         world.status("a").message,
-        "as annotation gantry.dev/gang-min of its pods says; kept back by scheduling gates of others: 1"
+        "as annotation gantry.dev/gang-min of its pods says; kept back by scheduling gates that Gantry does not remove: 1"
     );
     assert_eq!(world.take_work(), []);
+}
+
+#[test]
+fn our_own_gates_keep_members_back_where_nobody_removes_them() {
+    let mut world = World::with(Settings {
+        gates: false,
+        ..Settings::default()
+    });
+    world.gangs.synced(world.now());
+    for name in ["a0", "a1"] {
+        world.see(gated(member(name, claim("a", 2)), true));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.take_work(), []);
+    let message = world.status("a").message;
+    assert!(
+        message.contains("gates that Gantry does not remove: 2"),
+        "{message}"
+    );
 }
 
 #[test]
