@@ -138,8 +138,11 @@ impl Gang {
             return;
         }
         self.drop_all_slots();
+        // What is forged must not be counted for hours.
+        let most = u32::try_from(env.settings.max_members).unwrap_or(u32::MAX);
         self.completed_before = known
             .completed
+            .min(most)
             .saturating_sub(self.members.count().of(Class::Completed));
         for _ in 0..self.completed_before {
             self.members.complete(&"".into());

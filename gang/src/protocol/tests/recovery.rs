@@ -194,6 +194,17 @@ fn completed_members_whose_pods_are_gone_still_count() {
 }
 
 #[test]
+fn a_status_that_counts_more_members_than_there_can_be_is_not_believed() {
+    let (mut status, pods) = before(3, Repair::Hold);
+    status.completed = u32::MAX;
+    let mut world = after(&status, &pods);
+    world.gangs.synced(world.now());
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    let completed = world.gangs.view(&key("a")).unwrap().completed();
+    assert_eq!(completed as usize, Settings::default().max_members);
+}
+
+#[test]
 fn a_restart_under_way_is_finished() {
     let mut world = World::new();
     let claim = with_repair(claim("a", 2), Repair::Restart);
