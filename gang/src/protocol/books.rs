@@ -80,6 +80,8 @@ impl Gangs {
         gang.settle(&mut env);
         let changes = gang.slots.take_changes();
         let wants_plan = gang.may_ever_want_plan();
+        // One that only waits for time to pass comes by here again when it has.
+        let ready = wants_plan && gang.wants_plan(now.at);
         let considered = gang.tries.considered;
         let preempts = gang.preempts();
         let due = gang.due(&self.settings, now.at);
@@ -97,7 +99,7 @@ impl Gangs {
         } else {
             self.planable.remove(key);
         }
-        if wants_plan && considered.is_none_or(|considered| considered < self.room) {
+        if ready && considered.is_none_or(|considered| considered < self.room) {
             self.untried.insert(key.clone());
         } else {
             self.untried.remove(key);

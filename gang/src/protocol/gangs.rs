@@ -33,7 +33,7 @@ pub struct Gangs {
     pub(super) named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
     /// Gangs that want a plan, now or at some time.
     pub(super) planable: BTreeSet<Arc<GangKey>>,
-    /// Those of them that were not planned since room last grew: none of the others need be looked at.
+    /// Those of them that could be planned now and were not since room last grew: none of the others need be looked at.
     pub(super) untried: BTreeSet<Arc<GangKey>>,
     /// The room that was last planned in.
     pub(super) room: u64,

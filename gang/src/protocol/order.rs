@@ -262,12 +262,12 @@ impl Gangs {
         if !self.synced {
             return None;
         }
+        let ready = |key: &&Arc<GangKey>| self.gangs.get(*key).is_some_and(|gang| gang.wants_plan(now.at));
         if room > self.room {
             self.room = room;
-            self.untried.clone_from(&self.planable);
+            self.untried = self.planable.iter().filter(ready).cloned().collect();
         }
         // In the common case nobody is left to be tried, and this is all.
-        let ready = |key: &&Arc<GangKey>| self.gangs.get(*key).is_some_and(|gang| gang.wants_plan(now.at));
         let untried: BTreeSet<&Arc<GangKey>> = self.untried.iter().filter(ready).collect();
         let urgency = |key: &Arc<GangKey>| self.gangs.get(key).map(Gang::urgency);
         let best = untried.iter().filter_map(|key| urgency(key)).min()?;

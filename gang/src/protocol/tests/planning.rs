@@ -475,3 +475,17 @@ fn calls_about_unknown_pods_and_gangs_mean_nothing() {
     assert_eq!(world.take_work(), []);
     assert_eq!(world.gangs.take_statuses(), []);
 }
+
+#[test]
+fn gangs_that_cannot_be_planned_yet_are_not_looked_at_with_every_event() {
+    let mut world = World::new();
+    for number in 0..50 {
+        world.members(&format!("g{number}-"), 1, 2);
+    }
+    world.room += 1;
+    assert_eq!(world.next(), None);
+    assert_eq!(world.gangs.untried.len(), 0);
+    world.see(member("second", claim("g7-", 2)));
+    assert_eq!(world.gangs.untried.len(), 1);
+    assert_eq!(*world.plan().gang, key("g7-"));
+}
