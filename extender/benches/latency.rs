@@ -11,9 +11,11 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::Fleet;
+use gantry_extender::lease::Leadership;
 use gantry_extender::server::Server;
 use gantry_extender::watch::Contact;
 use gantry_extender::wire::ExtenderArgs;
@@ -89,9 +91,15 @@ fn through_http(
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
     let address = listener.local_addr()?;
     let shutdown = CancellationToken::new();
+    let leadership = Arc::new(Leadership::always());
+    if let Some(term) = leadership.term() {
+        leadership.enter(term);
+    }
     let server = Server {
         service,
         contact: Contact::new(),
+        leadership,
+        tls: None,
         body_limit: 64 * 1024 * 1024,
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(1),
