@@ -8,7 +8,9 @@ use support::gantry;
 #[test]
 fn every_command_explains_itself() {
     let mut pages = Vec::new();
-    for command in ["", "plugin", "extender", "topo", "choose", "labels", "explain", "demo"] {
+    for command in [
+        "", "plugin", "extender", "topo", "choose", "labels", "explain", "demo",
+    ] {
         let words: Vec<&str> = [command, "--help"]
             .into_iter()
             .filter(|word| !word.is_empty())
