@@ -98,7 +98,14 @@ impl World {
                     let pod = self.api.pods.values().find(|pod| pod.uid == uid.as_str());
                     pod.is_some_and(|pod| pod.is_live() && pod.node.is_none())
                 });
-                if !waits {
+                // A place of which a device is sick is given up by whoever leads, now or after a crash, as soon as it looks; the object says so a
+                // moment later.
+                let ids = || slot.devices.iter().flat_map(|devices| &devices.ids);
+                let lost = ids().any(|id| {
+                    let mut kubelets = self.kubelets.all.iter();
+                    kubelets.any(|kubelet| kubelet.is_sick(id.as_str()))
+                });
+                if !waits || lost {
                     continue;
                 }
                 for id in slot.devices.iter().flat_map(|devices| &devices.ids) {

@@ -56,6 +56,10 @@ impl Kubelet {
         id.strip_prefix(&format!("GPU-{}-", self.name))?.parse().ok()
     }
 
+    pub(crate) fn is_sick(&self, id: &str) -> bool {
+        self.number(id).is_some_and(|gpu| self.sick.contains(&gpu))
+    }
+
     fn object(&self) -> Value {
         let devices: Vec<Value> = (0..self.gpus as usize)
             .map(|gpu| {
