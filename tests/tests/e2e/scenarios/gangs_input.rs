@@ -75,7 +75,7 @@ pub(super) async fn of_people_goes_first_and_changes_nothing_that_runs(bed: &Bed
     let crew = Crew::new("ahead", 3, 2).with(GANG_MIN_ANNOTATION, "2");
     scene.create_all([crew.pod(0)?, crew.pod(1)?]).await?;
     scene
-        .pod_says(&crew.pod_name(0), &["2 of 3 members exist"])
+        .pod_says(&crew.pod_name(1), &["2 of 3 members exist"])
         .await?;
     scene.holds_nothing(&crew).await?;
     scene.create_all([crew.pod(2)?]).await?;
