@@ -83,29 +83,56 @@ fn explain(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
+/// An API server with two nodes, `a` and `b`.
+struct Stage {
+    pods: Api<Pod>,
+    folder: tempfile::TempDir,
+    stop: CancellationToken,
+}
+
+impl Stage {
+    async fn start() -> Self {
+        let stop = CancellationToken::new();
+        let server = ApiServer::start(&ApiOptions::default(), stop.clone())
+            .await
+            .unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("kubeconfig"), server.kubeconfig()).unwrap();
+        let client = server.client().unwrap();
+        for name in ["a", "b"] {
+            node(&client, name).await;
+        }
+        Self {
+            pods: Api::default_namespaced(client),
+            folder,
+            stop,
+        }
+    }
+
+    /// What `gantry explain` says.
+    async fn see(&self, words: &'static [&'static str]) -> (Option<i32>, String) {
+        let kubeconfig = self.folder.path().join("kubeconfig");
+        tokio::task::spawn_blocking(move || explain(&kubeconfig, words))
+            .await
+            .unwrap()
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_is_explained_from_what_the_cluster_says() {
-    let stop = CancellationToken::new();
-    let server = ApiServer::start(&ApiOptions::default(), stop.clone())
-        .await
-        .unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let kubeconfig = folder.path().join("kubeconfig");
-    std::fs::write(&kubeconfig, server.kubeconfig()).unwrap();
-    let client = server.client().unwrap();
-    for name in ["a", "b"] {
-        node(&client, name).await;
-    }
-    let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    create(&pods, pod("three", 3, Some("a"))).await;
-    create(&pods, pod("one", 1, Some("b"))).await;
-    create(&pods, pod("four", 4, None)).await;
+    let stage = Stage::start().await;
+    let pods = &stage.pods;
+    create(pods, pod("three", 3, Some("a"))).await;
+    create(pods, pod("one", 1, Some("b"))).await;
+    create(pods, pod("four", 4, None)).await;
 
-    let see = |words: &'static [&'static str]| {
-        let kubeconfig = kubeconfig.clone();
-        tokio::task::spawn_blocking(move || explain(&kubeconfig, words))
-    };
-    let (code, text) = see(&["pod", "four"]).await.unwrap();
+    let (code, text) = stage.see(&["pod", "four"]).await;
     insta::assert_snapshot!(text, @r"
     pod default/four asks for 4 nvidia.com/gpu
     too little on 2 of 2 nodes:
@@ -113,15 +140,14 @@ async fn a_pod_is_explained_from_what_the_cluster_says() {
       b: 3 of 4 GPUs free, 4 asked; fits when default/one ends
     ");
     assert_eq!(code, Some(0));
-    let (code, text) = see(&["pod", "one", "--json"]).await.unwrap();
+    let (code, text) = stage.see(&["pod", "one", "--json"]).await;
     assert_eq!(code, Some(0));
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["bound"]["node"], "b");
     assert_eq!(report["bound"]["devices"].as_array().unwrap().len(), 1);
-    let (code, text) = see(&["pod", "five"]).await.unwrap();
+    let (code, text) = stage.see(&["pod", "five"]).await;
     assert_eq!(code, Some(2));
     assert!(text.contains("no pod five in namespace default"), "{text}");
-    stop.cancel();
 }
 
 fn member(name: &str, gpus: u32, node: Option<&str>, gang: &str, min: u32) -> Value {
@@ -132,29 +158,15 @@ fn member(name: &str, gpus: u32, node: Option<&str>, gang: &str, min: u32) -> Va
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
-    let stop = CancellationToken::new();
-    let server = ApiServer::start(&ApiOptions::default(), stop.clone())
-        .await
-        .unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let kubeconfig = folder.path().join("kubeconfig");
-    std::fs::write(&kubeconfig, server.kubeconfig()).unwrap();
-    let client = server.client().unwrap();
-    for name in ["a", "b"] {
-        node(&client, name).await;
-    }
-    let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    create(&pods, pod("three", 3, Some("a"))).await;
+    let stage = Stage::start().await;
+    let pods = &stage.pods;
+    create(pods, pod("three", 3, Some("a"))).await;
     for rank in 0..2 {
-        create(&pods, member(&format!("train-{rank}"), 4, None, "train", 2)).await;
+        create(pods, member(&format!("train-{rank}"), 4, None, "train", 2)).await;
     }
-    create(&pods, member("small-0", 1, None, "small", 2)).await;
+    create(pods, member("small-0", 1, None, "small", 2)).await;
 
-    let see = |words: &'static [&'static str]| {
-        let kubeconfig = kubeconfig.clone();
-        tokio::task::spawn_blocking(move || explain(&kubeconfig, words))
-    };
-    let (code, text) = see(&["gang", "train"]).await.unwrap();
+    let (code, text) = stage.see(&["gang", "train"]).await;
     assert_eq!(code, Some(0), "{text}");
     assert!(text.starts_with("gang default/train: Queued\n"), "{text}");
     assert!(text.contains("size: 2 of 2 members exist"), "{text}");
@@ -167,18 +179,17 @@ async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
         "{text}"
     );
     assert!(text.contains("fits when default/three ended"), "{text}");
-    let (_, text) = see(&["gang", "small"]).await.unwrap();
+    let (_, text) = stage.see(&["gang", "small"]).await;
     assert!(
         text.contains("Collecting") && text.contains("1 of 2 members exist"),
         "{text}"
     );
-    let (_, text) = see(&["queue"]).await.unwrap();
+    let (_, text) = stage.see(&["queue"]).await;
     assert!(text.contains("1  default/train  priority 0"), "{text}");
-    let (code, text) = see(&["gang", "tarin"]).await.unwrap();
+    let (code, text) = stage.see(&["gang", "tarin"]).await;
     assert_eq!(code, Some(2));
     assert!(
         text.contains("no gang tarin in namespace default; there are small, train"),
         "{text}"
     );
-    stop.cancel();
 }

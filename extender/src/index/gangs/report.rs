@@ -1,10 +1,7 @@
 //! Why a gang is where it is, or why it waits: what was tried at each level of the fabric, what is missing, who is ahead of it, and whose end
 //! would let it fit. For people; nothing is decided or changed here.
 
-use std::sync::Arc;
-
 use gantry_api::PodUid;
-use gantry_gang::GangKey;
 use gantry_gang::protocol::Wanted;
 use serde::Serialize;
 
@@ -73,11 +70,8 @@ impl Index {
     /// The gangs that wait for a place, in the order in which they are planned.
     pub fn waiting_gangs(&self) -> Vec<GangView> {
         let queue = self.gangs.core.queue(self.now);
-        let view = |key: &Arc<GangKey>| {
-            let views = self.gang_views(&key.namespace, &key.object_name());
-            views.into_iter().find(|view| view.position.is_some())
-        };
-        queue.iter().filter_map(view).collect()
+        let views = queue.iter().filter_map(|key| self.gangs.core.view(key));
+        views.map(|view| self.show(view, &queue)).collect()
     }
 
     /// What gangs of a namespace are called.

@@ -136,7 +136,7 @@ impl Index {
         totals
     }
 
-    fn show(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangView {
+    pub(super) fn show(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangView {
         let key = view.key();
         let mut members: Vec<MemberView> = view
             .members()
