@@ -55,9 +55,8 @@ async fn follow(client: Client, cluster: &Cluster) {
                 return;
             }
         }
-        match lifter.look().await {
-            Ok(()) => lifter.outdated = false,
-            Err(error) => debug!(%error, "cannot look for a lifted quarantine"),
+        if let Err(error) = lifter.look().await {
+            debug!(%error, "cannot look for a lifted quarantine");
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -92,40 +91,48 @@ struct Lifter<'a> {
     api: Api<GpuNode>,
     cluster: &'a Cluster,
     teller: Teller,
-    /// Whether what is found is older than every fault.
+    /// Whether what is found at the next look is older than every fault.
     outdated: bool,
     /// What was done already and could not be taken away yet.
     done: Option<String>,
 }
 
 impl Lifter<'_> {
-    /// Does what the annotation says, if there is one, and takes it away.
+    /// Does what the annotation says, if there is one, takes it away, and tells: who reads the Event may set it again, and what they
+    /// set is not taken away unread.
     async fn look(&mut self) -> Result<(), kube::Error> {
-        let Some((text, version)) = self.annotation().await? else {
+        let found = self.annotation().await?;
+        let outdated = std::mem::take(&mut self.outdated);
+        let Some((text, version)) = found else {
             self.done = None;
             return Ok(());
         };
+        let mut event = None;
         if self.done.as_ref() != Some(&text) {
-            let (type_, reason, note) = if self.outdated {
+            let (type_, reason, note) = if outdated {
                 self.ignore(&text)
             } else {
                 self.lift(&text).await
             };
             info!(annotation = text, reason, "{note}");
             self.done = Some(text.clone());
-            self.teller
-                .tell(Event {
-                    type_,
-                    reason: reason.to_owned(),
-                    note: Some(note),
-                    action: "LiftQuarantine".to_owned(),
-                    secondary: None,
-                })
-                .await;
+            event = Some(Event {
+                type_,
+                reason: reason.to_owned(),
+                note: Some(note),
+                action: "LiftQuarantine".to_owned(),
+                secondary: None,
+            });
         }
-        self.take_away(&text, version).await?;
-        self.done = None;
-        Ok(())
+        let taken = self.take_away(&text, version).await;
+        if taken.is_ok() {
+            self.done = None;
+        }
+        // Told even if it is still there, as where the plugin may not write it: it was done.
+        if let Some(event) = event {
+            self.teller.tell(event).await;
+        }
+        taken
     }
 
     /// The annotation, and the version of the object that has it.
