@@ -1,7 +1,7 @@
 //! What contradicts itself or cannot be followed: the Gang and the pods say what and where, nothing is half done, and a gang that runs goes on.
 
 use anyhow::{Result, ensure};
-use gantry_api::names::{GANG_MIN_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION, GRANT_ANNOTATION};
+use gantry_api::names::{GANG_MIN_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION};
 use gantry_api::{Gang, GangPhase, GangSpec, GangStatus};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
@@ -102,16 +102,7 @@ pub(super) async fn of_people_goes_first_and_changes_nothing_that_runs(bed: &Bed
         ensure!(pods::phase(&pod) == "Running", "{name} was disturbed");
     }
 
-    // A grant that nobody gave, and a decision that nobody took.
-    let mut forged = crew.pod(3)?;
-    if let Some(annotations) = forged.metadata.annotations.as_mut() {
-        annotations.insert(GRANT_ANNOTATION.to_owned(), "{}".to_owned());
-    }
-    let refused = scene.pods.create(&PostParams::default(), &forged).await;
-    ensure!(
-        refused.is_err_and(|error| error.to_string().contains(GRANT_ANNOTATION)),
-        "a pod with a forged grant was let in"
-    );
+    // A decision that nobody took.
     let status = json!({ "status": { "phase": "Bound", "bound": 99 } });
     let refused = scene
         .gangs

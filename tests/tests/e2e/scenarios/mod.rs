@@ -8,6 +8,7 @@ mod gangs_dialects;
 mod gangs_failures;
 mod gangs_input;
 mod gangs_lost;
+mod guard;
 mod modes;
 mod placement;
 mod shapes;
@@ -55,6 +56,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         smoke::a_restarted_kubelet_keeps_its_pods,
         smoke::a_killed_api_server_loses_nothing,
         stock::a_pod_without_gpus_runs_while_the_extender_is_down,
+        guard::lets_nobody_but_the_extender_write_a_grant,
         placement::requests_land_on_the_best_node_and_set,
         placement::a_request_that_fits_nowhere_says_why_in_gpu_words,
         placement::device_nodes_reach_the_container_by_node_and_by_cdi,
