@@ -103,8 +103,12 @@ impl Daemon {
     }
 }
 
-/// A port of loopback that is free now.
-pub(super) fn free_address() -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?;
-    listener.local_addr().context("looking for a free port")
+/// An address of this process's own among those of loopback. Another program's connection may take a port of 127.0.0.1 between its
+/// choice and the daemon's start; here nobody else looks for one.
+pub(super) fn own_address() -> anyhow::Result<SocketAddr> {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, 1 + (high & 0x7f), middle, low);
+    let listener =
+        TcpListener::bind((own, 0)).with_context(|| format!("looking for a free port of {own}"))?;
+    Ok(listener.local_addr()?)
 }

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use super::children::{Daemon, free_address};
+use super::children::{Daemon, own_address};
 use super::screen::Screen;
 use super::sight::Sight;
 
@@ -100,7 +100,7 @@ impl Stage {
         std::fs::write(&kubeconfig, api.kubeconfig())
             .with_context(|| format!("writing {}", kubeconfig.display()))?;
         let client = api.client()?;
-        let extender = free_address()?;
+        let extender = own_address()?;
         let mut stage = Self {
             client: client.clone(),
             nodes: BTreeMap::new(),
@@ -159,7 +159,8 @@ impl Stage {
                 "plugin".to_owned(),
                 format!("--node-name={name}"),
                 format!("--kubeconfig={kubeconfig}"),
-                format!("--listen={}", free_address()?),
+                // Nobody asks it: any port that is free when it starts.
+                "--listen=127.0.0.1:0".to_owned(),
                 path("device-plugin-dir", &folders.device_plugins),
                 path("pod-resources-socket", &folders.pod_resources_socket),
                 path("cgroup-root", &folders.cgroups),
