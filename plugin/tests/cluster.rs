@@ -78,6 +78,9 @@ impl Scene {
             }],
         };
         self.binding(name, &grant.to_annotation().unwrap()).await;
+        // How long the plugin waits for a grant on its way is no matter of these tests.
+        self.account("the grant", |status| held(status, name).len() == gpus.len())
+            .await;
     }
 
     async fn create(&self, name: &str, gpus: usize) -> String {
@@ -293,10 +296,9 @@ async fn without_an_api_server_kubelet_is_served_by_topology() {
     scene.node.boot();
     let mut plugin = scene.kubelet.plugin().await;
     let all = ids([1, 2, 3]);
-    assert_eq!(
-        plugin.prefer(&texts(&all), &[], 2).await,
-        ids([2, 3]).into_iter().collect()
-    );
+    plugin
+        .comes_to_prefer(&texts(&all), 2, ids([2, 3]).into_iter().collect())
+        .await;
     let told = async {
         loop {
             let (code, text) = get(address, "/readyz").await;

@@ -15,7 +15,7 @@ use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sim::Sim;
-use support::{Node, soon};
+use support::{Node, own_address, soon};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
@@ -41,7 +41,7 @@ async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_
         .unwrap();
 
     // The API server is away: nobody listens where it is sought.
-    let door = free();
+    let door = own_address();
     let sim = Sim::of("workstation-2x");
     let mut node = Node::new(0);
     let kubeconfig = node.directory.path().join("kubeconfig");
@@ -131,12 +131,6 @@ async fn warning(client: &kube::Client) -> String {
         }
     };
     soon("the Event", found).await
-}
-
-/// An address where nobody listens.
-fn free() -> SocketAddr {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap()
 }
 
 /// Lets connections through.

@@ -185,8 +185,9 @@ async fn without_grants_the_best_connected_set_is_preferred() {
     let mut plugin = kubelet.plugin().await;
     let ids: Vec<String> = (0..8).map(uuid).collect();
     let offered: Vec<&str> = [1, 2, 4, 5, 7].map(|gpu| ids[gpu].as_str()).into();
-    let chosen = plugin.prefer(&offered, &[], 2).await;
-    assert_eq!(chosen, [uuid(4), uuid(5)].into());
+    plugin
+        .comes_to_prefer(&offered, 2, [uuid(4), uuid(5)].into())
+        .await;
     let chosen = plugin.prefer(&offered, &[&ids[7]], 1).await;
     assert_eq!(chosen, [uuid(7)].into());
 }

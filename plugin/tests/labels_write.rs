@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -340,23 +341,25 @@ async fn a_file_follows_devices_and_configuration_and_stays_at_the_end() {
     eventually("a change", || holds(&first, "gantry.dev/gpu.healthy=0\n")).await;
     scene.config.send_replace(Arc::new(config(Some(&second))));
     eventually("the other file", || holds(&second, "nvidia.com/gpu.count=2\n")).await;
-    assert_eq!(scene.observed.readiness().labels, Some(true));
+    let observed = Arc::clone(&scene.observed);
+    eventually("readiness to say so", || {
+        observed.readiness().labels == Some(true)
+    })
+    .await;
     scene.end().await;
     assert!(second.exists());
 }
 
 #[tokio::test]
 async fn what_the_api_server_does_not_take_is_said_and_tried_again() {
-    let mut asked = 0;
-    let server = Server::new(move |(method, ..)| {
-        asked += usize::from(method == "PATCH");
-        match asked {
-            1 => status(500, "etcd is away"),
-            _ => (
-                200,
-                json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}),
-            ),
-        }
+    let away = Arc::new(AtomicBool::new(true));
+    let is_away = Arc::clone(&away);
+    let server = Server::new(move |_| match is_away.load(Ordering::Relaxed) {
+        true => status(500, "etcd is away"),
+        false => (
+            200,
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}),
+        ),
     });
     let scene = Scene::start(Target::Node, Access::Client(server.client.clone()), config(None));
     scene.inventory.send_replace(inventory(1, true));
@@ -369,9 +372,10 @@ async fn what_the_api_server_does_not_take_is_said_and_tried_again() {
             .iter()
             .any(|text| text.contains("labels"))
     );
+    away.store(false, Ordering::Relaxed);
     eventually("the next attempt", || observed.readiness().labels == Some(true)).await;
     scene.end().await;
-    assert_eq!(server.writes().len(), 2);
+    assert!(server.writes().len() >= 2);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -229,6 +230,12 @@ impl Plugin {
         containers.remove(0).device_ids.into_iter().collect()
     }
 
+    /// [`Plugin::prefer`] of a plugin that has just begun, and may not have made its choice table yet: asks until the answer is `wanted`.
+    pub async fn comes_to_prefer(&mut self, offered: &[&str], size: i32, wanted: BTreeSet<String>) {
+        let asking = async { while self.prefer(offered, &[], size).await != wanted {} };
+        soon(&format!("{wanted:?} to be preferred"), asking).await;
+    }
+
     pub async fn allocate(&mut self, ids: &[&str]) -> Result<ContainerAllocateResponse, Status> {
         let request = AllocateRequest {
             container_requests: vec![ContainerAllocateRequest {
@@ -272,6 +279,15 @@ pub fn pairs(gpus: u8) -> Arc<Machine> {
         ..MachineParts::default()
     };
     Arc::new(Machine::new(parts).unwrap())
+}
+
+/// An address where nobody listens, and that nobody else takes: of loopback, where each process has addresses of its own and each
+/// call a port. Connections are made from 127.0.0.1.
+pub fn own_address() -> SocketAddr {
+    static PORTS: AtomicU16 = AtomicU16::new(20_000);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let own = std::net::Ipv4Addr::new(127, 1 + (high & 0x7f), middle, low);
+    (own, PORTS.fetch_add(1, Ordering::Relaxed)).into()
 }
 
 pub fn uuid(index: u8) -> String {
@@ -376,10 +392,9 @@ impl Node {
         }
     }
 
-    /// An address that was free a moment ago, for the probes.
+    /// An address for the probes that nobody else takes.
     pub fn listen(&mut self) -> SocketAddr {
-        let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        self.args.listen = probe.local_addr().unwrap();
+        self.args.listen = own_address();
         self.args.listen
     }
 
