@@ -326,12 +326,39 @@ async fn perform(client: &Client, pod: &Pod, deed: &Deed) -> End {
                 ended => end(ended),
             }
         }
-        Deed::Delete(_) => {
+        Deed::Delete(why) => {
+            if let Err((404 | 409, _)) = mark_disrupted(client, pod, &path, why).await {
+                return End::Moot;
+            }
             let options =
                 json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
             end(send(client, Method::DELETE, &path, JSON, &options).await)
         }
     }
+}
+
+/// Says in the pod's status that it does not go by a fault of its own, as eviction does: by this a Job's `podFailurePolicy` can leave such ends
+/// uncounted, which would else use up its `backoffLimit` and have its controller wait longer with each pod.
+async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Result<Value, (u16, String)> {
+    let patch = json!({
+        "metadata": {"uid": pod.uid.as_str()},
+        "status": {"conditions": [{
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "GangRestarts",
+            "message": why,
+            "lastTransitionTime": jiff::Timestamp::now().to_string(),
+        }]},
+    });
+    let path = format!("{path}/status");
+    send(
+        client,
+        Method::PATCH,
+        &path,
+        "application/strategic-merge-patch+json",
+        &patch,
+    )
+    .await
 }
 
 /// Most often ours is the only gate. Where it is not, the pod is read.

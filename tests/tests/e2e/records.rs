@@ -14,15 +14,15 @@ const ON_NODE: &str = "/var/log/gantry-records";
 const IN_FOLDER: &str = "varlog/gantry-records";
 
 /// Runs until told to end or until its time is over, and writes both ends down. /proc/uptime is one clock for all nodes here. It
-/// starts no process to write: on a busy machine that takes longer than one may have.
+/// starts no process to write: on a busy machine that takes longer than one may have. Told to end it exits with `TOLD_TO_END`, or 0.
 const SCRIPT: &str = r#"
-end() { read -r NOW REST < /proc/uptime; echo "end $NOW" >> "$FILE"; exit 0; }
+end() { read -r NOW REST < /proc/uptime; echo "end $NOW" >> "$FILE"; exit "$1"; }
 FILE="/records/$POD"
 read -r NOW REST < /proc/uptime
 echo "start $NOW $NVIDIA_VISIBLE_DEVICES" > "$FILE"
-trap end TERM
+trap 'end "${TOLD_TO_END:-0}"' TERM
 sleep "$SECONDS_TO_RUN" & wait
-end
+end 0
 "#;
 
 /// The same, but asked to end it stays, and writes down again and again that it still lives, until it is killed.

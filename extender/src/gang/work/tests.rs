@@ -154,7 +154,41 @@ async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_r
     stage.orders.send(delete("nobody")).unwrap();
     stage.orders.send(delete("b")).unwrap();
     stage.until("delete", "done").await;
-    assert_eq!(stage.asked().len(), before + 1);
+    assert_eq!(stage.asked().len(), before + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_deleted_for_its_gang_says_before_that_it_did_not_fail_by_itself() {
+    let stage = Stage::start(Vec::new());
+    let delete = Work::Delete {
+        pods: vec!["a".into()],
+        why: "gang ml/train is started anew".into(),
+    };
+    stage.orders.send(delete).unwrap();
+    stage.until("delete", "done").await;
+    let asked = stage.asked();
+    let lines: Vec<&str> = asked.iter().map(|(line, _)| line.as_str()).collect();
+    let path = "/api/v1/namespaces/default/pods/a";
+    assert_eq!(lines, [format!("PATCH {path}/status"), format!("DELETE {path}")]);
+    let (mark, options) = (&asked[0].1, &asked[1].1);
+    assert_eq!(mark["metadata"]["uid"], "a");
+    let condition = &mark["status"]["conditions"][0];
+    assert_eq!(condition["type"], "DisruptionTarget");
+    assert_eq!(condition["status"], "True");
+    assert_eq!(condition["message"], "gang ml/train is started anew");
+    assert_eq!(options["preconditions"]["uid"], "a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_cannot_be_marked_is_deleted_all_the_same() {
+    let stage = Stage::start(vec![refused(422)]);
+    let delete = Work::Delete {
+        pods: vec!["a".into()],
+        why: "gang ml/train is started anew".into(),
+    };
+    stage.orders.send(delete).unwrap();
+    stage.until("delete", "done").await;
+    assert_eq!(stage.asked().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
