@@ -1,6 +1,6 @@
 //! Options of `gantry extender`. Documentation of each stands here; defaults are those the manifests use.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -149,6 +149,20 @@ pub struct LeaseArgs {
     /// off by then must have arrived before another leads.
     #[arg(long, env = "GANTRY_LEASE_RENEW_DEADLINE", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
     pub lease_renew_deadline: Duration,
+
+    /// Service without a selector, in the namespace of the Lease: who leads keeps it pointing to itself (by an EndpointSlice), so that nobody else
+    /// is asked.
+    #[arg(long, env = "GANTRY_LEADER_SERVICE", value_name = "NAME", requires_all = ["leader_elect", "leader_address"])]
+    pub leader_service: Option<String>,
+
+    /// The address at which that Service's clients reach this process: its pod's.
+    #[arg(
+        long,
+        env = "GANTRY_LEADER_ADDRESS",
+        value_name = "IP",
+        requires = "leader_service"
+    )]
+    pub leader_address: Option<IpAddr>,
 }
 
 fn levels(text: &str) -> Result<Levels, String> {

@@ -8,9 +8,10 @@
 //! ```
 //!
 //! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`,
-//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `gang::objects`, `gang::work`.
+//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
+pub mod announce;
 pub mod args;
 pub mod bind;
 pub mod decide;
@@ -94,6 +95,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         .await
         .with_context(|| format!("cannot listen on {}", args.listen))?;
     let address = listener.local_addr()?;
+    let announces = announces(&args.lease, address.port());
     tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
     if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
         tracing::warn!(%address, "whoever reaches this address can have pods bound; set --tls-cert, --tls-key and --client-ca");
@@ -118,6 +120,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         objects: Arc::default(),
         metrics: Arc::new(Metrics::new()),
         gates: args.gangs.gates,
+        announces,
     };
     let store = Arc::clone(&crew.store);
     let contact = Contact::new();
@@ -221,6 +224,7 @@ struct Crew {
     objects: Arc<Objects>,
     metrics: Arc<Metrics>,
     gates: bool,
+    announces: Option<announce::Settings>,
 }
 
 impl Crew {
@@ -253,10 +257,14 @@ impl Crew {
             objects,
             metrics,
             gates,
+            announces,
         } = self;
         let (events, mailbox) = Events::new();
         let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
         let mut crew = JoinSet::new();
+        if let Some(settings) = announces {
+            crew.spawn(announce::run(client.clone(), settings.clone(), until.clone()));
+        }
         crew.spawn(wake::run(
             client.clone(),
             Arc::clone(store),
@@ -329,6 +337,17 @@ fn election(args: &LeaseArgs, run: &str) -> anyhow::Result<Option<lease::Setting
         duration,
         renew_deadline: deadline,
     }))
+}
+
+/// Which Service this process leads to itself while it leads, if any.
+fn announces(args: &LeaseArgs, port: u16) -> Option<announce::Settings> {
+    let (service, address) = args.leader_service.as_ref().zip(args.leader_address)?;
+    Some(announce::Settings {
+        namespace: args.lease_namespace.clone(),
+        service: service.clone(),
+        address,
+        port,
+    })
 }
 
 /// Serves as long as the watches run. Neither is of use without the other: answers would grow old without end.
