@@ -5,6 +5,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use gantry_api::GangStatus;
+
 /// The conventions by which pods say that they are a gang, in the order in which they are asked: the first that says something wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dialect {
@@ -100,6 +102,17 @@ pub struct GangKey {
 }
 
 impl GangKey {
+    /// The gang that the status of a `Gang` object in a namespace is about; `None` where it says nothing yet, or an unknown convention.
+    pub fn of_status(namespace: &Arc<str>, status: &GangStatus) -> Option<Self> {
+        let named = Some(status).filter(|status| !status.name.is_empty())?;
+        Some(Self {
+            namespace: Arc::clone(namespace),
+            name: named.name.as_str().into(),
+            dialect: Dialect::named(&named.dialect)?,
+            incarnation: named.incarnation.as_str().into(),
+        })
+    }
+
     /// The name of its `Gang` object. A gang by our own annotation goes by its own name, so that a person can write the object first; any other by its
     /// name and five letters that tell conventions and incarnations apart. Always a legal name.
     pub fn object_name(&self) -> String {

@@ -2,6 +2,7 @@
 //! requests, time limits and the Lease, one step at a time.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -1079,8 +1080,9 @@ impl World {
                     grant.as_ref(),
                     self.now,
                 );
+                let granted = grant.as_deref().unwrap_or_default();
                 self.note(format_args!(
-                    "Binding of {} to {}: {status:?}",
+                    "Binding of {} to {} with {granted}: {status:?}",
                     target.uid, target.node
                 ));
                 Answer::Status(status)
@@ -1098,8 +1100,9 @@ impl World {
                 decision,
             } => {
                 let done = self.api.write_status(name, uid, *over, status);
+                let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));
                 self.note(format_args!(
-                    "{run} writes {name} over v{over}, decision {decision:?}: {done:?}"
+                    "{run} writes {name} over v{over}, {what},{places}: {done:?}"
                 ));
                 self.check_decisions();
                 Answer::Gang(done, self.api.gangs.get(name).cloned())
@@ -1464,5 +1467,27 @@ impl Process {
             let gangs = index.gang_totals();
             (index.totals().1, gangs.places, format!("{:?}", gangs.phases))
         })
+    }
+}
+
+/// The places of a decision, for the log.
+struct Places<'a>(&'a GangStatus);
+
+impl fmt::Display for Places<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slots = self.0.decision.iter().flat_map(|decision| &decision.slots);
+        if self.0.decision.is_none() {
+            f.write_str(" no decision")?;
+        }
+        for slot in slots {
+            let pod = slot.pod.as_ref().map_or("nobody", |pod| pod.as_str());
+            let ids = slot.devices.iter().flat_map(|devices| &devices.ids);
+            write!(f, " {pod}")?;
+            for id in ids {
+                write!(f, " {id}")?;
+            }
+            f.write_str(";")?;
+        }
+        Ok(())
     }
 }

@@ -199,6 +199,13 @@ impl Gang {
             }
         }
         match &self.state {
+            // Its place was given to it after the decision: that is written down first, so that whoever takes over knows.
+            State::Decided(_)
+                if !self.members.get(uid).is_some_and(Kept::pinned) && !self.is_written_down(uid) =>
+            {
+                self.members.change(uid, |kept| kept.arrived = true);
+                Arrival::Wait
+            }
             State::Decided(_) => {
                 self.members.change(uid, |kept| {
                     kept.arrived = true;

@@ -197,7 +197,7 @@ impl Gangs {
         }
         let name = (key.namespace.clone(), Arc::from(key.object_name()));
         let known = self.objects.get(&name);
-        let ours = known.is_none_or(|known| known.ours && (known.is_about(key) || !known.is_about_a_gang()));
+        let ours = known.is_none_or(|known| known.ours && (known.is_about(key) || known.of.is_none()));
         if ours && (gang.told.anything() || known.is_some()) {
             self.work.push(Work::Forget(key.clone()));
         }

@@ -1,13 +1,23 @@
 //! The decision: written into the gang's object before the first member is bound, so that whoever takes over finishes it. A write of which
 //! nobody knows whether it happened is never taken for one that did not.
 
-use gantry_api::{DecidedSlot, Decision, SlotDevices};
+use std::collections::BTreeMap;
+
+use gantry_api::{DecidedSlot, Decision, PodUid, SlotDevices};
 
 use super::gang::{Committing, Decided, Env, Expects, Gang, Planned, State};
 use super::members::{Class, Count};
 use super::slots::{Holder, Slot};
 use super::standing::after;
 use super::types::{CommitFailure, Work};
+
+/// The places of a decision by who has them.
+pub(super) fn by_pod(decision: &Decision) -> BTreeMap<PodUid, DecidedSlot> {
+    let slots = decision.slots.iter();
+    slots
+        .filter_map(|slot| Some((slot.pod.clone()?, slot.clone())))
+        .collect()
+}
 
 impl Gang {
     /// Asks for the decision to be written.
@@ -36,6 +46,18 @@ impl Gang {
             .iter()
             .map(|(_, slot)| self.decided_slot(slot))
             .collect()
+    }
+
+    /// Whether the object says of a member that it has the place that it has.
+    pub(super) fn is_written_down(&self, uid: &PodUid) -> bool {
+        let State::Decided(decided) = &self.state else {
+            return false;
+        };
+        let (Some((_, slot)), Some(written)) = (self.slot_of(uid), decided.written.get(uid)) else {
+            return false;
+        };
+        let slot = self.decided_slot(slot);
+        written.node == slot.node && written.devices == slot.devices
     }
 
     fn decided_slot(&self, slot: &Slot) -> DecidedSlot {
@@ -94,6 +116,7 @@ impl Gang {
             by_role: by_role.unwrap_or_default(),
             was_bound: false,
             short: false,
+            written: by_pod(&committing.decision),
         });
         self.tries.pause = None;
         let stale: Vec<(u32, Holder)> = self

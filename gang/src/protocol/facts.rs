@@ -97,6 +97,9 @@ impl Gang {
             (_, Class::Lost) => self.lose(uid, id, &Holder::Kept, now),
             (_, Class::Faulty | Class::Foreign) if !kept.pinned() => self.untie(uid, now),
             (Stage::Bound(node), _) if *node == slot.node => {
+                // A Binding of before may have come late: what the pod has is its place, not what it would have got.
+                let holds = kept.member.holds.clone();
+                self.slots.set_devices(id, holds);
                 self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
             }
             // Bound elsewhere, past us: its pod holds what it holds, and the slot is nobody's.
@@ -130,9 +133,9 @@ impl Gang {
             return;
         };
         let found = self.slots.kept().iter().copied().find(|id| {
-            self.slots.get(*id).is_some_and(|slot| {
-                slot.node == *node && !kept.member.holds.is_empty() && slot.devices == kept.member.holds
-            })
+            self.slots
+                .get(*id)
+                .is_some_and(|slot| slot.node == *node && slot.has_just(&kept.member.holds))
         });
         if let Some(id) = found {
             self.tie(uid, id, now);

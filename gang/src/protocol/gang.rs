@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangPhase, GangSpec, NodeName, PodUid};
+use gantry_api::{DecidedSlot, Decision, GangPhase, GangSpec, NodeName, PodUid};
 
 use super::agreed::{Agreed, Words};
 use super::members::{Count, Members};
@@ -130,6 +130,8 @@ pub(super) struct Decided {
     pub(super) was_bound: bool,
     /// It was bound, and lacks members now.
     pub(super) short: bool,
+    /// Who has which place by the object, as far as that is known: nobody is bound to a place that is not written down as his.
+    pub(super) written: BTreeMap<PodUid, DecidedSlot>,
 }
 
 /// How its tries to get a place went.

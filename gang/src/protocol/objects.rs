@@ -19,7 +19,8 @@ impl Gangs {
     pub fn object_seen(&mut self, now: Now, namespace: &str, name: &str, object: Object) {
         self.clock = Some(now);
         let name: ObjectName = (namespace.into(), name.into());
-        self.objects.insert(name.clone(), Known::new(object));
+        let known = Known::new(&name.0, object);
+        self.objects.insert(name.clone(), known);
         self.follow_object(now, &name);
     }
 
@@ -106,10 +107,9 @@ impl Gangs {
         for (name, known) in &self.objects {
             if !self.named.contains_key(name)
                 && known.ours
-                && known.is_about_a_gang()
-                && let Some(key) = known.key(&name.0)
+                && let Some(key) = &known.of
             {
-                self.work.push(Work::Forget(Arc::new(key)));
+                self.work.push(Work::Forget(Arc::new(key.clone())));
             }
         }
     }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, NodeName, PodUid};
 
+use super::commit::by_pod;
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
 use super::members::Class;
 use super::slots::{Holder, Slot};
@@ -19,8 +20,8 @@ use crate::terms::Fault;
 pub(super) struct Known {
     pub(super) ours: bool,
     spec: Result<gantry_api::GangSpec, Fault>,
-    /// The gang that its status speaks of: name, convention, incarnation. Empty if it has none yet.
-    of: (String, String, String),
+    /// The gang that its status speaks of; `None` if it has none yet.
+    pub(super) of: Option<GangKey>,
     decision: Option<Arc<Decision>>,
     phase: GangPhase,
     reason: String,
@@ -32,12 +33,13 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub(super) fn new(object: Object) -> Self {
+    pub(super) fn new(namespace: &Arc<str>, object: Object) -> Self {
         let status = object.status;
+        let of = GangKey::of_status(namespace, &status);
         Self {
             ours: object.ours,
             spec: object.spec,
-            of: (status.name, status.dialect, status.incarnation),
+            of,
             decision: status.decision.map(Arc::new),
             phase: status.phase,
             reason: status.reason,
@@ -51,24 +53,7 @@ impl Known {
 
     /// Whether its status is about this gang.
     pub(super) fn is_about(&self, key: &GangKey) -> bool {
-        let (name, dialect, incarnation) = &self.of;
-        *name == *key.name && *dialect == key.dialect.as_str() && *incarnation == *key.incarnation
-    }
-
-    /// Whether its status is about any gang.
-    pub(super) fn is_about_a_gang(&self) -> bool {
-        !self.of.0.is_empty()
-    }
-
-    /// The gang that its status is about, if its convention is known.
-    pub(super) fn key(&self, namespace: &Arc<str>) -> Option<GangKey> {
-        let (name, dialect, incarnation) = &self.of;
-        Some(GangKey {
-            namespace: namespace.clone(),
-            name: name.as_str().into(),
-            dialect: crate::key::Dialect::named(dialect)?,
-            incarnation: incarnation.as_str().into(),
-        })
+        self.of.as_ref() == Some(key)
     }
 }
 
@@ -102,12 +87,16 @@ impl Gang {
                     self.not_committed(env);
                 }
             }
-            (State::Decided(decided), shown) => {
-                // Ours stands; whoever overwrote it sees it written again.
-                if shown.is_none_or(|shown| shown.id != decided.id) {
-                    self.told.forget();
+            (State::Decided(decided), shown) => match shown.filter(|shown| shown.id == decided.id) {
+                Some(shown) => {
+                    let written = by_pod(shown);
+                    if let State::Decided(decided) = &mut self.state {
+                        decided.written = written;
+                    }
                 }
-            }
+                // Ours stands; whoever overwrote it sees it written again.
+                None => self.told.forget(),
+            },
             (_, Some(decision)) => self.adopt(env, known, &Arc::clone(decision), free),
             (_, None) => {}
         }
@@ -154,6 +143,7 @@ impl Gang {
             by_role: terms.map(|terms| terms.by_role.clone()).unwrap_or_default(),
             was_bound: known.bound_at.is_some(),
             short: known.phase == GangPhase::Repairing,
+            written: by_pod(decision),
         });
         self.tries.pause = None;
         self.tries.strikes = known.strikes;

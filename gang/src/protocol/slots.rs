@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{NodeName, PodUid};
+use gantry_api::{DeviceId, NodeName, PodUid, ResourceName};
 
 use super::types::{Asks, Devices, Member, Place, Reserved, ShapeId};
 
@@ -83,6 +83,11 @@ impl Slot {
         all.fold(0, |sum, count| sum.saturating_add(count as u64))
     }
 
+    /// Whether these, in whatever order, are its devices. Nothing is never the same as a place.
+    pub(super) fn has_just(&self, devices: &Devices) -> bool {
+        !devices.is_empty() && sorted(&self.devices) == sorted(devices)
+    }
+
     fn reserved(&self) -> Option<Reserved> {
         let pod = match &self.holder {
             Holder::Bound(_) => return None,
@@ -96,6 +101,19 @@ impl Slot {
             pod,
         })
     }
+}
+
+fn sorted(devices: &Devices) -> Vec<(&ResourceName, Vec<&DeviceId>)> {
+    let mut sorted: Vec<_> = devices
+        .iter()
+        .map(|(resource, ids)| {
+            let mut ids: Vec<_> = ids.iter().collect();
+            ids.sort_unstable();
+            (resource, ids)
+        })
+        .collect();
+    sorted.sort_unstable();
+    sorted
 }
 
 fn same_amounts(devices: &Devices, asks: &Asks) -> bool {
@@ -189,6 +207,18 @@ impl Slots {
         slot.holder = holder.clone();
         slot.since = now;
         self.index(id, holder);
+        self.touch(id);
+    }
+
+    /// A slot's member is bound and has other devices than it was to get. Pods that do not say what they have change nothing.
+    pub(super) fn set_devices(&mut self, id: u32, devices: Devices) {
+        let Some(slot) = self.all.get_mut(&id) else { return };
+        if devices.is_empty() || slot.has_just(&devices) {
+            return;
+        }
+        self.devices = self.devices.saturating_sub(slot.device_count());
+        slot.devices = devices;
+        self.devices = self.devices.saturating_add(slot.device_count());
         self.touch(id);
     }
 

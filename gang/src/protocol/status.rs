@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::agreed::Agreed;
+use super::commit::by_pod;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
 use crate::terms::Repair;
@@ -220,6 +221,13 @@ impl Gang {
         self.told.status = Some(status.clone());
         self.told.decision = Some(version);
         status.decision = self.decision();
+        if let (State::Decided(decided), Some(decision), false) =
+            (&mut self.state, &status.decision, same_decision)
+        {
+            // What it says otherwise from now on is not what the object says until it is shown.
+            let now = by_pod(decision);
+            decided.written.retain(|uid, slot| now.get(uid) == Some(slot));
+        }
         Some(status)
     }
 

@@ -158,6 +158,7 @@ impl Writer {
         let now = Instant::now();
         let mut next: Option<Instant> = None;
         let mut started = Vec::new();
+        let mut same = Vec::new();
         for (name, lane) in &mut self.lanes {
             if lane.busy {
                 continue;
@@ -171,6 +172,10 @@ impl Writer {
                 continue;
             }
             let known = self.objects.get(name);
+            if lane.says_what_is(known.as_ref()) {
+                lane.status = None;
+                same.extend(known.clone().map(|known| (name.clone(), known)));
+            }
             if let Some((job, status)) = lane.next(known.as_ref(), self.statuses < AT_ONCE) {
                 self.statuses += usize::from(matches!(job, Job::Status(_)));
                 lane.busy = true;
@@ -183,6 +188,10 @@ impl Writer {
                 .push(Box::pin(perform(client, name, job, status, known)));
         }
         self.lanes.retain(|_, lane| !lane.is_idle(now));
+        // Nobody writes it, so no watch shows it: a place that was changed and changed back is written down all the same.
+        for (name, object) in same {
+            self.tell(&name, Some(object));
+        }
         next
     }
 
@@ -285,6 +294,12 @@ impl Writer {
 }
 
 impl Lane {
+    /// Whether the status to be written is what the object says already, and nothing is to be done before.
+    fn says_what_is(&self, known: Option<&Object>) -> bool {
+        let first = !self.read && !self.forget && self.commit.is_none();
+        first && known.is_some_and(|known| self.status.as_ref() == Some(&known.status))
+    }
+
     /// What to do next with the object, of which `known` is the newest version, and the status to be written with it.
     fn next(&mut self, known: Option<&Object>, room: bool) -> Option<(Job, GangStatus)> {
         if self.read {
@@ -303,9 +318,6 @@ impl Lane {
             };
             return Some((Job::Commit(gang, decision), status));
         }
-        // Already so.
-        self.status
-            .take_if(|status| known.is_some_and(|known| known.status == *status));
         if !room {
             return None;
         }

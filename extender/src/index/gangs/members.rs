@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Grant, PodUid};
 use gantry_gang::protocol::{Asks, Devices, Member, Object, ShapeId, Stage};
-use gantry_gang::{OwnerFacts, OwnerRef};
+use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
 
 use crate::index::{Index, Source};
 use crate::pod::{Bystander, PodFacts};
@@ -64,7 +64,14 @@ impl Index {
                 .core
                 .object_seen(self.now, namespace, name, object.clone());
         }
-        self.gangs.objects.insert((namespace.into(), name.into()), object);
+        let namespace: Arc<str> = namespace.into();
+        let written = GangKey::of_status(&namespace, &object.status);
+        let decision = object.status.decision.clone();
+        let before = self.gangs.objects.insert((namespace, name.into()), object);
+        if decision != before.and_then(|before| before.status.decision) {
+            // A member waits until its place is written down.
+            self.gangs.moved.extend(written.map(Arc::new));
+        }
     }
 
     /// A Gang object was deleted.

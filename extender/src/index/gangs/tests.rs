@@ -71,6 +71,23 @@ fn commit(cluster: &Cluster) {
         .update(|index| index.committed(&gang, &decision.id, Ok(())));
 }
 
+/// Writes the statuses there are, as the API server would take them and the watch show them.
+fn write_down(cluster: &Cluster) {
+    let statuses = cluster.store.update(|index| index.take_statuses());
+    for (number, (gang, status)) in statuses.into_iter().enumerate() {
+        let object = Object {
+            uid: "object".into(),
+            resource_version: number.to_string().into(),
+            ours: true,
+            spec: Ok(gantry_api::GangSpec::default()),
+            status,
+        };
+        cluster
+            .store
+            .update(|index| index.gang_object_seen("default", &gang.object_name(), object));
+    }
+}
+
 /// The GPUs of a member's grant.
 fn granted(admitted: &Admitted) -> Vec<String> {
     let Admitted::Member(Reserved::Grant { annotation, .. }) = admitted else {
@@ -341,6 +358,14 @@ fn a_replacement_gets_the_place_of_the_lost_member_once_its_devices_are_given_ba
         Ok(Admitted::Wait(_))
     ));
     cluster.wait(6);
+    let Ok(Admitted::Wait(gang)) = admit(&cluster, "a-1b", &nodes[1]) else {
+        panic!("its place is not written down as its own");
+    };
+    let bell = cluster.store.bell(&gang);
+    let mut rung = std::pin::pin!(bell.notified());
+    assert!(!rung.as_mut().enable());
+    write_down(&cluster);
+    assert!(rung.as_mut().enable(), "who waits for that hears of it");
     let admitted = admit(&cluster, "a-1b", &nodes[1]).unwrap();
     assert_eq!(granted(&admitted).len(), 8);
 }

@@ -521,3 +521,18 @@ fn an_object_that_a_person_wrote_is_not_forgotten() {
     world.pass(60);
     assert_eq!(world.take_work(), []);
 }
+
+#[test]
+fn a_member_bound_by_an_old_binding_has_what_that_gave_it() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    let node = world.node("a0");
+    let mut seen = bound(member("a0", claim("a", 2)), &node);
+    seen.holds = vec![("nvidia.com/gpu".into(), vec!["before".into()])];
+    world.see(seen);
+    let slots = world.status("a").decision.unwrap().slots;
+    let own = slots.iter().find(|slot| slot.pod == Some(uid("a0"))).unwrap();
+    assert_eq!(own.devices[0].ids, ["before".into()]);
+}

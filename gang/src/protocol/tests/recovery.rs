@@ -109,6 +109,12 @@ fn a_member_lost_meanwhile_is_repaired() {
     assert_eq!(world.phase("a"), GangPhase::Repairing);
     assert_eq!(world.reserved().len(), 1, "one of two is needed");
     world.see(member("a3", with_repair(claim("a", 2), Repair::Hold)));
+    assert_eq!(
+        world.come("a3"),
+        Arrival::Wait,
+        "its place is not written down yet"
+    );
+    world.write_down();
     assert!(matches!(world.come("a3"), Arrival::Go(_)));
 
     let (status, pods) = before(2, Repair::Restart);

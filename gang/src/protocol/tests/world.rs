@@ -245,9 +245,21 @@ impl World {
         decision
     }
 
-    /// Binds a member where its place is, as the watch shows it.
+    /// Writes what is to be said of gangs into their objects, as the watch shows them.
+    pub(crate) fn write_down(&mut self) {
+        for (gang, status) in self.gangs.take_statuses() {
+            self.show(&gang.name, status);
+        }
+    }
+
+    /// Binds a member where its place is, as the watch shows it. A place that it was given after the decision is written down first.
     pub(crate) fn bind(&mut self, uid: &str) -> String {
-        let Arrival::Go(placed) = self.come(uid) else {
+        let mut come = self.come(uid);
+        if come == Arrival::Wait {
+            self.write_down();
+            come = self.come(uid);
+        }
+        let Arrival::Go(placed) = come else {
             panic!("{uid} may not go");
         };
         self.gangs

@@ -37,6 +37,7 @@ fn a_member_whose_place_cannot_be_had_after_the_decision_gets_another() {
     cluster.store.update(|index| index.withdraw(&"a-0".into()));
     cluster.store.update(|index| index.node_deleted(&nodes[0]));
     assert_eq!(node(&cluster, "a-0"), "o");
+    write_down(&cluster);
     assert_eq!(granted(&admit(&cluster, "a-0", "o").unwrap()).len(), 8);
 }
 
