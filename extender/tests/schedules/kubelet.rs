@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use crate::api::{Change, Phase, Pod};
 use crate::world::{Event, World};
 
+/// After so many milliseconds whoever is not asleep knows what kubelet has given: the plugin tells it within a second, watches are late by less.
+const UNTOLD: u64 = 3_000;
+
 /// A node with its kubelet and plugin.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
@@ -30,6 +33,8 @@ pub(crate) struct Kubelet {
 struct Process {
     pod: Arc<Pod>,
     devices: Vec<usize>,
+    /// When it began.
+    began: u64,
     /// Kubelet counts its devices as given.
     counted: bool,
     dies: Option<u64>,
@@ -235,6 +240,7 @@ impl World {
         let process = Process {
             pod: Arc::clone(pod),
             devices,
+            began: self.now,
             counted: true,
             dies: None,
             done: false,
@@ -435,10 +441,15 @@ impl World {
             {
                 // The process of one that has done its work is gone; only its phase is not written yet.
                 if !process.done {
+                    // What kubelet has taken in place of what was granted, for that had fallen sick, nobody else knows at once.
+                    let told = self.now >= process.began + UNTOLD;
+                    let granted = granted(&process.pod);
                     let devices = process
                         .devices
                         .iter()
-                        .map(|gpu| (kubelet.device(*gpu), process.pod.uid.clone()));
+                        .map(|gpu| kubelet.device(*gpu))
+                        .filter(|device| told || granted.contains(device))
+                        .map(|device| (device, process.pod.uid.clone()));
                     used.extend(devices);
                 }
             }

@@ -109,7 +109,7 @@ impl Gang {
     }
 
     /// Only what members say that are there counts, of this life.
-    fn follow_words(&mut self, uid: &PodUid) {
+    pub(super) fn follow_words(&mut self, uid: &PodUid) {
         let Some(kept) = self.members.get(uid) else { return };
         let counts = !matches!(kept.class(self.members.life()), Class::Old | Class::Lost);
         let says = counts.then(|| kept.member.claim.clone());

@@ -17,6 +17,8 @@ pub(super) struct Kept {
     pub(super) member: Member,
     /// In which life of the gang it came: after a restart those of before do not count.
     pub(super) life: u32,
+    /// It ended well in a life before. It counts as long as its pod is there: a controller that makes all of them anew removes it.
+    carried: bool,
     /// Its slot. [`super::gang::Gang`] sees to it that the slot knows it too.
     pub(super) slot: Option<u32>,
     /// It stands at the barrier.
@@ -85,6 +87,7 @@ impl Kept {
         Self {
             member,
             life,
+            carried: false,
             slot: None,
             arrived: false,
             bind: Bind::No,
@@ -301,7 +304,7 @@ impl Members {
     /// Removes a member. One that has ended well goes on counting: it has done its part.
     pub(super) fn remove(&mut self, uid: &PodUid) -> Option<Kept> {
         let kept = self.take(uid)?;
-        if kept.class(self.life) == Class::Completed {
+        if kept.class(self.life) == Class::Completed && !kept.carried {
             self.complete(&kept.member.claim.role);
         }
         Some(kept)
@@ -316,8 +319,9 @@ impl Members {
             .add(Class::Completed);
     }
 
-    /// Begins a new life: none of the members that there are counts any more.
-    pub(super) fn begin_life(&mut self) {
+    /// Begins a new life: of the members that there are, none counts any more but, if the gang goes on, those that have ended well.
+    pub(super) fn begin_life(&mut self, goes_on: bool) {
+        let before = self.life;
         self.life += 1;
         let all = std::mem::take(&mut self.all);
         *self = Self {
@@ -325,6 +329,10 @@ impl Members {
             ..Self::default()
         };
         for (uid, mut kept) in all {
+            if goes_on && kept.class(before) == Class::Completed {
+                kept.life = self.life;
+                kept.carried = true;
+            }
             kept.slot = None;
             kept.arrived = false;
             kept.worded = None;

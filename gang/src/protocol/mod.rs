@@ -17,7 +17,8 @@
 //!    limit: there is only forward.
 //! 4. What is decided is never taken back, except by the gang's end or a restart. A write of which nobody knows is made again until somebody
 //!    does.
-//! 5. Members of a life before a restart never count together with those after it.
+//! 5. Members of a life before a restart never count together with those after it, but for those that have ended well and whose pods are still
+//!    there: they have done their part.
 //! 6. Equal calls give equal answers, work and statuses. Texts change only when what they say does.
 //! 7. A parked pod's answer is a look into maps; an event costs no walk over other gangs.
 

@@ -116,7 +116,12 @@ impl Gang {
                 .get(uid)
                 .is_some_and(|kept| kept.life == self.members.life())
         });
-        if !stands {
+        // Those that have ended well have no place in it any more, and are of it all the same.
+        let has_worked = self.members.iter().any(|kept| {
+            kept.class(self.members.life()) == Class::Completed
+                && known.bound_at.is_some_and(|bound| kept.member.created <= bound)
+        });
+        if !stands && !has_worked {
             // None of those it was about is left: those that are there now are another life's.
             self.bury(decision.id.clone());
             self.told.forget();
@@ -235,7 +240,7 @@ impl Gang {
             })
             .map(|kept| kept.member.uid.clone())
             .collect();
-        self.begin_life();
+        self.begin_life(true);
         self.bury(decision.id.clone());
         let life = self.members.life();
         for uid in new {

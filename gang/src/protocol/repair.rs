@@ -114,7 +114,7 @@ impl Gang {
     /// Deletes all members, so that their controller makes all of them anew.
     pub(super) fn restart(&mut self, env: &mut Env<'_>) {
         let of = self.decision().map(Arc::new);
-        self.begin_life();
+        self.begin_life(true);
         let again = env.now.at;
         self.state = State::Restarting { again, of };
         self.waiting_since = env.now.unix;
@@ -124,7 +124,7 @@ impl Gang {
     /// nobody evicts, are deleted.
     pub(super) fn leave_evicted(&mut self, env: &mut Env<'_>) {
         let of = self.decision().map(Arc::new);
-        self.begin_life();
+        self.begin_life(true);
         self.waiting_since = env.now.unix;
         let pods: Vec<PodUid> = self
             .members

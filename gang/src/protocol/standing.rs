@@ -75,19 +75,19 @@ impl Gang {
     }
 
     fn end_life(&mut self, env: &mut Env<'_>) {
-        self.begin_life();
+        self.begin_life(false);
         self.state = State::Over {
             until: after(env.now.at, env.settings.linger),
         };
     }
 
-    /// Gives everything up that belongs to this life of the gang.
-    pub(super) fn begin_life(&mut self) {
+    /// Gives everything up that belongs to this life of the gang. What it goes on with, if it does, is the work that is done.
+    pub(super) fn begin_life(&mut self, goes_on: bool) {
         self.drop_all_slots();
         if let Some(id) = self.decision_id().map(str::to_owned) {
             self.bury(id);
         }
-        self.members.begin_life();
+        self.members.begin_life(goes_on);
         self.words = Words::default();
         self.tries = Tries::default();
         self.evicted_whole = false;
@@ -95,6 +95,15 @@ impl Gang {
         self.bound_at = None;
         self.completed_before = 0;
         self.domain = "".into();
+        let carried: Vec<PodUid> = self
+            .members
+            .iter()
+            .filter(|kept| kept.class(self.members.life()) == Class::Completed)
+            .map(|kept| kept.member.uid.clone())
+            .collect();
+        for uid in carried {
+            self.follow_words(&uid);
+        }
     }
 
     /// Once the quorum exists, our gates go: kube-scheduler may see the members.

@@ -349,6 +349,43 @@ fn restart_deletes_all_and_the_new_ones_do_not_mix_with_the_old() {
 }
 
 #[test]
+fn what_has_ended_well_counts_after_a_restart_too() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 3), Repair::Restart);
+    world.bound_gang_of("a", 3, &claim);
+    let mut done = bound(member("a0", claim.clone()), "n0");
+    done.stage = Stage::Succeeded;
+    world.see(done);
+    world.gone("a1");
+    assert_eq!(deleted(&mut world), ["a2"]);
+    world.gone("a2");
+    for uid in ["a3", "a4"] {
+        world.see(member(uid, claim.clone()));
+    }
+    assert_eq!(world.plan().must, 2, "the third has done its part, and nobody makes it anew");
+    for uid in ["a3", "a4"] {
+        world.come(uid);
+    }
+    world.write();
+    assert_eq!(world.bind("a3"), "n0");
+}
+
+#[test]
+fn what_ended_well_and_is_removed_after_a_restart_is_made_anew() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &claim);
+    let mut done = bound(member("a0", claim.clone()), "n0");
+    done.stage = Stage::Succeeded;
+    world.see(done);
+    world.gone("a1");
+    world.see(member("a2", claim.clone()));
+    world.gone("a0");
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+}
+
+#[test]
 fn a_restart_says_again_what_was_not_done() {
     let mut world = World::new();
     world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Restart));

@@ -124,6 +124,22 @@ fn a_member_lost_meanwhile_is_repaired() {
 }
 
 #[test]
+fn a_gang_of_which_only_work_that_is_done_is_left_goes_on() {
+    let (mut status, mut pods) = before(3, Repair::Hold);
+    // Two have ended well, one of them on the node that is gone now, and with it the third.
+    pods[0].stage = Stage::Succeeded;
+    status.completed = 2;
+    let slots = &mut status.decision.as_mut().unwrap().slots;
+    slots.retain(|slot| slot.pod == Some(uid("a2")));
+    let mut world = after(&status, &pods[..1]);
+    let third = member("a3", pods[2].claim.as_ref().clone());
+    world.see(third);
+    world.gangs.synced(world.now());
+    assert_eq!(world.bind("a3"), "n2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
 fn the_place_of_a_member_on_its_way_out_waits_for_its_end() {
     let (status, mut pods) = before(2, Repair::Hold);
     pods[0] = leaving(pods[0].clone());
