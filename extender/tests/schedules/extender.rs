@@ -249,14 +249,18 @@ impl World {
     }
 
     fn writer(&mut self, run: u32, name: &str, key: &Arc<GangKey>) -> &mut Writer {
-        let process = self.extenders.running.get_mut(&run).unwrap();
-        let known = process.objects.get(name).cloned();
-        let writer = process.writers.entry(name.to_owned()).or_insert_with(|| Writer {
-            known,
-            ..Writer::default()
-        });
+        let writer = self.writer_of(run, name);
         writer.key = Some(Arc::clone(key));
         writer
+    }
+
+    fn writer_of(&mut self, run: u32, name: &str) -> &mut Writer {
+        let process = self.extenders.running.get_mut(&run).unwrap();
+        let known = process.objects.get(name).cloned();
+        process.writers.entry(name.to_owned()).or_insert_with(|| Writer {
+            known,
+            ..Writer::default()
+        })
     }
 
     fn carry_out(&mut self, run: u32, work: Work) {
@@ -268,10 +272,9 @@ impl World {
                 writer.commit = Some(decision);
                 self.after(0, Event::WriteGang { run, name });
             }
-            Work::Forget(gang) => {
-                let name = gang.object_name();
-                let writer = self.writer(run, &name, &gang);
-                writer.forget = true;
+            Work::Forget { name, .. } => {
+                let name = name.to_string();
+                self.writer_of(run, &name).forget = true;
                 self.soon(1, 20, Event::WriteGang { run, name });
             }
             Work::Evict { pods, .. } | Work::Delete { pods, .. } => {

@@ -42,6 +42,15 @@ struct Process {
     done: bool,
 }
 
+impl Process {
+    fn has_its_grant(&self, kubelet: &Kubelet) -> bool {
+        let granted = granted(&self.pod);
+        self.devices
+            .iter()
+            .all(|gpu| granted.contains(&kubelet.device(*gpu)))
+    }
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Kubelets {
@@ -196,12 +205,13 @@ impl World {
         let wanted: Option<Vec<usize>> = grant.iter().map(|id| kubelet.number(id)).collect();
         let wanted = wanted.unwrap_or_default();
         let name = kubelet.name.clone();
-        if let Some(gpu) = wanted.iter().find(|gpu| given.contains(gpu)) {
-            let holder = kubelet
-                .processes
-                .values()
-                .find(|process| process.counted && process.devices.contains(gpu));
-            let holder = holder.map(|process| process.pod.uid.clone());
+        let holders = kubelet.processes.values().filter(|process| {
+            // What was taken in place of something sick a moment ago nobody could know of.
+            process.counted && (process.has_its_grant(kubelet) || self.now >= process.began + UNTOLD)
+        });
+        let taken = holders.flat_map(|process| process.devices.iter().map(move |gpu| (gpu, process)));
+        if let Some((gpu, process)) = taken.into_iter().find(|(gpu, _)| wanted.contains(gpu)) {
+            let holder = process.pod.uid.clone();
             self.wrong(format!(
                 "pod {} is granted GPU {gpu} of {name}, which kubelet has given to {holder:?}",
                 pod.uid
@@ -455,7 +465,15 @@ impl World {
             }
         }
         for pod in self.api.pods.values() {
-            if pod.uid != uid && pod.is_live() && pod.node.as_deref() == Some(node) {
+            // Once it is known what a pod has, its grant is but what it was to have.
+            let mut kubelets = self.kubelets.all.iter().filter(|kubelet| kubelet.name == node);
+            let deviates = kubelets.any(|kubelet| {
+                let process = kubelet.processes.get(&pod.uid);
+                process.is_some_and(|process| {
+                    !process.has_its_grant(kubelet) && self.now >= process.began + UNTOLD
+                })
+            });
+            if pod.uid != uid && pod.is_live() && pod.node.as_deref() == Some(node) && !deviates {
                 used.extend(granted(pod).into_iter().map(|id| (id, pod.uid.clone())));
             }
         }

@@ -9,6 +9,7 @@ use gantry_api::{DeviceId, PodUid};
 use super::Gangs;
 use super::gang::{Env, Gang, State};
 use super::gangs::{Belongs, Owner};
+use super::standing::after;
 use super::types::{Now, Reserved, SlotChange, Work};
 use crate::claim::OwnerRef;
 use crate::key::GangKey;
@@ -199,12 +200,14 @@ impl Gangs {
         let known = self.objects.get(&name);
         let ours = known.is_none_or(|known| known.ours && (known.is_about(key) || known.of.is_none()));
         if ours && (gang.told.anything() || known.is_some()) {
-            self.work.push(Work::Forget(key.clone()));
+            let (namespace, name) = name.clone();
+            self.work.push(Work::Forget { namespace, name });
         }
         if let Some(keys) = self.named.get_mut(&name) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
                 self.named.remove(&name);
+                self.note_stray(&name, after(now.at, self.settings.linger.saturating_mul(6)));
             } else {
                 self.follow_object(now, &name);
             }

@@ -29,6 +29,8 @@ pub struct Gangs {
     pub(super) of_pod: HashMap<PodUid, Belongs>,
     pub(super) owners: BTreeMap<OwnerRef, Owner>,
     pub(super) objects: BTreeMap<ObjectName, Known>,
+    /// Objects of ours that are no gang's, and when they go.
+    pub(super) strays: BTreeMap<ObjectName, Instant>,
     /// The gangs whose object has that namespace and name: one, if names are not in each other's way.
     pub(super) named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
     /// Gangs that want a plan, now or at some time.
@@ -77,6 +79,7 @@ impl Gangs {
             of_pod: HashMap::new(),
             owners: BTreeMap::new(),
             objects: BTreeMap::new(),
+            strays: BTreeMap::new(),
             named: BTreeMap::new(),
             planable: BTreeSet::new(),
             untried: BTreeSet::new(),
@@ -354,11 +357,13 @@ impl Gangs {
         for key in due {
             self.finish(now, &key);
         }
+        self.drop_strays(now);
     }
 
     /// When [`Gangs::tick`] is to be called, if nothing else is before.
     pub fn next_due(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
+        let timers = self.timers.first().map(|(at, _)| *at);
+        timers.into_iter().chain(self.strays.values().copied()).min()
     }
 
     /// What is to be done. Each is said once.

@@ -1,12 +1,14 @@
 //! Objects come in: what a person wants of a gang, what another process decided. Finds the gang; what it makes of that is its own affair.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use gantry_api::{DeviceId, NodeName};
 
 use super::Gangs;
 use super::gang::{Env, Expects, Gang};
 use super::recovery::Known;
+use super::standing::after;
 use super::types::{Now, Object, Work};
 use crate::key::GangKey;
 use crate::terms::Fault;
@@ -22,6 +24,7 @@ impl Gangs {
         let known = Known::new(&name.0, object);
         self.objects.insert(name.clone(), known);
         self.follow_object(now, &name);
+        self.note_stray(&name, after(now.at, self.settings.linger));
     }
 
     /// There is no such object any more.
@@ -29,6 +32,7 @@ impl Gangs {
         self.clock = Some(now);
         let name: ObjectName = (namespace.into(), name.into());
         self.objects.remove(&name);
+        self.strays.remove(&name);
         for key in self.named.get(&name).cloned().unwrap_or_default() {
             self.with(now, &key, |gang, env| {
                 gang.told.forget();
@@ -104,12 +108,42 @@ impl Gangs {
         for name in names {
             self.follow_object(now, &name);
         }
-        for (name, known) in &self.objects {
-            if !self.named.contains_key(name)
-                && known.ours
-                && let Some(key) = &known.of
-            {
-                self.work.push(Work::Forget(Arc::new(key.clone())));
+        for name in self.objects.keys().cloned().collect::<Vec<_>>() {
+            self.note_stray(&name, now.at);
+        }
+        self.drop_strays(now);
+    }
+}
+
+impl Gangs {
+    /// An object of ours that is no gang's goes at that time: its gang was over before its status was written, or its removal was lost.
+    pub(super) fn note_stray(&mut self, name: &ObjectName, due: Instant) {
+        let ours = self.objects.get(name).is_some_and(|known| known.ours);
+        if ours && !self.named.contains_key(name) {
+            let stray = self.strays.entry(name.clone()).or_insert(due);
+            *stray = due.min(*stray);
+        } else {
+            self.strays.remove(name);
+        }
+    }
+
+    /// Has objects removed that are nobody's. One that is still there later is asked for again.
+    pub(super) fn drop_strays(&mut self, now: Now) {
+        if !self.synced {
+            return;
+        }
+        let due: Vec<ObjectName> = self
+            .strays
+            .iter()
+            .filter(|(_, due)| **due <= now.at)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in due {
+            self.strays.remove(&name);
+            self.note_stray(&name, after(now.at, self.settings.linger.saturating_mul(6)));
+            if self.strays.contains_key(&name) {
+                let (namespace, name) = name;
+                self.work.push(Work::Forget { namespace, name });
             }
         }
     }

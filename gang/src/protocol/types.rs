@@ -196,7 +196,12 @@ pub enum Work {
         why: Arc<str>,
     },
     /// The gang is over: its object may go.
-    Forget(Arc<GangKey>),
+    Forget {
+        /// Of the object.
+        namespace: Arc<str>,
+        /// Of the object.
+        name: Arc<str>,
+    },
 }
 
 /// A moment, on both clocks.

@@ -129,8 +129,8 @@ impl Writer {
                     let lane = self.lanes.entry(name(&gang)).or_default();
                     lane.commit = Some((gang, decision));
                 }
-                Work::Forget(gang) => {
-                    let lane = self.lane(&gang);
+                Work::Forget { namespace, name } => {
+                    let lane = self.lanes.entry(Name { namespace, name }).or_default();
                     lane.status = None;
                     lane.forget = true;
                 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{GangPhase, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Placed, SlotChange};
+use gantry_gang::protocol::{Placed, SlotChange, Stage};
 
 use crate::devices::DeviceSet;
 use crate::index::Index;
@@ -128,8 +128,12 @@ impl Index {
             let view = self.gangs.core.view(gang);
             view.is_some_and(|view| view.phase() == GangPhase::Preempting)
         };
+        let on_its_way_out = || {
+            let pod = self.pods.get(uid);
+            pod.is_none_or(|pod| pod.leaving || matches!(pod.stage, Stage::Succeeded | Stage::Failed))
+        };
         place.pod.as_ref() == Some(uid)
-            || self.gangs.core.gang_of(uid) == Some(&place.gang)
+            || self.gangs.core.gang_of(uid) == Some(&place.gang) && on_its_way_out()
             || preempting(&place.gang)
     }
 

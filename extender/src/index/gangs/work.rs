@@ -27,8 +27,9 @@ impl Index {
             match work {
                 Work::Wake(pods) => self.gangs.called.extend(pods),
                 other => {
-                    if let Work::Forget(gang) = &other {
-                        self.gangs.asked.remove(gang);
+                    if let Work::Forget { .. } = &other {
+                        let core = &self.gangs.core;
+                        self.gangs.asked.retain(|gang, _| core.view(gang).is_some());
                     }
                     self.gangs.work.push(other);
                 }

@@ -600,13 +600,13 @@ impl Cluster {
                         }
                     }
                 }
-                Work::Forget(gang) => {
-                    if let Some(stored) = self.stored.get_mut(&*gang.name) {
+                Work::Forget { namespace, name } => {
+                    if let Some(stored) = self.stored.get_mut(&*name) {
                         stored.exists = false;
                         stored.version += 1;
                         stored.status = GangStatus::default();
                     }
-                    self.gangs.object_gone(self.now(), "default", &gang.name);
+                    self.gangs.object_gone(self.now(), &namespace, &name);
                 }
                 Work::Wake(_) => {}
             }

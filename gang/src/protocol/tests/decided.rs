@@ -2,7 +2,9 @@
 
 use gantry_api::{DecidedSlot, Decision, GangPhase, GangStatus};
 
-use super::world::{World, bound, claim, key, leaving, member, place, refused, uid, with_rank, with_repair};
+use super::world::{
+    World, bound, claim, forget, key, leaving, member, place, refused, uid, with_rank, with_repair,
+};
 use crate::protocol::{Answer, Arrival, BindEnd, CommitFailure, Member, Placement, Stage, Work};
 use crate::terms::Repair;
 
@@ -362,7 +364,11 @@ fn what_has_ended_well_counts_after_a_restart_too() {
     for uid in ["a3", "a4"] {
         world.see(member(uid, claim.clone()));
     }
-    assert_eq!(world.plan().must, 2, "the third has done its part, and nobody makes it anew");
+    assert_eq!(
+        world.plan().must,
+        2,
+        "the third has done its part, and nobody makes it anew"
+    );
     for uid in ["a3", "a4"] {
         world.come(uid);
     }
@@ -538,7 +544,7 @@ fn a_gang_that_is_over_is_forgotten_and_pods_that_come_again_begin_anew() {
     assert_eq!(world.phase("a"), GangPhase::Collecting);
     world.gone("a2");
     world.pass(10);
-    assert_eq!(world.take_work(), [Work::Forget(std::sync::Arc::new(key("a")))]);
+    assert_eq!(world.take_work(), [forget("a")]);
     world.gangs.assert_empty();
 }
 

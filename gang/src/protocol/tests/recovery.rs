@@ -2,7 +2,7 @@
 
 use gantry_api::{GangPhase, GangStatus};
 
-use super::world::{World, asks, bound, claim, key, leaving, member, place, uid, with_repair};
+use super::world::{World, asks, bound, claim, forget, key, leaving, member, place, uid, with_repair};
 use crate::protocol::{Answer, Arrival, Member, Settings, Stage, Work};
 use crate::terms::Repair;
 
@@ -193,7 +193,7 @@ fn an_object_without_pods_is_forgotten_unless_a_person_wrote_it() {
     let (status, _) = before(2, Repair::Hold);
     let mut world = after(&status, &[]);
     world.gangs.synced(world.now());
-    assert_eq!(world.take_work(), [Work::Forget(std::sync::Arc::new(key("a")))]);
+    assert_eq!(world.take_work(), [forget("a")]);
 }
 
 #[test]
@@ -251,4 +251,31 @@ fn a_restart_under_way_is_finished() {
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Collecting);
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+}
+
+#[test]
+fn an_object_of_ours_that_is_nobodys_goes() {
+    // Its gang was over before anything was written into it.
+    let empty = || GangStatus::default();
+    let mut world = after(&empty(), &[]);
+    world.gangs.synced(world.now());
+    assert_eq!(world.take_work(), [forget("a")]);
+    world.pass(59);
+    assert_eq!(world.take_work(), []);
+    world.pass(1);
+    assert_eq!(world.take_work(), [forget("a")], "the removal was lost");
+
+    // One that comes late waits a moment for its gang.
+    let mut world = World::new();
+    world.show("a", empty());
+    world.pass(9);
+    assert_eq!(world.take_work(), []);
+    world.pass(1);
+    assert_eq!(world.take_work(), [forget("a")]);
+
+    let mut world = World::new();
+    world.show("a", empty());
+    world.members("a", 1, 2);
+    world.pass(60);
+    assert_eq!(world.take_work(), [], "a gang has it");
 }

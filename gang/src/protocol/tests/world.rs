@@ -76,6 +76,14 @@ pub(crate) fn leaving(mut member: Member) -> Member {
 }
 
 /// A place of one GPU, which no other place has if its name differs.
+/// The object of a gang by annotation goes.
+pub(crate) fn forget(name: &str) -> Work {
+    Work::Forget {
+        namespace: "default".into(),
+        name: name.into(),
+    }
+}
+
 pub(crate) fn place(node: &str, gpu: &str) -> Place {
     Place {
         shape: ShapeId(0),

@@ -106,3 +106,32 @@ fn those_who_wait_are_not_asked_again_for_each_that_comes() {
     commit(&cluster);
     assert!(rung.as_mut().enable(), "the gang is decided");
 }
+
+#[test]
+fn a_place_that_a_sibling_really_has_is_planned_anew() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("m", &bridged());
+    let pods = members("a", 2, 4);
+    create(&cluster, &pods);
+    admit(&cluster, "a-0", "m").unwrap();
+    admit(&cluster, "a-1", "m").unwrap();
+    commit(&cluster);
+    let first = admit(&cluster, "a-0", "m").unwrap();
+    // Kubelet gave it others than were granted: those that its sibling was to get.
+    let others = match granted(&first)[0].ends_with('0') {
+        true => "4,5,6,7",
+        false => "0,1,2,3",
+    };
+    cluster
+        .store
+        .update(|index| index.bind_ended(&"a-0".into(), BindEnd::Bound));
+    show(&cluster, &pods[0], "m", &first);
+    let mut truth = gpu_node("m", &bridged());
+    truth["status"]["holders"] = json!([crate::fixtures::holder("m", "a-0", Some("a-0"), others)]);
+    cluster.inventory(&truth);
+    write_down(&cluster);
+    assert_eq!(node(&cluster, "a-1"), "m");
+    write_down(&cluster);
+    let second = granted(&admit(&cluster, "a-1", "m").unwrap());
+    assert_eq!(second, granted(&first), "what is free now");
+}
