@@ -26,8 +26,27 @@ pub struct Claim {
     pub wish: Wish,
     /// Other conventions that name the pod too, and were not asked.
     pub also: Vec<Dialect>,
+    /// The job that made the pod, where its gang goes by a mere name: two jobs may have hit on the same.
+    pub maker: Option<Maker>,
     /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
     pub faults: Vec<Fault>,
+}
+
+/// A job whose pods go by a name that a person gave their gang.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Maker {
+    /// What it is, such as `Job`.
+    pub kind: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its UID.
+    pub uid: Arc<str>,
+}
+
+impl fmt::Display for Maker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
 }
 
 /// What a pod says of its gang's minimum.

@@ -20,7 +20,7 @@ pub mod queue;
 pub mod room;
 pub mod terms;
 
-pub use claim::{Claim, Hint, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
+pub use claim::{Claim, Hint, Maker, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
 pub use fabric::{DomainIx, Fabric, Level, Levels, Scope};
 pub use key::{Dialect, GangKey};
 pub use needs::{Misfit, Needs};

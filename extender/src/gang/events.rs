@@ -20,6 +20,8 @@ use super::objects::{Name, Objects};
 use crate::metrics::{Metrics, Outcome};
 use crate::watch::chain;
 
+/// The condition of a gang whose pods several conventions name.
+const CONTESTED: &str = "Contested";
 /// Events that wait to be written.
 const WAITING: usize = 1024;
 /// How long an Event waits for its gang's object.
@@ -69,11 +71,10 @@ impl Events {
     /// A gang has another status.
     pub(super) fn gang_moved(&self, gang: &GangKey, before: Option<&GangStatus>, now: &GangStatus) {
         if let Some(tiding) = tiding(before, now) {
-            let name = Name {
-                namespace: Arc::clone(&gang.namespace),
-                name: gang.object_name().into(),
-            };
-            self.tell(About::Gang(name), tiding);
+            self.gang(gang, tiding);
+        }
+        for (name, uid, tiding) in contested(before, now) {
+            self.pod(&gang.namespace, &name, &uid, tiding);
         }
     }
 
@@ -155,6 +156,30 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
         GangPhase::Repairing if !again => say("MemberLost", true, now.reason.clone()),
         _ => None,
     }
+}
+
+/// Its members are told once, when they are bound, that another convention names them too. Those that wait read it in why they do.
+fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Vec<(Arc<str>, PodUid, Tiding)> {
+    let bound = |status: &GangStatus| status.phase >= GangPhase::Bound;
+    let condition = now
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == CONTESTED);
+    let Some(condition) = condition.filter(|_| bound(now) && before.is_some_and(|before| !bound(before)))
+    else {
+        return Vec::new();
+    };
+    let slots = now.decision.iter().flat_map(|decision| &decision.slots);
+    slots
+        .filter_map(|slot| {
+            let tiding = Tiding {
+                reason: "GangContested",
+                warning: false,
+                note: format!("gang {}: {}", now.name, condition.message),
+            };
+            Some((slot.pod_name.as_str().into(), slot.pod.clone()?, tiding))
+        })
+        .collect()
 }
 
 fn place(status: &GangStatus) -> &str {
@@ -259,6 +284,10 @@ fn event(about: &About, uid: String, tiding: Tiding, now: jiff::Timestamp) -> Ev
 
 #[cfg(test)]
 mod tests {
+    use gantry_api::{DecidedSlot, Decision};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+    use k8s_openapi::jiff::Timestamp;
+
     use super::*;
 
     fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
@@ -300,6 +329,52 @@ mod tests {
             "MemberLost keeps a place for a lost member",
         ];
         assert_eq!(told, wanted);
+    }
+
+    #[test]
+    fn members_that_several_conventions_name_are_told_so_once_when_they_are_bound() {
+        let mut bound = status(GangPhase::Bound, "is bound", 2);
+        bound.name = "train".into();
+        bound.conditions.push(Condition {
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+            message: "its pods go by Annotation; Volcano names them too and is passed over".into(),
+            observed_generation: None,
+            reason: "SeveralConventions".into(),
+            status: "True".into(),
+            type_: CONTESTED.into(),
+        });
+        let slot = |pod: Option<&str>| DecidedSlot {
+            node: "n".into(),
+            devices: Vec::new(),
+            rank: None,
+            role: String::new(),
+            pod: pod.map(PodUid::from),
+            pod_name: pod.unwrap_or_default().to_owned(),
+        };
+        bound.decision = Some(Decision {
+            id: "d".into(),
+            min: 2,
+            domain: String::new(),
+            slots: vec![slot(Some("a")), slot(Some("b")), slot(None)],
+        });
+        let before = status(GangPhase::Binding, "is being bound", 1);
+        let (events, mut mailbox) = Events::new();
+        let gang = GangKey {
+            namespace: "ml".into(),
+            name: "train".into(),
+            dialect: gantry_gang::Dialect::Annotation,
+            incarnation: "".into(),
+        };
+        events.gang_moved(&gang, Some(&before), &bound);
+        events.gang_moved(&gang, Some(&bound), &bound);
+        let told = mailbox.taken();
+        let notes: Vec<&str> = told
+            .iter()
+            .filter(|(reason, _)| *reason == "GangContested")
+            .map(|(_, note)| note.as_str())
+            .collect();
+        let wanted = "gang train: its pods go by Annotation; Volcano names them too and is passed over";
+        assert_eq!(notes, [wanted, wanted]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use gantry_api::names;
 
 use super::value::{self, fault, number};
 use super::{Found, PodView, grouped};
-use crate::claim::{Claim, Size, Wish};
+use crate::claim::{Claim, Maker, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::terms::{Fault, LevelWish, Repair};
 
@@ -178,6 +178,7 @@ impl<'a> Own<'a> {
     pub(super) fn over(self, pod: &PodView<'_>, first: Found<'_>, others: &[Found<'_>]) -> Claim {
         let mut faults = self.faults;
         faults.extend(first.faults);
+        let by_name = first.owner.is_none() && first.incarnation.is_empty();
         let mut owner = first.owner;
         let size = match (self.min, first.size) {
             (None, size) => size,
@@ -231,9 +232,35 @@ impl<'a> Own<'a> {
             role: first.role.into(),
             wish,
             also: others.iter().map(|other| other.dialect).collect(),
+            maker: by_name.then(|| maker(pod, others)).flatten(),
             faults,
         }
     }
+}
+
+/// The job that made a pod: the whole, where it makes jobs or pods in several parts. Of what goes on for ever, like a Deployment, there is nothing to be
+/// told apart: what makes its pods changes with every rollout.
+fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
+    let first = |text: &Arc<str>| Arc::from(text.split('/').next().unwrap_or_default());
+    if let Some(job) = others.iter().find(|other| !other.incarnation.is_empty()) {
+        return (job.dialect != Dialect::LeaderWorkerSet).then(|| Maker {
+            kind: match job.dialect {
+                Dialect::Kubeflow | Dialect::Ray => pod.controller.map_or("job", |made| made.kind),
+                dialect => dialect.as_str(),
+            }
+            .into(),
+            name: first(&job.name),
+            uid: first(&job.incarnation),
+        });
+    }
+    let job = pod
+        .controller
+        .filter(|made| made.kind == "Job" && made.api_version.starts_with("batch/"))?;
+    Some(Maker {
+        kind: job.kind.into(),
+        name: job.name.into(),
+        uid: job.uid.into(),
+    })
 }
 
 /// Every annotation of ours that makes sense of a gang only.

@@ -303,8 +303,11 @@ impl Gang {
         now < self.settle_until && total.is_some_and(|total| self.members.count().exist() < total)
     }
 
-    /// How many more members may have a place.
+    /// How many more members may have a place. One that runs and is not valid any more is completed, and does not grow.
     pub(super) fn may_grow(&self) -> u32 {
+        if self.is_invalid() {
+            return self.missing(Count::placed);
+        }
         let max = self.working_terms().map_or(u32::MAX, |terms| terms.max);
         max.max(self.min()).saturating_sub(self.members.count().placed())
     }

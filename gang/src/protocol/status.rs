@@ -12,7 +12,11 @@ use super::agreed::Agreed;
 use super::commit::by_pod;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
+use crate::key::Dialect;
 use crate::terms::Repair;
+
+/// The condition of a gang whose pods several conventions name.
+const CONTESTED: &str = "Contested";
 
 /// The reason of a gang whose members are being deleted for a restart. A process that takes over knows the restart by it.
 pub(super) const RESTARTING: &str = "is being started anew";
@@ -24,7 +28,7 @@ pub(super) struct Told {
     /// The decision and the version of the slots it was made from.
     decision: Option<(Option<String>, u64)>,
     /// Since when each condition is as it is.
-    since: [Option<(bool, i64)>; 3],
+    since: [Option<(bool, i64)>; 4],
 }
 
 impl Told {
@@ -57,7 +61,10 @@ impl Gang {
     /// Brings the text for parked pods up to date.
     pub(super) fn retext(&mut self, env: &Env<'_>) {
         let words = self.words_now(env.now.at);
-        let text = format!("gang {}{}{}", self.key, joint(&words.reason), words.reason);
+        let mut text = format!("gang {}{}{}", self.key, joint(&words.reason), words.reason);
+        if let Some(passed) = self.passed_over() {
+            text.push_str(&format!(" (it goes by {}; {passed})", self.key.dialect));
+        }
         if *self.text != *text {
             self.text = text.into();
         }
@@ -170,6 +177,13 @@ impl Gang {
             return Words::new("is bound", format!("{settled} bound, {min} needed"));
         }
         let why = match &self.tries.refused {
+            _ if self.is_invalid() => {
+                let words = self.words_invalid();
+                return Words::new(
+                    format!("is bound; for more members it {}", words.reason),
+                    words.message,
+                );
+            }
             Some(refused) => format!("is bound; waits for room for more members: {}", refused.reason),
             None => "is bound; more members wait their turn".to_owned(),
         };
@@ -282,14 +296,24 @@ impl Gang {
         let (valid, valid_reason, valid_message) = self.validity();
         let placed = !self.slots.is_empty() || bound;
         let phase = format!("{phase:?}");
-        let mut made = Vec::with_capacity(3);
+        let passed = self.passed_over();
+        let contested = passed.map(|passed| {
+            let message = format!("its pods go by {}; {passed}", self.key.dialect);
+            (CONTESTED, true, "SeveralConventions".to_owned(), message)
+        });
+        let mut made = Vec::with_capacity(4);
         let all = [
-            ("Valid", valid, valid_reason.to_owned(), valid_message),
-            ("Placed", placed, phase.clone(), words.reason.clone()),
-            ("Bound", bound, phase, words.reason.clone()),
+            Some(("Valid", valid, valid_reason.to_owned(), valid_message)),
+            Some(("Placed", placed, phase.clone(), words.reason.clone())),
+            Some(("Bound", bound, phase, words.reason.clone())),
+            contested,
         ];
-        for (at, (kind, holds, reason, message)) in all.into_iter().enumerate() {
+        for (at, condition) in all.into_iter().enumerate() {
             let Some(since) = self.told.since.get_mut(at) else {
+                continue;
+            };
+            let Some((kind, holds, reason, message)) = condition else {
+                *since = None;
                 continue;
             };
             let unchanged = since.filter(|(before, _)| *before == holds);
@@ -304,6 +328,16 @@ impl Gang {
             });
         }
         made
+    }
+
+    /// That other conventions name its pods too, if they do.
+    fn passed_over(&self) -> Option<String> {
+        let also: Vec<&str> = self.words.also().into_iter().map(Dialect::as_str).collect();
+        let last = also.last()?;
+        Some(match &also[..also.len() - 1] {
+            [] => format!("{last} names them too and is passed over"),
+            most => format!("{} and {last} name them too and are passed over", most.join(", ")),
+        })
     }
 
     fn validity(&self) -> (bool, &'static str, String) {

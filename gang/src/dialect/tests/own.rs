@@ -177,3 +177,38 @@ fn every_annotation_and_convention_is_documented() {
         assert!(page.contains(kind), "{kind}");
     }
 }
+
+#[test]
+fn a_gang_by_a_mere_name_remembers_which_job_made_the_pod() {
+    let made = |labels: Value, kind: &str, api: &str| {
+        let pod = json!({"metadata": {
+            "labels": labels,
+            "annotations": {"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"},
+            "ownerReferences": [{"apiVersion": api, "kind": kind, "name": "train-a", "uid": "u1", "controller": true}],
+        }});
+        let claim = claimed(&pod).unwrap();
+        assert_eq!(gang(&claim), (Dialect::Annotation, "train", ""));
+        claim.maker.map(|maker| format!("{maker} {}", maker.uid))
+    };
+    assert_eq!(
+        made(json!({}), "Job", "batch/v1").as_deref(),
+        Some("Job train-a u1")
+    );
+    // Of a JobSet the jobs are parts, and so are its roles and its restarts.
+    let of_set = json!({
+        "jobset.sigs.k8s.io/jobset-name": "js", "jobset.sigs.k8s.io/jobset-uid": "u9",
+        "jobset.sigs.k8s.io/restart-attempt": "2", "jobset.sigs.k8s.io/replicatedjob-name": "workers",
+    });
+    assert_eq!(made(of_set, "Job", "batch/v1").as_deref(), Some("JobSet js u9"));
+    let torch = json!({"training.kubeflow.org/job-name": "pt"});
+    let torch = made(torch, "PyTorchJob", "kubeflow.org/v1");
+    assert_eq!(torch.as_deref(), Some("PyTorchJob pt u1"));
+    // What goes on for ever makes its pods by something new at every rollout.
+    assert_eq!(made(json!({}), "ReplicaSet", "apps/v1"), None);
+    // Where an object is the gang, whoever made the pods belongs to it.
+    let by_object = json!({"metadata": {
+        "labels": {"scheduling.x-k8s.io/pod-group": "train"},
+        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "train-a", "uid": "u1", "controller": true}],
+    }});
+    assert_eq!(claimed(&by_object).unwrap().maker, None);
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gantry_api::{GangPhase, GangSpec};
 
 use super::world::{World, bound, claim, key, leaving, member, uid};
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::claim::{Claim, Maker, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage, Work};
 use crate::terms::Fault;
 
@@ -229,6 +229,85 @@ fn members_that_contradict_one_another_are_told_so_and_not_planned() {
     );
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Queued, "mended");
+}
+
+/// A pod of a Job whose template names a gang.
+fn of_job(job: &str, uid: &str, min: u32) -> Member {
+    let maker = Maker {
+        kind: "Job".into(),
+        name: job.into(),
+        uid: format!("uid of {job}").into(),
+    };
+    let claim = Claim {
+        maker: Some(maker),
+        ..claim("a", min)
+    };
+    member(uid, claim)
+}
+
+#[test]
+fn two_jobs_that_give_their_gangs_one_name_are_told_so_and_none_is_half_done() {
+    let mut world = World::new();
+    for pod in ["a0", "a1"] {
+        world.see(of_job("left", pod, 3));
+    }
+    world.see(of_job("right", "a2", 3));
+    assert_eq!(world.phase("a"), GangPhase::Queued, "a gang may be of two jobs");
+    world.see(of_job("right", "a3", 3));
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+    world.plan();
+    world.see(of_job("right", "a4", 3));
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Invalid,
+        "one job is as many as are needed"
+    );
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    insta::assert_snapshot!(world.waits("a0"), @"gang default/a is not valid: pods: Job left, Job right give their gangs one name, and one alone has the 3 members that it takes: give each a name of its own; or, if they belong together, say how many members there may be (gantry.dev/gang-max), or minMember in the Gang");
+    for pod in ["a0", "a1"] {
+        world.gone(pod);
+    }
+    assert_eq!(world.phase("a"), GangPhase::Queued, "mended");
+}
+
+#[test]
+fn a_job_that_comes_to_a_bound_gang_with_its_name_gets_no_place_in_it() {
+    let mut world = World::new();
+    for pod in ["a0", "a1"] {
+        world.see(of_job("left", pod, 2));
+    }
+    world.plan();
+    for pod in ["a0", "a1"] {
+        world.come(pod);
+    }
+    world.write();
+    for pod in ["a0", "a1"] {
+        world.bind(pod);
+    }
+    world.see(of_job("right", "a2", 2));
+    assert_eq!(world.phase("a"), GangPhase::Bound, "it goes on");
+    assert_eq!(world.next(), None);
+    let valid = world.status("a").conditions.swap_remove(0);
+    assert_eq!((&*valid.type_, &*valid.status), ("Valid", "False"));
+    assert!(valid.message.contains("Job left, Job right"), "{}", valid.message);
+    let told = world.waits("a2");
+    assert!(
+        told.starts_with("gang default/a is bound; for more members it is not valid: pods: Job left"),
+        "{told}"
+    );
+}
+
+#[test]
+fn jobs_that_belong_together_say_how_many_members_there_may_be() {
+    let mut world = World::new();
+    for (job, pod) in [("driver", "a0"), ("workers", "a1"), ("workers", "a2")] {
+        let mut member = of_job(job, pod, 2);
+        let mut claim = Claim::clone(&member.claim);
+        claim.wish.max = Some(3);
+        member.claim = Arc::new(claim);
+        world.see(member);
+    }
+    assert_eq!(world.phase("a"), GangPhase::Queued);
 }
 
 #[test]

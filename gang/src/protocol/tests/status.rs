@@ -5,6 +5,7 @@ use std::fmt::Write;
 use gantry_api::GangPhase;
 
 use super::world::{World, bound, claim, key, leaving, member, uid};
+use crate::key::Dialect;
 use crate::protocol::{BindEnd, Stage};
 
 /// One status as lines, but for the decision.
@@ -121,6 +122,34 @@ fn conditions_keep_the_time_since_when_they_are_as_they_are() {
     world.pass(50);
     world.see(member("a1", claim("a", 1)));
     assert_eq!(since(&mut world), 1_000);
+}
+
+#[test]
+fn conventions_that_are_passed_over_are_named_on_the_gang_and_to_its_pods() {
+    let mut world = World::new();
+    let mut both = claim("a", 2);
+    both.also = vec![Dialect::Coscheduling, Dialect::Volcano];
+    world.see(member("a0", both));
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a: 1 of 2 members exist (it goes by Annotation; Coscheduling and Volcano name them too and are passed over)"
+    );
+    let contested = |world: &mut World| {
+        let conditions = world.status("a").conditions;
+        let found = conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "Contested");
+        found.map(|condition| (condition.status, condition.message))
+    };
+    let (status, message) = contested(&mut world).unwrap();
+    assert_eq!(status, "True");
+    assert_eq!(
+        message,
+        "its pods go by Annotation; Coscheduling and Volcano name them too and are passed over"
+    );
+    world.see(member("a0", claim("a", 2)));
+    assert_eq!(contested(&mut world), None);
+    assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
 }
 
 #[test]

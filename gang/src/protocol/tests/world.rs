@@ -41,6 +41,7 @@ pub(crate) fn claim(gang: &str, min: u32) -> Claim {
         role: "".into(),
         wish: Wish::default(),
         also: Vec::new(),
+        maker: None,
         faults: Vec::new(),
     }
 }

@@ -67,6 +67,7 @@ fn claim(size: Size) -> Claim {
         role: "".into(),
         wish: Wish::default(),
         also: Vec::new(),
+        maker: None,
         faults: Vec::new(),
     }
 }
