@@ -4,11 +4,16 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::{command, gantry};
+
+/// Far beyond what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_plugin_needs_to_know_its_node() {
@@ -52,6 +57,85 @@ fn a_plugin_without_gpus_waits_logs_json_if_asked_and_stops_in_order() {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     while next()["message"] != "stopping" {}
+    assert!(child.wait().unwrap().success());
+}
+
+/// What a daemon logs as JSON.
+struct Said(mpsc::Receiver<Value>);
+
+impl Said {
+    fn by(daemon: &mut Child) -> Self {
+        let lines = BufReader::new(daemon.stderr.take().unwrap()).lines();
+        let (send, said) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let _ = send.send(serde_json::from_str(&line).unwrap());
+            }
+        });
+        Self(said)
+    }
+
+    /// The next lines whose messages begin so, in whatever order they come.
+    fn lines(&self, beginnings: &[&str]) -> Vec<Value> {
+        let mut found = vec![Value::Null; beginnings.len()];
+        while let Some(missing) = found.iter().position(Value::is_null) {
+            let next = self.0.recv_timeout(PATIENCE);
+            let line = next.unwrap_or_else(|error| panic!("{:?}: {error}", beginnings[missing]));
+            let text = line["message"].as_str().unwrap();
+            if let Some(place) = beginnings
+                .iter()
+                .position(|beginning| text.starts_with(beginning))
+            {
+                found[place] = line;
+            }
+        }
+        found
+    }
+}
+
+#[test]
+fn a_hangup_has_the_config_file_read_again_and_ends_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::create_dir(path("mounted")).unwrap();
+    let write = |strategy: &str| {
+        std::fs::write(path("written"), format!("flags: {{migStrategy: {strategy}}}")).unwrap();
+    };
+    write("none");
+    // Under another name no watch of the folder sees that it is written: what is read then is read for the signal, or a while later.
+    std::fs::hard_link(path("written"), path("mounted/config.yaml")).unwrap();
+    let option = |option: &str, value: &str| format!("--{option}={}", path(value).display());
+    let arguments = [
+        option("config-file", "mounted/config.yaml"),
+        option("device-plugin-dir", "plugins"),
+        option("pod-resources-socket", "pods.sock"),
+        option("nvml-library", "absent.so"),
+        option("cdi-root", "cdi"),
+    ];
+    let mut words = vec![
+        "--log-format=json",
+        "plugin",
+        "--no-cluster",
+        "--listen=127.0.0.1:0",
+    ];
+    words.extend(arguments.iter().map(String::as_str));
+    let mut child = command(&words).stderr(Stdio::piped()).spawn().unwrap();
+    let said = Said::by(&mut child);
+    said.lines(&["starting"]);
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    write("mixed");
+    kill_process(pid, Signal::HUP).unwrap();
+    let lines = said.lines(&["SIGHUP: reading", "configuration in effect"]);
+    let config = lines[1]["config"].as_str().unwrap();
+    assert!(config.contains(r#""migStrategy":"mixed""#), "{config}");
+    // What ends NVIDIA's plugin.
+    write("mixd");
+    kill_process(pid, Signal::HUP).unwrap();
+    let lines = said.lines(&["SIGHUP: reading", "configuration refused"]);
+    let problems = lines[1]["problems"].as_str().unwrap();
+    assert!(problems.contains("mixd"), "{problems}");
+    kill_process(pid, Signal::TERM).unwrap();
+    said.lines(&["stopping"]);
     assert!(child.wait().unwrap().success());
 }
 

@@ -12,7 +12,7 @@ use inotify::{EventStream, Inotify, WatchMask};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::Sighting;
 use crate::config::read::MAX_BYTES;
@@ -24,13 +24,16 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// Most links followed from one path.
 const MOST_LINKS: usize = 16;
 
-/// Tells what stands in `path` whenever that changes, until `shutdown`.
-pub(super) async fn follow(path: PathBuf, sightings: mpsc::Sender<Sighting>, shutdown: CancellationToken) {
-    let mut changes = Changes::new(path.clone());
+/// Tells what stands in the path of `changes` whenever that changes, until `shutdown`.
+pub(super) async fn follow(
+    mut changes: Changes,
+    sightings: mpsc::Sender<Sighting>,
+    shutdown: CancellationToken,
+) {
     let mut last = None;
     loop {
         changes.arm();
-        let sighting = see(&path);
+        let sighting = see(&changes.path);
         if last.as_ref() != Some(&sighting) {
             last = Some(sighting.clone());
             if sightings.send(sighting).await.is_err() {
@@ -125,7 +128,7 @@ impl Changes {
         };
         tokio::select! {
             () = event => tokio::time::sleep(SETTLE).await,
-            () = hangup => {}
+            () = hangup => info!(path = %self.path.display(), "SIGHUP: reading the configuration again"),
             () = tokio::time::sleep(RECHECK) => {}
         }
     }

@@ -130,8 +130,10 @@ pub async fn follow(
     match &source.place {
         Place::Flags => last = Some(source.first()?),
         Place::File(path) => {
+            // Before it is read, so that no signal falls between.
+            let changes = files::Changes::new(path.clone());
             last = Some(source.first()?);
-            tasks.spawn(files::follow(path.clone(), sender.clone(), shutdown.clone()));
+            tasks.spawn(files::follow(changes, sender.clone(), shutdown.clone()));
         }
         Place::PerNode(per_node) => {
             tasks.spawn(cluster::follow(
