@@ -110,6 +110,36 @@ async fn a_vanished_socket_is_made_and_registered_again_while_the_old_stream_liv
 }
 
 #[tokio::test]
+async fn sockets_that_were_replaced_leave_no_listener_behind() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    node.boot();
+    // Kubelet asks nothing on these: it could as well have closed them.
+    let mut connections = vec![kubelet.plugin().await];
+    for _ in 0..4 {
+        std::fs::remove_file(node.socket()).unwrap();
+        connections.push(kubelet.plugin().await);
+    }
+    let one = async {
+        while listeners(&node.socket()) != 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("an end of the others", one).await;
+}
+
+/// Sockets that were bound to this path and are listened on, wherever the path leads now.
+fn listeners(path: &std::path::Path) -> usize {
+    const LISTENS: &str = "00010000";
+    let path = path.to_str().unwrap();
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let of_path = sockets.lines().filter(|line| line.ends_with(path));
+    of_path
+        .filter(|line| line.split_whitespace().nth(3) == Some(LISTENS))
+        .count()
+}
+
+#[tokio::test]
 async fn a_replaced_directory_is_noticed() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();

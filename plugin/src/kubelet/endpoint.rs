@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures::StreamExt;
 use gantry_api::ResourceName;
 use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
 use tokio::net::UnixListener;
@@ -18,7 +19,7 @@ use tracing::{debug, info, warn};
 use super::Kubelet;
 use super::directory::View;
 use super::register::{self, RegisterError};
-use super::service::{DeviceList, DevicePluginService};
+use super::service::DeviceList;
 
 /// How long a stopping server may take to end its streams. A client that never speaks would otherwise keep it for ever.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -45,7 +46,10 @@ pub(super) struct Endpoint {
 /// A server on one socket file.
 #[derive(Debug)]
 struct Serving {
+    /// Ends the streams too.
     stop: CancellationToken,
+    /// Ends the listening: streams that are open go on, and the server ends with the last connection.
+    retire: CancellationToken,
     task: JoinHandle<()>,
     inode: Option<u64>,
 }
@@ -72,7 +76,11 @@ impl Endpoint {
                     servers.drain(..).for_each(|server| server.stop.cancel());
                 }
                 match self.serve(&path) {
-                    Ok(serving) => servers.push(serving),
+                    Ok(serving) => {
+                        // No path leads to their sockets any more.
+                        servers.iter().for_each(|server| server.retire.cancel());
+                        servers.push(serving);
+                    }
                     Err(error) => {
                         warn!(resource = %self.resource, socket = %path.display(), %error, "cannot serve, trying again");
                         tokio::select! {
@@ -115,17 +123,14 @@ impl Endpoint {
         let listener = UnixListener::bind(path)?;
         let inode = inode(path);
         let stop = CancellationToken::new();
-        let service = DevicePluginService {
-            resource: self.resource.clone(),
-            lists: self.lists.clone(),
-            inventory: self.kubelet.inventory.clone(),
-            desk: self.kubelet.desk.clone(),
-            responder: self.kubelet.responder.clone(),
-            stop: stop.clone(),
-        };
+        let service = self
+            .kubelet
+            .service(self.resource.clone(), self.lists.clone(), stop.clone());
+        let retire = stop.child_token();
+        let incoming = UnixListenerStream::new(listener).take_until(retire.clone().cancelled_owned());
         let server = Server::builder()
             .add_service(DevicePluginServer::new(service))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.clone().cancelled_owned());
+            .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let deadline = stop.clone();
         let task = tokio::spawn(async move {
             let drained = async {
@@ -139,7 +144,12 @@ impl Endpoint {
                 () = drained => debug!("a client kept its connection beyond the deadline"),
             }
         });
-        Ok(Serving { stop, task, inode })
+        Ok(Serving {
+            stop,
+            retire,
+            task,
+            inode,
+        })
     }
 
     /// Registers, again and again until kubelet has accepted.

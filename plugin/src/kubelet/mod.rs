@@ -24,6 +24,7 @@ use crate::observe::Observed;
 
 pub use directory::Directory;
 pub use podresources::poll as poll_pod_resources;
+pub use service::{DeviceList, DevicePluginService};
 
 /// What the kubelet side is built from.
 #[derive(Debug, Clone)]
@@ -43,6 +44,23 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
+    /// What kubelet calls for one resource, on no socket yet. `lists` is what it is told of, until `stop`.
+    pub fn service(
+        &self,
+        resource: ResourceName,
+        lists: watch::Receiver<DeviceList>,
+        stop: CancellationToken,
+    ) -> DevicePluginService {
+        DevicePluginService {
+            resource,
+            lists,
+            inventory: self.inventory.clone(),
+            desk: Arc::clone(&self.desk),
+            responder: Arc::clone(&self.responder),
+            stop,
+        }
+    }
+
     /// Serves and registers every resource that the inventory has, until `shutdown`; then ends the streams and removes the
     /// sockets. A resource is registered from the first inventory that has it; should its devices go, it stays with an empty
     /// list, for kubelet keeps a resource whose plugin leaves.

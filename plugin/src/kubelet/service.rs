@@ -30,11 +30,11 @@ use crate::inventory::{self, Inventory};
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// The devices of one resource in kubelet's words. Shared, so that a stream holds no copy.
-pub(super) type DeviceList = Arc<[Device]>;
+pub type DeviceList = Arc<[Device]>;
 
-/// Serves one resource.
+/// Serves one resource. Made by [`super::Kubelet::service`].
 #[derive(Debug)]
-pub(super) struct DevicePluginService {
+pub struct DevicePluginService {
     /// The resource.
     pub(super) resource: ResourceName,
     /// What ListAndWatch sends.
