@@ -3,6 +3,7 @@
 
 mod condition;
 mod config;
+mod earlier;
 mod events;
 mod pods;
 mod publish;

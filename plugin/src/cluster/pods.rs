@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
-use gantry_api::{GpuNode, Holder, NodeName, PodUid, ResourceName, names};
+use gantry_api::{Holder, NodeName, PodUid, ResourceName, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Cluster, Pauses};
+use super::{Cluster, Pauses, earlier};
 use crate::handover::{Ask, PodSeen};
 
 /// Seconds after which a watch is renewed, well before [`super::SILENCE`].
@@ -197,41 +197,20 @@ fn take(
     }
 }
 
-/// What an earlier run of this plugin published. Asked for until the API server answers, for the pods cannot be had before
-/// either.
+/// The holders that an earlier run of this plugin published. The pods cannot be had before the API server answers either.
 async fn published_holders(client: &Client, cluster: &Cluster) -> Vec<Holder> {
-    let api = Api::<GpuNode>::all(client.clone());
-    let mut pauses = Pauses::default();
     let mut warned = false;
-    loop {
-        match api.get_opt(cluster.node.as_str()).await {
-            Ok(node) => {
-                return node
-                    .and_then(|node| node.status)
-                    .map(|status| status.holders)
-                    .unwrap_or_default();
-            }
-            Err(kube::Error::Api(status)) if status.code < 500 => {
-                warn!(
-                    status = status.code,
-                    message = status.message,
-                    "cannot read the own GpuNode; quarantines of an earlier run are not known"
-                );
-                return Vec::new();
-            }
-            Err(error) => {
-                cluster.observed.cluster(false);
-                if !warned {
-                    warn!(
-                        error = &error as &dyn std::error::Error,
-                        "the API server does not answer; serving by topology until it does"
-                    );
-                    warned = true;
-                }
-                tokio::time::sleep(pauses.next()).await;
-            }
+    let failed = |error: &kube::Error| {
+        cluster.observed.cluster(false);
+        if !std::mem::replace(&mut warned, true) {
+            warn!(
+                error = error as &dyn std::error::Error,
+                "the API server does not answer; serving by topology until it does"
+            );
         }
-    }
+    };
+    let account = earlier::account(client, &cluster.node, failed).await;
+    account.map(|account| account.holders).unwrap_or_default()
 }
 
 /// A pod in the hand-over's words; `None` if it asks for no extended resource and carries no grant.

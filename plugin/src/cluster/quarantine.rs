@@ -9,10 +9,10 @@ use kube::runtime::events::{Event, EventType};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::events::Teller;
-use super::{Cluster, Pauses};
+use super::{Cluster, earlier};
 use crate::inventory::Lift;
 
 /// Between two looks for the annotation. Looked for only while there is a quarantine, so that a healthy cluster asks nothing.
@@ -28,7 +28,9 @@ pub(super) async fn keep(client: Client, cluster: Cluster, shutdown: Cancellatio
 
 async fn follow(client: Client, cluster: &Cluster) {
     let api = Api::<GpuNode>::all(client.clone());
-    let stored = stored(&api, cluster).await;
+    // That it does not answer is told by those who follow the pods.
+    let account = earlier::account(&client, &cluster.node, |_| {}).await;
+    let stored: Vec<GpuFault> = account.map(|account| account.faults).unwrap_or_default();
     if !stored.is_empty() {
         info!(
             faults = stored.len(),
@@ -59,30 +61,6 @@ async fn follow(client: Client, cluster: &Cluster) {
             debug!(%error, "cannot look for a lifted quarantine");
         }
         tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// The faults that an earlier run stored. Asked for until the API server answers.
-async fn stored(api: &Api<GpuNode>, cluster: &Cluster) -> Vec<GpuFault> {
-    let mut pauses = Pauses::default();
-    loop {
-        match api.get_opt(cluster.node.as_str()).await {
-            Ok(node) => {
-                let status = node.and_then(|node| node.status);
-                return status.map(|status| status.faults).unwrap_or_default();
-            }
-            // What is forbidden stays so. Anything else (too many requests, a token that is not known yet) may pass; to go on without
-            // knowing would wipe the faults out with the next account.
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                warn!(
-                    status = status.code,
-                    message = status.message,
-                    "cannot read the own GpuNode; faults that an earlier run saw are not known"
-                );
-                return Vec::new();
-            }
-            Err(_) => tokio::time::sleep(pauses.next()).await,
-        }
     }
 }
 

@@ -1,0 +1,92 @@
+//! What an earlier run of this plugin published, for what must outlive it: holders and faults. Read, and judged elsewhere.
+
+use gantry_api::{GpuNode, GpuNodeStatus, NodeName};
+use kube::{Api, Client};
+use tracing::warn;
+
+use super::Pauses;
+
+/// The last account of this node. Asked for until the API server answers, and each time that it does not `failed` is told.
+pub(super) async fn account(
+    client: &Client,
+    node: &NodeName,
+    mut failed: impl FnMut(&kube::Error),
+) -> Option<GpuNodeStatus> {
+    let api = Api::<GpuNode>::all(client.clone());
+    let mut pauses = Pauses::default();
+    loop {
+        match api.get_opt(node.as_str()).await {
+            Ok(node) => return node.and_then(|node| node.status),
+            // What is forbidden stays so. Anything else (too many requests, a token that is not known yet) may pass; to go on without
+            // knowing would wipe it all out with the next account.
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                warn!(
+                    status = status.code,
+                    message = status.message,
+                    "cannot read the own GpuNode; holders and faults that an earlier run saw are not known"
+                );
+                return None;
+            }
+            Err(error) => {
+                failed(&error);
+                tokio::time::sleep(pauses.next()).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_api::GpuNodeSpec;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower_test::mock;
+
+    use super::*;
+    use crate::inventory::Inventory;
+
+    /// What is read of an API server that answers with these, one after the other, and how often it failed.
+    async fn read(answers: Vec<(u16, Value)>) -> (Option<GpuNodeStatus>, usize) {
+        let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+        tokio::spawn(async move {
+            for (code, answer) in answers {
+                let (_, send) = handle.next_request().await.unwrap();
+                let body = Body::from(serde_json::to_vec(&answer).unwrap());
+                send.send_response(Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        let mut failures = 0;
+        let client = Client::new(service, "default");
+        let read = account(&client, &"node-1".into(), |_| failures += 1).await;
+        (read, failures)
+    }
+
+    fn refusal(code: u16, reason: &str) -> (u16, Value) {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": reason, "reason": reason, "code": code});
+        (code, status)
+    }
+
+    #[tokio::test]
+    async fn a_server_that_will_not_answer_now_is_asked_again() {
+        let machine = (*Inventory::starting().machine).clone();
+        let mut found = GpuNode::new("node-1", GpuNodeSpec { machine });
+        found.status = Some(GpuNodeStatus::default());
+        let found = serde_json::to_value(found).unwrap();
+        let (read, failures) = read(vec![
+            refusal(429, "TooManyRequests"),
+            refusal(401, "Unauthorized"),
+            refusal(503, "ServiceUnavailable"),
+            (200, found),
+        ])
+        .await;
+        assert_eq!((read, failures), (Some(GpuNodeStatus::default()), 3));
+    }
+
+    #[tokio::test]
+    async fn what_is_forbidden_or_not_there_is_not_waited_for() {
+        for answer in [refusal(403, "Forbidden"), refusal(404, "NotFound")] {
+            assert_eq!(read(vec![answer]).await, (None, 0));
+        }
+    }
+}
