@@ -1,5 +1,6 @@
 //! /metrics, /healthz and /readyz over HTTP/1.1. Serves what is counted; takes nothing in.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::{debug, info, warn};
 
 use super::Observed;
@@ -19,6 +20,9 @@ use super::Observed;
 const HEAD_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
 /// Waits between attempts to listen, for instance while an older process still has the port.
 const RETRY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Most connections at once: whoever reaches the port must not take the files that serving kubelet needs.
+const MOST: usize = 64;
 
 /// Serves on `address` until `shutdown`. An address that cannot be had is tried again: GPUs matter more than metrics.
 pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: CancellationToken) {
@@ -38,7 +42,7 @@ pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: Cance
         }
     };
     info!(address = %listener.local_addr().unwrap_or(address), "serving /metrics, /healthz and /readyz");
-    let connections = TaskTracker::new();
+    let mut connections = Connections::default();
     loop {
         let stream = tokio::select! {
             () = shutdown.cancelled() => return,
@@ -52,7 +56,7 @@ pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: Cance
             },
         };
         let observed = Arc::clone(&observed);
-        connections.spawn(async move {
+        let connection = tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
                 let response = answer(&request, &observed);
                 async move { Ok::<_, Infallible>(response) }
@@ -66,6 +70,24 @@ pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: Cance
                 debug!(%error, "a probe's connection ended");
             }
         });
+        connections.add(connection.abort_handle());
+    }
+}
+
+/// The connections there are, oldest first.
+#[derive(Debug, Default)]
+struct Connections(VecDeque<AbortHandle>);
+
+impl Connections {
+    /// One more. Of too many the oldest ends: a probe asks at once and is answered at once.
+    fn add(&mut self, connection: AbortHandle) {
+        self.0.retain(|known| !known.is_finished());
+        if self.0.len() >= MOST
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
+        }
+        self.0.push_back(connection);
     }
 }
 
@@ -130,4 +152,24 @@ fn text(status: StatusCode, body: String) -> Response<String> {
         http::HeaderValue::from_static("text/plain; charset=utf-8"),
     );
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn of_too_many_connections_the_oldest_end() {
+        let mut connections = Connections::default();
+        let mut tasks: VecDeque<_> = (0..MOST + 2)
+            .map(|_| tokio::spawn(std::future::pending::<()>()))
+            .collect();
+        for task in &tasks {
+            connections.add(task.abort_handle());
+        }
+        for task in tasks.drain(..2) {
+            assert!(task.await.unwrap_err().is_cancelled());
+        }
+        assert!(tasks.iter().all(|task| !task.is_finished()));
+    }
 }
