@@ -24,6 +24,10 @@ type Place = (PodUid, usize);
 impl Handover {
     /// Kubelet allocates exactly `set`.
     pub fn allocate(&mut self, resource: &ResourceName, set: &Devices, now: Timestamp) -> Served {
+        // Nobody holds nothing.
+        if set.is_empty() {
+            return Served::Unplanned;
+        }
         let advised = self
             .outstanding
             .iter()

@@ -200,3 +200,13 @@ fn other_plugins_devices_are_not_ours() {
     );
     assert!(node.holders().is_empty());
 }
+
+#[test]
+fn of_no_device_there_is_no_holder() {
+    let mut node = node();
+    assert_eq!(
+        node.allocate(&GPU.into(), &Devices::new(), NOW),
+        Served::Unplanned
+    );
+    assert_eq!(node.holders(), []);
+}
