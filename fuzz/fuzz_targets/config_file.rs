@@ -1,15 +1,7 @@
-//! Any text as a config file. What is accepted must read the same when written and read again.
-//! `plugin/tests/config_fuzz.rs` runs the same on generated input, without a fuzzer.
+//! Any text as a config file.
 #![no_main]
 
-use gantry_plugin::config::{Strictness, load};
-use libfuzzer_sys::fuzz_target;
+#[path = "../../plugin/tests/fuzz/entry/mod.rs"]
+mod entry;
 
-fuzz_target!(|text: &str| {
-    for strictness in [Strictness::Strict, Strictness::Lenient] {
-        if let Ok(loaded) = load("fuzz", text, &[], strictness) {
-            let again = load("again", &loaded.config.to_json(), &[], Strictness::Strict);
-            assert_eq!(again.map(|loaded| loaded.config), Ok(loaded.config));
-        }
-    }
-});
+libfuzzer_sys::fuzz_target!(|text: &str| entry::config::file(text));

@@ -1,16 +1,11 @@
-//! Any text as the value of every flag or variable. `plugin/tests/config_fuzz.rs` runs the same on generated input.
+//! Any texts as the values of every flag or variable: the first byte says of which, zero bytes part the texts.
 #![no_main]
 
-use gantry_plugin::config::{Overrides, Strictness, load};
-use libfuzzer_sys::fuzz_target;
+#[path = "../../plugin/tests/fuzz/entry/mod.rs"]
+mod entry;
 
-fuzz_target!(|input: (bool, &str)| {
-    let (flag, text) = input;
-    let read = Overrides::read(
-        |_| (!flag).then(|| text.to_owned()),
-        |_| if flag { vec![text.to_owned()] } else { Vec::new() },
-    );
-    if let Ok(overrides) = read {
-        assert!(load("file", "", overrides.layers(), Strictness::Strict).is_ok());
-    }
+libfuzzer_sys::fuzz_target!(|input: (u8, &str)| {
+    let (of, text) = input;
+    let texts: Vec<String> = text.split('\0').map(str::to_owned).collect();
+    entry::config::flags(&texts, of & 1 == 0, of & 2 == 0);
 });

@@ -1,27 +1,8 @@
-//! No text from outside makes the configuration reader panic or loop: the entry points of `fuzz/`, run on generated input.
+//! No text from outside makes the configuration reader panic or loop.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-use gantry_plugin::config::{Layer, Overrides, Strictness, load};
 use proptest::prelude::*;
 
-/// Reads `text` in both ways; what is accepted reads the same when it is written and read again.
-fn read(text: &str) {
-    for strictness in [Strictness::Strict, Strictness::Lenient] {
-        match load("fuzz", text, &[], strictness) {
-            Ok(loaded) => {
-                let again = load("again", &loaded.config.to_json(), &[], Strictness::Strict);
-                assert_eq!(again.unwrap().config, loaded.config);
-                let yaml = loaded.config.to_yaml().unwrap();
-                assert_eq!(
-                    load("yaml", &yaml, &[], Strictness::Strict).unwrap().config,
-                    loaded.config
-                );
-            }
-            Err(problems) => assert!(!problems.list.is_empty() && !problems.to_string().is_empty()),
-        }
-    }
-}
+use super::entry::config::{file as read, flags};
 
 /// Scalars that are right somewhere, nearly right, or nowhere.
 fn scalar() -> impl Strategy<Value = String> {
@@ -141,16 +122,12 @@ proptest! {
     }
 
     #[test]
-    fn any_flag_and_variable_is_read_or_refused(texts in prop::collection::vec(scalar(), 1..4), lenient in any::<bool>()) {
-        let strictness = if lenient { Strictness::Lenient } else { Strictness::Strict };
-        for origin in ["flag", "env"] {
-            let read = Overrides::read(
-                |_| (origin == "env").then(|| texts[0].clone()),
-                |_| if origin == "flag" { texts.clone() } else { Vec::new() },
-            );
-            let layers: &[Layer] = read.as_ref().map_or(&[], Overrides::layers);
-            prop_assert!(load("file", "", layers, strictness).is_ok());
-        }
+    fn any_flag_and_variable_is_read_or_refused(
+        texts in prop::collection::vec(scalar(), 1..4),
+        flag in any::<bool>(),
+        lenient in any::<bool>(),
+    ) {
+        flags(&texts, flag, lenient);
     }
 }
 

@@ -1,0 +1,382 @@
+//! Kubelet's calls: any bytes as a request to the real service, through everything but the socket.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+
+use gantry_api::DeviceHealth;
+use gantry_plugin::allocate::{Access, Facts, Nodes, Responder};
+use gantry_plugin::cdi::{Entries, Host, Kind, specs};
+use gantry_plugin::config::{Config, Strategy};
+use gantry_plugin::handover::{Desk, Handover};
+use gantry_plugin::inventory::{Device, Inventory, Slice};
+use gantry_plugin::kubelet::Kubelet;
+use gantry_plugin::observe::Observed;
+use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
+use gantry_proto::deviceplugin::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
+    PreStartContainerRequest, PreferredAllocationRequest, PreferredAllocationResponse,
+};
+use gantry_topology::choice::Table;
+use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+use http_body_util::{BodyExt, Full};
+use prost::Message;
+use prost::bytes::Bytes;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+use tower::Service;
+
+/// What kubelet can call that ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    Allocate,
+    Prefer,
+    PreStart,
+    Options,
+}
+
+impl Call {
+    pub const ALL: [Self; 4] = [Self::Allocate, Self::Prefer, Self::PreStart, Self::Options];
+
+    fn path(self) -> &'static str {
+        match self {
+            Self::Allocate => "/v1beta1.DevicePlugin/Allocate",
+            Self::Prefer => "/v1beta1.DevicePlugin/GetPreferredAllocation",
+            Self::PreStart => "/v1beta1.DevicePlugin/PreStartContainer",
+            Self::Options => "/v1beta1.DevicePlugin/GetDevicePluginOptions",
+        }
+    }
+}
+
+/// The resources of the node that is asked: whole GPUs, replicas of which a container may have one, MIG devices.
+pub const RESOURCES: [&str; 3] = [
+    "nvidia.com/gpu",
+    "nvidia.com/gpu.shared",
+    "nvidia.com/mig-1g.10gb",
+];
+
+/// One call of any bytes: the first says which call of which resource, and whether the rest is a message or what is on the wire.
+pub fn bytes(input: &[u8]) {
+    let Some((choice, rest)) = input.split_first() else {
+        return;
+    };
+    let call = Call::ALL[usize::from(choice & 3)];
+    let resource = RESOURCES[usize::from(choice >> 2 & 3) % RESOURCES.len()];
+    if choice & 0x80 == 0 {
+        message(resource, call, rest);
+    } else {
+        // Whatever it is, it is answered.
+        let _ = Node::new(resource).call(call, rest);
+    }
+}
+
+/// One call with any bytes as its message.
+pub fn message(resource: &str, call: Call, message: &[u8]) {
+    let mut wire = vec![0];
+    wire.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
+    wire.extend(message);
+    let mut node = Node::new(resource);
+    let answer = node.call(call, &wire);
+    let mut served = BTreeSet::new();
+    match call {
+        Call::Allocate => match AllocateRequest::decode(message) {
+            Ok(request) => served = allocated(&node, &request, answer),
+            Err(_) => assert!(answer.is_err()),
+        },
+        Call::Prefer => match PreferredAllocationRequest::decode(message) {
+            Ok(request) => preferred(&node, &request, &answer.unwrap()),
+            Err(_) => assert!(answer.is_err()),
+        },
+        Call::PreStart => assert_eq!(answer.is_ok(), PreStartContainerRequest::decode(message).is_ok()),
+        Call::Options => {}
+    }
+    let (holders, _, deviations) = node.desk.account();
+    assert_eq!(deviations, 0, "nobody was promised anything");
+    for holder in holders {
+        assert!(
+            holder.uid.is_none() && !holder.devices.is_empty(),
+            "no pod is known: {holder:?}"
+        );
+        let held = holder
+            .devices
+            .iter()
+            .all(|device| served.contains(device.as_str()));
+        assert!(held, "{holder:?} of {served:?}");
+    }
+}
+
+/// Exactly what was asked for is given, or nothing. Comes back with what was.
+fn allocated(node: &Node, request: &AllocateRequest, answer: Result<Bytes, Code>) -> BTreeSet<String> {
+    let containers: Option<Vec<Vec<&Device>>> = request
+        .container_requests
+        .iter()
+        .map(|container| node.asked(&container.device_ids))
+        .collect();
+    match (containers, answer) {
+        (Some(containers), Ok(answer)) => {
+            let answers = AllocateResponse::decode(answer).unwrap().container_responses;
+            assert_eq!(answers.len(), containers.len());
+            for (devices, answer) in containers.iter().zip(&answers) {
+                given(devices, answer);
+            }
+            let asked = request.container_requests.iter();
+            asked.flat_map(|container| container.device_ids.clone()).collect()
+        }
+        (None, Err(code)) => {
+            assert_eq!(code, Code::InvalidArgument);
+            BTreeSet::new()
+        }
+        (asked, answer) => panic!("{asked:?} was answered with {answer:?}"),
+    }
+}
+
+fn given(devices: &[&Device], answer: &ContainerAllocateResponse) {
+    let mut uuids: Vec<&str> = Vec::new();
+    for device in devices {
+        if !uuids.contains(&device.uuid.as_str()) {
+            uuids.push(&device.uuid);
+        }
+    }
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], uuids.join(","));
+    let names: Vec<&str> = answer
+        .cdi_devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect();
+    let qualified: Vec<String> = uuids
+        .iter()
+        .map(|uuid| format!("k8s.device-plugin.nvidia.com/gpu={uuid}"))
+        .collect();
+    assert_eq!(names, qualified);
+    let mut nodes = BTreeSet::from(["/dev/nvidiactl".to_owned()]);
+    for device in devices {
+        nodes.extend(device.minor.map(|minor| format!("/dev/nvidia{minor}")));
+        let caps = device
+            .slice
+            .iter()
+            .flat_map(|slice| slice.caps.into_iter().flatten());
+        nodes.extend(caps.map(|cap| format!("/dev/nvidia-caps/nvidia-cap{cap}")));
+    }
+    let passed: Vec<String> = answer
+        .devices
+        .iter()
+        .map(|node| node.container_path.clone())
+        .collect();
+    assert_eq!(passed.len(), nodes.len(), "each once: {passed:?}");
+    assert_eq!(passed.into_iter().collect::<BTreeSet<_>>(), nodes);
+    assert!(answer.mounts.is_empty() && answer.annotations.is_empty());
+}
+
+/// As many as asked for, if there are so many: first what must be in it, then of what was offered, and nothing else.
+fn preferred(node: &Node, request: &PreferredAllocationRequest, answer: &Bytes) {
+    let answers = PreferredAllocationResponse::decode(answer.clone())
+        .unwrap()
+        .container_responses;
+    assert_eq!(answers.len(), request.container_requests.len());
+    for (request, answer) in request.container_requests.iter().zip(&answers) {
+        let ContainerPreferredAllocationRequest {
+            available_device_ids,
+            must_include_device_ids,
+            allocation_size,
+        } = request;
+        let size = usize::try_from(*allocation_size).unwrap_or(0);
+        let must: BTreeSet<&str> = must_include_device_ids.iter().map(String::as_str).collect();
+        let known = available_device_ids
+            .iter()
+            .map(String::as_str)
+            .filter(|id| node.has(id));
+        let can: BTreeSet<&str> = known.chain(must.iter().copied()).collect();
+        let chosen: BTreeSet<&str> = answer.device_ids.iter().map(String::as_str).collect();
+        assert_eq!(chosen.len(), answer.device_ids.len(), "each once");
+        assert_eq!(chosen.len(), size.min(can.len()), "{request:?}: {chosen:?}");
+        assert!(chosen.is_subset(&can), "{request:?}: {chosen:?}");
+        assert!(
+            must.len() > size || must.is_subset(&chosen),
+            "{request:?}: {chosen:?}"
+        );
+    }
+}
+
+/// A node that nothing happened to yet, and one of its resources.
+struct Node {
+    desk: Arc<Desk>,
+    server: DevicePluginServer<gantry_plugin::kubelet::DevicePluginService>,
+    resource: String,
+}
+
+impl Node {
+    fn new(resource: &str) -> Self {
+        let fixed = &*FIXED;
+        let observed = Arc::<Observed>::default();
+        let desk = Arc::new(Desk::new(
+            Handover::new("node-1".into()),
+            Arc::clone(&observed),
+            None,
+        ));
+        desk.inventory(&fixed.inventory);
+        desk.table(Some(Arc::clone(&fixed.table)));
+        let kubelet = Kubelet {
+            directory: "/nowhere".into(),
+            socket: None,
+            inventory: watch::channel(Arc::clone(&fixed.inventory)).1,
+            desk: Arc::clone(&desk),
+            responder: Arc::new(Responder::new(watch::channel(Arc::clone(&fixed.access)).1)),
+            observed,
+        };
+        let lists = watch::channel(Arc::from([])).1;
+        let service = kubelet.service(resource.into(), lists, CancellationToken::new());
+        Self {
+            desk,
+            server: DevicePluginServer::new(service),
+            resource: resource.to_owned(),
+        }
+    }
+
+    /// The answer's message, or its status.
+    fn call(&mut self, call: Call, wire: &[u8]) -> Result<Bytes, Code> {
+        let request = http::Request::post(call.path())
+            .header("content-type", "application/grpc")
+            .body(Full::new(Bytes::copy_from_slice(wire)))
+            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        let (mut headers, body) = runtime.block_on(async {
+            let response = self.server.call(request).await.unwrap();
+            let (parts, body) = response.into_parts();
+            (parts.headers, body.collect().await.unwrap())
+        });
+        headers.extend(body.trailers().cloned().unwrap_or_default());
+        let status = headers.get("grpc-status").unwrap().as_bytes();
+        match Code::from_bytes(status) {
+            Code::Ok => Ok(body.to_bytes().slice(5..)),
+            code => Err(code),
+        }
+    }
+
+    fn has(&self, id: &str) -> bool {
+        let mut devices = FIXED.inventory.devices.iter();
+        devices.any(|device| device.resource.as_str() == self.resource && device.id.as_str() == id)
+    }
+
+    /// The devices that these IDs stand for, of this resource or, as a former list may have had it, of another; `None` if one stands
+    /// for nothing, or if there are more than a container may have.
+    fn asked(&self, ids: &[String]) -> Option<Vec<&'static Device>> {
+        let (mut devices, mut distinct, mut replicas) = (Vec::new(), BTreeSet::new(), false);
+        for id in ids {
+            let (unit, replica) = match id.split_once("::") {
+                Some((unit, replica)) => (unit, Some(replica)),
+                None => (id.as_str(), None),
+            };
+            if replica.is_some_and(|replica| replica.parse::<u16>().is_err()) {
+                return None;
+            }
+            let device = FIXED
+                .inventory
+                .devices
+                .iter()
+                .find(|device| device.uuid == unit)?;
+            distinct.insert(id);
+            replicas |= replica.is_some();
+            devices.push(device);
+        }
+        let one_at_most = self.resource == RESOURCES[1] && replicas;
+        (!one_at_most || distinct.len() < 2).then_some(devices)
+    }
+}
+
+/// What is the same for every call.
+struct Fixed {
+    inventory: Arc<Inventory>,
+    table: Arc<Table>,
+    access: Arc<Access>,
+}
+
+static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
+    let mut devices = vec![device(0, "GPU-a"), device(1, "GPU-b"), device(2, "GPU-c")];
+    devices.extend((0..3).map(|replica| Device {
+        id: format!("GPU-d::{replica}").into(),
+        resource: RESOURCES[1].into(),
+        replica: Some(replica),
+        ..device(3, "GPU-d")
+    }));
+    devices.extend((0..4).map(|index| slice(4, index, &format!("MIG-{index}"))));
+    let mut inventory = Inventory::ready(machine(), devices);
+    if let Some(terms) = inventory.resources.get_mut(RESOURCES[1]) {
+        terms.fail_requests_greater_than_one = true;
+    }
+    let config = Arc::new(Config {
+        device_list_strategy: vec![Strategy::Envvar, Strategy::CdiCri],
+        pass_device_specs: true,
+        ..Config::default()
+    });
+    let written = specs(&Kind::default(), &config, &inventory, &Host::default());
+    let control = Facts {
+        numbers: None,
+        mode: 0o666,
+        gid: 0,
+    };
+    let access = Access {
+        config,
+        nodes: Arc::new([("nvidiactl".to_owned(), control)].into_iter().collect::<Nodes>()),
+        entries: Arc::new(Entries::of(&Kind::default(), &written)),
+    };
+    Fixed {
+        table: Arc::new(Table::build(&inventory.machine)),
+        inventory: Arc::new(inventory),
+        access: Arc::new(access),
+    }
+});
+
+/// A GPU.
+pub fn device(gpu: u8, uuid: &str) -> Device {
+    Device {
+        id: uuid.into(),
+        resource: RESOURCES[0].into(),
+        gpu,
+        uuid: uuid.to_owned(),
+        health: DeviceHealth {
+            healthy: true,
+            reason: None,
+        },
+        minor: Some(gpu.into()),
+        numa: None,
+        slice: None,
+        replica: None,
+    }
+}
+
+/// A MIG device.
+pub fn slice(gpu: u8, index: u8, uuid: &str) -> Device {
+    let cap = 100 * u32::from(gpu) + 2 * u32::from(index);
+    Device {
+        resource: RESOURCES[2].into(),
+        slice: Some(Arc::new(Slice {
+            index,
+            gpu_instance: u32::from(index) + 1,
+            compute_instance: 0,
+            profile: "1g.10gb".into(),
+            start: index,
+            size: 1,
+            caps: Some([cap, cap + 1]),
+        })),
+        ..device(gpu, uuid)
+    }
+}
+
+/// Five GPUs.
+pub fn machine() -> Arc<Machine> {
+    let parts = MachineParts {
+        gpus: (0..5)
+            .map(|index| Gpu {
+                index,
+                minor: Some(index.into()),
+                ..Gpu::default()
+            })
+            .collect(),
+        paths: PathMatrix::from_fn(5, |_, _| PathClass::Sys),
+        ..MachineParts::default()
+    };
+    Arc::new(Machine::new(parts).unwrap())
+}
