@@ -100,3 +100,8 @@ fn a_container_of_any_name_is_prepared() {
         &PreStartContainerRequest { device_ids }.encode_to_vec(),
     );
 }
+
+#[test]
+fn the_options_are_those_of_the_registration() {
+    message(RESOURCES[0], Call::Options, &[]);
+}

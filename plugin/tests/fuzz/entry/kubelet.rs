@@ -14,7 +14,8 @@ use gantry_plugin::observe::Observed;
 use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
 use gantry_proto::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
-    PreStartContainerRequest, PreferredAllocationRequest, PreferredAllocationResponse,
+    DevicePluginOptions, Empty, PreStartContainerRequest, PreferredAllocationRequest,
+    PreferredAllocationResponse,
 };
 use gantry_topology::choice::Table;
 use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
@@ -88,7 +89,14 @@ pub fn message(resource: &str, call: Call, message: &[u8]) {
             Err(_) => assert!(answer.is_err()),
         },
         Call::PreStart => assert_eq!(answer.is_ok(), PreStartContainerRequest::decode(message).is_ok()),
-        Call::Options => {}
+        Call::Options => {
+            let options = answer.map(|answer| DevicePluginOptions::decode(answer).unwrap());
+            let told = DevicePluginOptions {
+                pre_start_required: false,
+                get_preferred_allocation_available: true,
+            };
+            assert_eq!(options.ok(), Empty::decode(message).ok().map(|Empty {}| told));
+        }
     }
     let (holders, _, deviations) = node.desk.account();
     assert_eq!(deviations, 0, "nobody was promised anything");
