@@ -28,7 +28,7 @@ use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::watched::Watched;
 
 /// Longest life of one watch call. A connection that is silently dead is noticed soon after its end.
-const WATCH_SECONDS: u32 = 30;
+pub const WATCH_SECONDS: u32 = 30;
 /// Longest time without a byte from the API server. Watches end before that, so that silence means a dead connection.
 pub const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
 /// Between two questions whether the API server is there, and two ticks of the index.

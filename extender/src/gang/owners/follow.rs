@@ -17,10 +17,8 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::desk::Place;
-use crate::watch::chain;
+use crate::watch::{WATCH_SECONDS, chain};
 
-/// Longest life of one watch call, as of the other watches.
-const WATCH_SECONDS: u32 = 30;
 /// Before a kind that is not served is looked for again.
 const ABSENT: Duration = Duration::from_secs(10);
 /// Before an API server that did not answer is asked again.
