@@ -207,6 +207,25 @@ async fn the_list_is_sent_on_change_and_only_then() {
     assert_eq!(healths, ["Healthy", "Unhealthy"]);
 }
 
+/// Kubelet writes down who holds what when it allocates and when it is sent a list, not when a pod ends. Were it to start again with what it wrote
+/// before, it would refuse the pods that wait for those devices.
+#[tokio::test]
+async fn the_list_is_sent_again_once_kubelet_has_seen_that_a_pod_has_ended() {
+    let mut node = Node::new(2);
+    let mut kubelet = node.kubelet();
+    let truth = node.truth();
+    truth.set("ends", "main", [uuid(0)]);
+    truth.set("stays", "main", [uuid(1)]);
+    node.boot();
+    let mut plugin = kubelet.plugin().await;
+    let mut stream = plugin.watch().await;
+    let first = soon("the first list", stream.next()).await.unwrap().unwrap();
+    truth.was_read(1).await;
+    truth.remove("ends");
+    let again = soon("the list again", stream.next()).await.unwrap().unwrap();
+    assert_eq!(first, again);
+}
+
 #[tokio::test]
 async fn without_grants_the_best_connected_set_is_preferred() {
     let mut node = Node::new(8);

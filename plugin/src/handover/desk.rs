@@ -28,6 +28,8 @@ pub struct Desk {
     /// Counts changes: wakes those who wait for a grant, and the publisher.
     changes: watch::Sender<u64>,
     served: Notify,
+    /// Counts the listings by which devices came free.
+    freed: watch::Sender<u64>,
     /// Where notes go, besides the log.
     notes: Option<mpsc::Sender<Note>>,
 }
@@ -41,6 +43,7 @@ impl Desk {
             grants: notes.is_some(),
             changes: watch::Sender::new(0),
             served: Notify::new(),
+            freed: watch::Sender::new(0),
             notes,
         }
     }
@@ -92,6 +95,16 @@ impl Desk {
     /// Waits for the next [`Desk::allocated`]; at once if there was one since the last wait.
     pub async fn allocation_served(&self) {
         self.served.notified().await;
+    }
+
+    /// Kubelet no longer lists somebody as a holder.
+    pub fn devices_freed(&self) {
+        self.freed.send_modify(|count| *count += 1);
+    }
+
+    /// Counts [`Desk::devices_freed`].
+    pub fn freed(&self) -> watch::Receiver<u64> {
+        self.freed.subscribe()
     }
 
     /// The devices changed.

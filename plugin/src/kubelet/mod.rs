@@ -73,6 +73,7 @@ impl Kubelet {
         );
         tasks.spawn(directory.watch(shutdown.clone()));
         let mut resources: BTreeMap<ResourceName, watch::Sender<service::DeviceList>> = BTreeMap::new();
+        let mut freed = self.desk.freed();
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             for (resource, list) in service::lists(&inventory, resources.keys()) {
@@ -104,6 +105,9 @@ impl Kubelet {
                     shutdown.cancelled().await;
                     break;
                 },
+                // Kubelet writes down who holds what when it is sent a list, and not when a pod ends. Started again, it would refuse pods that
+                // wait for devices which by its notes are held.
+                Ok(()) = freed.changed() => resources.values().for_each(|list| list.send_modify(|_| {})),
             }
         }
         tasks.close();

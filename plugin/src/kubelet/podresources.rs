@@ -29,6 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shutdown: CancellationToken) {
     let mut client: Option<PodResourcesListerClient<Channel>> = None;
     let mut reachable = None;
+    let mut before = Listing::default();
     loop {
         let ticket = desk.listing_begins();
         let listed = tokio::select! {
@@ -43,7 +44,13 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
                     info!(socket = %socket.display(), "kubelet's pod resources are readable");
                 }
                 reachable = Some(true);
-                desk.listed(ticket, listing(response));
+                let now = listing(response);
+                let freed = frees(&before, &now);
+                before = now.clone();
+                desk.listed(ticket, now);
+                if freed {
+                    desk.devices_freed();
+                }
             }
             Err(error) => {
                 if reachable != Some(false) {
@@ -64,6 +71,14 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
             }
         }
     }
+}
+
+/// Whether somebody no longer holds what it held.
+fn frees(before: &Listing, now: &Listing) -> bool {
+    before
+        .0
+        .iter()
+        .any(|(holding, set)| now.0.get(holding) != Some(set))
 }
 
 /// Asks once. The connection is kept for the next time if it served.

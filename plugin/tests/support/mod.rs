@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -138,9 +138,19 @@ impl Drop for FakeKubelet {
 
 /// Kubelet's pod resources service, with a list that the test sets: pod, container, devices.
 #[derive(Clone, Default)]
-pub struct Truth(Arc<Mutex<Vec<PodResources>>>);
+pub struct Truth(Arc<Mutex<Vec<PodResources>>>, Arc<AtomicUsize>);
 
 impl Truth {
+    /// Waits until the list was read so many times in all.
+    pub async fn was_read(&self, times: usize) {
+        let read = async {
+            while self.1.load(Ordering::SeqCst) < times {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        soon("a read of the pod resources", read).await;
+    }
+
     pub fn serve(&self, socket: &Path) {
         let listener = UnixListener::bind(socket).unwrap();
         let server = Server::builder()
@@ -182,6 +192,7 @@ impl PodResourcesLister for Truth {
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
         let pod_resources = self.0.lock().unwrap().clone();
+        self.1.fetch_add(1, Ordering::SeqCst);
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
