@@ -33,6 +33,8 @@ pub(crate) struct Crew {
     gpus: usize,
     seconds: f64,
     annotations: BTreeMap<String, String>,
+    labels: BTreeMap<String, String>,
+    class: Option<String>,
 }
 
 impl Crew {
@@ -48,12 +50,26 @@ impl Crew {
             gpus,
             seconds: 100_000.0,
             annotations: annotations.into(),
+            labels: BTreeMap::new(),
+            class: None,
         }
     }
 
     /// The same with another annotation on every pod.
     pub(crate) fn with(mut self, annotation: &str, value: &str) -> Self {
         self.annotations.insert(annotation.to_owned(), value.to_owned());
+        self
+    }
+
+    /// The same with a label on every pod.
+    pub(crate) fn labelled(mut self, label: &str, value: &str) -> Self {
+        self.labels.insert(label.to_owned(), value.to_owned());
+        self
+    }
+
+    /// The same, of a priority class.
+    pub(crate) fn of_class(mut self, class: &str) -> Self {
+        self.class = Some(class.to_owned());
         self
     }
 
@@ -68,6 +84,9 @@ impl Crew {
         let pod = pods::sleeper(&self.pod_name(number), self.gpus)?;
         let mut pod = records::recording(pod, self.seconds)?;
         pod.metadata.annotations = Some(self.annotations.clone());
+        pod.metadata.labels = Some(self.labels.clone());
+        let spec = pod.spec.as_mut().context("a pod has a spec")?;
+        spec.priority_class_name.clone_from(&self.class);
         Ok(pod)
     }
 

@@ -116,6 +116,13 @@ pub(crate) fn clear(cluster: &Cluster) {
     }
 }
 
+/// Forgets one stay, so that another pod of the name can leave its own.
+pub(crate) fn forget(cluster: &Cluster, stay: &Stay) {
+    if let Ok(node) = cluster.node(&stay.node) {
+        let _ = fs::remove_file(node.sandbox().folder().join(IN_FOLDER).join(&stay.pod));
+    }
+}
+
 /// No device was in two containers at once. A stay without an end lasts for ever.
 pub(crate) fn ensure_no_device_twice(stays: &BTreeMap<String, Stay>) -> Result<()> {
     let mut by_device: BTreeMap<(&str, &str), Vec<&Stay>> = BTreeMap::new();

@@ -6,14 +6,21 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
 use gantry_api::names::GANG_ARRIVAL_ANNOTATION;
-use gantry_e2e::gantry::EXTENDER;
+use gantry_e2e::gantry::{EXTENDER, PLUGIN};
 use gantry_e2e::service::{self, SERVICE};
 use gantry_e2e::{gantry, until};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::DeleteParams;
 
 use super::churn::nothing_is_left;
 use crate::bed::Bed;
-use crate::gangs::{Crew, GANG_LIMIT, Scene};
+use crate::gangs::{Crew, GANG_LIMIT, Scene, brief};
+use crate::records::Stay;
 use crate::{pods, records};
+
+/// Where kubelet notes who holds which devices.
+const NOTES: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 
 /// One gang in each state that lasts: bound, on its way with one member kept out, without room, without a member.
 struct Gangs {
@@ -145,34 +152,96 @@ pub(super) async fn a_node_is_lost_between_plan_and_decision(bed: &Bed) -> Resul
         );
     }
     scene.disband(&crew).await?;
+    nothing_is_left(bed).await
+}
 
-    // Kubelet away while a gang is bound to its node: nothing runs there until it is back. What it then refuses at its start is made anew, as a
-    // controller would, and finds its place kept.
-    let whole = Crew::new("whole", 5, 4);
-    let node = nodes.first().context("there are nodes")?;
+pub(super) async fn kubelet_is_away_while_a_gang_is_bound_to_its_node(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-kubelet").await?;
+    let crew = Crew::new("whole", 5, 4);
+    let node = bed.cluster().nodes().first().context("there are nodes")?;
+    // A pod that came and went before: kubelet notes who holds what only when it is told of devices, and would count on old notes at its start.
+    let before = pods::pinned("before", 8, node.name())?;
+    pods::run(&scene.pods, &before).await?;
+    scene.delete("before").await?;
+    until("kubelet's notes up to date", pods::RUN_LIMIT, async || {
+        let notes = std::fs::read_to_string(node.sandbox().file(NOTES));
+        match notes.map_err(|error| error.to_string())? {
+            notes if notes.contains("PodUID") => Err(notes),
+            _ => Ok(()),
+        }
+    })
+    .await?;
     node.program("kubelet")?.kill().await?;
-    scene.create(&whole).await?;
+    scene.create(&crew).await?;
     scene
         .status_where("whole", "bound", |status| status.bound == 5)
         .await?;
+    // Kubelet admits what waits for it a second after it has begun to listen for plugins; a pod that finds no devices then has failed for good.
     node.sandbox().run_again("kubelet").await?;
-    for (number, name) in whole.pod_names().iter().enumerate() {
-        let phase = until(format!("{name} admitted or not"), GANG_LIMIT, async || {
-            let pod = scene.pods.get(name).await.map_err(|error| error.to_string())?;
-            match pods::phase(&pod) {
-                phase @ ("Running" | "Failed") => Ok(phase.to_owned()),
-                _ => Err(pods::said(&pod)),
-            }
-        })
+    scene.runs(&crew).await?;
+    scene.disband(&crew).await?;
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn a_node_is_deleted_under_a_bound_gang(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-deleted").await?;
+    let crew = Crew::new("sturdy", 3, 4);
+    scene.create(&crew).await?;
+    let stays = scene.runs(&crew).await?;
+    let lost = stays.first().context("the gang has members")?.node.clone();
+    let outcome = node_deleted(&scene, &crew, &stays, &lost).await;
+    // Back with another Node object, whatever came of it. The plugin's token was for the one that is gone.
+    let node = bed.cluster().node(&lost)?;
+    node.sandbox().run_again("kubelet").await?;
+    let nodes: Api<Node> = Api::all(bed.client());
+    until(format!("{lost} registered"), GANG_LIMIT, async || {
+        nodes.get(&lost).await.map(drop)
+    })
+    .await?;
+    let gpus = bed.gpus().await?;
+    gpus.restart_plugin(bed.cluster(), &lost, &[]).await?;
+    bed.cluster().wait_until_ready().await?;
+    outcome?;
+    scene.disband(&crew).await?;
+    nothing_is_left(bed).await
+}
+
+/// All that is on the node is away, and its Node object is removed. The members that were there are replaced elsewhere, and the others stay.
+async fn node_deleted(scene: &Scene<'_>, crew: &Crew, stays: &[Stay], lost: &str) -> Result<()> {
+    let node = scene.bed.cluster().node(lost)?;
+    for program in ["kubelet", PLUGIN] {
+        node.program(program)?.kill().await?;
+    }
+    Api::<Node>::all(scene.bed.client())
+        .delete(lost, &DeleteParams::default())
         .await?;
-        if phase == "Failed" {
-            scene.delete(name).await?;
-            scene.create_all([whole.pod(number)?]).await?;
+    // As kube-controller-manager does a minute later: pods of a node that is not there go by force.
+    let (gone, left): (Vec<&Stay>, Vec<&Stay>) = stays.iter().partition(|stay| stay.node == lost);
+    for stay in &gone {
+        let by_force = DeleteParams::default().grace_period(0);
+        scene.pods.delete(&stay.pod, &by_force).await?;
+        records::forget(scene.bed.cluster(), stay);
+    }
+    let status = scene.phase(&crew.name, GangPhase::Repairing).await?;
+    ensure!(status.bound as usize == left.len(), "{}", brief(&status));
+    for (number, name) in crew.pod_names().iter().enumerate() {
+        if gone.iter().any(|stay| stay.pod == *name) {
+            scene.create_all([crew.pod(number)?]).await?;
         }
     }
-    scene.runs(&whole).await?;
-    scene.disband(&whole).await?;
-    nothing_is_left(bed).await
+    let again = scene.runs(crew).await?;
+    for stay in &again {
+        ensure!(stay.node != lost, "{stay:?} is on the node that is gone");
+    }
+    for stay in left {
+        ensure!(
+            again
+                .iter()
+                .any(|still| still.pod == stay.pod && still.from == stay.from),
+            "{stay:?} was disturbed: {again:?}"
+        );
+    }
+    Ok(())
 }
 
 const REPLICAS: [(&str, &str); 2] = [

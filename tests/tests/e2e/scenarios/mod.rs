@@ -8,6 +8,7 @@ mod gangs_dialects;
 mod gangs_failures;
 mod gangs_input;
 mod gangs_lost;
+mod gangs_preempt;
 mod guard;
 mod modes;
 mod placement;
@@ -82,9 +83,13 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_lost::while_queued_or_at_the_barrier,
         gangs_lost::after_it_was_bound_its_place_is_kept_or_given_up,
         gangs_lost::after_it_was_bound_all_of_it_is_started_anew,
+        gangs_preempt::a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget_protects_it,
+        gangs_preempt::a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_for_it,
         gangs_failures::the_extender_and_the_scheduler_are_killed_with_gangs_in_every_state,
         gangs_failures::the_extender_is_killed_while_a_gang_is_being_bound,
         gangs_failures::a_node_is_lost_between_plan_and_decision,
+        gangs_failures::kubelet_is_away_while_a_gang_is_bound_to_its_node,
+        gangs_failures::a_node_is_deleted_under_a_bound_gang,
         gangs_failures::two_extenders_take_over_from_each_other,
         gangs_input::that_cannot_be_followed_is_named_on_the_gang_and_its_pods,
         gangs_input::of_people_goes_first_and_changes_nothing_that_runs,

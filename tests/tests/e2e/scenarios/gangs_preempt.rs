@@ -1,0 +1,187 @@
+//! Who has to go when the more important comes: a gang takes the place of others whole and never against a budget, a single pod breaks no gang
+//! where another pod will do. Whoever goes is asked to end, and what comes free is had by whom it was freed for.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use gantry_api::GangPhase;
+use gantry_e2e::until;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+
+use super::churn::nothing_is_left;
+use crate::bed::Bed;
+use crate::gangs::{Crew, GANG_LIMIT, Scene};
+use crate::records::Stay;
+use crate::{pods, records};
+
+/// The priority class of whoever preempts here; everybody else has priority 0.
+const IMPORTANT: &str = "e2e-important";
+
+pub(super) async fn a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget_protects_it(
+    bed: &Bed,
+) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-preempt").await?;
+    make_class(bed).await?;
+    let guarded = Crew::new("guarded", 2, 4).labelled("app", "guarded");
+    let open = Crew::new("open", 3, 4);
+    // The budget is there before the pods, and allows nothing from its first moment.
+    protect(&scene, &guarded).await?;
+    scene.create(&guarded).await?;
+    scene.runs(&guarded).await?;
+    scene.create(&open).await?;
+    let before = scene.runs(&open).await?;
+    let uids = uids_of(&scene, &guarded).await?;
+    // The cluster is full. This has waited for longer than the gang will, and must not profit by whose place it takes.
+    scene.create_all([pods::sleeper("vulture", 8)?]).await?;
+
+    // Eight GPUs: the guarded gang would be the smaller loss.
+    let urgent = Crew::new("urgent", 2, 4).of_class(IMPORTANT);
+    scene.create(&urgent).await?;
+    let stays = scene.runs(&urgent).await?;
+    are_gone(&scene, &open).await?;
+    ensure!(
+        devices(&stays).is_subset(&devices(&before)),
+        "{stays:?} is not the place that was freed: {before:?}"
+    );
+    ensure!(
+        uids_of(&scene, &guarded).await? == uids,
+        "a budget did not protect its pods"
+    );
+    let vulture = scene.pods.get("vulture").await?;
+    ensure!(pods::node(&vulture).is_empty(), "{vulture:?} got the place");
+
+    // Four GPUs are free, and only the guarded gang could go for the rest: once the budget is no more, it does.
+    let next = Crew::new("next", 3, 4).of_class(IMPORTANT);
+    scene.create(&next).await?;
+    scene.phase("next", GangPhase::Queued).await?;
+    ensure!(
+        uids_of(&scene, &guarded).await? == uids,
+        "a budget did not protect its pods"
+    );
+    scene.holds_nothing(&next).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client(), &scene.namespace);
+    budgets.delete(&guarded.name, &DeleteParams::default()).await?;
+    scene.runs(&next).await?;
+    are_gone(&scene, &guarded).await?;
+    // Whoever was killed before it had ended would count as running for ever.
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    scene.delete("vulture").await?;
+    scene.disband(&urgent).await?;
+    scene.disband(&next).await?;
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_for_it(
+    bed: &Bed,
+) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-preempt-single").await?;
+    make_class(bed).await?;
+    let smallest = bed.cluster().nodes()[2].name();
+    let mut single = records::recording(pods::sleeper("single", 4)?, 100_000.0)?;
+    if let Some(spec) = single.spec.as_mut() {
+        spec.node_selector = Some([("kubernetes.io/hostname".to_owned(), smallest.to_owned())].into());
+    }
+    scene.create_all([single]).await?;
+    let single = scene.run_on_grants(&["single".to_owned()]).await?;
+    // The gang came last, so kube-scheduler by itself would rather have one of its members go.
+    let crew = Crew::new("crew", 2, 8);
+    scene.create(&crew).await?;
+    scene.runs(&crew).await?;
+    scene.create_all([pods::sleeper("vulture", 4)?]).await?;
+    scene.pod_says("vulture", &["Insufficient"]).await?;
+
+    let urgent = records::recording(pods::sleeper("urgent", 4)?, 100_000.0)?;
+    scene.create_all([of_class(urgent, IMPORTANT)?]).await?;
+    let urgent = scene.run_on_grants(&["urgent".to_owned()]).await?;
+    ensure!(
+        devices(&urgent) == devices(&single),
+        "{urgent:?} is not where {single:?} was"
+    );
+    is_gone(&scene, "single").await?;
+    scene.runs(&crew).await?;
+    let vulture = scene.pods.get("vulture").await?;
+    ensure!(pods::node(&vulture).is_empty(), "{vulture:?} got the place");
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    scene.delete("vulture").await?;
+    scene.delete("urgent").await?;
+    scene.disband(&crew).await?;
+    nothing_is_left(bed).await
+}
+
+async fn make_class(bed: &Bed) -> Result<()> {
+    let class = json!({
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": { "name": IMPORTANT },
+        "value": 1000,
+    });
+    bed.cluster()
+        .kubectl_with_input(&["apply", "-f", "-"], &class.to_string())
+        .await?;
+    Ok(())
+}
+
+fn of_class(mut pod: Pod, class: &str) -> Result<Pod> {
+    let spec = pod.spec.as_mut().context("a pod has a spec")?;
+    spec.priority_class_name = Some(class.to_owned());
+    Ok(pod)
+}
+
+/// Allows no member of a gang to be disrupted.
+async fn protect(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": { "name": crew.name },
+        "spec": {
+            "minAvailable": crew.pod_names().len(),
+            "selector": { "matchLabels": { "app": crew.name } },
+        },
+    }))?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(scene.bed.client(), &scene.namespace);
+    budgets.create(&PostParams::default(), &budget).await?;
+    Ok(())
+}
+
+/// Waits until no member of a gang is there.
+async fn are_gone(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
+    for name in crew.pod_names() {
+        is_gone(scene, &name).await?;
+    }
+    Ok(())
+}
+
+async fn is_gone(scene: &Scene<'_>, name: &str) -> Result<()> {
+    let gone = until(format!("{name} gone"), GANG_LIMIT, async || {
+        match scene.pods.get_opt(name).await {
+            Ok(None) => Ok(()),
+            Ok(Some(pod)) => Err(format!("{}: {}", pods::phase(&pod), pods::said(&pod))),
+            Err(error) => Err(error.to_string()),
+        }
+    });
+    Ok(gone.await?)
+}
+
+/// The UIDs of members that run undisturbed.
+async fn uids_of(scene: &Scene<'_>, crew: &Crew) -> Result<BTreeSet<String>> {
+    let mut uids = BTreeSet::new();
+    for name in crew.pod_names() {
+        let pod = scene.pods.get(&name).await?;
+        ensure!(
+            pods::phase(&pod) == "Running" && pod.metadata.deletion_timestamp.is_none(),
+            "{name}: {}",
+            pods::said(&pod)
+        );
+        uids.extend(pod.metadata.uid);
+    }
+    Ok(uids)
+}
+
+fn devices(stays: &[Stay]) -> BTreeSet<(&str, &str)> {
+    stays
+        .iter()
+        .flat_map(|stay| stay.devices.iter().map(|device| (&*stay.node, &**device)))
+        .collect()
+}
