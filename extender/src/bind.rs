@@ -238,8 +238,12 @@ impl Binder {
                 name: target.node.as_str(),
             },
         };
+        // The API server drops what it has not carried out when the time in office ends: whoever leads next has read by then what was.
+        let limit = self.leadership.lasts().map_or_else(String::new, |lasts| {
+            format!("?timeout={}ms", lasts.as_millis().max(1))
+        });
         let path = format!(
-            "/api/v1/namespaces/{}/pods/{}/binding",
+            "/api/v1/namespaces/{}/pods/{}/binding{limit}",
             target.namespace, target.name
         );
         let request = serde_json::to_vec(&binding)

@@ -279,3 +279,24 @@ async fn a_foreign_node_is_bound_without_a_grant() {
     binder.bind(&target("a", "m")).await.unwrap();
     server.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_binding_is_carried_out_in_the_time_in_office_or_not_at_all() {
+    let (_cluster, binder, mut api) = setup();
+    let leadership = Arc::new(Leadership::follower());
+    leadership.win("me", tokio::time::Instant::now() + Duration::from_secs(5));
+    let binder = binder.led(leadership);
+    let server = tokio::spawn(async move {
+        let (request, send) = api.next_request().await.unwrap();
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        send.send_response(status(201, ""));
+        query
+    });
+    binder.bind(&target("a", "n")).await.unwrap();
+    let query = server.await.unwrap();
+    let limit = query
+        .strip_prefix("timeout=")
+        .and_then(|limit| limit.strip_suffix("ms"));
+    let limit: u64 = limit.unwrap_or_else(|| panic!("{query:?}")).parse().unwrap();
+    assert!((1..=5_000).contains(&limit), "{limit}");
+}

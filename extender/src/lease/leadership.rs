@@ -97,6 +97,16 @@ impl Leadership {
         office.is_held(Instant::now()).then_some(Term(office.term))
     }
 
+    /// How long its time in office lasts at least; `None` if it ends never. Nothing if it is in none.
+    pub fn lasts(&self) -> Option<Duration> {
+        let office = self.office.borrow();
+        let now = Instant::now();
+        match office.until {
+            _ if !office.is_held(now) => Some(Duration::ZERO),
+            until => until.map(|until| until.saturating_duration_since(now)),
+        }
+    }
+
     /// Why it does not answer, for people.
     pub fn why_not(&self) -> String {
         let office = self.office.borrow();

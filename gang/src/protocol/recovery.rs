@@ -8,7 +8,7 @@ use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, NodeName, PodUid};
 
 use super::commit::by_pod;
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
-use super::members::Class;
+use super::members::{Class, Kept};
 use super::slots::{Holder, Slot};
 use super::status::RESTARTING;
 use super::types::{Object, Stage};
@@ -127,6 +127,13 @@ impl Gang {
             self.told.forget();
             return;
         }
+        let begun = self.members.iter().any(Kept::pinned);
+        if !begun && self.cannot_have_all(decision, free) {
+            // The write came late, and what it speaks of has gone to others meanwhile: nobody is bound by it, so nobody is to be.
+            self.bury(decision.id.clone());
+            self.told.forget();
+            return;
+        }
         if known.phase == GangPhase::Repairing && known.reason == RESTARTING {
             self.resume_restart(env, known, decision);
             return;
@@ -169,6 +176,14 @@ impl Gang {
         }
         let coming: Vec<PodUid> = self.members.on_the_way().iter().cloned().collect();
         self.wake(env, coming);
+    }
+
+    /// Whether a place of a decision is somebody else's.
+    fn cannot_have_all(&self, decision: &Decision, free: &dyn Fn(&NodeName, &DeviceId) -> bool) -> bool {
+        decision.slots.iter().any(|slot| {
+            let mut ids = slot.devices.iter().flat_map(|devices| &devices.ids);
+            ids.any(|id| !free(&slot.node, id))
+        })
     }
 
     fn adopt_slot(

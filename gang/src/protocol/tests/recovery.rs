@@ -3,7 +3,7 @@
 use gantry_api::{GangPhase, GangStatus};
 
 use super::world::{World, asks, bound, claim, forget, key, leaving, member, place, uid, with_repair};
-use crate::protocol::{Answer, Arrival, Member, Settings, Stage, Work};
+use crate::protocol::{Answer, Arrival, Member, Placement, Settings, Stage, Work};
 use crate::terms::Repair;
 
 /// The process before: gang `a` of three, of which two are needed; `bind` of them were bound. What it left: the status, and its pods.
@@ -278,4 +278,30 @@ fn an_object_of_ours_that_is_nobodys_goes() {
     world.members("a", 1, 2);
     world.pass(60);
     assert_eq!(world.take_work(), [], "a gang has it");
+}
+
+#[test]
+fn a_decision_that_is_written_late_over_places_of_others_is_buried() {
+    let (status, pods) = before(0, Repair::Hold);
+    let mut world = World::new();
+    // Who leads now has given one of the devices to another gang.
+    world.see(member("b0", claim("b", 1)));
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n1", "a-g1")],
+        domain: "node n1".into(),
+        victims: Vec::new(),
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    for pod in pods {
+        world.see(pod);
+    }
+    world.show("a", status);
+    assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), None);
+    assert_eq!(world.status("a").decision, None, "and the object says so");
+    assert_eq!(
+        world.plan_from(4).must,
+        2,
+        "all of it is planned anew, not what is left of it"
+    );
 }
