@@ -47,7 +47,7 @@ enum Command {
     /// Run the node daemon: the device plugin that kubelet gets its GPUs from
     Plugin(Box<gantry_plugin::Args>),
     /// Run the scheduler extender: picks node and GPUs for kube-scheduler
-    Extender(gantry_extender::Args),
+    Extender(Box<gantry_extender::Args>),
     /// Show a machine: matrix, links, NUMA nodes, NICs
     Topo(topo::TopoArgs),
     /// Say which GPUs of a machine a job of some size would get, and why
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
         Command::Extender(args) => {
             log.start();
             runtime::serve(Threads::Many, end_with_stdin, |shutdown| {
-                gantry_extender::run(args, shutdown)
+                gantry_extender::run(*args, shutdown)
             })
         }
         Command::Topo(args) => {
