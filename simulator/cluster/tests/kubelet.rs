@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use gantry_proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use gantry_proto::deviceplugin::registration_client::RegistrationClient;
 use gantry_proto::deviceplugin::*;
@@ -16,14 +16,13 @@ use gantry_proto::podresources::pod_resources_lister_client::PodResourcesListerC
 use gantry_sim_cluster::kubelet::{Folders, Kubelet};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams};
-use kube::runtime::wait::{await_condition, conditions};
+use kube::api::{Api, DeleteParams, WatchEvent, WatchParams};
+use kube::runtime::wait::await_condition;
 use serde_json::json;
 use support::{Cluster, gpu_pod, phase};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
@@ -293,14 +292,25 @@ async fn a_deleted_pod_goes_after_its_processes() {
     let node = Node1::start().await;
     let pod = node.bound(gpu_pod("p", 1)).await;
     node.cluster.wait("p", phase("Running")).await;
-    node.cluster
-        .pods()
-        .delete("p", &DeleteParams::default())
+    let pods = node.cluster.pods();
+    let version = pods.get("p").await.unwrap().resource_version().unwrap();
+    let mut events = pods
+        .watch(&WatchParams::default(), &version)
         .await
-        .unwrap();
-    let uid = pod.uid().unwrap();
-    let deleted = conditions::is_deleted(&uid);
-    await_condition(node.cluster.pods(), "p", deleted).await.unwrap();
+        .unwrap()
+        .boxed();
+    pods.delete("p", &DeleteParams::default()).await.unwrap();
+    let last = loop {
+        if let Some(WatchEvent::Deleted(pod)) = events.next().await.transpose().unwrap() {
+            break pod;
+        }
+    };
+    let phase = last.status.and_then(|status| status.phase);
+    assert_eq!(
+        phase.as_deref(),
+        Some("Succeeded"),
+        "it was seen to end before it went"
+    );
     assert!(!node.cgroup_of(&pod).exists());
     assert_eq!(node.listed().await, []);
 }

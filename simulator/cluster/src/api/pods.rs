@@ -49,6 +49,9 @@ pub(super) fn default_and_check(what: &str, pod: &mut Value) -> Result<(), ApiEr
 
 /// Limits are requests where no request is given, and extended resources cannot be overcommitted.
 fn default_requests(container: &mut Value) -> Result<(), String> {
+    for amounts in ["/resources/limits", "/resources/requests"] {
+        container.pointer_mut(amounts).into_iter().for_each(canonical);
+    }
     let limits = container["resources"]["limits"]
         .as_object()
         .cloned()
@@ -71,6 +74,19 @@ fn default_requests(container: &mut Value) -> Result<(), String> {
         meta::entry(container, "resources").insert("requests".into(), Value::Object(requests));
     }
     Ok(())
+}
+
+/// Quantities that a client wrote as numbers, as text: so they are kept and given back.
+fn canonical(amounts: &mut Value) {
+    for amount in amounts
+        .as_object_mut()
+        .into_iter()
+        .flat_map(|all| all.values_mut())
+    {
+        if let Value::Number(number) = amount {
+            *amount = number.to_string().into();
+        }
+    }
 }
 
 /// A pod once bound stays where it is.
@@ -157,4 +173,26 @@ pub(crate) fn grace_seconds(pod: &Value, asked: Option<u64>) -> u64 {
     }
     let own = pod["spec"]["terminationGracePeriodSeconds"].as_u64();
     asked.or(own).unwrap_or(DEFAULT_GRACE_SECONDS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_gpus_is_given_back_as_text() {
+        let mut pod =
+            json!({"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 2, "cpu": 0.5}}}]}});
+        default_and_check("pod p", &mut pod).unwrap();
+        let amounts = json!({"nvidia.com/gpu": "2", "cpu": "0.5"});
+        let resources = &pod["spec"]["containers"][0]["resources"];
+        assert_eq!(*resources, json!({"limits": amounts, "requests": amounts}));
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_nothing_stays_as_it_is() {
+        let mut pod = json!({"spec": {"containers": [{"name": "c"}]}});
+        default_and_check("pod p", &mut pod).unwrap();
+        assert_eq!(pod["spec"]["containers"], json!([{"name": "c"}]));
+    }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use gantry_api::GpuNode;
+use gantry_api::{Gang, GpuNode};
 use jiff::Timestamp;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
@@ -20,6 +21,8 @@ struct Column {
 
 enum Cell {
     Path(String),
+    /// How long ago the time at this path was.
+    Since(String),
     Age,
     LastSeen,
     Ready,
@@ -89,14 +92,15 @@ fn columns(kind: &Kind) -> Vec<Column> {
             path("Object", "involvedObject.name"),
             path("Message", "message"),
         ],
-        "gpunodes" => std::iter::once(name).chain(declared()).collect(),
+        "gpunodes" => std::iter::once(name).chain(declared(GpuNode::crd())).collect(),
+        "gangs" => std::iter::once(name).chain(declared(Gang::crd())).collect(),
         _ => vec![name, age],
     }
 }
 
-/// The columns that the custom resource declares, with their JSON paths.
-fn declared() -> impl Iterator<Item = Column> {
-    let versions = GpuNode::crd().spec.versions;
+/// The columns that a custom resource declares, with their JSON paths.
+fn declared(resource: CustomResourceDefinition) -> impl Iterator<Item = Column> {
+    let versions = resource.spec.versions;
     versions
         .into_iter()
         .filter_map(|version| version.additional_printer_columns)
@@ -108,10 +112,12 @@ fn declared() -> impl Iterator<Item = Column> {
                 _ => "string",
             },
             priority: declared.priority.unwrap_or(0),
-            cell: if declared.type_ == "date" {
-                Cell::Age
-            } else {
-                Cell::Path(declared.json_path.trim_start_matches('.').to_owned())
+            cell: {
+                let path = declared.json_path.trim_start_matches('.').to_owned();
+                match declared.type_.as_str() {
+                    "date" => Cell::Since(path),
+                    _ => Cell::Path(path),
+                }
             },
             name: declared.name,
         })
@@ -120,13 +126,15 @@ fn declared() -> impl Iterator<Item = Column> {
 impl Cell {
     fn fill(&self, object: &Value) -> Value {
         match self {
-            Self::Path(path) => {
-                let value = path.split('.').fold(object, |value, part| &value[part]);
-                match value {
-                    Value::Null => "<none>".into(),
-                    value => value.clone(),
-                }
-            }
+            Self::Path(path) => match at(object, path) {
+                Value::Null => "<none>".into(),
+                value => value.clone(),
+            },
+            // A custom resource has nothing where kubectl knows of none.
+            Self::Since(path) => match at(object, path).as_str() {
+                None => "".into(),
+                Some(time) => age(time).into(),
+            },
             Self::Age => age(meta::text(object, "creationTimestamp")).into(),
             Self::LastSeen => {
                 let times = [
@@ -160,6 +168,10 @@ impl Cell {
             }
         }
     }
+}
+
+fn at<'a>(object: &'a Value, path: &str) -> &'a Value {
+    path.split('.').fold(object, |value, part| &value[part])
 }
 
 fn pod_status(pod: &Value) -> &str {
@@ -204,6 +216,22 @@ mod tests {
             table["rows"][0]["cells"],
             json!(["a", "1/1", "Running", "<unknown>", "n1"])
         );
+    }
+
+    #[test]
+    fn a_gang_that_waits_says_since_when_and_one_that_does_not_says_nothing() {
+        let kind = Kind::find("gantry.dev", "v1alpha1", "gangs").unwrap();
+        let since = Timestamp::now() - jiff::SignedDuration::from_hours(5);
+        let waits = json!({"metadata": {"name": "a"}, "status": {"phase": "Queued", "waitingSince": since.to_string()}});
+        let bound = json!({"metadata": {"name": "b"}, "status": {"phase": "Bound"}});
+        let table = table(kind, [&waits, &bound], "7");
+        let titles = table["columnDefinitions"].as_array().unwrap();
+        let waiting = titles
+            .iter()
+            .position(|title| title["name"] == "Waiting")
+            .unwrap();
+        assert_eq!(table["rows"][0]["cells"][waiting], "5h");
+        assert_eq!(table["rows"][1]["cells"][waiting], "");
     }
 
     #[test]

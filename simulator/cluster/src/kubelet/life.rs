@@ -58,6 +58,8 @@ impl Life {
                 self.outlive().await;
                 self.leave();
                 self.plugins.with_devices(|devices| devices.release(&uid));
+                // As kubelet does: a pod that it ended is seen to have ended before it goes.
+                self.tell(Stage::Succeeded).await;
                 self.confirm_deletion(&uid).await;
             }
             // Kubelet has freed the devices already; the processes take their time.
