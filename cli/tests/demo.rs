@@ -72,6 +72,9 @@ fn the_demo_passes_its_own_checks_and_leaves_nothing_behind() {
         "bypass -> a40",
         "careful -> a40",
         "patient -> ",
+        "all 4 of train run on hgx",
+        "tune waits and holds nothing",
+        "all 4 of tune run on ",
     ] {
         assert!(stdout.contains(scene), "{scene:?} in\n{stdout}");
     }

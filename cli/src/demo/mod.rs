@@ -2,6 +2,7 @@
 //! themselves. Everything lives in one temporary folder and on loopback; nothing is left behind.
 
 mod children;
+mod gangs;
 mod play;
 mod scenes;
 mod screen;
@@ -128,9 +129,11 @@ fn go_on(stage: &Stage, screen: Screen, watch: bool) {
         let kubeconfig = stage.kubeconfig.display();
         for line in [
             format!("export KUBECONFIG={kubeconfig}"),
-            "kubectl get gpunodes,pods -o wide".into(),
+            "kubectl get gpunodes,gangs,pods -o wide".into(),
             "kubectl get gpunode hgx -o yaml            # machine, health, holders".into(),
             "kubectl create -f manifests/samples/two-gpus.yaml".into(),
+            "kubectl create -f manifests/samples/gang-pods.yaml   # four pods, all or none".into(),
+            "cargo run -- explain queue                  # also: explain gang, explain pod".into(),
             format!(
                 "curl -s {}/apis/gantry.dev/v1alpha1/gpunodes   # without kubectl",
                 stage.url

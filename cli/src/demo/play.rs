@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context;
-use gantry_api::names::{EXTENDER, GPU_RESOURCE};
+use gantry_api::names::{EXTENDER, GANG_ANNOTATION, GANG_MIN_ANNOTATION, GPU_RESOURCE};
 use gantry_topology::{GpuSet, Purpose};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::ResourceExt;
@@ -26,6 +26,8 @@ pub(super) struct Actor {
     pub(super) bypass: Option<String>,
     /// How long its processes outlive it.
     pub(super) outlive: Option<String>,
+    /// The gang it belongs to, and how many members that needs.
+    pub(super) gang: Option<(String, usize)>,
 }
 
 /// Where a pod went.
@@ -142,7 +144,7 @@ impl Play<'_> {
     }
 
     /// The pod once it runs, with the GPUs its container sees.
-    async fn running(&mut self, name: &str) -> anyhow::Result<Option<Placed>> {
+    pub(super) async fn running(&mut self, name: &str) -> anyhow::Result<Option<Placed>> {
         let pods = self.stage.pods();
         let pod = self.stage.wait(async || {
             let pod = pods
@@ -193,7 +195,7 @@ impl Play<'_> {
     }
 
     /// What `NVIDIA_VISIBLE_DEVICES` says in the pod's container.
-    fn visible(&self, pod: &Pod, node: &str) -> BTreeSet<String> {
+    pub(super) fn visible(&self, pod: &Pod, node: &str) -> BTreeSet<String> {
         let processes = self
             .stage
             .nodes
@@ -234,7 +236,7 @@ impl Play<'_> {
         self.check(
             placed.gpus.is_subset(before.free()),
             &format!(
-                "they were free and healthy before, as were {}",
+                "they were free and healthy before{}",
                 others(before.free() - placed.gpus)
             ),
         );
@@ -292,7 +294,7 @@ impl Play<'_> {
     }
 
     /// What a user finds out about a waiting pod: its condition and the extender's events, one per line.
-    async fn words(&self, name: &str) -> anyhow::Result<String> {
+    pub(super) async fn words(&self, name: &str) -> anyhow::Result<String> {
         let pod = self
             .stage
             .pods()
@@ -337,10 +339,14 @@ fn gpus(count: usize) -> String {
 }
 
 fn manifest(actor: &Actor) -> serde_json::Value {
-    let annotations = actor
-        .outlive
-        .as_ref()
-        .map(|time| json!({gantry_sim_cluster::kubelet::OUTLIVE: time}));
+    let mut annotations = json!({});
+    if let Some(time) = &actor.outlive {
+        annotations[gantry_sim_cluster::kubelet::OUTLIVE] = json!(time);
+    }
+    if let Some((gang, min)) = &actor.gang {
+        annotations[GANG_ANNOTATION] = json!(gang);
+        annotations[GANG_MIN_ANNOTATION] = json!(min.to_string());
+    }
     let selector = actor
         .only_on
         .as_ref()

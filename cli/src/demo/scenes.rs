@@ -7,6 +7,7 @@ use gantry_topology::{GpuSet, Purpose};
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 
+use super::gangs;
 use super::play::{Actor, Placed, Play};
 use super::screen::Look;
 use super::sight::{Hold, NodeSight};
@@ -17,7 +18,8 @@ pub(super) async fn all(play: &mut Play<'_>) -> anyhow::Result<()> {
     too_large(play).await?;
     bypass(play).await?;
     sick_gpu(play).await?;
-    force_delete(play).await
+    force_delete(play).await?;
+    gangs::play(play).await
 }
 
 fn actor(name: &str, gpus: usize) -> Actor {

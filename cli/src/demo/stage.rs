@@ -250,6 +250,13 @@ impl Stage {
         Ok(Sight::of(&gpu_nodes.items, &pods.items))
     }
 
+    /// Whether the extender counts as many GPUs as free as the cluster shows.
+    pub(super) async fn extender_is_up_to_date(&self) -> anyhow::Result<bool> {
+        let sight = self.sight().await?;
+        let free = sight.nodes.iter().map(|node| node.free().len()).sum();
+        Ok(free_for_extender(self.extender).await == Some(free))
+    }
+
     /// The pods of the demo.
     pub(super) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), "default")

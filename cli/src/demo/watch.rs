@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use gantry_api::Gang;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::ListParams;
+use kube::api::{Api, ListParams};
 use tokio_util::sync::CancellationToken;
 
 use super::screen::Screen;
@@ -68,12 +69,31 @@ async fn page(stage: &Stage, screen: Screen, letters: &mut Letters) -> anyhow::R
         .context("listing pods")?;
     lines.extend(pods.items.iter().map(describe));
     lines.push(String::new());
+    let gangs: Api<Gang> = Api::namespaced(stage.client.clone(), "default");
+    let gangs = gangs
+        .list(&ListParams::default())
+        .await
+        .context("listing Gangs")?;
+    lines.extend(gangs.items.iter().map(describe_gang));
+    lines.push(String::new());
     if screen.terminal {
         lines.extend(LEGEND.map(str::to_owned));
         lines.push(format!("KUBECONFIG={}   Ctrl-C ends", stage.kubeconfig.display()));
     }
     lines.push(String::new());
     Ok(lines.join("\n"))
+}
+
+fn describe_gang(gang: &Gang) -> String {
+    let status = gang.status.clone().unwrap_or_default();
+    format!(
+        "  gang {:<10} {:?}, {} of {} bound: {}",
+        gang.name_any(),
+        status.phase,
+        status.bound,
+        status.min,
+        status.reason
+    )
 }
 
 fn describe(pod: &Pod) -> String {
