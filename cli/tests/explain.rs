@@ -189,7 +189,39 @@ async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
     let (code, text) = stage.see(&["gang", "tarin"]).await;
     assert_eq!(code, Some(2));
     assert!(
-        text.contains("no gang tarin in namespace default; there are small, train"),
+        text.contains("no gang tarin in namespace default; did you mean train?"),
         "{text}"
     );
+    let (_, text) = stage.see(&["gang", "other"]).await;
+    assert!(text.contains("; there are small, train"), "{text}");
+    for words in [&["gang", "train", "-n", "ml"], &["pod", "three", "-n", "ml"]] {
+        let (code, text) = stage.see(words).await;
+        assert_eq!(code, Some(2));
+        assert!(
+            text.contains("; there is one in namespace default: add -n default"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_cannot_be_read_is_said_to_be_so_at_once() {
+    let stage = Stage::start().await;
+    let file = stage.folder.path().join("kubeconfig");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    // Nobody listens there.
+    config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1".into();
+    std::fs::write(&file, config.to_string()).unwrap();
+    let (code, text) = stage.see(&["queue"]).await;
+    assert_eq!(code, Some(1));
+    assert!(
+        text.starts_with("gantry: the API server cannot be reached: "),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 1, "{text}");
+    std::fs::remove_file(&file).unwrap();
+    let (code, text) = stage.see(&["queue"]).await;
+    assert_eq!(code, Some(1));
+    assert!(text.starts_with("gantry: there is no kubeconfig "), "{text}");
 }

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use gantry_api::ResourceName;
+use gantry_api::{Gang, GpuNode, ResourceName};
 use gantry_gang::Levels;
 use gantry_gang::protocol::Settings;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::ListParams;
+use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::Options;
@@ -21,6 +24,8 @@ use crate::watched::Watched;
 /// Between two looks whether everything is listed.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Longest time to hear of the API server at all.
+const REACH: Duration = Duration::from_secs(10);
 /// Longest time to read the objects that say how large gangs are, once the rest is listed: a kind that is not served is never read.
 const OWNERS: Duration = Duration::from_secs(3);
 /// Gangs planned at most before the look is given up: more than any queue has.
@@ -43,6 +48,7 @@ pub struct Terms {
 /// The kubeconfig cannot be read; the cluster cannot be listed within `limit`: then the log says why.
 pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> anyhow::Result<Arc<Store>> {
     let client = crate::connect(kubeconfig).await?;
+    reach(&client).await?;
     let watched = Watched::new(terms.resources);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
     index.set_fabric(terms.fabric.clone());
@@ -95,4 +101,45 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
         }
     }
     Ok(store)
+}
+
+/// Asks for one object of every kind that is needed: what keeps the cluster from being read is said at once, and not after many tries.
+async fn reach(client: &Client) -> anyhow::Result<()> {
+    let pods = Api::<Pod>::all(client.clone());
+    let nodes = Api::<Node>::all(client.clone());
+    let gpu_nodes = Api::<GpuNode>::all(client.clone());
+    let gangs = Api::<Gang>::all(client.clone());
+    let one = ListParams::default().limit(1);
+    let asked = async {
+        (
+            pods.list_metadata(&one).await.map(drop),
+            nodes.list_metadata(&one).await.map(drop),
+            gpu_nodes.list_metadata(&one).await.map(drop),
+            gangs.list_metadata(&one).await.map(drop),
+        )
+    };
+    let answers = tokio::time::timeout(REACH, asked)
+        .await
+        .with_context(|| format!("the API server does not answer within {} s", REACH.as_secs()))?;
+    answers.0.map_err(|error| unreadable("pods", error))?;
+    answers.1.map_err(|error| unreadable("nodes", error))?;
+    answers
+        .2
+        .map_err(|error| unreadable("gpunodes.gantry.dev", error))?;
+    answers.3.map_err(|error| unreadable("gangs.gantry.dev", error))
+}
+
+fn unreadable(kind: &str, error: kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) if status.code == 404 => {
+            anyhow::anyhow!(
+                "the cluster has no {kind}: is Gantry installed there (kubectl apply -k manifests)?"
+            )
+        }
+        kube::Error::Api(status) if matches!(status.code, 401 | 403) => {
+            anyhow::anyhow!("you may not list {kind}: {}", status.message)
+        }
+        kube::Error::Api(status) => anyhow::anyhow!("{kind} cannot be listed: {}", status.message),
+        error => anyhow::anyhow!("the API server cannot be reached: {}", watch::chain(&error)),
+    }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use gantry_api::names;
 use gantry_extender::decide::{ForeignNodes, Options, Policy};
@@ -35,7 +36,7 @@ pub(crate) struct ExplainArgs {
     what: What,
 
     /// Kubeconfig file [default: KUBECONFIG, or ~/.kube/config]
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", global = true)]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE", global = true, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     kubeconfig: Option<PathBuf>,
 
     /// Namespace of the pod or gang
@@ -98,6 +99,10 @@ enum What {
     Queue,
 }
 
+/// Most letters by which a name may differ that is taken for what was meant.
+const NEAR: usize = 2;
+/// Names shown where none is near.
+const SHOWN: usize = 8;
 /// Longest time to list the cluster.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -112,7 +117,15 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         policy: args.policy,
         ..Options::default()
     };
-    let kubeconfig = args.kubeconfig.clone().or_else(home_kubeconfig);
+    // Empty is not set, as for kubectl.
+    let named = args
+        .kubeconfig
+        .clone()
+        .filter(|path| !path.as_os_str().is_empty());
+    if let Some(path) = &named {
+        anyhow::ensure!(path.is_file(), "there is no kubeconfig {}", path.display());
+    }
+    let kubeconfig = named.or_else(home_kubeconfig);
     let terms = Terms {
         resources,
         options,
@@ -143,8 +156,9 @@ fn home_kubeconfig() -> Option<PathBuf> {
 fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
     let report = store.read(|index| {
         let pod = index.find_pod(&args.namespace, name).ok_or_else(|| {
+            let hint = hint(index, args, name, Index::pod_names);
             BadInput(anyhow!(
-                "no pod {name} in namespace {} that asks for {} or another resource that is looked at",
+                "no pod {name} in namespace {} that asks for {} or another resource that is looked at{hint}",
                 args.namespace,
                 args.resources.join(", ")
             ))
@@ -162,17 +176,38 @@ fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> 
 fn gang(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
     let report = store.read(|index| index.inspect_gang(&args.namespace, name));
     let report = report.ok_or_else(|| {
-        let known = store.read(|index| index.gang_names(&args.namespace));
-        let known = match known.is_empty() {
-            true => "there is none".to_owned(),
-            false => format!("there are {}", known.join(", ")),
-        };
-        BadInput(anyhow!("no gang {name} in namespace {}; {known}", args.namespace))
+        let hint = store.read(|index| hint(index, args, name, Index::gang_names));
+        BadInput(anyhow!("no gang {name} in namespace {}{hint}", args.namespace))
     })?;
     if args.json {
         return json(&report);
     }
     Ok(gangs::gang(&report, now()))
+}
+
+/// What was perhaps meant by a name that is not there: the same elsewhere, the nearest here, or what there is.
+fn hint(index: &Index, args: &ExplainArgs, name: &str, names: fn(&Index, &str) -> Vec<String>) -> String {
+    let spaces = index.namespaces();
+    let elsewhere = spaces
+        .iter()
+        .find(|space| names(index, space).iter().any(|known| known == name));
+    if let Some(space) = elsewhere {
+        return format!("; there is one in namespace {space}: add -n {space}");
+    }
+    let known = names(index, &args.namespace);
+    let distance = |known: &&String| strsim::damerau_levenshtein(known, name);
+    match known.iter().min_by_key(distance) {
+        None => format!("; there is none at all in namespace {}", args.namespace),
+        Some(near) if distance(&near) <= NEAR => format!("; did you mean {near}?"),
+        Some(_) if known.len() > SHOWN => {
+            format!(
+                "; there are {} and {} more",
+                known[..SHOWN].join(", "),
+                known.len() - SHOWN
+            )
+        }
+        Some(_) => format!("; there are {}", known.join(", ")),
+    }
 }
 
 fn queue(store: &Store, args: &ExplainArgs) -> anyhow::Result<String> {

@@ -1,6 +1,7 @@
 //! Why a pod is where it is, or why it waits: every node looked at, and what would have to end there for the pod to fit. For people;
 //! nothing is decided or changed here.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName, PodUid};
@@ -61,6 +62,19 @@ impl Index {
             .values()
             .filter(|pod| *pod.namespace == *namespace && *pod.name == *name);
         named.next()
+    }
+
+    /// The pods of a namespace.
+    pub fn pod_names(&self, namespace: &str) -> Vec<String> {
+        let pods = self.pods.values().filter(|pod| *pod.namespace == *namespace);
+        let mut names: Vec<String> = pods.map(|pod| pod.name.to_string()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The namespaces that have pods.
+    pub fn namespaces(&self) -> BTreeSet<Arc<str>> {
+        self.pods.values().map(|pod| Arc::clone(&pod.namespace)).collect()
     }
 
     /// What is to be said of a pod.
