@@ -15,9 +15,10 @@ use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sim::Sim;
+use support::door::Door;
 use support::{Node, own_address, soon};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
@@ -78,10 +79,8 @@ async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_
         "kubelet would give out whole what is to be shared"
     );
 
-    tokio::spawn(forward(
-        door,
-        behind.trim_start_matches("http://").parse().unwrap(),
-    ));
+    let server = behind.trim_start_matches("http://").parse().unwrap();
+    let _open = Door::open(door, server).await;
     let mut plugin = kubelet.plugin().await;
     let mut lists = plugin.watch().await;
     let devices = soon("a list", lists.next()).await.unwrap().unwrap().devices;
@@ -131,18 +130,6 @@ async fn warning(client: &kube::Client) -> String {
         }
     };
     soon("the Event", found).await
-}
-
-/// Lets connections through.
-async fn forward(door: SocketAddr, behind: SocketAddr) {
-    let listener = TcpListener::bind(door).await.unwrap();
-    loop {
-        let (mut visitor, _) = listener.accept().await.unwrap();
-        tokio::spawn(async move {
-            let mut server = TcpStream::connect(behind).await.unwrap();
-            let _ = tokio::io::copy_bidirectional(&mut visitor, &mut server).await;
-        });
-    }
 }
 
 async fn a_moment() {

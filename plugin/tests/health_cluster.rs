@@ -13,7 +13,8 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use sim::Sim;
-use support::{Node, soon};
+use support::door::Door;
+use support::{Node, own_address, soon};
 use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "node-1";
@@ -23,6 +24,8 @@ struct Scene {
     sim: Sim,
     node: Node,
     client: Client,
+    /// The daemon's way to the API server.
+    door: Door,
     daemon: Option<(CancellationToken, tokio::task::JoinHandle<anyhow::Result<()>>)>,
     stop: CancellationToken,
 }
@@ -39,7 +42,12 @@ impl Scene {
         std::fs::write(random.join("boot_id"), "boot-1\n").unwrap();
         let node = Node::new(1);
         let kubeconfig = node.directory.path().join("kubeconfig");
-        std::fs::write(&kubeconfig, api.kubeconfig()).unwrap();
+        let server = api.url();
+        let address = own_address();
+        let behind = api.kubeconfig().replace(&server, &format!("http://{address}"));
+        std::fs::write(&kubeconfig, behind).unwrap();
+        let server = server.trim_start_matches("http://").parse().unwrap();
+        let door = Door::open(address, server).await;
         let layout = sim.installed.layout.clone();
         let library = sim.installed.library.clone();
         let node = node.with(|args| {
@@ -58,6 +66,7 @@ impl Scene {
             sim,
             node,
             client,
+            door,
             daemon: None,
             stop,
         }
@@ -286,5 +295,17 @@ async fn a_node_whose_driver_is_missing_says_so_in_its_account() {
         "{}",
         condition.message
     );
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_hangs_does_not_delay_the_end() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    scene.condition("True").await;
+    scene.door.block();
+    // Three ask now, and each waits for its answer: the account, the Event with the condition, the look for a lift.
+    scene.sim.installed.controller.raise_xid(2, 79).unwrap();
+    scene.door.is_tried(3).await;
     scene.stop().await;
 }

@@ -34,8 +34,15 @@ const MOST_TEXT: usize = 1024;
 /// Where something is wrong: a GPU, or a part of it.
 type Spot = (GpuUuid, Extent);
 
-/// Publishes until `shutdown`.
+/// Publishes until `shutdown`, and does not wait then for what the API server has not answered.
 pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: CancellationToken) {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = follow(client, cluster) => {}
+    }
+}
+
+async fn follow(client: Client, cluster: Cluster) {
     let nodes = Api::<Node>::all(client.clone());
     let mut teller = Teller::new(client, &cluster.node);
     let mut diagnosis = cluster.sickbay.diagnosis();
@@ -75,16 +82,12 @@ pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: Cancella
             }
         }
         tokio::select! {
-            () = shutdown.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
             changed = diagnosis.changed() => {
                 if changed.is_err() {
                     return;
                 }
-                tokio::select! {
-                    () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep(SHORTEST.min(wait)) => {}
-                }
+                tokio::time::sleep(SHORTEST.min(wait)).await;
             }
         }
     }

@@ -80,20 +80,23 @@ fn recorder(client: Client, node: &NodeName) -> Recorder {
     Recorder::new(client, reporter)
 }
 
-/// Publishes until `shutdown`.
+/// Publishes until `shutdown`, and does not wait then for what the API server has not answered.
 pub(super) async fn publish(
     client: Client,
     cluster: Cluster,
-    mut notes: mpsc::Receiver<Note>,
+    notes: mpsc::Receiver<Note>,
     shutdown: CancellationToken,
 ) {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = follow(client, cluster, notes) => {}
+    }
+}
+
+async fn follow(client: Client, cluster: Cluster, mut notes: mpsc::Receiver<Note>) {
     let recorder = recorder(client, &cluster.node);
     let mut batch = Vec::new();
-    loop {
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            received = notes.recv_many(&mut batch, 256) => if received == 0 { return },
-        }
+    while notes.recv_many(&mut batch, 256).await > 0 {
         for (event, pod) in batch.drain(..).filter_map(|note| event(&note)).take(MOST) {
             if let Err(error) = recorder.publish(&event, &reference(&pod)).await {
                 debug!(%error, reason = event.reason, pod = pod.name, "Event not published");

@@ -64,7 +64,12 @@ impl Publisher {
             inventories.mark_unchanged();
             readiness.mark_unchanged();
             diagnoses.mark_unchanged();
-            let wait = match tokio::time::timeout(DEADLINE, self.publish()).await {
+            let published = tokio::select! {
+                published = tokio::time::timeout(DEADLINE, self.publish()) => published,
+                // What is being written is waited for a little, for it must not come after the last word.
+                () = passed(&shutdown, LAST_DEADLINE) => break,
+            };
+            let wait = match published {
                 Ok(Ok(())) => {
                     pauses.reset();
                     None
@@ -223,6 +228,12 @@ impl Publisher {
             Err(_) => debug!("leaving could not be published in time"),
         }
     }
+}
+
+/// Comes back so long after `shutdown`.
+async fn passed(shutdown: &CancellationToken, time: Duration) {
+    shutdown.cancelled().await;
+    tokio::time::sleep(time).await;
 }
 
 fn parameters() -> PatchParams {
