@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,8 @@ pub struct Channels {
 struct Progress {
     host: Host,
     looked: Option<(Instant, Arc<Config>, Arc<gantry_topology::Machine>)>,
-    written: BTreeMap<Class, String>,
+    /// The inode of each file that this run wrote.
+    written: BTreeMap<Class, u64>,
     problem: Option<String>,
     warnings: Vec<&'static str>,
     /// Whether devices were ever let through.
@@ -98,8 +99,11 @@ impl Writer {
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
-        for class in progress.written.keys() {
-            self.remove(*class);
+        for (class, inode) in &progress.written {
+            // One that was put in its place is a successor's.
+            if fs::symlink_metadata(self.path(*class)).is_ok_and(|now| now.ino() == *inode) {
+                self.remove(*class);
+            }
         }
     }
 
@@ -205,16 +209,16 @@ impl Writer {
         !refused
     }
 
-    /// Writes a specification that is not on disk as it should be.
-    fn write(&self, class: Class, spec: &Spec, written: &mut BTreeMap<Class, String>) -> io::Result<()> {
+    /// Writes a specification that this run has not written yet or that is not on disk as it should be.
+    fn write(&self, class: Class, spec: &Spec, written: &mut BTreeMap<Class, u64>) -> io::Result<()> {
         let (path, text) = (self.path(class), spec.text());
-        if written.get(&class) == Some(&text) && path.exists() {
+        if written.contains_key(&class) && fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
             return Ok(());
         }
         fs::create_dir_all(&self.root)?;
-        replace(&path, &text)?;
+        let inode = replace(&path, &text)?;
         info!(path = %path.display(), devices = spec.names().count(), "CDI specification written");
-        written.insert(class, text);
+        written.insert(class, inode);
         Ok(())
     }
 
@@ -296,8 +300,8 @@ fn usable(inventory: Arc<Inventory>, access: &Access) -> Arc<Inventory> {
     Arc::new(changed)
 }
 
-/// Writes beside and renames over: a runtime reads the old text or the new one.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+/// Writes beside and renames over: a runtime reads the old text or the new one. Comes back with the new file's inode.
+fn replace(path: &Path, text: &str) -> io::Result<u64> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     // Runtimes read *.json and *.yaml only.
     let beside = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
@@ -311,7 +315,9 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
         file.write_all(text.as_bytes())?;
         // The process's mask may have taken bits away; runtimes of other users read it.
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-        fs::rename(&beside, path)
+        let inode = file.metadata()?.ino();
+        fs::rename(&beside, path)?;
+        Ok(inode)
     };
     write().inspect_err(|_| {
         let _ = fs::remove_file(&beside);

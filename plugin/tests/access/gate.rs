@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_api::DeviceHealth;
 use gantry_plugin::allocate::{Access, Responder};
 use gantry_plugin::cdi::{Channels, Class, Kind, Writer};
 use gantry_plugin::config::{Config, Strategy};
@@ -208,6 +209,42 @@ async fn files_of_classes_that_an_earlier_run_left_are_removed() {
     assert!(gate.path(Class::Gpu).exists() && !gate.path(Class::Mofed).exists());
     let others = gate.root.path().join("cdi/nvidia.com-gpu.json");
     assert!(others.exists(), "a file of somebody else's");
+}
+
+#[tokio::test]
+async fn a_file_that_somebody_wrote_over_is_written_again() {
+    let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
+    gate.passes(is_ready).await;
+    let path = gate.path(Class::Gpu);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, "{}").unwrap();
+    // It looks every few seconds, and with every change.
+    let sick = Device {
+        health: DeviceHealth {
+            healthy: false,
+            reason: Some("Xid 79".into()),
+        },
+        ..gpu(0)
+    };
+    gate.inventory
+        .send_replace(Arc::new(Inventory::ready(machine(4), vec![sick])));
+    gate.passes(|inventory| !inventory.devices[0].health.healthy)
+        .await;
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+}
+
+#[tokio::test]
+async fn a_successors_files_stay_at_the_end() {
+    let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
+    gate.passes(is_ready).await;
+    let path = gate.path(Class::Gpu);
+    let text = fs::read_to_string(&path).unwrap();
+    let beside = path.with_extension("successor");
+    fs::write(&beside, &text).unwrap();
+    fs::rename(&beside, &path).unwrap();
+    gate.shutdown.cancel();
+    soon(gate.task).await.unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
 }
 
 #[tokio::test]
