@@ -189,7 +189,7 @@ impl Service {
                 let uid = PodUid::from(uid(&args.pod));
                 offers = self
                     .store
-                    .read(|index| index.preemptable(&uid, &request, priority, offers));
+                    .update(|index| index.preemptable(&uid, &request, priority, offers));
                 outcome = if offers.is_empty() { "none" } else { "some" };
             }
             // Filter has refused it everywhere; no end of others mends what it asks for.

@@ -365,6 +365,37 @@ fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
 }
 
 #[test]
+fn of_parked_pods_that_fit_those_of_the_highest_priority_are_woken_first() {
+    let cluster = one_node();
+    let holder = bound(pod("holder", 8), "n", 1, Some("0-7"));
+    cluster.pod(&holder);
+    for (name, priority) in [("low", 0), ("high", 10), ("higher", 10)] {
+        let mut waits = pod(name, 4);
+        waits["spec"]["priority"] = json!(priority);
+        cluster.pod(&waits);
+        let parked = Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request: request(4),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.store.update(|index| index.park(name.into(), parked));
+    }
+    cluster.gone(&holder);
+    cluster.wait(6);
+    let woken = || {
+        let woken = cluster.store.update(|index| index.take_wakeable(10));
+        woken
+            .into_iter()
+            .map(|(uid, _)| uid.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(woken(), ["high", "higher"]);
+    assert_eq!(woken(), ["low"]);
+    assert_eq!(woken(), [""; 0]);
+}
+
+#[test]
 fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
     let cluster = one_node();
     let holder = bound(pod("a", 6), "n", 1, Some("0-5"));

@@ -15,15 +15,21 @@ use crate::wire::Offer;
 
 impl Index {
     /// Of the nodes that kube-scheduler offers for a pod of a priority those that help, each with its victims: those that were named, and others
-    /// of lower priority if the devices want it. A member of a gang is helped by nobody here: gangs are preempted for as a whole.
+    /// of lower priority if the devices want it. A member of a gang is helped by nobody here: gangs are preempted for as a whole. Nor is a
+    /// pod for which others have gone already, while their devices are not given back.
     pub fn preemptable(
-        &self,
+        &mut self,
         uid: &PodUid,
         request: &Request,
         priority: i32,
         offers: Vec<Offer>,
     ) -> Vec<Offer> {
         if self.gang_of(uid).is_some() {
+            return Vec::new();
+        }
+        let awaited = self.comes_free(uid, request);
+        let now = self.now().at;
+        if self.waiting.awaits(now, uid, awaited) {
             return Vec::new();
         }
         let mut found: Vec<(usize, Offer)> = offers
@@ -34,6 +40,31 @@ impl Index {
         let least = found.iter().map(|(gangs, _)| *gangs).min();
         found.retain(|(gangs, _)| Some(*gangs) == least);
         found.into_iter().map(|(_, offer)| offer).collect()
+    }
+
+    /// Whether a node that takes the pod has enough devices once those that are gone have given theirs back. kube-scheduler no longer sees such pods: to
+    /// it the devices are free, and as our filter still refuses them it would have others stopped, node after node.
+    fn comes_free(&self, uid: &PodUid, request: &Request) -> bool {
+        let Some(pod) = self.pods.get(uid) else {
+            return false;
+        };
+        self.entries.iter().enumerate().any(|(ix, entry)| {
+            let Some(inventory) = &entry.inventory else {
+                return false;
+            };
+            let pools = inventory.pools.iter().zip(&entry.account.pools);
+            let leaving: Vec<DeviceSet> = pools
+                .map(|(pool, balance)| &(&balance.leaving - &balance.held) & &pool.healthy)
+                .collect();
+            if leaving.iter().all(DeviceSet::is_empty) {
+                return false;
+            }
+            let facts = self.rooms().get(ix).and_then(|room| room.facts.as_ref());
+            facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
+                && entry
+                    .exact(&[])
+                    .is_some_and(|class| fits_without(&class, request, &[&leaving], self.options.policy))
+        })
     }
 
     /// The victims on one node, and how many of them belong to gangs; `None` if no end of pods of lower priority helps.
@@ -118,7 +149,7 @@ pub(super) fn fits_without(
 mod tests {
     use super::*;
     use crate::decide::Options;
-    use crate::fixtures::{Cluster, bound, plain, pod, request};
+    use crate::fixtures::{Cluster, bound, gpu_node, holder, plain, pod, quarantined, request};
     use serde_json::{Value, json};
 
     fn ranked(name: &str, gpus: u32, priority: i32, set: &str) -> Value {
@@ -142,9 +173,10 @@ mod tests {
 
     fn answer(cluster: &Cluster, gpus: u32, priority: i32, offers: Vec<Offer>) -> Vec<Offer> {
         let asks = request(gpus);
+        let uid = uid("asks").into();
         cluster
             .store
-            .read(|index| index.preemptable(&uid("asks").into(), &asks, priority, offers))
+            .update(|index| index.preemptable(&uid, &asks, priority, offers))
     }
 
     #[test]
@@ -177,6 +209,46 @@ mod tests {
         );
         // Nobody of the same or a higher priority is stopped.
         assert_eq!(answer(&cluster, 4, 10, vec![offer("n", &[])]), []);
+    }
+
+    #[test]
+    fn while_a_victims_devices_are_not_given_back_nobody_else_is_stopped() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.add("other", &plain(4));
+        let victim = ranked("victim", 4, 0, "0-3");
+        cluster.pod(&victim);
+        let mut spared = bound(pod("spared", 4), "other", 1, Some("0-3"));
+        spared["spec"]["priority"] = json!(0);
+        cluster.pod(&spared);
+        cluster.pod(&pod("asks", 4));
+        let both = vec![offer("n", &["victim"]), offer("other", &["spared"])];
+        assert_eq!(answer(&cluster, 4, 10, both.clone()), both);
+        // kube-scheduler chose the first. It is gone, its processes perhaps are not, and to kube-scheduler nothing is to be had there.
+        cluster.gone(&victim);
+        let rest = vec![offer("other", &["spared"])];
+        assert_eq!(answer(&cluster, 4, 10, rest.clone()), []);
+        // Once they are given back, whatever kube-scheduler then asks is answered as ever.
+        cluster.wait(6);
+        assert_eq!(answer(&cluster, 4, 10, rest.clone()), rest);
+    }
+
+    #[test]
+    fn devices_that_are_never_given_back_are_not_waited_for_for_ever() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.add("other", &plain(4));
+        let mut node = gpu_node("n", &plain(4));
+        node["status"]["holders"] = json!([quarantined(holder("n", "stuck", None, "0-3"))]);
+        cluster.inventory(&node);
+        let mut spared = bound(pod("spared", 4), "other", 1, Some("0-3"));
+        spared["spec"]["priority"] = json!(0);
+        cluster.pod(&spared);
+        cluster.pod(&pod("asks", 4));
+        let offers = vec![offer("other", &["spared"])];
+        assert_eq!(answer(&cluster, 4, 10, offers.clone()), []);
+        cluster.wait(11);
+        assert_eq!(answer(&cluster, 4, 10, offers.clone()), offers);
     }
 
     #[test]

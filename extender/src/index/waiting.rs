@@ -1,8 +1,10 @@
 //! Pods that wait: refused by our filter (parked in kube-scheduler, which no change of ours wakes by itself), or refused by
 //! kube-scheduler's own count (which never asks us, so that we must say why). Remembers who; what to do about them is decided elsewhere.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gantry_api::{PodUid, ResourceName};
 
@@ -13,6 +15,10 @@ use crate::snapshot::NodeIx;
 
 /// Parked pods remembered at most; those beyond are woken by kube-scheduler's own flush after five minutes.
 const MAX_PARKED: usize = 10_000;
+
+/// How long a pod waits for devices that are to be given back before others are stopped for it: longer than it takes by far, unless a process
+/// of a pod that is gone does not end.
+const AWAITED: Duration = Duration::from_secs(10);
 
 /// A pod that our filter refused on every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +46,8 @@ pub struct Short {
 pub(super) struct Waiting {
     parked: HashMap<PodUid, Parked>,
     short: HashMap<PodUid, Short>,
+    /// Pods that wait for devices to be given back, rather than that others be stopped for them, and since when.
+    awaiting: HashMap<PodUid, Instant>,
     gained: HashSet<NodeIx>,
     /// The snapshot that shows the newest gain.
     gained_at: u64,
@@ -62,6 +70,17 @@ impl Waiting {
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.parked.remove(uid);
         self.short.remove(uid);
+        self.awaiting.remove(uid);
+    }
+
+    /// Whether a pod is still to wait for devices that are to be given back, if there are such.
+    pub(super) fn awaits(&mut self, now: Instant, uid: &PodUid, are_there: bool) -> bool {
+        if !are_there {
+            self.awaiting.remove(uid);
+            return false;
+        }
+        let since = *self.awaiting.entry(uid.clone()).or_insert(now);
+        now.saturating_duration_since(since) < AWAITED
     }
 
     pub(super) fn park(&mut self, uid: PodUid, parked: Parked) {
@@ -150,8 +169,8 @@ impl super::Index {
         !self.waiting.gained.is_empty()
     }
 
-    /// Takes the parked pods, at most `limit`, that were refused before GPUs came free on a node that fits them now. The longest
-    /// parked first.
+    /// Takes the parked pods, at most `limit`, that were refused before GPUs came free on a node that fits them now: those of the highest priority, the
+    /// longest parked first. The others have their turn a moment later, or what was freed for one pod would be taken by another.
     pub fn take_wakeable(&mut self, limit: usize) -> Vec<(PodUid, Parked)> {
         let nodes = std::mem::take(&mut self.waiting.gained);
         let mut woken: Vec<(PodUid, Parked)> = self
@@ -162,12 +181,17 @@ impl super::Index {
             .filter(|(_, parked)| nodes.iter().any(|node| self.fits(*node, &parked.request)))
             .map(|(uid, parked)| (uid.clone(), parked.clone()))
             .collect();
-        woken
-            .sort_by(|(a_uid, a), (b_uid, b)| a.generation.cmp(&b.generation).then_with(|| a_uid.cmp(b_uid)));
-        if woken.len() > limit {
+        let priority = |uid: &PodUid| self.pods.get(uid).map_or(0, |pod| pod.priority);
+        woken.sort_by_cached_key(|(uid, parked)| (Reverse(priority(uid)), parked.generation, uid.clone()));
+        let highest = woken.first().map(|(uid, _)| priority(uid));
+        let first = woken
+            .iter()
+            .take_while(|(uid, _)| Some(priority(uid)) == highest)
+            .count();
+        if woken.len() > first.min(limit) {
             // The rest has its turn when these have theirs.
             self.waiting.gained = nodes;
-            woken.truncate(limit);
+            woken.truncate(first.min(limit));
         }
         for (uid, _) in &woken {
             self.waiting.unpark(uid);
