@@ -1,0 +1,374 @@
+//! Requests of an extender to the API server: sent, carried out, answered, lost; and what the sender makes of the answer.
+
+use super::*;
+
+impl World {
+    pub(super) fn send(&mut self, run: u32, what: What) {
+        self.next_request += 1;
+        let request = self.next_request;
+        let fenced_by_time = match &what {
+            What::Bind { target, .. } => !self.is_written_down(target),
+            _ => false,
+        };
+        let gives_up = self.now
+            + if matches!(what, What::Bind { .. }) {
+                BIND
+            } else {
+                REQUEST
+            };
+        self.requests.insert(
+            request,
+            Request {
+                run,
+                what,
+                outcome: None,
+            },
+        );
+        let mut arrives = self.now + self.dice.range(1, 6);
+        if self.is_restless() {
+            match self.dice.below(100) {
+                // It is lost, and the connection with it.
+                0 | 1 => {
+                    self.requests
+                        .remove(&request)
+                        .map(|lost| self.requests.insert(request, lost));
+                    self.soon(1, 50, Event::Reply { request, lost: true });
+                    return;
+                }
+                // It is done, and the answer is lost.
+                2 | 3 => {
+                    self.at(arrives, Event::Execute { request });
+                    self.at(arrives + 5, Event::Reply { request, lost: true });
+                    return;
+                }
+                // It is late. What stands in no decision is fenced by nothing but time: see README.md.
+                4 => {
+                    arrives += if fenced_by_time {
+                        self.dice.range(10, 3_000)
+                    } else {
+                        self.dice.range(10, 40_000)
+                    }
+                }
+                _ => {}
+            }
+        }
+        if arrives < self.stalled {
+            arrives = self.stalled + self.dice.range(1, 50);
+        }
+        self.at(arrives, Event::Execute { request });
+        self.at(gives_up, Event::Reply { request, lost: true });
+    }
+
+    /// A request is carried out.
+    pub(crate) fn execute(&mut self, request: u64) {
+        let Some(Request { run, what, .. }) = self.requests.get(&request) else {
+            return;
+        };
+        let (run, what) = (*run, what.clone());
+        let alive = self.extenders.running.contains_key(&run);
+        let outcome = match &what {
+            What::ReadPod { name, .. } | What::Look { name, .. } => {
+                Answer::Pod(self.api.pods.get(name).cloned())
+            }
+            What::Bind {
+                target,
+                grant,
+                member,
+                ..
+            } => {
+                if !alive && !self.is_written_down(target) {
+                    // Its connection is gone, and so is what it had not delivered.
+                    return;
+                }
+                self.check_binding(target, grant.as_ref(), *member);
+                let status = self.api.bind(
+                    &target.name,
+                    target.uid.as_str(),
+                    target.node.as_str(),
+                    grant.as_ref(),
+                    self.now,
+                );
+                let granted = grant.as_deref().unwrap_or_default();
+                self.note(format_args!(
+                    "Binding of {} to {} with {granted}: {status:?}",
+                    target.uid, target.node
+                ));
+                Answer::Status(status)
+            }
+            What::Create { name } => {
+                let status = self.api.create_gang(name);
+                Answer::Gang(status, self.api.gangs.get(name).cloned())
+            }
+            What::Get { name } => Answer::Gang(Status::Done, self.api.gangs.get(name).cloned()),
+            What::Put {
+                name,
+                uid,
+                over,
+                status,
+                decision,
+            } => {
+                let done = self.api.write_status(name, uid, *over, status);
+                let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));
+                self.note(format_args!(
+                    "{run} writes {name} over v{over}, {what},{places}: {done:?}"
+                ));
+                self.check_decisions();
+                Answer::Gang(done, self.api.gangs.get(name).cloned())
+            }
+            What::Remove { name, uid } => {
+                let status = self.api.remove_gang(name, uid);
+                Answer::Gang(status, self.api.gangs.get(name).cloned())
+            }
+            What::Poke { pod, .. } => {
+                let found = self
+                    .api
+                    .pods
+                    .values()
+                    .find(|known| known.uid == pod.as_str())
+                    .cloned();
+                Answer::Status(match found {
+                    Some(found) => self.api.change_pod(&found.name, &found.uid, |pod| pod.pokes += 1),
+                    None => Status::Missing,
+                })
+            }
+            What::Delete { name, uid } => {
+                self.delete_pod(name, uid, false);
+                Answer::Status(Status::Done)
+            }
+        };
+        if let Some(known) = self.requests.get_mut(&request) {
+            known.outcome = Some(outcome);
+        }
+        self.soon(1, 4, Event::Reply { request, lost: false });
+    }
+
+    /// The sender hears how its request ended, or stops to wait.
+    pub(crate) fn reply(&mut self, request: u64, lost: bool) {
+        let Some(Request { run, .. }) = self.requests.get(&request) else {
+            return;
+        };
+        let run = *run;
+        if self.extenders.running.contains_key(&run) && self.is_paused(run, &Event::Reply { request, lost }) {
+            return;
+        }
+        let Some(Request { what, outcome, .. }) = self.requests.get(&request) else {
+            return;
+        };
+        let (what, outcome) = (what.clone(), outcome.clone());
+        let executed = outcome.is_some();
+        let answer = outcome.filter(|_| !lost);
+        if lost && !executed && self.extenders.running.contains_key(&run) {
+            // It may be carried out still; nobody will hear of it.
+            self.requests.insert(
+                request,
+                Request {
+                    run: 0,
+                    what: what.clone(),
+                    outcome: None,
+                },
+            );
+        } else {
+            self.requests.remove(&request);
+        }
+        if self.extenders.running.contains_key(&run) {
+            self.heard(run, what, answer);
+        }
+    }
+
+    pub(super) fn heard(&mut self, run: u32, what: What, answer: Option<Answer>) {
+        match what {
+            What::ReadPod { task, .. } => self.pod_read(run, task, answer),
+            What::Bind { task, target, .. } => match answer {
+                Some(Answer::Status(Status::Done)) => self.end(run, task, Ok(())),
+                Some(Answer::Status(Status::Missing)) => self.end(run, task, Err("gone".to_owned())),
+                answer => {
+                    let after_conflict = answer.is_some();
+                    if self.task(run, task).is_some() {
+                        self.send(
+                            run,
+                            What::Look {
+                                task,
+                                name: target.name,
+                                after_conflict,
+                            },
+                        );
+                    }
+                }
+            },
+            What::Look {
+                task, after_conflict, ..
+            } => self.looked(run, task, after_conflict, answer),
+            What::Create { name }
+            | What::Get { name }
+            | What::Put { name, .. }
+            | What::Remove { name, .. }
+                if !self
+                    .extenders
+                    .running
+                    .get(&run)
+                    .is_some_and(|process| process.writers.contains_key(&name)) => {}
+            What::Create { name } => {
+                let Some(writer) = self.free_writer(run, &name) else {
+                    return;
+                };
+                match answer {
+                    Some(Answer::Gang(Status::Done, Some(gang))) => writer.known = Some(gang),
+                    _ => writer.reads = true,
+                }
+                self.soon(1, 30, Event::WriteGang { run, name });
+            }
+            What::Get { name } => {
+                let Some(writer) = self.free_writer(run, &name) else {
+                    return;
+                };
+                match answer {
+                    Some(Answer::Gang(_, Some(gang))) => {
+                        writer.reads = false;
+                        writer.known = None;
+                        self.see_gang(run, &gang);
+                    }
+                    Some(Answer::Gang(_, None)) => {
+                        writer.reads = false;
+                        writer.known = None;
+                        self.update(run, |index| index.gang_object_gone("default", &name));
+                    }
+                    _ => {}
+                }
+                self.soon(1, 30, Event::WriteGang { run, name });
+            }
+            What::Put { name, decision, .. } => self.put_ended(run, name, decision, answer),
+            What::Remove { name, .. } => {
+                let Some(writer) = self.free_writer(run, &name) else {
+                    return;
+                };
+                if answer.is_some() {
+                    writer.forget = false;
+                    writer.known = None;
+                } else {
+                    self.soon(200, 400, Event::WriteGang { run, name });
+                }
+            }
+            What::Poke { pod, cause } => {
+                let failed = !matches!(answer, Some(Answer::Status(_)));
+                if failed {
+                    self.poke_again(run, pod, cause);
+                }
+            }
+            What::Delete { name, uid } => {
+                if answer.is_none() {
+                    self.send(run, What::Delete { name, uid });
+                }
+            }
+        }
+    }
+
+    pub(super) fn poke_again(&mut self, run: u32, pod: PodUid, cause: Cause) {
+        match &cause {
+            Cause::Freed(parked) => {
+                let parked = parked.clone();
+                self.update(run, |index| index.repark(pod.clone(), parked));
+            }
+            Cause::Called => {}
+        }
+        self.send(run, What::Poke { pod, cause });
+    }
+
+    pub(super) fn pod_read(&mut self, run: u32, task: u64, answer: Option<Answer>) {
+        let Some(known) = self.task(run, task) else {
+            return;
+        };
+        let uid = known.target.uid.clone();
+        let Some(Answer::Pod(pod)) = answer else {
+            return self.end(run, task, Err("no answer".to_owned()));
+        };
+        let Some(pod) = pod.filter(|pod| pod.uid == uid.as_str()) else {
+            return self.end(run, task, Err("gone".to_owned()));
+        };
+        let read = serde_json::from_value(pod.json()).unwrap();
+        let Some(process) = self.extenders.running.get_mut(&run) else {
+            return;
+        };
+        if let Some(Seen::Facts(facts)) = process.reader.read(read) {
+            let request = facts.request.clone().unwrap();
+            let target = process.tasks[&task].target.clone();
+            process.store.update(|index| index.hear(*facts));
+            if pod.gang.is_none() {
+                // What it asks for is known by now.
+                let admitted = process.store.update(|index| index.admit(&target, Some(request)));
+                match admitted {
+                    Ok(Admitted::Single(reserved)) => self.begin_writing(run, task, &reserved, false),
+                    Ok(_) => self.end(run, task, Err("a gang after all".to_owned())),
+                    Err(error) => self.end(run, task, Err(error.to_string())),
+                }
+                self.follow_up_quietly(run);
+                return;
+            }
+        }
+        self.admit(run, task, true);
+    }
+
+    /// After a conflict, or no answer: has the pod our Binding?
+    pub(super) fn looked(&mut self, run: u32, task: u64, after_conflict: bool, answer: Option<Answer>) {
+        let Some(known) = self.task(run, task) else {
+            return;
+        };
+        let target = known.target.clone();
+        let Stage::Writing(writing) = known.stage.clone() else {
+            return;
+        };
+        let deadline = known.deadline;
+        let result = match answer {
+            Some(Answer::Pod(pod)) => match pod.filter(|pod| pod.uid == target.uid.as_str()) {
+                None => Err("gone"),
+                Some(pod) => match pod.node.as_deref() {
+                    None if after_conflict => Err("rejected"),
+                    None => Err("no answer"),
+                    Some(node)
+                        if node == target.node.as_str()
+                            && (writing.grant.is_none() || pod.grant == writing.grant) =>
+                    {
+                        Ok(())
+                    }
+                    Some(_) => Err("bound by another"),
+                },
+            },
+            _ => Err("no answer"),
+        };
+        let again = result == Err("no answer") && writing.member && self.now + writing.pause < deadline;
+        if again {
+            if let Some(task) = self.task(run, task) {
+                task.stage = Stage::Writing(Writing {
+                    pause: writing.pause * 2,
+                    ..writing
+                });
+            }
+            self.after(writing.pause, Event::Retry { run, task });
+        } else {
+            self.end(run, task, result.map_err(str::to_owned));
+        }
+    }
+
+    // Gang objects.
+}
+
+/// The places of a decision, for the log.
+struct Places<'a>(&'a GangStatus);
+
+impl fmt::Display for Places<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let slots = self.0.decision.iter().flat_map(|decision| &decision.slots);
+        if self.0.decision.is_none() {
+            f.write_str(" no decision")?;
+        }
+        for slot in slots {
+            let pod = slot.pod.as_ref().map_or("nobody", |pod| pod.as_str());
+            let ids = slot.devices.iter().flat_map(|devices| &devices.ids);
+            write!(f, " {pod}")?;
+            for id in ids {
+                write!(f, " {id}")?;
+            }
+            f.write_str(";")?;
+        }
+        Ok(())
+    }
+}
