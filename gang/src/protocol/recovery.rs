@@ -98,7 +98,19 @@ impl Gang {
                 None => self.told.forget(),
             },
             (_, Some(decision)) => self.adopt(env, known, &Arc::clone(decision), free),
+            (State::Open, None) => self.follow_age(known),
             (_, None) => {}
+        }
+    }
+
+    /// A gang that waited when the process before ended goes on waiting, and does not begin anew: its age counts in the queue.
+    fn follow_age(&mut self, known: &Known) {
+        let Some(since) = known.waiting_since.filter(|_| known.is_about(&self.key)) else {
+            return;
+        };
+        let of_then = self.members.iter().any(|kept| kept.member.created <= since);
+        if !self.told.anything() && of_then {
+            self.waiting_since = self.waiting_since.min(since);
         }
     }
 

@@ -305,3 +305,29 @@ fn a_decision_that_is_written_late_over_places_of_others_is_buried() {
         "all of it is planned anew, not what is left of it"
     );
 }
+
+#[test]
+fn a_gang_that_waited_before_a_restart_has_not_begun_to_wait_anew() {
+    let waited = |created: i64| {
+        let mut before = World::new();
+        before.members("a", 2, 2);
+        before.refuse("no room");
+        let status = before.status("a");
+        let mut world = World::with(Settings::default());
+        world.pass(500);
+        for pod in ["a0", "a1"] {
+            let mut seen = member(pod, claim("a", 2));
+            seen.created = created;
+            world.see(seen);
+        }
+        world.show("a", status);
+        world.gangs.synced(world.now());
+        world.status("a").waiting_since.unwrap().0.as_second()
+    };
+    assert_eq!(waited(900), 1_000);
+    assert_eq!(
+        waited(1_400),
+        1_500,
+        "those that are there now came later: it is another life"
+    );
+}
