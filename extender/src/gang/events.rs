@@ -119,11 +119,7 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
     let same_words = before.is_some_and(|before| before.reason == now.reason);
     let again = phase == Some(now.phase);
     let say = |reason, warning, note: String| {
-        let note = if now.message.is_empty() {
-            note
-        } else {
-            format!("{note}: {}", now.message)
-        };
+        let note = joined(note, &now.message);
         Some(Tiding {
             reason,
             warning,
@@ -180,6 +176,19 @@ fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Vec<(Arc<str>, Po
             Some((slot.pod_name.as_str().into(), slot.pod.clone()?, tiding))
         })
         .collect()
+}
+
+/// What is said in few words and at length, as one. The message often begins with what the few words end with: that is said once.
+fn joined(note: String, message: &str) -> String {
+    if message.is_empty() {
+        return note;
+    }
+    let repeated = note.match_indices(": ").map(|(at, colon)| at + colon.len());
+    let repeated = repeated.into_iter().find(|at| message.starts_with(&note[*at..]));
+    match repeated {
+        Some(at) => format!("{}{message}", &note[..at]),
+        None => format!("{note}: {message}"),
+    }
 }
 
 fn place(status: &GangStatus) -> &str {
@@ -375,6 +384,22 @@ mod tests {
             .collect();
         let wanted = "gang train: its pods go by Annotation; Volcano names them too and is passed over";
         assert_eq!(notes, [wanted, wanted]);
+    }
+
+    #[test]
+    fn what_stands_in_both_words_is_said_once() {
+        for (note, message, wanted) in [
+            ("is bound", "", "is bound"),
+            ("is bound", "8 bound", "is bound: 8 bound"),
+            (
+                "waits for room: no rack",
+                "no rack: 3 of 8 fit",
+                "waits for room: no rack: 3 of 8 fit",
+            ),
+            ("is not valid: level: no", "level: no", "is not valid: level: no"),
+        ] {
+            assert_eq!(joined(note.into(), message), wanted);
+        }
     }
 
     #[test]
