@@ -184,8 +184,7 @@ async fn holds_nothing(play: &mut Play<'_>, crew: &Crew) -> anyhow::Result<()> {
         words.is_some(),
         "its people read why, on the Gang and on each pod:",
     );
-    let why = format!("{}: {}", told.reason, told.message);
-    play.screen.paragraph("     ", Look::WARN, &why);
+    play.screen.paragraph("     ", Look::WARN, &told.message);
     Ok(())
 }
 

@@ -132,7 +132,7 @@ fn go_on(stage: &Stage, screen: Screen, watch: bool) {
             "kubectl get gpunodes,gangs,pods -o wide".into(),
             "kubectl get gpunode hgx -o yaml            # machine, health, holders".into(),
             "kubectl create -f manifests/samples/two-gpus.yaml".into(),
-            "kubectl create -f manifests/samples/gang-pods.yaml   # four pods, all or none".into(),
+            "kubectl create -f manifests/samples/gang-pods.yaml   # two pods, both or none".into(),
             "cargo run -- explain queue                  # also: explain gang, explain pod".into(),
             format!(
                 "curl -s {}/apis/gantry.dev/v1alpha1/gpunodes   # without kubectl",

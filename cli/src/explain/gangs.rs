@@ -21,13 +21,17 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     }
     out.push('\n');
     let decided = gang.decided_by.as_deref().unwrap_or("nobody yet");
-    line(
-        &mut out,
-        &format!(
-            "size: {} of {} members exist; decided by {decided}",
-            gang.exist, gang.min
+    let size = match gang.min {
+        0 => format!(
+            "size: {} members exist; how many are needed is not known",
+            gang.exist
         ),
-    );
+        min => format!(
+            "size: {} of {min} members exist; decided by {decided}",
+            gang.exist
+        ),
+    };
+    line(&mut out, &size);
     line(
         &mut out,
         &format!("convention: {}; Gang object: {}", gang.dialect, gang.object),
@@ -40,7 +44,7 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
                 "waits: {}, priority {}: {}",
                 age(now - gang.waiting_since),
                 gang.priority,
-                gang.reason
+                reason(gang)
             ),
         ),
     }
@@ -100,11 +104,18 @@ pub(crate) fn queue(waiting: &[GangView], now: i64) -> String {
             gang.name,
             gang.priority,
             age(now - gang.waiting_since),
-            gang.reason
+            reason(gang)
         );
         line(&mut out, &text);
     }
     out
+}
+
+/// Why it waits, without the name that stands before it already.
+fn reason(gang: &GangView) -> &str {
+    let name = format!("gang {}/{}", gang.namespace, gang.name);
+    let rest = gang.reason.strip_prefix(&name);
+    rest.map_or(&*gang.reason, |rest| rest.trim_start_matches(':').trim_start())
 }
 
 fn tried_level(out: &mut String, level: &Tried) {

@@ -15,6 +15,9 @@ pub(crate) fn pod(report: &PodReport) -> String {
         "pod {}/{} asks for {}\n",
         report.namespace, report.name, report.asks
     );
+    if let Some(gang) = &report.gang {
+        line(&mut out, &format!("its gang, which goes as a whole: {gang}"));
+    }
     if let Some(bound) = &report.bound {
         let words = if bound.words.is_empty() {
             "no device that Gantry accounts"
@@ -44,10 +47,11 @@ pub(crate) fn pod(report: &PodReport) -> String {
             line(&mut out, &format!("  {}{bandwidth}", node.node));
         }
         more(&mut out, fit.len());
-        line(
-            &mut out,
-            "if it waits all the same, something else keeps it: see `kubectl describe pod`",
-        );
+        let why = match &report.gang {
+            Some(_) => "it waits for the rest of its gang: see `gantry explain gang`",
+            None => "if it waits all the same, something else keeps it: see `kubectl describe pod`",
+        };
+        line(&mut out, why);
     }
     if !waits.is_empty() {
         line(
@@ -109,6 +113,7 @@ mod tests {
             namespace: "default".into(),
             name: "trainer-0".into(),
             asks: "4 nvidia.com/gpu".to_owned(),
+            gang: None,
             bound,
             nodes,
         }
@@ -149,6 +154,19 @@ mod tests {
         if it waits all the same, something else keeps it: see `kubectl describe pod`
         too little on 1 of 2 nodes:
           n2: 0 of 8 GPUs free, 4 asked; fits when default/a and default/b end
+        ");
+    }
+
+    #[test]
+    fn a_member_of_a_gang_that_waits() {
+        let mut member = report(None, vec![node("n1", None, Some(300.0), &[])]);
+        member.gang = Some("gang default/train: 3 of 4 members exist".into());
+        insta::assert_snapshot!(pod(&member), @r"
+        pod default/trainer-0 asks for 4 nvidia.com/gpu
+        its gang, which goes as a whole: gang default/train: 3 of 4 members exist
+        devices enough on 1 of 1 nodes:
+          n1: 300 GB/s among them
+        it waits for the rest of its gang: see `gantry explain gang`
         ");
     }
 

@@ -24,6 +24,8 @@ pub struct PodReport {
     pub name: Arc<str>,
     /// What it asks for: `4 nvidia.com/gpu`.
     pub asks: String,
+    /// The gang it belongs to, and in a few words how that stands: `gang ml/train waits for room: ...`.
+    pub gang: Option<Arc<str>>,
     /// Where it is, and what it has there.
     pub bound: Option<Bound>,
     /// Every node, best first, while it waits.
@@ -111,6 +113,10 @@ impl Index {
             namespace: Arc::clone(&pod.namespace),
             name: Arc::clone(&pod.name),
             asks: asks.join(", "),
+            gang: self.gang_of(&pod.uid).and_then(|key| {
+                let view = self.gang_view(&key.namespace, &key.object_name())?;
+                Some(view.reason)
+            }),
             bound,
             nodes,
         })
