@@ -13,6 +13,7 @@ mod scenarios;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -69,15 +70,22 @@ impl Stage {
     fn play(&self, scenario: &Scenario) -> Result<()> {
         let mut place = self.bed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.runtime.block_on(async {
+            let start = Instant::now();
             let bed = match place.take() {
                 Some(bed) => place.insert(bed),
                 None => place.insert(Bed::up().await.context("bringing the cluster up")?),
             };
+            let ready = start.elapsed().as_secs_f64();
             let outcome = scenario.run(bed).await;
+            let told = start.elapsed().as_secs_f64();
             let restored = bed
                 .restore()
                 .await
                 .context("restoring the cluster after the scenario");
+            let all = start.elapsed().as_secs_f64();
+            let (story, restoring) = (told - ready, all - told);
+            // On the line of the test, before what became of it.
+            eprint!("{ready:.1} + {story:.1} + {restoring:.1} s, ");
             outcome
                 .and(restored)
                 .with_context(|| format!("logs: {}/*/log", bed.folder().display()))

@@ -14,8 +14,8 @@ use super::churn::{deviations_are_accounted_for, nothing_is_left};
 use crate::bed::Bed;
 use crate::{pods, records};
 
-/// How long the API server is away.
-const AWAY: Duration = Duration::from_secs(20);
+/// How long the API server is away: for longer than any lease lasts, and than kube-scheduler lives without its own.
+const AWAY: Duration = Duration::from_secs(8);
 
 pub(super) async fn a_force_deleted_pods_devices_are_not_given_out_while_it_lives(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;

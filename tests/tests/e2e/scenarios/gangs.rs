@@ -83,6 +83,11 @@ pub(super) async fn larger_than_the_cluster_is_refused_with_its_arithmetic(bed: 
 
 pub(super) async fn a_stream_of_single_pods_does_not_starve_one(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-stream").await?;
+    // Singles go past it until it has lost its patience; a minute of that would show no more than some seconds.
+    with_options(bed, &["--gang-patience=5"], async || streamed(&scene).await).await
+}
+
+async fn streamed(scene: &Scene<'_>) -> Result<()> {
     let crew = Crew::new("patient", 4, 4);
     let mut made = 0;
     let mut is_there = false;
@@ -122,7 +127,7 @@ pub(super) async fn a_stream_of_single_pods_does_not_starve_one(bed: &Bed) -> Re
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     scene.runs(&crew).await?;
-    records::ensure_no_device_twice(&records::read(bed.cluster())?)
+    records::ensure_no_device_twice(&records::read(scene.bed.cluster())?)
 }
 
 pub(super) async fn waits_for_members_that_do_not_exist_yet(bed: &Bed) -> Result<()> {
@@ -160,17 +165,23 @@ pub(super) async fn with_our_gate_is_not_even_seen_before_it_is_complete(bed: &B
     // To remove gates is a right of its own, and an option.
     let rights = manifests().join("gates.yaml").display().to_string();
     bed.cluster().kubectl(&["apply", "-f", &rights]).await?;
-    let binary = gantry::binary().context("no gantry beside this test")?;
-    let control = bed.cluster().control();
-    control.daemon(EXTENDER)?.stop().await?;
-    let extra = ["--gates".to_owned()];
-    bed.cluster()
-        .start_replica(&binary, EXTENDER, None, &extra)
-        .await?;
-    let outcome = gated(&scene).await;
-    control.daemon(EXTENDER)?.stop().await?;
+    let outcome = with_options(bed, &["--gates"], async || gated(&scene).await).await;
     // Without the option nobody would remove the gates that this adds.
     bed.cluster().kubectl(&["delete", "-f", &rights]).await?;
+    outcome
+}
+
+/// Tells a story with an extender that has options beyond the manifests'.
+async fn with_options(bed: &Bed, options: &[&str], story: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+    let binary = gantry::binary().context("no gantry beside this test")?;
+    let control = bed.cluster().control();
+    let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+    control.daemon(EXTENDER)?.stop().await?;
+    bed.cluster()
+        .start_replica(&binary, EXTENDER, None, &options)
+        .await?;
+    let outcome = story().await;
+    control.daemon(EXTENDER)?.stop().await?;
     bed.cluster().start_extender(&binary).await?;
     outcome
 }
