@@ -62,7 +62,8 @@ impl World {
             let others = slot.pod.as_ref().filter(|uid| **uid != target.uid);
             let waits = others.is_some_and(|uid| {
                 let pod = self.api.pods.values().find(|pod| pod.uid == uid.as_str());
-                pod.is_some_and(|pod| pod.is_live())
+                // What a bound pod has is told by itself and by kubelet.
+                pod.is_some_and(|pod| pod.is_live() && pod.node.is_none())
             });
             waits && slot.node == target.node && ids.into_iter().any(|id| devices.contains(&id.to_string()))
         }) {
@@ -154,7 +155,7 @@ impl World {
             pod.is_some_and(|pod| pod.node.is_none())
         };
         let mut members = job.members.iter();
-        let all = members.clone().all(|member| ended(member) || waits(member));
+        let all = members.clone().all(|member| member.done || waits(member));
         job.is_gang && all && members.any(ended)
     }
 

@@ -111,6 +111,14 @@ impl World {
         }
     }
 
+    /// A pod has done its work: its controller keeps that in mind, whatever becomes of the pod.
+    pub(crate) fn note_done(&mut self, uid: &str) {
+        let members = self.jobs.all.iter_mut().flat_map(|job| &mut job.members);
+        for member in members {
+            member.done |= member.pod.as_ref().is_some_and(|(_, own)| own == uid);
+        }
+    }
+
     fn control_job(&mut self, job: usize) {
         if self.jobs.all[job].begins > self.now || self.jobs.all[job].deleted {
             return;

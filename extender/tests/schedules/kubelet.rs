@@ -353,6 +353,7 @@ impl World {
             } else if process.done {
                 self.api
                     .change_pod(&name, &uid, |pod| pod.phase = Phase::Succeeded);
+                self.note_done(&uid);
             }
             self.will_publish(node);
         }

@@ -8,7 +8,7 @@ use gantry_api::{NodeName, PodUid};
 use super::gang::{Env, Expects, Gang, State};
 use super::members::{Bind, Class, Kept};
 use super::slots::Holder;
-use super::standing::after;
+use super::standing::{NOT_OFFERED, after};
 use super::types::{Answer, Arrival, BindEnd, Placed, Stage};
 
 impl Gang {
@@ -148,7 +148,7 @@ impl Gang {
                 self.tries.without.insert(node.clone());
                 self.tries.replans = self.tries.replans.saturating_add(1);
                 if self.tries.replans > env.settings.replans {
-                    self.strike(env, "kube-scheduler does not offer the planned nodes".into());
+                    self.strike(env, NOT_OFFERED.into());
                 } else {
                     self.unplan();
                 }

@@ -211,7 +211,7 @@ impl Gangs {
         }
         self.with(now, &key, |gang, env| match &result {
             Ok(placement) => gang.place(env, placement),
-            Err(refused) => gang.refuse(refused.clone()),
+            Err(refused) => gang.refused(env, refused.clone()),
         });
         if let Ok(placement) = result {
             self.mark_victims(&key, placement.victims);

@@ -10,7 +10,7 @@ use super::Gangs;
 use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
-use super::standing::after;
+use super::standing::{NOT_OFFERED, after};
 use super::types::{Now, Place, Placement, Refused, Stage, Wanted, WantedMember, Work};
 use crate::key::GangKey;
 use crate::queue::{self, Waiting};
@@ -235,7 +235,19 @@ impl Gang {
         pairs
     }
 
-    pub(super) fn refuse(&mut self, refused: Refused) {
+    /// There is no place for it. If nodes were left out because kube-scheduler does not offer them, it is tried with them again: they are the place
+    /// that it has, and are offered another time.
+    pub(super) fn refused(&mut self, env: &Env<'_>, refused: Refused) {
+        if self.tries.without.is_empty() {
+            self.refuse(refused);
+        } else if matches!(self.state, State::Decided(_)) {
+            self.pause(env, NOT_OFFERED.into());
+        } else {
+            self.strike(env, NOT_OFFERED.into());
+        }
+    }
+
+    fn refuse(&mut self, refused: Refused) {
         self.tries.refused = Some(refused);
     }
 

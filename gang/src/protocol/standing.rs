@@ -14,6 +14,8 @@ use crate::terms::Repair;
 
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
+/// Why a gang is tried again: the nodes of its plan are never among those that a call brings.
+pub(super) const NOT_OFFERED: &str = "kube-scheduler does not offer the planned nodes";
 
 impl Gang {
     /// Draws all conclusions from what has changed.
@@ -180,10 +182,16 @@ impl Gang {
     /// Gives the place back, and waits before the next try.
     pub(super) fn strike(&mut self, env: &Env<'_>, why: Arc<str>) {
         self.unplan();
+        self.pause(env, why);
+    }
+
+    /// Waits before the next try, which is made with all nodes again.
+    pub(super) fn pause(&mut self, env: &Env<'_>, why: Arc<str>) {
         self.tries.strikes = self.tries.strikes.saturating_add(1);
         self.tries.replans = 0;
         self.tries.without.clear();
         self.tries.misses.clear();
+        self.tries.considered = None;
         self.tries.pause = Some((after(env.now.at, backoff(env.settings, self.tries.strikes)), why));
     }
 

@@ -360,6 +360,9 @@ impl fmt::Display for Places<'_> {
         if self.0.decision.is_none() {
             f.write_str(" no decision")?;
         }
+        if self.0.completed > 0 {
+            write!(f, " {} completed;", self.0.completed)?;
+        }
         for slot in slots {
             let pod = slot.pod.as_ref().map_or("nobody", |pod| pod.as_str());
             let ids = slot.devices.iter().flat_map(|devices| &devices.ids);

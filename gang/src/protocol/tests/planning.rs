@@ -2,8 +2,9 @@
 
 use gantry_api::GangPhase;
 
-use super::world::{World, claim, key, member, place, refused, uid, with_rank};
+use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
 use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Work};
+use crate::terms::Repair;
 
 #[test]
 fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
@@ -276,6 +277,39 @@ fn after_some_such_plans_the_gang_waits() {
     );
     world.pass(2);
     assert_eq!(world.next().unwrap().without, Vec::new(), "with a clean slate");
+}
+
+#[test]
+fn a_gang_that_fits_only_on_a_node_that_was_not_offered_is_tried_there_again() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    world.plan();
+    for _ in 0..3 {
+        world.answer_within("a0", &["n7"]);
+    }
+    let wanted = world.refuse("no room without n0");
+    assert_eq!(wanted.without, ["n0".into()]);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: kube-scheduler does not offer the planned nodes"
+    );
+    world.pass(2);
+    assert_eq!(world.next().unwrap().without, Vec::new());
+
+    // A member that comes after the decision.
+    let mut world = World::new();
+    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Hold));
+    world.gone("a1");
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.see(member("a2", with_repair(claim("a", 2), Repair::Hold)));
+    world.plan_from(5);
+    for _ in 0..3 {
+        world.answer_within("a2", &["n7"]);
+    }
+    assert_eq!(world.refuse("no room without n5").without, ["n5".into()]);
+    assert_eq!(world.next(), None);
+    world.pass(2);
+    assert_eq!(world.next().unwrap().without, Vec::new());
 }
 
 #[test]
