@@ -216,7 +216,15 @@ async fn end(play: &Play<'_>, names: impl IntoIterator<Item = String>) -> anyhow
     let gone = stage.wait(async || {
         let left = pods.list(&ListParams::default()).await.context("listing pods")?;
         let left = left.items.iter().any(|pod| names.contains(&pod.name_any()));
-        Ok((!left && stage.extender_is_up_to_date().await?).then_some(()))
+        let sight = stage.sight().await?;
+        let mut held = sight
+            .nodes
+            .iter()
+            .flat_map(|node| &node.gpus)
+            .filter_map(|gpu| gpu.pod.as_ref());
+        // Kubelet's word of a pod that is gone has no name any more.
+        let holds = held.any(|pod| pod.is_empty() || names.contains(pod));
+        Ok((!left && !holds && stage.extender_agrees(&sight).await).then_some(()))
     });
     gone.await?
         .with_context(|| format!("{} do not end", names.join(", ")))

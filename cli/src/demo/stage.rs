@@ -250,11 +250,10 @@ impl Stage {
         Ok(Sight::of(&gpu_nodes.items, &pods.items))
     }
 
-    /// Whether the extender counts as many GPUs as free as the cluster shows.
-    pub(super) async fn extender_is_up_to_date(&self) -> anyhow::Result<bool> {
-        let sight = self.sight().await?;
+    /// Whether the extender counts as many GPUs as free as are seen to be.
+    pub(super) async fn extender_agrees(&self, sight: &Sight) -> bool {
         let free = sight.nodes.iter().map(|node| node.free().len()).sum();
-        Ok(free_for_extender(self.extender).await == Some(free))
+        free_for_extender(self.extender).await == Some(free)
     }
 
     /// The pods of the demo.
