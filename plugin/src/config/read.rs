@@ -57,19 +57,19 @@ pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) 
             Node::empty()
         }
     };
-    let known = schema::json_schema();
+    let known = schema::known();
     let unknown = match strictness {
         Strictness::Strict => &mut problems,
         Strictness::Lenient => &mut warnings,
     };
-    prune(&mut tree, &known, strictness, unknown);
-    let (mut file, mut wrong) = typed(tree.clone(), &known);
+    prune(&mut tree, known, strictness, unknown);
+    let (mut file, mut wrong) = typed(tree.clone(), known);
     if !layers.is_empty() {
         for layer in layers {
             tree.lay(layer.key, &layer.origin, layer.value.clone());
         }
         let more;
-        (file, more) = typed(tree.clone(), &known);
+        (file, more) = typed(tree.clone(), known);
         wrong.extend(more);
     }
     let config = if wrong.is_empty() {

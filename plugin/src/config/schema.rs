@@ -2,6 +2,7 @@
 //! schema, reference and reader cannot part.
 
 use std::borrow::Cow;
+use std::sync::LazyLock;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, json_schema};
 use serde_json::Value;
@@ -17,6 +18,12 @@ pub fn json_schema() -> Value {
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<File>();
     schema.insert("title".to_owned(), "gantry plugin configuration".into());
     schema.to_value()
+}
+
+/// [`json_schema`], made once: it follows from the types alone, and making it takes longer than reading a file by it.
+pub(super) fn known() -> &'static Value {
+    static KNOWN: LazyLock<Value> = LazyLock::new(json_schema);
+    &KNOWN
 }
 
 /// The properties of the object that `schema` allows, if it allows one.
@@ -134,3 +141,14 @@ form!(
         {"type": "string", "minLength": 1, "examples": ["0000:3b:00.0", "NVIDIA A100*"]},
     ]})
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_is_made_once_for_all_files_that_are_read() {
+        assert_eq!(*known(), json_schema());
+        assert!(std::ptr::eq(known(), known()));
+    }
+}
