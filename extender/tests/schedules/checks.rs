@@ -94,6 +94,10 @@ impl World {
             let Some(decision) = &gang.status.decision else {
                 continue;
             };
+            if gang.status.bound_at.is_some() {
+                // A replacement's place may be given up; the object says so a moment later. Nobody is bound by what it says before.
+                continue;
+            }
             for slot in &decision.slots {
                 // A place counts as long as somebody who may still come has it.
                 let waits = slot.pod.as_ref().is_some_and(|uid| {

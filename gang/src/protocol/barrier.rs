@@ -7,7 +7,7 @@ use gantry_api::{NodeName, PodUid};
 
 use super::gang::{Env, Expects, Gang, State};
 use super::members::{Bind, Class, Kept};
-use super::slots::Holder;
+use super::slots::{Holder, Slot};
 use super::standing::{NOT_OFFERED, after};
 use super::types::{Answer, Arrival, BindEnd, Placed, Stage};
 
@@ -268,11 +268,11 @@ impl Gang {
     }
 
     /// A node, or a device of it, is of no use any more: what is planned there and not bound is planned anew.
-    pub(super) fn unfit(&mut self, node: &NodeName) {
+    pub(super) fn unfit(&mut self, lost: &dyn Fn(u32, &Slot) -> bool) {
         let there: Vec<(u32, Holder)> = self
             .slots
             .iter()
-            .filter(|(_, slot)| slot.node == *node)
+            .filter(|(id, slot)| lost(*id, slot))
             .map(|(id, slot)| (id, slot.holder.clone()))
             .collect();
         let unbound = there

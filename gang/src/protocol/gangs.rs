@@ -247,16 +247,16 @@ impl Gangs {
             .flat_map(|devices| devices.values().cloned())
             .collect();
         for key in there {
-            self.with(now, &key, |gang, _| gang.unfit(node));
+            self.with(now, &key, |gang, _| gang.unfit(&|_, slot| slot.node == *node));
         }
     }
 
-    /// The same for the places of one gang there: a device of one of them is lost, and those of others on the node are as good as before.
-    pub fn unfit_for(&mut self, now: Now, gang: &GangKey, node: &NodeName) {
+    /// The same for some slots of one gang: their devices cannot be had, and its other places on the node are as good as before.
+    pub fn unfit_slots(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) {
         self.clock = Some(now);
         if let Some((key, _)) = self.gangs.get_key_value(gang) {
             let key = Arc::clone(key);
-            self.with(now, &key, |gang, _| gang.unfit(node));
+            self.with(now, &key, |gang, _| gang.unfit(&|id, _| slots.contains(&id)));
         }
     }
 

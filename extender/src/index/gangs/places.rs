@@ -1,6 +1,6 @@
 //! Places of gangs on nodes: kept from everybody else from the plan until a pod shows that it has its own. Says when one cannot be had any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -97,7 +97,7 @@ impl Index {
             }
             let gone = entry.lost();
             let lost = match gone {
-                Some(_) => Vec::new(),
+                Some(_) => BTreeMap::new(),
                 None => entry.lost_places(|place, uid| self.may_hold(place, uid)),
             };
             let (name, serves) = (entry.name.clone(), !entry.is_out_of_service());
@@ -112,9 +112,8 @@ impl Index {
             }
             // A place of a gang that is being decided stays, whatever becomes of it: others on the node must not be planned anew for it
             // again and again.
-            for (gang, why) in lost {
-                tracing::info!(node = %name, %gang, %why, "a place of the gang cannot be had any more");
-                self.gangs.core.unfit_for(now, &gang, &name);
+            for (gang, slots) in lost {
+                self.gangs.core.unfit_slots(now, &gang, &slots);
             }
         }
         self.give_up_troubled(now.at);
@@ -173,14 +172,15 @@ impl Entry {
         }
     }
 
-    /// The gangs of which a place here cannot be had any more, and why. `excused` pods may hold devices of it.
-    fn lost_places(&self, excused: impl Fn(&Kept, &PodUid) -> bool) -> Vec<(Arc<GangKey>, String)> {
-        let mut lost: Vec<(Arc<GangKey>, String)> = Vec::new();
+    /// The places here that cannot be had any more, by gang. `excused` pods may hold devices of one.
+    fn lost_places(&self, excused: impl Fn(&Kept, &PodUid) -> bool) -> BTreeMap<Arc<GangKey>, BTreeSet<u32>> {
+        let mut lost: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
         for place in &self.places {
-            if let Some(why) = self.lost_place(place, &excused)
-                && lost.iter().all(|(gang, _)| *gang != place.gang)
-            {
-                lost.push((Arc::clone(&place.gang), why));
+            if let Some(why) = self.lost_place(place, &excused) {
+                tracing::info!(node = %self.name, gang = %place.gang, %why, "a place of the gang cannot be had any more");
+                lost.entry(Arc::clone(&place.gang))
+                    .or_default()
+                    .insert(place.slot);
             }
         }
         lost

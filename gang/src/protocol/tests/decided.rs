@@ -579,3 +579,24 @@ fn a_member_bound_by_an_old_binding_has_what_that_gave_it() {
     let own = slots.iter().find(|slot| slot.pod == Some(uid("a0"))).unwrap();
     assert_eq!(own.devices[0].ids, ["before".into()]);
 }
+
+#[test]
+fn a_place_whose_device_is_lost_costs_no_other_its_place() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    // A Binding of a0 may be under way: its place stays whatever becomes of it.
+    world.come("a0");
+    world.take_changes();
+    let slots: Vec<u32> = world.changes.iter().map(|change| change.slot).collect();
+    world
+        .gangs
+        .unfit_slots(world.now(), &key("a"), &[slots[0]].into());
+    assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
+    // Nobody is on the way to the other one.
+    world
+        .gangs
+        .unfit_slots(world.now(), &key("a"), &[slots[1]].into());
+    assert_eq!(world.reserved(), ["a-g0"]);
+}
