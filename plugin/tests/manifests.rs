@@ -1,0 +1,75 @@
+//! What the manifests give the node daemon: the least that works, and more on nodes only that were named for it.
+
+#![allow(clippy::unwrap_used)]
+
+use serde_json::{Value, json};
+
+const MIG: &str = "gantry.dev/mig";
+
+/// The DaemonSet of a file.
+fn daemon_set(yaml: &str) -> Value {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
+    let mut found = objects.into_iter().filter(|object| object["kind"] == "DaemonSet");
+    let daemon_set = found.next().unwrap();
+    assert!(found.next().is_none());
+    daemon_set
+}
+
+fn plain() -> Value {
+    daemon_set(include_str!("../../manifests/plugin.yaml"))
+}
+
+fn mig() -> Value {
+    daemon_set(include_str!("../../manifests/plugin-mig.yaml"))
+}
+
+#[test]
+fn on_nodes_named_for_it_the_daemon_has_what_shows_it_mig_devices_and_is_the_same_otherwise() {
+    let mut expected = plain();
+    let labels =
+        json!({"app.kubernetes.io/name": "gantry-plugin-mig", "app.kubernetes.io/part-of": "gantry"});
+    expected["metadata"]["name"] = json!("gantry-plugin-mig");
+    for place in [
+        "/metadata/labels",
+        "/spec/selector/matchLabels",
+        "/spec/template/metadata/labels",
+    ] {
+        *expected.pointer_mut(place).unwrap() = labels.clone();
+    }
+    let pod = expected.pointer_mut("/spec/template/spec").unwrap();
+    pod.as_object_mut().unwrap().remove("affinity").unwrap();
+    pod["nodeSelector"] = json!({MIG: "true"});
+    let container = &mut pod["containers"][0];
+    let env = container["env"].as_array_mut().unwrap();
+    env.push(json!({"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}));
+    let rights = container["securityContext"].as_object_mut().unwrap();
+    // With CAP_SYS_ADMIN it counts as true whatever is said.
+    assert_eq!(rights.remove("allowPrivilegeEscalation"), Some(json!(false)));
+    rights["capabilities"]["add"] = json!(["SYS_ADMIN"]);
+    assert_eq!(mig(), expected);
+}
+
+#[test]
+fn elsewhere_the_daemon_has_no_capability() {
+    let daemon_set = plain();
+    let rights = &daemon_set["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    assert_eq!(rights["capabilities"], json!({"drop": ["ALL"]}));
+    assert_eq!(rights["allowPrivilegeEscalation"], json!(false));
+    assert_eq!(rights.get("privileged"), None);
+}
+
+#[test]
+fn no_node_has_both() {
+    let daemon_set = plain();
+    let terms = daemon_set
+        .pointer("/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms")
+        .and_then(Value::as_array)
+        .unwrap();
+    assert_eq!(terms.len(), 3);
+    let elsewhere = json!({"key": MIG, "operator": "NotIn", "values": ["true"]});
+    for term in terms {
+        let all = term["matchExpressions"].as_array().unwrap();
+        // A term alone is enough, and all of one must hold.
+        assert!(all.contains(&elsewhere), "{term}");
+    }
+}
