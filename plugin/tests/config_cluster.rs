@@ -198,4 +198,12 @@ async fn the_files_of_a_folder_are_chosen_from_by_the_same_label() {
     becomes(&mut configs, MigStrategy::None).await;
     std::fs::write(folder.path().join("b"), "flags: {migStrategy: mixed}").unwrap();
     becomes(&mut configs, MigStrategy::Mixed).await;
+    // Whoever writes over a file empties it first.
+    let emptied = std::time::Instant::now();
+    std::fs::write(folder.path().join("b"), "").unwrap();
+    becomes(&mut configs, MigStrategy::None).await;
+    assert!(
+        emptied.elapsed() >= std::time::Duration::from_secs(1),
+        "a bound from below, which no load can break"
+    );
 }

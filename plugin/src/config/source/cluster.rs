@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::time::Instant;
 
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -96,6 +97,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
     let mut configs: Known<BTreeMap<String, String>> = Known::UNASKED;
     let mut failing = String::new();
     let mut last = None;
+    let mut doubt = files::Doubt::default();
     loop {
         let mut unreadable = None;
         if let Some((path, changes)) = &mut folder {
@@ -109,8 +111,13 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
             Some(reason) => Some(problem(of, reason)),
             None => sighting(of, &label, &configs),
         };
+        let wait = match (&sighting, &folder) {
+            (Some(sighting), Some(_)) => doubt.about(sighting, last.as_ref(), Instant::now()),
+            // The API server tells of whole ConfigMaps only.
+            _ => None,
+        };
         // A node's metadata changes with every heartbeat; the configuration does not.
-        if sighting.is_some() && sighting != last {
+        if wait.is_none() && sighting.is_some() && sighting != last {
             last.clone_from(&sighting);
             if let Some(sighting) = sighting
                 && sightings.send(sighting).await.is_err()
@@ -126,6 +133,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
         };
         let failed = tokio::select! {
             () = moved => None,
+            () = files::over(wait) => None,
             event = nodes.next() => match event {
                 Some(Ok(event)) => {
                     let text = |node: &PartialObjectMeta<Node>| node.labels().get(&of.label).cloned();

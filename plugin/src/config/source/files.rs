@@ -2,13 +2,15 @@
 //! folder on the way is watched; what an event means is found by reading again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask};
+use rustix::fs::OFlags;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -21,20 +23,25 @@ use crate::config::read::MAX_BYTES;
 const RECHECK: Duration = Duration::from_secs(5);
 /// Writers that replace several files do so in a moment.
 const SETTLE: Duration = Duration::from_millis(50);
+/// How long a file that had something in it must be empty until that is believed: people and programs that write a file over empty
+/// it first, and the defaults would be in effect for that moment.
+const EMPTIED: Duration = Duration::from_secs(1);
 /// Most links followed from one path.
 const MOST_LINKS: usize = 16;
 
-/// Tells what stands in the path of `changes` whenever that changes, until `shutdown`.
+/// Tells what stands in the path of `changes` whenever that is no longer what `last` says, until `shutdown`.
 pub(super) async fn follow(
     mut changes: Changes,
+    mut last: Option<Sighting>,
     sightings: mpsc::Sender<Sighting>,
     shutdown: CancellationToken,
 ) {
-    let mut last = None;
+    let mut doubt = Doubt::default();
     loop {
         changes.arm();
-        let sighting = see(&changes.path);
-        if last.as_ref() != Some(&sighting) {
+        let sighting = see(&changes.path, Pipes::Refused);
+        let wait = doubt.about(&sighting, last.as_ref(), Instant::now());
+        if wait.is_none() && last.as_ref() != Some(&sighting) {
             last = Some(sighting.clone());
             if sightings.send(sighting).await.is_err() {
                 return;
@@ -44,27 +51,104 @@ pub(super) async fn follow(
             () = shutdown.cancelled() => return,
             () = sightings.closed() => return,
             () = changes.next() => {}
+            () = over(wait) => {}
         }
     }
 }
 
-/// What stands in a file.
-pub(super) fn see(path: &Path) -> Sighting {
-    Sighting {
-        source: path.display().to_string(),
-        text: text(path).map_err(|error| error.to_string()),
+/// Whether an emptied file is about to be written, or is to be empty.
+#[derive(Debug, Default)]
+pub(super) struct Doubt {
+    since: Option<Instant>,
+}
+
+impl Doubt {
+    /// How long to wait before what was `seen` after `last` is read again; `None`: it is believed.
+    pub(super) fn about(
+        &mut self,
+        seen: &Sighting,
+        last: Option<&Sighting>,
+        now: Instant,
+    ) -> Option<Duration> {
+        let emptied = seen.is_empty() && last.is_some_and(|last| !last.is_empty());
+        if !emptied {
+            self.since = None;
+            return None;
+        }
+        let believed = *self.since.get_or_insert(now) + EMPTIED;
+        Some(believed.saturating_duration_since(now)).filter(|wait| !wait.is_zero())
     }
 }
 
-/// The text of a file that is not longer than a configuration can be.
-fn text(path: &Path) -> io::Result<String> {
+/// Waits so long; `None`: for ever.
+pub(super) async fn over(wait: Option<Duration>) {
+    match wait {
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether a file may be a pipe, which is read until the other side closes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pipes {
+    /// Whoever reads it has nothing else to do.
+    Read,
+    /// It would be waited for, and is empty when it is read again.
+    Refused,
+}
+
+/// What stands in a file.
+pub(super) fn see(path: &Path, pipes: Pipes) -> Sighting {
+    Sighting {
+        source: path.display().to_string(),
+        text: text(path, pipes).map_err(|error| error.to_string()),
+    }
+}
+
+/// The text of a file that is not longer than a configuration can be. Devices are not even opened: that alone can have effects.
+fn text(path: &Path, pipes: Pipes) -> io::Result<String> {
+    let metadata = std::fs::metadata(path)?;
+    if is_null(&metadata) {
+        return Ok(String::new());
+    }
+    readable(&metadata, pipes)?;
+    let waits = match pipes {
+        Pipes::Read => OFlags::empty(),
+        Pipes::Refused => OFlags::NONBLOCK,
+    };
+    let flags = i32::try_from((waits | OFlags::NOCTTY).bits()).unwrap_or(0);
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    // It may have been replaced in between.
+    readable(&file.metadata()?, pipes)?;
     let most = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
-    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() > MAX_BYTES {
         return Err(io::Error::other(format!("it is longer than {MAX_BYTES} bytes")));
     }
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))
+}
+
+/// Whether this is /dev/null, which NVIDIA's config-manager links to for the empty configuration. Linux numbers it 1:3.
+fn is_null(metadata: &Metadata) -> bool {
+    let number = metadata.rdev();
+    metadata.file_type().is_char_device() && (rustix::fs::major(number), rustix::fs::minor(number)) == (1, 3)
+}
+
+/// Refuses what is no file with an end.
+fn readable(metadata: &Metadata, pipes: Pipes) -> io::Result<()> {
+    let kind = metadata.file_type();
+    let what = match () {
+        () if kind.is_file() => return Ok(()),
+        () if kind.is_fifo() && pipes == Pipes::Read => return Ok(()),
+        () if kind.is_fifo() => "a pipe (FIFO)",
+        () if kind.is_dir() => "a folder",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    };
+    Err(io::Error::other(format!(
+        "it is {what}; a config file is a regular file, a link to one, or /dev/null for an empty one"
+    )))
 }
 
 /// The files of a folder by name; folders and hidden files, which a mounted ConfigMap has, are none of them.
@@ -78,7 +162,7 @@ pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, String>> {
         if name.starts_with('.') || !entry.path().is_file() {
             continue;
         }
-        files.insert(name, text(&entry.path())?);
+        files.insert(name, text(&entry.path(), Pipes::Refused)?);
     }
     Ok(files)
 }

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
 pub use choice::{Choice, ChoiceError, Fallback};
+use files::Pipes;
 
 use super::{Config, Layer, Loaded, Problems, ResourcePattern, Strictness, load};
 
@@ -109,6 +110,13 @@ pub(super) struct Sighting {
     pub(super) text: Result<String, String>,
 }
 
+impl Sighting {
+    /// Whether there is something to read, and nothing in it.
+    fn is_empty(&self) -> bool {
+        self.text.as_ref().is_ok_and(|text| text.trim().is_empty())
+    }
+}
+
 /// Finds the configuration and follows it until `shutdown`, in tasks of `tasks`; SIGHUP has files read again. Returns when the
 /// first one is in effect: at once for flags and a file, after the API server's answer where a label of the node decides.
 /// `None` when `shutdown` came before. What goes wrong on the way, and later, is told by `reports`.
@@ -128,12 +136,17 @@ pub async fn follow(
     let (sender, mut sightings) = mpsc::channel(4);
     let mut last = None;
     match &source.place {
-        Place::Flags => last = Some(source.first()?),
+        Place::Flags => last = Some(flags_alone()),
         Place::File(path) => {
             // Before it is read, so that no signal falls between.
             let changes = files::Changes::new(path.clone());
-            last = Some(source.first()?);
-            tasks.spawn(files::follow(changes, sender.clone(), shutdown.clone()));
+            last = Some(source.first(Pipes::Refused)?);
+            tasks.spawn(files::follow(
+                changes,
+                last.clone(),
+                sender.clone(),
+                shutdown.clone(),
+            ));
         }
         Place::PerNode(per_node) => {
             tasks.spawn(cluster::follow(
@@ -222,20 +235,21 @@ impl Source {
         }
     }
 
-    /// The configuration as it stands, without following it. Where a label decides, what flags and environment say alone.
+    /// The configuration as it stands, without following it: the file may be a pipe. Where a label decides, what flags and environment
+    /// say alone.
     ///
     /// # Errors
     /// The file cannot be read, or everything that is wrong with it.
     pub fn now(&self) -> Result<Loaded, SourceError> {
-        Ok(self.load(&self.first()?)?)
+        Ok(self.load(&self.first(Pipes::Read)?)?)
     }
 
     /// What stands in the file at the start.
-    fn first(&self) -> Result<Sighting, SourceError> {
+    fn first(&self, pipes: Pipes) -> Result<Sighting, SourceError> {
         let Place::File(path) = &self.place else {
             return Ok(flags_alone());
         };
-        let sighting = files::see(path);
+        let sighting = files::see(path, pipes);
         match &sighting.text {
             Err(reason) => Err(SourceError::Unreadable {
                 path: path.clone(),

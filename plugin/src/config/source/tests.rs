@@ -166,14 +166,130 @@ async fn a_hangup_ends_nothing() {
     followed.config(MigStrategy::None).await;
 }
 
+/// What stands in a file that is followed, or why it cannot be read.
+async fn refusal(path: &Path) -> String {
+    let reading = Followed::of(Place::File(path.to_owned()));
+    let error = tokio::time::timeout(SOON, reading).await.unwrap();
+    error.map(|_| ()).unwrap_err().to_string()
+}
+
 #[tokio::test]
-async fn a_file_that_has_no_end_is_not_read_to_its_end() {
-    let endless = Followed::of(Place::File("/dev/zero".into()))
-        .await
-        .map(|_| ())
-        .unwrap_err();
+async fn a_file_that_is_too_long_is_not_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(1 << 40).unwrap();
+    let refusal = refusal(&path).await;
+    assert!(
+        refusal.ends_with("config.yaml: cannot be read: it is longer than 1048576 bytes"),
+        "{refusal}"
+    );
+}
+
+// With a thread of its own for the deadline: what blocks would block that too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_file_is_refused_and_waited_for_by_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let reading = tokio::spawn(async move { refusal(&pipe).await });
+    let refused = tokio::time::timeout(SOON, reading).await.unwrap().unwrap();
+    assert!(
+        refused.ends_with("pipe: cannot be read: it is a pipe (FIFO); a config file is a regular file, a link to one, or /dev/null for an empty one"),
+        "{refused}"
+    );
+    for (path, what) in [("/dev/zero", "a device"), ("/dev", "a folder")] {
+        let refused = refusal(path.as_ref()).await;
+        assert!(refused.contains(&format!("it is {what};")), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_becomes_a_pipe_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    write(&path, "single");
+    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    let pipe = folder.path().join("pipe");
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    std::fs::rename(&pipe, &path).unwrap();
+    let report = followed.report(|report| report.problem.is_some()).await;
+    assert!(report.problem.unwrap().contains("it is a pipe"));
+    assert_eq!(followed.configs.borrow().mig_strategy, MigStrategy::Single);
+}
+
+#[test]
+fn a_pipe_is_read_where_nothing_is_followed() {
+    use std::io::Write;
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"flags: {migStrategy: mixed}").unwrap();
+    drop(writer);
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+    let source = Source {
+        place: Place::File(path.into()),
+        layers: Vec::new(),
+        strictness: Strictness::Strict,
+        gpu_resource: None,
+    };
+    assert_eq!(source.now().unwrap().config.mig_strategy, MigStrategy::Mixed);
+}
+
+/// What was read, called the same.
+fn seen(text: &str) -> Sighting {
+    Sighting {
+        source: "config.yaml".to_owned(),
+        text: Ok(text.to_owned()),
+    }
+}
+
+#[test]
+fn an_emptied_file_is_believed_once_it_stays_empty() {
+    let start = std::time::Instant::now();
+    let at = |milliseconds| start + Duration::from_millis(milliseconds);
+    let (full, empty) = (seen("flags: {}"), seen("\n"));
+    let mut doubt = files::Doubt::default();
+    let mut wait = |seen: &Sighting, milliseconds| doubt.about(seen, Some(&full), at(milliseconds));
+    assert_eq!(wait(&empty, 0), Some(Duration::from_secs(1)));
     assert_eq!(
-        endless.to_string(),
-        "/dev/zero: cannot be read: it is longer than 1048576 bytes"
+        wait(&empty, 400),
+        Some(Duration::from_millis(600)),
+        "an event on the way"
+    );
+    assert_eq!(wait(&full, 500), None);
+    assert_eq!(wait(&empty, 900), Some(Duration::from_secs(1)), "emptied anew");
+    assert_eq!(wait(&empty, 1900), None);
+}
+
+#[test]
+fn a_file_that_was_empty_or_is_read_first_is_believed_at_once() {
+    let mut doubt = files::Doubt::default();
+    let now = std::time::Instant::now();
+    assert_eq!(doubt.about(&seen(""), Some(&seen("")), now), None);
+    assert_eq!(doubt.about(&seen(""), None, now), None);
+    let gone = Sighting {
+        text: Err("No such file".to_owned()),
+        ..seen("")
+    };
+    assert_eq!(doubt.about(&gone, Some(&seen("a: b")), now), None);
+    assert!(
+        doubt.about(&seen(""), Some(&gone), now).is_some(),
+        "made, and not written yet"
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_is_emptied_and_stays_empty_means_the_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    write(&path, "single");
+    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    let emptied = std::time::Instant::now();
+    std::fs::write(&path, "").unwrap();
+    followed.config(MigStrategy::None).await;
+    assert!(
+        emptied.elapsed() >= Duration::from_secs(1),
+        "a bound from below, which no load can break"
     );
 }
