@@ -24,6 +24,7 @@ pub mod offer;
 mod daemon;
 mod footprint;
 mod processes;
+mod recurring;
 
 pub use args::Args;
 pub use daemon::{run, serve};

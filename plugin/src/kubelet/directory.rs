@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures::StreamExt;
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::handover::Desk;
+use crate::recurring::Recurring;
 
 /// Looked at this often even if no event comes: an event may be lost (queue overflow, a parent that did not exist).
 const RECHECK: Duration = Duration::from_secs(2);
@@ -86,12 +87,18 @@ impl Directory {
     /// Watches until `shutdown`.
     pub async fn watch(mut self, shutdown: CancellationToken) {
         let mut first = true;
+        let mut unwatched = Recurring::default();
         loop {
             // The watch is set before the look, so that nothing between the two is missed.
             let mut events = match self.open() {
-                Ok(events) => Some(events),
+                Ok(events) => {
+                    unwatched.over();
+                    Some(events)
+                }
                 Err(error) => {
-                    warn!(directory = %self.path.display(), %error, "cannot watch the device plugin directory, looking every 2 s");
+                    if unwatched.tells(&error.to_string(), Instant::now()) {
+                        warn!(directory = %self.path.display(), %error, "cannot watch the device plugin directory, looking every 2 s");
+                    }
                     None
                 }
             };

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use gantry_api::ResourceName;
@@ -20,6 +20,7 @@ use super::Kubelet;
 use super::directory::View;
 use super::register::{self, RegisterError};
 use super::service::DeviceList;
+use crate::recurring::Recurring;
 
 /// How long a stopping server may take to end its streams. A client that never speaks would otherwise keep it for ever.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -60,6 +61,7 @@ impl Endpoint {
         let path = self.directory.join(self.socket_name());
         let mut servers: Vec<Serving> = Vec::new();
         let mut registered_with = 0;
+        let mut unserved = Recurring::default();
         loop {
             let view = *views.borrow_and_update();
             servers.retain(|server| !server.task.is_finished());
@@ -80,9 +82,12 @@ impl Endpoint {
                         // No path leads to their sockets any more.
                         servers.iter().for_each(|server| server.retire.cancel());
                         servers.push(serving);
+                        unserved.over();
                     }
                     Err(error) => {
-                        warn!(resource = %self.resource, socket = %path.display(), %error, "cannot serve, trying again");
+                        if unserved.tells(&error.to_string(), Instant::now()) {
+                            warn!(resource = %self.resource, socket = %path.display(), %error, "cannot serve, trying again");
+                        }
                         tokio::select! {
                             () = shutdown.cancelled() => break,
                             () = tokio::time::sleep(Duration::from_millis(200)) => continue,
@@ -154,6 +159,8 @@ impl Endpoint {
 
     /// Registers, again and again until kubelet has accepted.
     async fn register(&self, kubelet: &Path, path: &Path, view: View, views: watch::Receiver<View>) {
+        // Of this kubelet: another one's refusal is news, be it for the same reason.
+        let mut refused = Recurring::default();
         let name = self.socket_name();
         for attempt in 0.. {
             match register::register(kubelet, &name, &self.resource).await {
@@ -167,8 +174,8 @@ impl Endpoint {
                     // Kubelet's socket file outlives kubelet: nobody listening is the usual state between two kubelets.
                     if attempt == 0 && matches!(error, RegisterError::Connect { .. }) {
                         debug!(%error, "kubelet does not answer yet");
-                    } else if attempt % 10 == 1 || matches!(error, RegisterError::Refused { .. }) {
-                        warn!(resource = %self.resource, error = &error as &dyn std::error::Error, attempt, "cannot register with kubelet, trying again");
+                    } else if refused.tells(&error.reason(), Instant::now()) {
+                        warn!(resource = %self.resource, error = error.reason(), attempt, "cannot register with kubelet, trying again");
                     }
                     let pause = BACK_OFF
                         .get(attempt)

@@ -9,6 +9,8 @@ use gantry_proto::deviceplugin::registration_client::RegistrationClient;
 use gantry_proto::deviceplugin::{DevicePluginOptions, RegisterRequest};
 use tonic::transport::Endpoint;
 
+use crate::recurring::chain;
+
 /// Kubelet dials back for up to 10 s before it answers; more than that is no answer.
 const DEADLINE: Duration = Duration::from_secs(12);
 
@@ -42,6 +44,17 @@ pub(super) enum RegisterError {
         #[source]
         status: tonic::Status,
     },
+}
+
+impl RegisterError {
+    /// Everything there is to say of it, in one line.
+    pub(super) fn reason(&self) -> String {
+        match self {
+            // It says all of the status that is for people.
+            Self::Refused { .. } => self.to_string(),
+            Self::Address { .. } | Self::Connect { .. } => chain(self),
+        }
+    }
 }
 
 /// Tells the kubelet that listens on `kubelet` of the resource served on the socket named `endpoint`. Returns how long it took.

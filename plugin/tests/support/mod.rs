@@ -54,12 +54,14 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 pub struct FakeKubelet {
     directory: PathBuf,
     registrations: mpsc::UnboundedReceiver<RegisterRequest>,
+    refusal: Arc<Mutex<Option<String>>>,
     stop: CancellationToken,
 }
 
 struct Registrar {
     directory: PathBuf,
     registrations: mpsc::UnboundedSender<RegisterRequest>,
+    refusal: Arc<Mutex<Option<String>>>,
 }
 
 #[tonic::async_trait]
@@ -70,7 +72,10 @@ impl Registration for Registrar {
             .await
             .map_err(|error| Status::unavailable(error.to_string()))?;
         let _ = self.registrations.send(request);
-        Ok(Response::new(Empty {}))
+        match self.refusal.lock().unwrap().as_ref() {
+            Some(reason) => Err(Status::unknown(reason)),
+            None => Ok(Response::new(Empty {})),
+        }
     }
 }
 
@@ -89,9 +94,11 @@ impl FakeKubelet {
         }
         let listener = UnixListener::bind(directory.join("kubelet.sock")).unwrap();
         let (sender, registrations) = mpsc::unbounded_channel();
+        let refusal = Arc::default();
         let registrar = Registrar {
             directory: directory.to_owned(),
             registrations: sender,
+            refusal: Arc::clone(&refusal),
         };
         let stop = CancellationToken::new();
         let server = Server::builder()
@@ -107,6 +114,7 @@ impl FakeKubelet {
         Self {
             directory: directory.to_owned(),
             registrations,
+            refusal,
             stop,
         }
     }
@@ -118,6 +126,11 @@ impl FakeKubelet {
 
     pub async fn registration(&mut self) -> RegisterRequest {
         soon("a registration", self.registrations.recv()).await.unwrap()
+    }
+
+    /// Refuses registrations, which can be read here nevertheless, or accepts them again.
+    pub fn refuses(&self, reason: Option<&str>) {
+        *self.refusal.lock().unwrap() = reason.map(str::to_owned);
     }
 
     /// Whether no registration waits to be read.
