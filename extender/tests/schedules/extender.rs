@@ -113,6 +113,8 @@ struct Writer {
 pub(crate) struct Request {
     run: u32,
     what: What,
+    /// After that the API server drops it.
+    limit: u64,
     outcome: Option<Answer>,
 }
 

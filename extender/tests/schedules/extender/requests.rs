@@ -16,11 +16,20 @@ impl World {
             } else {
                 REQUEST
             };
+        let limit = match &what {
+            What::Bind { .. } => self
+                .extenders
+                .running
+                .get(&run)
+                .map_or(0, |process| process.leads_until),
+            _ => u64::MAX,
+        };
         self.requests.insert(
             request,
             Request {
                 run,
                 what,
+                limit,
                 outcome: None,
             },
         );
@@ -61,10 +70,15 @@ impl World {
 
     /// A request is carried out.
     pub(crate) fn execute(&mut self, request: u64) {
-        let Some(Request { run, what, .. }) = self.requests.get(&request) else {
+        let Some(Request { run, what, limit, .. }) = self.requests.get(&request) else {
             return;
         };
-        let (run, what) = (*run, what.clone());
+        let (run, what, limit) = (*run, what.clone(), *limit);
+        if self.now > limit {
+            self.note(format_args!("{run}'s Binding comes after its time in office"));
+            return;
+        }
+
         let alive = self.extenders.running.contains_key(&run);
         let outcome = match &what {
             What::ReadPod { name, .. } | What::Look { name, .. } => {
@@ -151,10 +165,13 @@ impl World {
         if self.extenders.running.contains_key(&run) && self.is_paused(run, &Event::Reply { request, lost }) {
             return;
         }
-        let Some(Request { what, outcome, .. }) = self.requests.get(&request) else {
+        let Some(Request {
+            what, limit, outcome, ..
+        }) = self.requests.get(&request)
+        else {
             return;
         };
-        let (what, outcome) = (what.clone(), outcome.clone());
+        let (what, limit, outcome) = (what.clone(), *limit, outcome.clone());
         let executed = outcome.is_some();
         let answer = outcome.filter(|_| !lost);
         if lost && !executed && self.extenders.running.contains_key(&run) {
@@ -164,6 +181,7 @@ impl World {
                 Request {
                     run: 0,
                     what: what.clone(),
+                    limit,
                     outcome: None,
                 },
             );
