@@ -8,7 +8,7 @@ use gantry_api::PodUid;
 
 use super::Gangs;
 use super::gang::{Env, Gang, Planned, State};
-use super::members::{Class, Count};
+use super::members::Count;
 use super::slots::Slot;
 use super::standing::{NOT_OFFERED, after};
 use super::types::{Now, Place, Placement, Refused, Stage, Wanted, WantedMember, Work};
@@ -268,17 +268,6 @@ impl Gang {
 }
 
 impl Gangs {
-    /// Members of gangs that are not decided that have a place and have not come to it.
-    fn on_the_way(&self) -> u32 {
-        let planned = self
-            .gangs
-            .values()
-            .filter(|gang| matches!(gang.state, State::Planned(_)));
-        planned.fold(0, |sum, gang| {
-            sum.saturating_add(gang.members.count().of(Class::Coming))
-        })
-    }
-
     /// The next gang to plan, if there is one: it was not planned since `room` grew, or it has changed. `room` is a number that grows when
     /// devices or room on nodes came free, or nodes changed. The caller plans it and says the result by [`Gangs::placed`].
     pub fn next(&mut self, now: Now, room: u64) -> Option<Wanted> {
@@ -291,12 +280,7 @@ impl Gangs {
             self.untried = self.planable.iter().filter(ready).cloned().collect();
         }
         // In the common case nobody is left to be tried, and this is all.
-        let mut untried: BTreeSet<&Arc<GangKey>> = self.untried.iter().filter(ready).collect();
-        if !untried.is_empty() && self.on_the_way() >= self.settings.on_the_way {
-            // Those that are decided and lack a member go on.
-            let state = |key: &Arc<GangKey>| self.gangs.get(key).map(|gang| &gang.state);
-            untried.retain(|key| matches!(state(key), Some(State::Decided(_))));
-        }
+        let untried: BTreeSet<&Arc<GangKey>> = self.untried.iter().filter(ready).collect();
         let urgency = |key: &Arc<GangKey>| self.gangs.get(key).map(Gang::urgency);
         let best = untried.iter().filter_map(|key| urgency(key)).min()?;
         let level: Vec<(&Arc<GangKey>, &Gang)> = self

@@ -246,9 +246,6 @@ pub struct Settings {
     pub replans: u32,
     /// How long a gang without members is remembered, so that pods which are made anew find it.
     pub linger: Duration,
-    /// While so many members that have a place have not come to it, no further gang is given one: kube-scheduler brings members one by one, and those of
-    /// too many gangs at once would time out at their barriers, each before its last sibling comes.
-    pub on_the_way: u32,
     /// Gangs kept at most.
     pub max_gangs: usize,
     /// Members of one gang kept at most.
@@ -273,7 +270,6 @@ impl Default for Settings {
             misses: 3,
             replans: 3,
             linger: Duration::from_secs(10),
-            on_the_way: 500,
             max_gangs: 10_000,
             max_members: 20_000,
         }

@@ -3,7 +3,7 @@
 use gantry_api::GangPhase;
 
 use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
-use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Settings, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Work};
 use crate::terms::Repair;
 
 #[test]
@@ -522,23 +522,4 @@ fn gangs_that_cannot_be_planned_yet_are_not_looked_at_with_every_event() {
     world.see(member("second", claim("g7-", 2)));
     assert_eq!(world.gangs.untried.len(), 1);
     assert_eq!(*world.plan().gang, key("g7-"));
-}
-
-#[test]
-fn no_more_members_are_called_than_come_while_the_first_wait() {
-    let mut world = World::with(Settings {
-        on_the_way: 3,
-        ..Settings::default()
-    });
-    world.gangs.synced(world.now());
-    for gang in ["a", "b", "c"] {
-        world.members(gang, 2, 2);
-    }
-    world.plan();
-    world.plan_from(2);
-    assert_eq!(world.next(), None, "four members have places and have not come");
-    world.come("a0");
-    assert_eq!(world.next(), None);
-    world.come("a1");
-    assert!(world.next().is_some(), "two are on their way");
 }
