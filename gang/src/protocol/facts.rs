@@ -98,8 +98,7 @@ impl Gang {
             (_, Class::Faulty | Class::Foreign) if !kept.pinned() => self.untie(uid, now),
             (Stage::Bound(node), _) if *node == slot.node => {
                 // A Binding of before may have come late: what the pod has is its place, not what it would have got.
-                let holds = kept.member.holds.clone();
-                self.slots.set_devices(id, holds);
+                self.slots.set_devices(id, &kept.member.holds);
                 self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
             }
             // Bound elsewhere, past us: its pod holds what it holds, and the slot is nobody's.

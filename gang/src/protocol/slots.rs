@@ -85,7 +85,7 @@ impl Slot {
 
     /// Whether these, in whatever order, are its devices. Nothing is never the same as a place.
     pub(super) fn has_just(&self, devices: &Devices) -> bool {
-        !devices.is_empty() && sorted(&self.devices) == sorted(devices)
+        !devices.is_empty() && (self.devices == *devices || sorted(&self.devices) == sorted(devices))
     }
 
     fn reserved(&self) -> Option<Reserved> {
@@ -211,13 +211,13 @@ impl Slots {
     }
 
     /// A slot's member is bound and has other devices than it was to get. Pods that do not say what they have change nothing.
-    pub(super) fn set_devices(&mut self, id: u32, devices: Devices) {
+    pub(super) fn set_devices(&mut self, id: u32, devices: &Devices) {
         let Some(slot) = self.all.get_mut(&id) else { return };
-        if devices.is_empty() || slot.has_just(&devices) {
+        if devices.is_empty() || slot.has_just(devices) {
             return;
         }
         self.devices = self.devices.saturating_sub(slot.device_count());
-        slot.devices = devices;
+        slot.devices.clone_from(devices);
         self.devices = self.devices.saturating_add(slot.device_count());
         self.touch(id);
     }

@@ -64,14 +64,14 @@ impl Index {
                 .core
                 .object_seen(self.now, namespace, name, object.clone());
         }
-        let namespace: Arc<str> = namespace.into();
-        let written = GangKey::of_status(&namespace, &object.status);
-        let decision = object.status.decision.clone();
-        let before = self.gangs.objects.insert((namespace, name.into()), object);
-        if decision != before.and_then(|before| before.status.decision) {
+        let at: (Arc<str>, Arc<str>) = (namespace.into(), name.into());
+        let before = self.gangs.objects.get(&at);
+        if object.status.decision.as_ref() != before.and_then(|before| before.status.decision.as_ref()) {
             // A member waits until its place is written down.
+            let written = GangKey::of_status(&at.0, &object.status);
             self.gangs.moved.extend(written.map(Arc::new));
         }
+        self.gangs.objects.insert(at, object);
     }
 
     /// A Gang object was deleted.
