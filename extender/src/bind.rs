@@ -1,7 +1,8 @@
 //! Bind: devices set aside, one Binding with the grant, the outcome told. kube-scheduler believes whatever is answered here, and a
 //! "done" without a Binding leaves the pod assumed for ever: so every answer but an error follows a Binding that was seen. How members of
-//! gangs wait for one another stands in `barrier`.
+//! gangs wait for one another stands in `barrier`, and in `aside` who binds those that could not wait.
 
+pub(crate) mod aside;
 mod barrier;
 
 use std::collections::BTreeMap;
@@ -41,7 +42,7 @@ pub enum Failure {
     Refused(#[from] BindError),
     /// The rest of its gang did not come.
     #[error(
-        "gang {gang}: its members did not all come within {seconds} s; their places are kept for a while"
+        "gang {gang}: its members did not all come within {seconds} s; this one has its place, and is bound as soon as they have"
     )]
     Alone {
         /// The gang.

@@ -114,15 +114,22 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         Some(_) => Leadership::follower(),
         None => Leadership::always(),
     });
+    let store = Arc::new(Store::new(index));
+    let binder = Binder::new(
+        client.clone(),
+        Arc::clone(&store),
+        watched.clone(),
+        args.bind_timeout,
+    );
     let crew = Crew {
         client: client.clone(),
-        store: Arc::new(Store::new(index)),
+        binder: binder.led(Arc::clone(&leadership)),
+        store: Arc::clone(&store),
         objects: Arc::default(),
         metrics: Arc::new(Metrics::new()),
         gates: args.gangs.gates,
         announces,
     };
-    let store = Arc::clone(&crew.store);
     let contact = Contact::new();
     let feed = Feed {
         watched: watched.clone(),
@@ -134,13 +141,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let watching = tokio::spawn(watch::run(client.clone(), feed, shutdown.clone()));
     let server = Server {
         service: Service {
-            binder: Binder::new(
-                client.clone(),
-                Arc::clone(&store),
-                watched.clone(),
-                args.bind_timeout,
-            )
-            .led(Arc::clone(&leadership)),
+            binder: crew.binder.clone(),
             store: Arc::clone(&store),
             watched,
             options,
@@ -217,9 +218,10 @@ async fn beside(
     }
 }
 
-/// Those that write to the cluster, other than binds. They work while this process leads, and stop at once when it does no longer.
+/// Those that write to the cluster, other than binds that kube-scheduler calls for. They work while this process leads, and stop at once when it does no longer.
 struct Crew {
     client: Client,
+    binder: Binder,
     store: Arc<Store>,
     objects: Arc<Objects>,
     metrics: Arc<Metrics>,
@@ -253,6 +255,7 @@ impl Crew {
     fn start(&self, until: &CancellationToken) -> JoinSet<()> {
         let Self {
             client,
+            binder,
             store,
             objects,
             metrics,
@@ -268,6 +271,12 @@ impl Crew {
         crew.spawn(wake::run(
             client.clone(),
             Arc::clone(store),
+            Arc::clone(metrics),
+            until.clone(),
+        ));
+        crew.spawn(bind::aside::run(
+            binder.clone(),
+            events.clone(),
             Arc::clone(metrics),
             until.clone(),
         ));

@@ -42,6 +42,8 @@ impl Binder {
             }
             let now = Instant::now();
             if now >= deadline {
+                self.store.update(|index| index.gave_up(&target.uid));
+                std::mem::forget(waiting);
                 return Err(self.alone(gang));
             }
             let until = deadline.min(now + ASK_AGAIN);

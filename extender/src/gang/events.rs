@@ -33,13 +33,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Something to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Tiding {
+pub(crate) struct Tiding {
     /// In CamelCase, such as `GangPlaced`.
-    pub(super) reason: &'static str,
+    pub(crate) reason: &'static str,
     /// Something is wrong.
-    pub(super) warning: bool,
+    pub(crate) warning: bool,
     /// In words.
-    pub(super) note: String,
+    pub(crate) note: String,
 }
 
 /// What a tiding is about.
@@ -88,7 +88,7 @@ impl Events {
     }
 
     /// Tells of a pod.
-    pub(super) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, tiding: Tiding) {
+    pub(crate) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, tiding: Tiding) {
         let about = About::Pod {
             namespace: Arc::clone(namespace),
             name: Arc::clone(name),

@@ -166,7 +166,7 @@ impl Worker {
             Work::Evict { pods, by } => (pods, Deed::Evict(by)),
             Work::Delete { pods, why } => (pods, Deed::Delete(why)),
             // Done elsewhere.
-            Work::Commit { .. } | Work::Wake(_) | Work::Forget { .. } => return,
+            Work::Commit { .. } | Work::Wake(_) | Work::Bind(_) | Work::Forget { .. } => return,
         };
         let due = Instant::now();
         for uid in pods {

@@ -24,6 +24,7 @@ use std::time::Instant;
 use gantry_api::{GangPhase, GangStatus, PodUid};
 use gantry_gang::protocol::{self, Gangs, Now, Object, Settings};
 use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
+use indexmap::IndexSet;
 
 pub use report::GangReport;
 pub use verbs::{Admitted, Belongs};
@@ -61,7 +62,10 @@ pub(super) struct State {
     /// What gangs asked for when they were refused last.
     asked: HashMap<Arc<GangKey>, planning::Asked>,
     keep: keep::Keep,
-    called: BTreeSet<PodUid>,
+    /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong together.
+    called: IndexSet<PodUid>,
+    /// Members to be bound though nobody calls for them.
+    aside: Vec<PodUid>,
     work: Vec<protocol::Work>,
     statuses: BTreeMap<Arc<GangKey>, GangStatus>,
     moved: BTreeSet<Arc<GangKey>>,
@@ -89,7 +93,8 @@ impl State {
             free: planning::Free::default(),
             asked: HashMap::new(),
             keep: keep::Keep::default(),
-            called: BTreeSet::new(),
+            called: IndexSet::new(),
+            aside: Vec::new(),
             work: Vec::new(),
             statuses: BTreeMap::new(),
             moved: BTreeSet::new(),
@@ -191,6 +196,7 @@ impl Index {
         gangs.told.clear();
         gangs.hearsay.clear();
         gangs.called.clear();
+        gangs.aside.clear();
         gangs.asked.clear();
         gangs.work.clear();
         gangs.statuses.clear();

@@ -37,6 +37,8 @@ pub(super) struct Rooms {
     needs: Shared<Needs>,
     /// Nodes on which more fits now.
     gained: BTreeSet<NodeIx>,
+    /// Nodes on which less may fit now, and whether it is by what they say of themselves.
+    narrowed: BTreeMap<NodeIx, bool>,
 }
 
 /// A pod, and where it is.
@@ -112,6 +114,7 @@ impl Rooms {
         self.remove(&uid);
         if let Some(node) = there.node {
             self.room(node).left.sub(there.load.resources());
+            self.narrowed.entry(node).or_default();
             self.counts[node.0 as usize] += 1;
             let kinship = Kinship(Arc::clone(&there.kin));
             if !there.kin.apart_from.is_empty() {
@@ -164,6 +167,7 @@ impl Rooms {
         }
         room.facts = facts;
         self.gained.insert(node);
+        self.narrowed.insert(node, true);
     }
 
     /// Remembers which labels terms are about.
@@ -219,6 +223,10 @@ impl Rooms {
                 .collect();
         }
         self.gained = self.gained.iter().filter_map(anew).collect();
+        let narrowed = std::mem::take(&mut self.narrowed).into_iter();
+        self.narrowed = narrowed
+            .filter_map(|(node, told)| Some((anew(&node)?, told)))
+            .collect();
         self.stale = true;
         self.settle(nodes, true);
     }
@@ -369,6 +377,11 @@ impl Index {
             let entry = self.entries.get(node.0 as usize);
             entry.is_some_and(|entry| entry.inventory.is_some())
         })
+    }
+
+    /// Nodes on which less may fit than when this was last asked, and whether it is by what they say of themselves.
+    pub(super) fn take_narrowed(&mut self) -> BTreeMap<NodeIx, bool> {
+        std::mem::take(&mut self.rooms.narrowed)
     }
 
     /// What nodes have besides devices, by number, as of the last publication but for places taken or given since.

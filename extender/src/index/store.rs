@@ -30,6 +30,7 @@ pub struct Store {
     clock: Clock,
     gained: Notify,
     called: Notify,
+    aside: Notify,
     work: Notify,
     unplanned: Notify,
     bells: Mutex<HashMap<Arc<GangKey>, Arc<Notify>>>,
@@ -69,6 +70,7 @@ impl Store {
             clock,
             gained: Notify::new(),
             called: Notify::new(),
+            aside: Notify::new(),
             work: Notify::new(),
             unplanned: Notify::new(),
             bells: Mutex::default(),
@@ -103,6 +105,11 @@ impl Store {
     /// Waits until members of gangs are to be woken ([`Index::take_called`]).
     pub async fn called(&self) {
         self.called.notified().await;
+    }
+
+    /// Waits until members of gangs are to be bound though nobody calls for them ([`Index::take_aside`]).
+    pub async fn aside(&self) {
+        self.aside.notified().await;
     }
 
     /// Waits until there is work for gangs, or statuses of gangs to be written ([`Index::take_work`], [`Index::take_statuses`]).
@@ -168,6 +175,7 @@ impl Store {
         for (due, notify) in [
             (index.has_gains(), &self.gained),
             (index.has_called(), &self.called),
+            (index.has_aside(), &self.aside),
             (index.has_work(), &self.work),
             (planned == PLANS, &self.unplanned),
         ] {

@@ -31,7 +31,7 @@ use crate::api::{Change, Gang, Pod, Status};
 use crate::world::{BEGIN, Event, World};
 
 /// Time limit of a bind.
-const BIND: u64 = 20_000;
+pub(crate) const BIND: u64 = 20_000;
 /// Time limit of any other request.
 const REQUEST: u64 = 10_000;
 /// The Lease: how long it is good for, and how long a leader that cannot renew it goes on.
@@ -181,6 +181,8 @@ pub(crate) struct Extenders {
     pub(crate) running: BTreeMap<u32, Process>,
     runs: u32,
     next_task: u64,
+    /// How long a member waits for its siblings, in ms.
+    pub(crate) barrier: u64,
     holder: Option<u32>,
     renewed: u64,
 }
@@ -226,6 +228,10 @@ impl World {
                     cause: Cause::Called,
                 },
             );
+        }
+        for target in store.update(Index::take_aside) {
+            self.note(format_args!("{run} binds {} by itself", target.uid));
+            self.begin_bind(run, target, None);
         }
         let (work, statuses) = store.update(|index| (index.take_work(), index.take_statuses()));
         for work in work {
@@ -285,7 +291,7 @@ impl World {
                 }
             }
             // Woken members are taken elsewhere, and no pod of these has a gate.
-            Work::Wake(_) | Work::Ungate(_) => {}
+            Work::Wake(_) | Work::Bind(_) | Work::Ungate(_) => {}
         }
     }
 

@@ -10,7 +10,7 @@ use gantry_extender::index::Source;
 
 use crate::api::Api;
 use crate::dice::Dice;
-use crate::extender::{Extenders, Request};
+use crate::extender::{BIND, Extenders, Request};
 use crate::jobs::Jobs;
 use crate::kubelet::Kubelets;
 use crate::scheduler::Scheduler;
@@ -214,6 +214,11 @@ impl World {
         };
         world.draw_nodes();
         world.draw_jobs();
+        world.extenders.barrier = match world.dice.mille(500) {
+            true => BIND,
+            // As short as if kube-scheduler were slow, or had many others to bring.
+            false => world.dice.range(100, 3_000),
+        };
         let second = world.dice.mille(600);
         world.at(0, Event::ExtenderStarts { slot: 0 });
         if second {

@@ -1,6 +1,7 @@
 //! The barrier: members come to their places one by one, and none goes through before the whole is decided. Answers what filter and bind
 //! ask; a pod that has nowhere to go costs a look into a map.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
@@ -35,12 +36,20 @@ impl Gang {
             return Answer::Wait(self.text.clone());
         };
         let planned = slot.node.clone();
-        let (arrived, pinned) = (kept.arrived, kept.pinned());
+        let (here, pinned, aside) = (kept.here, kept.pinned(), kept.is_aside());
         if offered(&planned) {
+            if aside {
+                // It has been there. To come again and again would only have kube-scheduler try all others again each time that it leaves.
+                return Answer::Wait(self.text.clone());
+            }
             self.note_answer(uid);
             return Answer::Node(planned);
         }
-        if !arrived && !pinned && self.move_to(env, uid, offered) {
+        if aside {
+            // It could not go there now: what it has shown does not hold any more.
+            self.members.change(uid, Kept::leave);
+        }
+        if !here && !pinned && self.move_to(env, uid, offered) {
             self.note_answer(uid);
             if let Some((_, slot)) = self.slot_of(uid) {
                 return Answer::Node(slot.node.clone());
@@ -192,7 +201,7 @@ impl Gang {
         };
         let planned = slot.node.clone();
         if planned != *node {
-            let movable = !kept.arrived && !kept.pinned();
+            let movable = !kept.here && !kept.pinned();
             if !movable || !self.move_to(env, uid, &|other| other == node) {
                 let why = format!("gang {}: the pod's place is on node {planned} now", self.key);
                 return Arrival::Refuse(why.into());
@@ -203,12 +212,12 @@ impl Gang {
             State::Decided(_)
                 if !self.members.get(uid).is_some_and(Kept::pinned) && !self.is_written_down(uid) =>
             {
-                self.members.change(uid, |kept| kept.arrived = true);
+                self.members.change(uid, Kept::come);
                 Arrival::Wait
             }
             State::Decided(_) => {
                 self.members.change(uid, |kept| {
-                    kept.arrived = true;
+                    kept.come();
                     if kept.bind == Bind::No || kept.bind == Bind::Unsure {
                         kept.bind = Bind::Going;
                     }
@@ -216,7 +225,7 @@ impl Gang {
                 self.go(uid)
             }
             State::Planned(_) | State::Committing(_) => {
-                self.members.change(uid, |kept| kept.arrived = true);
+                self.members.change(uid, Kept::come);
                 Arrival::Wait
             }
             State::Open | State::Restarting { .. } | State::Over { .. } => Arrival::Refuse(self.text.clone()),
@@ -239,15 +248,37 @@ impl Gang {
         if !self
             .members
             .get(uid)
-            .is_some_and(|kept| kept.arrived && !kept.pinned())
+            .is_some_and(|kept| kept.here && !kept.pinned())
         {
             return;
         }
-        self.members.change(uid, |kept| kept.arrived = false);
+        self.members.change(uid, Kept::leave);
         if let State::Planned(planned) = &mut self.state {
             let grace = after(env.now.at, env.settings.grace).min(planned.last);
             planned.until = planned.until.max(grace);
         }
+    }
+
+    /// A member has stood at the barrier as long as it may, and leaves. Until the decision it has come all the same: kube-scheduler has found its
+    /// node good, and brings members in an order and at a pace of its own. It is bound with the others though nobody calls for it then.
+    pub(super) fn gave_up(&mut self, env: &Env<'_>, uid: &PodUid) {
+        match &self.state {
+            State::Planned(_) | State::Committing(_) => {
+                self.members.change(uid, |kept| kept.here = false);
+            }
+            _ => self.withdraw(env, uid),
+        }
+    }
+
+    /// Nodes of some slots offer less than before: members that have come to them and left have to come anew.
+    pub(super) fn doubt(&mut self, env: &mut Env<'_>, slots: &BTreeSet<u32>) {
+        let holders = slots.iter().filter_map(|id| self.slots.get(*id)?.holder.pod());
+        let aside = holders.filter(|uid| self.members.get(uid).is_some_and(Kept::is_aside));
+        let aside: Vec<PodUid> = aside.cloned().collect();
+        for uid in &aside {
+            self.members.change(uid, Kept::leave);
+        }
+        self.wake(env, aside);
     }
 
     /// The binding of a member has ended.
@@ -257,7 +288,7 @@ impl Gang {
             BindEnd::Unsure => kept.bind = Bind::Unsure,
             BindEnd::Failed => {
                 kept.bind = Bind::No;
-                kept.arrived = false;
+                kept.leave();
             }
             BindEnd::Gone => {
                 kept.bind = Bind::No;

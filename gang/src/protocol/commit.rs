@@ -150,6 +150,8 @@ impl Gang {
             self.state = State::Planned(Planned {
                 until,
                 last: until,
+                most: u32::MAX,
+                end: until,
                 victims: std::collections::BTreeSet::new(),
             });
         }

@@ -96,10 +96,14 @@ pub(super) enum State {
 
 #[derive(Debug, Clone)]
 pub(super) struct Planned {
-    /// Until when enough members must have arrived, or the victims be gone.
+    /// Until when another member must have come, or the victims be gone.
     pub(super) until: Instant,
-    /// Beyond this `until` is never put off.
+    /// Beyond this `until` is not put off for a member that hung up.
     pub(super) last: Instant,
+    /// So many were ready at a time: with every one more `until` is put off.
+    pub(super) most: u32,
+    /// Beyond this it is not put off for anything.
+    pub(super) end: Instant,
     /// Pods that must go first.
     pub(super) victims: BTreeSet<PodUid>,
 }
@@ -259,7 +263,7 @@ impl Gang {
         self.slots.set_holder(id, &Holder::Assigned(uid.clone()), now);
         self.members.change(uid, |kept| {
             kept.slot = Some(id);
-            kept.arrived = false;
+            kept.leave();
             kept.answered = false;
         });
     }
@@ -270,7 +274,7 @@ impl Gang {
         if let Some(uid) = slot.holder.pod() {
             self.members.change(uid, |kept| {
                 kept.slot = None;
-                kept.arrived = false;
+                kept.leave();
                 kept.answered = false;
             });
         }
@@ -284,7 +288,7 @@ impl Gang {
         self.slots.set_holder(id, &Holder::Kept, now);
         self.members.change(uid, |kept| {
             kept.slot = None;
-            kept.arrived = false;
+            kept.leave();
             kept.answered = false;
         });
     }

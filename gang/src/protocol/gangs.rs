@@ -325,7 +325,21 @@ impl Gangs {
         arrival
     }
 
-    /// Whoever asked for a member to be bound has hung up or run out of time, before [`Arrival::Go`].
+    /// A member has waited at its barrier as long as it may, and whoever asked for it to be bound was told so. It counts as there all the same.
+    pub fn gave_up(&mut self, now: Now, uid: &PodUid) {
+        self.of_member(now, uid, |gang, env| gang.gave_up(env, uid));
+    }
+
+    /// Nodes of these slots of a gang offer less than before, besides devices: whoever is not there just now has to come anew.
+    pub fn doubt(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) {
+        self.clock = Some(now);
+        if let Some((key, _)) = self.gangs.get_key_value(gang) {
+            let key = Arc::clone(key);
+            self.with(now, &key, |gang, env| gang.doubt(env, slots));
+        }
+    }
+
+    /// Whoever asked for a member to be bound has hung up, before [`Arrival::Go`].
     pub fn withdraw(&mut self, now: Now, uid: &PodUid) {
         self.of_member(now, uid, |gang, env| gang.withdraw(env, uid));
     }

@@ -21,8 +21,10 @@ pub(super) struct Kept {
     carried: bool,
     /// Its slot. [`super::gang::Gang`] sees to it that the slot knows it too.
     pub(super) slot: Option<u32>,
-    /// It stands at the barrier.
+    /// It has come to its place: nobody has to wait for it.
     pub(super) arrived: bool,
+    /// It stands at the barrier. One that has come and is not there any more waited for its siblings as long as it may.
+    pub(super) here: bool,
     /// How far its binding is.
     pub(super) bind: Bind,
     /// A bind has found it gone before the watch has.
@@ -70,7 +72,7 @@ pub(super) enum Class {
     Coming,
     /// It exists and needs no devices.
     Light,
-    /// It stands at the barrier.
+    /// It has come to its place.
     Arrived,
     /// Bound, and without devices.
     LightBound,
@@ -90,6 +92,7 @@ impl Kept {
             carried: false,
             slot: None,
             arrived: false,
+            here: false,
             bind: Bind::No,
             gone: false,
             ungated: None,
@@ -143,6 +146,22 @@ impl Kept {
     /// Its Binding may exist or come to exist: its slot cannot be given to another.
     pub(super) fn pinned(&self) -> bool {
         self.bind != Bind::No || matches!(self.member.stage, Stage::Bound(_))
+    }
+
+    /// It has come, and waits for its siblings elsewhere: in kube-scheduler.
+    pub(super) fn is_aside(&self) -> bool {
+        self.arrived && !self.here && !self.pinned()
+    }
+
+    pub(super) fn come(&mut self) {
+        self.arrived = true;
+        self.here = true;
+    }
+
+    /// It has to come anew.
+    pub(super) fn leave(&mut self) {
+        self.arrived = false;
+        self.here = false;
     }
 
     fn devices(&self) -> u64 {
@@ -216,6 +235,8 @@ pub(super) struct Members {
     old_present: u32,
     /// Members with a slot that are neither bound nor lost.
     on_the_way: BTreeSet<PodUid>,
+    /// Those of them that have come and left ([`Kept::is_aside`]).
+    aside: BTreeSet<PodUid>,
     /// Members that no gate but ours keeps back.
     gated: BTreeSet<PodUid>,
 }
@@ -277,6 +298,10 @@ impl Members {
         &self.on_the_way
     }
 
+    pub(super) fn aside(&self) -> &BTreeSet<PodUid> {
+        &self.aside
+    }
+
     pub(super) fn gated(&self) -> &BTreeSet<PodUid> {
         &self.gated
     }
@@ -334,7 +359,7 @@ impl Members {
                 kept.carried = true;
             }
             kept.slot = None;
-            kept.arrived = false;
+            kept.leave();
             kept.worded = None;
             self.enter(&kept);
             self.all.insert(uid, kept);
@@ -358,6 +383,7 @@ impl Members {
             self.unplaced_devices = self.unplaced_devices.saturating_sub(kept.devices());
         }
         self.on_the_way.remove(uid);
+        self.aside.remove(uid);
         self.gated.remove(uid);
         if class == Class::Old && kept.runs() {
             self.old_present = self.old_present.saturating_sub(1);
@@ -380,6 +406,9 @@ impl Members {
             }
             Class::Coming | Class::Arrived => {
                 self.on_the_way.insert(kept.member.uid.clone());
+                if kept.is_aside() {
+                    self.aside.insert(kept.member.uid.clone());
+                }
             }
             _ => {}
         }

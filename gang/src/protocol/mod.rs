@@ -11,7 +11,8 @@
 //! What always holds, whatever is called in whatever order:
 //! 1. A slot has one member at most, a member one slot at most; no device is in two slots.
 //! 2. `Arrival::Go` is answered only once the decision is known to be written ([`Gangs::committed`] or the object shows it), and it is
-//!    written only when as many members are ready as the minimum says, of every role.
+//!    written only when as many members are ready as the minimum says, of every role. Ready is who has come to its place since it was
+//!    planned, also if it could not wait there until the last came.
 //! 3. Slots end with their gang, or with their time limit: before the decision that of the plan; after it, those that the minimum does not
 //!    need with `arrival`, those of lost members with [`Settings::hold`]. A decided place of a living member that the minimum needs has no
 //!    limit: there is only forward.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gantry_api::PodUid;
 
@@ -11,9 +12,12 @@ use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
 use super::standing::{NOT_OFFERED, after};
-use super::types::{Now, Place, Placement, Refused, Stage, Wanted, WantedMember, Work};
+use super::types::{Now, Place, Placement, Refused, Settings, Stage, Wanted, WantedMember, Work};
 use crate::key::GangKey;
 use crate::queue::{self, Waiting};
+
+/// A place is kept for so many times as members may take to come, while they are coming.
+const ARRIVALS: u32 = 5;
 
 /// Which gangs go first: those that are decided and lack a place for one of their minimum, then those that have none, then members
 /// beyond a minimum.
@@ -179,6 +183,8 @@ impl Gang {
         self.state = State::Planned(Planned {
             until: after(env.now.at, limit),
             last: after(env.now.at, limit.saturating_add(env.settings.grace)),
+            most: self.members.count().ready(),
+            end: end(env.now.at, limit, env.settings),
             victims: placement.victims.iter().cloned().collect(),
         });
         if placement.victims.is_empty() {
@@ -262,6 +268,7 @@ impl Gang {
         }
         planned.until = after(env.now.at, arrival);
         planned.last = after(planned.until, env.settings.grace);
+        planned.end = end(env.now.at, arrival, env.settings);
         let members = self.members.on_the_way().iter().cloned().collect();
         self.wake(env, members);
     }
@@ -346,6 +353,14 @@ impl Gangs {
             .map(|(key, _)| Arc::clone(key))
             .collect()
     }
+}
+
+/// Until when members may come at the latest, if one more of them comes within every `arrival`.
+fn end(now: Instant, arrival: Duration, settings: &Settings) -> Instant {
+    after(
+        now,
+        arrival.saturating_mul(ARRIVALS).saturating_add(settings.grace),
+    )
 }
 
 fn waiting<'a>(key: &'a GangKey, gang: &Gang) -> Waiting<'a> {

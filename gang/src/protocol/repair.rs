@@ -89,7 +89,7 @@ impl Gang {
             let idle = self
                 .members
                 .get(&uid)
-                .is_some_and(|kept| !kept.arrived && !kept.pinned());
+                .is_some_and(|kept| !kept.here && !kept.pinned());
             let role = self.members.get(&uid).map(|kept| kept.member.claim.role.clone());
             let spare = role.is_some_and(|role| self.spares(&role));
             if idle

@@ -8,7 +8,7 @@ use gantry_api::{GangPhase, PodUid};
 
 use super::agreed::{Agreed, Words};
 use super::gang::{Decided, Env, Gang, State, Tries};
-use super::members::{Class, Count};
+use super::members::{Class, Count, Kept};
 use super::types::{Settings, Work};
 use crate::terms::Repair;
 
@@ -146,9 +146,15 @@ impl Gang {
             self.unplan();
             return true;
         }
-        let State::Planned(planned) = &self.state else {
+        let (ready, arrival) = (self.members.count().ready(), self.arrival(env.settings));
+        let State::Planned(planned) = &mut self.state else {
             return false;
         };
+        if planned.victims.is_empty() && ready > planned.most {
+            planned.most = ready;
+            planned.until = planned.until.max(after(env.now.at, arrival).min(planned.end));
+            planned.last = after(planned.until, env.settings.grace).min(planned.end);
+        }
         if env.now.at >= planned.until {
             let why = if planned.victims.is_empty() {
                 let count = self.members.count();
@@ -196,6 +202,7 @@ impl Gang {
     }
 
     fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
+        self.bind_those_aside(env);
         self.fill(env);
         if self.evicted_whole && self.evicted_lost {
             self.leave_evicted(env);
@@ -227,6 +234,18 @@ impl Gang {
             };
         }
         false
+    }
+
+    /// Members that have come and left are bound without being brought again.
+    fn bind_those_aside(&mut self, env: &mut Env<'_>) {
+        if self.members.aside().is_empty() {
+            return;
+        }
+        let aside: Vec<PodUid> = self.members.aside().iter().cloned().collect();
+        for uid in &aside {
+            self.members.change(uid, Kept::leave);
+        }
+        env.work.push(Work::Bind(aside));
     }
 
     /// Gives kept slots to members that wait and that they suit.

@@ -179,6 +179,9 @@ pub enum Work {
     },
     /// Make kube-scheduler try these pods again.
     Wake(Vec<PodUid>),
+    /// Bind these members of a gang that is decided, as if kube-scheduler had brought them to the nodes of their places: it had, and they left
+    /// before the last of their siblings came.
+    Bind(Vec<PodUid>),
     /// Remove our scheduling gate from these pods.
     Ungate(Vec<PodUid>),
     /// Evict these pods, as budgets allow, for the sake of a gang.

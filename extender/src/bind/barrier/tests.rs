@@ -172,11 +172,44 @@ async fn a_gang_whose_members_do_not_all_come_is_told_so_in_time() {
     let error = bind(&binder, 0).await.unwrap().unwrap_err();
     assert_eq!(
         error,
-        "gang default/a: its members did not all come within 1 s; their places are kept for a while"
+        "gang default/a: its members did not all come within 1 s; this one has its place, and is bound as soon as they have"
     );
-    until(&cluster, 0).await;
-    // The place is kept for the next try.
+    // It counts all the same, and its place is kept.
+    until(&cluster, 1).await;
     assert_eq!(cluster.free("n"), "");
+}
+
+#[tokio::test]
+async fn a_member_that_left_is_bound_with_the_others_though_nobody_calls_for_it() {
+    let (cluster, binder, api) = setup(Duration::from_secs(1));
+    let server = tokio::spawn(take(api, 4));
+    for number in [0, 1] {
+        bind(&binder, number).await.unwrap().unwrap_err();
+    }
+    let (events, mailbox) = crate::gang::events::Events::new();
+    let metrics = Arc::new(crate::metrics::Metrics::new());
+    let shutdown = tokio_util::sync::CancellationToken::new();
+    let own = tokio::spawn(crate::bind::aside::run(
+        binder.clone(),
+        events,
+        Arc::clone(&metrics),
+        shutdown.clone(),
+    ));
+    let binds = [bind(&binder, 2), bind(&binder, 3)];
+    commit(&cluster).await;
+    for bind in binds {
+        assert_eq!(bind.await.unwrap(), Ok(()));
+    }
+    let granted = server.await.unwrap();
+    let all: BTreeSet<&String> = granted.iter().flatten().collect();
+    assert_eq!((all.len(), granted.len()), (8, 4));
+    let bound = crate::metrics::Outcome { outcome: "bound" };
+    while metrics.binds.get_or_create(&bound).get() < 2 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    shutdown.cancel();
+    own.await.unwrap();
+    drop(mailbox);
 }
 
 #[tokio::test]

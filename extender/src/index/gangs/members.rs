@@ -168,7 +168,7 @@ impl Index {
     /// A pod is gone.
     pub(in crate::index) fn tell_gone(&mut self, uid: &PodUid) {
         self.gangs.hearsay.remove(uid);
-        self.gangs.called.remove(uid);
+        self.gangs.called.shift_remove(uid);
         if self.gangs.told.remove(uid) {
             self.gangs.core.member_gone(self.now, uid);
         }

@@ -117,7 +117,43 @@ impl Index {
             }
         }
         self.give_up_troubled(now.at);
+        self.doubt_narrowed();
         self.collect_gangs();
+    }
+
+    /// Tells the state machine of places for which their nodes have no room any more besides devices. kube-scheduler sees to that where it brings the
+    /// member; who was there before and is bound without being brought again has to come anew.
+    fn doubt_narrowed(&mut self) {
+        let mut doubtful: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
+        for (node, told) in self.take_narrowed() {
+            let Some(entry) = self.entries.get(node.0 as usize) else {
+                continue;
+            };
+            for place in &entry.places {
+                if told || self.is_crowded(node, place) {
+                    doubtful
+                        .entry(Arc::clone(&place.gang))
+                        .or_default()
+                        .insert(place.slot);
+                }
+            }
+        }
+        for (gang, slots) in doubtful {
+            self.gangs.core.doubt(self.now, &gang, &slots);
+        }
+    }
+
+    /// Whether a node has less than nothing left of something that a place there needs.
+    fn is_crowded(&self, node: NodeIx, place: &Kept) -> bool {
+        let shape = place.shape.and_then(|shape| self.gangs.shapes.get(shape));
+        let (Some(shape), Some(room)) = (shape, self.rooms().get(node.0 as usize)) else {
+            return false;
+        };
+        let needed = &shape.needs.resources;
+        // What is kept for it is not among what is left.
+        let mut left = room.left.clone();
+        left.add(needed);
+        left.fits(needed).is_err()
     }
 
     /// Whether a pod may hold devices of a place: it is the one it is for, or one of the gang on its way out, or the gang is having others

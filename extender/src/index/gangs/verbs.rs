@@ -99,7 +99,12 @@ impl Index {
             .ok_or_else(|| BindError::UnknownPod(uid.clone()))
     }
 
-    /// Whoever waited for a bind hung up, or ran out of time.
+    /// A member has waited for its siblings as long as it may, and kube-scheduler is told so.
+    pub fn gave_up(&mut self, uid: &PodUid) {
+        self.gangs.core.gave_up(self.now, uid);
+    }
+
+    /// Whoever waited for a bind hung up.
     pub fn withdraw(&mut self, uid: &PodUid) {
         self.gangs.core.withdraw(self.now, uid);
     }

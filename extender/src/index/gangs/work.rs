@@ -6,7 +6,7 @@ use gantry_api::{GangPhase, GangStatus, NodeName, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{CommitFailure, Work};
 
-use crate::index::Index;
+use crate::index::{Index, Target};
 
 /// A member that kube-scheduler is to try again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,7 @@ impl Index {
         for work in self.gangs.core.take_work() {
             match work {
                 Work::Wake(pods) => self.gangs.called.extend(pods),
+                Work::Bind(pods) => self.gangs.aside.extend(pods),
                 other => {
                     if let Work::Forget { .. } = &other {
                         let core = &self.gangs.core;
@@ -68,17 +69,34 @@ impl Index {
         self.gangs.core.committed(self.now, gang, decision, result);
     }
 
-    /// Takes members that are to be woken, at most `limit`, in the order of their UIDs.
+    /// Takes members that are to be woken, at most `limit`, those of one gang after the other.
     pub fn take_called(&mut self, limit: usize) -> Vec<(PodUid, Called)> {
-        let mut taken = Vec::new();
-        while taken.len() < limit
-            && let Some(uid) = self.gangs.called.pop_first()
-        {
-            if let Some(called) = self.called(&uid) {
-                taken.push((uid, called));
-            }
-        }
-        taken
+        let due = limit.min(self.gangs.called.len());
+        let due: Vec<PodUid> = self.gangs.called.drain(..due).collect();
+        let called = |uid: PodUid| self.called(&uid).map(|called| (uid, called));
+        due.into_iter().filter_map(called).collect()
+    }
+
+    /// Takes members of decided gangs that are to be bound though nobody calls for them, with the nodes of their places.
+    pub fn take_aside(&mut self) -> Vec<Target> {
+        let aside = std::mem::take(&mut self.gangs.aside);
+        let target = |uid: PodUid| {
+            let gang = self.gangs.core.gang_of(&uid)?;
+            let node = self.place_of(gang, &uid)?;
+            let called = self.called(&uid)?;
+            Some(Target {
+                namespace: called.namespace.to_string(),
+                name: called.name.to_string(),
+                uid,
+                node,
+            })
+        };
+        aside.into_iter().filter_map(target).collect()
+    }
+
+    /// Whether there are such.
+    pub fn has_aside(&self) -> bool {
+        !self.gangs.aside.is_empty()
     }
 
     /// Whether members are to be woken.

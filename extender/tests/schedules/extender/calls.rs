@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Why a member leaves that has waited as long as it may.
+const ALONE: &str = "its members did not all come";
+
 impl World {
     pub(crate) fn ask_filter(&mut self, body: &[u8]) -> Option<(u32, Vec<u8>)> {
         let run = self.leader()?;
@@ -35,18 +38,24 @@ impl World {
     }
 
     pub(crate) fn bind_called(&mut self, run: u32, call: u64, pod: &Arc<Pod>, node: &str) -> u64 {
+        let target = Target {
+            uid: pod.uid.as_str().into(),
+            namespace: "default".to_owned(),
+            name: pod.name.clone(),
+            node: node.into(),
+        };
+        self.begin_bind(run, target, Some(call))
+    }
+
+    /// A bind that kube-scheduler called for, or one for a member that had come and left.
+    pub(super) fn begin_bind(&mut self, run: u32, target: Target, call: Option<u64>) -> u64 {
         self.extenders.next_task += 1;
         let number = self.extenders.next_task;
         let task = Task {
-            target: Target {
-                uid: pod.uid.as_str().into(),
-                namespace: "default".to_owned(),
-                name: pod.name.clone(),
-                node: node.into(),
-            },
-            call: Some(call),
+            target,
+            call,
             stage: Stage::Reading,
-            deadline: self.now + BIND,
+            deadline: self.now + self.extenders.barrier,
         };
         if let Some(process) = self.extenders.running.get_mut(&run) {
             process.tasks.insert(number, task);
@@ -85,7 +94,7 @@ impl World {
                 self.begin_writing(run, number, &reserved, true);
             }
             Ok(Admitted::Wait(_)) if self.now >= deadline => {
-                self.end(run, number, Err("its members did not all come".to_owned()));
+                self.end(run, number, Err(ALONE.to_owned()));
             }
             Ok(Admitted::Wait(_)) => {
                 if let Some(task) = self.task(run, number) {
@@ -113,7 +122,9 @@ impl World {
         let Some(process) = self.extenders.running.get(&run) else {
             return;
         };
-        let due = process.store.read(|index| index.has_work() || index.has_called());
+        let due = process
+            .store
+            .read(|index| index.has_work() || index.has_called() || index.has_aside());
         if due {
             self.follow_up(run);
         }
@@ -241,6 +252,9 @@ impl World {
         }
         match &task.stage {
             Stage::Reading => {}
+            Stage::Waiting if result.as_ref().is_err_and(|error| error == ALONE) => {
+                self.update(run, |index| index.gave_up(&uid));
+            }
             Stage::Waiting => {
                 self.update(run, |index| index.withdraw(&uid));
             }

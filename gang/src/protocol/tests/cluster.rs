@@ -32,6 +32,7 @@ pub(super) enum Op {
     Filter { pod: usize, offered: u8 },
     Bind(usize),
     Withdraw(usize),
+    GiveUp(usize),
     Commit(Write),
     Land(usize),
     Read(usize),
@@ -151,6 +152,11 @@ impl Cluster {
             Op::Withdraw(pod) => self.with_pod(*pod, |cluster, at| {
                 if std::mem::take(&mut cluster.pods[at].waits) {
                     cluster.gangs.withdraw(cluster.now(), &cluster.uid(at));
+                }
+            }),
+            Op::GiveUp(pod) => self.with_pod(*pod, |cluster, at| {
+                if std::mem::take(&mut cluster.pods[at].waits) {
+                    cluster.gangs.gave_up(cluster.now(), &cluster.uid(at));
                 }
             }),
             Op::Commit(write) => self.commit(*write),
@@ -609,11 +615,26 @@ impl Cluster {
                     self.gangs.object_gone(self.now(), &namespace, &name);
                 }
                 Work::Wake(_) => {}
+                Work::Bind(pods) => {
+                    for uid in pods {
+                        let node = self.place_of(&uid).expect("a place");
+                        let at = self.pods.iter().position(|pod| *pod.uid == *uid.as_str());
+                        let at = at.expect("a pod");
+                        self.pods[at].sent = Some(node);
+                        self.bind(at);
+                    }
+                }
             }
         }
         for change in self.gangs.take_slot_changes() {
             self.apply(&change);
         }
+    }
+
+    fn place_of(&self, uid: &PodUid) -> Option<NodeName> {
+        let view = self.gangs.view(self.gangs.gang_of(uid)?)?;
+        let slot = view.slots().find(|slot| slot.pod == Some(uid))?;
+        Some(slot.node.clone())
     }
 
     fn was_sent(&self, id: &str) -> bool {

@@ -1,5 +1,6 @@
 //! Specifications: given these calls, then that. One file per concern.
 
+mod aside;
 mod cluster;
 mod collecting;
 mod decided;

@@ -1,0 +1,187 @@
+//! Members that wait at their barrier as long as they may, and leave before their last sibling comes.
+
+use std::collections::BTreeSet;
+
+use gantry_api::GangPhase;
+
+use super::world::{World, uid};
+use crate::protocol::{Answer, Arrival, BindEnd, Settings, Work};
+
+fn give_up(world: &mut World, pod: &str) {
+    world.gangs.gave_up(world.now(), &uid(pod));
+}
+
+/// Members to be bound though nobody calls for them.
+fn to_bind(world: &mut World) -> Vec<String> {
+    let work = world.take_work().into_iter();
+    let bound = work.filter_map(|work| match work {
+        Work::Bind(pods) => Some(pods),
+        _ => None,
+    });
+    bound.flatten().map(|uid| uid.to_string()).collect()
+}
+
+#[test]
+fn a_member_that_has_come_and_left_is_bound_with_the_others() {
+    let mut world = World::new();
+    world.members("a", 3, 3);
+    world.plan();
+    world.come("a0");
+    world.pass(20);
+    give_up(&mut world, "a0");
+    world.come("a1");
+    world.pass(20);
+    give_up(&mut world, "a1");
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    // Never were all of them there together.
+    world.come("a2");
+    let decision = world.write();
+    let pods: Vec<&str> = decision.slots.iter().map(|slot| slot.pod_name.as_str()).collect();
+    assert_eq!(pods, ["a0", "a1", "a2"]);
+    assert_eq!(to_bind(&mut world), ["a0", "a1"], "a2 is there");
+    for pod in ["a0", "a1", "a2"] {
+        world.bind(pod);
+    }
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(to_bind(&mut world), [] as [&str; 0], "said once");
+}
+
+#[test]
+fn who_has_come_is_not_brought_again_while_its_place_is_good() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    give_up(&mut world, "a0");
+    assert_eq!(world.waits("a0"), "gang default/a is on its way");
+    assert_eq!(world.node("a1"), "n1", "nor is its place another's");
+    assert_eq!(world.node("a1"), "n1");
+    // kube-scheduler finds now that it could not go there: that it could is no longer shown.
+    assert!(matches!(world.answer_within("a0", &["n7"]), Answer::Wait(_)));
+    world.come("a1");
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.come("a0"), Arrival::Wait);
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn who_has_come_and_cannot_go_there_any_more_trades_places_like_any_other() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    give_up(&mut world, "a0");
+    assert_eq!(world.answer_within("a0", &["n1"]), Answer::Node("n1".into()));
+    assert_eq!(world.node("a1"), "n0");
+}
+
+#[test]
+fn where_a_node_offers_less_than_before_its_member_has_to_come_anew() {
+    let mut world = World::new();
+    world.members("a", 3, 3);
+    world.plan();
+    world.come("a0");
+    give_up(&mut world, "a0");
+    world.come("a1");
+    world.take_work();
+    let view = world.gangs.view(&super::world::key("a")).unwrap();
+    let slots: BTreeSet<u32> = view.slots().map(|slot| slot.slot).collect();
+    world.gangs.doubt(world.now(), &super::world::key("a"), &slots);
+    assert_eq!(
+        world.woken(),
+        ["a0"],
+        "a1 is there and holds what it needs; a2 was never there"
+    );
+    world.come("a2");
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.come("a0");
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn a_place_is_kept_while_members_are_coming() {
+    let mut world = World::with(Settings {
+        arrival: std::time::Duration::from_secs(30),
+        ..Settings::default()
+    });
+    world.gangs.synced(world.now());
+    world.members("a", 4, 4);
+    world.plan();
+    for pod in ["a0", "a1", "a2"] {
+        world.pass(25);
+        world.come(pod);
+        give_up(&mut world, pod);
+    }
+    // 75 s have passed, and only if no other comes within 30 s it is over.
+    world.pass(29);
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.pass(1);
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a is tried again soon: 3 of 4 members came in time"
+    );
+}
+
+#[test]
+fn a_place_is_not_kept_for_ever_though_one_comes_now_and_then() {
+    let mut world = World::new();
+    world.members("a", 20, 20);
+    world.plan();
+    for member in 0..20 {
+        world.pass(50);
+        if world.phase("a") != GangPhase::Planned {
+            break;
+        }
+        world.come(&format!("a{member}"));
+        give_up(&mut world, &format!("a{member}"));
+    }
+    assert_eq!(world.passed.as_secs(), 350, "beyond 5 times 60 s and 15 s");
+}
+
+#[test]
+fn a_new_plan_needs_everybody_to_come_again() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    give_up(&mut world, "a0");
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.take_work();
+    world.plan_from(4);
+    assert_eq!(world.woken(), ["a0", "a1"]);
+    world.come("a1");
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.come("a0");
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn one_that_left_while_the_decision_was_written_is_bound_too() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come_all("a", 2);
+    let (gang, decision) = world.commit();
+    give_up(&mut world, "a0");
+    world.gangs.committed(world.now(), &gang, &decision.id, Ok(()));
+    assert_eq!(to_bind(&mut world), ["a0"]);
+}
+
+#[test]
+fn what_comes_of_a_bind_that_nobody_called_for_is_as_of_any_other() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    give_up(&mut world, "a0");
+    world.come("a1");
+    world.write();
+    assert_eq!(to_bind(&mut world), ["a0"]);
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
+    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
+    // kube-scheduler is asked to bring it, after a while, as it would be asked for any that does not come.
+    world.pass(10);
+    assert!(world.woken().contains(&"a0".to_owned()));
+    assert_eq!(world.bind("a0"), "n0");
+}
