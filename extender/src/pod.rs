@@ -79,12 +79,9 @@ impl Reader {
 
     fn facts(&mut self, pod: SlimPod, request: Result<Arc<Request>, RequestError>) -> Option<PodFacts> {
         let (stage, claim, kin) = (stage(&pod), claim(&pod), self.kin_of(&pod));
-        let needs = pod.spec.needs(
-            pod.status.as_ref(),
-            &self.watched,
-            &kin.namespace,
-            &mut self.words,
-        );
+        let needs = pod
+            .spec
+            .needs(pod.status.as_ref(), &self.watched, &pod.metadata, &mut self.words);
         let asked = self.watched.among(pod.spec.resources());
         let mut metadata = pod.metadata;
         let status = pod.status.unwrap_or_default();

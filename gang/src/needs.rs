@@ -27,6 +27,8 @@ pub struct Needs {
     pub apart_from: Vec<PodTerm>,
     /// Pods it must share a domain with.
     pub together_with: Vec<PodTerm>,
+    /// Pods that must lie evenly where it goes.
+    pub spread: Vec<Spread>,
     /// Its own namespace and labels, by which the terms of others find it; kept only where terms are about.
     pub namespace: Arc<str>,
     /// See [`Self::namespace`].
@@ -97,6 +99,35 @@ pub enum Borne {
     Above(i64),
     /// Whole numbers below this (`Lt`).
     Below(i64),
+}
+
+/// Pods of its own namespace that must lie evenly over the domains of a node label: one of `spec.topologySpreadConstraints` with
+/// `whenUnsatisfiable: DoNotSchedule`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Spread {
+    /// What the labels of the pods that are counted must fulfil.
+    pub selector: Vec<Requirement>,
+    /// The node label that makes domains. A node without it takes no such pod.
+    pub topology_key: Arc<str>,
+    /// By how many its domain may have more of them than the domain with the fewest.
+    pub max_skew: u32,
+    /// Where there are fewer domains, the domain with the fewest counts as empty.
+    pub min_domains: u32,
+    /// Only nodes that the pod's selector and required affinity let it go to make domains (`nodeAffinityPolicy`).
+    pub by_affinity: bool,
+    /// Only nodes whose taints it bears make domains (`nodeTaintsPolicy`).
+    pub by_taints: bool,
+}
+
+impl Spread {
+    /// Whether it counts a pod. `of`: the namespace of the pod whose constraint it is.
+    pub fn counts(&self, of: &str, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
+        of == namespace
+            && self
+                .selector
+                .iter()
+                .all(|required| required.holds(labels.get(&required.key)))
+    }
 }
 
 /// Pods of some namespaces with some labels, and the node label whose value is the domain.

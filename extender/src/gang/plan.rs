@@ -20,6 +20,7 @@ mod lay;
 mod pack;
 mod rules;
 mod scope;
+mod skew;
 mod slices;
 mod split;
 mod survey;

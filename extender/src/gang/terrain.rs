@@ -1,6 +1,7 @@
 //! The cluster at one moment as a plan for a gang needs it: devices by class, what else nodes have, the fabric, what members ask for. Borrowed
 //! values only.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::DeviceId;
@@ -21,7 +22,8 @@ pub struct Terrain<'a> {
     pub fabric: &'a Fabric,
     /// What members ask for.
     pub shapes: &'a [Shape],
-    /// Which nodes the pods that are there keep a pod with these needs from: by anti-affinity of either side, required affinity, host ports.
+    /// Which nodes the pods that are there keep a pod with these needs from, by anti-affinity of either side, required affinity, host ports; and
+    /// among how many it is to be spread.
     pub barred: &'a dyn Fn(&Needs) -> Barred,
     /// One node with each device by itself, to choose the very devices from.
     pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
@@ -61,6 +63,8 @@ pub struct Barred {
     pub nodes: Vec<NodeIx>,
     /// If it must be near others: the nodes that are, sorted.
     pub only: Option<Vec<NodeIx>>,
+    /// For each constraint by which it is spread ([`Needs::spread`]): on which nodes how many pods are that it counts.
+    pub counted: Vec<BTreeMap<NodeIx, u32>>,
 }
 
 impl<'a> Terrain<'a> {

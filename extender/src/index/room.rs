@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
+use gantry_gang::needs::{PodTerm, Requirement};
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Levels, Needs, NodeFacts, Resources};
 
@@ -30,7 +31,7 @@ pub(super) struct Rooms {
     kin: HashMap<Kinship, BTreeMap<NodeIx, u32>>,
     /// Those of them that keep others off.
     wary: HashSet<Kinship>,
-    /// Labels that terms are about: those of required affinity and anti-affinity of any pod there was.
+    /// Labels that terms are about: those of required affinity and anti-affinity, and of spreading, of any pod there was.
     about: BTreeSet<Arc<str>>,
     /// It grew: needs that were worked out before lack labels.
     grew: bool,
@@ -100,7 +101,7 @@ impl Rooms {
 
     /// A pod is there as it is now, in place of what was known of it.
     fn put(&mut self, uid: PodUid, there: There) {
-        self.learn(&there.kin.apart_from);
+        self.learn(selectors(&there.kin.apart_from));
         let before = self.pods.get(&uid);
         let same = before.is_some_and(|before| {
             before.node == there.node && before.load == there.load && before.kin == there.kin
@@ -171,8 +172,8 @@ impl Rooms {
     }
 
     /// Remembers which labels terms are about.
-    fn learn(&mut self, terms: &[gantry_gang::needs::PodTerm]) {
-        for required in terms.iter().flat_map(|term| &term.selector) {
+    fn learn<'t>(&mut self, selectors: impl Iterator<Item = &'t Vec<Requirement>>) {
+        for required in selectors.flatten() {
             if !self.about.contains(&required.key) {
                 self.about.insert(Arc::clone(&required.key));
                 self.grew = true;
@@ -183,8 +184,9 @@ impl Rooms {
     /// A pod's needs with those of its labels that terms are about. All others would only make equal pods differ: many controllers number theirs
     /// by a label.
     fn with_labels(&mut self, needs: &Arc<Needs>, kin: &Kin) -> Arc<Needs> {
-        self.learn(&needs.apart_from);
-        self.learn(&needs.together_with);
+        self.learn(selectors(&needs.apart_from));
+        self.learn(selectors(&needs.together_with));
+        self.learn(needs.spread.iter().map(|spread| &spread.selector));
         let about = kin.labels.iter().filter(|(key, _)| self.about.contains(*key));
         let labels: BTreeMap<_, _> = about
             .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
@@ -243,6 +245,11 @@ impl Rooms {
         // Numbers of nodes of which nothing is known are not in the fabric, which is the same as before.
         self.fabric.of_node.resize(self.rooms.len(), Fabric::ROOT);
     }
+}
+
+/// What terms find pods by.
+fn selectors(terms: &[PodTerm]) -> impl Iterator<Item = &Vec<Requirement>> {
+    terms.iter().map(|term| &term.selector)
 }
 
 impl Index {

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use gantry_gang::needs::{Borne, HostPort, NodeTerm, Operator, PodTerm, Requirement, Toleration};
+use gantry_gang::needs::{Borne, HostPort, NodeTerm, Operator, PodTerm, Requirement, Spread, Toleration};
 use gantry_gang::{Needs, Resources, TaintEffect};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::reader::Words;
 use super::slim::{
     SlimContainer, SlimContainerStatus, SlimLabelSelector, SlimNodeTerm, SlimPodTerm, SlimRequirement,
-    SlimResources, SlimSpec, SlimStatus, SlimToleration,
+    SlimResources, SlimSpec, SlimSpread, SlimStatus, SlimToleration,
 };
 use crate::watched::Watched;
 
@@ -19,7 +20,7 @@ impl SlimSpec {
         &self,
         status: Option<&SlimStatus>,
         watched: &Watched,
-        namespace: &str,
+        metadata: &ObjectMeta,
         words: &mut Words,
     ) -> Needs {
         let selector = self.node_selector.iter();
@@ -52,7 +53,13 @@ impl SlimSpec {
                 .collect(),
             apart_from: self.apart_from(words),
             together_with: read_terms(&self.affinity.pod_affinity.required, words),
-            namespace: words.of(namespace),
+            spread: self
+                .spread
+                .iter()
+                .filter(|spread| spread.when_unsatisfiable == "DoNotSchedule")
+                .map(|spread| spread.read(metadata.labels.as_ref(), words))
+                .collect(),
+            namespace: words.of(metadata.namespace.as_deref().unwrap_or_default()),
             labels: std::sync::Arc::default(),
             host_ports: self.host_ports(words),
         }
@@ -268,20 +275,54 @@ impl SlimPodTerm {
             Some(_) if self.namespaces.is_empty() => return None,
             _ => Some(named),
         };
-        let selector = match &self.label_selector {
-            Some(selector) => selector.read(words),
-            // No selector finds no pod.
-            None => vec![Requirement {
-                key: words.of(""),
-                operator: Operator::In,
-                values: Vec::new(),
-            }],
-        };
         Some(PodTerm {
-            selector,
+            selector: read_selector(self.label_selector.as_ref(), words),
             namespaces,
             topology_key: words.of(&self.topology_key),
         })
+    }
+}
+
+impl SlimSpread {
+    /// The values that the pod itself has of `matchLabelKeys` are part of the selector.
+    fn read(&self, labels: Option<&BTreeMap<String, String>>, words: &mut Words) -> Spread {
+        let mut selector = read_selector(self.label_selector.as_ref(), words);
+        let own = self
+            .match_label_keys
+            .iter()
+            .filter_map(|key| Some((key, labels?.get(key)?)));
+        for (key, value) in own {
+            let required = Requirement {
+                key: words.of(key),
+                operator: Operator::In,
+                values: vec![words.of(value)],
+            };
+            // The API server may have written it there already.
+            if !selector.contains(&required) {
+                selector.push(required);
+            }
+        }
+        let honors = |policy: &Option<String>, default: &str| policy.as_deref().unwrap_or(default) == "Honor";
+        Spread {
+            selector,
+            topology_key: words.of(&self.topology_key),
+            max_skew: self.max_skew.max(1),
+            min_domains: self.min_domains.unwrap_or(1),
+            by_affinity: honors(&self.node_affinity_policy, "Honor"),
+            by_taints: honors(&self.node_taints_policy, "Ignore"),
+        }
+    }
+}
+
+/// No selector finds no pod.
+fn read_selector(selector: Option<&SlimLabelSelector>, words: &mut Words) -> Vec<Requirement> {
+    match selector {
+        Some(selector) => selector.read(words),
+        None => vec![Requirement {
+            key: words.of(""),
+            operator: Operator::In,
+            values: Vec::new(),
+        }],
     }
 }
 

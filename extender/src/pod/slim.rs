@@ -82,6 +82,8 @@ pub struct SlimSpec {
     pub(super) node_selector: BTreeMap<String, String>,
     pub(super) affinity: SlimAffinity,
     pub(super) tolerations: Vec<SlimToleration>,
+    #[serde(rename = "topologySpreadConstraints")]
+    pub(super) spread: Vec<SlimSpread>,
     pub(super) priority: i32,
     pub(super) preemption_policy: Option<String>,
     pub(super) scheduling_gates: Vec<SlimGate>,
@@ -255,6 +257,19 @@ pub(super) struct SlimPodTerm {
 pub(super) struct SlimLabelSelector {
     pub(super) match_labels: BTreeMap<String, String>,
     pub(super) match_expressions: Vec<SlimRequirement>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimSpread {
+    pub(super) max_skew: u32,
+    pub(super) topology_key: String,
+    pub(super) when_unsatisfiable: String,
+    pub(super) label_selector: Option<SlimLabelSelector>,
+    pub(super) min_domains: Option<u32>,
+    pub(super) node_affinity_policy: Option<String>,
+    pub(super) node_taints_policy: Option<String>,
+    pub(super) match_label_keys: Vec<String>,
 }
 
 /// What is read of a pod's status.

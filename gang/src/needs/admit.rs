@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Borne, Needs, NodeTerm, Operator, Requirement, Toleration};
+use super::{Borne, Needs, NodeTerm, Operator, Requirement, Spread, Toleration};
 use crate::room::{NodeFacts, Taint, TaintEffect};
 
 /// The taint that `spec.unschedulable` stands for.
@@ -47,21 +47,39 @@ impl Needs {
         if node.unschedulable && !self.bears(UNSCHEDULABLE, "", TaintEffect::NoSchedule) {
             return Err(Misfit::Unschedulable);
         }
-        let mut taints = node.taints.iter();
-        if let Some(taint) = taints.find(|taint| taint.keeps_off() && !self.bears_taint(taint)) {
+        if let Some(taint) = self.unborne(node) {
             return Err(Misfit::Taint {
                 key: taint.key.clone(),
                 value: taint.value.clone(),
             });
         }
-        let selected = self
-            .selector
-            .iter()
-            .all(|(label, value)| node.labels.get(label) == Some(value));
-        if !selected || !(self.affinity.is_empty() || self.affinity.iter().any(|term| term.holds(node))) {
+        if !self.selects(node) {
             return Err(Misfit::Affinity);
         }
         Ok(())
+    }
+
+    /// The first taint of a node that keeps the pod off.
+    fn unborne<'n>(&self, node: &'n NodeFacts) -> Option<&'n Taint> {
+        let mut taints = node.taints.iter();
+        taints.find(|taint| taint.keeps_off() && !self.bears_taint(taint))
+    }
+
+    /// Whether a node is what node selector and required node affinity ask for.
+    fn selects(&self, node: &NodeFacts) -> bool {
+        let mut selector = self.selector.iter();
+        selector.all(|(label, value)| node.labels.get(label) == Some(value))
+            && (self.affinity.is_empty() || self.affinity.iter().any(|term| term.holds(node)))
+    }
+
+    /// Whether a node is part of a domain over which one of the pod's own constraints spreads: it has the labels of all of them, and is
+    /// one that the policies of this one count.
+    pub fn spreads_over(&self, spread: &Spread, node: &NodeFacts) -> bool {
+        self.spread
+            .iter()
+            .all(|other| node.labels.contains_key(&other.topology_key))
+            && (!spread.by_affinity || self.selects(node))
+            && (!spread.by_taints || self.unborne(node).is_none())
     }
 
     /// How much the pod would like a node that takes it: the weights of the preferred terms that hold, less 100 for each taint that keeps

@@ -8,7 +8,7 @@ use gantry_gang::DomainIx;
 
 use super::demand::{Counts, Demand};
 use super::fill::{Anchors, Filler, Run};
-use super::pack::{Packing, State, pack};
+use super::pack::{Packing, State, nodes_of, pack};
 use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::slices::{Slices, by_slices};
 use super::survey::Survey;
@@ -66,11 +66,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let scopes = scopes(self.survey, widest);
         // One shape in whole slices is split exactly; all else slice by slice.
         if let Some(slices) = slices
-            && (demand.shapes.len() > 1 || self.survey.rules.spreads() || !self.anchors.is_empty())
+            && (demand.shapes.len() > 1 || self.survey.spreads() || !self.anchors.is_empty())
         {
             return self.slice_by_slice(demand, slices, scopes.len());
         }
-        if demand.shapes.len() == 1 && !self.survey.rules.spreads() {
+        if demand.shapes.len() == 1 && !self.survey.spreads() {
             let most = self.most(&scopes, demand.most, slices);
             return if most >= demand.must.max(1) {
                 self.one_shape(&scopes, most, slices)
@@ -115,7 +115,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     tier,
                     loose: &self.loose,
                     anchors: self.anchors,
-                    state: &State::default(),
+                    state: &State::of(self.survey),
                 };
                 let runs = by_slices(packing, self.sums.get(tier)?, slices, &members)?;
                 let rank = (Reverse(counts.iter().sum()), width, tier);
@@ -277,10 +277,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     tier,
                     loose: &self.loose,
                     anchors: self.anchors,
-                    state: &State::default(),
+                    state: &State::of(self.survey),
                 };
                 let packed = found
                     .iter()
+                    .filter(|(_, place)| self.may_be_even(*place, counts, tier))
                     .take(MOST_PACKED)
                     .find_map(|(_, place)| pack(packing, *place, counts));
                 if let Some(runs) = packed {
@@ -292,5 +293,24 @@ impl<'s, 'a> Chooser<'s, 'a> {
             }
         }
         None
+    }
+
+    /// Whether constraints on how members spread may let them lie within a place.
+    fn may_be_even(&self, place: Place, counts: &Counts, tier: usize) -> bool {
+        let mut skews = self
+            .survey
+            .skews
+            .iter()
+            .filter(|skew| counts[skew.slot] > 0)
+            .peekable();
+        if skews.peek().is_none() {
+            return true;
+        }
+        let nodes = nodes_of(self.survey, place);
+        skews.all(|skew| {
+            skew.may_hold(counts[skew.slot], nodes.iter().copied(), |node, slot| {
+                self.survey.takes(node, slot, tier)
+            })
+        })
     }
 }

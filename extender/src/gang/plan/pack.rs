@@ -1,12 +1,15 @@
-//! Lays members of several shapes, or of shapes that mind each other, on the nodes of one domain. First in a few good orders; where none of
+//! Lays members of several shapes, or of shapes that mind where each other are, on the nodes of one domain. First in a few good orders; where none of
 //! those succeeds and the nodes are few, by trying everything.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use gantry_gang::DomainIx;
+
 use super::demand::Counts;
 use super::fill::{Anchors, Filler, Run};
 use super::scope::Place;
+use super::skew::Level;
 use super::survey::{Survey, available};
 use crate::snapshot::NodeIx;
 
@@ -18,11 +21,13 @@ const MOST_NODES: usize = 64;
 const MOST_STEPS: u32 = 50_000;
 
 /// What is on the nodes while members are laid.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct State {
     on: HashMap<NodeIx, Counts>,
     /// By rule of spreading and label value: members of its two shapes.
     values: HashMap<(usize, Arc<str>), [u32; 2]>,
+    /// By constraint on how evenly members lie: what counts in its domains.
+    levels: Vec<Level>,
 }
 
 /// What members of several shapes are laid with.
@@ -43,7 +48,9 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
     let nodes = nodes_of(survey, place);
     let mut orders = orders(survey, counts);
     for order in &orders {
-        let found = if survey.rules.spreads() {
+        let found = if !survey.skews.is_empty() {
+            evenly(packing, place, &nodes, counts, order)
+        } else if survey.rules.spreads() {
             in_row(packing, &nodes, counts, order)
         } else {
             by_tree(packing, place, counts, order)
@@ -75,8 +82,22 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
     search.at(0).then_some(search.runs)
 }
 
-/// How many more members of a shape a node takes with what is on it already.
+/// How many more members of a shape a node takes with what is laid already.
 fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usize) -> u32 {
+    let skews = survey.skews.iter().zip(&state.levels);
+    let even = skews
+        .filter(|(skew, _)| skew.slot == slot)
+        .map(|(skew, level)| level.more(skew, node))
+        .min();
+    match even {
+        Some(0) => 0,
+        Some(even) => even.min(room(survey, state, node, slot, tier)),
+        None => room(survey, state, node, slot, tier),
+    }
+}
+
+/// The same, however uneven that is.
+fn room(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usize) -> u32 {
     let takes = survey.takes(node, slot, tier);
     let mut most = takes;
     for (rule, (a, b, key)) in survey.rules.spread.iter().enumerate() {
@@ -133,6 +154,23 @@ fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usi
 }
 
 impl State {
+    /// Nothing is laid yet.
+    pub(super) fn of(survey: &Survey<'_>) -> Self {
+        Self {
+            on: HashMap::new(),
+            values: HashMap::new(),
+            levels: survey.skews.iter().map(Level::of).collect(),
+        }
+    }
+
+    /// Whether what is laid lies as evenly as it must in the end.
+    fn is_even(&self, survey: &Survey<'_>) -> bool {
+        survey.skews.iter().zip(&self.levels).all(|(skew, level)| {
+            let mut given = self.on.iter().filter(|(_, on)| on[skew.slot] > 0);
+            given.all(|(node, _)| level.holds(skew, *node))
+        })
+    }
+
     pub(super) fn put(&mut self, survey: &Survey<'_>, node: NodeIx, slot: usize, count: u32, back: bool) {
         let change = |number: &mut u32| {
             *number = if back {
@@ -154,7 +192,138 @@ impl State {
                 }
             }
         }
+        for (skew, level) in survey.skews.iter().zip(&mut self.levels) {
+            if let Some(domain) = skew.domain(node).filter(|_| skew.counts[slot]) {
+                level.put(domain, count, back);
+            }
+        }
     }
+}
+
+/// Round after round, in each on every node as many as lie evenly then, which finds room where there is any; and with the same numbers in each
+/// domain along the tree, where that can be.
+fn evenly(
+    packing: Packing<'_, '_>,
+    place: Place,
+    nodes: &[NodeIx],
+    counts: &Counts,
+    order: &[usize],
+) -> Option<Vec<Run>> {
+    let Packing { survey, tier, .. } = packing;
+    let slots = counts.len();
+    let open: Vec<NodeIx> = nodes
+        .iter()
+        .copied()
+        .filter(|node| (0..slots).any(|slot| survey.takes(*node, slot, tier) > 0))
+        .collect();
+    let mut state = packing.state.clone();
+    let mut left = counts.clone();
+    let mut laid = vec![vec![0u32; slots]; open.len()];
+    while left.iter().any(|left| *left > 0) {
+        let before = left.clone();
+        for (node, laid) in open.iter().zip(&mut laid) {
+            for &slot in order.iter().filter(|slot| before[**slot] > 0) {
+                let count = more(survey, &state, *node, slot, tier).min(left[slot]);
+                if count > 0 {
+                    state.put(survey, *node, slot, count, false);
+                    left[slot] -= count;
+                    laid[slot] += count;
+                }
+            }
+        }
+        if left == before {
+            return None;
+        }
+    }
+    if !state.is_even(survey) {
+        // Others that count came after.
+        return None;
+    }
+    let rounds = || {
+        let runs = open.iter().zip(&laid).flat_map(|(node, laid)| {
+            let counts = laid.iter().enumerate().filter(|(_, count)| **count > 0);
+            counts.map(|(slot, count)| Run {
+                node: *node,
+                slot,
+                count: *count,
+            })
+        });
+        runs.collect()
+    };
+    let rounds: Vec<Run> = rounds();
+    match place {
+        Place::Node(_) => Some(rounds),
+        Place::Domain(domain) => {
+            let smooth = along_tree(packing, domain, counts, order, &rounds, &state);
+            Some(smooth.unwrap_or(rounds))
+        }
+    }
+}
+
+/// Members along the tree, of each shape as many in each domain of its coarsest constraint as `rounds` have there; `end` is how those end.
+fn along_tree(
+    packing: Packing<'_, '_>,
+    place: DomainIx,
+    counts: &Counts,
+    order: &[usize],
+    rounds: &[Run],
+    end: &State,
+) -> Option<Vec<Run>> {
+    let Packing {
+        survey,
+        tier,
+        loose,
+        anchors,
+        ..
+    } = packing;
+    let mut state = packing.state.clone();
+    let mut begun = Anchors::default();
+    let mut runs = Vec::new();
+    for &slot in order.iter().filter(|slot| counts[**slot] > 0) {
+        let own = || {
+            survey
+                .skews
+                .iter()
+                .zip(&end.levels)
+                .filter(|(skew, _)| skew.slot == slot)
+        };
+        let coarsest = own()
+            .map(|(skew, _)| skew)
+            .filter(|skew| !skew.is_by_node())
+            .min_by_key(|skew| skew.width());
+        let group = |node: NodeIx| coarsest.and_then(|skew| skew.domain(node));
+        let mut groups: Vec<(Option<u32>, u32)> = Vec::new();
+        for run in rounds.iter().filter(|run| run.slot == slot) {
+            let of = group(run.node);
+            match groups.iter_mut().find(|(known, _)| *known == of) {
+                Some((_, count)) => *count += run.count,
+                None => groups.push((of, run.count)),
+            }
+        }
+        for (of, count) in groups {
+            let mut filler = Filler::new(survey, slot, loose, anchors, |node| {
+                if group(node) != of {
+                    return 0;
+                }
+                let by_node = own().filter(|(skew, _)| skew.is_by_node());
+                let most = by_node
+                    .map(|(skew, level)| level.most_in_the_end(skew, node))
+                    .min();
+                room(survey, &state, node, slot, tier).min(most.unwrap_or(u32::MAX))
+            });
+            filler.begun = std::mem::take(&mut begun);
+            filler.fill(place, count)?;
+            begun = filler.begun;
+            for run in &filler.runs {
+                if room(survey, &state, run.node, slot, tier) < run.count {
+                    return None;
+                }
+                state.put(survey, run.node, slot, run.count, false);
+            }
+            runs.extend(filler.runs);
+        }
+    }
+    state.is_even(survey).then_some(runs)
 }
 
 /// One shape after the other, each along the tree.
@@ -240,7 +409,7 @@ struct Search<'s, 'a> {
 impl Search<'_, '_> {
     fn at(&mut self, index: usize) -> bool {
         if self.left.iter().all(|left| *left == 0) {
-            return true;
+            return self.state.is_even(self.survey);
         }
         self.steps += 1;
         let short = self
@@ -253,7 +422,7 @@ impl Search<'_, '_> {
         if self.on_node(index, 0) {
             return true;
         }
-        if !self.survey.rules.spreads() {
+        if !self.survey.spreads() {
             self.failed.insert((index, self.left.clone()));
         }
         false
@@ -264,7 +433,8 @@ impl Search<'_, '_> {
         let (Some(&slot), Some(&node)) = (self.order.get(position), self.nodes.get(index)) else {
             return self.at(index + 1);
         };
-        let most = more(self.survey, &self.state, node, slot, self.tier).min(self.left[slot]);
+        // How even it is shows only in the end.
+        let most = room(self.survey, &self.state, node, slot, self.tier).min(self.left[slot]);
         for count in (0..=most).rev() {
             if count > 0 {
                 self.state.put(self.survey, node, slot, count, false);

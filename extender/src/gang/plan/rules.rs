@@ -8,7 +8,7 @@ use gantry_gang::Needs;
 use gantry_gang::needs::PodTerm;
 
 /// The label whose value is the node itself.
-const HOSTNAME: &str = "kubernetes.io/hostname";
+pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Rules among the shapes of a gang, by their indices.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Rules {
         self.alone.contains(&(a.min(b), a.max(b)))
     }
 
-    /// Whether a shape is bound by labels beyond the node, besides being together.
+    /// Whether shapes cannot share the value of a label beyond the node.
     pub(super) fn spreads(&self) -> bool {
         !self.spread.is_empty()
     }

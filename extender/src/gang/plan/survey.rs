@@ -9,6 +9,7 @@ use gantry_gang::protocol::{ShapeId, Wanted};
 use gantry_gang::{DomainIx, Fabric, Resources};
 
 use super::rules::Rules;
+use super::skew::Skew;
 use crate::decide;
 use crate::devices::DeviceSet;
 use crate::gang::terrain::{Barred, Room, Shape, Terrain};
@@ -36,6 +37,8 @@ pub(super) struct Survey<'a> {
     pub(super) fabric: &'a Fabric,
     pub(super) shapes: Vec<&'a Shape>,
     pub(super) rules: Rules,
+    /// How evenly members must lie.
+    pub(super) skews: Arc<[Skew]>,
     /// By class, by shape; made where a node of the class could take a member.
     classes: Vec<Vec<OfClass>>,
     /// By node, by shape: the most it takes by everything but devices.
@@ -72,6 +75,7 @@ impl<'a> Survey<'a> {
             counting,
             fabric: terrain.fabric,
             rules: Rules::of(&needs),
+            skews: Arc::default(),
             classes: vec![Vec::new(); terrain.snapshot.classes.len()],
             limits: vec![0; nodes * shapes.len()],
             tiers: Vec::new(),
@@ -93,11 +97,13 @@ impl<'a> Survey<'a> {
         let placed = find(&mut wanted.placed.iter().map(|(node, _)| node.as_str()));
         let slots = self.shapes.len();
         let mut limits = std::mem::take(&mut self.limits);
+        let mut counted = Vec::with_capacity(slots);
         for (slot, shape) in self.shapes.iter().enumerate() {
-            let barred = match self.counting {
+            let mut barred = match self.counting {
                 Counting::Empty => Barred::default(),
                 Counting::Open | Counting::Free => (self.terrain.barred)(&shape.needs),
             };
+            counted.push(std::mem::take(&mut barred.counted));
             for (number, standing) in (0u32..).zip(&self.terrain.snapshot.nodes) {
                 let node = NodeIx(number);
                 let class = self.terrain.snapshot.classes.get(standing.0 as usize);
@@ -128,6 +134,8 @@ impl<'a> Survey<'a> {
             }
         }
         self.limits = limits;
+        let needs: Vec<_> = self.shapes.iter().map(|shape| &*shape.needs).collect();
+        self.skews = Skew::all(&needs, &counted, self.terrain.rooms).into();
         for (a, b, key) in self.rules.spread.clone() {
             let taken: BTreeSet<Arc<str>> = placed
                 .iter()
@@ -173,18 +181,29 @@ impl<'a> Survey<'a> {
 
     /// The survey with all members on the nodes where a label has a value.
     pub(super) fn confined(&self, key: &str, value: &str) -> Self {
-        let mut confined = Self {
+        let mut confined = self.with_skews(Arc::clone(&self.skews));
+        confined.confine(key, Some(value));
+        confined
+    }
+
+    /// The survey with other constraints on how evenly members lie.
+    pub(super) fn with_skews(&self, skews: Arc<[Skew]>) -> Self {
+        Self {
             terrain: self.terrain,
             counting: self.counting,
             fabric: self.fabric,
             shapes: self.shapes.clone(),
             rules: Rules::of(&self.shapes.iter().map(|shape| &*shape.needs).collect::<Vec<_>>()),
+            skews,
             classes: self.classes.clone(),
             limits: self.limits.clone(),
             tiers: self.tiers.clone(),
-        };
-        confined.confine(key, Some(value));
-        confined
+        }
+    }
+
+    /// Whether members are bound by labels beyond the node, besides being together.
+    pub(super) fn spreads(&self) -> bool {
+        self.rules.spreads() || !self.skews.is_empty()
     }
 
     /// Works out what the classes take that matter.

@@ -1,3 +1,4 @@
+mod even;
 mod oracle;
 pub(in crate::gang) mod world;
 
@@ -289,6 +290,7 @@ fn what_the_pods_there_forbid_and_nodes_not_offered_are_left_out() {
     let barred = |_: &Needs| Barred {
         nodes: vec![NodeIx(2)],
         only: Some((2..5).map(NodeIx).collect()),
+        counted: Vec::new(),
     };
     let placement = world
         .with_barred(&barred, |terrain| plan(terrain, &wanted))

@@ -9,10 +9,12 @@ use gantry_api::names;
 use gantry_gang::protocol::{Refused, Wanted};
 use serde::Serialize;
 
+use super::choose::Chooser;
 use super::demand::{Counts, Demand};
 use super::fill::Anchors;
 use super::pack::nodes_of;
 use super::scope::{Bounds, Place, Scope, places, scopes};
+use super::skew::Skew;
 use super::survey::{Survey, available};
 use crate::decide::{plugin_not_ready, too_many};
 use crate::gang::terrain::Shape;
@@ -345,6 +347,22 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
         Bounds::Unknown => String::new(),
     };
     let together = if one { "" } else { "together " };
+    if let Some(skew) = uneven(views) {
+        let empty = Chooser::new(views.empty, views.anchors).choose(demand, views.bounds);
+        let (hopeless, even) = match empty {
+            Some(_) => (false, ""),
+            None => (true, " even if it were empty"),
+        };
+        let reason = format!(
+            "{who} {verb} not fit {together}{within}{even} as their topologySpreadConstraints ask: no {} may have more than {} above the one with the fewest",
+            skew.key, skew.max
+        );
+        return Refused {
+            message: format!("{reason}: {explanation}").into(),
+            reason: reason.into(),
+            hopeless,
+        };
+    }
     let reason = if explanation.hopeless {
         format!("{who} {verb} not fit {together}{within} even if it were empty")
     } else {
@@ -355,6 +373,21 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
         reason: reason.into(),
         hopeless: explanation.hopeless,
     }
+}
+
+/// The constraint without which it would fit: how evenly members must lie.
+fn uneven<'v>(views: &'v Views<'_, '_>) -> Option<&'v Skew> {
+    let skews = &views.now.skews;
+    let fits = |without: Arc<[Skew]>| {
+        let survey = views.now.with_skews(without);
+        let chosen = Chooser::new(&survey, views.anchors).choose(views.demand, views.bounds);
+        chosen.is_some()
+    };
+    if skews.is_empty() || !fits(Arc::default()) {
+        return None;
+    }
+    let alone = |skew: &&Skew| !fits([Skew::clone(skew)].into());
+    skews.iter().find(alone).or_else(|| skews.first())
 }
 
 impl fmt::Display for Explanation {

@@ -1,11 +1,11 @@
-//! Which nodes the pods that are there keep a new one from, as kube-scheduler's InterPodAffinity and NodePorts plugins see it. Pods alike are
-//! looked at once.
+//! Which nodes the pods that are there keep a new one from, as kube-scheduler's InterPodAffinity and NodePorts plugins see it, and among how many
+//! PodTopologySpread would spread it. Pods alike are looked at once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use gantry_gang::Needs;
-use gantry_gang::needs::{HostPort, PodTerm};
+use gantry_gang::needs::{HostPort, PodTerm, Spread};
 
 use super::Rooms;
 use crate::gang::terrain::Barred;
@@ -47,7 +47,25 @@ impl Rooms {
         Barred {
             nodes: nodes.into_iter().collect(),
             only: self.near(needs),
+            counted: needs
+                .spread
+                .iter()
+                .map(|spread| self.counted(needs, spread))
+                .collect(),
         }
+    }
+
+    /// How many of the pods that a constraint counts are on each node.
+    fn counted(&self, needs: &Needs, spread: &Spread) -> BTreeMap<NodeIx, u32> {
+        let mut counted = BTreeMap::new();
+        for (kin, here) in &self.kin {
+            if spread.counts(&needs.namespace, &kin.0.namespace, &kin.0.labels) {
+                for (node, pods) in here {
+                    *counted.entry(*node).or_default() += pods;
+                }
+            }
+        }
+        counted
     }
 
     /// The nodes that are in a domain with pods it must be with, by every term; `None` if it need not be with any.

@@ -37,6 +37,8 @@ struct Pod {
     apart: Option<Term>,
     together: Option<Term>,
     port: Option<u16>,
+    /// To be spread over zones among the pods of this app.
+    spread: Option<usize>,
 }
 
 /// A term about pods of one app.
@@ -68,8 +70,9 @@ prop_compose! {
         apart in prop::option::weighted(0.3, term()),
         together in prop::option::weighted(0.3, term()),
         port in prop::option::weighted(0.3, 80..82u16),
+        spread in prop::option::weighted(0.3, 0..APPS.len()),
     ) -> Pod {
-        Pod { space, app, node, ended, cpu, gpus, apart, together, port }
+        Pod { space, app, node, ended, cpu, gpus, apart, together, port, spread }
     }
 }
 
@@ -110,6 +113,13 @@ impl Pod {
         if self.gpus {
             requests[GPU] = "1".into();
         }
+        let spread = self.spread.iter().map(|app| {
+            json!({
+                "topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": {"matchLabels": {"app": APPS[*app]}},
+            })
+        });
+        let spread: Vec<Value> = spread.collect();
         let terms = |term: &Option<Term>| json!({"requiredDuringSchedulingIgnoredDuringExecution": term.iter().map(|term| term.json()).collect::<Vec<_>>()});
         json!({
             "metadata": {"name": uid, "namespace": SPACES[self.space], "uid": uid, "labels": {"app": APPS[self.app], "index": uid}},
@@ -121,6 +131,7 @@ impl Pod {
                     "ports": self.port.iter().map(|port| json!({"hostPort": port})).collect::<Vec<_>>(),
                 }],
                 "affinity": {"podAntiAffinity": terms(&self.apart), "podAffinity": terms(&self.together)},
+                "topologySpreadConstraints": spread,
             },
             "status": {"phase": if self.ended { "Succeeded" } else { "Running" }},
         })
@@ -301,6 +312,14 @@ impl World {
         has_domain(number) && (first || friends.any(|(node, _)| self.share(node, number, term.key)))
     }
 
+    /// How many of the pods among which a new one is spread are on a node.
+    fn counted(&self, new: &Pod, number: usize) -> Option<u32> {
+        let app = new.spread?;
+        let there = self.there().filter(|(node, _)| *node == number);
+        let counted = there.filter(|(_, pod)| pod.app == app && pod.space == new.space);
+        u32::try_from(counted.count()).ok()
+    }
+
     fn check(&mut self) -> Result<(), TestCaseError> {
         self.index.publish();
         let numbers: Vec<(usize, NodeIx)> = NODES
@@ -338,6 +357,9 @@ impl World {
                     new,
                     NODES[*number]
                 );
+                let counted = barred.counted.first();
+                let counted = counted.map(|counted| counted.get(node).copied().unwrap_or(0));
+                prop_assert_eq!(counted, self.counted(new, *number));
                 let near = barred.only.as_ref().is_none_or(|only| only.contains(node));
                 prop_assert_eq!(
                     near,
@@ -392,6 +414,7 @@ const PLAIN: Pod = Pod {
     apart: None,
     together: None,
     port: None,
+    spread: None,
 };
 
 #[test]

@@ -19,7 +19,19 @@ fn load(written: Value) -> Resources {
 }
 
 fn needs(written: Value) -> Needs {
-    spec(written).needs(None, &watched(), "ml", &mut Words::default())
+    labelled(&[], written)
+}
+
+fn labelled(labels: &[(&str, &str)], written: Value) -> Needs {
+    let labels = labels
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    let metadata = ObjectMeta {
+        namespace: Some("ml".to_owned()),
+        labels: Some(labels.collect()),
+        ..ObjectMeta::default()
+    };
+    spec(written).needs(None, &watched(), &metadata, &mut Words::default())
 }
 
 fn bystander(pod: Value) -> Bystander {
@@ -333,4 +345,54 @@ proptest! {
         moments.push(running + apps.iter().sum::<i64>());
         prop_assert_eq!(load(written).milli_cpu, moments.into_iter().max().unwrap() * 1000);
     }
+}
+
+#[test]
+fn spread_constraints_that_must_hold_are_read_and_the_others_are_not() {
+    let zone = json!({
+        "maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 3,
+        "labelSelector": {"matchLabels": {"app": "x"}}, "matchLabelKeys": ["hash", "absent"],
+        "nodeAffinityPolicy": "Ignore", "nodeTaintsPolicy": "Honor",
+    });
+    let host = json!({
+        "maxSkew": 1, "topologyKey": "host", "whenUnsatisfiable": "DoNotSchedule",
+    });
+    let soft = json!({
+        "maxSkew": 1, "topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway",
+    });
+    let needs = labelled(
+        &[("app", "x"), ("hash", "7")],
+        json!({"topologySpreadConstraints": [zone, soft, host]}),
+    );
+    let is = |key: &str, value: &str| Requirement {
+        key: key.into(),
+        operator: Operator::In,
+        values: vec![value.into()],
+    };
+    let none = Requirement {
+        key: "".into(),
+        operator: Operator::In,
+        values: Vec::new(),
+    };
+    assert_eq!(
+        needs.spread,
+        [
+            Spread {
+                selector: vec![is("app", "x"), is("hash", "7")],
+                topology_key: "zone".into(),
+                max_skew: 2,
+                min_domains: 3,
+                by_affinity: false,
+                by_taints: true,
+            },
+            Spread {
+                selector: vec![none],
+                topology_key: "host".into(),
+                max_skew: 1,
+                min_domains: 1,
+                by_affinity: true,
+                by_taints: false,
+            },
+        ]
+    );
 }
