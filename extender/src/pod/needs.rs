@@ -2,6 +2,7 @@
 //! accounted as such.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gantry_gang::needs::{Borne, HostPort, NodeTerm, Operator, PodTerm, Requirement, Spread, Toleration};
 use gantry_gang::{Needs, Resources, TaintEffect};
@@ -13,6 +14,9 @@ use super::slim::{
     SlimResources, SlimSpec, SlimSpread, SlimStatus, SlimToleration,
 };
 use crate::watched::Watched;
+
+/// The label by which every namespace has its own name.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 impl SlimSpec {
     /// What the pod needs, but for its own labels, which only matter where terms are about.
@@ -266,14 +270,20 @@ fn read_terms(terms: &[SlimPodTerm], words: &mut Words) -> Vec<PodTerm> {
 }
 
 impl SlimPodTerm {
-    /// `None` where its namespaces are chosen by their labels, which nobody here knows: kube-scheduler judges those, and what it refuses
-    /// is planned anew elsewhere.
+    /// `None` where its namespaces are chosen by labels other than the one that is their name: nobody here knows those. kube-scheduler judges
+    /// such terms, and what it refuses is planned anew elsewhere.
     fn read(&self, words: &mut Words) -> Option<PodTerm> {
-        let named = self.namespaces.iter().map(|name| words.of(name)).collect();
+        let mut named: Vec<_> = self.namespaces.iter().map(|name| words.of(name)).collect();
         let namespaces = match &self.namespace_selector {
             Some(selector) if selector.is_empty() => None,
-            Some(_) if self.namespaces.is_empty() => return None,
-            _ => Some(named),
+            Some(selector) => {
+                named.extend(selector.named_namespaces(words).unwrap_or_default());
+                if named.is_empty() {
+                    return None;
+                }
+                Some(named)
+            }
+            None => Some(named),
         };
         Some(PodTerm {
             selector: read_selector(self.label_selector.as_ref(), words),
@@ -327,6 +337,18 @@ fn read_selector(selector: Option<&SlimLabelSelector>, words: &mut Words) -> Vec
 }
 
 impl SlimLabelSelector {
+    /// The namespaces that it finds, where it asks for nothing but their names, one of some.
+    fn named_namespaces(&self, words: &mut Words) -> Option<Vec<Arc<str>>> {
+        let all = self.read(words);
+        let first = all.first().filter(|first| first.operator == Operator::In)?;
+        let by_name = all.iter().all(|required| *required.key == *NAMESPACE_NAME);
+        let names = first
+            .values
+            .iter()
+            .filter(|name| all.iter().all(|required| required.holds(Some(name))));
+        by_name.then(|| names.cloned().collect())
+    }
+
     fn is_empty(&self) -> bool {
         self.match_labels.is_empty() && self.match_expressions.is_empty()
     }

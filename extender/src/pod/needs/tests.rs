@@ -239,6 +239,29 @@ fn terms_about_other_pods_find_by_namespace_and_labels() {
 }
 
 #[test]
+fn namespaces_that_are_chosen_by_the_label_of_their_name_are_known() {
+    let term = |selector: Value| {
+        let term = json!({"topologyKey": "k", "labelSelector": {}, "namespaceSelector": selector});
+        let terms =
+            json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}});
+        needs(terms).together_with.pop()
+    };
+    let name = "kubernetes.io/metadata.name";
+    let named = term(json!({"matchLabels": {name: "web"}})).unwrap();
+    assert!(named.finds("ml", "web", &BTreeMap::new()));
+    assert!(
+        !named.finds("ml", "ml", &BTreeMap::new()),
+        "nor its own, if that is not named"
+    );
+    let either = json!({"matchExpressions": [{"key": name, "operator": "In", "values": ["web", "ml"]}]});
+    assert!(term(either).unwrap().finds("ml", "ml", &BTreeMap::new()));
+    let others = json!({"matchExpressions": [{"key": name, "operator": "NotIn", "values": ["web"]}]});
+    assert_eq!(term(others), None);
+    let mixed = json!({"matchLabels": {name: "web", "team": "a"}});
+    assert_eq!(term(mixed), None);
+}
+
+#[test]
 fn host_ports_of_containers_and_sidecars_are_taken() {
     let needs = needs(json!({
         "initContainers": [
