@@ -53,6 +53,8 @@ pub struct PodFacts {
     pub allocated: Vec<(ResourceName, DeviceId)>,
     /// Resources it asks for of which kube-scheduler's own count found too few the last time.
     pub insufficient: Vec<ResourceName>,
+    /// What kube-scheduler said the last time of nodes that it does not take; kept for members of gangs.
+    pub said: Option<Arc<str>>,
     /// What it says of its gang.
     pub claim: Option<Arc<Claim>>,
     /// What it needs of a node besides the devices. Its labels are among it only as far as terms are about them.
@@ -118,6 +120,10 @@ impl Reader {
             stopped: status.stopped(pod.spec.containers.len()),
             allocated: status.allocated(&self.watched),
             insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(&asked)),
+            said: scheduled
+                .filter(|_| claim.is_some())
+                .and_then(slim::SlimCondition::own_words)
+                .map(|words| self.words.of(&words)),
             claim,
             needs: self.needs.one(needs),
             kin,

@@ -13,7 +13,7 @@ use crate::index::{Belongs, Parked, Store, Target};
 use crate::metrics::{Decision, Metrics, Outcome};
 use crate::pod::{PodFacts, SlimPod};
 use crate::request::{Request, RequestError};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{NodeIx, Snapshot};
 use crate::watched::Watched;
 use crate::wire::{self, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, Pod, Text};
 
@@ -93,7 +93,7 @@ impl Service {
         let uid = uid(pod);
         let simulated = decide::is_simulation(candidates, &nodes);
         if !simulated && !uid.is_empty() {
-            match self.gang(body, uid, candidates) {
+            match self.gang(body, uid, candidates, &nodes) {
                 Answer::Single => {}
                 Answer::Node(node) => return only(candidates, &node),
                 Answer::Wait(why) => return Filtered::all_refused(candidates.len(), why.to_string()),
@@ -145,7 +145,7 @@ impl Service {
             let uid = uid(&args.pod);
             let known = nodes.iter().all(Option::is_some) && !uid.is_empty();
             let gang = match known {
-                true => self.gang(body, uid, &candidates),
+                true => self.gang(body, uid, &candidates, &nodes),
                 false => Answer::Single,
             };
             winner = match &gang {
@@ -207,7 +207,7 @@ impl Service {
     }
 
     /// What a pod's gang says, if it belongs to one. A pod that the watch has not shown yet is read from the body.
-    fn gang(&self, body: &[u8], uid: &str, candidates: &Candidates<'_>) -> Answer {
+    fn gang(&self, body: &[u8], uid: &str, candidates: &Candidates<'_>, nodes: &[Option<NodeIx>]) -> Answer {
         match self.store.read(|index| index.belongs(uid)) {
             Belongs::Single => return Answer::Single,
             Belongs::Gang => {}
@@ -221,8 +221,14 @@ impl Service {
             }
         }
         let offered = |node: &NodeName| position(candidates, node).is_some();
-        self.store
-            .update(|index| index.answer(&PodUid::from(uid), &offered))
+        let uid = PodUid::from(uid);
+        self.store.update(|index| {
+            let answer = index.answer(&uid, &offered);
+            if matches!(answer, Answer::Wait(_)) {
+                index.offered(&uid, nodes.iter().flatten().copied());
+            }
+            answer
+        })
     }
 
     /// `POST /bind`.

@@ -61,6 +61,8 @@ pub(super) struct State {
     free: planning::Free,
     /// What gangs asked for when they were refused last.
     asked: HashMap<Arc<GangKey>, planning::Asked>,
+    /// Where members of gangs could go, of which a node was not offered.
+    offers: HashMap<Arc<GangKey>, BTreeSet<NodeIx>>,
     keep: keep::Keep,
     /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong together.
     called: IndexSet<PodUid>,
@@ -92,6 +94,7 @@ impl State {
             tries: planning::Tries::default(),
             free: planning::Free::default(),
             asked: HashMap::new(),
+            offers: HashMap::new(),
             keep: keep::Keep::default(),
             called: IndexSet::new(),
             aside: Vec::new(),
@@ -127,6 +130,8 @@ impl State {
             .filter_map(|(node, since)| Some((*renumbered.get(node)?, *since)))
             .collect();
         self.keep.renumber(renumbered);
+        // Soon known anew.
+        self.offers.clear();
     }
 }
 
@@ -198,6 +203,7 @@ impl Index {
         gangs.called.clear();
         gangs.aside.clear();
         gangs.asked.clear();
+        gangs.offers.clear();
         gangs.work.clear();
         gangs.statuses.clear();
         gangs.rung.clear();

@@ -382,6 +382,36 @@ impl SlimCondition {
     }
 }
 
+impl SlimCondition {
+    /// What kube-scheduler itself says of nodes that it does not take, without how many: `0/5 nodes are available: 2 node(s) had volume node affinity
+    /// conflict, 3 gang a/b: ...`. What an extender said is not among it.
+    pub(super) fn own_words(&self) -> Option<String> {
+        if self.status != "False" || self.reason.as_deref() != Some("Unschedulable") {
+            return None;
+        }
+        let (_, said) = self.message.as_deref()?.split_once(" nodes are available: ")?;
+        let said = said.split(". ").next()?.trim_end_matches('.');
+        let mut words: Vec<&str> = Vec::new();
+        for part in said.split(", ") {
+            let (count, reason) = part.split_once(' ').unwrap_or_default();
+            let counted = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
+            if counted && OWN.iter().any(|own| reason.starts_with(own)) {
+                words.push(reason);
+            }
+        }
+        // How many there are of each changes their order.
+        words.sort_unstable();
+        words.dedup();
+        words.truncate(MOST_WORDS);
+        (!words.is_empty()).then(|| words.join(", "))
+    }
+}
+
+/// How the reasons of kube-scheduler's own plugins begin.
+const OWN: [&str; 4] = ["node(s) ", "Insufficient ", "Too many pods", "node had "];
+/// Reasons that are passed on.
+const MOST_WORDS: usize = 6;
+
 /// Whether a resource's name ends here: `nvidia.com/gpu` is not what `Insufficient nvidia.com/gpu.shared` speaks of.
 fn ends(rest: &str) -> bool {
     rest.is_empty() || rest == "." || rest.starts_with(',') || rest.starts_with(". ")

@@ -157,7 +157,7 @@ impl Gang {
                 self.tries.without.insert(node.clone());
                 self.tries.replans = self.tries.replans.saturating_add(1);
                 if self.tries.replans > env.settings.replans {
-                    self.strike(env, NOT_OFFERED.into());
+                    self.strike(env, self.as_said(NOT_OFFERED));
                 } else {
                     self.unplan();
                 }
@@ -225,6 +225,8 @@ impl Gang {
                 self.go(uid)
             }
             State::Planned(_) | State::Committing(_) => {
+                // What kept nodes from being offered may have been that others had not come: it is counted from here on anew.
+                self.tries.misses.clear();
                 self.members.change(uid, Kept::come);
                 Arrival::Wait
             }

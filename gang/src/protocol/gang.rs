@@ -154,6 +154,8 @@ pub(super) struct Tries {
     pub(super) without: BTreeSet<NodeName>,
     /// How often a planned node was not offered.
     pub(super) misses: BTreeMap<NodeName, u32>,
+    /// What kube-scheduler said last of nodes that it does not offer.
+    pub(super) said: Option<Arc<str>>,
 }
 
 /// What a step of a gang needs, and where it says what is to be done.

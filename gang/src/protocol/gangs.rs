@@ -311,6 +311,19 @@ impl Gangs {
         answer
     }
 
+    /// What kube-scheduler says of nodes that it does not offer for a member, in words that stay the same while that does: by this a gang that
+    /// cannot be bound where it is planned tells why.
+    pub fn scheduler_says(&mut self, uid: &PodUid, words: &Arc<str>) {
+        let Some(Belongs::To(key)) = self.of_pod.get(uid) else {
+            return;
+        };
+        if let Some(gang) = self.gangs.get_mut(key)
+            && gang.tries.said.as_ref() != Some(words)
+        {
+            gang.tries.said = Some(Arc::clone(words));
+        }
+    }
+
     /// A member comes to be bound to a node. To be asked again whenever something has changed, until the answer is not
     /// [`Arrival::Wait`].
     pub fn arrive(&mut self, now: Now, uid: &PodUid, node: &NodeName) -> Arrival {

@@ -247,9 +247,9 @@ impl Gang {
         if self.tries.without.is_empty() {
             self.refuse(refused);
         } else if matches!(self.state, State::Decided(_)) {
-            self.pause(env, NOT_OFFERED.into());
+            self.pause(env, self.as_said(NOT_OFFERED));
         } else {
-            self.strike(env, NOT_OFFERED.into());
+            self.strike(env, self.as_said(NOT_OFFERED));
         }
     }
 

@@ -158,11 +158,12 @@ impl Gang {
         if env.now.at >= planned.until {
             let why = if planned.victims.is_empty() {
                 let count = self.members.count();
-                format!("{} of {} members came in time", count.ready(), self.min())
+                let came = format!("{} of {} members came in time", count.ready(), self.min());
+                self.as_said(&came)
             } else {
-                "pods that have to go for it did not go in time".to_owned()
+                "pods that have to go for it did not go in time".into()
             };
-            self.strike(env, why.into());
+            self.strike(env, why);
             return true;
         }
         if planned.victims.is_empty()
@@ -199,6 +200,14 @@ impl Gang {
         self.tries.misses.clear();
         self.tries.considered = None;
         self.tries.pause = Some((after(env.now.at, backoff(env.settings, self.tries.strikes)), why));
+    }
+
+    /// Why members do not come, with what kube-scheduler says of that.
+    pub(super) fn as_said(&self, why: &str) -> Arc<str> {
+        match &self.tries.said {
+            Some(said) => format!("{why} (kube-scheduler says: {said})").into(),
+            None => why.into(),
+        }
     }
 
     fn step_decided(&mut self, env: &mut Env<'_>) -> bool {

@@ -108,6 +108,11 @@ impl<'a> View<'a> {
         self.gang.tries.refused.as_ref()
     }
 
+    /// Whether a node where a member is planned was not offered for it, and is passed over or about to be.
+    pub fn is_missed(&self) -> bool {
+        !self.gang.tries.misses.is_empty() || !self.gang.tries.without.is_empty()
+    }
+
     /// The part of the fabric it was given; empty if it has no place.
     pub fn domain(&self) -> &'a Arc<str> {
         &self.gang.domain

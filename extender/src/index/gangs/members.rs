@@ -143,6 +143,9 @@ impl Index {
             stage: pod.stage.clone(),
             leaving: pod.leaving,
         });
+        if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
+            self.gangs.core.scheduler_says(&pod.uid, said);
+        }
     }
 
     /// A pod that asks for no devices, as its gang is to know it.

@@ -80,6 +80,10 @@ impl Index {
         let Some(wanted) = self.gangs.core.next(self.now, self.gangs.room) else {
             return false;
         };
+        if wanted.without.is_empty() {
+            // With a clean slate.
+            self.gangs.offers.remove(&wanted.gang);
+        }
         let mut result = match self.too_little(&wanted) {
             Some(refused) => Err(refused),
             None => self.plan_beside_kept(&wanted),
@@ -162,11 +166,21 @@ impl Index {
         })
     }
 
-    /// What a plan is made from, for `gang`: nodes kept for another are barred for it.
+    /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and where planned nodes were not offered all that were not.
     pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&Terrain<'_>) -> R) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
+        let offered = gang.and_then(|gang| self.gangs.offers.get(&gang.gang));
         let barred = |needs: &Needs| {
             let mut barred = self.barred(needs);
+            if let Some(offered) = offered {
+                barred.only = Some(match barred.only {
+                    Some(mut only) => {
+                        only.retain(|node| offered.contains(node));
+                        only
+                    }
+                    None => offered.iter().copied().collect(),
+                });
+            }
             if let Some(kept) = kept {
                 barred.nodes.extend(kept.nodes());
                 barred.nodes.sort_unstable();

@@ -10,6 +10,7 @@ use gantry_gang::protocol::{Answer, Arrival, BindEnd, Placed};
 use crate::index::{BindError, Index, Reserved, Target};
 use crate::plan::Layout;
 use crate::request::Request;
+use crate::snapshot::NodeIx;
 
 /// What becomes of a bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +49,19 @@ impl Index {
     /// What filter answers for a pod. `offered`: whether a node is among those asked about.
     pub fn answer(&mut self, uid: &PodUid, offered: &dyn Fn(&NodeName) -> bool) -> Answer {
         self.gangs.core.answer(self.now, uid, offered)
+    }
+
+    /// The nodes that a call for a member was about. Where its own was not among them, and not for the first time, its gang is planned on nodes that
+    /// were: what kept one node from being offered most often keeps others too.
+    pub fn offered(&mut self, uid: &PodUid, nodes: impl Iterator<Item = NodeIx>) {
+        let gang = self.gangs.core.gang_of(uid).cloned();
+        let missed = gang.filter(|gang| {
+            let view = self.gangs.core.view(gang);
+            view.is_some_and(|view| view.is_missed())
+        });
+        if let Some(gang) = missed {
+            self.gangs.offers.entry(gang).or_default().extend(nodes);
+        }
     }
 
     /// A bind has come: sets devices aside for a single pod, or for a member whose gang is decided. Repeated, it answers the same. `request` is

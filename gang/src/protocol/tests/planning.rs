@@ -260,6 +260,40 @@ fn after_some_misses_the_whole_is_planned_without_the_node() {
 }
 
 #[test]
+fn while_others_come_a_member_whose_node_is_not_offered_yet_is_waited_for() {
+    let mut world = World::new();
+    world.members("a", 4, 4);
+    world.plan();
+    for other in ["a1", "a2", "a3"] {
+        for _ in 0..2 {
+            assert!(matches!(world.answer_within("a0", &["n7"]), Answer::Wait(_)));
+        }
+        world.come(other);
+    }
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.node("a0"), "n0");
+}
+
+#[test]
+fn a_gang_that_is_tried_again_says_what_kube_scheduler_says() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let said = "node(s) didn't match pod topology spread constraints";
+    world.gangs.scheduler_says(&uid("a0"), &said.into());
+    for _ in 0..4 {
+        world.plan();
+        for _ in 0..3 {
+            world.answer_within("a0", &["n7"]);
+        }
+    }
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: kube-scheduler does not offer the planned nodes \
+         (kube-scheduler says: node(s) didn't match pod topology spread constraints)"
+    );
+}
+
+#[test]
 fn after_some_such_plans_the_gang_waits() {
     let mut world = World::new();
     world.members("a", 1, 1);

@@ -26,6 +26,71 @@ fn not_ready(cluster: &Cluster, node: &str) {
     cluster.inventory(&trouble);
 }
 
+/// What filter answers where kube-scheduler offers just these nodes.
+fn answer_within(cluster: &Cluster, pod: &str, nodes: &[&str]) -> Answer {
+    let snapshot = cluster.store.snapshot();
+    let numbers: Vec<_> = nodes.iter().filter_map(|node| snapshot.find(node)).collect();
+    cluster.store.update(|index| {
+        let uid = PodUid::from(pod);
+        let answer = index.answer(&uid, &|node| nodes.contains(&node.as_str()));
+        index.offered(&uid, numbers.into_iter());
+        answer
+    })
+}
+
+#[test]
+fn a_gang_whose_planned_nodes_are_not_offered_is_planned_on_those_that_are() {
+    let cluster = Cluster::new(Options::default());
+    for name in ["g", "h", "i", "j", "k", "l", "y", "z"] {
+        cluster.add(name, &bridged());
+    }
+    create(&cluster, &members("a", 2, 8));
+    // Its volumes, say, are where `y` and `z` are.
+    for _ in 0..3 {
+        assert!(matches!(
+            answer_within(&cluster, "a-0", &["y", "z"]),
+            Answer::Wait(_)
+        ));
+    }
+    let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];
+    assert_eq!(
+        nodes,
+        ["y", "z"],
+        "and not, one after the other, on all the others"
+    );
+}
+
+#[test]
+fn a_gang_that_cannot_go_where_it_is_offered_waits_and_says_why() {
+    let cluster = Cluster::new(Options::default());
+    for name in ["g", "h", "z"] {
+        cluster.add(name, &bridged());
+    }
+    let mut pods = members("a", 2, 8);
+    for pod in &mut pods {
+        pod["status"]["conditions"] = json!([{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0/3 nodes are available: 1 gang default/a: node g, where it is to go, is not offered, \
+                        2 node(s) had volume node affinity conflict. preemption: 0/3 nodes are available: 3 none.",
+        }]);
+    }
+    create(&cluster, &pods);
+    for _ in 0..3 {
+        answer_within(&cluster, "a-0", &["z"]);
+    }
+    assert_eq!(
+        answer(&cluster, "a-0"),
+        Answer::Wait(
+            "gang default/a is tried again soon: kube-scheduler does not offer the planned nodes \
+             (kube-scheduler says: node(s) had volume node affinity conflict)"
+                .into()
+        )
+    );
+    // With all nodes again.
+    cluster.wait(3);
+    assert_eq!(node(&cluster, "a-0"), "g");
+}
+
 #[test]
 fn a_member_whose_place_cannot_be_had_after_the_decision_gets_another() {
     let cluster = two_nodes();
