@@ -3,9 +3,11 @@
 
 pub mod budgets;
 pub mod events;
+mod listed;
 pub mod objects;
 pub mod owners;
 pub mod plan;
 pub mod preempt;
 pub mod terrain;
+pub mod volumes;
 pub mod work;

@@ -21,6 +21,7 @@ mod reserve;
 mod room;
 mod store;
 mod victims;
+mod volumes;
 mod waiting;
 
 use std::collections::{HashMap, HashSet};
@@ -81,6 +82,7 @@ pub struct Index {
     generation: u64,
     faults: HashMap<FaultKind, u64>,
     rooms: room::Rooms,
+    volumes: volumes::Volumes,
     gangs: gangs::State,
     /// `None` while they are not known. Where nobody follows them there are none.
     budgets: Option<Vec<Disruptions>>,
@@ -118,6 +120,7 @@ impl Index {
             generation: 0,
             faults: HashMap::new(),
             rooms: room::Rooms::default(),
+            volumes: volumes::Volumes::default(),
             gangs: gangs::State::new(settings),
             budgets: Some(Vec::new()),
             now: begin,

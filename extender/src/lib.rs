@@ -172,6 +172,11 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         Arc::clone(&store),
         shutdown.clone(),
     ));
+    tasks.spawn(gang::volumes::run(
+        client.clone(),
+        Arc::clone(&store),
+        shutdown.clone(),
+    ));
     let (wanted, seen) = (Arc::clone(&store), store);
     tasks.spawn(gang::owners::run(
         client,

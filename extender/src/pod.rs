@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 pub use bystander::{Bystander, Kin};
-pub(crate) use needs::effect;
+pub(crate) use needs::{effect, requirement};
 pub use reader::{Reader, Seen, Shared, Words};
 pub use slim::{SlimPod, SlimSpec, SlimStatus};
 
@@ -57,6 +57,8 @@ pub struct PodFacts {
     pub said: Option<Arc<str>>,
     /// What it says of its gang.
     pub claim: Option<Arc<Claim>>,
+    /// Its claims of volumes, by name; kept for members of gangs.
+    pub volume_claims: Vec<Arc<str>>,
     /// What it needs of a node besides the devices. Its labels are among it only as far as terms are about them.
     pub needs: Arc<Needs>,
     /// Its namespace and labels, and what else concerns pods near it.
@@ -84,6 +86,11 @@ impl Reader {
         let needs = pod
             .spec
             .needs(pod.status.as_ref(), &self.watched, &pod.metadata, &mut self.words);
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let volume_claims = match &claim {
+            Some(_) => pod.spec.volume_claims(name, &mut self.words),
+            None => Vec::new(),
+        };
         let asked = self.watched.among(pod.spec.resources());
         let mut metadata = pod.metadata;
         let status = pod.status.unwrap_or_default();
@@ -125,6 +132,7 @@ impl Reader {
                 .and_then(slim::SlimCondition::own_words)
                 .map(|words| self.words.of(&words)),
             claim,
+            volume_claims,
             needs: self.needs.one(needs),
             kin,
             priority: pod.spec.priority,

@@ -19,6 +19,8 @@ pub struct Needs {
     pub selector: BTreeMap<Arc<str>, Arc<str>>,
     /// Required node affinity: one of these must hold; none means any node. A term without requirements holds nowhere.
     pub affinity: Vec<NodeTerm>,
+    /// Where its volumes can be reached: for each that cannot be from everywhere, one of its terms must hold.
+    pub volumes: Vec<Arc<Vec<NodeTerm>>>,
     /// Preferred node affinity, with weights 1 to 100.
     pub preferred: Vec<(i32, NodeTerm)>,
     /// `spec.tolerations`.

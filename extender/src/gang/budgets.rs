@@ -3,73 +3,32 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures::StreamExt;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
+use super::listed::{Change, Words, follow};
 use crate::index::{Disruptions, Store};
-use crate::watch::{WATCH_SECONDS, chain};
 
 /// Watches until `shutdown`. While the budgets cannot be listed nobody is preempted.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
     store.update(|index| index.budgets_seen(None));
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let mut events = watch(Api::<PodDisruptionBudget>::all(client), config)
-        .default_backoff()
-        .boxed();
-    let mut known: BTreeMap<(String, String), Disruptions> = BTreeMap::new();
-    let mut listing = BTreeMap::new();
-    let mut said = false;
-    while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
-        let key = |budget: &PodDisruptionBudget| (budget.namespace().unwrap_or_default(), budget.name_any());
-        match event {
-            Ok(Event::Init) => {
-                listing = BTreeMap::new();
-                continue;
-            }
-            Ok(Event::InitApply(budget)) => {
-                listing.insert(key(&budget), Disruptions::read(&budget));
-                continue;
-            }
-            Ok(Event::InitDone) => {
-                known = std::mem::take(&mut listing);
-                said = false;
-            }
-            Ok(Event::Apply(budget)) => {
-                known.insert(key(&budget), Disruptions::read(&budget));
-            }
-            Ok(Event::Delete(budget)) => {
-                known.remove(&key(&budget));
-            }
-            Err(error) if is_forbidden(&error) => {
-                if !said {
-                    tracing::info!(
-                        "disruption budgets may not be listed, so nobody is preempted; manifests/extender-preempt.yaml gives that right"
-                    );
-                }
-                said = true;
-                continue;
-            }
-            Err(error) => {
-                tracing::warn!(error = %chain(&error), "disruption budgets cannot be followed, trying again");
-                continue;
-            }
+    let words = Words {
+        what: "disruption budgets",
+        without: "nobody is preempted; manifests/extender-preempt.yaml gives that right",
+    };
+    let mut known = BTreeMap::new();
+    let tell = |change| {
+        match change {
+            Change::All(budgets) => known = budgets.into_iter().collect(),
+            Change::Is(key, budget) => drop(known.insert(key, budget)),
+            Change::Gone(key) => drop(known.remove(&key)),
         }
         let budgets = known.values().cloned().collect();
         store.update(|index| index.budgets_seen(Some(budgets)));
-    }
-}
-
-/// Whether the right to list them is missing: that is an operator's choice, and no trouble.
-fn is_forbidden(error: &watcher::Error) -> bool {
-    let cause = match error {
-        watcher::Error::InitialListFailed(cause) | watcher::Error::WatchStartFailed(cause) => cause,
-        _ => return false,
     };
-    matches!(cause, kube::Error::Api(status) if status.code == 403)
+    let budgets = Api::<PodDisruptionBudget>::all(client);
+    follow(budgets, words, Disruptions::read, tell, shutdown).await;
 }
 
 #[cfg(test)]
@@ -82,6 +41,7 @@ mod tests {
     use super::*;
     use crate::decide::Options;
     use crate::fixtures::Cluster;
+    use crate::watch::WATCH_SECONDS;
 
     #[tokio::test]
     async fn a_watch_that_has_nothing_to_say_ends_before_its_silence_is_taken_for_a_fault() {

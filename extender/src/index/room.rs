@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
-use gantry_gang::needs::{PodTerm, Requirement};
+use gantry_gang::needs::{NodeTerm, PodTerm, Requirement};
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Levels, Needs, NodeFacts, Resources};
 
@@ -181,9 +181,9 @@ impl Rooms {
         }
     }
 
-    /// A pod's needs with those of its labels that terms are about. All others would only make equal pods differ: many controllers number theirs
-    /// by a label.
-    fn with_labels(&mut self, needs: &Arc<Needs>, kin: &Kin) -> Arc<Needs> {
+    /// A pod's needs with where its volumes can be reached, and with those of its labels that terms are about. All others would only make
+    /// equal pods differ: many controllers number theirs by a label.
+    fn completed(&mut self, needs: &Arc<Needs>, kin: &Kin, volumes: Vec<Arc<Vec<NodeTerm>>>) -> Arc<Needs> {
         self.learn(selectors(&needs.apart_from));
         self.learn(selectors(&needs.together_with));
         self.learn(needs.spread.iter().map(|spread| &spread.selector));
@@ -191,11 +191,12 @@ impl Rooms {
         let labels: BTreeMap<_, _> = about
             .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
             .collect();
-        if *needs.labels == labels {
+        if *needs.labels == labels && needs.volumes == volumes {
             return Arc::clone(needs);
         }
         self.needs.one(Needs {
             labels: Arc::new(labels),
+            volumes,
             ..Needs::clone(needs)
         })
     }
@@ -334,9 +335,10 @@ impl Index {
         self.rooms.put(pod.uid.clone(), there);
     }
 
-    /// Adds to a pod's needs those of its labels that terms are about.
+    /// Adds to a pod's needs where its volumes can be reached, and those of its labels that terms are about.
     pub(super) fn complete(&mut self, pod: &mut PodFacts) {
-        pod.needs = self.rooms.with_labels(&pod.needs, &pod.kin);
+        let volumes = self.volumes.of(pod);
+        pod.needs = self.rooms.completed(&pod.needs, &pod.kin, volumes);
     }
 
     /// A pod that asks for what is watched is gone.
@@ -355,20 +357,24 @@ impl Index {
         self.rooms.gained.insert(node);
     }
 
-    /// Brings rooms and fabric up to date, and needs that lack labels which terms have turned out to be about. Before anything is planned.
+    /// Brings rooms and fabric up to date, and needs of which it has turned out which labels terms are about, or where volumes are. Before anything
+    /// is planned.
     pub(super) fn settle_rooms(&mut self) {
-        if std::mem::take(&mut self.rooms.grew) {
+        let (labels, volumes) = (std::mem::take(&mut self.rooms.grew), self.volumes.take_changed());
+        if labels || volumes {
             let waiting: Vec<PodFacts> = self
                 .pods
                 .values()
-                .filter(|pod| pod.node.is_none())
+                .filter(|pod| pod.node.is_none() && (labels || !pod.volume_claims.is_empty()))
                 .map(|pod| PodFacts::clone(pod))
                 .collect();
             for mut pod in waiting {
-                let needs = self.rooms.with_labels(&pod.needs, &pod.kin);
-                if needs != pod.needs {
-                    pod.needs = needs;
+                let before = Arc::clone(&pod.needs);
+                self.complete(&mut pod);
+                if pod.needs != before {
                     self.pod_applied(pod);
+                    // A gang that was refused for what was known then.
+                    self.gangs.gained();
                 }
             }
         }

@@ -57,6 +57,8 @@ impl SlimSpec {
                 .collect(),
             apart_from: self.apart_from(words),
             together_with: read_terms(&self.affinity.pod_affinity.required, words),
+            // Which those can be reached from is the index's to know.
+            volumes: Vec::new(),
             spread: self
                 .spread
                 .iter()
@@ -96,6 +98,18 @@ impl SlimSpec {
         ports.sort_unstable();
         ports.dedup();
         ports
+    }
+
+    /// The claims of its volumes, by name. Those made for the pod alone have its name and theirs.
+    pub(super) fn volume_claims(&self, pod: &str, words: &mut Words) -> Vec<Arc<str>> {
+        let claims = self.volumes.iter().filter_map(|volume| {
+            match (&volume.persistent_volume_claim, &volume.ephemeral) {
+                (Some(claim), _) => Some(words.of(&claim.claim_name)),
+                (None, Some(_)) => Some(words.of(&format!("{pod}-{}", volume.name))),
+                (None, None) => None,
+            }
+        });
+        claims.collect()
     }
 
     /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the word of the pod as a
@@ -213,23 +227,32 @@ fn read_all(requirements: &[SlimRequirement], words: &mut Words) -> Vec<Requirem
 }
 
 impl SlimRequirement {
-    /// An operator that is not known holds for nothing, which is `In` without values.
     fn read(&self, words: &mut Words) -> Requirement {
-        let known = match self.operator.as_str() {
-            "In" => Some(Operator::In),
-            "NotIn" => Some(Operator::NotIn),
-            "Exists" => Some(Operator::Exists),
-            "DoesNotExist" => Some(Operator::DoesNotExist),
-            "Gt" => Some(Operator::Gt),
-            "Lt" => Some(Operator::Lt),
-            _ => None,
-        };
-        let values = self.values.iter().filter(|_| known.is_some());
-        Requirement {
-            key: words.of(&self.key),
-            operator: known.unwrap_or(Operator::In),
-            values: values.map(|value| words.of(value)).collect(),
-        }
+        requirement(&self.key, &self.operator, &self.values, words)
+    }
+}
+
+/// A requirement on a label, as written. An operator that is not known holds for nothing, which is `In` without values.
+pub(crate) fn requirement<'v>(
+    key: &str,
+    operator: &str,
+    values: impl IntoIterator<Item = &'v String>,
+    words: &mut Words,
+) -> Requirement {
+    let known = match operator {
+        "In" => Some(Operator::In),
+        "NotIn" => Some(Operator::NotIn),
+        "Exists" => Some(Operator::Exists),
+        "DoesNotExist" => Some(Operator::DoesNotExist),
+        "Gt" => Some(Operator::Gt),
+        "Lt" => Some(Operator::Lt),
+        _ => None,
+    };
+    let values = values.into_iter().filter(|_| known.is_some());
+    Requirement {
+        key: words.of(key),
+        operator: known.unwrap_or(Operator::In),
+        values: values.map(|value| words.of(value)).collect(),
     }
 }
 

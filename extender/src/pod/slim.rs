@@ -84,6 +84,7 @@ pub struct SlimSpec {
     pub(super) tolerations: Vec<SlimToleration>,
     #[serde(rename = "topologySpreadConstraints")]
     pub(super) spread: Vec<SlimSpread>,
+    pub(super) volumes: Vec<SlimVolume>,
     pub(super) priority: i32,
     pub(super) preemption_policy: Option<String>,
     pub(super) scheduling_gates: Vec<SlimGate>,
@@ -257,6 +258,20 @@ pub(super) struct SlimPodTerm {
 pub(super) struct SlimLabelSelector {
     pub(super) match_labels: BTreeMap<String, String>,
     pub(super) match_expressions: Vec<SlimRequirement>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimVolume {
+    pub(super) name: String,
+    pub(super) persistent_volume_claim: Option<SlimVolumeClaim>,
+    pub(super) ephemeral: Option<serde::de::IgnoredAny>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct SlimVolumeClaim {
+    pub(super) claim_name: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

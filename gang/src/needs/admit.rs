@@ -1,5 +1,5 @@
 //! Whether a node takes a pod, by everything but amounts and other pods: as kube-scheduler's NodeUnschedulable, TaintToleration and
-//! NodeAffinity plugins see it. It says no where they do, or a plan would be refused by them.
+//! NodeAffinity plugins see it, and VolumeBinding where a volume can be reached. It says no where they do, or a plan would be refused by them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,6 +26,8 @@ pub enum Misfit {
     },
     /// It is not what node selector or required node affinity ask for.
     Affinity,
+    /// A volume of the pod cannot be reached from it.
+    Volume,
 }
 
 impl fmt::Display for Misfit {
@@ -34,6 +36,7 @@ impl fmt::Display for Misfit {
             Self::Unschedulable => f.write_str("node(s) were unschedulable"),
             Self::Taint { key, value } => write!(f, "node(s) had untolerated taint {{{key}: {value}}}"),
             Self::Affinity => f.write_str("node(s) didn't match Pod's node affinity/selector"),
+            Self::Volume => f.write_str("node(s) didn't match PersistentVolume's node affinity"),
         }
     }
 }
@@ -55,6 +58,10 @@ impl Needs {
         }
         if !self.selects(node) {
             return Err(Misfit::Affinity);
+        }
+        let reached = |terms: &Arc<Vec<NodeTerm>>| terms.iter().any(|term| term.holds(node));
+        if !self.volumes.iter().all(reached) {
+            return Err(Misfit::Volume);
         }
         Ok(())
     }

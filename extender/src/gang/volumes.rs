@@ -1,0 +1,84 @@
+//! Follows claims of volumes and volumes, so that gangs are planned where theirs can be reached. Feeds the index; decides nothing.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gantry_gang::needs::{NodeTerm, Requirement};
+use k8s_openapi::api::core::v1::{
+    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
+};
+use kube::{Api, Client};
+use tokio_util::sync::CancellationToken;
+
+use super::listed::{Change, Words, follow};
+use crate::index::Store;
+use crate::pod;
+
+/// Watches until `shutdown`. Without the right gangs are planned as if their volumes could be reached from everywhere.
+pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
+    const WITHOUT: &str = "gangs are planned as if their volumes could be reached from every node; manifests/extender.yaml gives that right";
+    let claims = follow(
+        Api::<PersistentVolumeClaim>::all(client.clone()),
+        Words {
+            what: "claims of volumes",
+            without: WITHOUT,
+        },
+        |claim| -> Option<Arc<str>> {
+            let volume = claim.spec.as_ref()?.volume_name.as_deref()?;
+            Some(volume.into())
+        },
+        |change| {
+            store.update(|index| match change {
+                Change::All(claims) => index.volume_claims_listed(claims),
+                Change::Is(claim, volume) => index.volume_claim_seen(claim, volume),
+                Change::Gone(claim) => index.volume_claim_seen(claim, None),
+            });
+        },
+        shutdown.clone(),
+    );
+    let words = Mutex::new(pod::Words::default());
+    let volumes = follow(
+        Api::<PersistentVolume>::all(client),
+        Words {
+            what: "volumes",
+            without: WITHOUT,
+        },
+        |volume| {
+            let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
+            let required = affinity.required.as_ref()?;
+            let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
+            let terms = required.node_selector_terms.iter();
+            let terms: Vec<NodeTerm> = terms.map(|term| read(term, &mut words)).collect();
+            Some(Arc::new(terms))
+        },
+        |change| {
+            store.update(|index| match change {
+                Change::All(volumes) => {
+                    let volumes = volumes.into_iter();
+                    index.volumes_listed(volumes.map(|((_, name), reach)| (name, reach)));
+                }
+                Change::Is((_, volume), reach) => index.volume_seen(volume, reach),
+                Change::Gone((_, volume)) => index.volume_seen(volume, None),
+            });
+        },
+        shutdown.clone(),
+    );
+    tokio::join!(claims, volumes);
+}
+
+fn read(term: &NodeSelectorTerm, words: &mut pod::Words) -> NodeTerm {
+    let mut all = |requirements: &Option<Vec<NodeSelectorRequirement>>| {
+        let requirements = requirements.iter().flatten();
+        requirements
+            .map(|requirement| read_one(requirement, words))
+            .collect()
+    };
+    NodeTerm {
+        labels: all(&term.match_expressions),
+        names: all(&term.match_fields),
+    }
+}
+
+fn read_one(written: &NodeSelectorRequirement, words: &mut pod::Words) -> Requirement {
+    let values = written.values.iter().flatten();
+    pod::requirement(&written.key, &written.operator, values, words)
+}

@@ -1,0 +1,218 @@
+//! Which nodes the volumes can be reached from that pods claim. What is not known of a volume keeps no pod off: kube-scheduler judges too.
+//! Facts only.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gantry_gang::needs::NodeTerm;
+
+use super::Index;
+use crate::pod::PodFacts;
+
+/// Namespace and name.
+type Claim = (Arc<str>, Arc<str>);
+/// One of the terms must hold on a node that a volume can be reached from.
+type Reach = Arc<Vec<NodeTerm>>;
+
+/// Claims that have a volume, and the volumes that cannot be reached from everywhere.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    claims: HashMap<Claim, Arc<str>>,
+    reach: HashMap<Arc<str>, Reach>,
+    /// Since what pods need was last worked out.
+    changed: bool,
+}
+
+impl Volumes {
+    /// Where the volumes of a pod can be reached, in an order of its own.
+    pub(super) fn of(&self, pod: &PodFacts) -> Vec<Reach> {
+        let claims = pod.volume_claims.iter();
+        let volumes = claims.filter_map(|claim| {
+            let claim = (Arc::clone(&pod.namespace), Arc::clone(claim));
+            self.claims.get(&claim)
+        });
+        let mut reach: Vec<(&Arc<str>, &Reach)> = volumes
+            .filter_map(|volume| self.reach.get_key_value(volume))
+            .collect();
+        reach.sort_unstable_by_key(|(volume, _)| *volume);
+        let mut distinct: Vec<Reach> = Vec::new();
+        for (_, reach) in reach {
+            // Volumes of one zone ask for the same: members that have one each are alike.
+            if !distinct.contains(reach) {
+                distinct.push(Arc::clone(reach));
+            }
+        }
+        distinct
+    }
+
+    /// Whether anything has changed since this was last asked.
+    pub(super) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+}
+
+impl Index {
+    /// All claims of volumes, each with its volume if it is bound to one.
+    pub fn volume_claims_listed(&mut self, claims: Vec<(Claim, Option<Arc<str>>)>) {
+        let claims = claims.into_iter();
+        self.volumes.claims = claims
+            .filter_map(|(claim, volume)| Some((claim, volume?)))
+            .collect();
+        self.volumes.changed = true;
+    }
+
+    /// A claim of a volume is bound to this one, or to none any more.
+    pub fn volume_claim_seen(&mut self, claim: Claim, volume: Option<Arc<str>>) {
+        let known = self.volumes.claims.get(&claim);
+        self.volumes.changed |= known != volume.as_ref();
+        match volume {
+            Some(volume) => self.volumes.claims.insert(claim, volume),
+            None => self.volumes.claims.remove(&claim),
+        };
+    }
+
+    /// All volumes, each with the terms of which one must hold where it can be reached; `None`: from everywhere.
+    pub fn volumes_listed(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Reach>)>) {
+        self.volumes.reach = volumes
+            .filter_map(|(volume, reach)| Some((volume, reach?)))
+            .collect();
+        self.volumes.changed = true;
+    }
+
+    /// A volume can be reached where one of these terms holds; `None`: from everywhere, or it is gone.
+    pub fn volume_seen(&mut self, volume: Arc<str>, reach: Option<Reach>) {
+        let known = self.volumes.reach.get(&volume);
+        self.volumes.changed |= known != reach.as_ref();
+        match reach {
+            Some(reach) => self.volumes.reach.insert(volume, reach),
+            None => self.volumes.reach.remove(&volume),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_api::PodUid;
+    use gantry_gang::needs::{Operator, Requirement};
+    use gantry_gang::protocol::Answer;
+
+    use super::*;
+    use crate::decide::Options;
+    use crate::fixtures::{Cluster, bridged, member};
+
+    fn only_on(node: &str) -> Option<Reach> {
+        let required = Requirement {
+            key: "kubernetes.io/hostname".into(),
+            operator: Operator::In,
+            values: vec![node.into()],
+        };
+        Some(Arc::new(vec![NodeTerm {
+            labels: vec![required],
+            names: Vec::new(),
+        }]))
+    }
+
+    fn claim(name: &str) -> Claim {
+        ("default".into(), name.into())
+    }
+
+    /// Nodes `m`, `n` and `o`.
+    fn cluster() -> Cluster {
+        let cluster = Cluster::new(Options::default());
+        for name in ["m", "n", "o"] {
+            cluster.add(name, &bridged());
+            let label = ("kubernetes.io/hostname".into(), name.into());
+            let facts = cluster.store.read(|index| {
+                let node = index.names.get(name).unwrap();
+                index.rooms()[node.0 as usize].facts.clone().unwrap()
+            });
+            let mut facts = (*facts).clone();
+            facts.labels.extend([label]);
+            cluster
+                .store
+                .update(|index| index.node_described(Arc::new(facts)));
+        }
+        cluster
+    }
+
+    /// A gang of two, each of which claims a volume of its own.
+    fn create(cluster: &Cluster) {
+        for number in 0..2 {
+            let name = format!("a-{number}");
+            let mut pod = member(&name, 8, "a", 2);
+            let volume = serde_json::json!({"name": "v", "persistentVolumeClaim": {"claimName": name}});
+            pod["spec"]["volumes"] = serde_json::json!([volume]);
+            cluster.pod(&pod);
+        }
+    }
+
+    fn nodes(cluster: &Cluster) -> [Answer; 2] {
+        cluster.wait(2);
+        ["a-0", "a-1"].map(|pod| {
+            cluster
+                .store
+                .update(|index| index.answer(&PodUid::from(pod), &|_| true))
+        })
+    }
+
+    fn on(nodes: [&str; 2]) -> [Answer; 2] {
+        nodes.map(|node| Answer::Node(node.into()))
+    }
+
+    #[test]
+    fn members_go_where_their_volumes_can_be_reached() {
+        let cluster = cluster();
+        cluster.store.update(|index| {
+            let claims = ["a-0", "a-1"].map(|name| (claim(name), Some(format!("pv-{name}").into())));
+            index.volume_claims_listed(claims.into());
+            index.volumes_listed(
+                [("pv-a-0".into(), only_on("o")), ("pv-a-1".into(), only_on("n"))].into_iter(),
+            );
+        });
+        create(&cluster);
+        assert_eq!(nodes(&cluster), on(["o", "n"]));
+    }
+
+    #[test]
+    fn volumes_that_can_be_reached_from_everywhere_keep_nobody_off() {
+        let cluster = cluster();
+        cluster.store.update(|index| {
+            index.volume_claims_listed(vec![(claim("a-0"), Some("pv".into())), (claim("a-1"), None)]);
+            index.volumes_listed([("pv".into(), None)].into_iter());
+        });
+        create(&cluster);
+        assert_eq!(nodes(&cluster), on(["m", "n"]));
+    }
+
+    #[test]
+    fn a_gang_whose_volumes_are_where_it_does_not_fit_says_so() {
+        let cluster = cluster();
+        cluster.store.update(|index| {
+            for name in ["a-0", "a-1"] {
+                index.volume_claim_seen(claim(name), Some("shared".into()));
+            }
+            index.volume_seen("shared".into(), only_on("o"));
+        });
+        create(&cluster);
+        let [Answer::Wait(why), _] = nodes(&cluster) else {
+            panic!("it has a place");
+        };
+        assert!(why.contains("do not fit"), "{why}");
+        let view = cluster
+            .store
+            .read(|index| index.gang_view("default", "a"))
+            .unwrap();
+        assert!(
+            view.refused
+                .as_deref()
+                .unwrap_or_default()
+                .contains("2 node(s) didn't match PersistentVolume's node affinity"),
+            "{view:?}"
+        );
+        // It is made anew elsewhere.
+        cluster
+            .store
+            .update(|index| index.volume_seen("shared".into(), None));
+        assert_eq!(nodes(&cluster), on(["m", "n"]));
+    }
+}
