@@ -33,8 +33,9 @@ enum Format {
 impl Args {
     /// Logs from level info on, or as `RUST_LOG` says.
     pub(crate) fn start(self) {
-        // The client calls every lost connection an error, and its users say the same with what it was for.
-        self.start_at("info,kube_client::client::builder=off");
+        // The client calls every lost connection an error, and warns at each try that a right is missing; its users say the same once, with
+        // what it was for.
+        self.start_at("info,kube_client::client::builder=off,kube_runtime::watcher=error");
     }
 
     /// Logs warnings only, or as `RUST_LOG` says: for commands whose output is for people.

@@ -20,7 +20,7 @@ use crate::metrics::{Metrics, Outcome};
 use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::{ClassIx, Snapshot, Standing};
-use crate::watch::chain;
+use crate::watch::{chain, is_ending};
 
 /// Between two looks at the waiting pods.
 const LOOK: Duration = Duration::from_secs(1);
@@ -48,6 +48,7 @@ pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutd
             for (pod, note) in due(&store, &mut told, Instant::now()) {
                 let outcome = match tokio::time::timeout(TIMEOUT, publish(&client, &pod, note)).await {
                     Ok(Ok(())) => "published",
+                    Ok(Err(error)) if is_ending(&error) => "failed",
                     Ok(Err(error)) => {
                         tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error = %chain(&error), "cannot publish event");
                         "failed"

@@ -243,13 +243,18 @@ fn read<K: Send + 'static>(
     mut news: impl FnMut(K, bool) -> Option<News> + Send + 'static,
 ) -> BoxStream<'static, News> {
     let contact = Arc::clone(contact);
+    // Why it failed the last time: what lasts is said once.
+    let mut said: Option<String> = None;
     events
         .backoff(Retry(Retry::FIRST))
         .filter_map(move |event| {
             match &event {
                 // Nothing has come yet.
                 Ok(Event::Init) => {}
-                Ok(_) => contact.lives(source, Instant::now()),
+                Ok(_) => {
+                    said = None;
+                    contact.lives(source, Instant::now());
+                }
                 Err(error) if source == Source::Gangs && is_undefined(error) => {
                     contact.lives(source, Instant::now());
                 }
@@ -260,18 +265,28 @@ fn read<K: Send + 'static>(
                 Ok(Event::InitDone) => Some(News::Ends(source)),
                 Ok(Event::Apply(object) | Event::InitApply(object)) => news(object, false),
                 Ok(Event::Delete(object)) => news(object, true),
-                Err(error) if source == Source::Gangs && is_undefined(&error) => {
-                    tracing::warn!("Gangs are not defined here; apply manifests/crds.yaml");
-                    Some(News::Undefined(source))
-                }
                 Err(error) => {
-                    tracing::warn!(source = source.as_str(), error = %chain(&error), "watch failed, trying again");
-                    None
+                    let undefined = source == Source::Gangs && is_undefined(&error);
+                    let error = chain(&error);
+                    if said.as_ref() == Some(&error) {
+                        tracing::debug!(source = source.as_str(), %error, "watch failed again");
+                    } else if undefined {
+                        tracing::warn!("Gangs are not defined here; apply manifests/crds.yaml");
+                    } else {
+                        tracing::warn!(source = source.as_str(), %error, "watch failed, trying again");
+                    }
+                    said = Some(error);
+                    undefined.then_some(News::Undefined(source))
                 }
             };
             futures::future::ready(found)
         })
         .boxed()
+}
+
+/// Whether something cannot be made because its namespace is on its way out, which is no trouble: what it was about goes too.
+pub fn is_ending(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403 && status.message.contains("is being terminated"))
 }
 
 /// Whether the API server does not know the kind. Of Gangs there are none then: a cluster from before them goes on as it did.

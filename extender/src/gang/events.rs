@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::objects::{Name, Objects};
 use crate::metrics::{Metrics, Outcome};
-use crate::watch::chain;
+use crate::watch::{chain, is_ending};
 
 /// The condition of a gang whose pods several conventions name.
 const CONTESTED: &str = "Contested";
@@ -246,6 +246,7 @@ async fn write(client: &Client, about: &About, uid: String, tiding: Tiding, metr
     let params = PostParams::default();
     let outcome = match tokio::time::timeout(TIMEOUT, events.create(&params, &event)).await {
         Ok(Ok(_)) => "published",
+        Ok(Err(error)) if is_ending(&error) => "failed",
         Ok(Err(error)) => {
             tracing::warn!(%namespace, error = %chain(&error), "cannot publish event");
             "failed"

@@ -449,3 +449,16 @@ async fn a_new_leader_decides_nothing_before_everything_is_listed_anew() {
     shutdown.cancel();
     task.await.unwrap();
 }
+
+#[test]
+fn what_cannot_be_made_in_a_namespace_that_ends_is_told_from_a_right_that_is_missing() {
+    let refused = |code: u16, message: &str| {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "message": message, "code": code});
+        kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    };
+    let ending = "events.events.k8s.io \"a\" is forbidden: unable to create new content in namespace ml because it is being terminated";
+    assert!(is_ending(&refused(403, ending)));
+    let missing = "events.events.k8s.io is forbidden: User \"x\" cannot create resource \"events\"";
+    assert!(!is_ending(&refused(403, missing)));
+    assert!(!is_ending(&refused(409, ending)));
+}

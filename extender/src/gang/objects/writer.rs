@@ -75,6 +75,8 @@ struct Lane {
     /// Nothing before that time; a decision that has not failed yet does not wait.
     due: Option<Instant>,
     failed: u32,
+    /// Why it could not be written or read the last time: what lasts is said once.
+    said: Option<String>,
 }
 
 /// One write or read.
@@ -219,8 +221,16 @@ impl Writer {
             Err(Failure::Refused(_)) => "refused",
             Err(Failure::Unknown(_)) => "unknown",
         };
-        if let Err(Failure::Refused(error) | Failure::Unknown(error)) = &result {
-            tracing::warn!(gang = %name.name, namespace = %name.namespace, %error, "cannot write or read Gang");
+        match &result {
+            Err(Failure::Refused(error) | Failure::Unknown(error)) if lane.said.as_ref() == Some(error) => {
+                tracing::debug!(gang = %name.name, namespace = %name.namespace, %error, "still cannot write or read Gang");
+            }
+            Err(Failure::Refused(error) | Failure::Unknown(error)) => {
+                tracing::warn!(gang = %name.name, namespace = %name.namespace, %error, "cannot write or read Gang");
+                lane.said = Some(error.clone());
+            }
+            Err(Failure::Conflict | Failure::Missing) => {}
+            Ok(_) => lane.said = None,
         }
         let failed = result.is_err();
         match job {
