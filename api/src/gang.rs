@@ -176,7 +176,7 @@ pub struct GangStatus {
     /// What was decided; absent before. Never changed but to go forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
-    /// `Valid`, `Placed`, `Bound`; `Contested` where other conventions name its pods too.
+    /// `Valid`, `Placed`, `Bound`; `Contested` where other conventions name its pods too; `Hindered` while a right is missing.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }

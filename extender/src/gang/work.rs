@@ -1,7 +1,7 @@
 //! Does to pods what gangs need: gates removed, pods evicted as budgets allow, pods deleted for a restart. Each write names the pod's UID, so
 //! that it never meets another of the name. A pod that is gone is done; what fails is tried again, later and later.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,6 +114,7 @@ pub async fn run(
         metrics,
         orders,
         open: BTreeMap::new(),
+        forbidden: BTreeSet::new(),
         running: FuturesUnordered::new(),
     };
     let _: Option<Infallible> = shutdown.run_until_cancelled(worker.work()).await;
@@ -133,6 +134,8 @@ struct Worker {
     metrics: Arc<Metrics>,
     orders: Orders,
     open: BTreeMap<(PodUid, Deed), Open>,
+    /// What may not be done, and for whom: said once, until it is done after all.
+    forbidden: BTreeSet<(Arc<GangKey>, &'static str)>,
     running: FuturesUnordered<BoxFuture<'static, (Pod, Deed, End)>>,
 }
 
@@ -200,9 +203,9 @@ impl Worker {
                 continue;
             };
             open.busy = true;
-            let (client, deed) = (self.client.clone(), deed.clone());
+            let (client, deed, first) = (self.client.clone(), deed.clone(), open.failed == 0);
             self.running.push(Box::pin(async move {
-                let end = perform(&client, &pod, &deed).await;
+                let end = perform(&client, &pod, &deed, first).await;
                 (pod, deed, end)
             }));
         }
@@ -230,18 +233,21 @@ impl Worker {
         let deed = &key.1;
         match end {
             End::Done => {
+                self.allowed(pod, deed);
                 if let Some(tiding) = told(deed) {
                     self.events.pod(&pod.namespace, &pod.name, &pod.uid, tiding);
                 }
             }
             End::Moot => {}
-            End::Budget(why) | End::Forbidden(why) | End::Failed(why) => {
-                if failed == 0 {
-                    tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "cannot do it yet, trying again");
-                    self.hindered(pod, deed, end);
-                } else {
-                    tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, failed, "cannot do it yet");
+            End::Forbidden(why) => self.forbidden(pod, deed, why),
+            End::Budget(why) | End::Failed(why) if failed == 0 => {
+                tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "cannot do it yet, trying again");
+                if matches!(end, End::Budget(_)) {
+                    self.hindered(pod, deed, why);
                 }
+            }
+            End::Budget(why) | End::Failed(why) => {
+                tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, failed, "cannot do it yet");
             }
         }
         let over = matches!(end, End::Done | End::Moot) || failed + 1 >= TRIES;
@@ -254,30 +260,66 @@ impl Worker {
         }
     }
 
-    /// Says once why something cannot be done.
-    fn hindered(&self, pod: &Pod, deed: &Deed, end: &End) {
-        let gang = match deed {
+    /// The gang that a deed is for.
+    fn gang(&self, pod: &Pod, deed: &Deed) -> Option<Arc<GangKey>> {
+        match deed {
             Deed::Evict(by) => Some(Arc::clone(by)),
             Deed::Ungate | Deed::Delete(_) => self.store.read(|index| index.gang_of(&pod.uid).cloned()),
-        };
-        let (Some(gang), End::Budget(why) | End::Forbidden(why)) = (gang, end) else {
-            return;
-        };
-        let what = match deed {
-            Deed::Ungate => "its scheduling gate cannot be removed",
-            Deed::Evict(_) => "it cannot be evicted yet",
-            Deed::Delete(_) => "it cannot be deleted",
-        };
-        let mut note = format!("pod {}: {what}: {why}", pod.name);
-        if matches!(end, End::Forbidden(_)) {
-            note.push_str(&format!("; {} gives that right", deed.right()));
         }
-        let tiding = Tiding {
-            reason: "GangHindered",
-            warning: true,
-            note,
-        };
+    }
+
+    /// Says why something cannot be done now.
+    fn hindered(&self, pod: &Pod, deed: &Deed, why: &str) {
+        if let Some(gang) = self.gang(pod, deed) {
+            self.events.gang(&gang, hindrance(pod, deed, why));
+        }
+    }
+
+    /// Says once for a gang that a right is missing, in its status as long as it is.
+    fn forbidden(&mut self, pod: &Pod, deed: &Deed, why: &str) {
+        let why = format!("{why}; {} gives that right", deed.right());
+        let known = self.gang(pod, deed).map(|gang| (gang, deed.label()));
+        if known.as_ref().is_some_and(|known| self.forbidden.contains(known)) {
+            tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "still forbidden");
+            return;
+        }
+        tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "forbidden, trying again");
+        let Some((gang, label)) = known else { return };
+        let tiding = hindrance(pod, deed, &why);
+        let note: Arc<str> = tiding.note.as_str().into();
+        self.store.update(|index| index.hindered(&gang, Some(note)));
         self.events.gang(&gang, tiding);
+        self.forbidden.insert((gang, label));
+    }
+
+    /// It was done: the right is there.
+    fn allowed(&mut self, pod: &Pod, deed: &Deed) {
+        if self.forbidden.is_empty() {
+            return;
+        }
+        if let Some(gang) = self.gang(pod, deed)
+            && self.forbidden.remove(&(Arc::clone(&gang), deed.label()))
+        {
+            self.store.update(|index| index.hindered(&gang, None));
+        }
+        // Of gangs that are over.
+        let store = &self.store;
+        self.forbidden
+            .retain(|(gang, _)| store.read(|index| index.knows_gang(gang)));
+    }
+}
+
+/// What hinders a gang.
+fn hindrance(pod: &Pod, deed: &Deed, why: &str) -> Tiding {
+    let what = match deed {
+        Deed::Ungate => "its scheduling gate cannot be removed",
+        Deed::Evict(_) => "it cannot be evicted yet",
+        Deed::Delete(_) => "it cannot be deleted",
+    };
+    Tiding {
+        reason: "GangHindered",
+        warning: true,
+        note: format!("pod {}: {what}: {why}", pod.name),
     }
 }
 
@@ -309,7 +351,7 @@ fn find(store: &Store, uid: &PodUid) -> Option<Pod> {
     })
 }
 
-async fn perform(client: &Client, pod: &Pod, deed: &Deed) -> End {
+async fn perform(client: &Client, pod: &Pod, deed: &Deed, first: bool) -> End {
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
     let preconditions = json!({"uid": pod.uid.as_str()});
     match deed {
@@ -327,7 +369,8 @@ async fn perform(client: &Client, pod: &Pod, deed: &Deed) -> End {
             }
         }
         Deed::Delete(why) => {
-            if let Err((404 | 409, _)) = mark_disrupted(client, pod, &path, why).await {
+            // Once is enough, however often it has to be tried.
+            if first && let Err((404 | 409, _)) = mark_disrupted(client, pod, &path, why).await {
                 return End::Moot;
             }
             let options =

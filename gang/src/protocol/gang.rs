@@ -67,6 +67,8 @@ pub(super) struct Gang {
     pub(super) evicted_lost: bool,
     /// The owner that it goes by.
     pub(super) owner: Option<OwnerRef>,
+    /// What has to be done to pods for it may not be done, and what would help.
+    pub(super) hindered: Option<Arc<str>>,
 }
 
 /// How far a gang is. What people see of it ([`gantry_api::GangPhase`]) follows from this and the members.
@@ -198,6 +200,7 @@ impl Gang {
             evicted_whole: false,
             evicted_lost: false,
             owner: None,
+            hindered: None,
         }
     }
 

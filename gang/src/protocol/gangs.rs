@@ -311,6 +311,15 @@ impl Gangs {
         answer
     }
 
+    /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
+    pub fn hindered(&mut self, now: Now, gang: &GangKey, why: Option<Arc<str>>) {
+        self.clock = Some(now);
+        if let Some((key, _)) = self.gangs.get_key_value(gang) {
+            let key = Arc::clone(key);
+            self.with(now, &key, |gang, _| gang.hindered = why);
+        }
+    }
+
     /// What kube-scheduler says of nodes that it does not offer for a member, in words that stay the same while that does: by this a gang that
     /// cannot be bound where it is planned tells why.
     pub fn scheduler_says(&mut self, uid: &PodUid, words: &Arc<str>) {

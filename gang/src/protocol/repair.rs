@@ -145,6 +145,8 @@ impl Gang {
     /// Members of the life before must be gone before those of the new one are looked at: they must not mix.
     pub(super) fn step_restarting(&mut self, env: &mut Env<'_>, again: Instant) -> bool {
         if self.members.old_present() == 0 {
+            // Whoever removed them, it was done.
+            self.hindered = None;
             self.state = State::Open;
             self.settle_until = after(env.now.at, env.settings.settle);
             return true;

@@ -18,6 +18,9 @@ use crate::terms::Repair;
 /// The condition of a gang whose pods several conventions name.
 const CONTESTED: &str = "Contested";
 
+/// The condition of a gang for which something may not be done.
+const HINDERED: &str = "Hindered";
+
 /// The reason of a gang whose members are being deleted for a restart. A process that takes over knows the restart by it.
 pub(super) const RESTARTING: &str = "is being started anew";
 
@@ -28,7 +31,7 @@ pub(super) struct Told {
     /// The decision and the version of the slots it was made from.
     decision: Option<(Option<String>, u64)>,
     /// Since when each condition is as it is.
-    since: [Option<(bool, i64)>; 4],
+    since: [Option<(bool, i64)>; 5],
 }
 
 impl Told {
@@ -193,10 +196,11 @@ impl Gang {
     fn words_repairing(&self) -> Words {
         if matches!(self.state, State::Restarting { .. }) {
             let old = self.members.old_present();
-            return Words::new(
-                RESTARTING,
-                format!("members of before that are not gone yet: {old}"),
-            );
+            let mut message = format!("members of before that are not gone yet: {old}");
+            if let Some(why) = &self.hindered {
+                message.push_str(&format!("; {why}"));
+            }
+            return Words::new(RESTARTING, message);
         }
         let count = self.members.count();
         let min = self.min();
@@ -301,12 +305,15 @@ impl Gang {
             let message = format!("its pods go by {}; {passed}", self.key.dialect);
             (CONTESTED, true, "SeveralConventions".to_owned(), message)
         });
-        let mut made = Vec::with_capacity(4);
+        let hindered = self.hindered.as_ref();
+        let hindered = hindered.map(|why| (HINDERED, true, "MissingRight".to_owned(), why.to_string()));
+        let mut made = Vec::with_capacity(5);
         let all = [
             Some(("Valid", valid, valid_reason.to_owned(), valid_message)),
             Some(("Placed", placed, phase.clone(), words.reason.clone())),
             Some(("Bound", bound, phase, words.reason.clone())),
             contested,
+            hindered,
         ];
         for (at, condition) in all.into_iter().enumerate() {
             let Some(since) = self.told.since.get_mut(at) else {

@@ -8,7 +8,7 @@ use tower_test::mock;
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, pod};
+use crate::fixtures::{Cluster, member, pod};
 
 /// What was asked, and what is to be answered, one after the other; then all goes well.
 #[derive(Default)]
@@ -21,7 +21,7 @@ struct Stage {
     api: Arc<Api>,
     orders: UnboundedSender<Work>,
     metrics: Arc<Metrics>,
-    _cluster: Cluster,
+    cluster: Cluster,
     mailbox: super::super::events::Mailbox,
 }
 
@@ -69,7 +69,7 @@ impl Stage {
             api,
             orders,
             metrics,
-            _cluster: cluster,
+            cluster,
             mailbox,
         }
     }
@@ -155,6 +155,45 @@ async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_r
     stage.orders.send(delete("b")).unwrap();
     stage.until("delete", "done").await;
     assert_eq!(stage.asked().len(), before + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gang_that_may_not_be_started_anew_says_so_once_and_goes_on_when_it_may() {
+    // Each pod is marked and then deleted: that is refused for both, and once more for both; then it may be done.
+    let (fine, refused) = ((200, json!({})), refused(403));
+    let answers = [&fine, &fine, &refused, &refused, &refused, &refused];
+    let mut stage = Stage::start(answers.into_iter().cloned().collect());
+    for name in ["m-0", "m-1"] {
+        stage.cluster.pod(&member(name, 1, "train", 2));
+    }
+    let delete = Work::Delete {
+        pods: vec!["m-0".into(), "m-1".into()],
+        why: "gang default/train has lost a member and is started anew".into(),
+    };
+    stage.orders.send(delete).unwrap();
+    stage.until("delete", "forbidden").await;
+    let hindered = |stage: &Stage| {
+        let statuses = stage.cluster.store.update(crate::index::Index::take_statuses);
+        let (_, status) = statuses.into_iter().next().unwrap();
+        let mut conditions = status.conditions.into_iter();
+        let found = conditions.find(|condition| condition.type_ == "Hindered");
+        found.map(|condition| condition.message)
+    };
+    let said = hindered(&stage).unwrap();
+    assert!(
+        said.ends_with("it cannot be deleted: no; manifests/extender-restart.yaml gives that right"),
+        "{said}"
+    );
+    stage.until("delete", "done").await;
+    assert_eq!(hindered(&stage), None);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let told: Vec<&str> = stage
+        .mailbox
+        .taken()
+        .into_iter()
+        .map(|(reason, _)| reason)
+        .collect();
+    assert_eq!(told, ["GangHindered", "GangRestarts", "GangRestarts"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -121,6 +121,11 @@ impl Index {
         self.gangs.core.gang_of(pod)
     }
 
+    /// Whether there is such a gang.
+    pub fn knows_gang(&self, gang: &GangKey) -> bool {
+        self.gangs.core.view(gang).is_some()
+    }
+
     /// Gangs in numbers.
     pub fn gang_totals(&self) -> GangTotals {
         let mut totals = GangTotals::default();

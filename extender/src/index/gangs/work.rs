@@ -65,6 +65,11 @@ impl Index {
         !self.gangs.work.is_empty() || !self.gangs.statuses.is_empty()
     }
 
+    /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
+    pub fn hindered(&mut self, gang: &GangKey, why: Option<Arc<str>>) {
+        self.gangs.core.hindered(self.now, gang, why);
+    }
+
     /// A decision was written, or not.
     pub fn committed(&mut self, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
         self.gangs.core.committed(self.now, gang, decision, result);

@@ -44,6 +44,36 @@ fn deleted(world: &mut World) -> Vec<String> {
 }
 
 #[test]
+fn a_restart_that_may_not_be_done_says_so_until_it_is() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &claim);
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    world.gangs.take_statuses();
+    let why = "pods may not be deleted; manifests/extender-restart.yaml gives that right";
+    world.gangs.hindered(world.now(), &key("a"), Some(why.into()));
+    let (_, status) = world.gangs.take_statuses().pop().unwrap();
+    assert_eq!(
+        status.message,
+        format!("members of before that are not gone yet: 1; {why}")
+    );
+    let hindered = |status: &gantry_api::GangStatus| {
+        let mut all = status.conditions.iter();
+        all.find(|condition| condition.type_ == "Hindered")
+            .map(|condition| (condition.status.clone(), condition.message.clone()))
+    };
+    assert_eq!(hindered(&status), Some(("True".to_owned(), why.to_owned())));
+    // It is asked for again and again meanwhile, so that it goes on once it may.
+    world.take_work();
+    world.pass(60);
+    assert!(matches!(&world.take_work()[..], [Work::Delete { .. }, ..]));
+    world.gone("a0");
+    let (_, status) = world.gangs.take_statuses().pop().unwrap();
+    assert_eq!(hindered(&status), None);
+}
+
+#[test]
 fn after_a_conflict_the_object_tells_whether_the_decision_stands() {
     let (mut world, decision) = committing();
     world
