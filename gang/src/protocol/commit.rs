@@ -113,7 +113,7 @@ impl Gang {
         self.state = State::Decided(Decided {
             id: committing.decision.id.clone(),
             min: committing.decision.min,
-            by_role: by_role.unwrap_or_default(),
+            by_role: Some(by_role.unwrap_or_default()),
             was_bound: false,
             short: false,
             written: by_pod(&committing.decision),

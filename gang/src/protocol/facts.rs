@@ -53,6 +53,14 @@ impl Gang {
             self.good = Some(terms.clone());
         }
         self.agreed = agreed;
+        if let State::Decided(decided) = &self.state
+            && decided.by_role.is_none()
+        {
+            let roles = self.roles_of(decided.min);
+            if let State::Decided(decided) = &mut self.state {
+                decided.by_role = roles;
+            }
+        }
         self.changed();
         if matches!(self.state, State::Planned(_)) {
             self.unplan();

@@ -131,7 +131,8 @@ pub(super) enum Expects {
 pub(super) struct Decided {
     pub(super) id: String,
     pub(super) min: u32,
-    pub(super) by_role: Vec<(Arc<str>, u32)>,
+    /// The minimums of its roles; `None` for a decision of a process before, until its terms are known again.
+    pub(super) by_role: Option<Vec<(Arc<str>, u32)>>,
     /// Its minimum was bound once.
     pub(super) was_bound: bool,
     /// It was bound, and lacks members now.
@@ -234,8 +235,16 @@ impl Gang {
 
     fn by_role(&self) -> &[(Arc<str>, u32)] {
         match &self.state {
-            State::Decided(decided) => &decided.by_role,
+            State::Decided(decided) => decided.by_role.as_deref().unwrap_or_default(),
             _ => self.agreed.terms().map_or(&[], |terms| &terms.by_role),
+        }
+    }
+
+    /// Whether what it goes by says of each role how many are needed.
+    pub(super) fn knows_roles(&self) -> bool {
+        match &self.state {
+            State::Decided(decided) => decided.by_role.is_some(),
+            _ => true,
         }
     }
 

@@ -160,11 +160,10 @@ impl Gang {
         for _ in 0..self.completed_before {
             self.members.complete(&"".into());
         }
-        let terms = self.agreed.terms().filter(|terms| terms.min == decision.min);
         self.state = State::Decided(Decided {
             id: decision.id.clone(),
             min: decision.min,
-            by_role: terms.map(|terms| terms.by_role.clone()).unwrap_or_default(),
+            by_role: self.roles_of(decision.min),
             was_bound: known.bound_at.is_some(),
             short: known.phase == GangPhase::Repairing,
             written: by_pod(decision),
@@ -188,6 +187,16 @@ impl Gang {
         }
         let coming: Vec<PodUid> = self.members.on_the_way().iter().cloned().collect();
         self.wake(env, coming);
+    }
+
+    /// The minimums of roles by which a gang was decided for so many; `None` while its terms are not known. Those of other terms are others.
+    pub(super) fn roles_of(&self, min: u32) -> Option<Vec<(Arc<str>, u32)>> {
+        let terms = self.agreed.terms()?;
+        Some(if terms.min == min {
+            terms.by_role.clone()
+        } else {
+            Vec::new()
+        })
     }
 
     /// Whether a place of a decision is somebody else's.

@@ -27,6 +27,8 @@ impl Gang {
             return;
         }
         let mut missing = match self.repair() {
+            // What repair it wants, and whether one of a role is missing, is known with its terms.
+            _ if !self.knows_roles() => u32::MAX,
             Repair::Ignore => 0,
             Repair::Hold | Repair::Restart => self.missing(Count::placed),
         };
@@ -108,7 +110,7 @@ impl Gang {
         let total = self.members.count().placed() > self.min();
         let of_role = self.members.count_of(role).placed();
         let needed = self.role_min(role);
-        total && of_role > needed
+        total && of_role > needed && self.knows_roles()
     }
 
     /// Deletes all members, so that their controller makes all of them anew.
