@@ -1,10 +1,14 @@
-//! Gantry's plugin and NVIDIA's in one run: the same simulated machine, the same client, round about. NVIDIA's program is found by
-//! `GANTRY_NVIDIA_BIN`; without it Gantry is measured alone. `cargo xtask bench peer` prints a table for BENCHMARKS.md.
+//! Gantry's plugin beside others in one run: the same simulated machine, the same client, round about. The others are the least plugin that
+//! can be written on grpc-go, which answers with replies made in advance (`components/bare`, built where Go is at hand), and NVIDIA's
+//! program, if `GANTRY_NVIDIA_BIN` names its folder. `cargo xtask bench peer` prints a table for BENCHMARKS.md.
 //!
-//! The binary is `$GANTRY_BINARY`, or the one built beside this program. `GANTRY_BENCH_ROUNDS` says how many rounds (5).
+//! The binary is `$GANTRY_BIN` or `$GANTRY_BINARY`, or the one built beside this program. `GANTRY_BENCH_ROUNDS` says how many rounds (10);
+//! 0 measures memory only. `GANTRY_BENCH_ONLY=calls` leaves memory out.
 #![allow(clippy::print_stdout, reason = "a benchmark talks on the terminal")]
 
 mod measure;
+mod memory;
+mod row;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use gantry_e2e::peer::{self, Plugin};
 
-use measure::{Row, Sample};
+use row::{Row, Sample};
 
 /// Samples of each row, for each program.
 type Samples = BTreeMap<(Row, usize), Vec<Sample>>;
@@ -22,77 +26,87 @@ fn main() -> Result<()> {
         println!("the plugins cannot be compared here: {why:#}");
         return Ok(());
     }
-    let mut plugins = vec![Plugin::gantry()?];
-    plugins.extend(Plugin::nvidia());
+    let ours = std::env::var_os("GANTRY_BIN").map(|path| Plugin::Gantry(path.into()));
+    let mut plugins = vec![("Gantry", ours.map_or_else(Plugin::gantry, Ok)?)];
+    match Plugin::bare() {
+        Ok(bare) => plugins.push(("grpc-go, fixed reply", bare)),
+        Err(why) => println!("no plugin on grpc-go to compare with: {why:#}"),
+    }
+    plugins.extend(Plugin::nvidia().map(|nvidia| ("NVIDIA's", nvidia)));
     let rounds = std::env::var("GANTRY_BENCH_ROUNDS");
-    let rounds: u32 = rounds
-        .map_or(Ok(5), |text| text.parse())
+    let rounds: usize = rounds
+        .map_or(Ok(10), |text| text.parse())
         .context("GANTRY_BENCH_ROUNDS")?;
+    let only_calls = std::env::var("GANTRY_BENCH_ONLY").is_ok_and(|what| what == "calls");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let mut samples = Samples::new();
-    let measured = runtime.block_on(measure_all(&plugins, rounds, &mut samples));
+    let measured = runtime.block_on(measure_all(&plugins, rounds, !only_calls, &mut samples));
     // What was measured before something failed is still worth reading.
-    print(&samples);
+    let names: Vec<&str> = plugins.iter().map(|(name, _)| *name).collect();
+    print(&names, &samples);
     measured
 }
 
-async fn measure_all(plugins: &[Plugin], rounds: u32, samples: &mut Samples) -> Result<()> {
+async fn measure_all(
+    plugins: &[(&str, Plugin)],
+    rounds: usize,
+    memory: bool,
+    samples: &mut Samples,
+) -> Result<()> {
     for round in 0..rounds {
-        for (number, plugin) in plugins.iter().enumerate() {
+        for turn in 0..plugins.len() {
+            // Each is first as often as any other: a machine may be quicker at one moment than at the next.
+            let number = (round + turn) % plugins.len();
+            let (name, plugin) = &plugins[number];
             let mut take = |row, more: Vec<Sample>| samples.entry((row, number)).or_default().extend(more);
             measure::round(plugin, &mut take)
                 .await
-                .with_context(|| format!("round {round}, {plugin:?}"))?;
+                .with_context(|| format!("round {round}, {name}"))?;
         }
     }
-    for (number, plugin) in plugins.iter().enumerate() {
+    if !memory {
+        return Ok(());
+    }
+    for (number, (name, plugin)) in plugins.iter().enumerate() {
         let mut take = |row, more: Vec<Sample>| samples.entry((row, number)).or_default().extend(more);
-        measure::memory(plugin, &mut take)
+        memory::all(plugin, &mut take)
             .await
-            .with_context(|| format!("{plugin:?}"))?;
+            .with_context(|| (*name).to_owned())?;
     }
     Ok(())
 }
 
-fn print(samples: &Samples) {
-    println!("| | Gantry p50 | p99 | NVIDIA's p50 | p99 | NVIDIA's / Gantry, p50 |");
-    println!("|---|---|---|---|---|---|");
+/// A line for each row: p50 and p99 of each program, and ours as a multiple of each of the others'.
+fn print(names: &[&str], samples: &Samples) {
+    let others = &names[1..];
+    let columns = names.iter().map(|name| format!(" {name} p50 | p99 |"));
+    let ratios = others.iter().map(|name| format!(" Gantry / {name}, p50 | p99 |"));
+    println!("| |{}", columns.chain(ratios).collect::<String>());
+    println!("|---|{}", "---|".repeat(2 * (names.len() + others.len())));
     for row in Row::ALL {
-        let of = |number| samples.get(&(row, number)).map(Vec::as_slice);
-        let (ours, theirs) = (of(0), of(1));
-        let ratio = match (
-            ours.and_then(|some| at(some, 0.5)),
-            theirs.and_then(|some| at(some, 0.5)),
-        ) {
-            (Some(ours), Some(theirs)) => format!("{:.2}", theirs.value() / ours.value()),
-            _ => String::new(),
-        };
-        println!(
-            "| {} | {} | {} | {ratio} |",
-            row.name(),
-            cells(ours),
-            cells(theirs)
-        );
+        let of = |number| samples.get(&(row, number)).map_or(&[][..], Vec::as_slice);
+        let columns = (0..names.len()).map(|number| {
+            let cell = |share| at(of(number), share).map_or_else(String::new, Sample::text);
+            format!(" {} | {} |", cell(0.5), cell(0.99))
+        });
+        let ratios = (1..names.len()).map(|number| {
+            let ratio = |share| match (at(of(0), share), at(of(number), share)) {
+                (Some(ours), Some(theirs)) => format!("{:.2}", ours.value() / theirs.value()),
+                _ => String::new(),
+            };
+            format!(" {} | {} |", ratio(0.5), ratio(0.99))
+        });
+        println!("| {} |{}", row.name(), columns.chain(ratios).collect::<String>());
     }
 }
 
-fn cells(samples: Option<&[Sample]>) -> String {
-    let Some(samples) = samples else {
-        return " | ".to_owned();
-    };
-    let text = |share| at(samples, share).map_or_else(String::new, Sample::text);
-    // Of a few samples the last is no percentile.
-    let high = if samples.len() < 20 {
-        String::new()
-    } else {
-        text(0.99)
-    };
-    format!("{} | {high}", text(0.5))
-}
-
+/// The value that this share of the samples does not exceed. Of a few samples the last is no percentile.
 fn at(samples: &[Sample], share: f64) -> Option<Sample> {
+    if share > 0.5 && samples.len() < 100 {
+        return None;
+    }
     let mut sorted = samples.to_vec();
     sorted.sort_by(|one, other| one.value().total_cmp(&other.value()));
     let position = (sorted.len() as f64 * share) as usize;

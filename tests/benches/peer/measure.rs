@@ -1,9 +1,11 @@
-//! What is measured of a plugin, each by the same client in the same way for either program.
+//! What is measured of a plugin, each by the same client in the same way for every program.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::peer::{Kubelet, Mig, Node, Plugin, Process, Served, Setting, Sharing};
+
+use crate::row::{Mode, Row, Sample};
 
 /// The machine: eight A100 on NVSwitch.
 const MACHINE: &str = "dgx-a100";
@@ -11,87 +13,69 @@ const STARTS: usize = 10;
 const RESTARTS: usize = 10;
 const CALLS: usize = 400;
 const WARM_UP: usize = 100;
-const PREFERRED: usize = 100;
 const CALLERS: usize = 8;
-const CALLS_EACH: usize = 500;
+const CALLS_EACH: usize = 250;
 /// NVIDIA's never recovers a GPU, so each of a process's GPUs serves once; one stays.
 const XIDS: u8 = 7;
 const FATAL: u64 = 79;
-const APART: Duration = Duration::from_millis(500);
-const REST: Duration = Duration::from_secs(30);
-const MANY_CALLS: usize = 13_000;
+const APART: Duration = Duration::from_millis(150);
 
-/// One line of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Row {
-    Register,
-    RegisterMig,
-    RegisterAgain,
-    AllocateOne,
-    AllocateEight,
-    Callers,
-    Preferred,
-    SharedOne,
-    SharedAll,
-    Xid,
-    AtRest,
-    AfterCalls,
+/// A plugin that is registered.
+pub(crate) struct Running {
+    pub(crate) served: Served,
+    pub(crate) ids: Vec<String>,
+    kubelet: Kubelet,
+    pub(crate) process: Process,
+    node: Node,
 }
 
-/// One measurement.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Sample {
-    Time(Duration),
-    /// Calls per second.
-    Rate(f64),
-    Bytes(u64),
-}
+impl Mode {
+    /// A node for it, and what a plugin there is told. The plugin on grpc-go is told how many devices to make up.
+    fn lay_out(self) -> Result<(Node, Setting)> {
+        let node = Node::of(MACHINE)?;
+        let setting = match self {
+            Self::Whole => Setting::default(),
+            Self::Slices => {
+                for gpu in 0..8 {
+                    node.controller().recut(gpu, &["1g.5gb"; 7])?;
+                }
+                Setting {
+                    mig: Some(Mig::Single),
+                    env: &[("BARE_DEVICES", "56")],
+                    ..Setting::default()
+                }
+            }
+            Self::Replicas => Setting {
+                sharing: Some(Sharing {
+                    replicas: 10,
+                    rename: false,
+                    one_only: false,
+                }),
+                env: &[("BARE_DEVICES", "80")],
+                ..Setting::default()
+            },
+        };
+        Ok((node, setting))
+    }
 
-impl Row {
-    pub(crate) const ALL: [Self; 12] = [
-        Self::Register,
-        Self::RegisterMig,
-        Self::RegisterAgain,
-        Self::AllocateOne,
-        Self::AllocateEight,
-        Self::Callers,
-        Self::Preferred,
-        Self::SharedOne,
-        Self::SharedAll,
-        Self::Xid,
-        Self::AtRest,
-        Self::AfterCalls,
-    ];
-
-    pub(crate) const fn name(self) -> &'static str {
+    const fn devices(self) -> usize {
         match self {
-            Self::Register => "exec to Register, 8 GPUs",
-            Self::RegisterMig => "exec to Register, 56 MIG devices",
-            Self::RegisterAgain => "kubelet.sock recreated to Register",
-            Self::AllocateOne => "Allocate, 1 id",
-            Self::AllocateEight => "Allocate, 8 ids",
-            Self::Callers => "Allocate, 8 callers at once",
-            Self::Preferred => "GetPreferredAllocation, 4 of 8",
-            Self::SharedOne => "Allocate, time slicing x4, 1 id",
-            Self::SharedAll => "Allocate, time slicing x4, 32 ids",
-            Self::Xid => "Xid to unhealthy on ListAndWatch",
-            Self::AtRest => "resident at rest, 30 s after start",
-            Self::AfterCalls => "resident after 13,000 calls",
+            Self::Whole => 8,
+            Self::Slices => 56,
+            Self::Replicas => 80,
         }
     }
 }
 
-/// A plugin that is registered.
-struct Running {
-    served: Served,
-    ids: Vec<String>,
-    kubelet: Kubelet,
-    process: Process,
-    node: Node,
+/// A registered plugin on a node of its own.
+pub(crate) async fn running(plugin: &Plugin, mode: Mode) -> Result<Running> {
+    let (node, setting) = mode.lay_out()?;
+    let run = run(node, plugin, &setting).await?;
+    ensure!(run.ids.len() == mode.devices(), "{} devices", run.ids.len());
+    Ok(run)
 }
 
-async fn running(plugin: &Plugin, setting: &Setting) -> Result<Running> {
-    let node = Node::of(MACHINE)?;
+async fn run(node: Node, plugin: &Plugin, setting: &Setting) -> Result<Running> {
     let mut kubelet = Kubelet::start(&node.plugins())?;
     let process = node.start(plugin, setting)?;
     let served = kubelet.served().await.with_context(|| process.log())?;
@@ -107,63 +91,53 @@ async fn running(plugin: &Plugin, setting: &Setting) -> Result<Running> {
 
 /// Everything but memory, once.
 pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)) -> Result<()> {
-    let node = Node::of(MACHINE)?;
-    take(Row::Register, starts(&node, plugin, &Setting::default()).await?);
-    for gpu in 0..8 {
-        node.controller().recut(gpu, &["1g.5gb"; 7])?;
+    let run = running(plugin, Mode::Whole).await?;
+    let mut floor = Vec::new();
+    for _ in 0..WARM_UP + CALLS {
+        floor.push(timed(run.served.options()).await?);
     }
-    let cut = Setting {
-        mig: Some(Mig::Single),
-        ..Setting::default()
-    };
-    take(Row::RegisterMig, starts(&node, plugin, &cut).await?);
-    let mut run = running(plugin, &Setting::default()).await?;
+    take(Row::Floor, floor.split_off(WARM_UP));
     take(Row::AllocateOne, allocate(&run, 1).await?);
     take(Row::AllocateEight, allocate(&run, 8).await?);
-    take(Row::Callers, callers(&run).await?);
-    take(Row::Preferred, preferred(&run).await?);
-    take(Row::RegisterAgain, restarts(&mut run).await?);
-    take(Row::Xid, xids(&run).await?);
-    drop(run);
-    let shared = Setting {
-        sharing: Some(Sharing {
-            replicas: 4,
-            rename: false,
-            one_only: false,
-        }),
+    let (rate, times) = callers(&run).await?;
+    take(Row::Callers, vec![rate]);
+    take(Row::CallersTime, times);
+    take(Row::Preferred, preferred(&run, 4).await?);
+    if !matches!(plugin, Plugin::Bare(_)) {
+        let (again, run) = restarts(run).await?;
+        take(Row::RegisterAgain, again);
+        take(Row::Xid, xids(&run).await?);
+    }
+    let nodes = Setting {
+        pass_device_specs: true,
         ..Setting::default()
     };
-    let run = running(plugin, &shared).await?;
-    ensure!(run.ids.len() == 32, "{} replicas", run.ids.len());
+    let run = self::run(Node::of(MACHINE)?, plugin, &nodes).await?;
+    take(Row::AllocateNodes, allocate(&run, 8).await?);
+    let run = running(plugin, Mode::Replicas).await?;
+    take(Row::PreferredReplicas, preferred(&run, 2).await?);
     take(Row::SharedOne, allocate(&run, 1).await?);
     take(Row::SharedAll, allocate(&run, 32).await?);
+    let run = running(plugin, Mode::Slices).await?;
+    take(Row::PreferredSlices, preferred(&run, 2).await?);
+    drop(run);
+    take(Row::Register, starts(plugin, Mode::Whole).await?);
+    take(Row::RegisterMig, starts(plugin, Mode::Slices).await?);
     Ok(())
 }
 
-/// Resident memory, at rest and after many calls.
-pub(crate) async fn memory(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)) -> Result<()> {
-    let run = running(plugin, &Setting::default()).await?;
-    // As kubelet does, somebody listens.
-    let _stream = run.served.watch().await?;
-    tokio::time::sleep(REST).await;
-    take(Row::AtRest, vec![Sample::Bytes(run.process.resident()?)]);
-    for call in 0..MANY_CALLS {
-        let size = 1 + call % run.ids.len();
-        if call % 2 == 0 {
-            run.served.allocate(&run.ids[..size]).await?;
-        } else {
-            run.served.prefer(&run.ids, &[], size).await?;
-        }
-    }
-    take(Row::AfterCalls, vec![Sample::Bytes(run.process.resident()?)]);
-    Ok(())
+async fn timed<T, E: Into<anyhow::Error>>(call: impl Future<Output = Result<T, E>>) -> Result<Sample> {
+    let began = Instant::now();
+    call.await.map_err(Into::into)?;
+    Ok(Sample::Time(began.elapsed()))
 }
 
-async fn starts(node: &Node, plugin: &Plugin, setting: &Setting) -> Result<Vec<Sample>> {
+async fn starts(plugin: &Plugin, mode: Mode) -> Result<Vec<Sample>> {
+    let (node, setting) = mode.lay_out()?;
     let mut times = Vec::new();
     for _ in 0..STARTS {
         let mut kubelet = Kubelet::start(&node.plugins())?;
-        let mut process = node.prepare(plugin, setting)?;
+        let mut process = node.prepare(plugin, &setting)?;
         let began = Instant::now();
         process.go()?;
         let registered = kubelet.registration().await.with_context(|| process.log())?;
@@ -172,7 +146,7 @@ async fn starts(node: &Node, plugin: &Plugin, setting: &Setting) -> Result<Vec<S
     Ok(times)
 }
 
-async fn restarts(run: &mut Running) -> Result<Vec<Sample>> {
+async fn restarts(mut run: Running) -> Result<(Vec<Sample>, Running)> {
     let mut times = Vec::new();
     for _ in 0..RESTARTS {
         let began = Instant::now();
@@ -183,42 +157,38 @@ async fn restarts(run: &mut Running) -> Result<Vec<Sample>> {
     }
     run.kubelet = Kubelet::start(&run.node.plugins())?;
     run.served = run.kubelet.served().await?;
-    Ok(times)
+    Ok((times, run))
 }
 
 async fn allocate(run: &Running, size: usize) -> Result<Vec<Sample>> {
     let mut times = Vec::new();
-    for call in 0..WARM_UP + CALLS {
-        let began = Instant::now();
-        run.served.allocate(&run.ids[..size]).await?;
-        if call >= WARM_UP {
-            times.push(Sample::Time(began.elapsed()));
-        }
+    for _ in 0..WARM_UP + CALLS {
+        times.push(timed(run.served.allocate(&run.ids[..size])).await?);
     }
-    Ok(times)
+    Ok(times.split_off(WARM_UP))
 }
 
-async fn callers(run: &Running) -> Result<Vec<Sample>> {
+/// Allocate by several callers at once, each with its next call as soon as the last is answered: calls per second, and each call.
+async fn callers(run: &Running) -> Result<(Sample, Vec<Sample>)> {
     let began = Instant::now();
     let calls = (0..CALLERS).map(async |_| {
+        let mut times = Vec::with_capacity(CALLS_EACH);
         for _ in 0..CALLS_EACH {
-            run.served.allocate(&run.ids[..1]).await?;
+            times.push(timed(run.served.allocate(&run.ids[..1])).await?);
         }
-        anyhow::Ok(())
+        anyhow::Ok(times)
     });
-    futures::future::try_join_all(calls).await?;
+    let times = futures::future::try_join_all(calls).await?;
     let rate = (CALLERS * CALLS_EACH) as f64 / began.elapsed().as_secs_f64();
-    Ok(vec![Sample::Rate(rate)])
+    Ok((Sample::Rate(rate), times.concat()))
 }
 
-async fn preferred(run: &Running) -> Result<Vec<Sample>> {
+async fn preferred(run: &Running, size: usize) -> Result<Vec<Sample>> {
     let mut times = Vec::new();
-    for _ in 0..PREFERRED {
-        let began = Instant::now();
-        run.served.prefer(&run.ids, &[], 4).await?;
-        times.push(Sample::Time(began.elapsed()));
+    for _ in 0..WARM_UP + CALLS {
+        times.push(timed(run.served.prefer(&run.ids, &[], size)).await?);
     }
-    Ok(times)
+    Ok(times.split_off(WARM_UP))
 }
 
 async fn xids(run: &Running) -> Result<Vec<Sample>> {
@@ -227,12 +197,12 @@ async fn xids(run: &Running) -> Result<Vec<Sample>> {
     let mut times = Vec::new();
     for gpu in 0..XIDS {
         let uuid = run.node.hardware().gpus[usize::from(gpu)].uuid.clone();
+        // Lists in quick succession are paced; here each Xid comes alone.
+        tokio::time::sleep(APART).await;
         let began = Instant::now();
         run.node.controller().raise_xid(gpu, FATAL)?;
         Served::list_until(&mut stream, |list| !list[&uuid].0).await?;
         times.push(Sample::Time(began.elapsed()));
-        // Lists in quick succession are paced; here each Xid comes alone.
-        tokio::time::sleep(APART).await;
     }
     Ok(times)
 }

@@ -1,6 +1,7 @@
 //! A device plugin as a node runs it, with kubelet and hardware simulated: what is needed to hold Gantry's plugin and NVIDIA's
 //! k8s-device-plugin side by side. Both see the same paths and the same environment; neither is told that it is tested.
 
+mod bare;
 mod documented;
 mod facts;
 mod kubelet;

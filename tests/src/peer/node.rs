@@ -17,13 +17,15 @@ const LAY_DOWN: &str = include_str!("node.sh");
 /// The folder with NVIDIA's programs, where somebody has built them.
 const NVIDIA_VARIABLE: &str = "GANTRY_NVIDIA_BIN";
 
-/// One of the two programs.
+/// One of the programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plugin {
     /// Ours.
     Gantry(PathBuf),
     /// NVIDIA's k8s-device-plugin.
     Nvidia(PathBuf),
+    /// The least plugin on grpc-go, for benchmarks: it knows no GPU and answers what it always answers.
+    Bare(PathBuf),
 }
 
 /// A node's folder and its simulated machine.
@@ -77,16 +79,24 @@ impl Plugin {
         Some(Self::Nvidia(Path::new(&folder).join("nvidia-device-plugin")))
     }
 
+    /// The least plugin on grpc-go, built on the first call.
+    ///
+    /// # Errors
+    /// There is no Go, or it does not build.
+    pub fn bare() -> Result<Self> {
+        super::bare::locate_or_build().map(Self::Bare)
+    }
+
     fn words(&self) -> Vec<&str> {
         match self {
             Self::Gantry(_) => vec!["plugin", "--no-cluster", "--listen=127.0.0.1:0"],
-            Self::Nvidia(_) => Vec::new(),
+            Self::Nvidia(_) | Self::Bare(_) => Vec::new(),
         }
     }
 
     fn path(&self) -> &Path {
         match self {
-            Self::Gantry(path) | Self::Nvidia(path) => path,
+            Self::Gantry(path) | Self::Nvidia(path) | Self::Bare(path) => path,
         }
     }
 }

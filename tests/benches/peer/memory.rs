@@ -1,0 +1,48 @@
+//! Resident memory of a plugin, at rest and after many calls, whatever it offers.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use gantry_e2e::peer::Plugin;
+
+use crate::measure::{Running, running};
+use crate::row::{Mode, Moment, Row, Sample};
+
+const REST: Duration = Duration::from_secs(30);
+const MANY_CALLS: usize = 13_000;
+/// As many as a container asks for.
+const MOST: usize = 8;
+
+/// Memory in every mode.
+pub(crate) async fn all(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)) -> Result<()> {
+    let mut runs = Vec::new();
+    for mode in Mode::ALL {
+        let run = running(plugin, mode).await?;
+        // As kubelet does, somebody listens.
+        let stream = run.served.watch().await?;
+        runs.push((mode, run, stream));
+    }
+    tokio::time::sleep(REST).await;
+    for (mode, run, _) in &runs {
+        let row = |moment| Row::Memory(*mode, moment);
+        take(row(Moment::AtRest), vec![Sample::Bytes(run.process.resident()?)]);
+        calls(run).await?;
+        take(
+            row(Moment::AfterCalls),
+            vec![Sample::Bytes(run.process.resident()?)],
+        );
+    }
+    Ok(())
+}
+
+async fn calls(run: &Running) -> Result<()> {
+    for call in 0..MANY_CALLS {
+        let size = 1 + call % run.ids.len().min(MOST);
+        if call % 2 == 0 {
+            run.served.allocate(&run.ids[..size]).await?;
+        } else {
+            run.served.prefer(&run.ids, &[], size).await?;
+        }
+    }
+    Ok(())
+}
