@@ -40,6 +40,7 @@ const ADOPTION: Duration = Duration::from_millis(250);
 /// When the options contradict each other or a thread cannot be had. A missing driver, kubelet or API server is no error: it
 /// is waited for, and readiness says so.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    crate::footprint::one_heap();
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
     let (report, reports) = watch::channel(Report::default());

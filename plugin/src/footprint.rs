@@ -1,13 +1,14 @@
-//! Hands the code and constants that only the start needed back to the kernel: relocation, command line, the first reading of NVML.
-//! Linux maps sixteen pages for each one touched and keeps them while memory is plenty, which is most of what an idle plugin would
-//! count for. It frees nothing that holds a value of its own, and does nothing where `/proc` does not tell.
+//! Hands what only the start needed back to the kernel: code and constants (relocation, command line, the first reading of NVML), and memory
+//! that was freed. Linux maps sixteen pages for each one touched and keeps them while memory is plenty, which is most of what an idle
+//! plugin would count for. It frees nothing that holds a value, and does nothing where `/proc` does not tell.
 #![allow(
     unsafe_code,
-    reason = "giving up mapped pages is unsafe in general; see `Mapping::give_up` for why it is not here"
+    reason = "giving up mapped pages is unsafe in general, see `Mapping::give_up` for why it is not here; the allocator is set by C functions"
 )]
 
 use std::ffi::c_void;
-use std::fs;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::time::Duration;
 
 use rustix::mm::{Advice, madvise};
@@ -17,19 +18,40 @@ use tracing::debug;
 /// How long after the start the node is at rest: registered, the machine read, the choice table made.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// Waits until the start is over, then gives its code back, once.
+/// Has all threads allocate from one heap, instead of one each with free memory of its own. To be called before the first thread is made;
+/// the plugin's threads seldom allocate at once.
+pub(crate) fn one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a call that takes numbers only, and may be made at any time; heaps that there are already stay in use.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Waits until the start is over, then gives its code and its free memory back, once.
 pub(crate) async fn settle(shutdown: CancellationToken) {
     tokio::select! {
         () = shutdown.cancelled() => {}
-        () = tokio::time::sleep(SETTLED) => match fs::read_to_string("/proc/self/smaps") {
-            Ok(text) => {
-                let mappings = of_files(&text);
-                let kilobytes: u64 = mappings.iter().map(|mapping| mapping.resident).sum();
-                mappings.iter().for_each(Mapping::give_up);
-                debug!(kilobytes, "handed back what the start had mapped");
+        () = tokio::time::sleep(SETTLED) => {
+            match File::open("/proc/self/smaps").and_then(|smaps| of_files(BufReader::new(smaps))) {
+                Ok(mappings) => {
+                    let kilobytes: u64 = mappings.iter().map(|mapping| mapping.resident).sum();
+                    mappings.iter().for_each(Mapping::give_up);
+                    debug!(kilobytes, "handed back what the start had mapped");
+                }
+                Err(error) => debug!(%error, "the own mappings cannot be read"),
             }
-            Err(error) => debug!(%error, "the own mappings cannot be read"),
-        },
+            give_up_free_memory();
+        }
+    }
+}
+
+/// Hands back the pages of the heap that hold nothing.
+fn give_up_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a call that takes a number only; the allocator locks its heaps, and touches nothing that is allocated.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 
@@ -62,13 +84,15 @@ impl Mapping {
     }
 }
 
-/// The mappings in the text of `/proc/self/smaps` that are files' and no more: not writable, and no page differs from the file's.
-fn of_files(smaps: &str) -> Vec<Mapping> {
+/// The mappings in `/proc/self/smaps` that are files' and no more: not writable, and no page differs from the file's. Read line by line:
+/// the whole text would need more memory than some modules do.
+fn of_files(smaps: impl BufRead) -> io::Result<Vec<Mapping>> {
     let mut found = Vec::new();
     let mut current: Option<Mapping> = None;
     let mut pure = false;
     for line in smaps.lines() {
-        if let Some(mapping) = header(line) {
+        let line = line?;
+        if let Some(mapping) = header(&line) {
             found.extend(current.filter(|_| pure));
             pure = false;
             current = mapping;
@@ -82,7 +106,7 @@ fn of_files(smaps: &str) -> Vec<Mapping> {
         }
     }
     found.extend(current.filter(|_| pure));
-    found
+    Ok(found)
 }
 
 /// Reads a mapping's first line. `None`: this is no first line; `Some(None)`: it is no file's, or can be written.
@@ -135,7 +159,7 @@ Anonymous:             0 kB
     #[test]
     fn only_what_is_as_its_file_has_it_is_handed_back() {
         assert_eq!(
-            of_files(SMAPS),
+            of_files(SMAPS.as_bytes()).unwrap(),
             [
                 Mapping {
                     start: 0x55d0_c000_0000,
@@ -153,8 +177,9 @@ Anonymous:             0 kB
 
     #[test]
     fn the_own_program_is_handed_back_and_goes_on_working() {
-        let text = fs::read_to_string("/proc/self/smaps").unwrap();
-        let mappings = of_files(&text);
+        one_heap();
+        let smaps = File::open("/proc/self/smaps").unwrap();
+        let mappings = of_files(BufReader::new(smaps)).unwrap();
         let here = only_what_is_as_its_file_has_it_is_handed_back as *const () as usize;
         assert!(
             mappings
@@ -163,6 +188,10 @@ Anonymous:             0 kB
             "{mappings:?}"
         );
         mappings.iter().for_each(Mapping::give_up);
+        let kept = vec![7u8; 1 << 20];
+        drop(vec![1u8; 1 << 20]);
+        give_up_free_memory();
+        assert!(kept.iter().all(|byte| *byte == 7));
         only_what_is_as_its_file_has_it_is_handed_back();
     }
 }
