@@ -11,9 +11,10 @@ mod log;
 mod runtime;
 mod topo;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use runtime::Threads;
 
@@ -60,13 +61,20 @@ enum Command {
     Demo(demo::Args),
 }
 
+/// Reads the command line, or says what is wrong with it and ends. The description of it is made once: a node's start waits for it.
+fn read(line: impl IntoIterator<Item = OsString>) -> Cli {
+    let command = Cli::command();
+    let line = dashes::doubled(&command, line);
+    let read = Cli::from_arg_matches_mut(&mut command.get_matches_from(line));
+    read.unwrap_or_else(|error| error.format(&mut Cli::command()).exit())
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(dashes::doubled(&Cli::command(), std::env::args_os()));
     let Cli {
         log,
         end_with_stdin,
         command,
-    } = cli;
+    } = read(std::env::args_os());
     let result = match command {
         Command::Plugin(args) if args.config.check_config.is_some() => {
             log.start_quiet();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use gantry_topology::{IdList, Nic, PcieAddress};
 
@@ -118,7 +118,7 @@ impl Sysfs {
     }
 
     fn place_of(&self, device: &Path, numa: Option<u32>) -> Option<Place> {
-        let resolved = fs::canonicalize(device).ok()?;
+        let resolved = resolved(device)?;
         let inside = resolved.strip_prefix(&self.root).ok()?.to_str()?;
         Place::parse(inside.strip_prefix("devices/")?, numa)
     }
@@ -126,6 +126,27 @@ impl Sysfs {
     fn read(&self, path: &Path) -> Option<String> {
         fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
     }
+}
+
+/// Where a link of the kernel's leads. What it writes into sysfs has no further link in it, so that one look is enough; looking at each
+/// folder on the way, as resolving in general does, costs twenty for every device.
+fn resolved(link: &Path) -> Option<PathBuf> {
+    let Ok(target) = fs::read_link(link) else {
+        return fs::canonicalize(link).ok();
+    };
+    let mut path = link.parent()?.to_owned();
+    for part in target.components() {
+        match part {
+            Component::ParentDir => {
+                path.pop();
+            }
+            Component::Normal(name) => path.push(name),
+            Component::CurDir => {}
+            // Absolute: none of the kernel's.
+            Component::RootDir | Component::Prefix(_) => return fs::canonicalize(link).ok(),
+        }
+    }
+    path.exists().then_some(path)
 }
 
 fn names(folder: &Path) -> Vec<String> {
