@@ -378,9 +378,14 @@ impl SlimStatus {
 }
 
 impl SlimCondition {
+    /// Of `PodScheduled`: no node was found. A pod of which a bind failed has another reason, and is tried again without being woken.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.status == "False" && self.reason.as_deref() == Some("Unschedulable")
+    }
+
     /// kube-scheduler writes `Insufficient nvidia.com/gpu` for what its own count refuses.
     pub(super) fn insufficient(&self, resources: &[ResourceName]) -> Vec<ResourceName> {
-        if self.status != "False" || self.reason.as_deref() != Some("Unschedulable") {
+        if !self.is_refusal() {
             return Vec::new();
         }
         let message = self.message.as_deref().unwrap_or_default();
@@ -395,13 +400,11 @@ impl SlimCondition {
             .cloned()
             .collect()
     }
-}
 
-impl SlimCondition {
     /// What kube-scheduler itself says of nodes that it does not take, without how many: `0/5 nodes are available: 2 node(s) had volume node affinity
     /// conflict, 3 gang a/b: ...`. What an extender said is not among it.
     pub(super) fn own_words(&self) -> Option<String> {
-        if self.status != "False" || self.reason.as_deref() != Some("Unschedulable") {
+        if !self.is_refusal() {
             return None;
         }
         let (_, said) = self.message.as_deref()?.split_once(" nodes are available: ")?;

@@ -68,8 +68,12 @@ impl Gang {
     }
 
     fn note_answer(&mut self, uid: &PodUid) {
-        if self.members.get(uid).is_some_and(|kept| !kept.answered) {
-            self.members.change(uid, |kept| kept.answered = true);
+        let new = |kept: &Kept| !kept.answered || kept.parked;
+        if self.members.get(uid).is_some_and(new) {
+            self.members.change(uid, |kept| {
+                kept.answered = true;
+                kept.parked = false;
+            });
         }
     }
 
@@ -145,6 +149,8 @@ impl Gang {
         if self.nudge.is_none_or(|(at, _)| at > soon) {
             self.nudge = Some((soon, env.settings.nudge));
         }
+        // It may be that its siblings are not there: kube-scheduler counts them where pods must be spread, or kept together.
+        self.bring_back(env, |_| true);
         let misses = self.tries.misses.entry(node.clone()).or_default();
         *misses = misses.saturating_add(1);
         if *misses < env.settings.misses {
@@ -274,8 +280,15 @@ impl Gang {
 
     /// Nodes of some slots offer less than before: members that have come to them and left have to come anew.
     pub(super) fn doubt(&mut self, env: &mut Env<'_>, slots: &BTreeSet<u32>) {
-        let holders = slots.iter().filter_map(|id| self.slots.get(*id)?.holder.pod());
-        let aside = holders.filter(|uid| self.members.get(uid).is_some_and(Kept::is_aside));
+        self.bring_back(env, |slot| slots.contains(&slot));
+    }
+
+    /// Members that have come and left, and are bound no more without coming anew.
+    fn bring_back(&mut self, env: &mut Env<'_>, of: impl Fn(u32) -> bool) {
+        let aside = self.members.aside().iter().filter(|uid| {
+            let kept = self.members.get(uid);
+            kept.and_then(|kept| kept.slot).is_some_and(&of)
+        });
         let aside: Vec<PodUid> = aside.cloned().collect();
         for uid in &aside {
             self.members.change(uid, Kept::leave);
@@ -284,7 +297,7 @@ impl Gang {
     }
 
     /// The binding of a member has ended.
-    pub(super) fn bind_ended(&mut self, env: &Env<'_>, uid: &PodUid, outcome: BindEnd) {
+    pub(super) fn bind_ended(&mut self, env: &mut Env<'_>, uid: &PodUid, outcome: BindEnd) {
         self.members.change(uid, |kept| match outcome {
             BindEnd::Bound => kept.bind = Bind::Done,
             BindEnd::Unsure => kept.bind = Bind::Unsure,
@@ -297,6 +310,10 @@ impl Gang {
                 kept.gone = true;
             }
         });
+        if outcome == BindEnd::Failed && self.members.get(uid).is_some_and(|kept| kept.parked) {
+            // If nobody had called for it, nobody brings it again.
+            self.wake(env, vec![uid.clone()]);
+        }
         self.follow(uid, env.now.at);
     }
 

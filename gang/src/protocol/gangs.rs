@@ -304,9 +304,9 @@ impl Gangs {
         }
         if let Answer::Wait(text) = &answer
             && let Some(gang) = self.gangs.get_mut(&key)
-            && Arc::ptr_eq(text, &gang.text)
         {
-            gang.note_parked(uid);
+            let told = Arc::ptr_eq(text, &gang.text);
+            gang.note_parked(uid, told);
         }
         answer
     }

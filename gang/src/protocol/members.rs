@@ -33,6 +33,8 @@ pub(super) struct Kept {
     pub(super) ungated: Option<Instant>,
     /// Filter has answered it with the node of its slot.
     pub(super) answered: bool,
+    /// It was told to wait, and not woken since.
+    pub(super) parked: bool,
     /// Of what kind the reason is that it was told when it was refused last.
     pub(super) told: Option<Kind>,
     /// It has to go for another gang, which has its devices from then on.
@@ -97,6 +99,7 @@ impl Kept {
             gone: false,
             ungated: None,
             answered: false,
+            parked: false,
             told: None,
             evicted: false,
             worded: None,

@@ -11,7 +11,7 @@ use super::agreed::Agreed;
 use super::gang::{Env, Gang};
 use super::members::{Class, Kept};
 use super::standing::after;
-use super::types::{Stage, Work};
+use super::types::Stage;
 
 /// A reason that holds for less is not worth a word.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -59,10 +59,14 @@ impl Gang {
         }
     }
 
-    /// A member was told what holds for its gang.
-    pub(super) fn note_parked(&mut self, uid: &PodUid) {
+    /// A member was told to wait; `told`: for the reason that holds for its gang.
+    pub(super) fn note_parked(&mut self, uid: &PodUid, told: bool) {
         let Some(kept) = self.members.get(uid) else { return };
-        if kept.told.as_ref() != Some(&self.reason) {
+        let (parked, known) = (kept.parked, kept.told.as_ref() == Some(&self.reason));
+        if !parked {
+            self.members.change(uid, |kept| kept.parked = true);
+        }
+        if told && !known {
             let reason = self.reason.clone();
             self.parked.told.insert(reason.clone());
             self.members.change(uid, |kept| kept.told = Some(reason));
@@ -120,7 +124,7 @@ impl Gang {
         }
         if !woken.is_empty() {
             self.parked.last = Some(now);
-            env.work.push(Work::Wake(woken));
+            self.call(env, woken);
         }
     }
 }

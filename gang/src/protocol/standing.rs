@@ -14,6 +14,8 @@ use crate::terms::Repair;
 
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
+/// A member that was refused once and has not come for so long is woken once more, whether it was refused since or not.
+const LOST: Duration = Duration::from_secs(60);
 /// Why a gang is tried again: the nodes of its plan are never among those that a call brings.
 pub(super) const NOT_OFFERED: &str = "kube-scheduler does not offer the planned nodes";
 
@@ -281,14 +283,29 @@ impl Gang {
         self.wake(env, woken);
     }
 
-    /// Wakes members that have somewhere to go now, and once more later if they do not come.
-    pub(super) fn wake(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) {
+    /// Wakes members that have somewhere to go now, and once more later if they do not come. Those that kube-scheduler has not refused are in its
+    /// queue: a write for each would only be a burden.
+    pub(super) fn wake(&mut self, env: &mut Env<'_>, mut uids: Vec<PodUid>) {
         if uids.is_empty() {
             return;
         }
         let first = env.settings.nudge;
         self.nudge = Some((after(env.now.at, first), first));
-        env.work.push(Work::Wake(uids));
+        uids.retain(|uid| {
+            let kept = self.members.get(uid);
+            kept.is_some_and(|kept| kept.parked || kept.member.refused)
+        });
+        self.call(env, uids);
+    }
+
+    /// Has members woken.
+    pub(super) fn call(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) {
+        for uid in &uids {
+            self.members.change(uid, |kept| kept.parked = false);
+        }
+        if !uids.is_empty() {
+            env.work.push(Work::Wake(uids));
+        }
     }
 
     fn nudge_members(&mut self, env: &mut Env<'_>) {
@@ -301,23 +318,28 @@ impl Gang {
         if !moves || env.now.at < at {
             return;
         }
-        let late: Vec<PodUid> = self
+        let on_the_way = self
             .members
             .on_the_way()
             .iter()
-            .filter(|uid| {
-                let kept = self.members.get(uid);
-                kept.is_some_and(|kept| !kept.arrived && !kept.pinned())
-            })
-            .cloned()
+            .filter_map(|uid| self.members.get(uid));
+        let late: Vec<&Kept> = on_the_way
+            .filter(|kept| !kept.arrived && !kept.pinned())
             .collect();
         if late.is_empty() {
             self.nudge = None;
             return;
         }
+        // One that was woken and not refused since is in the queue, unless the wake was lost or somebody else refused it.
+        let lost = interval >= LOST;
+        let parked: Vec<PodUid> = late
+            .into_iter()
+            .filter(|kept| kept.parked || lost && kept.member.refused)
+            .map(|kept| kept.member.uid.clone())
+            .collect();
         let next = interval.saturating_mul(2).min(Duration::from_secs(300));
         self.nudge = Some((after(env.now.at, next), next));
-        env.work.push(Work::Wake(late));
+        self.call(env, parked);
     }
 
     /// It is worth planning now, given room.

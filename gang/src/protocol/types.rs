@@ -43,6 +43,8 @@ pub struct Member {
     pub stage: Stage,
     /// It is being deleted.
     pub leaving: bool,
+    /// kube-scheduler has tried it and found no node: it may be parked there.
+    pub refused: bool,
 }
 
 /// How far a pod is.

@@ -142,6 +142,7 @@ impl Index {
             created: pod.created(),
             stage: pod.stage.clone(),
             leaving: pod.leaving,
+            refused: pod.refused,
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
             self.gangs.core.scheduler_says(&pod.uid, said);
@@ -165,6 +166,7 @@ impl Index {
             created: pod.created,
             stage: pod.stage.clone(),
             leaving: pod.leaving,
+            refused: false,
         });
     }
 

@@ -175,13 +175,12 @@ fn what_comes_of_a_bind_that_nobody_called_for_is_as_of_any_other() {
     world.plan();
     world.come("a0");
     give_up(&mut world, "a0");
+    world.waits("a0");
     world.come("a1");
     world.write();
     assert_eq!(to_bind(&mut world), ["a0"]);
     assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
     world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
-    // kube-scheduler is asked to bring it, after a while, as it would be asked for any that does not come.
-    world.pass(10);
-    assert!(world.woken().contains(&"a0".to_owned()));
+    assert_eq!(world.woken(), ["a0"], "kube-scheduler had it parked");
     assert_eq!(world.bind("a0"), "n0");
 }

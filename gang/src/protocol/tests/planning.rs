@@ -3,7 +3,7 @@
 use gantry_api::GangPhase;
 
 use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
-use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Settings, Work};
 use crate::terms::Repair;
 
 #[test]
@@ -170,20 +170,39 @@ fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
 }
 
 #[test]
-fn members_that_do_not_come_are_woken_once_more() {
+fn members_that_are_refused_again_are_woken_once_more() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.plan();
     assert_eq!(world.woken(), ["a0", "a1"]);
     world.come("a0");
-    world.pass(9);
+    for _ in 0..2 {
+        // Not where it is to go.
+        world.answer_within("a1", &["n7"]);
+        world.pass(1);
+        assert_eq!(world.woken(), ["a1"]);
+        world.pass(20);
+        assert_eq!(world.woken(), Vec::<String>::new(), "it is in the queue");
+    }
+}
+
+#[test]
+fn a_wake_that_was_lost_is_made_up_for_but_who_is_in_the_queue_is_left_alone() {
+    let mut world = World::with(Settings {
+        arrival: std::time::Duration::from_secs(600),
+        ..Settings::default()
+    });
+    world.gangs.synced(world.now());
+    world.members("a", 2, 2);
+    let mut tried_never = member("a2", claim("a", 2));
+    tried_never.refused = false;
+    world.see(tried_never);
+    world.plan();
+    assert_eq!(world.woken(), ["a0", "a1"]);
+    world.pass(149);
     assert_eq!(world.woken(), Vec::<String>::new());
     world.pass(1);
-    assert_eq!(world.woken(), ["a1"]);
-    world.pass(19);
-    assert_eq!(world.woken(), Vec::<String>::new());
-    world.pass(1);
-    assert_eq!(world.woken(), ["a1"]);
+    assert_eq!(world.woken(), ["a0", "a1"], "10, 20, 40 and 80 s later");
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then
     let mut world = after(&status, &pods[..2]);
     world.gangs.synced(world.now());
     assert_eq!(world.reserved(), ["a-g2"]);
-    world.gangs.owner_seen(world.now(), &owner, facts.clone());
+    world.gangs.owner_seen(world.now(), &owner, facts);
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }
