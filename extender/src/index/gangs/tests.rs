@@ -1,3 +1,4 @@
+mod aside;
 mod order;
 mod restart;
 mod stuck;
