@@ -230,7 +230,7 @@ impl Binds {
 }
 
 impl Entry {
-    fn position(&self, uid: &PodUid) -> Option<usize> {
+    pub(super) fn position(&self, uid: &PodUid) -> Option<usize> {
         self.reservations
             .iter()
             .position(|reservation| reservation.uid == *uid)

@@ -166,8 +166,8 @@ impl Index {
                 reason: decide::plugin_not_ready(reason),
             });
         }
-        if let Some(known) = entry.again(&target.uid) {
-            return Ok(known);
+        if let Some(known) = entry.again(target) {
+            return known;
         }
         let layouts = self.layouts_for(ix, target, &request)?;
         self.set_aside(ix, target, &request, &layouts)
@@ -329,17 +329,40 @@ impl Index {
 }
 
 impl Entry {
-    /// The grant that a bind of the pod here has already; one more call is on its way for it.
-    pub(super) fn again(&mut self, uid: &PodUid) -> Option<Reserved> {
-        let known = self.reservations.iter_mut().find(|known| known.uid == *uid)?;
+    /// The grant that a bind of the pod here has already; one more call is on its way for it. An error if kubelet has given its devices to
+    /// another pod meanwhile, in place of some that fell sick: the first Binding cannot be called back, but it is not to be tried again.
+    pub(super) fn again(&mut self, target: &Target) -> Option<Result<Reserved, BindError>> {
+        let position = self.position(&target.uid)?;
+        if self.has_given_away(&self.reservations[position].devices, &target.uid) {
+            return Some(Err(BindError::NotFree {
+                node: target.node.clone(),
+                reason: "kubelet has given what the pod was granted to another".to_owned(),
+            }));
+        }
+        let known = &mut self.reservations[position];
         let users = match known.state {
             State::InFlight(users) => users,
             State::Bound(_) | State::Unsure(_) => 0,
         };
         known.state = State::InFlight(users + 1);
-        Some(Reserved::Grant {
+        Some(Ok(Reserved::Grant {
             plan: known.plan.clone(),
             annotation: Arc::clone(&known.annotation),
+        }))
+    }
+
+    /// Whether another pod than this one has any of these devices.
+    fn has_given_away(&self, devices: &Devices, uid: &PodUid) -> bool {
+        let Some(inventory) = &self.inventory else {
+            return false;
+        };
+        devices.iter().any(|(resource, ids)| {
+            let Some((index, pool)) = inventory.pool(resource.as_str()) else {
+                return false;
+            };
+            let (devices, _) = pool.find(ids);
+            let mut others = self.account.pods.iter().filter(|(other, _)| other != uid);
+            others.any(|(_, held)| held.get(index).is_some_and(|held| !(held & &devices).is_empty()))
         })
     }
 }

@@ -102,6 +102,27 @@ fn a_repeated_bind_gets_the_same_grant() {
 }
 
 #[test]
+fn a_grant_whose_devices_kubelet_gave_to_another_is_not_tried_again() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2)).pod(&pod("b", 2));
+    assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1");
+    // Nobody knows how it ended, and those of another fell sick just when kubelet let it in.
+    finish(&cluster, "a", Outcome::Unsure);
+    cluster.pod(&bound(pod("b", 2), "n", 1, Some("2,3")));
+    let mut truth = gpu_node("n", &bridged());
+    truth["status"]["holders"] = json!([holder("n", "b", Some("b"), "0,1")]);
+    cluster.inventory(&truth);
+    let error = reserve(&cluster, "a").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "node n: kubelet has given what the pod was granted to another"
+    );
+    // Once the first Binding cannot be carried out any more, it gets others.
+    cluster.wait(70);
+    assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "2,3");
+}
+
+#[test]
 fn a_bind_that_makes_no_sense_is_refused_with_its_reason() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2)).pod(&pod("big", 9)).node("foreign", 8);

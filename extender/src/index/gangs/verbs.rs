@@ -153,8 +153,8 @@ impl Index {
         if let Some(reason) = inventory.and_then(|inventory| inventory.not_ready.as_ref()) {
             return Err(not_free(&crate::decide::plugin_not_ready(reason)));
         }
-        if let Some(known) = entry.again(&target.uid) {
-            return Ok(known);
+        if let Some(known) = entry.again(target) {
+            return known;
         }
         let layouts = self.lay_place(ix, &request, placed, target.uid.as_str());
         let layouts = layouts.ok_or_else(|| not_free("the devices of its place are not given back yet"))?;
