@@ -2,11 +2,14 @@
 //! which it arrives.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::fmt::{self, Write};
+use std::sync::{Arc, OnceLock};
 
-use gantry_api::{GangSpec, GangStatus};
+use gantry_api::{GangSpec, GangStatus, Grant};
 use gantry_extender::index::Source;
-use serde_json::{Value, json};
+use gantry_extender::inventory::Inventory;
+use gantry_extender::pod::PodFacts;
+use serde_json::Value;
 
 use crate::world::BEGIN;
 
@@ -32,6 +35,8 @@ pub(crate) struct Pod {
     pub(crate) created: u64,
     pub(crate) node: Option<String>,
     pub(crate) bound: u64,
+    /// When the Binding was sent that was carried out.
+    pub(crate) sent: u64,
     pub(crate) grant: Option<Arc<str>>,
     pub(crate) phase: Phase,
     /// kube-scheduler's word why it is not scheduled.
@@ -42,6 +47,30 @@ pub(crate) struct Pod {
     pub(crate) allocated: Vec<String>,
     pub(crate) leaving: bool,
     pub(crate) job: usize,
+    pub(crate) read: Read,
+}
+
+/// What was read of this version of a pod: many look at it, and it is worked out once.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Read {
+    /// Of the version before, which may say the same.
+    before: Option<Arc<(String, PodFacts)>>,
+    text: OnceLock<String>,
+    facts: OnceLock<PodFacts>,
+    granted: OnceLock<Vec<String>>,
+}
+
+impl Read {
+    fn next(self) -> Self {
+        let before = match (self.text.into_inner(), self.facts.into_inner()) {
+            (Some(text), Some(facts)) => Some(Arc::new((text, facts))),
+            _ => self.before,
+        };
+        Self {
+            before,
+            ..Self::default()
+        }
+    }
 }
 
 /// What a pod says of its gang.
@@ -59,60 +88,112 @@ impl Pod {
     }
 
     /// As the API server sends it.
-    pub(crate) fn json(&self) -> Value {
-        let mut annotations = serde_json::Map::new();
-        if let Some(claim) = &self.gang {
-            annotations.insert("gantry.dev/gang".into(), claim.gang.as_str().into());
-            annotations.insert("gantry.dev/gang-min".into(), claim.min.to_string().into());
-            if let Some(max) = claim.max {
-                annotations.insert("gantry.dev/gang-max".into(), max.to_string().into());
-            }
-            if let Some(repair) = claim.repair {
-                annotations.insert("gantry.dev/gang-repair".into(), repair.into());
-            }
+    pub(crate) fn text(&self) -> &str {
+        self.read.text.get_or_init(|| {
+            let mut text = String::with_capacity(1024);
+            // Writing to a String cannot fail.
+            let _ = self.write(&mut text);
+            text
+        })
+    }
+
+    /// As the extender reads it.
+    pub(crate) fn facts(&self) -> &PodFacts {
+        self.read.facts.get_or_init(|| match &self.read.before {
+            Some(before) if before.0 == self.text() => before.1.clone(),
+            _ => crate::extender::read_pod(self.text()),
+        })
+    }
+
+    /// The devices that it is granted.
+    pub(crate) fn granted(&self) -> &[String] {
+        self.read.granted.get_or_init(|| {
+            let grant = self.grant.as_deref();
+            let Some(grant) = grant.and_then(|text| serde_json::from_str::<Grant>(text).ok()) else {
+                return Vec::new();
+            };
+            let held = grant.held("nvidia.com/gpu");
+            held.iter().map(ToString::to_string).collect()
+        })
+    }
+
+    fn write(&self, out: &mut String) -> fmt::Result {
+        let Self { name, uid, .. } = self;
+        let created = time(self.created);
+        write!(
+            out,
+            r#"{{"metadata":{{"name":"{name}","namespace":"default","uid":"{uid}","creationTimestamp":"{created}""#
+        )?;
+        if self.leaving {
+            write!(out, r#","deletionTimestamp":"{created}""#)?;
         }
-        if let Some(grant) = &self.grant {
-            annotations.insert("gantry.dev/grant".into(), (**grant).into());
+        self.write_annotations(out)?;
+        let Self { gpus, priority, .. } = self;
+        let asked = format!(r#"{{"nvidia.com/gpu":"{gpus}"}}"#);
+        write!(
+            out,
+            r#"}},"spec":{{"containers":[{{"name":"main","resources":{{"limits":{asked},"requests":{asked}}}}}],"priority":{priority}"#
+        )?;
+        if let Some(node) = &self.node {
+            write!(out, r#","nodeName":"{node}""#)?;
         }
-        let mut conditions = Vec::new();
+        write!(out, r#"}},"status":{{"phase":"{:?}","conditions":["#, self.phase)?;
         if self.node.is_some() {
-            conditions.push(
-                json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": time(self.bound)}),
-            );
+            let bound = time(self.bound);
+            write!(
+                out,
+                r#"{{"type":"PodScheduled","status":"True","lastTransitionTime":"{bound}"}}"#
+            )?;
         } else if !self.message.is_empty() {
-            conditions.push(
-                json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                "message": self.message, "lastTransitionTime": time(self.created)}),
-            );
+            let message = Value::from(self.message.as_str());
+            write!(
+                out,
+                r#"{{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":{message},"lastTransitionTime":"{created}"}}"#
+            )?;
         }
-        let mut statuses = Vec::new();
+        out.push_str(r#"],"containerStatuses":["#);
         if !self.allocated.is_empty() || !self.is_live() {
             let state = match self.phase {
-                Phase::Running | Phase::Pending => json!({"running": {}}),
-                Phase::Succeeded | Phase::Failed => json!({"terminated": {}}),
+                Phase::Running | Phase::Pending => "running",
+                Phase::Succeeded | Phase::Failed => "terminated",
             };
-            let resources: Vec<Value> = self
-                .allocated
-                .iter()
-                .map(|id| json!({"resourceID": id, "health": "Healthy"}))
-                .collect();
-            statuses.push(json!({"name": "main", "state": state,
-                "allocatedResourcesStatus": [{"name": "nvidia.com/gpu", "resources": resources}]}));
+            write!(
+                out,
+                r#"{{"name":"main","state":{{"{state}":{{}}}},"allocatedResourcesStatus":[{{"name":"nvidia.com/gpu","resources":["#
+            )?;
+            for (number, id) in self.allocated.iter().enumerate() {
+                let comma = if number > 0 { "," } else { "" };
+                write!(out, r#"{comma}{{"resourceID":"{id}","health":"Healthy"}}"#)?;
+            }
+            out.push_str("]}]}");
         }
-        let mut metadata = json!({"name": self.name, "namespace": "default", "uid": self.uid,
-            "creationTimestamp": time(self.created), "annotations": annotations});
-        if self.leaving {
-            metadata["deletionTimestamp"] = time(self.created).into();
+        out.push_str("]}}");
+        Ok(())
+    }
+
+    fn write_annotations(&self, out: &mut String) -> fmt::Result {
+        let claim = self.gang.as_ref();
+        let texts = [
+            ("gang", claim.map(|claim| claim.gang.clone())),
+            ("gang-min", claim.map(|claim| claim.min.to_string())),
+            ("gang-max", claim.and_then(|claim| Some(claim.max?.to_string()))),
+            (
+                "gang-repair",
+                claim.and_then(|claim| Some(claim.repair?.to_owned())),
+            ),
+            ("grant", self.grant.as_deref().map(str::to_owned)),
+        ];
+        let mut before = r#","annotations":{"#;
+        for (key, text) in texts {
+            if let Some(text) = text {
+                write!(out, r#"{before}"gantry.dev/{key}":{}"#, Value::from(text))?;
+                before = ",";
+            }
         }
-        let gpus = self.gpus.to_string();
-        let mut spec = json!({"containers": [{"name": "main",
-            "resources": {"limits": {"nvidia.com/gpu": gpus}, "requests": {"nvidia.com/gpu": gpus}}}],
-            "priority": self.priority});
-        if let Some(node) = &self.node {
-            spec["nodeName"] = node.as_str().into();
+        if before == "," {
+            out.push('}');
         }
-        json!({"metadata": metadata, "spec": spec, "status": {
-            "phase": format!("{:?}", self.phase), "conditions": conditions, "containerStatuses": statuses}})
+        Ok(())
     }
 }
 
@@ -133,6 +214,20 @@ pub(crate) struct Gang {
     pub(crate) status: GangStatus,
 }
 
+/// A GpuNode, as it is sent and as the extender reads it.
+#[derive(Debug)]
+pub(crate) struct GpuNode {
+    pub(crate) text: String,
+    inventory: OnceLock<Inventory>,
+}
+
+impl GpuNode {
+    pub(crate) fn inventory(&self) -> &Inventory {
+        let read = || crate::extender::read_gpu_node(&self.text);
+        self.inventory.get_or_init(read)
+    }
+}
+
 /// Something a watch brings.
 #[derive(Debug, Clone)]
 pub(crate) enum Change {
@@ -140,7 +235,7 @@ pub(crate) enum Change {
     PodGone(Arc<Pod>),
     Node(String, u32),
     NodeGone(String),
-    GpuNode(String, Arc<Value>),
+    GpuNode(String, Arc<GpuNode>),
     GpuNodeGone(String),
     Gang(Arc<Gang>),
     GangGone(String),
@@ -170,7 +265,7 @@ pub(crate) enum Status {
 pub(crate) struct Api {
     pub(crate) pods: BTreeMap<String, Arc<Pod>>,
     pub(crate) nodes: BTreeMap<String, u32>,
-    pub(crate) gpu_nodes: BTreeMap<String, Arc<Value>>,
+    pub(crate) gpu_nodes: BTreeMap<String, Arc<GpuNode>>,
     pub(crate) gangs: BTreeMap<String, Arc<Gang>>,
     pub(crate) changes: Vec<Change>,
     rv: u64,
@@ -203,6 +298,7 @@ impl Api {
             return Status::Missing;
         };
         let new = Arc::make_mut(pod);
+        new.read = std::mem::take(&mut new.read).next();
         change(new);
         new.rv = rv;
         self.changes.push(Change::Pod(Arc::clone(pod)));
@@ -239,7 +335,7 @@ impl Api {
         uid: &str,
         node: &str,
         grant: Option<&Arc<str>>,
-        now: u64,
+        (sent, now): (u64, u64),
     ) -> Status {
         let Some(pod) = self.pods.get(name) else {
             return Status::Missing;
@@ -250,7 +346,7 @@ impl Api {
         self.change_pod(name, uid, |pod| {
             pod.node = Some(node.to_owned());
             pod.grant = grant.cloned();
-            pod.bound = now;
+            (pod.sent, pod.bound) = (sent, now);
         })
     }
 
@@ -266,11 +362,14 @@ impl Api {
         }
     }
 
-    pub(crate) fn write_gpu_node(&mut self, name: &str, object: Value) {
-        if self.gpu_nodes.get(name).is_some_and(|known| **known == object) {
+    pub(crate) fn write_gpu_node(&mut self, name: &str, text: String) {
+        if self.gpu_nodes.get(name).is_some_and(|known| known.text == text) {
             return;
         }
-        let object = Arc::new(object);
+        let object = Arc::new(GpuNode {
+            text,
+            inventory: OnceLock::new(),
+        });
         self.gpu_nodes.insert(name.to_owned(), Arc::clone(&object));
         self.changes.push(Change::GpuNode(name.to_owned(), object));
     }

@@ -11,7 +11,13 @@ use crate::world::World;
 
 impl World {
     /// A Binding is about to be carried out: its devices are nobody else's, and a member's gang is decided.
-    pub(crate) fn check_binding(&mut self, target: &Target, grant: Option<&Arc<str>>, member: bool) {
+    pub(crate) fn check_binding(
+        &mut self,
+        target: &Target,
+        grant: Option<&Arc<str>>,
+        member: bool,
+        (run, sent): (u32, u64),
+    ) {
         let pod = self.api.pod(&target.name, target.uid.as_str()).cloned();
         let Some(pod) = pod.filter(|pod| pod.node.is_none() && !pod.leaving && pod.is_live()) else {
             // It will be refused.
@@ -37,7 +43,7 @@ impl World {
                 pod.uid, pod.gpus
             ));
         }
-        let used = self.used_by_others(target.node.as_str(), &pod.uid);
+        let used = self.used_by_others(target.node.as_str(), &pod.uid, run, sent);
         if let Some((device, other)) = used.iter().find(|(device, _)| devices.contains(device)) {
             self.wrong(format!("pod {} is granted {device}, which {other} has", pod.uid));
         }

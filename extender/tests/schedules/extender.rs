@@ -3,31 +3,38 @@
 
 mod calls;
 mod objects;
+mod read;
 mod requests;
 mod watches;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangPhase, GangStatus, PodUid};
+use gantry_api::{Decision, GangPhase, GangStatus, PodUid, ResourceName};
 use gantry_extender::bind::Binder;
 use gantry_extender::decide::Options;
 use gantry_extender::index::{
     self, Admitted, BindError, Index, Outcome, Parked, Reserved, Source, Store, Target,
 };
+use gantry_extender::inventory::Inventory;
 use gantry_extender::kind::Kinds;
 use gantry_extender::metrics::Metrics;
-use gantry_extender::pod::{Reader, Seen, Words};
+use gantry_extender::pod::{PodFacts, Reader, Seen, Words};
 use gantry_extender::service::Service;
 use gantry_extender::watched::Watched;
-use gantry_gang::GangKey;
 use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, Settings, Work};
+use gantry_gang::{GangKey, NodeFacts};
 use serde_json::json;
 
+use read::read_node;
+pub(crate) use read::{read_gpu_node, read_pod};
+
 use crate::api::{Change, Gang, Pod, Status};
+use crate::coverage::Played;
 use crate::world::{BEGIN, Event, World};
 
 /// Time limit of a bind.
@@ -44,8 +51,6 @@ pub(crate) struct Process {
     slot: usize,
     store: Arc<Store>,
     service: Service,
-    reader: Reader,
-    kinds: Kinds,
     inbox: BTreeMap<Source, Inbox>,
     paused: u64,
     leads_until: u64,
@@ -64,7 +69,8 @@ pub(crate) struct Process {
 
 #[derive(Default)]
 struct Inbox {
-    changes: VecDeque<Change>,
+    /// With the moment at which each has come.
+    changes: VecDeque<(u64, Change)>,
     last: u64,
     open: bool,
 }
@@ -111,7 +117,11 @@ struct Writer {
 /// A request on its way.
 #[derive(Debug)]
 pub(crate) struct Request {
+    /// Who waits for the answer.
     run: u32,
+    /// Who sent it, and when.
+    by: u32,
+    sent: u64,
     what: What,
     /// After that the API server drops it.
     limit: u64,
@@ -185,6 +195,19 @@ pub(crate) struct Extenders {
     pub(crate) barrier: u64,
     holder: Option<u32>,
     renewed: u64,
+    /// Who has seen which pods bound.
+    knew: HashSet<(u32, String)>,
+}
+
+impl Extenders {
+    pub(crate) fn knew(&self, run: u32, pod: &str) -> bool {
+        self.knew.contains(&(run, pod.to_owned()))
+    }
+}
+
+thread_local! {
+    // Nobody reads them.
+    static METRICS: Arc<Metrics> = Arc::new(Metrics::new());
 }
 
 fn watched() -> Watched {
@@ -218,21 +241,26 @@ impl World {
         if store.read(Index::has_gains) {
             self.after(100, Event::LookForGains { run });
         }
-        let called = store.update(|index| index.take_called(1024));
-        for (pod, _) in called {
-            self.note(format_args!("{run} wakes {pod}"));
-            self.send(
-                run,
-                What::Poke {
-                    pod,
-                    cause: Cause::Called,
-                },
-            );
+        if store.read(Index::has_called) {
+            for (pod, _) in store.update(|index| index.take_called(1024)) {
+                self.note(format_args!("{run} wakes {pod}"));
+                let cause = Cause::Called;
+                self.send(run, What::Poke { pod, cause });
+            }
         }
-        for target in store.update(Index::take_aside) {
-            self.note(format_args!("{run} binds {} by itself", target.uid));
-            self.begin_bind(run, target, None);
+        if store.read(Index::has_aside) {
+            for target in store.update(Index::take_aside) {
+                self.note(format_args!("{run} binds {} by itself", target.uid));
+                self.begin_bind(run, target, None);
+            }
         }
+        if store.read(Index::has_work) {
+            self.begin_work(run, &store);
+        }
+        self.want_to_ask(run);
+    }
+
+    fn begin_work(&mut self, run: u32, store: &Store) {
         let (work, statuses) = store.update(|index| (index.take_work(), index.take_statuses()));
         for work in work {
             self.carry_out(run, work);
@@ -244,7 +272,6 @@ impl World {
             writer.last = Some(status);
             self.soon(5, 60, Event::WriteGang { run, name });
         }
-        self.want_to_ask(run);
     }
 
     /// Binds that wait ask again, soon.
@@ -265,6 +292,7 @@ impl World {
         match work {
             Work::Commit { gang, decision } => {
                 let name = gang.object_name();
+                self.played(Played::Decided);
                 self.note(format_args!("{run} decides {name}: {}", decision.id));
                 let writer = self.writer(run, &name, &gang);
                 writer.commit = Some(decision);
@@ -284,6 +312,7 @@ impl World {
                         .find(|pod| pod.uid == uid.as_str())
                         .cloned();
                     if let Some(pod) = pod {
+                        self.played(Played::Evicted);
                         self.note(format_args!("{run} deletes {uid}"));
                         let (name, uid) = (pod.name.clone(), pod.uid.clone());
                         self.send(run, What::Delete { name, uid });
@@ -334,15 +363,13 @@ impl World {
             store: Arc::clone(&store),
             watched: watched(),
             options: Options::default(),
-            metrics: Arc::new(Metrics::new()),
+            metrics: METRICS.with(Arc::clone),
         };
         let process = Process {
             run,
             slot,
             store,
             service,
-            reader: Reader::new(watched()),
-            kinds: Kinds::default(),
             inbox: BTreeMap::new(),
             paused: 0,
             leads_until: 0,
@@ -368,6 +395,7 @@ impl World {
             return;
         }
         let run = runs[self.dice.index(runs.len())];
+        self.played(Played::ExtenderKilled);
         self.note(format_args!("extender {run} is killed"));
         if let Some(process) = self.extenders.running.remove(&run) {
             self.soon(500, 6_000, Event::ExtenderStarts { slot: process.slot });
@@ -383,6 +411,7 @@ impl World {
         }
         let run = runs[self.dice.index(runs.len())];
         let length = self.dice.range(1_000, 30_000);
+        self.played(Played::ExtenderPaused);
         self.note(format_args!("extender {run} stands still for {length} ms"));
         if let Some(process) = self.extenders.running.get_mut(&run) {
             process.paused = self.now + length;
@@ -448,6 +477,7 @@ impl World {
             self.extenders.renewed = now;
             process.leads_until = now + RENEWED;
             process.entered = true;
+            self.played(Played::TookOver);
             self.note(format_args!("extender {run} leads"));
             self.begin_term(run, Index::lead);
         }
@@ -465,7 +495,7 @@ impl World {
         });
         for source in Source::ALL {
             if let Some(process) = self.extenders.running.get_mut(&run) {
-                let inbox = process.inbox.entry(source).or_default();
+                let inbox = process.inbox(source);
                 inbox.open = false;
                 inbox.changes.clear();
             }
@@ -474,6 +504,7 @@ impl World {
     }
 
     fn lose(&mut self, run: u32) {
+        self.played(Played::LostLead);
         self.note(format_args!("extender {run} leads no more"));
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use crate::api::{Claim, Phase, Pod};
+use crate::api::{Claim, Phase, Pod, Read};
+use crate::coverage::Played;
 use crate::world::{Event, World};
 
 /// A job: pods that are a gang, or one that is none.
@@ -129,12 +130,7 @@ impl World {
                 running += 1;
                 continue;
             }
-            let pod = self.jobs.all[job].members[number].pod.clone();
-            let found = pod
-                .as_ref()
-                .and_then(|(name, uid)| self.api.pod(name, uid))
-                .cloned();
-            match found {
+            match self.pod_of(job, number) {
                 Some(pod) if pod.phase == Phase::Running && !pod.leaving => running += 1,
                 Some(pod) if pod.phase == Phase::Succeeded => {
                     self.jobs.all[job].members[number].done = true;
@@ -157,24 +153,26 @@ impl World {
         }
         for number in 0..self.jobs.all[job].members.len() {
             let length = self.jobs.all[job].length;
-            let Some((name, uid)) = self.jobs.all[job].members[number].pod.clone() else {
+            let Some(pod) = self.pod_of(job, number) else {
                 continue;
             };
-            let runs = self
-                .api
-                .pod(&name, &uid)
-                .is_some_and(|pod| pod.phase == Phase::Running);
-            let jitter = self.dice.below(500);
             let now = self.now;
             let member = &mut self.jobs.all[job].members[number];
-            if !runs || member.done {
+            if pod.phase != Phase::Running || member.done {
                 continue;
             }
-            let ends = *member.ends.get_or_insert(now + length + jitter);
+            let dice = &mut self.dice;
+            let ends = *member.ends.get_or_insert_with(|| now + length + dice.below(500));
             if now >= ends {
-                self.finish_process(&uid);
+                self.finish_process(&pod.uid);
             }
         }
+    }
+
+    /// The pod that a member has now.
+    fn pod_of(&self, job: usize, member: usize) -> Option<Arc<Pod>> {
+        let (name, uid) = self.jobs.all[job].members[member].pod.as_ref()?;
+        self.api.pod(name, uid).cloned()
     }
 
     fn make_pod(&mut self, job: usize, number: usize) {
@@ -206,6 +204,7 @@ impl World {
         let (gpus, priority) = (all.gpus, all.priority);
         let uid = self.api.uid(&name);
         self.jobs.all[job].members[number].pod = Some((name.clone(), uid.clone()));
+        self.played(Played::PodMade);
         self.note(format_args!("pod {uid} is made"));
         self.api.create_pod(Pod {
             uid,
@@ -217,6 +216,7 @@ impl World {
             created: now,
             node: None,
             bound: 0,
+            sent: 0,
             grant: None,
             phase: Phase::Pending,
             message: String::new(),
@@ -224,6 +224,7 @@ impl World {
             allocated: Vec::new(),
             leaving: false,
             job,
+            read: Read::default(),
         });
     }
 
@@ -242,6 +243,7 @@ impl World {
         if self.dice.mille(80) {
             // The whole job.
             let job = live[self.dice.index(live.len())].job;
+            self.played(Played::JobDeleted);
             self.note(format_args!("job j{job} is deleted"));
             self.jobs.all[job].deleted = true;
             for pod in live.iter().filter(|pod| pod.job == job) {
@@ -251,6 +253,11 @@ impl World {
         }
         let pod = &live[self.dice.index(live.len())];
         let force = self.dice.mille(200);
+        self.played(if force {
+            Played::PodForced
+        } else {
+            Played::PodDeleted
+        });
         self.note(format_args!("pod {} is deleted, force {force}", pod.uid));
         self.delete_pod(&pod.name, &pod.uid, force);
     }

@@ -4,21 +4,23 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use gantry_api::Grant;
 use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
-use serde_json::{Value, json};
 
 use crate::api::{Change, Phase, Pod};
+use crate::coverage::Played;
 use crate::world::{Event, World};
 
-/// After so many milliseconds whoever is not asleep knows what kubelet has given: the plugin tells it within a second, watches are late by less.
+/// So many milliseconds after the plugin has told what kubelet has given, whoever is not asleep knows: watches are late by less.
 const UNTOLD: u64 = 3_000;
+/// The longest pause of a plugin whose writes fail.
+const PLUGIN_PAUSES: u64 = 5_000;
 
 /// A node with its kubelet and plugin.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
     pub(crate) name: String,
-    machine: Value,
+    /// As JSON.
+    machine: String,
     gpus: u32,
     up: bool,
     /// What its watch has brought and it has not looked at.
@@ -33,8 +35,8 @@ pub(crate) struct Kubelet {
 struct Process {
     pod: Arc<Pod>,
     devices: Vec<usize>,
-    /// When it began.
-    began: u64,
+    /// When the plugin told of it.
+    told: Option<u64>,
     /// Kubelet counts its devices as given.
     counted: bool,
     dies: Option<u64>,
@@ -43,8 +45,17 @@ struct Process {
 }
 
 impl Process {
+    /// Whether who sent something then could know what it has: from its grant, or by the plugin.
+    fn was_known(&self, kubelet: &Kubelet, then: u64) -> bool {
+        self.has_its_grant(kubelet) || self.was_told(then)
+    }
+
+    fn was_told(&self, then: u64) -> bool {
+        self.told.is_some_and(|told| then >= told + UNTOLD)
+    }
+
     fn has_its_grant(&self, kubelet: &Kubelet) -> bool {
-        let granted = granted(&self.pod);
+        let granted = self.pod.granted();
         self.devices
             .iter()
             .all(|gpu| granted.contains(&kubelet.device(*gpu)))
@@ -74,35 +85,42 @@ impl Kubelet {
         self.number(id).is_some_and(|gpu| self.sick.contains(&gpu))
     }
 
-    fn object(&self) -> Value {
-        let devices: Vec<Value> = (0..self.gpus as usize)
-            .map(|gpu| {
-                let mut device = json!({"id": self.device(gpu), "resource": "nvidia.com/gpu", "gpu": gpu, "healthy": true});
-                if self.sick.contains(&gpu) {
-                    device["healthy"] = false.into();
-                    device["reason"] = "Xid 79".into();
-                }
-                device
-            })
-            .collect();
-        let holders: Vec<Value> = self
+    /// Its GpuNode.
+    fn object(&self) -> String {
+        let Self { name, machine, .. } = self;
+        let mut text = format!(
+            r#"{{"metadata":{{"name":"{name}"}},"spec":{{"machine":{machine}}},"status":{{"devices":["#
+        );
+        for gpu in 0..self.gpus as usize {
+            let comma = if gpu > 0 { "," } else { "" };
+            let id = self.device(gpu);
+            let health = match self.sick.contains(&gpu) {
+                true => r#""healthy":false,"reason":"Xid 79""#,
+                false => r#""healthy":true"#,
+            };
+            text += &format!(r#"{comma}{{"id":"{id}","resource":"nvidia.com/gpu","gpu":{gpu},{health}}}"#);
+        }
+        text += r#"],"holders":["#;
+        let holders = self
             .processes
             .values()
-            .filter(|process| !process.devices.is_empty())
-            .map(|process| {
-                let ids: Vec<String> = process.devices.iter().map(|gpu| self.device(*gpu)).collect();
-                let state = if process.counted { "Live" } else { "Quarantined" };
-                json!({"namespace": "default", "pod": process.pod.name, "uid": process.pod.uid, "resource": "nvidia.com/gpu",
-                    "devices": ids, "provenance": "PodResources", "state": state})
-            })
-            .collect();
-        json!({"metadata": {"name": self.name}, "spec": {"machine": self.machine},
-            "status": {"devices": devices, "holders": holders}})
+            .filter(|process| !process.devices.is_empty());
+        for (number, process) in holders.enumerate() {
+            let comma = if number > 0 { "," } else { "" };
+            let ids: Vec<String> = process.devices.iter().map(|gpu| self.device(*gpu)).collect();
+            let state = if process.counted { "Live" } else { "Quarantined" };
+            let (pod, uid) = (&process.pod.name, &process.pod.uid);
+            text += &format!(
+                r#"{comma}{{"namespace":"default","pod":"{pod}","uid":"{uid}","resource":"nvidia.com/gpu","devices":{ids:?},"provenance":"PodResources","state":"{state}"}}"#
+            );
+        }
+        text += "]}}";
+        text
     }
 }
 
 /// GPUs joined by nothing but PCIe.
-fn machine(gpus: usize) -> Value {
+fn machine(gpus: usize) -> String {
     let parts = MachineParts {
         gpus: (0..gpus)
             .map(|index| Gpu {
@@ -113,20 +131,7 @@ fn machine(gpus: usize) -> Value {
         paths: PathMatrix::from_fn(gpus, |_, _| PathClass::Node),
         ..MachineParts::default()
     };
-    serde_json::to_value(Machine::new(parts).unwrap()).unwrap()
-}
-
-/// The devices that a pod is granted.
-pub(crate) fn granted(pod: &Pod) -> Vec<String> {
-    let Some(grant) = pod
-        .grant
-        .as_deref()
-        .and_then(|text| serde_json::from_str::<Grant>(text).ok())
-    else {
-        return Vec::new();
-    };
-    let held = grant.held("nvidia.com/gpu");
-    held.iter().map(ToString::to_string).collect()
+    serde_json::to_string(&Machine::new(parts).unwrap()).unwrap()
 }
 
 impl World {
@@ -201,13 +206,13 @@ impl World {
         let free: BTreeSet<usize> = (0..kubelet.gpus as usize)
             .filter(|gpu| !given.contains(gpu) && !kubelet.sick.contains(gpu))
             .collect();
-        let grant = granted(pod);
+        let grant = pod.granted();
         let wanted: Option<Vec<usize>> = grant.iter().map(|id| kubelet.number(id)).collect();
         let wanted = wanted.unwrap_or_default();
         let name = kubelet.name.clone();
         let holders = kubelet.processes.values().filter(|process| {
             // What was taken in place of something sick a moment ago nobody could know of.
-            process.counted && (process.has_its_grant(kubelet) || self.now >= process.began + UNTOLD)
+            process.counted && process.was_known(kubelet, pod.sent)
         });
         let taken = holders.flat_map(|process| process.devices.iter().map(move |gpu| (gpu, process)));
         if let Some((gpu, process)) = taken.into_iter().find(|(gpu, _)| wanted.contains(gpu)) {
@@ -228,7 +233,7 @@ impl World {
                 .pods
                 .values()
                 .filter(|other| other.is_live() && other.uid != pod.uid)
-                .flat_map(|other| granted(other))
+                .flat_map(|other| other.granted().iter().cloned())
                 .collect();
             let kubelet = &self.kubelets.all[node];
             let open = free
@@ -238,11 +243,17 @@ impl World {
             open.take(pod.gpus as usize).collect()
         };
         if devices.len() < pod.gpus as usize {
+            self.played(Played::Rejected);
             self.note(format_args!("pod {} is rejected by kubelet of {name}", pod.uid));
             self.api
                 .change_pod(&pod.name, &pod.uid, |pod| pod.phase = Phase::Failed);
             return;
         }
+        self.played(if obtainable {
+            Played::Admitted
+        } else {
+            Played::OtherDevices
+        });
         self.note(format_args!(
             "pod {} is admitted on {name} with {devices:?}",
             pod.uid
@@ -250,7 +261,7 @@ impl World {
         let process = Process {
             pod: Arc::clone(pod),
             devices,
-            began: self.now,
+            told: None,
             counted: true,
             dies: None,
             done: false,
@@ -368,9 +379,11 @@ impl World {
     /// The plugin writes what is true.
     pub(crate) fn publish(&mut self, node: usize) {
         if self.now < self.stalled {
-            self.at(self.stalled + 30, Event::Publish { node });
+            let again = self.stalled + self.dice.range(30, PLUGIN_PAUSES);
+            self.at(again, Event::Publish { node });
             return;
         }
+        let now = self.now;
         let kubelet = &mut self.kubelets.all[node];
         kubelet.publishes = false;
         if !kubelet.up {
@@ -378,6 +391,9 @@ impl World {
         }
         let healthy = kubelet.gpus - u32::try_from(kubelet.sick.len()).unwrap();
         let (name, object) = (kubelet.name.clone(), kubelet.object());
+        for process in kubelet.processes.values_mut() {
+            process.told.get_or_insert(now);
+        }
         self.api.write_gpu_node(&name, object);
         self.api.write_node(&name, healthy);
     }
@@ -393,6 +409,7 @@ impl World {
         kubelet.processes.clear();
         kubelet.inbox.clear();
         let name = kubelet.name.clone();
+        self.played(Played::NodeLost);
         self.note(format_args!("node {name} is lost"));
         self.api.remove_node(&name);
         self.api.remove_gpu_node(&name);
@@ -404,7 +421,10 @@ impl World {
         if self.kubelets.all[node].up {
             return;
         }
-        self.stalled = self.stalled.min(self.now);
+        if self.now < self.stalled {
+            self.at(self.stalled + 10, Event::NodeIsBack { node });
+            return;
+        }
         self.collect(node);
         let kubelet = &mut self.kubelets.all[node];
         kubelet.up = true;
@@ -423,6 +443,7 @@ impl World {
         }
         self.kubelets.all[node].sick.insert(gpu);
         let name = self.kubelets.all[node].name.clone();
+        self.played(Played::GpuSick);
         self.note(format_args!("GPU {gpu} of {name} is sick"));
         self.will_publish(node);
         self.soon(3_000, 40_000, Event::Heal { node, gpu });
@@ -441,43 +462,43 @@ impl World {
         }
     }
 
-    /// Devices of a node that a process or a live grant of another pod has.
-    pub(crate) fn used_by_others(&self, node: &str, uid: &str) -> Vec<(String, String)> {
+    /// Devices of a node that a process or a live grant of another pod has, as far as `run` could know when it `sent` its Binding.
+    pub(crate) fn used_by_others(&self, node: &str, uid: &str, run: u32, sent: u64) -> Vec<(String, String)> {
         let mut used = Vec::new();
-        for kubelet in self.kubelets.all.iter().filter(|kubelet| kubelet.name == node) {
-            for process in kubelet
-                .processes
-                .values()
-                .filter(|process| process.pod.uid != uid)
-            {
-                // The process of one that has done its work is gone; only its phase is not written yet.
-                if !process.done {
-                    // What kubelet has taken in place of what was granted, for that had fallen sick, nobody else knows at once.
-                    let told = self.now >= process.began + UNTOLD;
-                    let granted = granted(&process.pod);
-                    let devices = process
-                        .devices
-                        .iter()
-                        .map(|gpu| kubelet.device(*gpu))
-                        .filter(|device| told || granted.contains(device))
-                        .map(|device| (device, process.pod.uid.clone()));
-                    used.extend(devices);
-                }
+        let Some(kubelet) = self.kubelets.all.iter().find(|kubelet| kubelet.name == node) else {
+            return used;
+        };
+        for process in kubelet.processes.values() {
+            // The process of one that has done its work is gone; only its phase is not written yet.
+            let lives = !process.done && process.dies.is_none_or(|dies| dies > self.now);
+            if process.pod.uid == uid || !lives || self.was_nobodys_news(process, run, sent) {
+                continue;
             }
+            // What kubelet has taken in place of what was granted, for that had fallen sick, nobody else knows at once.
+            let told = process.was_told(sent);
+            let granted = process.pod.granted();
+            let devices = process.devices.iter().map(|gpu| kubelet.device(*gpu));
+            let known = devices.filter(|device| told || granted.contains(device));
+            used.extend(known.map(|device| (device, process.pod.uid.clone())));
         }
         for pod in self.api.pods.values() {
-            // Once it is known what a pod has, its grant is but what it was to have.
-            let mut kubelets = self.kubelets.all.iter().filter(|kubelet| kubelet.name == node);
-            let deviates = kubelets.any(|kubelet| {
-                let process = kubelet.processes.get(&pod.uid);
-                process.is_some_and(|process| {
-                    !process.has_its_grant(kubelet) && self.now >= process.began + UNTOLD
-                })
+            // Once it is told what a pod has, by itself or by the plugin, its grant is but what it was to have.
+            let process = kubelet.processes.get(&pod.uid);
+            let deviates = process.is_some_and(|process| {
+                let told = process.told.is_some() || !pod.allocated.is_empty();
+                told && !process.has_its_grant(kubelet)
             });
             if pod.uid != uid && pod.is_live() && pod.node.as_deref() == Some(node) && !deviates {
-                used.extend(granted(pod).into_iter().map(|id| (id, pod.uid.clone())));
+                used.extend(pod.granted().iter().map(|id| (id.clone(), pod.uid.clone())));
             }
         }
         used
+    }
+
+    /// Whether nothing in the cluster told `run` of a process: its pod was deleted by force before `run` had seen it bound, and the plugin could not
+    /// write yet that the process is still there.
+    fn was_nobodys_news(&self, process: &Process, run: u32, sent: u64) -> bool {
+        let Pod { name, uid, .. } = &*process.pod;
+        self.api.pod(name, uid).is_none() && !process.was_told(sent) && !self.extenders.knew(run, uid)
     }
 }

@@ -14,6 +14,7 @@
 
 mod api;
 mod checks;
+mod coverage;
 mod dice;
 mod extender;
 mod jobs;
@@ -26,11 +27,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use coverage::{Coverage, Played};
 use dice::Dice;
 use world::{Plan, World};
 
-/// The first of them. (24 and 126 are open: see README.md.)
-const FIRST: u64 = 30;
 /// Schedules that are played where nobody says how many.
 const FEW: u64 = 60;
 /// What fits must have run so long after the last trouble.
@@ -45,6 +45,7 @@ struct End {
     hash: u64,
     steps: u64,
     virtual_seconds: u64,
+    coverage: Coverage,
 }
 
 fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
@@ -62,6 +63,8 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         }
     }
     world.check_settled();
+    let done = world.jobs.all.iter().filter(|job| job.is_done()).count();
+    (0..done).for_each(|_| world.played(Played::JobDone));
     world.close();
     let end = world.now + EMPTIES;
     while world.step(end) {
@@ -77,6 +80,7 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         hash: world.log.hash,
         steps: world.steps,
         virtual_seconds: world.now / 1000,
+        coverage: world.coverage.clone(),
     };
     (end, world.log.lines.take().unwrap_or_default())
 }
@@ -134,15 +138,16 @@ fn nothing_is_granted_twice_and_all_that_fits_runs_whatever_fails() {
         return;
     }
     let count = number("GANTRY_SCHEDULES").unwrap_or(FEW);
-    let first = number("GANTRY_FIRST").unwrap_or(FIRST);
-    let threads = if count <= FEW {
-        1
-    } else {
-        std::thread::available_parallelism().map_or(1, usize::from)
+    let first = number("GANTRY_FIRST").unwrap_or(0);
+    let threads = match number("GANTRY_THREADS") {
+        Some(threads) => threads,
+        None if count <= FEW => 1,
+        None => std::thread::available_parallelism().map_or(1, |all| all.get() as u64),
     };
-    let (next, steps, began) = (AtomicU64::new(first), AtomicU64::new(0), Instant::now());
+    let (next, done, began) = (AtomicU64::new(first), AtomicU64::new(0), Instant::now());
     let goes_on = std::env::var_os("GANTRY_GO_ON").is_some();
     let failed = Mutex::new(Vec::new());
+    let covered = Mutex::new(Coverage::default());
     let first_failed = std::thread::scope(|scope| {
         let work = || {
             loop {
@@ -151,7 +156,12 @@ fn nothing_is_granted_twice_and_all_that_fits_runs_whatever_fails() {
                     return None;
                 }
                 let (end, _) = play(seed, false);
-                let all = steps.fetch_add(end.steps, Ordering::Relaxed);
+                covered.lock().unwrap().add_all(&end.coverage);
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                if done.is_multiple_of((count / 100).max(1_000)) {
+                    let rate = done as f64 / began.elapsed().as_secs_f64();
+                    eprintln!("{done} of {count} schedules, {rate:.0} a second");
+                }
                 if let Some(wrong) = end.wrong {
                     if goes_on {
                         eprintln!("seed {seed}: {}", wrong.lines().next().unwrap_or_default());
@@ -161,10 +171,6 @@ fn nothing_is_granted_twice_and_all_that_fits_runs_whatever_fails() {
                     next.store(u64::MAX / 2, Ordering::Relaxed);
                     return Some(seed);
                 }
-                let done = seed - first + 1;
-                if done.is_multiple_of(count.div_ceil(20).max(1_000)) {
-                    eprintln!("{done} of {count} schedules, {all} steps, {:?}", began.elapsed());
-                }
             }
         };
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
@@ -173,13 +179,18 @@ fn nothing_is_granted_twice_and_all_that_fits_runs_whatever_fails() {
             .filter_map(|worker| worker.join().unwrap())
             .min()
     });
+    println!(
+        "{} schedules on {threads} threads in {:?}, in which were seen\n{}",
+        done.load(Ordering::Relaxed),
+        began.elapsed(),
+        covered.into_inner().unwrap()
+    );
     let failed = failed.into_inner().unwrap();
     assert!(failed.is_empty(), "seeds that fail: {failed:?}");
     if let Some(seed) = first_failed {
         let (end, lines) = play(seed, true);
         report(seed, &end, &lines);
     }
-    println!("{count} schedules, {} steps", steps.load(Ordering::Relaxed));
 }
 
 #[test]

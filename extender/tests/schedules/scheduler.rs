@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::api::{Change, Pod};
+use crate::coverage::Played;
 use crate::world::{Event, World};
 
 /// A bind call that was not answered before is given up.
@@ -89,6 +90,7 @@ impl World {
         if !self.scheduler.up {
             return;
         }
+        self.played(Played::SchedulerKilled);
         self.note(format_args!("kube-scheduler is killed"));
         self.scheduler.up = false;
         self.scheduler.life += 1;
@@ -303,8 +305,8 @@ impl World {
                 return;
             }
         }
-        let body = json!({"Pod": pod.json(), "NodeNames": nodes}).to_string();
-        let Some((run, answer)) = self.ask_filter(body.as_bytes()) else {
+        let asked = body(pod, &nodes);
+        let Some((run, answer)) = self.ask_filter(asked.as_bytes()) else {
             self.back_off(&pod.uid);
             return;
         };
@@ -347,8 +349,8 @@ impl World {
             }
             [only] => self.assume(pod, only),
             _ => {
-                let body = json!({"Pod": pod.json(), "NodeNames": passed}).to_string();
-                let best = self.ask_prioritize(body.as_bytes(), &passed);
+                let asked = body(pod, &passed);
+                let best = self.ask_prioritize(asked.as_bytes(), &passed);
                 self.assume(pod, &best);
             }
         }
@@ -429,6 +431,7 @@ impl World {
         }) = self.scheduler.calls.get(&call)
         {
             let (run, task) = (*run, *task);
+            self.played(Played::CallTimedOut);
             self.note(format_args!("bind call {call} times out"));
             self.soon(1, 5, Event::CallHungUp { run, task });
             self.call_answered(call, Some("time-out"));
@@ -485,6 +488,12 @@ impl World {
         });
         stuck.next().map(|(uid, _)| uid.clone())
     }
+}
+
+/// What kube-scheduler sends for filter and prioritize.
+fn body(pod: &Pod, nodes: &[String]) -> String {
+    let nodes = serde_json::to_string(nodes).unwrap();
+    format!(r#"{{"Pod":{},"Nodes":null,"NodeNames":{nodes}}}"#, pod.text())
 }
 
 impl Known {

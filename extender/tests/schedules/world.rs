@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use gantry_extender::index::Source;
 
 use crate::api::Api;
+use crate::coverage::{Coverage, Played};
 use crate::dice::Dice;
 use crate::extender::{BIND, Extenders, Request};
 use crate::jobs::Jobs;
@@ -135,7 +136,7 @@ pub(crate) enum Event {
 #[derive(Debug, Clone)]
 pub(crate) struct Wrong(pub(crate) String);
 
-/// What happened, as text. Always hashed, kept only where somebody wants to read it.
+/// What happened: when, hashed; as text only where somebody wants to read it.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) hash: u64,
@@ -144,13 +145,15 @@ pub(crate) struct Log {
 
 impl Log {
     fn note(&mut self, now: u64, what: fmt::Arguments<'_>) {
-        let line = format!("{:>7}.{:03} {what}", now / 1000, now % 1000);
-        for byte in line.bytes() {
-            self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+        self.mix(now);
         if let Some(lines) = &mut self.lines {
-            lines.push(line);
+            lines.push(format!("{:>7}.{:03} {what}", now / 1000, now % 1000));
         }
+    }
+
+    /// Two schedules that differ soon do so in the times of what happens, for these are drawn.
+    fn mix(&mut self, number: u64) {
+        self.hash = (self.hash ^ number).wrapping_mul(0x0100_0000_01b3);
     }
 }
 
@@ -174,6 +177,7 @@ pub(crate) struct World {
     pub(crate) steps: u64,
     pub(crate) dice: Dice,
     pub(crate) log: Log,
+    pub(crate) coverage: Coverage,
     pub(crate) api: Api,
     /// Until then the API server answers nobody.
     pub(crate) stalled: u64,
@@ -201,6 +205,7 @@ impl World {
                 hash: 0xcbf2_9ce4_8422_2325,
                 lines: keep_log.then(Vec::new),
             },
+            coverage: Coverage::default(),
             api: Api::default(),
             stalled: 0,
             requests: BTreeMap::new(),
@@ -234,6 +239,10 @@ impl World {
 
     pub(crate) fn note(&mut self, what: fmt::Arguments<'_>) {
         self.log.note(self.now, what);
+    }
+
+    pub(crate) fn played(&mut self, played: Played) {
+        self.coverage.add(played);
     }
 
     /// Something is wrong; the first counts.
@@ -280,6 +289,7 @@ impl World {
             return false;
         };
         self.now = at;
+        self.log.mix(at ^ (number << 32));
         self.clock.store(at, Ordering::Relaxed);
         self.steps += 1;
         if self.steps > MOST {
@@ -373,7 +383,8 @@ impl World {
             1 => self.dice.range(2_000, 9_000),
             _ => self.dice.range(9_000, 25_000),
         };
-        self.stalled = self.now + length;
+        self.stalled = self.stalled.max(self.now + length);
+        self.played(Played::Stall);
         self.note(format_args!("the API server stalls for {length} ms"));
     }
 
@@ -381,15 +392,15 @@ impl World {
         let names: Vec<String> = self.api.gangs.keys().cloned().collect();
         if !names.is_empty() {
             let name = &names[self.dice.index(names.len())];
+            self.played(Played::GangTouched);
             self.note(format_args!("somebody writes gang object {name}"));
             self.api.touch_gang(name);
         }
     }
 
-    /// From here on nothing fails; what was broken is mended.
+    /// From here on nothing new fails; what is broken is mended. A stall goes on to its end.
     fn calm(&mut self) {
         self.note(format_args!("calm"));
-        self.stalled = self.stalled.min(self.now);
         self.calm_extenders();
         self.calm_nodes();
     }
@@ -413,11 +424,14 @@ impl World {
 
     /// Nothing is left of what was.
     pub(crate) fn is_empty(&self) -> bool {
+        if !self.api.pods.is_empty() || !self.api.gangs.is_empty() {
+            return false;
+        }
         let all: u32 = self.kubelets.all.iter().map(|kubelet| kubelet.gpus()).sum();
         let free = self.leader().and_then(|run| {
             let (totals, places, _) = self.extenders.running.get(&run)?.totals();
             Some(totals.free == all as usize && places == 0)
         });
-        self.api.pods.is_empty() && self.api.gangs.is_empty() && free == Some(true)
+        free == Some(true)
     }
 }

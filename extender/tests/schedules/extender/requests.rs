@@ -30,6 +30,8 @@ impl World {
                 run,
                 what,
                 limit,
+                by: run,
+                sent: self.now,
                 outcome: None,
             },
         );
@@ -38,25 +40,25 @@ impl World {
             match self.dice.below(100) {
                 // It is lost, and the connection with it.
                 0 | 1 => {
-                    self.requests
-                        .remove(&request)
-                        .map(|lost| self.requests.insert(request, lost));
+                    self.note_fate(request, "is lost");
+                    self.played(Played::RequestLost);
                     self.soon(1, 50, Event::Reply { request, lost: true });
                     return;
                 }
                 // It is done, and the answer is lost.
                 2 | 3 => {
+                    self.note_fate(request, "loses its answer");
+                    self.played(Played::AnswerLost);
                     self.at(arrives, Event::Execute { request });
                     self.at(arrives + 5, Event::Reply { request, lost: true });
                     return;
                 }
                 // It is late. What stands in no decision is fenced by nothing but time: see README.md.
                 4 => {
-                    arrives += if fenced_by_time {
-                        self.dice.range(10, 3_000)
-                    } else {
-                        self.dice.range(10, 40_000)
-                    }
+                    let late = self.dice.range(10, if fenced_by_time { 3_000 } else { 40_000 });
+                    arrives += late;
+                    self.note_fate(request, format_args!("is {late} ms late"));
+                    self.played(Played::RequestLate);
                 }
                 _ => {}
             }
@@ -68,13 +70,24 @@ impl World {
         self.at(gives_up, Event::Reply { request, lost: true });
     }
 
+    fn note_fate(&mut self, request: u64, fate: impl fmt::Display) {
+        if let Some(Request { run, what, .. }) = self.requests.get(&request) {
+            let text = format!("{run}'s {what:?} {fate}");
+            self.note(format_args!("{text}"));
+        }
+    }
+
     /// A request is carried out.
     pub(crate) fn execute(&mut self, request: u64) {
-        let Some(Request { run, what, limit, .. }) = self.requests.get(&request) else {
+        let Some(known) = self.requests.get(&request) else {
             return;
         };
-        let (run, what, limit) = (*run, what.clone(), *limit);
+        let Request {
+            run, by, sent, limit, ..
+        } = *known;
+        let what = known.what.clone();
         if self.now > limit {
+            self.played(Played::BindingTooLate);
             self.note(format_args!("{run}'s Binding comes after its time in office"));
             return;
         }
@@ -94,14 +107,22 @@ impl World {
                     // Its connection is gone, and so is what it had not delivered.
                     return;
                 }
-                self.check_binding(target, grant.as_ref(), *member);
+                self.check_binding(target, grant.as_ref(), *member, (by, sent));
                 let status = self.api.bind(
                     &target.name,
                     target.uid.as_str(),
                     target.node.as_str(),
                     grant.as_ref(),
-                    self.now,
+                    (sent, self.now),
                 );
+                self.played(match (&status, member) {
+                    (Status::Done, true) => Played::MemberBound,
+                    (Status::Done, false) => Played::SingleBound,
+                    _ => Played::BindingRefused,
+                });
+                if status == Status::Done {
+                    self.extenders.knew.insert((by, target.uid.to_string()));
+                }
                 let granted = grant.as_deref().unwrap_or_default();
                 self.note(format_args!(
                     "Binding of {} to {} with {granted}: {status:?}",
@@ -122,6 +143,12 @@ impl World {
                 decision,
             } => {
                 let done = self.api.write_status(name, uid, *over, status);
+                if decision.is_some() {
+                    self.played(match done {
+                        Status::Done => Played::DecisionWritten,
+                        _ => Played::DecisionRefused,
+                    });
+                }
                 let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));
                 self.note(format_args!(
                     "{run} writes {name} over v{over}, {what},{places}: {done:?}"
@@ -165,30 +192,21 @@ impl World {
         if self.extenders.running.contains_key(&run) && self.is_paused(run, &Event::Reply { request, lost }) {
             return;
         }
-        let Some(Request {
-            what, limit, outcome, ..
-        }) = self.requests.get(&request)
-        else {
+        let lives = self.extenders.running.contains_key(&run);
+        let Some(known) = self.requests.get_mut(&request) else {
             return;
         };
-        let (what, limit, outcome) = (what.clone(), *limit, outcome.clone());
-        let executed = outcome.is_some();
-        let answer = outcome.filter(|_| !lost);
-        if lost && !executed && self.extenders.running.contains_key(&run) {
+        let (what, answer) = if lost && known.outcome.is_none() && lives {
             // It may be carried out still; nobody will hear of it.
-            self.requests.insert(
-                request,
-                Request {
-                    run: 0,
-                    what: what.clone(),
-                    limit,
-                    outcome: None,
-                },
-            );
+            known.run = 0;
+            (known.what.clone(), None)
         } else {
-            self.requests.remove(&request);
-        }
-        if self.extenders.running.contains_key(&run) {
+            let Some(known) = self.requests.remove(&request) else {
+                return;
+            };
+            (known.what, known.outcome.filter(|_| !lost))
+        };
+        if lives {
             self.heard(run, what, answer);
         }
     }
@@ -302,25 +320,23 @@ impl World {
         let Some(pod) = pod.filter(|pod| pod.uid == uid.as_str()) else {
             return self.end(run, task, Err("gone".to_owned()));
         };
-        let read = serde_json::from_value(pod.json()).unwrap();
+        let facts = pod.facts().clone();
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        if let Some(Seen::Facts(facts)) = process.reader.read(read) {
-            let request = facts.request.clone().unwrap();
-            let target = process.tasks[&task].target.clone();
-            process.store.update(|index| index.hear(*facts));
-            if pod.gang.is_none() {
-                // What it asks for is known by now.
-                let admitted = process.store.update(|index| index.admit(&target, Some(request)));
-                match admitted {
-                    Ok(Admitted::Single(reserved)) => self.begin_writing(run, task, &reserved, false),
-                    Ok(_) => self.end(run, task, Err("a gang after all".to_owned())),
-                    Err(error) => self.end(run, task, Err(error.to_string())),
-                }
-                self.follow_up_quietly(run);
-                return;
+        let request = facts.request.clone().unwrap();
+        let target = process.tasks[&task].target.clone();
+        process.store.update(|index| index.hear(facts));
+        if pod.gang.is_none() {
+            // What it asks for is known by now.
+            let admitted = process.store.update(|index| index.admit(&target, Some(request)));
+            match admitted {
+                Ok(Admitted::Single(reserved)) => self.begin_writing(run, task, &reserved, false),
+                Ok(_) => self.end(run, task, Err("a gang after all".to_owned())),
+                Err(error) => self.end(run, task, Err(error.to_string())),
             }
+            self.follow_up_quietly(run);
+            return;
         }
         self.admit(run, task, true);
     }

@@ -1,6 +1,10 @@
-//! What the watches of an extender bring: late, in order within a source, sometimes broken and listed anew.
+//! What the watches of an extender bring: late, in order within a source, sometimes broken and listed anew. What has come when it looks is told
+//! to the index in one change, as the real shell does.
 
 use super::*;
+
+/// A list comes in one piece; so often of a thousand, one object at a time.
+const PIECEMEAL: u64 = 100;
 
 impl World {
     pub(crate) fn tell_extenders(&mut self, change: &Change) {
@@ -12,14 +16,17 @@ impl World {
             let Some(process) = self.extenders.running.get_mut(&run) else {
                 continue;
             };
-            let inbox = process.inbox.entry(source).or_default();
+            let inbox = process.inbox(source);
             if !inbox.open {
                 continue;
             }
-            inbox.changes.push_back(change.clone());
             inbox.last = inbox.last.max(now + lag);
             let at = inbox.last;
-            self.at(at, Event::Watch { run, source });
+            let first = inbox.changes.back().is_none_or(|(last, _)| *last < at);
+            inbox.changes.push_back((at, change.clone()));
+            if first {
+                self.at(at, Event::Watch { run, source });
+            }
         }
     }
 
@@ -32,10 +39,10 @@ impl World {
             return;
         };
         process.contact = now;
-        let change = process.inbox.entry(source).or_default().changes.pop_front();
-        if let Some(change) = change {
-            self.tell(run, &change);
-        }
+        let changes = &mut process.inbox(source).changes;
+        let come = changes.iter().take_while(|(at, _)| *at <= now).count();
+        let changes: Vec<Change> = changes.drain(..come).map(|(_, change)| change).collect();
+        self.tell(run, &changes);
     }
 
     /// A watch begins with a list.
@@ -49,21 +56,38 @@ impl World {
         }
         let (now, instant) = (self.now, self.instant());
         let objects = self.api.list(source);
+        let piecemeal = self.dice.mille(PIECEMEAL);
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
         process.contact = now;
-        let inbox = process.inbox.entry(source).or_default();
+        let inbox = process.inbox(source);
         inbox.changes.clear();
         inbox.open = true;
         if source == Source::Gangs {
             process.objects.clear();
         }
-        self.update(run, |index| index.list_begins(instant, source));
-        for object in &objects {
-            self.tell(run, object);
+        if piecemeal {
+            self.update(run, |index| index.list_begins(instant, source));
+            for object in objects {
+                self.tell(run, &[object]);
+            }
+            self.update(run, |index| index.list_ends(instant, source));
+        } else {
+            self.tell_list(run, source, &objects);
         }
-        self.update(run, |index| index.list_ends(instant, source));
+    }
+
+    fn tell_list(&mut self, run: u32, source: Source, objects: &[Change]) {
+        let instant = self.instant();
+        self.note_told(run, objects);
+        self.update(run, |index| {
+            index.list_begins(instant, source);
+            for object in objects {
+                apply(index, instant, object);
+            }
+            index.list_ends(instant, source);
+        });
     }
 
     pub(crate) fn break_some_watch(&mut self) {
@@ -71,12 +95,13 @@ impl World {
         if !runs.is_empty() {
             let run = runs[self.dice.index(runs.len())];
             let source = Source::ALL[self.dice.index(Source::ALL.len())];
+            self.played(Played::WatchBroken);
             self.note(format_args!(
                 "the watch of {} breaks at extender {run}",
                 source.as_str()
             ));
             if let Some(process) = self.extenders.running.get_mut(&run) {
-                let inbox = process.inbox.entry(source).or_default();
+                let inbox = process.inbox(source);
                 inbox.open = false;
                 inbox.changes.clear();
             }
@@ -84,90 +109,100 @@ impl World {
         }
     }
 
-    pub(super) fn tell(&mut self, run: u32, change: &Change) {
+    /// What has come is told to the index.
+    fn tell(&mut self, run: u32, changes: &[Change]) {
+        if changes.is_empty() {
+            return;
+        }
         let instant = self.instant();
-        match change {
-            Change::Pod(pod) | Change::PodGone(pod) => {
-                let gone = matches!(change, Change::PodGone(_));
-                let read = serde_json::from_value(pod.json()).unwrap();
-                let Some(process) = self.extenders.running.get_mut(&run) else {
-                    return;
-                };
-                let Some(Seen::Facts(facts)) = process.reader.read(read) else {
-                    return;
-                };
-                self.update(run, |index| {
-                    if gone {
-                        let uid = facts.uid.clone();
-                        index.pod_deleted(instant, &uid, Some(*facts));
-                    } else {
-                        index.pod_applied(*facts);
-                    }
-                });
+        self.note_told(run, changes);
+        self.update(run, |index| {
+            for change in changes {
+                apply(index, instant, change);
             }
-            Change::Node(name, gpus) => {
-                let gpus = gpus.to_string();
-                let node = json!({"metadata": {"name": name}, "status": {"allocatable":
-                    {"nvidia.com/gpu": gpus, "cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "100Gi"}}});
-                let node = serde_json::from_value(node).unwrap();
-                let facts = index::described(&watched(), &node, &mut Words::default());
-                let advertised = index::advertised(&watched(), &node);
-                self.update(run, |index| {
-                    index.node_applied(&name.as_str().into(), advertised);
-                    index.node_described(Arc::new(facts));
-                });
-            }
-            Change::NodeGone(name) => {
-                self.update(run, |index| index.node_deleted(name));
-            }
-            Change::GpuNode(name, object) => {
-                let node = serde_json::from_value((**object).clone()).unwrap();
-                let Some(process) = self.extenders.running.get_mut(&run) else {
-                    return;
-                };
-                let inventory = index::inventory(&watched(), node, &mut process.kinds).unwrap();
-                self.update(run, |index| {
-                    index.inventory_applied(&name.as_str().into(), inventory);
-                });
-            }
-            Change::GpuNodeGone(name) => {
-                self.update(run, |index| index.inventory_deleted(name));
-            }
-            Change::Gang(gang) => self.see_gang(run, gang),
-            Change::GangGone(name) => {
-                if let Some(process) = self.extenders.running.get_mut(&run) {
+        });
+    }
+
+    /// Keeps the newest version of each Gang object, and in mind what was told of pods.
+    fn note_told(&mut self, run: u32, changes: &[Change]) {
+        let Some(process) = self.extenders.running.get_mut(&run) else {
+            return;
+        };
+        for change in changes {
+            match change {
+                Change::Gang(gang) => process.saw(gang),
+                Change::GangGone(name) => {
                     process.objects.remove(name);
                     if let Some(writer) = process.writers.get_mut(name) {
                         writer.known = None;
                     }
                 }
-                self.update(run, |index| index.gang_object_gone("default", name));
+                Change::Pod(pod) if pod.node.is_some() => {
+                    self.extenders.knew.insert((run, pod.uid.clone()));
+                }
+                _ => {}
             }
         }
     }
 
-    /// A Gang object, by a watch or an answer.
+    /// A Gang object, as an answer shows it.
     pub(super) fn see_gang(&mut self, run: u32, gang: &Arc<Gang>) {
         if let Some(process) = self.extenders.running.get_mut(&run) {
-            let newer = |known: &Arc<Gang>| known.rv < gang.rv;
-            if process.objects.get(&gang.name).is_none_or(newer) {
-                process.objects.insert(gang.name.clone(), Arc::clone(gang));
-            }
-            if let Some(writer) = process.writers.get_mut(&gang.name)
-                && writer.known.as_ref().is_none_or(newer)
-            {
-                writer.known = Some(Arc::clone(gang));
-            }
+            process.saw(gang);
         }
-        let object = Object {
-            uid: gang.uid.as_str().into(),
-            resource_version: gang.rv.to_string().into(),
-            ours: gang.ours,
-            spec: Ok(gang.spec.clone()),
-            status: gang.status.clone(),
-        };
-        self.update(run, |index| index.gang_object_seen("default", &gang.name, object));
+        self.update(run, |index| {
+            index.gang_object_seen("default", &gang.name, object(gang));
+        });
+    }
+}
+
+impl Process {
+    pub(super) fn inbox(&mut self, source: Source) -> &mut Inbox {
+        self.inbox.entry(source).or_default()
     }
 
-    // Time.
+    fn saw(&mut self, gang: &Arc<Gang>) {
+        let newer = |known: &Arc<Gang>| known.rv < gang.rv;
+        if self.objects.get(&gang.name).is_none_or(newer) {
+            self.objects.insert(gang.name.clone(), Arc::clone(gang));
+        }
+        if let Some(writer) = self.writers.get_mut(&gang.name)
+            && writer.known.as_ref().is_none_or(newer)
+        {
+            writer.known = Some(Arc::clone(gang));
+        }
+    }
+}
+
+fn apply(index: &mut Index, instant: Instant, change: &Change) {
+    match change {
+        Change::Pod(pod) => index.pod_applied(pod.facts().clone()),
+        Change::PodGone(pod) => {
+            let facts = pod.facts().clone();
+            let uid = facts.uid.clone();
+            index.pod_deleted(instant, &uid, Some(facts));
+        }
+        Change::Node(name, gpus) => {
+            let (advertised, facts) = read_node(name, *gpus);
+            index.node_applied(&name.as_str().into(), advertised);
+            index.node_described(facts);
+        }
+        Change::NodeGone(name) => index.node_deleted(name),
+        Change::GpuNode(name, object) => {
+            index.inventory_applied(&name.as_str().into(), object.inventory().clone());
+        }
+        Change::GpuNodeGone(name) => index.inventory_deleted(name),
+        Change::Gang(gang) => index.gang_object_seen("default", &gang.name, object(gang)),
+        Change::GangGone(name) => index.gang_object_gone("default", name),
+    }
+}
+
+fn object(gang: &Gang) -> Object {
+    Object {
+        uid: gang.uid.as_str().into(),
+        resource_version: gang.rv.to_string().into(),
+        ours: gang.ours,
+        spec: Ok(gang.spec.clone()),
+        status: gang.status.clone(),
+    }
 }

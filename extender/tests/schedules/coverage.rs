@@ -1,0 +1,99 @@
+//! What was played, counted: a schedule in which nothing happens finds nothing.
+
+use std::fmt;
+
+/// Something that happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Played {
+    ExtenderKilled,
+    ExtenderPaused,
+    TookOver,
+    LostLead,
+    SchedulerKilled,
+    RequestLost,
+    AnswerLost,
+    RequestLate,
+    Stall,
+    WatchBroken,
+    GangTouched,
+    PodDeleted,
+    PodForced,
+    JobDeleted,
+    NodeLost,
+    GpuSick,
+    PodMade,
+    Decided,
+    DecisionWritten,
+    DecisionRefused,
+    SingleBound,
+    MemberBound,
+    BindingRefused,
+    BindingTooLate,
+    CallTimedOut,
+    Evicted,
+    Admitted,
+    Rejected,
+    OtherDevices,
+    JobDone,
+}
+
+/// As many as there are.
+const KINDS: usize = Played::JobDone as usize + 1;
+
+/// How often each happened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Coverage([u64; KINDS]);
+
+impl Coverage {
+    pub(crate) fn add(&mut self, played: Played) {
+        self.0[played as usize] += 1;
+    }
+
+    pub(crate) fn add_all(&mut self, other: &Self) {
+        for (all, more) in self.0.iter_mut().zip(&other.0) {
+            *all += more;
+        }
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Played::*;
+        let all: [Played; KINDS] = [
+            ExtenderKilled,
+            ExtenderPaused,
+            TookOver,
+            LostLead,
+            SchedulerKilled,
+            RequestLost,
+            AnswerLost,
+            RequestLate,
+            Stall,
+            WatchBroken,
+            GangTouched,
+            PodDeleted,
+            PodForced,
+            JobDeleted,
+            NodeLost,
+            GpuSick,
+            PodMade,
+            Decided,
+            DecisionWritten,
+            DecisionRefused,
+            SingleBound,
+            MemberBound,
+            BindingRefused,
+            BindingTooLate,
+            CallTimedOut,
+            Evicted,
+            Admitted,
+            Rejected,
+            OtherDevices,
+            JobDone,
+        ];
+        for played in all {
+            writeln!(f, "{:>12} {played:?}", self.0[played as usize])?;
+        }
+        Ok(())
+    }
+}
