@@ -51,20 +51,28 @@ pub(crate) struct Pod {
 }
 
 /// What was read of this version of a pod: many look at it, and it is worked out once.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Read {
     /// Of the version before, which may say the same.
-    before: Option<Arc<(String, PodFacts)>>,
-    text: OnceLock<String>,
-    facts: OnceLock<PodFacts>,
+    before: Option<(Arc<str>, Arc<PodFacts>)>,
+    text: OnceLock<Arc<str>>,
+    facts: OnceLock<Arc<PodFacts>>,
     granted: OnceLock<Vec<String>>,
 }
 
+/// A pod is copied to be changed.
+impl Clone for Read {
+    fn clone(&self) -> Self {
+        self.next()
+    }
+}
+
 impl Read {
-    fn next(self) -> Self {
-        let before = match (self.text.into_inner(), self.facts.into_inner()) {
-            (Some(text), Some(facts)) => Some(Arc::new((text, facts))),
-            _ => self.before,
+    /// For the version after this one.
+    fn next(&self) -> Self {
+        let before = match (self.text.get(), self.facts.get()) {
+            (Some(text), Some(facts)) => Some((Arc::clone(text), Arc::clone(facts))),
+            _ => self.before.clone(),
         };
         Self {
             before,
@@ -93,15 +101,15 @@ impl Pod {
             let mut text = String::with_capacity(1024);
             // Writing to a String cannot fail.
             let _ = self.write(&mut text);
-            text
+            text.into()
         })
     }
 
     /// As the extender reads it.
     pub(crate) fn facts(&self) -> &PodFacts {
         self.read.facts.get_or_init(|| match &self.read.before {
-            Some(before) if before.0 == self.text() => before.1.clone(),
-            _ => crate::extender::read_pod(self.text()),
+            Some((text, facts)) if **text == *self.text() => Arc::clone(facts),
+            _ => Arc::new(crate::extender::read_pod(self.text())),
         })
     }
 
@@ -211,7 +219,9 @@ pub(crate) struct Gang {
     pub(crate) rv: u64,
     pub(crate) ours: bool,
     pub(crate) spec: GangSpec,
-    pub(crate) status: GangStatus,
+    pub(crate) status: Arc<GangStatus>,
+    /// When its status was written.
+    pub(crate) written: u64,
 }
 
 /// A GpuNode, as it is sent and as the extender reads it.
@@ -298,7 +308,7 @@ impl Api {
             return Status::Missing;
         };
         let new = Arc::make_mut(pod);
-        new.read = std::mem::take(&mut new.read).next();
+        new.read = new.read.next();
         change(new);
         new.rv = rv;
         self.changes.push(Change::Pod(Arc::clone(pod)));
@@ -390,14 +400,22 @@ impl Api {
             rv: self.version(),
             ours: true,
             spec: GangSpec::default(),
-            status: GangStatus::default(),
+            status: Arc::default(),
+            written: 0,
         };
         self.put_gang(gang);
         Status::Done
     }
 
     /// Writes a status over a version.
-    pub(crate) fn write_status(&mut self, name: &str, uid: &str, over: u64, status: &GangStatus) -> Status {
+    pub(crate) fn write_status(
+        &mut self,
+        name: &str,
+        uid: &str,
+        over: u64,
+        status: &Arc<GangStatus>,
+        now: u64,
+    ) -> Status {
         let Some(gang) = self.gangs.get(name) else {
             return Status::Missing;
         };
@@ -409,7 +427,8 @@ impl Api {
             return Status::Done;
         }
         let mut gang = Gang::clone(gang);
-        gang.status = status.clone();
+        gang.status = Arc::clone(status);
+        gang.written = now;
         gang.rv = self.version();
         self.put_gang(gang);
         Status::Done

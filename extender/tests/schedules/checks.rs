@@ -110,12 +110,12 @@ impl World {
                     let pod = self.api.pods.values().find(|pod| pod.uid == uid.as_str());
                     pod.is_some_and(|pod| pod.is_live() && pod.node.is_none())
                 });
-                // A place of which a device is sick is given up by whoever leads, now or after a crash, as soon as it looks; the object says so a
-                // moment later.
+                // A place of which a device is sick or the node gone is given up by whoever leads, as soon as it looks; the object says so a
+                // moment later. Should it crash before, the next gives up one of two decisions that have a device in common.
                 let ids = || slot.devices.iter().flat_map(|devices| &devices.ids);
                 let lost = ids().any(|id| {
                     let mut kubelets = self.kubelets.all.iter();
-                    kubelets.any(|kubelet| kubelet.is_sick(id.as_str()))
+                    kubelets.any(|kubelet| kubelet.was_lost(id.as_str(), gang.written))
                 });
                 if !waits || lost {
                     continue;

@@ -104,9 +104,9 @@ struct Writing {
 struct Writer {
     key: Option<Arc<GangKey>>,
     known: Option<Arc<Gang>>,
-    status: Option<GangStatus>,
+    status: Option<Arc<GangStatus>>,
     /// The last status that was to be written.
-    last: Option<GangStatus>,
+    last: Option<Arc<GangStatus>>,
     commit: Option<Decision>,
     forget: bool,
     busy: bool,
@@ -155,7 +155,7 @@ enum What {
         name: String,
         uid: String,
         over: u64,
-        status: Box<GangStatus>,
+        status: Arc<GangStatus>,
         decision: Option<String>,
     },
     Remove {
@@ -268,7 +268,8 @@ impl World {
         for (key, status) in statuses {
             let name = key.object_name();
             let writer = self.writer(run, &name, &key);
-            writer.status = Some(status.clone());
+            let status = Arc::new(status);
+            writer.status = Some(Arc::clone(&status));
             writer.last = Some(status);
             self.soon(5, 60, Event::WriteGang { run, name });
         }

@@ -51,11 +51,16 @@ impl World {
         }
         let name = name.to_owned();
         let known = writer.known.clone();
+        // An object that is over goes before a gang of its name is written: what arrives late must not delete that one's.
+        let forget = !writer.reads && std::mem::take(&mut writer.forget);
         let what = match (known, writer.reads) {
             (_, true) => What::Get { name },
+            (Some(known), false) if forget => What::Remove {
+                name,
+                uid: known.uid.clone(),
+            },
             (None, false) => {
                 if writer.commit.is_none() && writer.status.is_none() {
-                    writer.forget = false;
                     return;
                 }
                 What::Create { name }
@@ -64,7 +69,7 @@ impl World {
                 let decision = writer.commit.clone();
                 let id = decision.as_ref().map(|decision| decision.id.clone());
                 let key = writer.key.clone().unwrap();
-                let mut status = writer.last.clone().unwrap_or_default();
+                let mut status = writer.last.as_deref().cloned().unwrap_or_default();
                 status.name = key.name.to_string();
                 status.dialect = key.dialect.as_str().to_owned();
                 status.incarnation = key.incarnation.to_string();
@@ -74,24 +79,22 @@ impl World {
                     name,
                     uid: known.uid.clone(),
                     over: known.rv,
-                    status: Box::new(status),
+                    status: Arc::new(status),
                     decision: id,
                 }
             }
-            (Some(known), false) if writer.status.is_some() => {
-                let status = writer.status.clone().unwrap_or_default();
+            (Some(known), false) => {
+                let Some(status) = writer.status.clone() else {
+                    return;
+                };
                 What::Put {
                     name,
                     uid: known.uid.clone(),
                     over: known.rv,
-                    status: Box::new(status),
+                    status,
                     decision: None,
                 }
             }
-            (Some(known), false) => What::Remove {
-                name,
-                uid: known.uid.clone(),
-            },
         };
         writer.busy = true;
         self.send(run, what);
@@ -124,7 +127,7 @@ impl World {
                 }
             }
             None if result.is_ok() => {
-                let written = writer.known.as_ref().map(|known| known.status.clone());
+                let written = writer.known.as_ref().map(|known| Arc::clone(&known.status));
                 if writer.status == written {
                     writer.status = None;
                 }

@@ -142,7 +142,7 @@ impl World {
                 status,
                 decision,
             } => {
-                let done = self.api.write_status(name, uid, *over, status);
+                let done = self.api.write_status(name, uid, *over, status, self.now);
                 if decision.is_some() {
                     self.played(match done {
                         Status::Done => Played::DecisionWritten,
@@ -277,12 +277,17 @@ impl World {
                 let Some(writer) = self.free_writer(run, &name) else {
                     return;
                 };
-                if answer.is_some() {
-                    writer.forget = false;
-                    writer.known = None;
-                } else {
-                    self.soon(200, 400, Event::WriteGang { run, name });
-                }
+                let (first, last) = match answer {
+                    Some(_) => {
+                        writer.known = None;
+                        (1, 100)
+                    }
+                    None => {
+                        writer.forget = true;
+                        (200, 400)
+                    }
+                };
+                self.soon(first, last, Event::WriteGang { run, name });
             }
             What::Poke { pod, cause } => {
                 let failed = !matches!(answer, Some(Answer::Status(_)));

@@ -203,6 +203,6 @@ fn object(gang: &Gang) -> Object {
         resource_version: gang.rv.to_string().into(),
         ours: gang.ours,
         spec: Ok(gang.spec.clone()),
-        status: gang.status.clone(),
+        status: GangStatus::clone(&gang.status),
     }
 }
