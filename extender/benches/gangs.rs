@@ -13,9 +13,10 @@ use gantry_extender::gang::terrain::{Barred, Exact, Room, Shape, Terrain};
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
 use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
-use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
+use gantry_gang::claim::{Size, Wish};
+use gantry_gang::protocol::{Gangs, Member, Now, Refused, Settings, ShapeId, Stage, Wanted, WantedMember};
 use gantry_gang::{
-    Dialect, Fabric, GangKey, Level, LevelWish, Levels, Needs, NodeFacts, Repair, Resources, Terms,
+    Claim, Dialect, Fabric, GangKey, Level, LevelWish, Levels, Needs, NodeFacts, Repair, Resources, Terms,
 };
 use gantry_topology::{Gpu, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
 
@@ -47,6 +48,68 @@ fn gangs_on_640_nodes(bencher: Bencher<'_, '_>, members: u32) {
     bencher
         .counter(ItemsCount::new(1u32))
         .bench(|| cluster.plan(divan::black_box(&wanted)));
+}
+
+/// Room has grown, and gangs that wait are asked for one after the other, of which none fits: one of so many.
+#[divan::bench(args = [100, 1_000, 10_000])]
+fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
+    let now = Now {
+        at: std::time::Instant::now(),
+        unix: 1_000,
+    };
+    let mut gangs = Gangs::new(Settings::default());
+    gangs.synced(now);
+    for number in 0..waiting {
+        for member in 0..2 {
+            gangs.member_seen(now, waiting_member(number, member));
+        }
+    }
+    let refused = Refused {
+        reason: "no room".into(),
+        message: "no room".into(),
+        hopeless: false,
+    };
+    let mut room = 0;
+    bencher.counter(ItemsCount::new(waiting)).bench_local(|| {
+        room += 1;
+        while let Some(wanted) = gangs.next(now, room) {
+            gangs.placed(now, &wanted.gang, Err(refused.clone()));
+        }
+    });
+}
+
+/// One of two members of a gang, of one of fifty namespaces.
+fn waiting_member(gang: u32, number: u32) -> Member {
+    let key = GangKey {
+        namespace: format!("team-{:02}", gang % 50).into(),
+        name: format!("train-{gang:05}").into(),
+        dialect: Dialect::Annotation,
+        incarnation: "".into(),
+    };
+    let name = format!("train-{gang:05}-{number}");
+    Member {
+        uid: name.as_str().into(),
+        name: name.as_str().into(),
+        claim: Arc::new(Claim {
+            key,
+            size: Size::Stated { min: 2, total: None },
+            size_said: "the benchmark",
+            owner: None,
+            rank: Some(number),
+            role: "".into(),
+            wish: Wish::default(),
+            also: Vec::new(),
+            maker: None,
+            faults: Vec::new(),
+        }),
+        shape: Some(ShapeId(0)),
+        asks: [(names::GPU_RESOURCE.into(), 8)].into(),
+        holds: Vec::new(),
+        priority: 0,
+        created: i64::from(gang),
+        stage: Stage::Pending,
+        leaving: false,
+    }
 }
 
 /// Racks of 16 nodes of eight GPUs, 20 racks to a block. Two nodes in five are in use, in all ways.

@@ -83,6 +83,7 @@ impl Gangs {
         let wants_plan = gang.may_ever_want_plan();
         // One that only waits for time to pass comes by here again when it has.
         let ready = wants_plan && gang.wants_plan(now.at);
+        let turn = ready.then(|| gang.turn());
         let considered = gang.tries.considered;
         let preempts = gang.preempts();
         let due = gang.due(&self.settings, now.at);
@@ -100,8 +101,17 @@ impl Gangs {
         } else {
             self.planable.remove(key);
         }
+        if self.ready.get(key) != turn.as_ref() {
+            match turn {
+                Some(turn) => self.ready.insert(key.clone(), turn),
+                None => self.ready.remove(key),
+            };
+            self.line = None;
+        }
         if ready && considered.is_none_or(|considered| considered < self.room) {
-            self.untried.insert(key.clone());
+            if self.untried.insert(key.clone()) {
+                self.line = None;
+            }
         } else {
             self.untried.remove(key);
         }
@@ -122,6 +132,7 @@ impl Gangs {
             if *held == 0 {
                 self.held.remove(&key.namespace);
             }
+            self.line = None;
         }
         self.dirty.insert(key.clone());
         if over {
@@ -189,6 +200,7 @@ impl Gangs {
         }
         self.planable.remove(key);
         self.untried.remove(key);
+        self.ready.remove(key);
         if let Some(victims) = self.preempting.remove(key) {
             self.mark(&victims, false);
         }

@@ -10,6 +10,7 @@ use gantry_api::{DeviceId, GangStatus, NodeName, PodUid};
 use super::agreed::OwnerKnown;
 use super::gang::{Env, Gang, State};
 use super::objects::ObjectName;
+use super::order::Turn;
 use super::recovery::Known;
 use super::status::beyond;
 use super::types::{
@@ -35,8 +36,13 @@ pub struct Gangs {
     pub(super) named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
     /// Gangs that want a plan, now or at some time.
     pub(super) planable: BTreeSet<Arc<GangKey>>,
-    /// Those of them that could be planned now and were not since room last grew: none of the others need be looked at.
+    /// Those of them that could be planned now, and what their order goes by.
+    pub(super) ready: BTreeMap<Arc<GangKey>, Turn>,
+    /// Those of them that were not planned since room last grew: none of the others need be looked at.
     pub(super) untried: BTreeSet<Arc<GangKey>>,
+    /// In which order those are planned, the first last, until anything changes that the order goes by: to find it anew for each of ten
+    /// thousand would take longer than to plan them.
+    pub(super) line: Option<Vec<Arc<GangKey>>>,
     /// The room that was last planned in.
     pub(super) room: u64,
     /// Devices that the gangs of each namespace hold.
@@ -82,7 +88,9 @@ impl Gangs {
             strays: BTreeMap::new(),
             named: BTreeMap::new(),
             planable: BTreeSet::new(),
+            ready: BTreeMap::new(),
             untried: BTreeSet::new(),
+            line: None,
             room: 0,
             held: BTreeMap::new(),
             taken: HashMap::new(),
@@ -209,10 +217,16 @@ impl Gangs {
         if let Some(gang) = self.gangs.get_mut(&key) {
             gang.tries.asked = false;
         }
+        let (line, turn) = (self.line.take(), self.ready.get(&key).copied());
         self.with(now, &key, |gang, env| match &result {
             Ok(placement) => gang.place(env, placement),
             Err(refused) => gang.refused(env, refused.clone()),
         });
+        // What it has got now counted for those behind it when the line was made, and what it has not counts on.
+        let placed = self.gangs.get(&key).is_some_and(|gang| !gang.slots.is_empty());
+        if placed || self.ready.get(&key).copied() == turn {
+            self.line = line;
+        }
         if let Ok(placement) = result {
             self.mark_victims(&key, placement.victims);
         }

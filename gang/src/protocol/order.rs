@@ -22,13 +22,42 @@ const ARRIVALS: u32 = 5;
 /// Which gangs go first: those that are decided and lack a place for one of their minimum, then those that have none, then members
 /// beyond a minimum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Urgency {
+pub(super) enum Urgency {
     Incomplete,
     Open,
     Extra,
 }
 
+/// What the order of a gang among those that want a plan goes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Turn {
+    urgency: Urgency,
+    priority: i32,
+    since: i64,
+    devices: u64,
+}
+
+impl Turn {
+    fn waiting<'a>(&self, key: &'a GangKey) -> Waiting<'a> {
+        Waiting {
+            key,
+            priority: self.priority,
+            since: self.since,
+            devices: self.devices,
+        }
+    }
+}
+
 impl Gang {
+    pub(super) fn turn(&self) -> Turn {
+        Turn {
+            urgency: self.urgency(),
+            priority: self.members.priority(),
+            since: self.waiting_since,
+            devices: self.members.unplaced_devices(),
+        }
+    }
+
     fn urgency(&self) -> Urgency {
         match &self.state {
             State::Decided(_) if self.missing(Count::placed) > 0 => Urgency::Incomplete,
@@ -281,33 +310,33 @@ impl Gangs {
         if !self.synced {
             return None;
         }
-        let ready = |key: &&Arc<GangKey>| self.gangs.get(*key).is_some_and(|gang| gang.wants_plan(now.at));
         if room > self.room {
             self.room = room;
-            self.untried = self.planable.iter().filter(ready).cloned().collect();
+            self.untried = self.ready.keys().cloned().collect();
+            self.line = None;
         }
-        // In the common case nobody is left to be tried, and this is all.
-        let untried: BTreeSet<&Arc<GangKey>> = self.untried.iter().filter(ready).collect();
-        let urgency = |key: &Arc<GangKey>| self.gangs.get(key).map(Gang::urgency);
-        let best = untried.iter().filter_map(|key| urgency(key)).min()?;
-        let level: Vec<(&Arc<GangKey>, &Gang)> = self
-            .planable
-            .iter()
-            .filter(ready)
-            .filter(|key| urgency(key) == Some(best))
-            .filter_map(|key| self.gangs.get_key_value(key))
-            .collect();
-        let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, gang)| waiting(key, gang)).collect();
-        let key = queue::order(&waiting, &self.held, now.unix)
-            .into_iter()
-            .filter_map(|at| level.get(at))
-            .find(|(key, _)| untried.contains(key))
-            .map(|(key, _)| Arc::clone(key))?;
-        self.untried.remove(&key);
-        let gang = self.gangs.get_mut(&key)?;
-        gang.tries.considered = Some(room);
-        gang.tries.asked = true;
-        gang.wanted()
+        loop {
+            // In the common case nobody is left to be tried, and this is all.
+            if self.untried.is_empty() {
+                return None;
+            }
+            let line = match self.line.as_mut().filter(|line| !line.is_empty()) {
+                Some(line) => line,
+                None => self
+                    .line
+                    .insert(line_up(&self.ready, &self.untried, &self.held, now)),
+            };
+            let key = line.pop()?;
+            self.untried.remove(&key);
+            let Some(gang) = self.gangs.get_mut(&key) else {
+                continue;
+            };
+            if gang.wants_plan(now.at) {
+                gang.tries.considered = Some(room);
+                gang.tries.asked = true;
+                return gang.wanted();
+            }
+        }
     }
 
     /// The gang that is first in the queue and waits for room, with the time since when it waits, in seconds since 1970. What is put
@@ -361,6 +390,34 @@ fn end(now: Instant, arrival: Duration, settings: &Settings) -> Instant {
         now,
         arrival.saturating_mul(ARRIVALS).saturating_add(settings.grace),
     )
+}
+
+/// The most urgent of those that are to be tried, the first last. All that are as urgent have their place in the order, tried or not: what is
+/// ordered before counts as held.
+fn line_up(
+    ready: &BTreeMap<Arc<GangKey>, Turn>,
+    untried: &BTreeSet<Arc<GangKey>>,
+    held: &BTreeMap<Arc<str>, u64>,
+    now: Now,
+) -> Vec<Arc<GangKey>> {
+    let all = untried.len() == ready.len();
+    let open = |key: &Arc<GangKey>| all || untried.contains(key);
+    let best = ready
+        .iter()
+        .filter(|(key, _)| open(key))
+        .map(|(_, turn)| turn.urgency)
+        .min();
+    let level: Vec<(&Arc<GangKey>, &Turn)> = ready
+        .iter()
+        .filter(|(_, turn)| Some(turn.urgency) == best)
+        .collect();
+    let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, turn)| turn.waiting(key)).collect();
+    let order = queue::order(&waiting, held, now.unix).into_iter().rev();
+    order
+        .filter_map(|at| level.get(at))
+        .filter(|(key, _)| open(key))
+        .map(|(key, _)| Arc::clone(key))
+        .collect()
 }
 
 fn waiting<'a>(key: &'a GangKey, gang: &Gang) -> Waiting<'a> {

@@ -2,6 +2,8 @@
 
 use gantry_api::GangPhase;
 
+use proptest::prelude::*;
+
 use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
 use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Settings, Work};
 use crate::terms::Repair;
@@ -575,4 +577,50 @@ fn gangs_that_cannot_be_planned_yet_are_not_looked_at_with_every_event() {
     world.see(member("second", claim("g7-", 2)));
     assert_eq!(world.gangs.untried.len(), 1);
     assert_eq!(*world.plan().gang, key("g7-"));
+}
+
+proptest! {
+    #[test]
+    fn whoever_is_first_in_the_queue_and_was_not_tried_is_next(
+        gangs in prop::collection::vec((0..3_u8, 0..2_i32, 0..4_u64, 1..4_u32), 1..12),
+        fits in prop::collection::vec(any::<bool>(), 40),
+        grows in prop::collection::vec(prop::bool::weighted(0.2), 40),
+    ) {
+        let mut world = World::new();
+        let mut at = 0;
+        for (number, (space, priority, after, members)) in gangs.iter().enumerate() {
+            world.pass(*after);
+            for _ in 0..*members {
+                let mut claim = claim(&format!("g{number}"), *members);
+                claim.key.namespace = format!("ns{space}").into();
+                let mut pod = member(&format!("p{at}"), claim);
+                pod.priority = *priority;
+                world.see(pod);
+                at += 1;
+            }
+        }
+        for (fits, grows) in fits.into_iter().zip(grows) {
+            world.room += u64::from(grows);
+            if grows {
+                // What was not tried since room grew is known once the next is asked for.
+                world.gangs.untried = world.gangs.queue(world.now()).into_iter().collect();
+            }
+            let queue = world.gangs.queue(world.now());
+            let first = queue.into_iter().find(|gang| world.gangs.untried.contains(gang));
+            let next = world.next();
+            prop_assert_eq!(next.as_ref().map(|wanted| &wanted.gang), first.as_ref());
+            let Some(wanted) = next else { continue };
+            let result = if fits {
+                let places = wanted.members.iter();
+                let places = places.map(|member| place("n0", member.uid.as_str()));
+                Ok(Placement {
+                    places: places.collect(),
+                    ..Placement::default()
+                })
+            } else {
+                Err(refused("no room"))
+            };
+            world.gangs.placed(world.now(), &wanted.gang, result);
+        }
+    }
 }

@@ -396,6 +396,7 @@ impl Gangs {
         assert_eq!(self.owners.len(), 0);
         assert_eq!(self.named.len(), 0);
         assert_eq!(self.planable.len(), 0);
+        assert_eq!(self.ready.len(), 0);
         assert_eq!(self.untried.len(), 0);
         assert_eq!(self.held.len(), 0);
         assert_eq!(self.taken.len(), 0);
