@@ -5,10 +5,12 @@
 //! 1. As many members as fit, never fewer than must be; a preferred level that holds those that must be goes before the others.
 //! 2. The **narrowest** part of the fabric: one node, one domain of the smallest level, and so on up.
 //! 3. **Bandwidth** of the worst-off member inside its node.
-//! 4. The **least left over**: of the parts of the fabric that hold the members the one that has room for the fewest more, and within it, at each
-//!    level down to the nodes, the fewest parts with the least left over. What is left over is left where something is broken already.
-//! 5. What the pods **prefer** (affinity, taints), then the fewest free devices.
-//! 6. The **names**: equal input, equal answer.
+//! 4. The **fewest parts** of the levels below, where there are any (racks of a zone).
+//! 5. The **least left over**: of the parts of the fabric that hold the members the one that has room for the fewest more, and within it, at each
+//!    level down to the nodes, the fewest parts with the least left over. What is left over is left where something is broken already; one node
+//!    for all goes where the rack is.
+//! 6. What the pods **prefer** (affinity, taints), then the fewest free devices.
+//! 7. The **names**: equal input, equal answer.
 //!
 //! Ranks run along the tree. Room is first sought among devices that no single pod is about to get, then among all that nobody has.
 

@@ -2,7 +2,7 @@
 //! nodes that it has to offer, with the least left over.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use gantry_gang::DomainIx;
 
@@ -202,19 +202,22 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 }
                 found.sort_unstable();
                 let best = found.first().map(|(over, loose, _)| (*over, *loose));
-                let equal = found
+                // Parts that have parts of their own are compared by how many of those are used, too.
+                let broad = found.iter().any(|(_, _, domain)| self.has_parts(*domain));
+                let candidates = found
                     .iter()
-                    .take_while(|(over, loose, _)| best == Some((*over, *loose)));
-                let filled = equal.take(MOST_FILLED).filter_map(|(_, _, domain)| {
+                    .take_while(|(over, loose, _)| broad || best == Some((*over, *loose)));
+                let filled = candidates.take(MOST_FILLED).filter_map(|(over, loose, domain)| {
                     let mut filler = filler.clone();
                     match slices {
                         Some(slices) => filler.fill_sliced(*domain, slices, members)?,
                         None => filler.fill(*domain, members)?,
                     }
-                    Some(filler.runs)
+                    let runs = filler.runs;
+                    let evenness = (runs.len(), runs.iter().map(|run| run.count).max());
+                    Some(((self.breadth(&runs), *over, *loose, evenness), runs))
                 });
-                let evenness = |runs: &Vec<Run>| (runs.len(), runs.iter().map(|run| run.count).max());
-                if let Some(runs) = filled.min_by_key(evenness) {
+                if let Some((_, runs)) = filled.min_by(|(a, _), (b, _)| a.cmp(b)) {
                     return Some(Chosen { rank, runs });
                 }
             }
@@ -222,7 +225,30 @@ impl<'s, 'a> Chooser<'s, 'a> {
         None
     }
 
-    /// Of nodes that take all members the one that is liked best, then loses least, then is fullest.
+    fn has_parts(&self, domain: DomainIx) -> bool {
+        self.survey
+            .domain(domain)
+            .is_some_and(|of| !of.children.is_empty())
+    }
+
+    /// By level, the widest first: how many domains some members lie in.
+    fn breadth(&self, runs: &[Run]) -> Vec<usize> {
+        let mut used: Vec<BTreeSet<DomainIx>> = vec![BTreeSet::new(); self.survey.fabric.levels.0.len()];
+        for run in runs {
+            let mut at = self.survey.fabric.of_node.get(run.node.0 as usize).copied();
+            while let Some((number, domain)) =
+                at.and_then(|number| Some((number, self.survey.domain(number)?)))
+            {
+                if let Some(used) = domain.level.and_then(|level| used.get_mut(level)) {
+                    used.insert(number);
+                }
+                at = domain.parent;
+            }
+        }
+        used.iter().map(BTreeSet::len).collect()
+    }
+
+    /// Of nodes that take all members the one that is liked best, then loses least, then is fullest, then lies where most is broken already.
     fn best_node(&self, nodes: &[NodeIx], members: u32) -> Option<NodeIx> {
         let mut lost: HashMap<u32, i64> = HashMap::new();
         let key = |node: &NodeIx| {
@@ -246,7 +272,18 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let equal = nodes.iter().zip(&keys).filter(|(_, key)| *key == best);
         equal
             .map(|(node, _)| *node)
-            .min_by_key(|node| self.survey.name(*node))
+            .min_by_key(|node| (self.around(*node), self.survey.name(*node)))
+    }
+
+    /// What is free in the domains that a node lies in, the smallest first.
+    fn around(&self, node: NodeIx) -> Vec<u32> {
+        let mut around = Vec::new();
+        let mut at = self.survey.fabric.of_node.get(node.0 as usize).copied();
+        while let Some(domain) = at {
+            around.extend(self.loose.get(domain.0 as usize));
+            at = self.survey.domain(domain).and_then(|domain| domain.parent);
+        }
+        around
     }
 
     /// Where so many members of each shape go.

@@ -73,6 +73,34 @@ fn of_racks_that_hold_it_the_one_with_the_least_room_is_taken() {
 }
 
 #[test]
+fn of_zones_that_hold_it_the_one_where_it_lies_in_the_fewest_racks_is_taken() {
+    let mut world = World::new();
+    // Zone `y` has less room, in more racks.
+    for (rack, nodes) in [
+        ("x/r1", "abcd"),
+        ("x/r2", "efgh"),
+        ("y/r3", "ij"),
+        ("y/r4", "kl"),
+        ("y/r5", "m"),
+    ] {
+        for node in nodes.chars() {
+            world.node(rack, &node.to_string(), ALL);
+        }
+    }
+    let eight = world.shape(8);
+    let placed = world.plan(&gang(&[(5, eight)])).unwrap();
+    assert_eq!(&*placed.domain, "2 racks of zone x");
+}
+
+#[test]
+fn a_gang_of_one_node_lies_where_a_rack_is_broken_already() {
+    let mut world = twelve();
+    let eight = world.shape(8);
+    world.node("z2/r9", "y", ALL).node("z2/r9", "z", "");
+    assert_eq!(world.line(&gang(&[(1, eight)])), "node y: y[0,1,2,3,4,5,6,7]");
+}
+
+#[test]
 fn several_racks_are_filled_so_that_no_further_one_is_broken() {
     let mut world = World::new();
     for (rack, nodes) in [("z/r1", "abc"), ("z/r2", "def"), ("z/r3", "g"), ("z/r4", "hi")] {
