@@ -112,7 +112,10 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
             None => sighting(of, &label, &configs),
         };
         let wait = match (&sighting, &folder) {
-            (Some(sighting), Some(_)) => doubt.about(sighting, last.as_ref(), Instant::now()),
+            // Nor is a file of the folder doubted at the start: the choice may be to have none.
+            (Some(sighting), Some(_)) if last.is_some() => {
+                doubt.about(sighting, last.as_ref(), Instant::now())
+            }
             // The API server tells of whole ConfigMaps only.
             _ => None,
         };

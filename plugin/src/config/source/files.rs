@@ -23,7 +23,7 @@ use crate::config::read::MAX_BYTES;
 const RECHECK: Duration = Duration::from_secs(5);
 /// Writers that replace several files do so in a moment.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long a file that had something in it must be empty until that is believed: people and programs that write a file over empty
+/// How long a file that had something in it, or is read for the first time, must be empty until that is believed: people and programs that write a file over empty
 /// it first, and the defaults would be in effect for that moment.
 const EMPTIED: Duration = Duration::from_secs(1);
 /// Most links followed from one path.
@@ -63,14 +63,14 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// How long to wait before what was `seen` after `last` is read again; `None`: it is believed.
+    /// How long to wait before what was `seen` after `last`, if anything was before, is read again; `None`: it is believed.
     pub(super) fn about(
         &mut self,
         seen: &Sighting,
         last: Option<&Sighting>,
         now: Instant,
     ) -> Option<Duration> {
-        let emptied = seen.is_empty() && last.is_some_and(|last| !last.is_empty());
+        let emptied = seen.is_empty() && last.is_none_or(|last| !last.is_empty());
         if !emptied {
             self.since = None;
             return None;
@@ -133,6 +133,11 @@ fn text(path: &Path, pipes: Pipes) -> io::Result<String> {
 fn is_null(metadata: &Metadata) -> bool {
     let number = metadata.rdev();
     metadata.file_type().is_char_device() && (rustix::fs::major(number), rustix::fs::minor(number)) == (1, 3)
+}
+
+/// Whether a path leads to what nobody writes anything into.
+pub(super) fn stays_empty(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| is_null(&metadata))
 }
 
 /// Refuses what is no file with an end.

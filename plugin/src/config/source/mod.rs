@@ -5,8 +5,9 @@ mod choice;
 mod cluster;
 mod files;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use gantry_api::{NodeName, ResourceName};
 use tokio::signal::unix::{SignalKind, signal};
@@ -139,8 +140,11 @@ pub async fn follow(
         Place::Flags => last = Some(flags_alone()),
         Place::File(path) => {
             // Before it is read, so that no signal falls between.
-            let changes = files::Changes::new(path.clone());
-            last = Some(source.first(Pipes::Refused)?);
+            let mut changes = files::Changes::new(path.clone());
+            let Some(first) = source.first_written(path, &mut changes, &shutdown).await? else {
+                return Ok(None);
+            };
+            last = Some(first);
             tasks.spawn(files::follow(
                 changes,
                 last.clone(),
@@ -256,6 +260,29 @@ impl Source {
                 reason: reason.clone(),
             }),
             Ok(_) => Ok(sighting),
+        }
+    }
+
+    /// What stands in a file at the start; one that is empty is about to be written, unless it stays so. `None`: `shutdown` came first.
+    async fn first_written(
+        &self,
+        path: &Path,
+        changes: &mut files::Changes,
+        shutdown: &CancellationToken,
+    ) -> Result<Option<Sighting>, SourceError> {
+        let mut doubt = files::Doubt::default();
+        loop {
+            changes.arm();
+            let sighting = self.first(Pipes::Refused)?;
+            let wait = doubt.about(&sighting, None, Instant::now());
+            if wait.is_none() || files::stays_empty(path) {
+                return Ok(Some(sighting));
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => return Ok(None),
+                () = changes.next() => {}
+                () = files::over(wait) => {}
+            }
         }
     }
 

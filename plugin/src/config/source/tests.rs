@@ -263,11 +263,10 @@ fn an_emptied_file_is_believed_once_it_stays_empty() {
 }
 
 #[test]
-fn a_file_that_was_empty_or_is_read_first_is_believed_at_once() {
+fn a_file_that_was_empty_or_is_gone_is_believed_at_once() {
     let mut doubt = files::Doubt::default();
     let now = std::time::Instant::now();
     assert_eq!(doubt.about(&seen(""), Some(&seen("")), now), None);
-    assert_eq!(doubt.about(&seen(""), None, now), None);
     let gone = Sighting {
         text: Err("No such file".to_owned()),
         ..seen("")
@@ -292,4 +291,29 @@ async fn a_file_that_is_emptied_and_stays_empty_means_the_defaults() {
         emptied.elapsed() >= Duration::from_secs(1),
         "a bound from below, which no load can break"
     );
+}
+
+#[tokio::test]
+async fn a_file_that_is_empty_at_the_start_is_about_to_be_written_unless_it_stays_so() {
+    let began = std::time::Instant::now();
+    let mut doubt = files::Doubt::default();
+    assert_eq!(
+        doubt.about(&seen(""), None, began),
+        Some(Duration::from_secs(1)),
+        "and the defaults are not in effect meanwhile"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    std::fs::write(&path, "").unwrap();
+    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    assert!(
+        began.elapsed() >= Duration::from_secs(1),
+        "a bound from below, which no load can break"
+    );
+    followed.config(MigStrategy::None).await;
+    assert!(
+        files::stays_empty(Path::new("/dev/null")),
+        "which is believed at once"
+    );
+    assert!(!files::stays_empty(&path));
 }
