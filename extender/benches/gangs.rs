@@ -109,6 +109,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
         created: i64::from(gang),
         stage: Stage::Pending,
         leaving: false,
+        refused: false,
     }
 }
 

@@ -53,7 +53,7 @@ pub struct PodFacts {
     pub allocated: Vec<(ResourceName, DeviceId)>,
     /// Resources it asks for of which kube-scheduler's own count found too few the last time.
     pub insufficient: Vec<ResourceName>,
-    /// kube-scheduler has found no node for it.
+    /// kube-scheduler has tried it in vain.
     pub refused: bool,
     /// What kube-scheduler said the last time of nodes that it does not take; kept for members of gangs.
     pub said: Option<Arc<str>>,
@@ -129,7 +129,7 @@ impl Reader {
             stopped: status.stopped(pod.spec.containers.len()),
             allocated: status.allocated(&self.watched),
             insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(&asked)),
-            refused: scheduled.is_some_and(slim::SlimCondition::is_refusal),
+            refused: scheduled.is_some_and(slim::SlimCondition::was_tried),
             said: scheduled
                 .filter(|_| claim.is_some())
                 .and_then(slim::SlimCondition::own_words)

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -11,6 +12,11 @@ use super::{Binder, Failure};
 use crate::gang::events::{Events, Tiding};
 use crate::index::{Index, Target};
 use crate::metrics::{Metrics, Outcome};
+
+/// Between the first bind that was not answered and the second; each further one waits twice as long.
+const AGAIN: Duration = Duration::from_secs(1);
+/// After this wait there is no further one.
+const LONGEST: Duration = Duration::from_secs(16);
 
 /// Binds until `shutdown`. What is under way then is finished, or by whoever leads next.
 pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, shutdown: CancellationToken) {
@@ -22,7 +28,10 @@ pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, s
                     for target in binder.store.update(Index::take_aside) {
                         let binder = binder.clone();
                         binds.spawn(async move {
-                            let result = binder.bind(&target).await;
+                            let result = bind(&binder, &target).await;
+                            if result.is_err() {
+                                binder.store.update(|index| index.bring_again(&target.uid));
+                            }
                             (target, result)
                         });
                     }
@@ -36,6 +45,18 @@ pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, s
         }
     };
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
+}
+
+/// Binds a member. An API server that does not answer is asked again: kube-scheduler would come back by itself, and it does not know of this bind.
+async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
+    let mut pause = AGAIN;
+    loop {
+        match binder.bind(target).await {
+            Err(Failure::Unanswered(_)) if pause <= LONGEST => tokio::time::sleep(pause).await,
+            ended => return ended,
+        }
+        pause *= 2;
+    }
 }
 
 /// kube-scheduler knows nothing of it, so that the Event that it writes for every pod is missing.
@@ -60,7 +81,7 @@ fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(),
             events.pod(&namespace.as_str().into(), &name.as_str().into(), uid, tiding);
         }
         Err(error) => {
-            tracing::warn!(pod = %name, %namespace, %node, %error, "bind failed; kube-scheduler brings the pod again");
+            tracing::warn!(pod = %name, %namespace, %node, %error, "bind failed; kube-scheduler is to bring the pod again");
         }
     }
 }

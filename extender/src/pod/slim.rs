@@ -378,9 +378,14 @@ impl SlimStatus {
 }
 
 impl SlimCondition {
-    /// Of `PodScheduled`: no node was found. A pod of which a bind failed has another reason, and is tried again without being woken.
+    /// Of `PodScheduled`: no node was found.
     pub(super) fn is_refusal(&self) -> bool {
         self.status == "False" && self.reason.as_deref() == Some("Unschedulable")
+    }
+
+    /// Of `PodScheduled`: kube-scheduler has tried the pod in vain, for whatever reason.
+    pub(super) fn was_tried(&self) -> bool {
+        self.status == "False" && self.reason.as_deref() != Some("SchedulingGated")
     }
 
     /// kube-scheduler writes `Insufficient nvidia.com/gpu` for what its own count refuses.

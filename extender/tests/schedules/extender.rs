@@ -81,6 +81,8 @@ struct Task {
     target: Target,
     /// kube-scheduler's call, as long as it waits for the answer.
     call: Option<u64>,
+    /// Nobody called: the extender binds a member that had come and left.
+    own: bool,
     stage: Stage,
     deadline: u64,
 }

@@ -43,7 +43,7 @@ pub struct Member {
     pub stage: Stage,
     /// It is being deleted.
     pub leaving: bool,
-    /// kube-scheduler has tried it and found no node: it may be parked there.
+    /// kube-scheduler has tried it in vain: it may be parked there.
     pub refused: bool,
 }
 

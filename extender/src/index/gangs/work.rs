@@ -100,6 +100,11 @@ impl Index {
         aside.into_iter().filter_map(target).collect()
     }
 
+    /// kube-scheduler is to bring a member again that was to be bound without it, and is not.
+    pub fn bring_again(&mut self, uid: &PodUid) {
+        self.gangs.called.insert(uid.clone());
+    }
+
     /// Whether there are such.
     pub fn has_aside(&self) -> bool {
         !self.gangs.aside.is_empty()

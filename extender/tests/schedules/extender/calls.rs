@@ -53,6 +53,7 @@ impl World {
         let number = self.extenders.next_task;
         let task = Task {
             target,
+            own: call.is_none(),
             call,
             stage: Stage::Reading,
             deadline: self.now + self.extenders.barrier,
@@ -277,6 +278,9 @@ impl World {
                     self.update(run, |index| index.finish(instant, &task.target, outcome));
                 }
             }
+        }
+        if task.own && result.is_err() {
+            self.update(run, |index| index.bring_again(&uid));
         }
     }
 
