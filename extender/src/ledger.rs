@@ -89,7 +89,7 @@ pub fn settle(
     };
     let truths = Truths::collect(inventory, pods);
     for (index, pool) in inventory.pools.iter().enumerate() {
-        let claims = claims(node, pool, pods, &mut account.faults);
+        let claims = claims(node, (index, pool), pods, &truths, &mut account.faults);
         let balance = &mut account.pools[index];
         balance.reserved = sets(pool, reserved);
         balance.leaving = &sets(pool, leaving) | &truths.leaving[index];
@@ -135,6 +135,13 @@ struct Truth {
     besides: DeviceSet,
 }
 
+impl Truth {
+    /// Whether kubelet reports all that a pod asks for, by UID, and nothing else is said of it.
+    fn is_complete(&self, asked: usize) -> bool {
+        self.by_uid.len() >= asked && self.besides.is_subset(&self.by_uid)
+    }
+}
+
 impl Truths {
     fn collect(inventory: &Inventory, pods: &[&PodFacts]) -> Self {
         let pools = inventory.pools.len();
@@ -173,16 +180,25 @@ impl Truths {
     }
 }
 
-/// What each pod's grant gives it of a pool, if the grant may be followed; what is wrong otherwise.
+fn asked_of(pod: &PodFacts, pool: &Pool) -> usize {
+    usize::try_from(pod.devices(pool.resource.as_str())).unwrap_or(usize::MAX)
+}
+
+/// What each pod's grant gives it of a pool, if the grant may be followed; what is wrong otherwise. Grants that are spent are not read: those of most
+/// pods, on every change of their node.
 fn claims(
     node: &NodeName,
-    pool: &Pool,
+    (index, pool): (usize, &Pool),
     pods: &[&PodFacts],
+    truths: &Truths,
     faults: &mut Vec<Fault>,
 ) -> Vec<Option<DeviceSet>> {
-    let mut claim = |pod: &PodFacts| {
+    let mut claim = |number: usize, pod: &PodFacts| {
         let text = pod.grant.as_deref()?;
-        let asked = usize::try_from(pod.devices(pool.resource.as_str())).unwrap_or(usize::MAX);
+        let asked = asked_of(pod, pool);
+        if truths.pods[number][index].is_complete(asked) {
+            return None;
+        }
         let mut fault = |kind, words: String| {
             let fault = Fault {
                 pod: pod.uid.clone(),
@@ -227,7 +243,8 @@ fn claims(
         }
         Some(devices)
     };
-    pods.iter().map(|pod| claim(pod)).collect()
+    let numbered = pods.iter().enumerate();
+    numbered.map(|(number, pod)| claim(number, pod)).collect()
 }
 
 #[expect(
@@ -251,10 +268,9 @@ fn settle_pool(
     let mut missing = Vec::new();
     let mut granted = DeviceSet::EMPTY;
     for (pod, facts) in pods.iter().enumerate() {
-        let asked = usize::try_from(facts.devices(pool.resource.as_str())).unwrap_or(usize::MAX);
+        let asked = asked_of(facts, pool);
         let mut holds = known(pod);
-        let complete = truth(pod).by_uid.len() >= asked && truth(pod).besides.is_subset(&truth(pod).by_uid);
-        if !complete && let Some(claim) = &claims[pod] {
+        if let Some(claim) = &claims[pod] {
             let others = &(&all_true - &holds) | &granted;
             let lost = claim & &others;
             if !lost.is_empty() {

@@ -151,6 +151,18 @@ fn a_forged_grant_is_ignored_but_its_pod_still_counts() {
 }
 
 #[test]
+fn a_grant_is_not_read_any_more_once_kubelet_says_what_its_pod_has() {
+    let greedy = bound(pod("a", 1), "n", 1, Some("0-7"));
+    let told = [holder("n", "a", Some("a"), "5")];
+    let cluster = node(&told, &[greedy.clone()]);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,6,7");
+    assert_eq!(faults(&cluster), []);
+    // By name alone it may be what a pod before this one had.
+    let cluster = node(&[holder("n", "a", None, "5")], &[greedy]);
+    assert_eq!(faults(&cluster), [FaultKind::Size]);
+}
+
+#[test]
 fn a_grant_of_devices_that_are_not_there_takes_others() {
     let mut elsewhere = bound(pod("a", 2), "n", 1, None);
     let foreign = grant(&"a".into(), "n", set("0,1")).replace("GPU-n-", "GPU-x-");
