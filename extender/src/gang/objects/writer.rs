@@ -241,8 +241,7 @@ impl Writer {
                     Err(Failure::Unknown(_)) => Err(CommitFailure::Unknown),
                     Err(_) => Err(CommitFailure::Conflict),
                 };
-                // What was to be written before the decision is old, however that ended.
-                lane.status = None;
+                lane.decided(&decision);
                 lane.read = failed;
                 lane.doubt = failed.then(|| decision.id.clone());
                 lane.pause(failed, now);
@@ -322,8 +321,13 @@ impl Lane {
             // The newest status goes along: it is one write.
             let status = self.status.take();
             let status = status.or_else(|| known.map(|known| known.status.clone()));
+            // Where the first try has failed, no status may be there to go along; whose decision it is must be said all the same, or whoever
+            // takes over does not know it.
             let status = GangStatus {
                 decision: Some(decision.clone()),
+                name: gang.name.to_string(),
+                dialect: gang.dialect.as_str().to_owned(),
+                incarnation: gang.incarnation.to_string(),
                 ..status.unwrap_or_default()
             };
             return Some((Job::Commit(gang, decision), status));
@@ -333,6 +337,15 @@ impl Lane {
         }
         let status = self.status.take()?;
         Some((Job::Status(Box::new(status.clone())), status))
+    }
+
+    /// The write of a decision has ended, one way or the other: what was to be written before it is old. What was said since the watch has shown it
+    /// is not, and is not said again.
+    fn decided(&mut self, decision: &Decision) {
+        self.status.take_if(|status| {
+            let of = status.decision.as_ref();
+            of.is_none_or(|of| of.id != decision.id)
+        });
     }
 
     fn pause(&mut self, failed: bool, now: Instant) {
@@ -396,5 +409,65 @@ async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_api::GangSpec;
+    use gantry_gang::Dialect;
+
+    use super::*;
+
+    fn decision() -> Decision {
+        Decision {
+            id: "1".to_owned(),
+            min: 2,
+            domain: String::new(),
+            slots: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_was_said_since_the_watch_showed_the_decision_outlives_the_end_of_its_write() {
+        let said = |decision| GangStatus {
+            decision,
+            ..GangStatus::default()
+        };
+        let mut lane = Lane {
+            status: Some(said(None)),
+            ..Lane::default()
+        };
+        lane.decided(&decision());
+        assert_eq!(lane.status, None);
+        // A place was lost meanwhile: its member waits until it is written down where it is to go.
+        lane.status = Some(said(Some(decision())));
+        lane.decided(&decision());
+        assert_eq!(lane.status, Some(said(Some(decision()))));
+    }
+
+    #[test]
+    fn a_decision_says_whose_it_is_though_no_status_was_ever_written() {
+        let gang = GangKey {
+            namespace: "default".into(),
+            name: "a".into(),
+            dialect: Dialect::Annotation,
+            incarnation: "1".into(),
+        };
+        let mut lane = Lane {
+            commit: Some((Arc::new(gang.clone()), decision())),
+            ..Lane::default()
+        };
+        // The object was made, and the write after that has failed.
+        let made = Object {
+            uid: "1".into(),
+            resource_version: "1".into(),
+            ours: true,
+            spec: Ok(GangSpec::default()),
+            status: GangStatus::default(),
+        };
+        let (_, status) = lane.next(Some(&made), true).unwrap();
+        assert_eq!(status.decision, Some(decision()));
+        assert_eq!(GangKey::of_status(&gang.namespace, &status), Some(gang));
     }
 }
