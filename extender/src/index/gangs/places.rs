@@ -247,8 +247,26 @@ impl Entry {
                 let words = pool.describe(&taken);
                 return Some(format!("{words} taken by a pod that was not asked for"));
             }
+            let twice = &devices & &self.kept_before(place, pool);
+            if !twice.is_empty() {
+                return Some(format!("{} of another place, too", pool.describe(&twice)));
+            }
         }
         None
+    }
+
+    /// What places here keep of a pool that come before another. A lost member's place is what it was granted, and where kubelet had given it other
+    /// devices, what it was granted may be a sibling's place by now: neither could have it before the other has given it up.
+    fn kept_before(&self, place: &Kept, pool: &Pool) -> DeviceSet {
+        let mut kept = DeviceSet::EMPTY;
+        for other in &self.places {
+            if (&other.gang, other.slot) < (&place.gang, place.slot) {
+                for (resource, ids) in &other.devices {
+                    kept.add(&pool.taken(resource, ids));
+                }
+            }
+        }
+        kept
     }
 
     /// The devices of a place by pool, if its pod can have them now: healthy, and nobody else's.
