@@ -220,8 +220,6 @@ pub(crate) struct Gang {
     pub(crate) ours: bool,
     pub(crate) spec: GangSpec,
     pub(crate) status: Arc<GangStatus>,
-    /// When its status was written.
-    pub(crate) written: u64,
 }
 
 /// A GpuNode, as it is sent and as the extender reads it.
@@ -401,7 +399,6 @@ impl Api {
             ours: true,
             spec: GangSpec::default(),
             status: Arc::default(),
-            written: 0,
         };
         self.put_gang(gang);
         Status::Done
@@ -414,7 +411,6 @@ impl Api {
         uid: &str,
         over: u64,
         status: &Arc<GangStatus>,
-        now: u64,
     ) -> Status {
         let Some(gang) = self.gangs.get(name) else {
             return Status::Missing;
@@ -428,7 +424,6 @@ impl Api {
         }
         let mut gang = Gang::clone(gang);
         gang.status = Arc::clone(status);
-        gang.written = now;
         gang.rv = self.version();
         self.put_gang(gang);
         Status::Done

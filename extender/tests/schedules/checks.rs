@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gantry_api::Grant;
+use gantry_api::{DeviceId, Grant};
 use gantry_extender::index::Target;
 
 use crate::jobs::{Job, Member};
@@ -94,8 +94,8 @@ impl World {
 
     /// Decisions that stand have no device in common.
     pub(crate) fn check_decisions(&mut self) {
-        let mut taken: BTreeMap<String, String> = BTreeMap::new();
-        let mut wrong = None;
+        let mut taken: BTreeMap<&DeviceId, &str> = BTreeMap::new();
+        let mut both = Vec::new();
         for gang in self.api.gangs.values() {
             let Some(decision) = &gang.status.decision else {
                 continue;
@@ -110,26 +110,33 @@ impl World {
                     let pod = self.api.pods.values().find(|pod| pod.uid == uid.as_str());
                     pod.is_some_and(|pod| pod.is_live() && pod.node.is_none())
                 });
-                // A place of which a device is sick or the node gone is given up by whoever leads, as soon as it looks; the object says so a
-                // moment later. Should it crash before, the next gives up one of two decisions that have a device in common.
-                let ids = || slot.devices.iter().flat_map(|devices| &devices.ids);
-                let lost = ids().any(|id| {
-                    let mut kubelets = self.kubelets.all.iter();
-                    kubelets.any(|kubelet| kubelet.was_lost(id.as_str(), gang.written))
-                });
-                if !waits || lost {
+                if !waits {
                     continue;
                 }
                 for id in slot.devices.iter().flat_map(|devices| &devices.ids) {
-                    if let Some(other) = taken.insert(id.to_string(), gang.name.clone()) {
-                        wrong = Some(format!("{id} is in the decisions of {other} and {}", gang.name));
+                    if let Some(other) = taken.insert(id, &gang.name) {
+                        both.push((id, other, gang.name.as_str()));
                     }
                 }
             }
         }
-        if let Some(wrong) = wrong {
-            self.wrong(wrong);
+        // A place that cannot be had any more (a device is sick, the node was gone) is given up by whoever leads, and the object says so a moment
+        // later. Should it crash before, the next gives up one of the two.
+        let stand = |(id, one, other): &(&DeviceId, &str, &str)| self.keeps(one, id) && self.keeps(other, id);
+        if let Some((id, one, other)) = both.into_iter().find(stand) {
+            let words = format!("{id} is in the decisions of {one} and {other}");
+            self.wrong(words);
         }
+    }
+
+    /// Whether who leads keeps a device for a gang.
+    fn keeps(&self, gang: &str, device: &DeviceId) -> bool {
+        let process = self.leader().and_then(|run| self.extenders.running.get(&run));
+        let view = process.and_then(|process| process.view(gang));
+        let places = view.iter().flat_map(|view| &view.places);
+        places
+            .filter(|place| !place.bound)
+            .any(|place| place.devices.contains(device))
     }
 
     /// After everything has settled: what fits has run, as a whole.

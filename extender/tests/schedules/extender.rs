@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangPhase, GangStatus, PodUid, ResourceName};
+use gantry_api::{Decision, GangStatus, PodUid, ResourceName};
 use gantry_extender::bind::Binder;
 use gantry_extender::decide::Options;
 use gantry_extender::index::{
@@ -107,13 +107,18 @@ struct Writer {
     key: Option<Arc<GangKey>>,
     known: Option<Arc<Gang>>,
     status: Option<Arc<GangStatus>>,
-    /// The last status that was to be written.
-    last: Option<Arc<GangStatus>>,
     commit: Option<Decision>,
     forget: bool,
     busy: bool,
     /// The object has to be read before anything is written.
     reads: bool,
+    /// The decision whose write has failed, or may have.
+    doubt: Option<String>,
+    /// Nothing before that time; a decision that has not failed yet does not wait.
+    due: u64,
+    failed: u32,
+    /// The time at which it looks again.
+    waits_for: u64,
 }
 
 /// A request on its way.
@@ -270,10 +275,8 @@ impl World {
         for (key, status) in statuses {
             let name = key.object_name();
             let writer = self.writer(run, &name, &key);
-            let status = Arc::new(status);
-            writer.status = Some(Arc::clone(&status));
-            writer.last = Some(status);
-            self.soon(5, 60, Event::WriteGang { run, name });
+            writer.status = Some(Arc::new(status));
+            self.soon(0, 2, Event::WriteGang { run, name });
         }
     }
 
@@ -303,7 +306,9 @@ impl World {
             }
             Work::Forget { name, .. } => {
                 let name = name.to_string();
-                self.writer_of(run, &name).forget = true;
+                let writer = self.writer_of(run, &name);
+                writer.status = None;
+                writer.forget = true;
                 self.soon(1, 20, Event::WriteGang { run, name });
             }
             Work::Evict { pods, .. } | Work::Delete { pods, .. } => {

@@ -27,9 +27,6 @@ pub(crate) struct Kubelet {
     inbox: VecDeque<Change>,
     processes: BTreeMap<String, Process>,
     sick: BTreeSet<usize>,
-    /// When the node was lost last, and when each GPU fell sick last.
-    lost: u64,
-    fell_sick: BTreeMap<usize, u64>,
     publishes: bool,
 }
 
@@ -82,14 +79,6 @@ impl Kubelet {
 
     fn number(&self, id: &str) -> Option<usize> {
         id.strip_prefix(&format!("GPU-{}-", self.name))?.parse().ok()
-    }
-
-    /// Whether a device of it could not be had at some moment since then.
-    pub(crate) fn was_lost(&self, id: &str, since: u64) -> bool {
-        self.number(id).is_some_and(|gpu| {
-            let fell_sick = self.fell_sick.get(&gpu).copied().unwrap_or_default();
-            self.sick.contains(&gpu) || fell_sick.max(self.lost) > since
-        })
     }
 
     /// Its GpuNode.
@@ -154,8 +143,6 @@ impl World {
                 inbox: VecDeque::new(),
                 processes: BTreeMap::new(),
                 sick: BTreeSet::new(),
-                lost: 0,
-                fell_sick: BTreeMap::new(),
                 publishes: false,
             };
             self.api.write_node(&kubelet.name, gpus);
@@ -415,7 +402,6 @@ impl World {
             return;
         }
         kubelet.up = false;
-        kubelet.lost = self.now;
         kubelet.processes.clear();
         kubelet.inbox.clear();
         let name = kubelet.name.clone();
@@ -452,7 +438,6 @@ impl World {
             return;
         }
         self.kubelets.all[node].sick.insert(gpu);
-        self.kubelets.all[node].fell_sick.insert(gpu, self.now);
         let name = self.kubelets.all[node].name.clone();
         self.played(Played::GpuSick);
         self.note(format_args!("GPU {gpu} of {name} is sick"));

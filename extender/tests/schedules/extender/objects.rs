@@ -1,6 +1,84 @@
-//! The writer of Gang objects: one write per object at a time, decisions before all else, read again after a failure.
+//! The writer of Gang objects, as the real one goes: one request per object at a time, deletions before decisions before statuses, a status a
+//! second, growing pauses after failures, read again after what may have failed.
 
 use super::*;
+
+/// Between two statuses of one gang.
+const BETWEEN: u64 = 1_000;
+/// After a first write that failed; each further one waits twice as long.
+const AGAIN: u64 = 200;
+/// The longest such wait.
+const LONGEST: u64 = 10_000;
+
+impl Writer {
+    fn pause(&mut self, failed: bool, now: u64) {
+        if failed {
+            self.due = now + (AGAIN << self.failed.min(16)).min(LONGEST);
+            self.failed += 1;
+        } else {
+            (self.due, self.failed) = (0, 0);
+        }
+    }
+
+    /// What to do next with the object.
+    fn next(&mut self, name: String) -> Option<What> {
+        let known = self.known.clone();
+        if self.reads {
+            return Some(What::Get { name });
+        }
+        if std::mem::take(&mut self.forget)
+            && let Some(known) = &known
+        {
+            let uid = known.uid.clone();
+            return Some(What::Remove { name, uid });
+        }
+        if self.commit.is_none() && self.status.is_none() {
+            return None;
+        }
+        let Some(known) = known else {
+            return Some(What::Create { name });
+        };
+        let (uid, over) = (known.uid.clone(), known.rv);
+        if let Some(decision) = self.commit.take() {
+            // The newest status goes along.
+            let status = self.status.take().unwrap_or_else(|| Arc::clone(&known.status));
+            let id = decision.id.clone();
+            let mut status = GangStatus {
+                decision: Some(decision),
+                ..GangStatus::clone(&status)
+            };
+            if let Some(key) = &self.key {
+                status.name = key.name.to_string();
+                status.dialect = key.dialect.as_str().to_owned();
+                status.incarnation = key.incarnation.to_string();
+            }
+            let status = Arc::new(status);
+            let decision = Some(id);
+            return Some(What::Put {
+                name,
+                uid,
+                over,
+                status,
+                decision,
+            });
+        }
+        let status = self.status.take()?;
+        Some(What::Put {
+            name,
+            uid,
+            over,
+            status,
+            decision: None,
+        })
+    }
+
+    /// Whether the status to be written is what the object says already.
+    fn says_what_is(&self) -> bool {
+        let first = !self.reads && !self.forget && self.commit.is_none();
+        let known = self.known.as_ref();
+        first && known.is_some_and(|known| self.status.as_deref() == Some(&*known.status))
+    }
+}
 
 impl World {
     pub(super) fn writer(&mut self, run: u32, name: &str, key: &Arc<GangKey>) -> &mut Writer {
@@ -18,13 +96,13 @@ impl World {
         })
     }
 
-    pub(super) fn free_writer(&mut self, run: u32, name: &str) -> Option<&mut Writer> {
+    fn free_writer(&mut self, run: u32, name: &str) -> Option<&mut Writer> {
         let writer = self.extenders.running.get_mut(&run)?.writers.get_mut(name)?;
         writer.busy = false;
         Some(writer)
     }
 
-    /// The next write of a Gang object: first the decision, one request at a time.
+    /// The next write of a Gang object.
     pub(crate) fn write_gang(&mut self, run: u32, name: &str) {
         let event = Event::WriteGang {
             run,
@@ -44,69 +122,111 @@ impl World {
         let Some(writer) = process.writers.get_mut(name) else {
             return;
         };
-        if writer.busy
-            || (writer.commit.is_none() && writer.status.is_none() && !writer.forget && !writer.reads)
-        {
+        if writer.busy {
             return;
         }
-        let name = name.to_owned();
-        let known = writer.known.clone();
-        // An object that is over goes before a gang of its name is written: what arrives late must not delete that one's.
-        let forget = !writer.reads && std::mem::take(&mut writer.forget);
-        let what = match (known, writer.reads) {
-            (_, true) => What::Get { name },
-            (Some(known), false) if forget => What::Remove {
-                name,
-                uid: known.uid.clone(),
-            },
-            (None, false) => {
-                if writer.commit.is_none() && writer.status.is_none() {
-                    return;
-                }
-                What::Create { name }
+        let urgent = writer.commit.is_some() && writer.failed == 0;
+        if !urgent && writer.due > now {
+            let due = writer.due;
+            if std::mem::replace(&mut writer.waits_for, due) != due {
+                self.at(due, event);
             }
-            (Some(known), false) if writer.commit.is_some() => {
-                let decision = writer.commit.clone();
-                let id = decision.as_ref().map(|decision| decision.id.clone());
-                let key = writer.key.clone().unwrap();
-                let mut status = writer.last.as_deref().cloned().unwrap_or_default();
-                status.name = key.name.to_string();
-                status.dialect = key.dialect.as_str().to_owned();
-                status.incarnation = key.incarnation.to_string();
-                status.phase = GangPhase::Committing;
-                status.decision = decision;
-                What::Put {
-                    name,
-                    uid: known.uid.clone(),
-                    over: known.rv,
-                    status: Arc::new(status),
-                    decision: id,
-                }
+            return;
+        }
+        if writer.says_what_is() {
+            writer.status = None;
+            // Nobody writes it, so no watch shows it.
+            if let Some(known) = writer.known.clone() {
+                self.see_gang(run, &known);
             }
-            (Some(known), false) => {
-                let Some(status) = writer.status.clone() else {
-                    return;
-                };
-                What::Put {
-                    name,
-                    uid: known.uid.clone(),
-                    over: known.rv,
-                    status,
-                    decision: None,
-                }
-            }
+            return;
+        }
+        if let Some(what) = writer.next(name.to_owned()) {
+            writer.busy = true;
+            self.send(run, what);
+        }
+    }
+
+    pub(super) fn create_ended(&mut self, run: u32, name: String, answer: Option<Answer>) {
+        let now = self.now;
+        let Some(writer) = self.free_writer(run, &name) else {
+            return;
         };
-        writer.busy = true;
-        self.send(run, what);
+        match answer {
+            Some(Answer::Gang(Status::Done, Some(gang))) => {
+                writer.known = Some(gang);
+                self.write_gang(run, &name);
+                return;
+            }
+            _ => {
+                writer.reads = true;
+                writer.pause(true, now);
+            }
+        }
+        self.after(0, Event::WriteGang { run, name });
+    }
+
+    pub(super) fn get_ended(&mut self, run: u32, name: String, answer: Option<Answer>) {
+        let now = self.now;
+        let Some(writer) = self.free_writer(run, &name) else {
+            return;
+        };
+        let Some(Answer::Gang(_, shown)) = answer else {
+            writer.pause(true, now);
+            self.after(0, Event::WriteGang { run, name });
+            return;
+        };
+        writer.reads = false;
+        let before = writer
+            .known
+            .as_ref()
+            .and_then(|known| known.status.decision.as_ref());
+        let doubt = writer.doubt.take();
+        // A decision that was not known: what was to be written is of before it.
+        let decision = shown.as_ref().and_then(|gang| gang.status.decision.as_ref());
+        let news = decision.is_some_and(|shown| {
+            before.is_none_or(|before| before.id != shown.id) || doubt.as_ref() == Some(&shown.id)
+        });
+        if news {
+            writer.status.take_if(|status| status.decision.is_none());
+        }
+        writer.known = None;
+        match shown {
+            Some(gang) => self.see_gang(run, &gang),
+            None => {
+                self.update(run, |index| index.gang_object_gone("default", &name));
+            }
+        }
+        self.after(0, Event::WriteGang { run, name });
+    }
+
+    pub(super) fn remove_ended(&mut self, run: u32, name: String, answer: Option<Answer>) {
+        let now = self.now;
+        let Some(writer) = self.free_writer(run, &name) else {
+            return;
+        };
+        match answer {
+            Some(_) => {
+                writer.known = None;
+                writer.pause(false, now);
+            }
+            None => {
+                writer.forget = true;
+                writer.pause(true, now);
+            }
+        }
+        self.after(0, Event::WriteGang { run, name });
     }
 
     pub(super) fn put_ended(
         &mut self,
         run: u32,
         name: String,
+        status: Arc<GangStatus>,
         decision: Option<String>,
         answer: Option<Answer>,
     ) {
+        let now = self.now;
         let Some(writer) = self.free_writer(run, &name) else {
             return;
         };
@@ -119,24 +239,26 @@ impl World {
             Some(_) => Err(CommitFailure::Conflict),
             None => Err(CommitFailure::Unknown),
         };
-        writer.reads = result.is_err();
+        writer.pause(result.is_err(), now);
         match &decision {
             Some(id) => {
-                if writer.commit.as_ref().is_some_and(|commit| commit.id == *id) {
-                    writer.commit = None;
-                }
+                // What was to be written before the decision is old, however that ended.
+                writer.status.take_if(|status| {
+                    let of = status.decision.as_ref();
+                    of.is_none_or(|of| of.id != *id)
+                });
+                writer.reads = result.is_err();
+                writer.doubt = result.is_err().then(|| id.clone());
             }
-            None if result.is_ok() => {
-                let written = writer.known.as_ref().map(|known| Arc::clone(&known.status));
-                if writer.status == written {
-                    writer.status = None;
-                }
+            None if result.is_err() => {
+                writer.reads |= result == Err(CommitFailure::Conflict);
+                writer.status.get_or_insert(status);
             }
-            None => {}
+            None => writer.due = now + BETWEEN,
         }
         if let (Some(id), Some(key)) = (&decision, key) {
             self.update(run, |index| index.committed(&key, id, result));
         }
-        self.soon(1, 100, Event::WriteGang { run, name });
+        self.after(0, Event::WriteGang { run, name });
     }
 }

@@ -142,7 +142,7 @@ impl World {
                 status,
                 decision,
             } => {
-                let done = self.api.write_status(name, uid, *over, status, self.now);
+                let done = self.api.write_status(name, uid, *over, status);
                 if decision.is_some() {
                     self.played(match done {
                         Status::Done => Played::DecisionWritten,
@@ -234,61 +234,15 @@ impl World {
             What::Look {
                 task, after_conflict, ..
             } => self.looked(run, task, after_conflict, answer),
-            What::Create { name }
-            | What::Get { name }
-            | What::Put { name, .. }
-            | What::Remove { name, .. }
-                if !self
-                    .extenders
-                    .running
-                    .get(&run)
-                    .is_some_and(|process| process.writers.contains_key(&name)) => {}
-            What::Create { name } => {
-                let Some(writer) = self.free_writer(run, &name) else {
-                    return;
-                };
-                match answer {
-                    Some(Answer::Gang(Status::Done, Some(gang))) => writer.known = Some(gang),
-                    _ => writer.reads = true,
-                }
-                self.soon(1, 30, Event::WriteGang { run, name });
-            }
-            What::Get { name } => {
-                let Some(writer) = self.free_writer(run, &name) else {
-                    return;
-                };
-                match answer {
-                    Some(Answer::Gang(_, Some(gang))) => {
-                        writer.reads = false;
-                        writer.known = None;
-                        self.see_gang(run, &gang);
-                    }
-                    Some(Answer::Gang(_, None)) => {
-                        writer.reads = false;
-                        writer.known = None;
-                        self.update(run, |index| index.gang_object_gone("default", &name));
-                    }
-                    _ => {}
-                }
-                self.soon(1, 30, Event::WriteGang { run, name });
-            }
-            What::Put { name, decision, .. } => self.put_ended(run, name, decision, answer),
-            What::Remove { name, .. } => {
-                let Some(writer) = self.free_writer(run, &name) else {
-                    return;
-                };
-                let (first, last) = match answer {
-                    Some(_) => {
-                        writer.known = None;
-                        (1, 100)
-                    }
-                    None => {
-                        writer.forget = true;
-                        (200, 400)
-                    }
-                };
-                self.soon(first, last, Event::WriteGang { run, name });
-            }
+            What::Create { name } => self.create_ended(run, name, answer),
+            What::Get { name } => self.get_ended(run, name, answer),
+            What::Put {
+                name,
+                status,
+                decision,
+                ..
+            } => self.put_ended(run, name, status, decision, answer),
+            What::Remove { name, .. } => self.remove_ended(run, name, answer),
             What::Poke { pod, cause } => {
                 let failed = !matches!(answer, Some(Answer::Status(_)));
                 if failed {
