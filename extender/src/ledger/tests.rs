@@ -154,7 +154,7 @@ fn a_forged_grant_is_ignored_but_its_pod_still_counts() {
 fn a_grant_is_not_read_any_more_once_kubelet_says_what_its_pod_has() {
     let greedy = bound(pod("a", 1), "n", 1, Some("0-7"));
     let told = [holder("n", "a", Some("a"), "5")];
-    let cluster = node(&told, &[greedy.clone()]);
+    let cluster = node(&told, std::slice::from_ref(&greedy));
     assert_eq!(cluster.free("n"), "0,1,2,3,4,6,7");
     assert_eq!(faults(&cluster), []);
     // By name alone it may be what a pod before this one had.

@@ -68,11 +68,11 @@ impl Gang {
     }
 
     fn note_answer(&mut self, uid: &PodUid) {
-        let new = |kept: &Kept| !kept.answered || kept.parked;
+        let new = |kept: &Kept| !kept.answered || kept.parked.is_some();
         if self.members.get(uid).is_some_and(new) {
             self.members.change(uid, |kept| {
                 kept.answered = true;
-                kept.parked = false;
+                kept.parked = None;
             });
         }
     }
@@ -310,7 +310,7 @@ impl Gang {
                 kept.gone = true;
             }
         });
-        if outcome == BindEnd::Failed && self.members.get(uid).is_some_and(|kept| kept.parked) {
+        if outcome == BindEnd::Failed && self.members.get(uid).is_some_and(|kept| kept.parked.is_some()) {
             // If nobody had called for it, nobody brings it again.
             self.wake(env, vec![uid.clone()]);
         }

@@ -320,7 +320,7 @@ impl Gangs {
             && let Some(gang) = self.gangs.get_mut(&key)
         {
             let told = Arc::ptr_eq(text, &gang.text);
-            gang.note_parked(uid, told);
+            gang.note_parked(uid, now.at, told);
         }
         answer
     }

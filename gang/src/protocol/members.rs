@@ -33,8 +33,8 @@ pub(super) struct Kept {
     pub(super) ungated: Option<Instant>,
     /// Filter has answered it with the node of its slot.
     pub(super) answered: bool,
-    /// It was told to wait, and not woken since.
-    pub(super) parked: bool,
+    /// When it was told to wait, if it was not woken since.
+    pub(super) parked: Option<Instant>,
     /// Of what kind the reason is that it was told when it was refused last.
     pub(super) told: Option<Kind>,
     /// It has to go for another gang, which has its devices from then on.
@@ -99,7 +99,7 @@ impl Kept {
             gone: false,
             ungated: None,
             answered: false,
-            parked: false,
+            parked: None,
             told: None,
             evicted: false,
             worded: None,

@@ -60,11 +60,11 @@ impl Gang {
     }
 
     /// A member was told to wait; `told`: for the reason that holds for its gang.
-    pub(super) fn note_parked(&mut self, uid: &PodUid, told: bool) {
+    pub(super) fn note_parked(&mut self, uid: &PodUid, now: Instant, told: bool) {
         let Some(kept) = self.members.get(uid) else { return };
-        let (parked, known) = (kept.parked, kept.told.as_ref() == Some(&self.reason));
-        if !parked {
-            self.members.change(uid, |kept| kept.parked = true);
+        let known = kept.told.as_ref() == Some(&self.reason);
+        if kept.parked.is_none_or(|at| now >= after(at, SETTLED)) {
+            self.members.change(uid, |kept| kept.parked = Some(now));
         }
         if told && !known {
             let reason = self.reason.clone();

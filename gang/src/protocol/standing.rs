@@ -16,6 +16,8 @@ use crate::terms::Repair;
 const MAX_STEPS: usize = 8;
 /// A member that was refused once and has not come for so long is woken once more, whether it was refused since or not.
 const LOST: Duration = Duration::from_secs(60);
+/// So long after a pod was told to wait kube-scheduler has parked it for certain.
+const BEING_TOLD: Duration = Duration::from_secs(2);
 /// Why a gang is tried again: the nodes of its plan are never among those that a call brings.
 pub(super) const NOT_OFFERED: &str = "kube-scheduler does not offer the planned nodes";
 
@@ -293,19 +295,27 @@ impl Gang {
         self.nudge = Some((after(env.now.at, first), first));
         uids.retain(|uid| {
             let kept = self.members.get(uid);
-            kept.is_some_and(|kept| kept.parked || kept.member.refused)
+            kept.is_some_and(|kept| kept.parked.is_some() || kept.member.refused)
         });
-        self.call(env, uids);
+        if self.call(env, uids) {
+            self.nudge = Some((after(env.now.at, BEING_TOLD), first / 2));
+        }
     }
 
-    /// Has members woken.
-    pub(super) fn call(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) {
+    /// Has members woken. Whether some of them may not have been parked yet: of a pod that kube-scheduler is just being told to park it overhears
+    /// the wake.
+    pub(super) fn call(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) -> bool {
+        let mut early = false;
         for uid in &uids {
-            self.members.change(uid, |kept| kept.parked = false);
+            self.members.change(uid, |kept| {
+                kept.parked = kept.parked.filter(|told| env.now.at < after(*told, BEING_TOLD));
+                early |= kept.parked.is_some();
+            });
         }
         if !uids.is_empty() {
             env.work.push(Work::Wake(uids));
         }
+        early
     }
 
     fn nudge_members(&mut self, env: &mut Env<'_>) {
@@ -334,7 +344,7 @@ impl Gang {
         let lost = interval >= LOST;
         let parked: Vec<PodUid> = late
             .into_iter()
-            .filter(|kept| kept.parked || lost && kept.member.refused)
+            .filter(|kept| kept.parked.is_some() || lost && kept.member.refused)
             .map(|kept| kept.member.uid.clone())
             .collect();
         let next = interval.saturating_mul(2).min(Duration::from_secs(300));
