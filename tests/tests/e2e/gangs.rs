@@ -20,9 +20,9 @@ use crate::{pods, records};
 /// How long a gang may take to be where it should be; far beyond what it takes, for machines under load.
 pub(crate) const GANG_LIMIT: Duration = Duration::from_secs(90);
 
-/// A node label that no node has until [`Scene::let_in`]. What needs it is beyond what the extender models, so that a pod can be kept from coming to its
-/// planned node.
-const ENTRANCE: &str = "e2e.gantry.dev/entrance";
+/// The label of a pod that is not there until [`Scene::let_in`]. Who wants it near, in namespaces that are chosen by their labels, wants what the extender
+/// does not model, and so is kept from coming to its planned node.
+const DOORMAN: &str = "e2e.gantry.dev/doorman";
 
 /// Pods that say by annotation that they are one gang.
 #[derive(Debug, Clone)]
@@ -93,14 +93,16 @@ impl Crew {
     /// A member that cannot come to its place before [`Scene::let_in`], for reasons that only kube-scheduler knows.
     pub(crate) fn pod_kept_out(&self, number: usize) -> Result<Pod> {
         let mut pod = self.pod(number)?;
-        let spread = json!({
-            "maxSkew": 1000,
-            "topologyKey": ENTRANCE,
-            "whenUnsatisfiable": "DoNotSchedule",
-            "labelSelector": { "matchLabels": { "nobody": "has" } },
+        let near = json!({
+            "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [{
+                "topologyKey": "kubernetes.io/os",
+                "labelSelector": { "matchLabels": { DOORMAN: "here" } },
+                // Any namespace, but not by its name.
+                "namespaceSelector": { "matchExpressions": [{ "key": DOORMAN, "operator": "DoesNotExist" }] },
+            }] },
         });
         let spec = pod.spec.as_mut().context("a pod has a spec")?;
-        spec.topology_spread_constraints = Some(vec![serde_json::from_value(spread)?]);
+        spec.affinity = Some(serde_json::from_value(near)?);
         Ok(pod)
     }
 
@@ -340,23 +342,14 @@ impl<'a> Scene<'a> {
 
     /// Lets pods in that were kept out, until [`Scene::close`].
     pub(crate) async fn let_in(&self) -> Result<()> {
-        self.label_nodes(&json!("open")).await
+        let mut doorman = pods::sleeper("doorman", 0)?;
+        doorman.metadata.labels = Some([(DOORMAN.to_owned(), "here".to_owned())].into());
+        self.create_all([doorman]).await
     }
 
     /// Undoes [`Scene::let_in`].
     pub(crate) async fn close(&self) -> Result<()> {
-        self.label_nodes(&Value::Null).await
-    }
-
-    async fn label_nodes(&self, value: &Value) -> Result<()> {
-        let nodes: Api<Node> = Api::all(self.bed.client());
-        let patch = json!({ "metadata": { "labels": { ENTRANCE: value } } });
-        for node in self.bed.cluster().nodes() {
-            nodes
-                .patch(node.name(), &PatchParams::default(), &Patch::Merge(&patch))
-                .await?;
-        }
-        Ok(())
+        self.delete("doorman").await
     }
 
     /// Marks a node as one that takes no more pods, or not.

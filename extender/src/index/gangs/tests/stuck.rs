@@ -200,3 +200,70 @@ fn a_place_that_a_sibling_really_has_is_planned_anew() {
     let second = granted(&admit(&cluster, "a-1", "m").unwrap());
     assert_eq!(second, granted(&first), "what is free now");
 }
+
+/// What a member is granted where its place may have to be written down first.
+fn placed(cluster: &Cluster, pod: &str) -> Admitted {
+    for _ in 0..4 {
+        node(cluster, pod);
+        match admit(cluster, pod, "m").unwrap() {
+            Admitted::Wait(_) => write_down(cluster),
+            admitted => return admitted,
+        }
+    }
+    panic!("{pod} waits for ever");
+}
+
+fn bound_as(cluster: &Cluster, pod: &Value, admitted: &Admitted) {
+    let uid = PodUid::from(pod["metadata"]["name"].as_str().unwrap());
+    let now = cluster.now();
+    cluster.store.update(|index| {
+        index.finish(now, &target(uid.as_str(), "m"), Outcome::Bound);
+        index.bind_ended(&uid, BindEnd::Bound);
+    });
+    show(cluster, pod, "m", admitted);
+}
+
+#[test]
+fn lost_members_places_that_have_devices_in_common_do_not_wait_for_each_other() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("m", &bridged());
+    let pods = members("a", 4, 2);
+    create(&cluster, &pods);
+    for number in 0..4 {
+        admit(&cluster, &format!("a-{number}"), "m").unwrap();
+    }
+    commit(&cluster);
+    for number in [2, 3] {
+        let admitted = placed(&cluster, &format!("a-{number}"));
+        bound_as(&cluster, &pods[number], &admitted);
+    }
+    // Kubelet gives the first the devices of the second, which then gets what was granted to the first.
+    let view = cluster
+        .store
+        .read(|index| index.gang_view("default", "a"))
+        .unwrap();
+    let second = view.places.iter().find(|place| place.pod == Some("a-1".into()));
+    let others = second.unwrap().words.trim_start_matches("GPU ").to_owned();
+    let first = placed(&cluster, "a-0");
+    bound_as(&cluster, &pods[0], &first);
+    let mut truth = gpu_node("m", &bridged());
+    truth["status"]["holders"] = json!([crate::fixtures::holder("m", "a-0", Some("a-0"), &others)]);
+    cluster.inventory(&truth);
+    let second = placed(&cluster, "a-1");
+    assert_eq!(granted(&second), granted(&first));
+    bound_as(&cluster, &pods[1], &second);
+    write_down(&cluster);
+    // Both are lost, and the places of both are kept for their replacements.
+    for pod in &pods[..2] {
+        cluster.gone(&bound(pod.clone(), "m", 1, None));
+    }
+    cluster.inventory(&gpu_node("m", &bridged()));
+    cluster.wait(6);
+    create(&cluster, &[member("a-0b", 2, "a", 4), member("a-1b", 2, "a", 4)]);
+    let (third, fourth) = (placed(&cluster, "a-0b"), placed(&cluster, "a-1b"));
+    let (third, fourth) = (granted(&third), granted(&fourth));
+    assert!(
+        third.iter().all(|id| !fourth.contains(id)),
+        "{third:?} {fourth:?}"
+    );
+}
