@@ -14,8 +14,6 @@ use crate::terms::Repair;
 
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
-/// A member that was refused once and has not come for so long is woken once more, whether it was refused since or not.
-const LOST: Duration = Duration::from_secs(60);
 /// So long after a pod was told to wait kube-scheduler has parked it for certain.
 const BEING_TOLD: Duration = Duration::from_secs(2);
 /// Why a gang is tried again: the nodes of its plan are never among those that a call brings.
@@ -340,8 +338,8 @@ impl Gang {
             self.nudge = None;
             return;
         }
-        // One that was woken and not refused since is in the queue, unless the wake was lost or somebody else refused it.
-        let lost = interval >= LOST;
+        // One that was woken and not told to wait since is in the queue, unless the wake was lost or somebody else refused it.
+        let lost = interval >= env.settings.nudge;
         let parked: Vec<PodUid> = late
             .into_iter()
             .filter(|kept| kept.parked.is_some() || lost && kept.member.refused)
