@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::bind::Failure;
 use crate::index::{GangTotals, Index, Totals};
 use crate::ledger::FaultKind;
 
@@ -251,6 +252,14 @@ impl Metrics {
             "1 if this extender leads, 0 if it stands by",
             self.leader.clone(),
         );
+    }
+
+    /// A bind has ended.
+    pub fn bind_ended(&self, result: &Result<(), Failure>) {
+        let outcome = result
+            .as_ref()
+            .map_or_else(|failure| failure.label(), |()| "bound");
+        self.binds.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// A gang has another status.

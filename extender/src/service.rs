@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::bind::Binder;
 use crate::decide::{self, Candidates, Filtered, NodeObject, Options};
 use crate::index::{Belongs, Parked, Store, Target};
-use crate::metrics::{Decision, Metrics, Outcome};
+use crate::metrics::{Decision, Metrics};
 use crate::pod::{PodFacts, SlimPod};
 use crate::request::{Request, RequestError};
 use crate::snapshot::{NodeIx, Snapshot};
@@ -259,10 +259,7 @@ impl Service {
             node: args.node.as_str().into(),
         };
         let result = self.binder.bind(&target).await;
-        let outcome = result
-            .as_ref()
-            .map_or_else(|failure| failure.label(), |()| "bound");
-        self.metrics.binds.get_or_create(&Outcome { outcome }).inc();
+        self.metrics.bind_ended(&result);
         let error = result.err().map(|failure| failure.to_string());
         if let Some(error) = &error {
             tracing::warn!(pod = %target.name, namespace = %target.namespace, node = %target.node, %error, "bind failed");

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Binder, Failure};
 use crate::gang::events::{Events, Tiding};
 use crate::index::{Index, Target};
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::Metrics;
 
 /// Between the first bind that was not answered and the second; each further one waits twice as long.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -61,10 +61,7 @@ async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
 
 /// kube-scheduler knows nothing of it, so that the Event that it writes for every pod is missing.
 fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(), Failure>) {
-    let outcome = result
-        .as_ref()
-        .map_or_else(|failure| failure.label(), |()| "bound");
-    metrics.binds.get_or_create(&Outcome { outcome }).inc();
+    metrics.bind_ended(result);
     let Target {
         uid,
         namespace,

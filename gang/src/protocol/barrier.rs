@@ -285,14 +285,7 @@ impl Gang {
 
     /// Members that have come and left, and are bound no more without coming anew.
     fn bring_back(&mut self, env: &mut Env<'_>, of: impl Fn(u32) -> bool) {
-        let aside = self.members.aside().iter().filter(|uid| {
-            let kept = self.members.get(uid);
-            kept.and_then(|kept| kept.slot).is_some_and(&of)
-        });
-        let aside: Vec<PodUid> = aside.cloned().collect();
-        for uid in &aside {
-            self.members.change(uid, Kept::leave);
-        }
+        let aside = self.members.call_back(of);
         self.wake(env, aside);
     }
 

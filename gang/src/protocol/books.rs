@@ -23,6 +23,14 @@ impl Gangs {
         self.with(now, &key, act);
     }
 
+    pub(super) fn of_gang(&mut self, now: Now, gang: &GangKey, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+        self.clock = Some(now);
+        if let Some((key, _)) = self.gangs.get_key_value(gang) {
+            let key = Arc::clone(key);
+            self.with(now, &key, act);
+        }
+    }
+
     pub(super) fn with(&mut self, now: Now, key: &Arc<GangKey>, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
         if let Some(gang) = self.gangs.get_mut(key) {
             let mut env = Env {

@@ -267,23 +267,14 @@ impl Gangs {
 
     /// The same for some slots of one gang: their devices cannot be had, and its other places on the node are as good as before.
     pub fn unfit_slots(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) {
-        self.clock = Some(now);
-        if let Some((key, _)) = self.gangs.get_key_value(gang) {
-            let key = Arc::clone(key);
-            self.with(now, &key, |gang, _| gang.unfit(&|id, _| slots.contains(&id)));
-        }
+        self.of_gang(now, gang, |gang, _| gang.unfit(&|id, _| slots.contains(&id)));
     }
 
     /// Gives back the places of members of a gang beyond its minimum that are not on their way through a bind: others need them more. How
     /// many.
     pub fn release_extras(&mut self, now: Now, gang: &GangKey) -> u32 {
-        self.clock = Some(now);
-        let Some((key, _)) = self.gangs.get_key_value(gang) else {
-            return 0;
-        };
-        let key = key.clone();
         let mut released = 0;
-        self.with(now, &key, |gang, _| released = gang.release_extras());
+        self.of_gang(now, gang, |gang, _| released = gang.release_extras());
         released
     }
 
@@ -327,11 +318,7 @@ impl Gangs {
 
     /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
     pub fn hindered(&mut self, now: Now, gang: &GangKey, why: Option<Arc<str>>) {
-        self.clock = Some(now);
-        if let Some((key, _)) = self.gangs.get_key_value(gang) {
-            let key = Arc::clone(key);
-            self.with(now, &key, |gang, _| gang.hindered = why);
-        }
+        self.of_gang(now, gang, |gang, _| gang.hindered = why);
     }
 
     /// What kube-scheduler says of nodes that it does not offer for a member, in words that stay the same while that does: by this a gang that
@@ -368,11 +355,7 @@ impl Gangs {
 
     /// Nodes of these slots of a gang offer less than before, besides devices: whoever is not there just now has to come anew.
     pub fn doubt(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) {
-        self.clock = Some(now);
-        if let Some((key, _)) = self.gangs.get_key_value(gang) {
-            let key = Arc::clone(key);
-            self.with(now, &key, |gang, env| gang.doubt(env, slots));
-        }
+        self.of_gang(now, gang, |gang, env| gang.doubt(env, slots));
     }
 
     /// Whoever asked for a member to be bound has hung up, before [`Arrival::Go`].
@@ -382,12 +365,7 @@ impl Gangs {
 
     /// How the writing of a decision has ended.
     pub fn committed(&mut self, now: Now, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
-        self.clock = Some(now);
-        let Some((key, _)) = self.gangs.get_key_value(gang) else {
-            return;
-        };
-        let key = key.clone();
-        self.with(now, &key, |gang, _| gang.committed(decision, result));
+        self.of_gang(now, gang, |gang, _| gang.committed(decision, result));
     }
 
     /// How the binding of a member has ended.

@@ -301,8 +301,15 @@ impl Members {
         &self.on_the_way
     }
 
-    pub(super) fn aside(&self) -> &BTreeSet<PodUid> {
-        &self.aside
+    /// Has those that have come and left, with slots `of` which this is said, come anew. Who they are.
+    pub(super) fn call_back(&mut self, of: impl Fn(u32) -> bool) -> Vec<PodUid> {
+        let slot = |uid: &PodUid| self.all.get(uid).and_then(|kept| kept.slot);
+        let aside = self.aside.iter().filter(|uid| slot(uid).is_some_and(&of));
+        let aside: Vec<PodUid> = aside.cloned().collect();
+        for uid in &aside {
+            self.change(uid, Kept::leave);
+        }
+        aside
     }
 
     pub(super) fn gated(&self) -> &BTreeSet<PodUid> {

@@ -249,14 +249,10 @@ impl Gang {
 
     /// Members that have come and left are bound without being brought again.
     fn bind_those_aside(&mut self, env: &mut Env<'_>) {
-        if self.members.aside().is_empty() {
-            return;
+        let aside = self.members.call_back(|_| true);
+        if !aside.is_empty() {
+            env.work.push(Work::Bind(aside));
         }
-        let aside: Vec<PodUid> = self.members.aside().iter().cloned().collect();
-        for uid in &aside {
-            self.members.change(uid, Kept::leave);
-        }
-        env.work.push(Work::Bind(aside));
     }
 
     /// Gives kept slots to members that wait and that they suit.

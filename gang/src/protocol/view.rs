@@ -113,6 +113,11 @@ impl<'a> View<'a> {
         !self.gang.tries.misses.is_empty() || !self.gang.tries.without.is_empty()
     }
 
+    /// The node of the place that a member has.
+    pub fn node_of(&self, pod: &PodUid) -> Option<&'a NodeName> {
+        self.gang.slot_of(pod).map(|(_, slot)| &slot.node)
+    }
+
     /// The part of the fabric it was given; empty if it has no place.
     pub fn domain(&self) -> &'a Arc<str> {
         &self.gang.domain

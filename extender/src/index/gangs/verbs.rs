@@ -187,8 +187,6 @@ impl Index {
 
     /// The node of the place that a member has.
     pub(super) fn place_of(&self, gang: &GangKey, uid: &PodUid) -> Option<NodeName> {
-        let view = self.gangs.core.view(gang)?;
-        let slot = view.slots().find(|slot| slot.pod == Some(uid))?;
-        Some(slot.node.clone())
+        self.gangs.core.view(gang)?.node_of(uid).cloned()
     }
 }

@@ -633,8 +633,7 @@ impl Cluster {
 
     fn place_of(&self, uid: &PodUid) -> Option<NodeName> {
         let view = self.gangs.view(self.gangs.gang_of(uid)?)?;
-        let slot = view.slots().find(|slot| slot.pod == Some(uid))?;
-        Some(slot.node.clone())
+        view.node_of(uid).cloned()
     }
 
     fn was_sent(&self, id: &str) -> bool {
