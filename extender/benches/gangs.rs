@@ -14,11 +14,12 @@ use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
 use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
 use gantry_gang::claim::{Size, Wish};
-use gantry_gang::protocol::{Gangs, Member, Now, Refused, Settings, ShapeId, Stage, Wanted, WantedMember};
-use gantry_gang::{
-    Claim, Dialect, Fabric, GangKey, Level, LevelWish, Levels, Needs, NodeFacts, Repair, Resources, Terms,
-};
-use gantry_topology::{Gpu, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
+use gantry_gang::protocol::{Gangs, Member, Now, Refused, Settings, ShapeId, Stage, Wanted};
+use gantry_gang::{Claim, Dialect, Fabric, GangKey, Level, Levels, Needs, NodeFacts, Resources};
+
+#[path = "common/gangs.rs"]
+mod common;
+use common::{gang, switched};
 
 fn main() {
     divan::main();
@@ -242,70 +243,5 @@ fn shape(gpus: u32) -> Shape {
             },
             ..Needs::default()
         }),
-    }
-}
-
-fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
-    Wanted {
-        gang: Arc::new(GangKey {
-            namespace: "ml".into(),
-            name: "train".into(),
-            dialect: Dialect::Annotation,
-            incarnation: "".into(),
-        }),
-        terms: Arc::new(Terms {
-            min: members,
-            max: members,
-            total: None,
-            by_role: Vec::new(),
-            level: level.map(|level| LevelWish {
-                level: level.into(),
-                required: true,
-            }),
-            slice: None,
-            repair: Repair::Hold,
-            arrival: std::time::Duration::from_secs(60),
-            checkpointed: false,
-            decided_by: "the benchmark".into(),
-        }),
-        members: (0..members)
-            .map(|rank| WantedMember {
-                uid: format!("7bd4b3a0-5d5c-4f0c-9f0e-{rank:012}").as_str().into(),
-                shape: ShapeId(gpus.trailing_zeros()),
-                rank: Some(rank),
-                role: "".into(),
-            })
-            .collect(),
-        must: members,
-        placed: Vec::new(),
-        without: Vec::new(),
-        priority: 0,
-    }
-}
-
-/// Eight GPUs behind NVSwitches.
-fn switched() -> Machine {
-    let gpu = |index| Gpu {
-        index,
-        nvlink: Some(NvLinkPorts {
-            version: Some(4),
-            switch_links: 18,
-        }),
-        ..Gpu::default()
-    };
-    let parts = MachineParts {
-        gpus: (0..8).map(gpu).collect(),
-        paths: PathMatrix::from_fn(8, |a, b| {
-            if a / 4 == b / 4 {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
-        }),
-        ..MachineParts::default()
-    };
-    match Machine::new(parts) {
-        Ok(machine) => machine,
-        Err(error) => unreachable!("{error}"),
     }
 }

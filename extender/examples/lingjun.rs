@@ -19,9 +19,11 @@ use gantry_extender::gang::terrain::{Barred, Exact, Room, Shape, Terrain};
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
 use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
-use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
-use gantry_gang::{Dialect, Fabric, GangKey, Level, Levels, Needs, NodeFacts, Repair, Resources, Terms};
-use gantry_topology::{Gpu, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
+use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
+
+#[path = "../benches/common/gangs.rs"]
+mod common;
+use common::{gang, switched};
 
 /// GPUs of a host.
 const GPUS: usize = 8;
@@ -362,7 +364,9 @@ impl Cluster {
             barred: &|_| Barred::default(),
             exact: &exact,
         };
-        let placement = plan(&terrain, &gang(size)).ok()?;
+        // Members of eight, or one of fewer.
+        let each = size.min(8);
+        let placement = plan(&terrain, &gang(size / each, each, None)).ok()?;
         let mut place: BTreeMap<usize, DeviceSet> = BTreeMap::new();
         for id in placement
             .places
@@ -468,70 +472,5 @@ fn shape(gpus: u32) -> Shape {
             },
             ..Needs::default()
         }),
-    }
-}
-
-/// A gang for so many GPUs: members of eight, or one of fewer.
-fn gang(size: u32) -> Wanted {
-    let each = size.min(8);
-    let members = size / each;
-    Wanted {
-        gang: Arc::new(GangKey {
-            namespace: "ml".into(),
-            name: "train".into(),
-            dialect: Dialect::Annotation,
-            incarnation: "".into(),
-        }),
-        terms: Arc::new(Terms {
-            min: members,
-            max: members,
-            total: None,
-            by_role: Vec::new(),
-            level: None,
-            slice: None,
-            repair: Repair::Hold,
-            arrival: std::time::Duration::from_secs(60),
-            checkpointed: false,
-            decided_by: "the trace".into(),
-        }),
-        members: (0..members)
-            .map(|rank| WantedMember {
-                uid: format!("{rank}").as_str().into(),
-                shape: ShapeId(each.trailing_zeros()),
-                rank: Some(rank),
-                role: "".into(),
-            })
-            .collect(),
-        must: members,
-        placed: Vec::new(),
-        without: Vec::new(),
-        priority: 0,
-    }
-}
-
-/// Eight GPUs behind NVSwitches.
-fn switched() -> Machine {
-    let gpu = |index| Gpu {
-        index,
-        nvlink: Some(NvLinkPorts {
-            version: Some(4),
-            switch_links: 18,
-        }),
-        ..Gpu::default()
-    };
-    let parts = MachineParts {
-        gpus: (0..8).map(gpu).collect(),
-        paths: PathMatrix::from_fn(8, |a, b| {
-            if a / 4 == b / 4 {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
-        }),
-        ..MachineParts::default()
-    };
-    match Machine::new(parts) {
-        Ok(machine) => machine,
-        Err(error) => unreachable!("{error}"),
     }
 }

@@ -1,0 +1,73 @@
+//! Gangs and machines for programs that plan. They may not plan themselves.
+
+use std::sync::Arc;
+
+use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
+use gantry_gang::{Dialect, GangKey, LevelWish, Repair, Terms};
+use gantry_topology::{Gpu, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
+
+/// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is said.
+pub fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
+    Wanted {
+        gang: Arc::new(GangKey {
+            namespace: "ml".into(),
+            name: "train".into(),
+            dialect: Dialect::Annotation,
+            incarnation: "".into(),
+        }),
+        terms: Arc::new(Terms {
+            min: members,
+            max: members,
+            total: None,
+            by_role: Vec::new(),
+            level: level.map(|level| LevelWish {
+                level: level.into(),
+                required: true,
+            }),
+            slice: None,
+            repair: Repair::Hold,
+            arrival: std::time::Duration::from_secs(60),
+            checkpointed: false,
+            decided_by: "the program".into(),
+        }),
+        members: (0..members)
+            .map(|rank| WantedMember {
+                uid: format!("7bd4b3a0-5d5c-4f0c-9f0e-{rank:012}").as_str().into(),
+                shape: ShapeId(gpus.trailing_zeros()),
+                rank: Some(rank),
+                role: "".into(),
+            })
+            .collect(),
+        must: members,
+        placed: Vec::new(),
+        without: Vec::new(),
+        priority: 0,
+    }
+}
+
+/// Eight GPUs behind NVSwitches.
+pub fn switched() -> Machine {
+    let gpu = |index| Gpu {
+        index,
+        nvlink: Some(NvLinkPorts {
+            version: Some(4),
+            switch_links: 18,
+        }),
+        ..Gpu::default()
+    };
+    let parts = MachineParts {
+        gpus: (0..8).map(gpu).collect(),
+        paths: PathMatrix::from_fn(8, |a, b| {
+            if a / 4 == b / 4 {
+                PathClass::Node
+            } else {
+                PathClass::Sys
+            }
+        }),
+        ..MachineParts::default()
+    };
+    match Machine::new(parts) {
+        Ok(machine) => machine,
+        Err(error) => unreachable!("{error}"),
+    }
+}
