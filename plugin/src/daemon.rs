@@ -24,6 +24,7 @@ use crate::inventory::{Hardware, Inventory, Owner, Settings, Sickbay, State, Tim
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::labels::{self, Identity, Labeller};
 use crate::observe::{self, Observed};
+use crate::watchdog::{Patience, Watchdog};
 use crate::{cdi, offer, processes};
 
 /// Notes that may wait for the API server; what comes beyond is in the log only.
@@ -80,11 +81,20 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         dev_root: args.dev_root.clone(),
     };
     let checks = args.health_checks();
+    let publish_hardware = found.clone();
     let owner = Owner::start(&settings, checks, Timing::default(), found)
         .context("starting the thread that owns NVML")?;
     observed.count_xids(owner.xids());
     tokio::spawn(crate::footprint::settle(shutdown.clone()));
     let sickbay = owner.sickbay();
+    let watchdog = Watchdog {
+        pulse: owner.pulse(),
+        sickbay: sickbay.clone(),
+        publish: publish_hardware,
+        observed: Arc::clone(&observed),
+        patience: Patience::default(),
+    };
+    tokio::spawn(watchdog.run(shutdown.clone()));
     let known = sickbay.clone();
     let in_cluster = !args.no_cluster;
     let following = offer::follow(hardware, config.clone(), publish, shutdown.clone());

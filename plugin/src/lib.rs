@@ -25,6 +25,7 @@ mod daemon;
 mod footprint;
 mod processes;
 mod recurring;
+mod watchdog;
 
 pub use args::Args;
 pub use daemon::{run, serve};

@@ -31,6 +31,10 @@ pub struct Observed {
 pub struct Readiness {
     /// Why there is no device to serve; `None` if there are some.
     pub devices: Option<String>,
+    /// Why NVML cannot be asked; `None` while it answers, and before it was loaded.
+    pub nvml: Option<String>,
+    /// Whether a new process would be worth a try.
+    pub dead: bool,
     /// Why containers could not be given the devices; `None` if they can.
     pub cdi: Option<String>,
     /// Whether CDI gives containers the driver's libraries; `None` before that was looked at.
@@ -80,7 +84,9 @@ impl Readiness {
             ));
             return missing;
         }
-        if let Some(reason) = &self.devices {
+        if let Some(reason) = &self.nvml {
+            missing.push(reason.clone());
+        } else if let Some(reason) = &self.devices {
             missing.push(format!("no devices: {reason}"));
         } else if let Some(problem) = &self.cdi {
             missing.push(problem.clone());
@@ -171,6 +177,14 @@ impl Observed {
         self.metrics.registration(resource, false);
         self.change(|readiness| {
             readiness.registered.insert(resource.clone(), false);
+        });
+    }
+
+    /// How NVML stands: why it cannot be asked, and whether that has gone on for so long that a new process is worth a try.
+    pub fn nvml(&self, problem: Option<String>, dead: bool) {
+        self.change(|readiness| {
+            readiness.nvml = problem;
+            readiness.dead = dead;
         });
     }
 

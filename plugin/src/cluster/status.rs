@@ -285,13 +285,11 @@ mod tests {
     fn readiness(devices: Option<&str>) -> Readiness {
         Readiness {
             devices: devices.map(str::to_owned),
-            cdi: None,
-            driver_files: None,
             registered: [("nvidia.com/gpu".into(), true)].into(),
             cluster: Some(true),
             pod_resources: Some(true),
-            labels: None,
             config: Configuration::InEffect,
+            ..Readiness::default()
         }
     }
 

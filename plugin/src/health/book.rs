@@ -243,6 +243,11 @@ impl Book {
         }
     }
 
+    /// Why nothing can be known now.
+    pub fn outage_now(&self) -> Option<&Outage> {
+        self.outage.as_ref()
+    }
+
     /// Records that NVML answers, and, if `hears`, that it can be waited for: only then does it work again after it failed. If the
     /// driver was gone, every GPU has been reset; those that do not answer are recorded next. True: it was.
     pub fn works(&mut self, hears: bool) -> bool {

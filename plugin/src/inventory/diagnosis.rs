@@ -10,13 +10,15 @@ use gantry_api::GpuFault;
 use gantry_topology::GpuUuid;
 use tokio::sync::watch;
 
-use crate::health::{Ended, Trouble};
+use crate::health::{Ended, Outage, Trouble};
 
 /// Everything that is wrong at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Diagnosis {
     /// Whether the machine was read at least once: before, nothing wrong means nothing known.
     pub known: bool,
+    /// Why no GPU can be asked at all; `None` while they can.
+    pub outage: Option<Outage>,
     /// What is wrong, by GPU and part of it.
     pub troubles: Vec<Trouble>,
     /// The faults in quarantine, as they are to be stored.
@@ -129,6 +131,18 @@ impl Sickbay {
         end.diagnosis.send_replace(Arc::new(Diagnosis {
             known: true,
             adopted: true,
+            ..Diagnosis::default()
+        }));
+        sickbay
+    }
+
+    /// One whose owner cannot ask any GPU.
+    #[cfg(test)]
+    pub(crate) fn with_outage(outage: Outage) -> Self {
+        let (sickbay, end) = Self::pair();
+        end.diagnosis.send_replace(Arc::new(Diagnosis {
+            known: true,
+            outage: Some(outage),
             ..Diagnosis::default()
         }));
         sickbay

@@ -6,6 +6,7 @@ mod diagnosis;
 mod hardware;
 mod merge;
 mod owner;
+mod pulse;
 mod session;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ pub use diagnosis::{Diagnosis, Lift, LiftError, Sickbay, StoredFault};
 pub(crate) use hardware::units;
 pub use hardware::{Hardware, Unit};
 pub use owner::{Owner, Timing};
+pub use pulse::Pulse;
 
 /// What discovery needs to know. The roots say where this process *reads* the trees, which in a container or a test is not
 /// where the host has them.

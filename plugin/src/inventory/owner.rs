@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use super::diagnosis::{Order, SickbayEnd};
 use super::hardware;
 use super::merge::merge;
+use super::pulse::Pulse;
 use super::session::{End, Session};
 use super::{Diagnosis, Hardware, Settings, Sickbay, State, StoredFault};
 use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
@@ -71,6 +72,7 @@ pub struct Owner {
     thread: JoinHandle<()>,
     xids: XidCounts,
     sickbay: Sickbay,
+    pulse: Pulse,
 }
 
 impl Owner {
@@ -87,6 +89,8 @@ impl Owner {
         let (stop, stopped) = channel();
         let xids = XidCounts::default();
         let (sickbay, sickbay_end) = Sickbay::pair();
+        let pulse = Pulse::new();
+        let last_word = pulse.last_word();
         let keeper = Keeper {
             boot_id: boot_id(&settings.proc_root),
             options: NvmlOptions {
@@ -105,6 +109,7 @@ impl Owner {
             warned: Vec::new(),
             caps: BTreeMap::new(),
             sickbay: sickbay_end,
+            pulse: pulse.clone(),
             diagnosis: Diagnosis::default(),
             started: Instant::now(),
             hears: true,
@@ -112,18 +117,27 @@ impl Owner {
         };
         let thread = std::thread::Builder::new()
             .name("nvml".to_owned())
-            .spawn(move || run(keeper))?;
+            .spawn(move || {
+                let _last_word = last_word;
+                run(keeper);
+            })?;
         Ok(Self {
             _stop: stop,
             thread,
             xids,
             sickbay,
+            pulse,
         })
     }
 
     /// What is wrong with the GPUs, and where to tell about it.
     pub fn sickbay(&self) -> Sickbay {
         self.sickbay.clone()
+    }
+
+    /// Whether the thread goes on.
+    pub fn pulse(&self) -> Pulse {
+        self.pulse.clone()
     }
 
     /// How often each Xid was raised, for metrics.
@@ -167,6 +181,7 @@ pub(super) struct Keeper {
     /// Capability nodes of the MIG devices last found.
     caps: BTreeMap<InstanceAt, [u32; 2]>,
     sickbay: SickbayEnd,
+    pulse: Pulse,
     diagnosis: Diagnosis,
     started: Instant,
     /// Whether the last wait for events succeeded. An NVML that answers and cannot be waited for fails all the same.
@@ -320,6 +335,10 @@ impl Keeper {
 
     /// Does what others asked for since the last time.
     pub(super) fn obey(&mut self) {
+        if self.pulse.beat() {
+            tracing::info!("NVML answers again");
+            self.publish();
+        }
         let (mut adopted, mut lifts) = (false, 0);
         while let Ok(order) = self.sickbay.orders.try_recv() {
             match order {
@@ -411,6 +430,7 @@ impl Keeper {
         self.diagnosis.ended.drain(..too_many);
         let machine = self.known.as_deref();
         self.diagnosis.known = machine.is_some();
+        self.diagnosis.outage = self.book.outage_now().cloned();
         let gpus = machine.map_or(&[][..], Machine::gpus);
         let uuids = gpus.iter().filter_map(|gpu| gpu.uuid.as_ref());
         self.diagnosis.troubles = self.book.troubles(uuids);

@@ -96,8 +96,7 @@ fn answer(request: &Request<Incoming>, observed: &Observed) -> Response<String> 
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served\n".to_owned());
     }
     match request.uri().path() {
-        // The runtime has one thread: an answer is itself the proof of life.
-        "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
+        "/healthz" => liveness(observed),
         "/readyz" => readiness(observed),
         "/metrics" => match observed.metrics().text() {
             Ok(body) => {
@@ -117,6 +116,21 @@ fn answer(request: &Request<Incoming>, observed: &Observed) -> Response<String> 
             "only /metrics, /healthz and /readyz are served\n".to_owned(),
         ),
     }
+}
+
+/// The runtime has one thread: an answer is itself its proof of life. What remains is the thread that asks NVML.
+fn liveness(observed: &Observed) -> Response<String> {
+    let readiness = observed.readiness();
+    if !readiness.dead {
+        return text(StatusCode::OK, "ok\n".to_owned());
+    }
+    let reason = readiness
+        .nvml
+        .unwrap_or_else(|| "NVML cannot be asked".to_owned());
+    text(
+        StatusCode::SERVICE_UNAVAILABLE,
+        format!("a new process is worth a try: {reason}\n"),
+    )
 }
 
 fn readiness(observed: &Observed) -> Response<String> {
