@@ -17,6 +17,8 @@ use tracing::debug;
 
 /// How long after the start the node is at rest: registered, the machine read, the choice table made.
 const SETTLED: Duration = Duration::from_secs(10);
+/// How long after that the first beats of all that goes on at rest are over too, which map more than the further ones need.
+const AT_REST: Duration = Duration::from_secs(12);
 
 /// Has all threads allocate from one heap, instead of one each with free memory of its own. To be called before the first thread is made;
 /// the plugin's threads seldom allocate at once.
@@ -28,22 +30,26 @@ pub(crate) fn one_heap() {
     }
 }
 
-/// Waits until the start is over, then gives its code and its free memory back, once.
+/// Waits until the start is over, then gives its code and its free memory back; once more when what that left to do is done too.
 pub(crate) async fn settle(shutdown: CancellationToken) {
-    tokio::select! {
-        () = shutdown.cancelled() => {}
-        () = tokio::time::sleep(SETTLED) => {
-            match File::open("/proc/self/smaps").and_then(|smaps| of_files(BufReader::new(smaps))) {
-                Ok(mappings) => {
-                    let kilobytes: u64 = mappings.iter().map(|mapping| mapping.resident).sum();
-                    mappings.iter().for_each(Mapping::give_up);
-                    debug!(kilobytes, "handed back what the start had mapped");
-                }
-                Err(error) => debug!(%error, "the own mappings cannot be read"),
-            }
-            give_up_free_memory();
+    for wait in [SETTLED, AT_REST] {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(wait) => hand_back(),
         }
     }
+}
+
+fn hand_back() {
+    match File::open("/proc/self/smaps").and_then(|smaps| of_files(BufReader::new(smaps))) {
+        Ok(mappings) => {
+            let kilobytes: u64 = mappings.iter().map(|mapping| mapping.resident).sum();
+            mappings.iter().for_each(Mapping::give_up);
+            debug!(kilobytes, "handed back what the start had mapped");
+        }
+        Err(error) => debug!(%error, "the own mappings cannot be read"),
+    }
+    give_up_free_memory();
 }
 
 /// Hands back the pages of the heap that hold nothing.

@@ -88,6 +88,8 @@ async fn list(
 ) -> Result<ListPodResourcesResponse, String> {
     let mut connected = match client.take() {
         Some(connected) => connected,
+        // Where there is none, finding that out by a client would be most of what an idle plugin does.
+        None if !socket.exists() => return Err("there is no such socket".to_owned()),
         None => connect(socket).await.map_err(|error| error.to_string())?,
     };
     let listed = connected
