@@ -2,9 +2,20 @@
 
 use std::fmt;
 
-/// Something that happened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Played {
+/// The list of what is counted, once: as kinds, and in the order in which they are printed.
+macro_rules! played {
+    ($($kind:ident),* $(,)?) => {
+        /// Something that happened.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Played {
+            $($kind),*
+        }
+
+        const ALL: &[Played] = &[$(Played::$kind),*];
+    };
+}
+
+played! {
     ExtenderKilled,
     ExtenderPaused,
     TookOver,
@@ -37,12 +48,9 @@ pub(crate) enum Played {
     JobDone,
 }
 
-/// As many as there are.
-const KINDS: usize = Played::JobDone as usize + 1;
-
 /// How often each happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Coverage([u64; KINDS]);
+pub(crate) struct Coverage([u64; ALL.len()]);
 
 impl Coverage {
     pub(crate) fn add(&mut self, played: Played) {
@@ -58,41 +66,8 @@ impl Coverage {
 
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use Played::*;
-        let all: [Played; KINDS] = [
-            ExtenderKilled,
-            ExtenderPaused,
-            TookOver,
-            LostLead,
-            SchedulerKilled,
-            RequestLost,
-            AnswerLost,
-            RequestLate,
-            Stall,
-            WatchBroken,
-            GangTouched,
-            PodDeleted,
-            PodForced,
-            JobDeleted,
-            NodeLost,
-            GpuSick,
-            PodMade,
-            Decided,
-            DecisionWritten,
-            DecisionRefused,
-            SingleBound,
-            MemberBound,
-            BindingRefused,
-            BindingTooLate,
-            CallTimedOut,
-            Evicted,
-            Admitted,
-            Rejected,
-            OtherDevices,
-            JobDone,
-        ];
-        for played in all {
-            writeln!(f, "{:>12} {played:?}", self.0[played as usize])?;
+        for played in ALL {
+            writeln!(f, "{:>12} {played:?}", self.0[*played as usize])?;
         }
         Ok(())
     }

@@ -1,0 +1,208 @@
+//! Pods: what is kept of one, as JSON and as the extender reads it.
+
+use std::fmt::{self, Write};
+use std::sync::{Arc, OnceLock};
+
+use gantry_api::Grant;
+use gantry_extender::pod::PodFacts;
+use serde_json::Value;
+
+use crate::world::BEGIN;
+
+/// How far a pod is, as `status.phase` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+/// A pod.
+#[derive(Debug, Clone)]
+pub(crate) struct Pod {
+    pub(crate) uid: String,
+    pub(crate) name: String,
+    pub(crate) rv: u64,
+    pub(crate) gpus: u32,
+    pub(crate) gang: Option<Claim>,
+    pub(crate) priority: i32,
+    /// Milliseconds since the beginning.
+    pub(crate) created: u64,
+    pub(crate) node: Option<String>,
+    pub(crate) bound: u64,
+    /// When the Binding was sent that was carried out.
+    pub(crate) sent: u64,
+    pub(crate) grant: Option<Arc<str>>,
+    pub(crate) phase: Phase,
+    /// kube-scheduler's word why it is not scheduled.
+    pub(crate) message: String,
+    /// Pokes, in the form of a condition.
+    pub(crate) pokes: u64,
+    /// `allocatedResourcesStatus`.
+    pub(crate) allocated: Vec<String>,
+    pub(crate) leaving: bool,
+    pub(crate) job: usize,
+    pub(crate) read: Read,
+}
+
+/// What was read of this version of a pod: many look at it, and it is worked out once.
+#[derive(Debug, Default)]
+pub(crate) struct Read {
+    /// Of the version before, which may say the same.
+    before: Option<(Arc<str>, Arc<PodFacts>)>,
+    text: OnceLock<Arc<str>>,
+    facts: OnceLock<Arc<PodFacts>>,
+    granted: OnceLock<Vec<String>>,
+}
+
+/// A pod is copied to be changed.
+impl Clone for Read {
+    fn clone(&self) -> Self {
+        self.next()
+    }
+}
+
+impl Read {
+    /// For the version after this one.
+    pub(super) fn next(&self) -> Self {
+        let before = match (self.text.get(), self.facts.get()) {
+            (Some(text), Some(facts)) => Some((Arc::clone(text), Arc::clone(facts))),
+            _ => self.before.clone(),
+        };
+        Self {
+            before,
+            ..Self::default()
+        }
+    }
+}
+
+/// What a pod says of its gang.
+#[derive(Debug, Clone)]
+pub(crate) struct Claim {
+    pub(crate) gang: String,
+    pub(crate) min: u32,
+    pub(crate) max: Option<u32>,
+    pub(crate) repair: Option<&'static str>,
+}
+
+impl Pod {
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.phase, Phase::Pending | Phase::Running)
+    }
+
+    /// As the API server sends it.
+    pub(crate) fn text(&self) -> &str {
+        self.read.text.get_or_init(|| {
+            let mut text = String::with_capacity(1024);
+            // Writing to a String cannot fail.
+            let _ = self.write(&mut text);
+            text.into()
+        })
+    }
+
+    /// As the extender reads it.
+    pub(crate) fn facts(&self) -> &PodFacts {
+        self.read.facts.get_or_init(|| match &self.read.before {
+            Some((text, facts)) if **text == *self.text() => Arc::clone(facts),
+            _ => Arc::new(crate::extender::read_pod(self.text())),
+        })
+    }
+
+    /// The devices that it is granted.
+    pub(crate) fn granted(&self) -> &[String] {
+        self.read.granted.get_or_init(|| {
+            let grant = self.grant.as_deref();
+            let Some(grant) = grant.and_then(|text| serde_json::from_str::<Grant>(text).ok()) else {
+                return Vec::new();
+            };
+            let held = grant.held("nvidia.com/gpu");
+            held.iter().map(ToString::to_string).collect()
+        })
+    }
+
+    fn write(&self, out: &mut String) -> fmt::Result {
+        let Self { name, uid, .. } = self;
+        let created = time(self.created);
+        write!(
+            out,
+            r#"{{"metadata":{{"name":"{name}","namespace":"default","uid":"{uid}","creationTimestamp":"{created}""#
+        )?;
+        if self.leaving {
+            write!(out, r#","deletionTimestamp":"{created}""#)?;
+        }
+        self.write_annotations(out)?;
+        let Self { gpus, priority, .. } = self;
+        let asked = format!(r#"{{"nvidia.com/gpu":"{gpus}"}}"#);
+        write!(
+            out,
+            r#"}},"spec":{{"containers":[{{"name":"main","resources":{{"limits":{asked},"requests":{asked}}}}}],"priority":{priority}"#
+        )?;
+        if let Some(node) = &self.node {
+            write!(out, r#","nodeName":"{node}""#)?;
+        }
+        write!(out, r#"}},"status":{{"phase":"{:?}","conditions":["#, self.phase)?;
+        if self.node.is_some() {
+            let bound = time(self.bound);
+            write!(
+                out,
+                r#"{{"type":"PodScheduled","status":"True","lastTransitionTime":"{bound}"}}"#
+            )?;
+        } else if !self.message.is_empty() {
+            let message = Value::from(self.message.as_str());
+            write!(
+                out,
+                r#"{{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":{message},"lastTransitionTime":"{created}"}}"#
+            )?;
+        }
+        out.push_str(r#"],"containerStatuses":["#);
+        if !self.allocated.is_empty() || !self.is_live() {
+            let state = match self.phase {
+                Phase::Running | Phase::Pending => "running",
+                Phase::Succeeded | Phase::Failed => "terminated",
+            };
+            write!(
+                out,
+                r#"{{"name":"main","state":{{"{state}":{{}}}},"allocatedResourcesStatus":[{{"name":"nvidia.com/gpu","resources":["#
+            )?;
+            for (number, id) in self.allocated.iter().enumerate() {
+                let comma = if number > 0 { "," } else { "" };
+                write!(out, r#"{comma}{{"resourceID":"{id}","health":"Healthy"}}"#)?;
+            }
+            out.push_str("]}]}");
+        }
+        out.push_str("]}}");
+        Ok(())
+    }
+
+    fn write_annotations(&self, out: &mut String) -> fmt::Result {
+        let claim = self.gang.as_ref();
+        let texts = [
+            ("gang", claim.map(|claim| claim.gang.clone())),
+            ("gang-min", claim.map(|claim| claim.min.to_string())),
+            ("gang-max", claim.and_then(|claim| Some(claim.max?.to_string()))),
+            (
+                "gang-repair",
+                claim.and_then(|claim| Some(claim.repair?.to_owned())),
+            ),
+            ("grant", self.grant.as_deref().map(str::to_owned)),
+        ];
+        let mut before = r#","annotations":{"#;
+        for (key, text) in texts {
+            if let Some(text) = text {
+                write!(out, r#"{before}"gantry.dev/{key}":{}"#, Value::from(text))?;
+                before = ",";
+            }
+        }
+        if before == "," {
+            out.push('}');
+        }
+        Ok(())
+    }
+}
+
+/// A moment as the API server writes it: whole seconds.
+fn time(at: u64) -> String {
+    let seconds = BEGIN + i64::try_from(at / 1000).unwrap();
+    jiff::Timestamp::from_second(seconds).unwrap().to_string()
+}
