@@ -10,7 +10,7 @@ use gantry_api::{GangSpec, GangStatus};
 use gantry_extender::index::Source;
 use gantry_extender::inventory::Inventory;
 
-pub(crate) use pod::{Claim, Phase, Pod, Read};
+pub(crate) use pod::{Claim, Gate, Phase, Pod, Read};
 
 /// A Gang object.
 #[derive(Debug, Clone)]
@@ -67,6 +67,8 @@ pub(crate) enum Status {
     Done,
     Conflict,
     Missing,
+    /// Not now, for no fault of the request: a disruption budget, or the server has too much to do.
+    Refused,
 }
 
 /// The objects. What changes is noted for the watches.
@@ -149,7 +151,8 @@ impl Api {
         let Some(pod) = self.pods.get(name) else {
             return Status::Missing;
         };
-        if pod.uid != uid || pod.node.is_some() || pod.leaving || !pod.is_live() {
+        let kept_back = pod.leaving || !pod.is_live() || !pod.gates.is_empty();
+        if pod.uid != uid || pod.node.is_some() || kept_back {
             return Status::Conflict;
         }
         self.change_pod(name, uid, |pod| {
@@ -157,6 +160,15 @@ impl Api {
             pod.grant = grant.cloned();
             (pod.sent, pod.bound) = (sent, now);
         })
+    }
+
+    /// Removes a scheduling gate; from no other pod of the name.
+    pub(crate) fn remove_gate(&mut self, name: &str, uid: &str, gate: Gate) -> Status {
+        match self.pod(name, uid) {
+            None => Status::Missing,
+            Some(pod) if !pod.gates.contains(&gate) => Status::Conflict,
+            Some(_) => self.change_pod(name, uid, |pod| pod.gates.retain(|other| *other != gate)),
+        }
     }
 
     pub(crate) fn write_node(&mut self, name: &str, gpus: u32) {

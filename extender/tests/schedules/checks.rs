@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gantry_api::{DeviceId, Grant};
 use gantry_extender::index::Target;
 
+use crate::api::Pod;
 use crate::jobs::{Job, Member};
 use crate::world::World;
 
@@ -23,6 +24,9 @@ impl World {
             // It will be refused.
             return;
         };
+        if !pod.gates.is_empty() {
+            self.wrong(format!("pod {} is bound behind its gates", pod.uid));
+        }
         if pod.gang.is_some() != member {
             self.wrong(format!(
                 "pod {} of {:?} is bound as if that were otherwise",
@@ -154,9 +158,49 @@ impl World {
                     job.name, job.members
                 ));
             }
+            if let Some(pod) = self.left_behind(&job) {
+                self.wrong(format!(
+                    "pod {} of a gang that is complete is left behind its gates",
+                    pod.uid
+                ));
+            }
             if !job.fits && job.began.is_some() {
                 self.wrong(format!("job {} has run where it does not fit", job.name));
             }
+        }
+    }
+
+    /// Whatever fits has run, and no gate is to be removed.
+    pub(crate) fn is_settled(&self) -> bool {
+        let jobs = &self.jobs.all;
+        jobs.iter().all(|job| !job.fits || job.is_done())
+            && jobs.iter().all(|job| self.left_behind(job).is_none())
+    }
+
+    /// A pod of a gang that is complete and has gates all the same.
+    fn left_behind(&self, job: &Job) -> Option<&Arc<Pod>> {
+        let pods = job.members.iter().filter_map(|member| {
+            let (name, uid) = member.pod.as_ref()?;
+            self.api
+                .pod(name, uid)
+                .filter(|pod| pod.is_live() && !pod.leaving)
+        });
+        let pods: Vec<&Arc<Pod>> = pods.collect();
+        let complete = !job.is_done() && pods.len() >= job.min as usize;
+        let mut gated = pods.into_iter().filter(|pod| !pod.gates.is_empty());
+        gated.next().filter(|_| complete)
+    }
+
+    /// A gate is removed: that of a gang of which enough pods were there once.
+    pub(crate) fn check_lifted(&mut self, pod: &Pod) {
+        let job = &self.jobs.all[pod.job];
+        let made = job.members.iter().filter(|member| member.attempts > 0).count();
+        if made < job.min as usize {
+            let words = format!(
+                "the gate of pod {} goes, and {made} of its gang were there",
+                pod.uid
+            );
+            self.wrong(words);
         }
     }
 

@@ -33,6 +33,9 @@ played! {
     NodeLost,
     GpuSick,
     PodMade,
+    PodGated,
+    GateLifted,
+    DeedRefused,
     Decided,
     DecisionWritten,
     DecisionRefused,
@@ -49,8 +52,14 @@ played! {
 }
 
 /// How often each happened.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Coverage([u64; ALL.len()]);
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self([0; ALL.len()])
+    }
+}
 
 impl Coverage {
     pub(crate) fn add(&mut self, played: Played) {

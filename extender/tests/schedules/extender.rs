@@ -2,6 +2,7 @@
 //! requests, time limits and the Lease, one step at a time.
 
 mod calls;
+mod deeds;
 mod objects;
 mod read;
 mod requests;
@@ -30,10 +31,11 @@ use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, Settings, Work}
 use gantry_gang::{GangKey, NodeFacts};
 use serde_json::json;
 
+pub(crate) use deeds::Deed;
 use read::read_node;
 pub(crate) use read::{read_gpu_node, read_pod};
 
-use crate::api::{Change, Gang, Pod, Status};
+use crate::api::{Change, Gang, Gate, Pod, Status};
 use crate::coverage::Played;
 use crate::world::{BEGIN, Event, World};
 
@@ -59,6 +61,8 @@ pub(crate) struct Process {
     contact: u64,
     tasks: BTreeMap<u64, Task>,
     writers: BTreeMap<String, Writer>,
+    /// What is being done to pods.
+    deeds: BTreeMap<(String, Deed), deeds::Open>,
     /// Gang objects, the newest version seen of each.
     objects: BTreeMap<String, Arc<Gang>>,
     /// Binds that wait are about to ask again: a bell rang.
@@ -173,9 +177,10 @@ enum What {
         pod: PodUid,
         cause: Cause,
     },
-    Delete {
+    Deed {
         name: String,
         uid: String,
+        deed: Deed,
     },
 }
 
@@ -311,24 +316,11 @@ impl World {
                 writer.forget = true;
                 self.soon(1, 20, Event::WriteGang { run, name });
             }
-            Work::Evict { pods, .. } | Work::Delete { pods, .. } => {
-                for uid in pods {
-                    let pod = self
-                        .api
-                        .pods
-                        .values()
-                        .find(|pod| pod.uid == uid.as_str())
-                        .cloned();
-                    if let Some(pod) = pod {
-                        self.played(Played::Evicted);
-                        self.note(format_args!("{run} deletes {uid}"));
-                        let (name, uid) = (pod.name.clone(), pod.uid.clone());
-                        self.send(run, What::Delete { name, uid });
-                    }
-                }
-            }
-            // Woken members are taken elsewhere, and no pod of these has a gate.
-            Work::Wake(_) | Work::Bind(_) | Work::Ungate(_) => {}
+            Work::Ungate(pods) => self.order(run, &pods, &Deed::Ungate),
+            Work::Evict { pods, by } => self.order(run, &pods, &Deed::Evict(by.object_name())),
+            Work::Delete { pods, .. } => self.order(run, &pods, &Deed::Delete),
+            // Woken members are taken elsewhere.
+            Work::Wake(_) | Work::Bind(_) => {}
         }
     }
 
@@ -385,6 +377,7 @@ impl World {
             contact: 0,
             tasks: BTreeMap::new(),
             writers: BTreeMap::new(),
+            deeds: BTreeMap::new(),
             objects: BTreeMap::new(),
             asks: false,
             polls: false,
@@ -496,6 +489,7 @@ impl World {
         if let Some(process) = self.extenders.running.get_mut(&run) {
             process.objects.clear();
             process.writers.clear();
+            process.deeds.clear();
         }
         self.update(run, |index| {
             index.relist();

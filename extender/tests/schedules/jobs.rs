@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::api::{Claim, Phase, Pod, Read};
+use crate::api::{Claim, Gate, Phase, Pod, Read};
 use crate::coverage::Played;
 use crate::world::{Event, World};
 
@@ -28,12 +28,20 @@ pub(crate) struct Job {
     /// It may be on the cluster with nothing else there.
     pub(crate) fits: bool,
     deleted: bool,
+    gating: Option<Gating>,
+}
+
+/// Its pods are made with the extender's scheduling gate.
+#[derive(Debug, Clone)]
+struct Gating {
+    /// They have another, which goes by itself after so many milliseconds.
+    quota: Option<u64>,
 }
 
 /// One of its pods.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Member {
-    attempts: u32,
+    pub(crate) attempts: u32,
     pub(crate) pod: Option<(String, String)>,
     pub(crate) done: bool,
     ends: Option<u64>,
@@ -71,6 +79,9 @@ impl World {
                 2 => Some("hold"),
                 _ => None,
             };
+            let gating = (self.plan.gates && is_gang && self.dice.mille(700)).then(|| Gating {
+                quota: self.dice.mille(250).then(|| self.dice.range(100, 8_000)),
+            });
             let job = Job {
                 name: format!("j{number}"),
                 min,
@@ -86,10 +97,11 @@ impl World {
                 began: None,
                 fits: self.fits(u64::from(min), gpus),
                 deleted: false,
+                gating,
             };
             self.note(format_args!(
-                "job {}: {} of {} x {} GPUs, gang {}, repair {:?}, fits {}",
-                job.name, job.min, size, job.gpus, job.is_gang, job.repair, job.fits
+                "job {}: {} of {} x {} GPUs, gang {}, repair {:?}, fits {}, {:?}",
+                job.name, job.min, size, job.gpus, job.is_gang, job.repair, job.fits, job.gating
             ));
             self.jobs.all.push(job);
         }
@@ -140,7 +152,7 @@ impl World {
                     // A controller removes what has failed and makes it anew.
                     self.api.remove_pod(&pod.name, &pod.uid);
                 }
-                Some(_) => {}
+                Some(pod) => self.lift_quota(&pod),
                 None => self.make_pod(job, number),
             }
         }
@@ -166,6 +178,15 @@ impl World {
             if now >= ends {
                 self.finish_process(&pod.uid);
             }
+        }
+    }
+
+    /// Somebody else removes his gate.
+    fn lift_quota(&mut self, pod: &Pod) {
+        let gating = self.jobs.all[pod.job].gating.as_ref();
+        let after = gating.and_then(|gating| gating.quota).unwrap_or_default();
+        if pod.gates.contains(&Gate::Quota) && self.now >= pod.created + after {
+            self.api.remove_gate(&pod.name, &pod.uid, Gate::Quota);
         }
     }
 
@@ -202,9 +223,17 @@ impl World {
             repair: all.repair,
         });
         let (gpus, priority) = (all.gpus, all.priority);
+        let gates = match &all.gating {
+            None => Vec::new(),
+            Some(Gating { quota: None }) => vec![Gate::Ours],
+            Some(Gating { quota: Some(_) }) => vec![Gate::Quota, Gate::Ours],
+        };
         let uid = self.api.uid(&name);
         self.jobs.all[job].members[number].pod = Some((name.clone(), uid.clone()));
         self.played(Played::PodMade);
+        if !gates.is_empty() {
+            self.played(Played::PodGated);
+        }
         self.note(format_args!("pod {uid} is made"));
         self.api.create_pod(Pod {
             uid,
@@ -223,6 +252,8 @@ impl World {
             pokes: 0,
             allocated: Vec::new(),
             leaving: false,
+            was_gated: !gates.is_empty(),
+            gates,
             job,
             read: Read::default(),
         });

@@ -53,12 +53,13 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
     let plan = Plan {
         troubled: dice.mille(850),
         restless: dice.range(10_000, 90_000),
+        gates: dice.mille(250),
     };
     let restless = plan.restless;
     let mut world = World::new(seed, plan, keep_log);
     let end = restless + SETTLES;
     while world.step(end) {
-        if world.now > restless + 10_000 && world.jobs.all.iter().all(|job| !job.fits || job.is_done()) {
+        if world.now > restless + 10_000 && world.is_settled() {
             break;
         }
     }

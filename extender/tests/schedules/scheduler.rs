@@ -20,10 +20,20 @@ const STORM: usize = 80;
 /// Where a pod is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
+    /// It has scheduling gates.
+    Gated,
     Active,
-    BackOff { attempt: u32 },
-    Parked { by_extender: bool, since: u64 },
-    Assumed { node: String, call: Option<u64> },
+    BackOff {
+        attempt: u32,
+    },
+    Parked {
+        by_extender: bool,
+        since: u64,
+    },
+    Assumed {
+        node: String,
+        call: Option<u64>,
+    },
     Bound,
 }
 
@@ -166,14 +176,13 @@ impl World {
             }
             Some(known) => {
                 known.pod = Arc::clone(pod);
-                if matches!(
-                    known.state,
-                    State::Parked {
-                        by_extender: true,
-                        ..
-                    }
-                ) {
-                    known.state = State::Active;
+                match known.state {
+                    State::Gated if !pod.gates.is_empty() => {}
+                    State::Gated
+                    | State::Parked {
+                        by_extender: true, ..
+                    } => known.state = State::Active,
+                    _ => {}
                 }
             }
         }
@@ -500,7 +509,10 @@ impl Known {
     fn new(pod: &Arc<Pod>) -> Self {
         Self {
             pod: Arc::clone(pod),
-            state: State::Active,
+            state: match pod.gates.is_empty() {
+                true => State::Active,
+                false => State::Gated,
+            },
             attempts: 0,
             asked: VecDeque::new(),
         }

@@ -11,7 +11,7 @@ use gantry_extender::index::Source;
 use crate::api::Api;
 use crate::coverage::{Coverage, Played};
 use crate::dice::Dice;
-use crate::extender::{BIND, Extenders, Request};
+use crate::extender::{BIND, Deed, Extenders, Request};
 use crate::jobs::Jobs;
 use crate::kubelet::Kubelets;
 use crate::scheduler::Scheduler;
@@ -87,6 +87,12 @@ pub(crate) enum Event {
     WriteGang {
         run: u32,
         name: String,
+    },
+    /// Something is to be done to a pod for a gang, or is to be tried again.
+    Deed {
+        run: u32,
+        uid: String,
+        deed: Deed,
     },
     Retry {
         run: u32,
@@ -164,6 +170,8 @@ pub(crate) struct Plan {
     pub(crate) troubled: bool,
     /// Milliseconds during which things fail and jobs come.
     pub(crate) restless: u64,
+    /// Whether some gangs' pods have scheduling gates.
+    pub(crate) gates: bool,
 }
 
 /// Everybody.
@@ -321,6 +329,7 @@ impl World {
             Event::LookForGains { run } => self.look_for_gains(run),
             Event::PlanMore { run } => self.plan_more(run),
             Event::WriteGang { run, name } => self.write_gang(run, &name),
+            Event::Deed { run, uid, deed } => self.try_deed(run, &uid, &deed),
             Event::Retry { run, task } => self.retry(run, task),
             Event::MemberAnswer { run, task } => self.member_answer(run, task),
             Event::Execute { request } => self.execute(request),

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 use std::sync::{Arc, OnceLock};
 
-use gantry_api::Grant;
+use gantry_api::{Grant, names};
 use gantry_extender::pod::PodFacts;
 use serde_json::Value;
 
@@ -42,8 +42,21 @@ pub(crate) struct Pod {
     /// `allocatedResourcesStatus`.
     pub(crate) allocated: Vec<String>,
     pub(crate) leaving: bool,
+    /// What keeps it out of kube-scheduler's queue.
+    pub(crate) gates: Vec<Gate>,
+    /// It had gates when it was made.
+    pub(crate) was_gated: bool,
     pub(crate) job: usize,
     pub(crate) read: Read,
+}
+
+/// A scheduling gate, by who removes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// The extender, once the gang is complete.
+    Ours,
+    /// Somebody else, in his own time.
+    Quota,
 }
 
 /// What was read of this version of a pod: many look at it, and it is worked out once.
@@ -141,6 +154,21 @@ impl Pod {
         if let Some(node) = &self.node {
             write!(out, r#","nodeName":"{node}""#)?;
         }
+        for (number, gate) in self.gates.iter().enumerate() {
+            out.push_str(if number > 0 {
+                ","
+            } else {
+                r#","schedulingGates":["#
+            });
+            let name = match gate {
+                Gate::Ours => names::GANG_GATE,
+                Gate::Quota => "example.com/quota",
+            };
+            write!(out, r#"{{"name":"{name}"}}"#)?;
+        }
+        if !self.gates.is_empty() {
+            out.push(']');
+        }
         write!(out, r#"}},"status":{{"phase":"{:?}","conditions":["#, self.phase)?;
         if self.node.is_some() {
             let bound = time(self.bound);
@@ -153,6 +181,12 @@ impl Pod {
             write!(
                 out,
                 r#"{{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":{message},"lastTransitionTime":"{created}"}}"#
+            )?;
+        } else if self.was_gated {
+            // It stays until kube-scheduler has something else to say.
+            write!(
+                out,
+                r#"{{"type":"PodScheduled","status":"False","reason":"SchedulingGated","message":"Scheduling is blocked due to non-empty scheduling gates"}}"#
             )?;
         }
         out.push_str(r#"],"containerStatuses":["#);

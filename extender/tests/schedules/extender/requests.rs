@@ -11,10 +11,10 @@ impl World {
             _ => false,
         };
         let gives_up = self.now
-            + if matches!(what, What::Bind { .. }) {
-                BIND
-            } else {
-                REQUEST
+            + match what {
+                What::Bind { .. } => BIND,
+                What::Deed { .. } => deeds::TIMEOUT,
+                _ => REQUEST,
             };
         let limit = match &what {
             What::Bind { .. } => self
@@ -172,10 +172,7 @@ impl World {
                     None => Status::Missing,
                 })
             }
-            What::Delete { name, uid } => {
-                self.delete_pod(name, uid, false);
-                Answer::Status(Status::Done)
-            }
+            What::Deed { name, uid, deed } => Answer::Status(self.perform(by, name, uid, deed)),
         };
         if let Some(known) = self.requests.get_mut(&request) {
             known.outcome = Some(outcome);
@@ -249,11 +246,7 @@ impl World {
                     self.poke_again(run, pod, cause);
                 }
             }
-            What::Delete { name, uid } => {
-                if answer.is_none() {
-                    self.send(run, What::Delete { name, uid });
-                }
-            }
+            What::Deed { uid, deed, .. } => self.deed_ended(run, &uid, &deed, answer),
         }
     }
 
