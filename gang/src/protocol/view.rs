@@ -148,6 +148,12 @@ impl<'a> View<'a> {
         matches!(self.gang.state, State::Decided(_))
     }
 
+    /// Bindings of some of its members may be on their way, and are not seen yet: who is where shows in a moment.
+    pub fn is_being_bound(&self) -> bool {
+        let mut members = self.gang.members.iter();
+        members.any(|kept| kept.lives() && kept.pinned() && !matches!(kept.member.stage, Stage::Bound(_)))
+    }
+
     /// ID of the decision that stands or is being written.
     pub fn decision_id(&self) -> Option<&'a str> {
         self.gang.decision_id()

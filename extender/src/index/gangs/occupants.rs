@@ -10,6 +10,7 @@ use gantry_gang::protocol::{Devices, Stage, Wanted};
 use crate::gang::preempt::{Occupant, OccupantPod};
 use crate::index::Index;
 use crate::pod::PodFacts;
+use crate::snapshot::NodeIx;
 
 impl Index {
     /// Whether a gang may have others stopped for it: all of its members may, and somebody is of lower priority.
@@ -26,15 +27,26 @@ impl Index {
                 .any(|pod| pod.is_live() && !pod.leaving && pod.priority < wanted.priority)
     }
 
-    /// What is on the nodes, by what would have to be stopped together. Without what is on its way out already.
+    /// What is on the nodes, by what would have to be stopped together. Without what is on its way out already, and gangs that are just being bound:
+    /// not all of who would have to go with the others shows yet.
     pub(super) fn occupants(&self) -> Vec<Occupant> {
         let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
         let mut singles: Vec<Occupant> = Vec::new();
         for pod in self.pods.values().filter(|pod| pod.is_live() && !pod.leaving) {
-            let Some(there) = self.occupant_pod(pod) else {
+            let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str())) else {
                 continue;
             };
+            let devices = self.devices_of(pod, node);
+            let nothing = devices.is_none();
+            let there = OccupantPod {
+                uid: pod.uid.clone(),
+                node,
+                devices: devices.unwrap_or_default(),
+                resources: pod.needs.resources.clone(),
+            };
             match self.gangs.core.gang_of(&pod.uid) {
+                // Its end would give nothing.
+                None if nothing => {}
                 Some(gang) => {
                     let unit = gangs.entry(gang).or_insert_with(|| self.unit_of(gang));
                     unit.pods.push(there);
@@ -49,6 +61,10 @@ impl Index {
                 }),
             }
         }
+        gangs.retain(|gang, _| {
+            let view = self.gangs.core.view(gang);
+            view.is_none_or(|view| !view.is_being_bound())
+        });
         let mut units: Vec<Occupant> = gangs.into_values().chain(singles).collect();
         for unit in &mut units {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
@@ -59,7 +75,7 @@ impl Index {
         units
     }
 
-    /// A gang as a unit, with those of its members that have no devices; the others are put to it.
+    /// A gang as a unit, with those of its members that have no devices, or have not come to their places yet; the others are put to it.
     fn unit_of(&self, gang: &GangKey) -> Occupant {
         let mut unit = Occupant {
             pods: Vec::new(),
@@ -75,10 +91,11 @@ impl Index {
         unit.checkpointed = view.terms().is_some_and(|terms| terms.checkpointed);
         unit.priority = view.priority();
         for member in view.members() {
-            if let Stage::Bound(node) = member.stage
-                && !member.leaving
-                && !self.pods.contains_key(member.uid)
-                && let Some(node) = self.names.get(node.as_str())
+            let is_bound = matches!(member.stage, Stage::Bound(_));
+            let has_place = !is_bound && view.node_of(member.uid).is_some();
+            if !member.leaving
+                && (has_place || is_bound && !self.pods.contains_key(member.uid))
+                && let Some(node) = member.node.and_then(|node| self.names.get(node.as_str()))
             {
                 let load = self.claiming_bystander(member.uid).map(|pod| &pod.load);
                 unit.pods.push(OccupantPod {
@@ -92,21 +109,16 @@ impl Index {
         unit
     }
 
-    fn occupant_pod(&self, pod: &PodFacts) -> Option<OccupantPod> {
-        let node = self.names.get(pod.node.as_ref()?.as_str())?;
+    /// The devices that a pod has on its node, if the node's are known.
+    fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
         let entry = self.entries.get(node.0 as usize)?;
         let inventory = entry.inventory.as_ref()?;
         let (_, held) = entry.account.pods.iter().find(|(uid, _)| *uid == pod.uid)?;
         let devices = inventory.pools.iter().zip(held);
-        Some(OccupantPod {
-            uid: pod.uid.clone(),
-            node,
-            devices: devices
-                .filter(|(_, held)| !held.is_empty())
-                .map(|(pool, held)| (pool.resource.clone(), pool.ids_of(held)))
-                .collect(),
-            resources: pod.needs.resources.clone(),
-        })
+        let devices = devices
+            .filter(|(_, held)| !held.is_empty())
+            .map(|(pool, held)| (pool.resource.clone(), pool.ids_of(held)));
+        Some(devices.collect())
     }
 }
 

@@ -31,6 +31,62 @@ fn a_gang_of_higher_priority_has_a_lower_one_stopped_as_a_whole_and_gets_what_co
     assert_eq!(granted(&admit(&cluster, "high-0", &place).unwrap()).len(), 8);
 }
 
+/// The pods that are to be evicted by now.
+fn evicted(cluster: &Cluster) -> Option<Vec<PodUid>> {
+    let work = cluster.store.update(|index| index.take_work());
+    work.into_iter().find_map(|work| match work {
+        Work::Evict { pods, .. } => Some(pods),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_gang_is_not_stopped_in_part_because_the_rest_of_it_is_just_being_bound() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    let nodes = [node(&cluster, "low-0"), node(&cluster, "low-1")];
+    admit(&cluster, "low-0", &nodes[0]).unwrap();
+    admit(&cluster, "low-1", &nodes[1]).unwrap();
+    commit(&cluster);
+    let bindings = [0, 1].map(|number| admit(&cluster, &format!("low-{number}"), &nodes[number]).unwrap());
+    show(&cluster, &low[0], &nodes[0], &bindings[0]);
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &high);
+    assert_eq!(evicted(&cluster), None, "the other Binding is on its way");
+    show(&cluster, &low[1], &nodes[1], &bindings[1]);
+    assert_eq!(evicted(&cluster), Some(vec!["low-0".into(), "low-1".into()]));
+}
+
+#[test]
+fn a_member_that_has_not_come_to_its_place_goes_with_its_gang() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    let nodes = bind_all(&cluster, &low);
+    cluster.gone(&bound(low[1].clone(), &nodes[1], 1, None));
+    create(&cluster, &[member("low-1b", 8, "low", 2)]);
+    assert_eq!(node(&cluster, "low-1b"), nodes[1]);
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &high);
+    assert_eq!(evicted(&cluster), Some(vec!["low-0".into(), "low-1b".into()]));
+}
+
+#[test]
+fn a_member_on_a_node_without_a_plugin_goes_with_its_gang() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    bind_all(&cluster, &low);
+    cluster.store.update(|index| index.inventory_deleted("n"));
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &high);
+    assert_eq!(evicted(&cluster), Some(vec!["low-0".into(), "low-1".into()]));
+}
+
 #[test]
 fn a_gang_that_must_not_preempt_waits() {
     let cluster = two_nodes();
