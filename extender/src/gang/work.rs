@@ -198,7 +198,7 @@ impl Worker {
                 // The next that ends makes room.
                 break;
             }
-            let Some(pod) = find(&self.store, uid) else {
+            let Some(pod) = find(&self.store, uid, deed) else {
                 moot.push((uid.clone(), deed.clone()));
                 continue;
             };
@@ -340,8 +340,14 @@ fn told(deed: &Deed) -> Option<Tiding> {
     })
 }
 
-fn find(store: &Store, uid: &PodUid) -> Option<Pod> {
+/// `None` if it is gone, or the gang for which it is to be evicted does not wait for that any more: it has given up, or is gone itself.
+fn find(store: &Store, uid: &PodUid, deed: &Deed) -> Option<Pod> {
     store.read(|index| {
+        if let Deed::Evict(by) = deed
+            && !index.waits_for(by, uid)
+        {
+            return None;
+        }
         let (namespace, name) = index.pod_address(uid)?;
         Some(Pod {
             uid: uid.clone(),

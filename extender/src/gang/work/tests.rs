@@ -1,6 +1,5 @@
 use std::sync::Mutex;
 
-use gantry_gang::key::Dialect;
 use http::Response;
 use kube::client::Body;
 use tokio::sync::mpsc::UnboundedSender;
@@ -8,7 +7,7 @@ use tower_test::mock;
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, member, pod};
+use crate::fixtures::{Cluster, bound, bridged, member, pod};
 
 /// What was asked, and what is to be answered, one after the other; then all goes well.
 #[derive(Default)]
@@ -86,6 +85,26 @@ impl Stage {
             .expect("it never happens");
     }
 
+    /// A gang on whose way pods `a` and `b` are.
+    fn preempting(&self) -> Arc<GangKey> {
+        let cluster = &self.cluster;
+        cluster.add("n", &bridged());
+        for (name, gpus) in [("a", "0-3"), ("b", "4-7")] {
+            cluster.pod(&bound(pod(name, 4), "n", 1, Some(gpus)));
+        }
+        let mut high = member("high-0", 8, "high", 1);
+        high["spec"]["priority"] = 10.into();
+        cluster.pod(&high).wait(2);
+        let work = cluster.store.update(crate::index::Index::take_work);
+        let mut evictions = work.into_iter().filter_map(|work| match work {
+            Work::Evict { pods, by } => Some((pods, by)),
+            _ => None,
+        });
+        let (pods, by) = evictions.next().expect("nobody has to go");
+        assert_eq!(pods, ["a".into(), "b".into()]);
+        by
+    }
+
     fn asked(&self) -> Vec<(String, Value)> {
         self.api.asked.lock().unwrap().clone()
     }
@@ -96,21 +115,13 @@ fn refused(code: u16) -> (u16, Value) {
     (code, status)
 }
 
-fn gang() -> Arc<GangKey> {
-    Arc::new(GangKey {
-        namespace: "ml".into(),
-        name: "train".into(),
-        dialect: Dialect::Annotation,
-        incarnation: "".into(),
-    })
-}
-
 #[tokio::test(start_paused = true)]
 async fn an_eviction_that_a_budget_forbids_is_tried_again() {
     let mut stage = Stage::start(vec![refused(429), refused(500)]);
+    let by = stage.preempting();
     let evict = Work::Evict {
         pods: vec!["a".into()],
-        by: gang(),
+        by,
     };
     stage.orders.send(evict).unwrap();
     stage.until("evict", "done").await;
@@ -126,6 +137,21 @@ async fn an_eviction_that_a_budget_forbids_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nobody_is_evicted_for_a_gang_that_does_not_wait_for_that_any_more() {
+    let stage = Stage::start(vec![refused(429)]);
+    let by = stage.preempting();
+    let evict = Work::Evict {
+        pods: vec!["a".into()],
+        by,
+    };
+    stage.orders.send(evict).unwrap();
+    stage.until("evict", "budget").await;
+    stage.cluster.gone(&member("high-0", 8, "high", 1));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(stage.asked().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_right_is_missing() {
     let mut stage = Stage::start(vec![refused(404), refused(403)]);
     let delete = |pod: &str| Work::Delete {
@@ -134,11 +160,12 @@ async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_r
     };
     stage.orders.send(delete("a")).unwrap();
     stage.until("delete", "moot").await;
+    let by = stage.preempting();
     stage
         .orders
         .send(Work::Evict {
             pods: vec!["b".into()],
-            by: gang(),
+            by,
         })
         .unwrap();
     stage.until("evict", "done").await;

@@ -139,6 +139,12 @@ impl Index {
         Some((Arc::clone(&pod.kin.namespace), Arc::clone(&pod.name)))
     }
 
+    /// Whether a gang waits for a pod to go for it.
+    pub fn waits_for(&self, gang: &GangKey, uid: &PodUid) -> bool {
+        let view = self.gangs.core.view(gang);
+        view.is_some_and(|view| view.victims().any(|victim| victim == uid))
+    }
+
     /// Takes the gangs whose standing has changed: whoever waits for them asks again.
     pub fn take_moved(&mut self) -> Vec<Arc<GangKey>> {
         std::mem::take(&mut self.gangs.moved).into_iter().collect()
