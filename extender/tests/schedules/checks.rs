@@ -47,6 +47,12 @@ impl World {
                 pod.uid, pod.gpus
             ));
         }
+        if let Some((device, gang)) = self.kept_for_another(&pod, &devices, run) {
+            self.wrong(format!(
+                "pod {} is granted {device}, which is kept for gang {gang}",
+                pod.uid
+            ));
+        }
         let used = self.used_by_others(target.node.as_str(), &pod.uid, run, sent);
         if let Some((device, other)) = used.iter().find(|(device, _)| devices.contains(device)) {
             self.wrong(format!("pod {} is granted {device}, which {other} has", pod.uid));

@@ -317,7 +317,10 @@ impl World {
                 self.soon(1, 20, Event::WriteGang { run, name });
             }
             Work::Ungate(pods) => self.order(run, &pods, &Deed::Ungate),
-            Work::Evict { pods, by } => self.order(run, &pods, &Deed::Evict(by.object_name())),
+            Work::Evict { pods, by } => {
+                self.check_victims(run, &pods, &by.object_name());
+                self.order(run, &pods, &Deed::Evict(by));
+            }
             Work::Delete { pods, .. } => self.order(run, &pods, &Deed::Delete),
             // Woken members are taken elsewhere.
             Work::Wake(_) | Work::Bind(_) => {}
@@ -343,6 +346,9 @@ impl World {
             identity: format!("r{run}").into(),
             ..Settings::default()
         });
+        if self.plan.preemption {
+            index.budgets_seen(Some(Vec::new()));
+        }
         index.stand_down();
         let (base, clock) = (self.base, Arc::clone(&self.clock));
         let clock = move || {

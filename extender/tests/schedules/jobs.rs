@@ -15,7 +15,9 @@ pub(crate) struct Job {
     pub(crate) is_gang: bool,
     max: Option<u32>,
     pub(crate) gpus: u32,
-    priority: i32,
+    pub(crate) priority: i32,
+    /// Whether others may be stopped for it.
+    pub(crate) preempts: bool,
     repair: Option<&'static str>,
     /// Whether a pod made anew has the name of the one before.
     keeps_names: bool,
@@ -82,13 +84,14 @@ impl World {
             let gating = (self.plan.gates && is_gang && self.dice.mille(700)).then(|| Gating {
                 quota: self.dice.mille(250).then(|| self.dice.range(100, 8_000)),
             });
-            let job = Job {
+            let mut job = Job {
                 name: format!("j{number}"),
                 min,
                 is_gang,
                 max: elastic.then_some(u32::try_from(size).unwrap()),
                 gpus,
                 priority: i32::try_from(self.dice.below(2) * 10).unwrap(),
+                preempts: false,
                 repair,
                 keeps_names: self.dice.mille(500),
                 length: self.dice.range(1_000, 20_000),
@@ -99,9 +102,25 @@ impl World {
                 deleted: false,
                 gating,
             };
+            if self.plan.preemption {
+                // The most important come last, and the others compute long enough to be stopped for them.
+                let class = self.dice.index(4);
+                job.priority = [0, 0, 10, 100][class];
+                job.preempts = job.priority > 0 && self.dice.mille(900);
+                job.begins = (job.begins + class as u64 * restless / 3) / 2;
+                job.length += restless * u64::from(class < 3) / 2;
+            }
             self.note(format_args!(
-                "job {}: {} of {} x {} GPUs, gang {}, repair {:?}, fits {}, {:?}",
-                job.name, job.min, size, job.gpus, job.is_gang, job.repair, job.fits, job.gating
+                "job {}: {} of {} x {} GPUs, gang {}, priority {}, repair {:?}, fits {}, {:?}",
+                job.name,
+                job.min,
+                size,
+                job.gpus,
+                job.is_gang,
+                job.priority,
+                job.repair,
+                job.fits,
+                job.gating
             ));
             self.jobs.all.push(job);
         }
@@ -222,7 +241,7 @@ impl World {
             max: all.max,
             repair: all.repair,
         });
-        let (gpus, priority) = (all.gpus, all.priority);
+        let (gpus, priority, preempts) = (all.gpus, all.priority, all.preempts);
         let gates = match &all.gating {
             None => Vec::new(),
             Some(Gating { quota: None }) => vec![Gate::Ours],
@@ -242,6 +261,7 @@ impl World {
             gpus,
             gang: claim,
             priority,
+            preempts,
             created: now,
             node: None,
             bound: 0,

@@ -293,7 +293,8 @@ impl World {
 
     /// A pod is being deleted, or was by force: its processes end in a while.
     fn stop(&mut self, node: usize, uid: &str, gone: bool) {
-        let lives = self.dice.range(0, 2_500);
+        let slow = self.plan.preemption && self.dice.mille(150);
+        let lives = self.dice.range(0, if slow { 20_000 } else { 2_500 });
         let now = self.now;
         let Some(process) = self.kubelets.all[node].processes.get_mut(uid) else {
             return;

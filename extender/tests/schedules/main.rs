@@ -16,6 +16,7 @@ mod api;
 mod checks;
 mod coverage;
 mod dice;
+mod evictions;
 mod extender;
 mod jobs;
 mod kubelet;
@@ -54,6 +55,7 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         troubled: dice.mille(850),
         restless: dice.range(10_000, 90_000),
         gates: dice.mille(250),
+        preemption: dice.mille(300),
     };
     let restless = plan.restless;
     let mut world = World::new(seed, plan, keep_log);

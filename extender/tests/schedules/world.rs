@@ -11,6 +11,7 @@ use gantry_extender::index::Source;
 use crate::api::Api;
 use crate::coverage::{Coverage, Played};
 use crate::dice::Dice;
+use crate::evictions::Evictions;
 use crate::extender::{BIND, Deed, Extenders, Request};
 use crate::jobs::Jobs;
 use crate::kubelet::Kubelets;
@@ -172,6 +173,8 @@ pub(crate) struct Plan {
     pub(crate) restless: u64,
     /// Whether some gangs' pods have scheduling gates.
     pub(crate) gates: bool,
+    /// Whether gangs and pods of higher priority have others stopped.
+    pub(crate) preemption: bool,
 }
 
 /// Everybody.
@@ -195,6 +198,7 @@ pub(crate) struct World {
     pub(crate) extenders: Extenders,
     pub(crate) kubelets: Kubelets,
     pub(crate) jobs: Jobs,
+    pub(crate) evictions: Evictions,
     pub(crate) plan: Plan,
     pub(crate) wrong: Option<Wrong>,
 }
@@ -222,6 +226,7 @@ impl World {
             extenders: Extenders::default(),
             kubelets: Kubelets::default(),
             jobs: Jobs::default(),
+            evictions: Evictions::default(),
             plan,
             wrong: None,
         };

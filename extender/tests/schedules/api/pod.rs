@@ -27,6 +27,8 @@ pub(crate) struct Pod {
     pub(crate) gpus: u32,
     pub(crate) gang: Option<Claim>,
     pub(crate) priority: i32,
+    /// Its `preemptionPolicy` is not `Never`.
+    pub(crate) preempts: bool,
     /// Milliseconds since the beginning.
     pub(crate) created: u64,
     pub(crate) node: Option<String>,
@@ -151,6 +153,9 @@ impl Pod {
             out,
             r#"}},"spec":{{"containers":[{{"name":"main","resources":{{"limits":{asked},"requests":{asked}}}}}],"priority":{priority}"#
         )?;
+        if !self.preempts {
+            out.push_str(r#","preemptionPolicy":"Never""#);
+        }
         if let Some(node) = &self.node {
             write!(out, r#","nodeName":"{node}""#)?;
         }

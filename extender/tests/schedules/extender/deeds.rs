@@ -19,8 +19,8 @@ const REFUSED: u64 = 60;
 pub(crate) enum Deed {
     /// Our scheduling gate is removed.
     Ungate,
-    /// It is evicted for the gang of that name.
-    Evict(String),
+    /// It is evicted for a gang.
+    Evict(Arc<GangKey>),
     /// It is deleted: its gang is started anew.
     Delete,
 }
@@ -58,12 +58,15 @@ impl World {
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        let address = process.store.read(|index| index.pod_address(&uid.into()));
+        let address = process.store.read(|index| match deed {
+            Deed::Evict(by) if !index.waits_for(by, &uid.into()) => None,
+            _ => index.pod_address(&uid.into()),
+        });
         let Some(open) = process.deeds.get_mut(&key).filter(|open| !open.busy) else {
             return;
         };
         let Some((_, name)) = address else {
-            // It is gone.
+            // It is gone, or need not go any more.
             process.deeds.remove(&key);
             return;
         };
@@ -99,8 +102,18 @@ impl World {
                 }
                 status
             }
-            Deed::Evict(_) | Deed::Delete => {
-                self.played(Played::Evicted);
+            Deed::Evict(_) if self.is_spared(&pod) => {
+                self.played(Played::DeedRefused);
+                self.note(format_args!("{by}'s {deed:?} {uid} is more than a budget allows"));
+                Status::Refused
+            }
+            Deed::Evict(_) => {
+                self.note_evicted(&pod);
+                self.delete_pod(name, uid, false);
+                Status::Done
+            }
+            Deed::Delete => {
+                self.played(Played::Restarted);
                 self.delete_pod(name, uid, false);
                 Status::Done
             }
