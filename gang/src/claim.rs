@@ -169,7 +169,7 @@ pub struct Wish {
 
 /// What another system keeps together by its own means: where the label makes a level that is known, and nobody wishes another, the gang is
 /// rather laid along it; else it means nothing to us.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hint {
     /// The node label.
     pub label: Arc<str>,

@@ -2,6 +2,7 @@
 
 mod check;
 mod resolve;
+mod said;
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,6 +11,9 @@ use std::time::Duration;
 use gantry_api::GangRepair;
 
 pub use resolve::{Defaults, OwnerState, Resolved, resolve};
+pub use said::Said;
+#[cfg(test)]
+pub(crate) use said::work;
 
 /// The terms of a gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +41,7 @@ pub struct Terms {
 }
 
 /// A level of the fabric that a gang wants to be within.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LevelWish {
     /// Name of the level, or the node label that makes it.
     pub level: Arc<str>,
@@ -53,7 +57,7 @@ impl fmt::Display for LevelWish {
 }
 
 /// What to do when a member of a bound gang is lost.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Repair {
     /// Keep its place for a replacement.
     #[default]

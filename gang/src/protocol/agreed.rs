@@ -1,18 +1,15 @@
-//! What the members of a gang, its owner and its object say together: terms, or why there are none yet. Kept by what is said, not by who
-//! says it, for a thousand members say the same. `terms::resolve` puts it together. How many say it counts only where two jobs give their gangs one name.
+//! What the members of a gang, its owner and its object say together: terms, or why there are none yet. `terms::resolve` puts it together,
+//! anew only when another thing is said: a thousand members say the same.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gantry_api::{GangSpec, names};
 
 use super::types::Settings;
-use crate::claim::{Claim, Maker, OwnerFacts, OwnerRef};
+use crate::claim::{Claim, OwnerFacts, OwnerRef};
 use crate::key::Dialect;
-use crate::terms::{Defaults, Fault, OwnerState, Resolved, Terms, resolve};
+use crate::terms::{Defaults, Fault, OwnerState, Resolved, Said, Terms, resolve};
 
-/// Different words looked at, at most: a gang whose members disagree so much is not valid anyway.
-const MAX_WORDS: usize = 1024;
 /// Jobs named that give their gangs one name.
 const NAMED: usize = 3;
 
@@ -36,61 +33,28 @@ impl Agreed {
     }
 }
 
-/// What members say but for their ranks, and how many say so.
+/// What members say, and whether that is another thing than was last agreed on.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Words {
-    said: HashMap<Claim, u32>,
-    /// Another thing is said, or one no longer.
+    said: Said,
     changed: bool,
-    /// Several jobs say it.
-    mixed: bool,
 }
 
 impl Words {
     pub(super) fn add(&mut self, claim: &Claim) {
-        let count = self.said.entry(without_rank(claim)).or_default();
-        let first = *count == 0;
-        *count += 1;
-        if first {
-            self.changes();
-        }
-        self.changed |= self.mixed;
+        self.changed |= self.said.add(claim);
+        // How many say it counts only where two jobs give their gangs one name.
+        self.changed |= self.said.is_mixed();
     }
 
     pub(super) fn remove(&mut self, claim: &Claim) {
-        let words = without_rank(claim);
-        if let Some(count) = self.said.get_mut(&words) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                self.said.remove(&words);
-                self.changes();
-            }
-            self.changed |= self.mixed;
-        }
-    }
-
-    fn changes(&mut self) {
-        self.changed = true;
-        self.mixed = self.makers().len() > 1;
-    }
-
-    /// The jobs whose pods say it, and how many each has.
-    fn makers(&self) -> BTreeMap<&Maker, u32> {
-        let mut makers = BTreeMap::new();
-        for (claim, count) in &self.said {
-            if let Some(maker) = &claim.maker {
-                *makers.entry(maker).or_default() += count;
-            }
-        }
-        makers
+        self.changed |= self.said.remove(claim);
+        self.changed |= self.said.is_mixed();
     }
 
     /// The other conventions that name its pods too, in the order in which they would be asked.
-    pub(super) fn also(&self) -> BTreeSet<Dialect> {
-        self.said
-            .keys()
-            .flat_map(|claim| claim.also.iter().copied())
-            .collect()
+    pub(super) fn also(&self) -> impl Iterator<Item = Dialect> {
+        self.said.also()
     }
 
     /// Two gangs of one name: the pods of one job alone are as many as are needed, and another job has pods too. Bound together half of each might run. That
@@ -98,13 +62,13 @@ impl Words {
     fn of_one_name(&self, terms: &Terms, spec: Option<&GangSpec>) -> Option<Fault> {
         let said = spec.is_some_and(|spec| spec.min_member.is_some())
             || (terms.min < terms.max && terms.max < u32::MAX);
-        if !self.mixed || said {
+        if !self.said.is_mixed() || said {
             return None;
         }
-        let makers = self.makers();
-        makers.values().any(|count| *count >= terms.min).then(|| {
-            let mut names: Vec<String> = makers.keys().take(NAMED).map(ToString::to_string).collect();
-            if makers.len() > NAMED {
+        (self.said.largest_share() >= terms.min).then(|| {
+            let (makers, count) = self.said.makers();
+            let mut names: Vec<String> = makers.take(NAMED).map(ToString::to_string).collect();
+            if count > NAMED {
                 names.push("others".to_owned());
             }
             let words = format!(
@@ -122,23 +86,8 @@ impl Words {
     }
 
     /// The object that says how large the gang is. Of several the first by name, whose word it then is.
-    pub(super) fn owner(&self) -> Option<OwnerRef> {
-        let owners: BTreeSet<&OwnerRef> = self
-            .said
-            .keys()
-            .filter_map(|claim| claim.owner.as_ref())
-            .collect();
-        owners.first().map(|owner| (*owner).clone())
-    }
-
-    /// Each thing that is said, once, in an order that depends on nothing else.
-    fn claims(&self) -> Vec<&Claim> {
-        let mut claims: Vec<&Claim> = self.said.keys().collect();
-        if claims.len() > 1 {
-            claims.sort_by_cached_key(|claim| format!("{claim:?}"));
-        }
-        claims.truncate(MAX_WORDS);
-        claims
+    pub(super) fn owner(&self) -> Option<&OwnerRef> {
+        self.said.owner()
     }
 
     /// What it comes to. While nobody says anything, what was agreed on before stays.
@@ -162,7 +111,7 @@ impl Words {
             repair: settings.repair,
             levels: &settings.levels,
         };
-        Some(match resolve(self.claims(), owner, spec, &defaults) {
+        Some(match resolve(&self.said, owner, spec, &defaults) {
             Resolved::Terms(terms) => match self.of_one_name(&terms, spec) {
                 None => Agreed::Terms(Arc::new(terms)),
                 Some(fault) => Agreed::Invalid(vec![fault]),
@@ -170,13 +119,6 @@ impl Words {
             Resolved::NotYet(why) => Agreed::Unknown(why),
             Resolved::Invalid(faults) => Agreed::Invalid(faults),
         })
-    }
-}
-
-fn without_rank(claim: &Claim) -> Claim {
-    Claim {
-        rank: None,
-        ..claim.clone()
     }
 }
 

@@ -54,7 +54,7 @@ impl Gangs {
             return;
         }
         gang.reagree = false;
-        let wanted = gang.words.owner();
+        let wanted = gang.words.owner().cloned();
         let before = std::mem::replace(&mut gang.owner, wanted.clone());
         if before != wanted
             && let Some(before) = &before

@@ -339,7 +339,7 @@ impl Gang {
 
     /// That other conventions name its pods too, if they do.
     fn passed_over(&self) -> Option<String> {
-        let also: Vec<&str> = self.words.also().into_iter().map(Dialect::as_str).collect();
+        let also: Vec<&str> = self.words.also().map(Dialect::as_str).collect();
         let last = also.last()?;
         Some(match &also[..also.len() - 1] {
             [] => format!("{last} names them too and is passed over"),

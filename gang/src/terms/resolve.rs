@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use gantry_api::GangSpec;
 
+use super::said::{Said, TOLD, Tally};
 use super::{Fault, LevelWish, Repair, Terms, check};
-use crate::claim::{Claim, Hint, OwnerFacts, OwnerRef, Size, Wish};
+use crate::claim::{Hint, OwnerFacts, Wish};
 use crate::dialect::value::fault;
 use crate::fabric::Levels;
-
-/// Most faults that are told at once.
-const TOLD: usize = 8;
 
 /// What is known of the object that says how large a gang is.
 #[derive(Debug, Clone, Copy)]
@@ -51,15 +49,15 @@ pub enum Resolved {
     Invalid(Vec<Fault>),
 }
 
-/// The terms of the gang that all these pods belong to. Neither their order nor how many say the same makes a difference, nor do their ranks.
-pub fn resolve<'a>(
-    claims: impl IntoIterator<Item = &'a Claim>,
+/// The terms of the gang whose pods say this. Neither their order nor how many say the same makes a difference, nor do their ranks.
+pub fn resolve(
+    said: &Said,
     owner: OwnerState<'_>,
     object: Option<&GangSpec>,
     defaults: &Defaults<'_>,
 ) -> Resolved {
     let mut faults = BTreeSet::new();
-    let said = Said::by(claims, &mut faults);
+    said.contradictions(&mut faults);
     let none = OwnerFacts::default();
     let facts = match owner {
         OwnerState::Read(facts) => facts,
@@ -71,12 +69,12 @@ pub fn resolve<'a>(
     if matches!(owner, OwnerState::Unread) && faults.is_empty() {
         return Resolved::NotYet(said.missing(owner, facts));
     }
-    let of_owner = Share::of(&said, facts);
+    let of_owner = Share::of(said, facts);
     let minimum = said.minimum(&object, owner, &of_owner, &mut faults);
     let wishes = said.wishes(&object, &facts.wish, defaults, &mut faults);
     let total = match of_owner.at_most {
         Some(most) => Some(most),
-        None => said.total.or(of_owner.total),
+        None => said.totals.first().copied().or(of_owner.total),
     };
     let Some(minimum) = minimum else {
         return match faults.is_empty() {
@@ -148,7 +146,7 @@ impl Share {
         let begun: Vec<u32> = facts
             .by_role
             .iter()
-            .filter(|(role, _)| said.roles.contains(role))
+            .filter(|(role, _)| said.roles.has(role))
             .map(|(_, count)| *count)
             .collect();
         let sum =
@@ -162,56 +160,16 @@ impl Share {
     }
 }
 
-/// What the pods say, each thing once.
-#[derive(Default)]
-struct Said {
-    stated: BTreeSet<u32>,
-    place: &'static str,
-    all: bool,
-    total: Option<u32>,
-    owner: Option<OwnerRef>,
-    object_name: String,
-    roles: BTreeSet<Arc<str>>,
-    wishes: Vec<Wish>,
-}
-
 impl Said {
-    fn by<'a>(claims: impl IntoIterator<Item = &'a Claim>, faults: &mut BTreeSet<Fault>) -> Self {
-        let mut said = Self::default();
-        let mut totals = BTreeSet::new();
-        let mut owners: BTreeSet<&OwnerRef> = BTreeSet::new();
-        for claim in claims {
-            faults.extend(claim.faults.iter().cloned());
-            match claim.size {
-                Size::Stated { min, total } => {
-                    said.stated.insert(min);
-                    totals.extend(total);
-                }
-                Size::All => said.all = true,
-                Size::Unsaid => {}
-            }
-            said.place = said.place.max(claim.size_said);
-            owners.extend(&claim.owner);
-            if said.object_name.is_empty() {
-                said.object_name = claim.key.object_name();
-            }
-            said.roles.insert(Arc::clone(&claim.role));
-            if !said.wishes.contains(&claim.wish) {
-                said.wishes.push(claim.wish.clone());
-            }
+    /// What the pods contradict one another about, whoever decides.
+    fn contradictions(&self, faults: &mut BTreeSet<Fault>) {
+        faults.extend(self.faults.few().cloned());
+        if self.totals.len() > 1 {
+            faults.insert(disagree("how many members there will be", &self.totals));
         }
-        // Which of several comes first must not depend on who came first.
-        said.wishes.sort_by_cached_key(|wish| format!("{wish:?}"));
-        if totals.len() > 1 {
-            faults.insert(disagree("how many members there will be", &totals));
+        if self.all > 0 && self.owners.len() > 1 {
+            faults.insert(disagree("whose pods `all` are", &self.owners));
         }
-        said.total = totals.first().copied();
-        if said.all && owners.len() > 1 {
-            let names: BTreeSet<String> = owners.iter().map(|owner| owner.to_string()).collect();
-            faults.insert(disagree("whose pods `all` are", &names));
-        }
-        said.owner = owners.first().map(|owner| (*owner).clone());
-        said
     }
 
     fn minimum(
@@ -228,29 +186,30 @@ impl Said {
             });
         }
         let owner_name = || {
-            self.owner
-                .as_ref()
+            self.owner()
                 .map_or_else(String::new, |owner| format!(" of {owner}"))
         };
         if self.stated.len() > 1 {
             faults.insert(disagree("how many members are needed", &self.stated));
         }
-        if self.all {
-            let all = share.total.or(self.total)?;
+        let place = self.places.last().copied().unwrap_or_default();
+        if self.all > 0 {
+            let all = share.total.or(self.totals.first().copied())?;
             if self.stated.first().is_some_and(|stated| *stated != all) {
-                let mut words: BTreeSet<String> = self.stated.iter().map(ToString::to_string).collect();
-                words.insert(format!("all, which is {all}"));
-                faults.insert(disagree("how many members are needed", &words));
+                let mut words: Vec<String> = self.stated.few().map(ToString::to_string).collect();
+                words.truncate(TOLD - 1);
+                words.push(format!("all, which is {all}"));
+                faults.insert(disagreement("how many members are needed", &words));
             }
             return Some(Minimum {
                 min: all,
-                decided_by: format!("{} of its pods: all{}", self.place, owner_name()).into(),
+                decided_by: format!("{place} of its pods: all{}", owner_name()).into(),
             });
         }
         if let Some(stated) = self.stated.first() {
             return Some(Minimum {
                 min: share.at_most.map_or(*stated, |most| most.min(*stated)),
-                decided_by: format!("{} of its pods", self.place).into(),
+                decided_by: format!("{place} of its pods").into(),
             });
         }
         let OwnerState::Read(facts) = owner else {
@@ -264,7 +223,7 @@ impl Said {
 
     /// Why there is no minimum.
     fn missing(&self, owner: OwnerState<'_>, facts: &OwnerFacts) -> Arc<str> {
-        match (&self.owner, owner) {
+        match (self.owner(), owner) {
             (Some(name), OwnerState::Unread) => format!("{name} was not read yet").into(),
             (Some(name), OwnerState::Missing) => {
                 format!("{name}, which says how many members are needed, does not exist or may not be read").into()
@@ -287,40 +246,23 @@ impl Said {
         defaults: &Defaults<'_>,
         faults: &mut BTreeSet<Fault>,
     ) -> Wish {
-        let of = |pick: &dyn Fn(&Wish) -> Option<String>| self.wishes.iter().filter_map(pick).collect();
-        let mut agreed = |overruled: bool, what: &str, words: BTreeSet<String>| {
-            if words.len() > 1 && !overruled {
-                faults.insert(disagree(what, &words));
-            }
-        };
-        agreed(
-            object.level.is_some(),
-            "in which level they are",
-            of(&|wish| wish.level.as_ref().map(LevelWish::to_string)),
-        );
-        agreed(
-            object.slice_size.is_some(),
-            "what size slices have",
-            of(&|wish| wish.slice.map(|slice| slice.to_string())),
-        );
-        agreed(
-            object.max_member.is_some(),
-            "how many members there are at most",
-            of(&|wish| wish.max.map(|max| max.to_string())),
-        );
-        agreed(
-            object.repair.is_some(),
-            "what to do when a member is lost",
-            of(&|wish| wish.repair.map(|repair| repair.as_str().to_owned())),
-        );
-        agreed(
-            object.arrival_seconds.is_some(),
-            "how long members may take",
-            of(&|wish| wish.arrival.map(|time| format!("{time:?}"))),
-        );
-        // Whoever can be stopped only with all the others cannot be stopped while one of them cannot.
-        let checkpointed = self.wishes.iter().filter_map(|wish| wish.checkpointed).min();
-        let pods = |pick: fn(&Wish) -> Option<u32>| self.wishes.iter().filter_map(pick).min();
+        if object.level.is_none() && self.levels.len() > 1 {
+            faults.insert(disagree("in which level they are", &self.levels));
+        }
+        if object.slice_size.is_none() && self.slices.len() > 1 {
+            faults.insert(disagree("what size slices have", &self.slices));
+        }
+        if object.max_member.is_none() && self.most.len() > 1 {
+            faults.insert(disagree("how many members there are at most", &self.most));
+        }
+        if object.repair.is_none() && self.repairs.len() > 1 {
+            let words: Vec<String> = self.repairs.few().map(|it| it.as_str().to_owned()).collect();
+            faults.insert(disagreement("what to do when a member is lost", &words));
+        }
+        if object.arrival_seconds.is_none() && self.arrivals.len() > 1 {
+            let words: Vec<String> = self.arrivals.few().map(|time| format!("{time:?}")).collect();
+            faults.insert(disagreement("how long members may take", &words));
+        }
         let mut wish = Wish {
             level: object
                 .level
@@ -329,25 +271,29 @@ impl Said {
                     level: level.name.as_str().into(),
                     required: level.required,
                 })
-                .or_else(|| self.wishes.iter().find_map(|wish| wish.level.clone()))
+                .or_else(|| self.levels.first().cloned())
                 .or_else(|| owner.level.clone()),
             hint: None,
             slice: object
                 .slice_size
-                .or_else(|| pods(|wish| wish.slice))
+                .or_else(|| self.slices.first().copied())
                 .or(owner.slice),
-            max: object.max_member.or_else(|| pods(|wish| wish.max)).or(owner.max),
+            max: object
+                .max_member
+                .or_else(|| self.most.first().copied())
+                .or(owner.max),
             repair: object
                 .repair
                 .map(Repair::from)
-                .or_else(|| self.wishes.iter().find_map(|wish| wish.repair))
+                .or_else(|| self.repairs.first().copied())
                 .or(owner.repair),
             arrival: object
                 .arrival_seconds
                 .map(|seconds| Duration::from_secs(seconds.into()))
-                .or_else(|| self.wishes.iter().find_map(|wish| wish.arrival))
+                .or_else(|| self.arrivals.first().copied())
                 .or(owner.arrival),
-            checkpointed: checkpointed.or(owner.checkpointed),
+            // Whoever can be stopped only with all the others cannot be stopped while one of them cannot.
+            checkpointed: self.checkpointed.first().copied().or(owner.checkpointed),
         };
         match &mut wish.level {
             Some(level) => match check::known(&level.level, defaults.levels) {
@@ -363,13 +309,8 @@ impl Said {
 
     /// A level that another system keeps to, under our name for it. All that have a hint must have the same.
     fn hint(&self, owner: &Wish, levels: &Levels) -> Option<Hint> {
-        let mut hints = self
-            .wishes
-            .iter()
-            .chain([owner])
-            .filter_map(|wish| wish.hint.as_ref());
-        let first = hints.next()?;
-        if hints.any(|hint| hint != first) {
+        let first = self.hints.first().or(owner.hint.as_ref())?;
+        if self.hints.len() > 1 || owner.hint.as_ref().is_some_and(|hint| hint != first) {
             return None;
         }
         Some(Hint {
@@ -379,8 +320,12 @@ impl Said {
     }
 }
 
-fn disagree<T: Display>(about: &str, words: &BTreeSet<T>) -> Fault {
-    let words: Vec<String> = words.iter().take(TOLD).map(ToString::to_string).collect();
+fn disagree<T: Display + Ord + Clone>(about: &str, words: &Tally<T>) -> Fault {
+    let words: Vec<String> = words.few().map(ToString::to_string).collect();
+    disagreement(about, &words)
+}
+
+fn disagreement(about: &str, words: &[String]) -> Fault {
     fault(
         "pods",
         format!(

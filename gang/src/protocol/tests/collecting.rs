@@ -1,13 +1,14 @@
 //! Which members count, when a gang is complete enough, and what it is told until then.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gantry_api::{GangPhase, GangSpec};
 
 use super::world::{World, bound, claim, key, leaving, member, uid};
 use crate::claim::{Claim, Maker, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage, Work};
-use crate::terms::Fault;
+use crate::terms::{Fault, work};
 
 fn gated(mut member: Member, by_us_alone: bool) -> Member {
     member.stage = Stage::Gated { by_us_alone };
@@ -243,6 +244,36 @@ fn of_job(job: &str, uid: &str, min: u32) -> Member {
         ..claim("a", min)
     };
     member(uid, claim)
+}
+
+/// Things looked at for each pod while so many come, each of which says something else of everything, are asked about, and go.
+fn looked_at(pods: u32) -> u64 {
+    let mut world = World::new();
+    work::take();
+    for number in 0..pods {
+        let mut claim = claim("a", number + 1);
+        claim.role = format!("role-{number}").into();
+        claim.wish.max = Some(number + 1);
+        claim.wish.arrival = Some(Duration::from_secs(u64::from(number)));
+        let pod = of_job(&format!("job-{number}"), &format!("a{number}"), number + 1);
+        claim.maker = pod.claim.maker.clone();
+        world.see(member(&format!("a{number}"), claim));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Invalid);
+    for number in 0..pods {
+        world.waits(&format!("a{number}"));
+        world.gone(&format!("a{number}"));
+    }
+    work::take() / u64::from(pods)
+}
+
+#[test]
+fn a_pod_costs_the_same_however_many_others_its_gang_has_that_contradict_it() {
+    let (few, many) = (looked_at(100), looked_at(2_000));
+    assert!(
+        many <= few + 1 && many > 0,
+        "{few} and {many} things for each pod"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::claim::OwnerKind;
+use crate::claim::{Claim, Maker, OwnerKind, OwnerRef, Size};
 use crate::dialect::settle;
 use crate::fabric::Level;
 use crate::key::{Dialect, GangKey};
@@ -24,7 +24,7 @@ fn resolved(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) 
         repair: Repair::Hold,
         levels: &levels,
     };
-    resolve(claims, owner, object, &defaults)
+    resolve(&Said::by(claims), owner, object, &defaults)
 }
 
 fn terms(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {
@@ -435,10 +435,17 @@ fn any_claim() -> impl Strategy<Value = Claim> {
     ];
     let owner = prop::option::of(prop::sample::select(vec![OwnerKind::Job, OwnerKind::JobSet]));
     let role = prop::sample::select(vec!["", "a", "b"]);
-    (size, owner, role, any_wish(), any::<u32>()).prop_map(|(size, kind, role, wish, rank)| Claim {
+    let maker = prop::option::of(prop::sample::select(vec!["left", "right"]));
+    let said = (size, owner, role, any_wish(), any::<u32>(), maker);
+    said.prop_map(|(size, kind, role, wish, rank, maker)| Claim {
         role: role.into(),
         rank: Some(rank),
         wish,
+        maker: maker.map(|name| Maker {
+            kind: "Job".into(),
+            name: name.into(),
+            uid: name.into(),
+        }),
         ..kind.map_or_else(|| claim(size), |kind| of_owner(kind, size))
     })
 }
@@ -494,5 +501,21 @@ proptest! {
         if let Resolved::Invalid(faults) = &first {
             prop_assert!(!faults.is_empty() && faults.is_sorted());
         }
+    }
+
+    #[test]
+    fn what_pods_no_longer_say_leaves_nothing_behind(
+        stay in prop::collection::vec(any_claim(), 1..6),
+        go in prop::collection::vec(any_claim(), 0..6),
+    ) {
+        let mut said = Said::by(stay.iter().chain(&go));
+        for claim in &go {
+            said.remove(claim);
+        }
+        prop_assert_eq!(&said, &Said::by(&stay));
+        for claim in &stay {
+            said.remove(claim);
+        }
+        prop_assert!(said.is_empty());
     }
 }

@@ -1,0 +1,234 @@
+//! What the pods of a gang say of it, each thing once and with how many say so: kept up to date pod by pod, so that to settle the terms costs
+//! the same whether two pods disagree or ten thousand do. Nothing here can be walked through beyond the few that are told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Fault, LevelWish, Repair};
+use crate::claim::{Claim, Hint, Maker, OwnerRef, Size};
+use crate::key::Dialect;
+
+/// Most things of a kind that are told at once.
+pub(super) const TOLD: usize = 8;
+
+/// Things that are said, in their order, and how many say each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tally<T>(BTreeMap<T, u32>);
+
+impl<T> Default for Tally<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: Ord + Clone> Tally<T> {
+    /// One more says it. Whether it is the first.
+    fn add(&mut self, thing: &T) -> bool {
+        if let Some(count) = self.0.get_mut(thing) {
+            *count = count.saturating_add(1);
+            return false;
+        }
+        self.0.insert(thing.clone(), 1);
+        true
+    }
+
+    /// One less says it. Whether it was the last.
+    fn remove(&mut self, thing: &T) -> bool {
+        let Some(count) = self.0.get_mut(thing) else {
+            return false;
+        };
+        *count = count.saturating_sub(1);
+        let last = *count == 0;
+        if last {
+            self.0.remove(thing);
+        }
+        last
+    }
+
+    /// One more or one less says it. Whether it is said now and was not, or the other way round.
+    fn turn(&mut self, thing: &T, more: bool) -> bool {
+        if more { self.add(thing) } else { self.remove(thing) }
+    }
+
+    fn count(&self, thing: &T) -> u32 {
+        self.0.get(thing).copied().unwrap_or_default()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn first(&self) -> Option<&T> {
+        self.0.keys().next()
+    }
+
+    pub(super) fn last(&self) -> Option<&T> {
+        self.0.keys().next_back()
+    }
+
+    /// The first of them, as many as are told.
+    pub(super) fn few(&self) -> impl Iterator<Item = &T> {
+        self.0.keys().take(TOLD).inspect(|_| work::note())
+    }
+}
+
+impl Tally<Arc<str>> {
+    pub(super) fn has(&self, thing: &str) -> bool {
+        self.0.contains_key(thing)
+    }
+}
+
+/// What the pods of one gang say. Their ranks are no part of it, nor is their order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Said {
+    pods: u32,
+    pub(super) object_name: String,
+    pub(super) stated: Tally<u32>,
+    pub(super) places: Tally<&'static str>,
+    /// How many want as many as their owner says there will be.
+    pub(super) all: u32,
+    pub(super) totals: Tally<u32>,
+    pub(super) owners: Tally<OwnerRef>,
+    pub(super) roles: Tally<Arc<str>>,
+    pub(super) levels: Tally<LevelWish>,
+    pub(super) hints: Tally<Hint>,
+    pub(super) slices: Tally<u32>,
+    pub(super) most: Tally<u32>,
+    pub(super) repairs: Tally<Repair>,
+    pub(super) arrivals: Tally<Duration>,
+    pub(super) checkpointed: Tally<bool>,
+    pub(super) faults: Tally<Fault>,
+    also: Tally<Dialect>,
+    makers: Tally<Maker>,
+    /// How many pods each maker has.
+    shares: Tally<u32>,
+}
+
+impl Said {
+    /// What some pods say.
+    pub fn by<'a>(claims: impl IntoIterator<Item = &'a Claim>) -> Self {
+        let mut said = Self::default();
+        for claim in claims {
+            said.add(claim);
+        }
+        said
+    }
+
+    /// Another pod says something. Whether anything is said now that nobody said before.
+    pub fn add(&mut self, claim: &Claim) -> bool {
+        if self.object_name.is_empty() {
+            self.object_name = claim.key.object_name();
+        }
+        self.pods = self.pods.saturating_add(1);
+        self.turn(claim, true)
+    }
+
+    /// A pod no longer says it. Whether nobody else says one of the things it said.
+    pub fn remove(&mut self, claim: &Claim) -> bool {
+        self.pods = self.pods.saturating_sub(1);
+        self.turn(claim, false)
+    }
+
+    fn turn(&mut self, claim: &Claim, more: bool) -> bool {
+        let mut turned = self.places.turn(&claim.size_said, more);
+        match claim.size {
+            Size::Stated { min, total } => {
+                turned |= self.stated.turn(&min, more);
+                turned |= total.is_some_and(|total| self.totals.turn(&total, more));
+            }
+            Size::All => {
+                let before = self.all;
+                self.all = match more {
+                    true => before.saturating_add(1),
+                    false => before.saturating_sub(1),
+                };
+                turned |= before == 0 || self.all == 0;
+            }
+            Size::Unsaid => {}
+        }
+        turned |= turn(&mut self.owners, claim.owner.as_ref(), more);
+        turned |= self.roles.turn(&claim.role, more);
+        let wish = &claim.wish;
+        turned |= turn(&mut self.levels, wish.level.as_ref(), more);
+        turned |= turn(&mut self.hints, wish.hint.as_ref(), more);
+        turned |= turn(&mut self.slices, wish.slice.as_ref(), more);
+        turned |= turn(&mut self.most, wish.max.as_ref(), more);
+        turned |= turn(&mut self.repairs, wish.repair.as_ref(), more);
+        turned |= turn(&mut self.arrivals, wish.arrival.as_ref(), more);
+        turned |= turn(&mut self.checkpointed, wish.checkpointed.as_ref(), more);
+        turned |= turn(&mut self.faults, &claim.faults, more);
+        turned |= turn(&mut self.also, &claim.also, more);
+        if let Some(maker) = &claim.maker {
+            self.shares.remove(&self.makers.count(maker));
+            turned |= self.makers.turn(maker, more);
+            let share = self.makers.count(maker);
+            if share > 0 {
+                self.shares.add(&share);
+            }
+        }
+        turned
+    }
+
+    /// Nobody says anything.
+    pub fn is_empty(&self) -> bool {
+        self.pods == 0
+    }
+
+    /// The object that says how large the gang is. Of several the first by name, whose word it then is.
+    pub fn owner(&self) -> Option<&OwnerRef> {
+        self.owners.first()
+    }
+
+    /// The other conventions that name the pods too, in the order in which they would be asked.
+    pub fn also(&self) -> impl Iterator<Item = Dialect> {
+        // There are no more than there are conventions.
+        self.also.0.keys().copied()
+    }
+
+    /// Several jobs made the pods.
+    pub fn is_mixed(&self) -> bool {
+        self.makers.len() > 1
+    }
+
+    /// The first of the jobs that made the pods, and how many there are.
+    pub fn makers(&self) -> (impl Iterator<Item = &Maker>, usize) {
+        (self.makers.few(), self.makers.len())
+    }
+
+    /// How many pods the job has that has most.
+    pub fn largest_share(&self) -> u32 {
+        self.shares.last().copied().unwrap_or_default()
+    }
+}
+
+fn turn<'a, T: Ord + Clone + 'a>(
+    tally: &mut Tally<T>,
+    things: impl IntoIterator<Item = &'a T>,
+    more: bool,
+) -> bool {
+    let mut turned = false;
+    for thing in things {
+        turned |= tally.turn(thing, more);
+    }
+    turned
+}
+
+/// How much was looked at: what a test holds against the number of pods.
+pub(crate) mod work {
+    #[cfg(test)]
+    thread_local! {
+        static LOOKED_AT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
+
+    pub(super) fn note() {
+        #[cfg(test)]
+        LOOKED_AT.with(|looked| looked.set(looked.get() + 1));
+    }
+
+    /// Things looked at since the last time, by this thread.
+    #[cfg(test)]
+    pub(crate) fn take() -> u64 {
+        LOOKED_AT.with(|looked| looked.replace(0))
+    }
+}
