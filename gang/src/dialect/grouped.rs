@@ -20,12 +20,18 @@ const COSCHEDULING_MIN: &str = "pod-group.scheduling.sigs.k8s.io/min-available";
 /// The coscheduling plugin of scheduler-plugins.
 pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let named = |label| pod.label(label).filter(|name| !name.is_empty());
-    if let Some(name) = named(COSCHEDULING).or_else(|| named(COSCHEDULING_OLD)) {
-        let mut found = Found::new(Dialect::Coscheduling, name);
-        found.owner = Some(pod.beside(OwnerKind::CoschedulingPodGroup, name));
-        return Some(found);
+    let by = |label| Some((label, named(label)?));
+    if let Some((label, name)) = by(COSCHEDULING).or_else(|| by(COSCHEDULING_OLD)) {
+        let place = format!("label {label}");
+        let kind = OwnerKind::CoschedulingPodGroup;
+        return Some(Found::of_object(pod, Dialect::Coscheduling, kind, &place, name));
     }
-    let mut found = Found::new(Dialect::Coscheduling, named(COSCHEDULING_NAME)?);
+    let name = named(COSCHEDULING_NAME)?;
+    let mut found = Found::named(
+        Dialect::Coscheduling,
+        "label pod-group.scheduling.sigs.k8s.io/name",
+        name,
+    );
     found.states(
         "label pod-group.scheduling.sigs.k8s.io/min-available",
         pod.label(COSCHEDULING_MIN),
@@ -40,14 +46,18 @@ const VOLCANO_MIN: &str = "scheduling.volcano.sh/group-min-member";
 /// Volcano. Its Jobs name their PodGroup after themselves and their UID, so a Job made anew is another gang.
 pub(super) fn volcano<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let named = |annotation| pod.annotation(annotation).filter(|name| !name.is_empty());
-    let name = named(VOLCANO).or_else(|| named(VOLCANO_OLD))?;
-    let mut found = Found::new(Dialect::Volcano, name);
-    found.owner = Some(pod.beside(OwnerKind::VolcanoPodGroup, name));
+    let by = |annotation| Some((annotation, named(annotation)?));
+    let (place, name) = by(VOLCANO).or_else(|| by(VOLCANO_OLD))?;
+    let place = format!("annotation {place}");
+    let mut found = Found::of_object(pod, Dialect::Volcano, OwnerKind::VolcanoPodGroup, &place, name);
     found.states(
         "annotation scheduling.volcano.sh/group-min-member",
         pod.annotation(VOLCANO_MIN),
     );
-    found.role = pod.annotation("volcano.sh/task-spec").unwrap_or_default();
+    found.role = found.word(
+        "annotation volcano.sh/task-spec",
+        pod.annotation("volcano.sh/task-spec"),
+    );
     found.rank = rank::index(
         pod.annotation("volcano.sh/task-index")
             .or_else(|| pod.label("volcano.sh/task-index")),
@@ -63,7 +73,7 @@ const KOORDINATOR_WAIT: &str = "gang.scheduling.koordinator.sh/waiting-time";
 /// Koordinator's annotations. Its mode, groups and match policy are not followed: docs/gangs.md says what holds instead.
 pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KOORDINATOR).filter(|name| !name.is_empty())?;
-    let mut found = Found::new(Dialect::Koordinator, name);
+    let mut found = Found::named(Dialect::Koordinator, &format!("annotation {KOORDINATOR}"), name);
     found.states(
         "annotation gang.scheduling.koordinator.sh/min-available",
         pod.annotation(KOORDINATOR_MIN),
@@ -99,7 +109,7 @@ pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     if one_by_one.iter().any(|name| pod.annotation(name) == Some("true")) {
         return None;
     }
-    let mut found = Found::new(Dialect::Kueue, name);
+    let mut found = Found::named(Dialect::Kueue, &format!("label {KUEUE}"), name);
     found.states(
         "annotation kueue.x-k8s.io/pod-group-total-count",
         pod.annotation(KUEUE_TOTAL),
@@ -116,17 +126,11 @@ pub(super) fn kueue_topology(pod: &PodView<'_>) -> Option<Hint> {
     let level = |name| pod.annotation(name).filter(|label: &&str| !label.is_empty());
     if let Some(label) = level("kueue.x-k8s.io/podset-slice-required-topology") {
         let size = rank::index(pod.annotation("kueue.x-k8s.io/podset-slice-size"));
-        return Some(Hint {
-            label: label.into(),
-            slice: size.filter(|size| *size > 0),
-        });
+        return value::hint(label, size.filter(|size| *size > 0));
     }
     let label = level("kueue.x-k8s.io/podset-required-topology")
         .or_else(|| level("kueue.x-k8s.io/podset-preferred-topology"))?;
-    Some(Hint {
-        label: label.into(),
-        slice: None,
-    })
+    value::hint(label, None)
 }
 
 /// KAI's annotation, which has no domain.
@@ -135,9 +139,15 @@ pub(super) const KAI: &str = "pod-group-name";
 /// KAI, whose pod-grouper names the PodGroup on every pod.
 pub(super) fn kai<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KAI).filter(|name| !name.is_empty())?;
-    let mut found = Found::new(Dialect::Kai, name);
-    found.owner = Some(pod.beside(OwnerKind::KaiPodGroup, name));
-    found.role = pod.label("kai.scheduler/subgroup-name").unwrap_or_default();
+    let mut found = Found::of_object(
+        pod,
+        Dialect::Kai,
+        OwnerKind::KaiPodGroup,
+        "annotation pod-group-name",
+        name,
+    );
+    let group = pod.label("kai.scheduler/subgroup-name");
+    found.role = found.word("label kai.scheduler/subgroup-name", group);
     Some(found)
 }
 

@@ -1,6 +1,7 @@
 //! A batch Job whose pods ask to be a gang. No other Job is one: that its pods run at once does not mean that they need each other.
 
 use super::own::Own;
+use super::view::OWNER;
 use super::{Found, PodView, rank};
 use crate::claim::OwnerKind;
 use crate::key::Dialect;
@@ -11,9 +12,8 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
     let controller = pod
         .controller
         .filter(|controller| controller.kind == "Job" && controller.api_version.starts_with("batch/"))?;
-    let mut found = Found::new(Dialect::Job, controller.name);
-    found.incarnation = controller.uid.into();
-    found.owner = Some(pod.beside(OwnerKind::Job, controller.name));
+    let mut found = Found::of_object(pod, Dialect::Job, OwnerKind::Job, OWNER, controller.name);
+    found.incarnation = found.word(OWNER, Some(controller.uid)).into();
     found.rank = rank::completion_index(pod);
     Some(found)
 }

@@ -2,12 +2,14 @@
 //! on the pods, but for the number of pods of a job: that stands in the JobSet.
 
 use super::own::Own;
-use super::value::{MOST_MEMBERS, number};
+use super::value::{self, MOST_MEMBERS, number};
 use super::{Found, PodView, rank};
-use crate::claim::{Hint, OwnerKind, Size};
+use crate::claim::{OwnerKind, Size};
 use crate::key::Dialect;
 
 const NAME: &str = "jobset.sigs.k8s.io/jobset-name";
+const UID: &str = "jobset.sigs.k8s.io/jobset-uid";
+const ATTEMPT: &str = "jobset.sigs.k8s.io/restart-attempt";
 const REPLICATED_JOB: &str = "jobset.sigs.k8s.io/replicatedjob-name";
 const REPLICAS: &str = "jobset.sigs.k8s.io/replicatedjob-replicas";
 pub(super) const EXCLUSIVE: &str = "alpha.jobset.sigs.k8s.io/exclusive-topology";
@@ -19,32 +21,33 @@ pub(super) const FOLLOWERS: &str = "/followers";
 /// The gang of a JobSet's pod.
 pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let word = |name| pod.label(name).or_else(|| pod.annotation(name));
+    let place = |name| match pod.label(name) {
+        Some(_) => format!("label {name}"),
+        None => format!("annotation {name}"),
+    };
     let name = word(NAME).filter(|name| !name.is_empty())?;
-    let mut found = Found::new(Dialect::JobSet, name);
-    let uid = word("jobset.sigs.k8s.io/jobset-uid").unwrap_or_default();
-    let attempt = word("jobset.sigs.k8s.io/restart-attempt").unwrap_or("0");
+    let mut found = Found::of_object(pod, Dialect::JobSet, OwnerKind::JobSet, &place(NAME), name);
+    let uid = found.word(&place(UID), word(UID));
+    let attempt = found.word(&place(ATTEMPT), word(ATTEMPT).or(Some("0")));
     found.incarnation = if uid.is_empty() {
         attempt.into()
     } else {
         format!("{uid}/{attempt}").into()
     };
-    found.role = word(REPLICATED_JOB).unwrap_or_default();
+    found.role = found.word(&place(REPLICATED_JOB), word(REPLICATED_JOB));
     let index = rank::completion_index(pod);
     let job = rank::index(
         word("jobset.sigs.k8s.io/job-global-index").or_else(|| word("jobset.sigs.k8s.io/job-index")),
     );
     found.rank = rank::within(job.unwrap_or(0), index.unwrap_or(0)).filter(|_| job.or(index).is_some());
-    let mut owner = pod.beside(OwnerKind::JobSet, name);
     if let Some(label) = pod.annotation(EXCLUSIVE).filter(|label| !label.is_empty()) {
-        found.wish.hint = Some(Hint {
-            label: label.into(),
-            slice: None,
-        });
+        found.wish.hint = value::hint(label, None);
         if pod.annotation(BY_SELECTOR).is_none() {
             // JobSet's webhook lets the followers of a job in only when its leader has a node, and pins them to the leader's domain: the leaders are
             // one gang, and the followers that come then are another.
             if index == Some(0) {
-                found.name = format!("{name}/{}/leaders", found.role).into();
+                found.name = format!("{}/{}/leaders", found.name, found.role).into();
+                found.owner = None;
                 match number(
                     format!("label {REPLICAS}"),
                     word(REPLICAS).unwrap_or("1"),
@@ -61,10 +64,11 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
                 }
                 return Some(found);
             }
-            found.name = format!("{name}/{}{FOLLOWERS}", found.role).into();
-            owner.part = format!("{}{FOLLOWERS}", found.role).into();
+            found.name = format!("{}/{}{FOLLOWERS}", found.name, found.role).into();
+            if let Some(owner) = &mut found.owner {
+                owner.part = format!("{}{FOLLOWERS}", found.role).into();
+            }
         }
     }
-    found.owner = Some(owner);
     Some(found)
 }

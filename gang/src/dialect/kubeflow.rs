@@ -1,6 +1,7 @@
 //! Kubeflow's training jobs (PyTorchJob, TFJob, MPIJob and the like) and the MPI operator: one gang per job.
 
 use super::own::Own;
+use super::view::OWNER;
 use super::{Found, PodView, rank};
 use crate::claim::OwnerKind;
 use crate::key::Dialect;
@@ -14,13 +15,19 @@ const INDEX: &str = "training.kubeflow.org/replica-index";
 pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.label(NAME).filter(|name| !name.is_empty())?;
     let kind = kind(pod)?;
-    let mut found = Found::new(Dialect::Kubeflow, name);
+    let mut found = Found::of_object(
+        pod,
+        Dialect::Kubeflow,
+        kind,
+        "label training.kubeflow.org/job-name",
+        name,
+    );
     // The launcher of an MPIJob is the pod of a Job of its own and does not know the MPIJob's UID: there all go without.
     if let Some(controller) = pod.controller.filter(|_| kind != OwnerKind::MpiJob) {
-        found.incarnation = controller.uid.into();
+        found.incarnation = found.word(OWNER, Some(controller.uid)).into();
     }
-    found.owner = Some(pod.beside(kind, name));
-    found.role = pod.label(TYPE).or_else(|| pod.label(ROLE)).unwrap_or_default();
+    let role = pod.label(TYPE).or_else(|| pod.label(ROLE));
+    found.role = found.word("label training.kubeflow.org/replica-type", role);
     let index = rank::index(pod.label(INDEX));
     found.rank = match (found.role, kind) {
         ("master" | "chief", _) => Some(0),

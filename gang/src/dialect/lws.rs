@@ -1,9 +1,9 @@
 //! LeaderWorkerSet: each group, a leader and its workers, is a gang. The groups of one set are replicas of each other and not one gang.
 
 use super::own::Own;
-use super::value::{MOST_MEMBERS, number};
+use super::value::{self, MOST_MEMBERS, number};
 use super::{Found, PodView, rank};
-use crate::claim::{Hint, OwnerKind, Size};
+use crate::claim::{OwnerKind, Size};
 use crate::key::Dialect;
 
 const NAME: &str = "leaderworkerset.sigs.k8s.io/name";
@@ -24,12 +24,22 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.label(NAME).filter(|name| !name.is_empty())?;
     // The leader's stateful set has the first label and no group; it is no pod. A pod always has both.
     let group = pod.label(GROUP)?;
-    let mut found = Found::new(Dialect::LeaderWorkerSet, &format!("{name}-{group}"));
+    let kind = OwnerKind::LeaderWorkerSet;
+    let mut found = Found::of_object(
+        pod,
+        Dialect::LeaderWorkerSet,
+        kind,
+        &format!("label {NAME}"),
+        name,
+    );
+    let group = found.word(&format!("label {GROUP}"), Some(group));
+    found.name = format!("{}-{group}", found.name).into();
     // A group that is made anew from another template is another gang, though it has the same name.
-    found.incarnation = pod.label(REVISION).unwrap_or_default().into();
+    found.incarnation = found
+        .word(&format!("label {REVISION}"), pod.label(REVISION))
+        .into();
     found.rank = rank::index(pod.label(WORKER));
     found.role = if found.rank == Some(0) { LEADER } else { WORKERS };
-    found.owner = Some(pod.beside(OwnerKind::LeaderWorkerSet, name));
     let size = match pod
         .annotation(SIZE)
         .map(|size| number(format!("annotation {SIZE}"), size, 1..=MOST_MEMBERS))
@@ -51,18 +61,13 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         } else {
             size.saturating_sub(1).max(1)
         };
-        found.wish.hint = Some(Hint {
-            label: label.into(),
-            slice: None,
-        });
+        found.wish.hint = value::hint(label, None);
     } else if let Some(label) = pod
         .annotation(SUBGROUP_EXCLUSIVE)
         .filter(|label| !label.is_empty())
     {
-        found.wish.hint = Some(Hint {
-            label: label.into(),
-            slice: rank::index(pod.annotation(SUBGROUP_SIZE)).filter(|sub| *sub > 0 && size % sub == 0),
-        });
+        let slice = rank::index(pod.annotation(SUBGROUP_SIZE)).filter(|sub| *sub > 0 && size % sub == 0);
+        found.wish.hint = value::hint(label, slice);
     }
     found.size = Size::Stated {
         min,

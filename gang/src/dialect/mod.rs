@@ -16,7 +16,7 @@ mod view;
 
 use std::sync::Arc;
 
-use crate::claim::{Claim, OwnerFacts, OwnerRef, Size, Wish};
+use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
 use crate::key::Dialect;
 use crate::terms::Fault;
 
@@ -70,7 +70,7 @@ const READERS: [Reader; 13] = [
 
 type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
 
-/// What one convention says of a pod.
+/// What one convention says of a pod. Whatever of it is free text is short and has a form: annotations and owner references may hold anything.
 #[derive(Debug, Clone)]
 struct Found<'a> {
     dialect: Dialect,
@@ -86,7 +86,41 @@ struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    /// A gang of this name, and nothing more.
+    /// A gang by a mere name that stands at `place`, and nothing more.
+    fn named(dialect: Dialect, place: &str, name: &str) -> Self {
+        let mut found = Self::new(dialect, name);
+        found.hold(value::word(place, name), name);
+        found
+    }
+
+    /// The gang of an object that `place` names, and that says the rest. Where no object can have that name there is none to be read.
+    fn of_object(pod: &PodView<'_>, dialect: Dialect, kind: OwnerKind, place: &str, name: &str) -> Self {
+        let mut found = Self::new(dialect, name);
+        found.hold(value::object_name(place, api(kind).kind, name), name);
+        found.owner = found.faults.is_empty().then(|| pod.beside(kind, name));
+        found
+    }
+
+    fn hold(&mut self, legal: Result<(), Fault>, name: &str) {
+        if let Err(wrong) = legal {
+            self.faults.push(wrong);
+            self.name = value::stand_in(name).into();
+        }
+    }
+
+    /// A word besides the name that stands at `place`, such as a role: nothing where it is none.
+    fn word(&mut self, place: &str, text: Option<&'a str>) -> &'a str {
+        let text = text.unwrap_or_default();
+        match value::word(place, text) {
+            Ok(()) => text,
+            Err(_) if text.is_empty() => text,
+            Err(wrong) => {
+                self.faults.push(wrong);
+                ""
+            }
+        }
+    }
+
     fn new(dialect: Dialect, name: &str) -> Self {
         Self {
             dialect,

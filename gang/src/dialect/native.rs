@@ -3,28 +3,36 @@
 
 use super::own::Own;
 use super::{Found, PodView};
-use crate::claim::{OwnerKind, OwnerRef};
+use crate::claim::OwnerKind;
 use crate::key::Dialect;
 
 /// `spec.schedulingGroup.podGroupName`.
 pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.scheduling_group.filter(|name| !name.is_empty())?;
-    let mut found = Found::new(Dialect::PodGroup, name);
-    found.owner = Some(pod.beside(OwnerKind::PodGroup, name));
-    Some(found)
+    let place = "spec.schedulingGroup.podGroupName";
+    Some(Found::of_object(
+        pod,
+        Dialect::PodGroup,
+        OwnerKind::PodGroup,
+        place,
+        name,
+    ))
 }
 
 /// `spec.workloadRef`: each group of a Workload is a gang, and each replica of a group.
 pub(super) fn workload<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let workload = pod.workload.filter(|workload| !workload.name.is_empty())?;
-    let mut name = format!("{}/{}", workload.name, workload.pod_group);
-    if let Some(replica) = workload.replica_key.filter(|key| !key.is_empty()) {
-        name = format!("{name}/{replica}");
+    let place = "spec.workloadRef.name";
+    let mut found = Found::of_object(pod, Dialect::Workload, OwnerKind::Workload, place, workload.name);
+    let group = found.word("spec.workloadRef.podGroup", Some(workload.pod_group));
+    let replica = found.word("spec.workloadRef.podGroupReplicaKey", workload.replica_key);
+    found.name = match replica {
+        "" => format!("{}/{group}", found.name),
+        _ => format!("{}/{group}/{replica}", found.name),
     }
-    let mut found = Found::new(Dialect::Workload, &name);
-    found.owner = Some(OwnerRef {
-        part: workload.pod_group.into(),
-        ..pod.beside(OwnerKind::Workload, workload.name)
-    });
+    .into();
+    if let Some(owner) = &mut found.owner {
+        owner.part = group.into();
+    }
     Some(found)
 }

@@ -13,6 +13,9 @@ use crate::claim::{Claim, Maker, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::terms::{Fault, LevelWish, Repair};
 
+/// Longest name and UID of a job that made a pod: Kubernetes has none that are longer.
+const MAKER: usize = 253;
+
 /// What our annotations on a pod say.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Own<'a> {
@@ -38,7 +41,12 @@ pub(super) enum Min {
 
 /// The gang that is named by our annotation.
 pub(super) fn gang<'a>(_: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
-    own.gang.map(|name| Found::new(Dialect::Annotation, name))
+    let name = own.gang?;
+    // What is wrong with it is said with the rest of ours.
+    Some(match value::name(name) {
+        Ok(()) => Found::new(Dialect::Annotation, name),
+        Err(_) => Found::new(Dialect::Annotation, &value::stand_in(name)),
+    })
 }
 
 /// Reads our annotations.
@@ -215,6 +223,7 @@ impl<'a> Own<'a> {
         };
         faults.sort_unstable();
         faults.dedup();
+        faults.truncate(value::MOST_FAULTS);
         Claim {
             key: GangKey {
                 namespace: Arc::from(pod.namespace),
@@ -258,8 +267,8 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
         .filter(|made| made.kind == "Job" && made.api_version.starts_with("batch/"))?;
     Some(Maker {
         kind: job.kind.into(),
-        name: job.name.into(),
-        uid: job.uid.into(),
+        name: value::cut(job.name.into(), MAKER),
+        uid: value::cut(job.uid.into(), MAKER),
     })
 }
 

@@ -2,6 +2,7 @@
 //! are one gang. Workers that the autoscaler adds are members beyond the minimum.
 
 use super::own::Own;
+use super::view::OWNER;
 use super::{Found, PodView, rank};
 use crate::claim::OwnerKind;
 use crate::key::Dialect;
@@ -19,12 +20,17 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let controller = pod.controller.filter(|controller| {
         controller.api_version.starts_with("ray.io/") && controller.kind == "RayCluster"
     })?;
-    let mut found = Found::new(Dialect::Ray, name);
-    found.incarnation = controller.uid.into();
-    found.owner = Some(pod.beside(OwnerKind::RayCluster, name));
+    let mut found = Found::of_object(
+        pod,
+        Dialect::Ray,
+        OwnerKind::RayCluster,
+        "label ray.io/cluster",
+        name,
+    );
+    found.incarnation = found.word(OWNER, Some(controller.uid)).into();
     found.role = match pod.label(TYPE) {
         Some("head") => HEAD,
-        _ => pod.label(GROUP).unwrap_or_default(),
+        _ => found.word("label ray.io/group", pod.label(GROUP)),
     };
     // Only groups whose replicas are of several hosts number them.
     let replica = rank::index(

@@ -1,6 +1,7 @@
 //! Pods exactly as controllers and people leave them, and what is made of each.
 
 mod controllers;
+mod forged;
 mod grouped;
 mod own;
 mod properties;

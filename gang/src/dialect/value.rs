@@ -4,19 +4,34 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::claim::Hint;
 use crate::terms::Fault;
 
 /// No gang is larger.
 pub(crate) const MOST_MEMBERS: u32 = 100_000;
 
-/// Longest piece of a value that a message repeats.
+/// Longest piece of a value that a message repeats, in characters.
 const SHOWN: usize = 60;
+/// Most faults that are kept of one pod or object.
+pub(crate) const MOST_FAULTS: usize = 16;
+/// Longest place and words of a fault, in bytes: objects may hold megabytes, and what is wrong is told for every node.
+const PLACE: usize = 320;
+const WORDS: usize = 600;
 
 pub(crate) fn fault(place: impl Into<Arc<str>>, words: impl Into<Arc<str>>) -> Fault {
     Fault {
-        place: place.into(),
-        words: words.into(),
+        place: cut(place.into(), PLACE),
+        words: cut(words.into(), WORDS),
     }
+}
+
+/// A text of at most so many bytes; one that was longer ends in dots.
+pub(crate) fn cut(text: Arc<str>, most: usize) -> Arc<str> {
+    if text.len() <= most {
+        return text;
+    }
+    let end = text.floor_char_boundary(most.saturating_sub('…'.len_utf8()));
+    format!("{}…", &text[..end]).into()
 }
 
 /// A whole number in digits.
@@ -63,6 +78,59 @@ pub(crate) fn name(text: &str) -> Result<(), String> {
     ))
 }
 
+/// Whether an object of Kubernetes may be called so: a DNS subdomain. Nothing else is ever written into a path of the API server.
+pub(crate) fn is_object_name(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    text.len() <= 253
+        && text.split('.').all(|label| {
+            label.starts_with(plain) && label.ends_with(plain) && label.chars().all(|c| plain(c) || c == '-')
+        })
+}
+
+/// Whether it may be the value of a label, though not an empty one.
+fn is_label_value(text: &str) -> bool {
+    let ends = |c: char| c.is_ascii_alphanumeric();
+    text.len() <= 63
+        && text.starts_with(ends)
+        && text.ends_with(ends)
+        && text.chars().all(|c| ends(c) || matches!(c, '-' | '_' | '.'))
+}
+
+/// The name of an object, as somebody wrote it; `what`: what is called so.
+pub(crate) fn object_name(place: &str, what: &str, text: &str) -> Result<(), Fault> {
+    if is_object_name(text) {
+        return Ok(());
+    }
+    Err(fault(
+        place,
+        format!(
+            "{} can be no name of a {what}: at most 253 small letters, digits, `-` and `.`, a letter or digit at both ends of each part between dots",
+            shown(text)
+        ),
+    ))
+}
+
+/// What people or controllers call something that is no object.
+pub(crate) fn word(place: &str, text: &str) -> Result<(), Fault> {
+    if is_label_value(text) || is_object_name(text) {
+        return Ok(());
+    }
+    Err(fault(
+        place,
+        format!(
+            "{} is no name: at most 63 letters, digits, `-`, `_` and `.`, a letter or digit first and last",
+            shown(text)
+        ),
+    ))
+}
+
+/// What a gang is called whose name is none: short, without line breaks, and never the name of another.
+pub(crate) fn stand_in(text: &str) -> String {
+    let short: String = text.chars().take(SHOWN).collect();
+    let dots = if short.len() < text.len() { "…" } else { "" };
+    format!("{}{dots}", short.escape_debug())
+}
+
 /// The name of a level, or the node label that makes it.
 pub(crate) fn level(text: &str) -> Result<Arc<str>, String> {
     let label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
@@ -73,6 +141,12 @@ pub(crate) fn level(text: &str) -> Result<Arc<str>, String> {
         ));
     }
     Ok(text.into())
+}
+
+/// What another system keeps together; a label that can be none means nothing.
+pub(crate) fn hint(label: &str, slice: Option<u32>) -> Option<Hint> {
+    let label = level(label).ok()?;
+    Some(Hint { label, slice })
 }
 
 /// A value where only a few words are allowed.

@@ -39,6 +39,9 @@ impl<'a> PodView<'a> {
     }
 }
 
+/// Where its name and UID stand.
+pub(super) const OWNER: &str = "metadata.ownerReferences";
+
 /// The object that made a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Controller<'a> {

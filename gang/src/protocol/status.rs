@@ -12,6 +12,7 @@ use super::agreed::Agreed;
 use super::commit::by_pod;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
+use crate::dialect::value::cut;
 use crate::key::Dialect;
 use crate::terms::Repair;
 
@@ -23,6 +24,11 @@ const HINDERED: &str = "Hindered";
 
 /// The reason of a gang whose members are being deleted for a restart. A process that takes over knows the restart by it.
 pub(super) const RESTARTING: &str = "is being started anew";
+
+/// Longest reason, text for parked pods and message, in bytes. kube-scheduler is told the text for every node.
+const REASON: usize = 700;
+const TEXT: usize = 1024;
+const MESSAGE: usize = 4096;
 
 /// What was last said of a gang, so that it is said again only when it has changed.
 #[derive(Debug, Clone, Default)]
@@ -54,8 +60,8 @@ struct Words {
 impl Words {
     fn new(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
-            reason: reason.into(),
-            message: message.into(),
+            reason: short(reason.into(), REASON),
+            message: short(message.into(), MESSAGE),
         }
     }
 }
@@ -68,6 +74,7 @@ impl Gang {
         if let Some(passed) = self.passed_over() {
             text.push_str(&format!(" (it goes by {}; {passed})", self.key.dialect));
         }
+        let text = short(text, TEXT);
         if *self.text != *text {
             self.text = text.into();
         }
@@ -369,6 +376,13 @@ impl Gang {
             Agreed::Invalid(_) => (false, "Invalid", self.words_invalid().message),
         }
     }
+}
+
+fn short(text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    cut(text.into(), most).to_string()
 }
 
 /// Between a gang's name and what is said of it.

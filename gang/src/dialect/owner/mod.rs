@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::value::{MOST_MEMBERS, fault, shown};
+use super::value::{MOST_FAULTS, MOST_MEMBERS, fault, shown};
 use crate::claim::{OwnerFacts, OwnerKind};
 use crate::terms::LevelWish;
 
@@ -206,6 +206,7 @@ impl<'a> Sheet<'a> {
         self.facts.by_role.sort_unstable();
         self.facts.faults.sort_unstable();
         self.facts.faults.dedup();
+        self.facts.faults.truncate(MOST_FAULTS);
         self.facts
     }
 }

@@ -53,6 +53,8 @@ const NAMES: [&str; 40] = [
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<String>(),
+        "[ -~]{0,300}",
+        "[a-z0-9.-]{1,300}",
         (0..9_999_999_999_u64).prop_map(|number| number.to_string()),
         prop::sample::select(vec![
             "",
@@ -101,6 +103,12 @@ proptest! {
         if let Some(said) = said {
             for fault in &said.faults {
                 prop_assert!(fault.to_string().len() < 700, "{}", fault);
+            }
+            let texts = [&said.key.name, &said.key.incarnation, &said.role];
+            prop_assert!(texts.iter().all(|text| text.len() < 700), "{:?}", said);
+            if let Some(owner) = &said.owner {
+                let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+                prop_assert!(owner.name.len() <= 253 && owner.name.chars().all(plain), "{:?}", owner);
             }
             prop_assert!(!said.also.contains(&said.key.dialect));
         }

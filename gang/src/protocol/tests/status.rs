@@ -195,3 +195,18 @@ fn a_view_shows_members_and_places() {
     assert!(world.gangs.view(&key("a")).unwrap().is_decided());
     assert_eq!(world.gangs.views().count(), 1);
 }
+
+#[test]
+fn a_reason_without_end_is_cut() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.refuse(&"no room ".repeat(10_000));
+    let text = world.text("a");
+    assert!(
+        text.starts_with("gang default/a waits for room: no room no room"),
+        "{text:.99}"
+    );
+    assert!(text.len() <= 1024, "{}", text.len());
+    let (_, status) = world.gangs.take_statuses().remove(0);
+    assert!(status.reason.len() + status.message.len() < 6_000);
+}
