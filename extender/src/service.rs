@@ -183,6 +183,11 @@ impl Service {
         let mut outcome = "untouched";
         match self.request(&args.pod, &snapshot)? {
             Ok(request) if request.is_empty() => {}
+            // It may be called as soon as the pod is made, and before filter.
+            Ok(_) if self.is_member(body, uid(&args.pod)) => {
+                offers.clear();
+                outcome = "none";
+            }
             Ok(request) => {
                 let spec = args.pod.spec.as_ref();
                 let priority = spec.and_then(|spec| spec.priority).unwrap_or_default();
@@ -206,19 +211,28 @@ impl Service {
         wire::preemption_answer(offers).map_err(|error| malformed("preempt", &error))
     }
 
-    /// What a pod's gang says, if it belongs to one. A pod that the watch has not shown yet is read from the body.
-    fn gang(&self, body: &[u8], uid: &str, candidates: &Candidates<'_>, nodes: &[Option<NodeIx>]) -> Answer {
+    /// Whether a pod belongs to a gang. One that the watch has not shown yet is read from the body.
+    fn is_member(&self, body: &[u8], uid: &str) -> bool {
         match self.store.read(|index| index.belongs(uid)) {
-            Belongs::Single => return Answer::Single,
-            Belongs::Gang => {}
+            Belongs::Single => false,
+            Belongs::Gang => true,
             Belongs::Unknown => {
                 let pod = serde_json::from_slice::<OnlyPod>(body).ok();
                 let pod = pod.and_then(|body| PodFacts::read(&self.watched, body.pod));
-                match pod.filter(|pod| pod.claim.is_some()) {
-                    Some(pod) => self.store.update(|index| index.hear(pod)),
-                    None => return Answer::Single,
+                let member = pod.filter(|pod| pod.claim.is_some());
+                let is_member = member.is_some();
+                if let Some(pod) = member {
+                    self.store.update(|index| index.hear(pod));
                 }
+                is_member
             }
+        }
+    }
+
+    /// What a pod's gang says, if it belongs to one.
+    fn gang(&self, body: &[u8], uid: &str, candidates: &Candidates<'_>, nodes: &[Option<NodeIx>]) -> Answer {
+        if !self.is_member(body, uid) {
+            return Answer::Single;
         }
         let offered = |node: &NodeName| position(candidates, node).is_some();
         let uid = PodUid::from(uid);
@@ -292,7 +306,7 @@ impl Service {
     }
 }
 
-/// The body of filter and prioritize, but for its pod.
+/// Of the body of filter, prioritize and preempt, the pod.
 #[derive(Deserialize)]
 struct OnlyPod {
     #[serde(rename = "Pod", alias = "pod")]

@@ -161,6 +161,22 @@ async fn a_member_that_the_watch_has_not_shown_is_read_from_the_call() {
 }
 
 #[tokio::test]
+async fn nobody_is_stopped_for_a_member_that_the_watch_has_not_shown() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    cluster.pod(&bound(pod("low", 8), "a", 1, Some("0-7")));
+    let body = |pod: Value| {
+        let offers = json!({"a": {"Pods": [{"UID": "low"}], "NumPDBViolations": 0}});
+        let mut pod = pod;
+        pod["spec"]["priority"] = 10.into();
+        serde_json::to_vec(&json!({"Pod": pod, "NodeNameToMetaVictims": offers})).unwrap()
+    };
+    let answer = |pod| read(&service.preempt(&body(pod)).unwrap())["NodeNameToMetaVictims"].clone();
+    assert_eq!(answer(member("m-0", 8, "m", 2)), json!({}));
+    assert_eq!(answer(pod("high", 8))["a"]["Pods"], json!([{"UID": "low"}]));
+}
+
+#[tokio::test]
 async fn a_simulation_of_a_member_leaves_no_trace() {
     let cluster = cluster();
     let service = service(&cluster);
