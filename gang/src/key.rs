@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use gantry_api::GangStatus;
 
+use crate::dialect::value;
+
 /// The conventions by which pods say that they are a gang, in the order in which they are asked: the first that says something wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dialect {
@@ -116,23 +118,17 @@ impl GangKey {
     /// The name of its `Gang` object. A gang by our own annotation goes by its own name, so that a person can write the object first; any other by its
     /// name and five letters that tell conventions and incarnations apart. Always a legal name.
     pub fn object_name(&self) -> String {
-        let mut name: String = self
-            .name
-            .chars()
-            .map(|c| {
-                if c.is_ascii_alphanumeric() || c == '-' || c == '.' {
-                    c.to_ascii_lowercase()
-                } else {
-                    '-'
-                }
-            })
-            .take(200)
-            .collect();
-        let plain = self.dialect == Dialect::Annotation && self.incarnation.is_empty() && *name == *self.name;
+        let legal = value::name(&self.name).is_ok();
+        let plain = self.dialect == Dialect::Annotation && self.incarnation.is_empty() && legal;
+        let mut name = String::new();
+        for c in self.name.chars().take(200) {
+            let kept = c.is_ascii_alphanumeric() || c == '.';
+            push(&mut name, if kept { c.to_ascii_lowercase() } else { '-' });
+        }
         if !plain {
             let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
             (self.dialect.as_str(), &*self.incarnation, &*self.name).hash(&mut hasher);
-            name.push('-');
+            push(&mut name, '-');
             // Letters and digits that cannot be taken for one another.
             let alphabet = b"bcdfghjklmnpqrstvwxz2456789";
             let mut rest = hasher.finish();
@@ -146,6 +142,21 @@ impl GangKey {
             name.insert(0, 'g');
         }
         name
+    }
+}
+
+/// Adds to the name of an object. Each part of it between dots has a letter or digit at both ends: of what stands between two of those only a
+/// lone dot stays one.
+fn push(name: &mut String, c: char) {
+    let lone = !name.ends_with(['-', '.']);
+    if !lone && !c.is_ascii_alphanumeric() {
+        if name.ends_with('.') {
+            name.pop();
+            name.push('-');
+        }
+        name.push('-');
+    } else {
+        name.push(c);
     }
 }
 
@@ -173,6 +184,7 @@ impl Hasher for Fnv {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::value::is_object_name;
 
     fn key(dialect: Dialect, name: &str, incarnation: &str) -> GangKey {
         GangKey {
@@ -204,17 +216,61 @@ mod tests {
     }
 
     #[test]
-    fn any_name_makes_a_legal_one() {
-        for name in ["Train_1", "-x", "ä", "", &"x".repeat(300)] {
-            let made = key(Dialect::Kueue, name, "uid").object_name();
-            assert!(made.len() <= 253, "{made}");
-            assert!(made.starts_with(|c: char| c.is_ascii_alphanumeric()), "{made}");
-            assert!(made.ends_with(|c: char| c.is_ascii_alphanumeric()), "{made}");
-            assert!(
-                made.chars()
-                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.'),
-                "{made}"
-            );
+    fn any_name_makes_a_legal_one_of_its_own() {
+        let cut_at_a_dot = format!("{}.{}", "x".repeat(199), "x".repeat(99));
+        let names = [
+            "Train_1",
+            "-x",
+            ".x",
+            "x-",
+            "x.",
+            "ä",
+            "",
+            "a..b",
+            "a.-b",
+            "a-.b",
+            "a._b",
+            "a_.b",
+            "a.b",
+            "a--b",
+            "a...b",
+            "..",
+            "-.-",
+            &"x".repeat(300),
+            &".".repeat(300),
+            &cut_at_a_dot,
+        ];
+        let mut seen = std::collections::BTreeSet::new();
+        for dialect in [Dialect::Kueue, Dialect::Annotation] {
+            for name in names {
+                for incarnation in ["", "uid"] {
+                    let made = key(dialect, name, incarnation).object_name();
+                    assert!(is_object_name(&made), "{dialect} {name:?}: {made}");
+                    assert!(
+                        seen.insert(made.clone()),
+                        "{dialect} {name:?}: {made} is another's"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_a_legal_name_before_has_not_changed() {
+        assert_eq!(
+            key(Dialect::Kueue, "train.a-b", "").object_name(),
+            "train.a-b-zp692"
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_it_is_called_its_object_has_a_legal_name(
+            name in proptest::prop_oneof!["[a._-]{0,8}", "[ -~]{0,260}", proptest::prelude::any::<String>()],
+            dialect in proptest::sample::select(Dialect::ALL.to_vec()),
+        ) {
+            let made = key(dialect, &name, "").object_name();
+            proptest::prop_assert!(is_object_name(&made), "{}", made);
         }
     }
 }

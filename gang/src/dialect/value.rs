@@ -60,20 +60,13 @@ pub(crate) fn arrival(time: Duration) -> Option<Duration> {
     (!time.is_zero()).then(|| time.clamp(Duration::from_secs(1), Duration::from_secs(3600)))
 }
 
-/// The name of a gang.
+/// The name of a gang, which is that of its object too.
 pub(crate) fn name(text: &str) -> Result<(), String> {
-    let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let legal = text.len() <= 63
-        && ends(text.chars().next())
-        && ends(text.chars().next_back())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.');
-    if legal {
+    if text.len() <= 63 && is_object_name(text) {
         return Ok(());
     }
     Err(format!(
-        "{} is no name of a gang: at most 63 small letters, digits, `-` and `.`, a letter or digit first and last; or `none`",
+        "{} is no name of a gang: at most 63 small letters, digits, `-` and `.`, a letter or digit at both ends of each part between dots; or `none`",
         shown(text)
     ))
 }

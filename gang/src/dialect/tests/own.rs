@@ -75,7 +75,7 @@ fn every_mistake_is_named_with_what_is_allowed() {
     .unwrap();
     insta::assert_snapshot!(faults(&claim).join("\n"), @r#"
     annotation gantry.dev/checkpointed: "yes" is none of true, false
-    annotation gantry.dev/gang: "Train_1" is no name of a gang: at most 63 small letters, digits, `-` and `.`, a letter or digit first and last; or `none`
+    annotation gantry.dev/gang: "Train_1" is no name of a gang: at most 63 small letters, digits, `-` and `.`, a letter or digit at both ends of each part between dots; or `none`
     annotation gantry.dev/gang-arrival-seconds: "1h" is no whole number from 1 to 3600
     annotation gantry.dev/gang-max: "+4" is no whole number from 1 to 100000
     annotation gantry.dev/gang-mim: no annotation of ours; there are gang, gang-min, gang-max, gang-required-level, gang-preferred-level, gang-slice-size, gang-repair, gang-arrival-seconds, gang-rank; did you mean `gang-min`?
@@ -86,6 +86,21 @@ fn every_mistake_is_named_with_what_is_allowed() {
     annotation gantry.dev/gang-required-level: gantry.dev/gang-preferred-level is given too: a gang has one level; remove one of the two
     annotation gantry.dev/gang-slice-size: "99999999999999999999" is no whole number from 1 to 100000
     "#);
+}
+
+#[test]
+fn each_part_of_a_gangs_name_between_dots_has_a_letter_or_digit_at_both_ends() {
+    for name in ["a..b", "a.-b", "a-.b", "a.", ".a", "-a", "a-"] {
+        let claim = plain(json!({"gantry.dev/gang": name})).unwrap();
+        assert!(faults(&claim)[0].contains("is no name of a gang"), "{name}");
+    }
+    for name in ["a", "a.b", "a-b.c--d", "0"] {
+        assert_eq!(
+            faults(&plain(json!({"gantry.dev/gang": name})).unwrap()),
+            [""; 0],
+            "{name}"
+        );
+    }
 }
 
 #[test]
