@@ -50,7 +50,7 @@ pub struct Args {
     )]
     pub pod_resources_socket: PathBuf,
 
-    /// Path or name of NVIDIA's management library
+    /// Path or name of NVIDIA's management library; a name is looked for below the container driver root first
     #[arg(long, value_name = "FILE", default_value = "libnvidia-ml.so.1")]
     pub nvml_library: PathBuf,
 

@@ -1,6 +1,7 @@
 //! What operators see: metrics, liveness, and a readiness that says what is missing. Only counts and words; nothing here
 //! changes what the daemon does.
 
+mod holders;
 mod http;
 mod metrics;
 
@@ -16,6 +17,7 @@ pub use http::serve;
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 
 use crate::config::source::Report;
+use crate::handover::Listing;
 use crate::health::XidCounts;
 use crate::inventory::{Inventory, Sickbay, State};
 
@@ -205,6 +207,11 @@ impl Observed {
     pub fn pod_resources(&self, reachable: bool) {
         self.metrics.pod_resources(reachable);
         self.change(|readiness| readiness.pod_resources = Some(reachable));
+    }
+
+    /// Who holds what, by kubelet's account; nothing if it gives none.
+    pub fn holders(&self, listing: Listing) {
+        self.metrics.holders(listing);
     }
 
     /// The node's labels are written, or cannot be.

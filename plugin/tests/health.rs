@@ -58,6 +58,7 @@ impl Eye {
     fn open_with(sim: &Sim, timing: Timing, checks: HealthChecks) -> Self {
         let settings = Settings {
             nvml_library: sim.options().library,
+            driver_root: "/nowhere".into(),
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),

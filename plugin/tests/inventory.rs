@@ -46,6 +46,7 @@ impl Node {
     fn start_with(library: PathBuf, sim: &Sim, timing: Timing, checks: HealthChecks) -> Self {
         let settings = Settings {
             nvml_library: library,
+            driver_root: "/nowhere".into(),
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),

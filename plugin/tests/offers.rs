@@ -33,6 +33,7 @@ impl Scene {
         let sim = Sim::of(machine);
         let settings = Settings {
             nvml_library: sim.options().library,
+            driver_root: "/nowhere".into(),
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gantry_topology::Machine;
 
@@ -20,7 +20,7 @@ pub struct Host {
     pub displays: BTreeMap<u8, Vec<String>>,
     /// The driver's files.
     pub driver: Driver,
-    /// Whether the program that hooks run was seen on the host.
+    /// Whether hooks may run their program: it was seen on the host, or was named and cannot be looked for.
     pub hooks: bool,
 }
 
@@ -43,9 +43,7 @@ impl Host {
             displays: displays(machine, &nodes, sys),
             nodes,
             driver,
-            hooks: seen_here(config)
-                .iter()
-                .any(|path| fs::symlink_metadata(path).is_ok()),
+            hooks: may_run_hooks(config),
         }
     }
 }
@@ -64,15 +62,17 @@ pub(crate) fn nodes(config: &Config, dev: &Path) -> Nodes {
     Nodes::read(&[dev, &config.container_driver_root.join("dev")])
 }
 
-/// Where this process may see the hook program: below the driver's root if the host has it there, else under the host's path,
-/// if that was mounted.
-fn seen_here(config: &Config) -> Vec<PathBuf> {
+/// Whether specifications may name the hook program. This process may see it below the driver's root if the host has it there, else
+/// under the host's path, if that was mounted. Where it can look into neither, as with the toolkit of the GPU operator, whoever gave
+/// its path is believed: without hooks some images find no library. The default is believed only if it is seen, for a hook
+/// that is not there keeps every container from starting.
+fn may_run_hooks(config: &Config) -> bool {
+    let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
     let below = config.cdi_hook_path.strip_prefix(&config.driver_root).ok();
-    below
-        .map(|below| config.container_driver_root.join(below))
-        .into_iter()
-        .chain([config.cdi_hook_path.clone()])
-        .collect()
+    let below = below.map(|below| config.container_driver_root.join(below));
+    let sees_folder = below.as_deref().and_then(Path::parent).is_some_and(is_there);
+    let is_named = config.cdi_hook_path != Config::default().cdi_hook_path;
+    below.as_deref().is_some_and(is_there) || is_there(&config.cdi_hook_path) || (is_named && !sees_folder)
 }
 
 fn displays(machine: &Machine, nodes: &Nodes, sys: &Path) -> BTreeMap<u8, Vec<String>> {
@@ -95,4 +95,43 @@ fn displays(machine: &Machine, nodes: &Nodes, sys: &Path) -> BTreeMap<u8, Vec<St
         .filter_map(|gpu| Some((gpu.index, of(gpu.bus_id.as_ref()?.to_string()))))
         .filter(|(_, names)| !names.is_empty())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hook_program_that_was_named_is_believed_where_it_cannot_be_looked_for() {
+        let root = tempfile::tempdir().unwrap();
+        let with = |hook: &str, driver_root: &str| Config {
+            cdi_hook_path: hook.into(),
+            driver_root: driver_root.into(),
+            container_driver_root: root.path().into(),
+            ..Config::default()
+        };
+        let default = Config::default().cdi_hook_path;
+        let default = default.to_str().unwrap();
+        let operator = "/nowhere/toolkit/nvidia-cdi-hook";
+        assert!(
+            !may_run_hooks(&with(default, "/run/nvidia/driver")),
+            "nobody has named it"
+        );
+        assert!(
+            may_run_hooks(&with(operator, "/run/nvidia/driver")),
+            "outside the driver's root"
+        );
+        assert!(
+            may_run_hooks(&with(operator, "/")),
+            "the folder is not to be seen"
+        );
+        let folder = root.path().join("nowhere/toolkit");
+        fs::create_dir_all(&folder).unwrap();
+        assert!(
+            !may_run_hooks(&with(operator, "/")),
+            "the folder is there, and it is not in it"
+        );
+        fs::write(folder.join("nvidia-cdi-hook"), "").unwrap();
+        assert!(may_run_hooks(&with(operator, "/")));
+    }
 }

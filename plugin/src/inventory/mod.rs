@@ -32,6 +32,8 @@ pub use pulse::Pulse;
 pub struct Settings {
     /// Path or soname of NVML.
     pub nvml_library: PathBuf,
+    /// Where this process sees the root of the driver: NVML is looked for below it first if only its name is given.
+    pub driver_root: PathBuf,
     /// Where `/proc` is read.
     pub proc_root: PathBuf,
     /// Where `/sys` is read.

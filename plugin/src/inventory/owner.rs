@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -28,7 +28,7 @@ use super::session::{End, Session};
 use super::{Diagnosis, Hardware, Settings, Sickbay, State, StoredFault};
 use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
 use crate::health::{Book, HealthChecks, Loss, Outage, Part, Table, Vitals, XidCounts};
-use crate::nvml::Nvml;
+use crate::nvml::{self, Nvml};
 
 /// How long the owner waits for what.
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +98,7 @@ impl Owner {
                 proc_root: settings.proc_root.clone(),
                 sys_root: settings.sys_root.clone(),
             },
+            driver_root: settings.driver_root.clone(),
             checks,
             timing,
             table: Table::built_in(),
@@ -169,6 +170,7 @@ impl Pause {
 /// What the thread keeps between one reading and the next.
 pub(super) struct Keeper {
     pub(super) options: NvmlOptions,
+    driver_root: PathBuf,
     pub(super) checks: HealthChecks,
     pub(super) timing: Timing,
     pub(super) table: Table,
@@ -219,7 +221,9 @@ fn run(mut keeper: Keeper) {
 
 /// One life of a loaded NVML.
 fn live_once(keeper: &mut Keeper, failures: &mut u32) -> End {
-    match Nvml::load(&keeper.options.library) {
+    // Each time anew: the driver may have been installed meanwhile.
+    let library = nvml::find(&keeper.options.library, &keeper.driver_root);
+    match Nvml::load(&library) {
         Ok(nvml) => Session { nvml: &nvml }.run(keeper, failures),
         Err(error) => End::Failed(error.into()),
     }

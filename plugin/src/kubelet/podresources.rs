@@ -47,6 +47,7 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
                 let now = listing(response);
                 let freed = frees(&before, &now);
                 before = now.clone();
+                observed.holders(now.clone());
                 desk.listed(ticket, now);
                 if freed {
                     desk.devices_freed();
@@ -57,6 +58,7 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
                     warn!(socket = %socket.display(), %error, "cannot read kubelet's pod resources; grants alone tell who holds what");
                 }
                 reachable = Some(false);
+                observed.holders(Listing::default());
             }
         }
         tokio::select! {

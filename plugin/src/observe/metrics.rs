@@ -1,4 +1,4 @@
-//! The counters behind /metrics. Labels are few and closed: resources, outcomes and this node's GPUs, never pods.
+//! The counters behind /metrics. Labels are few and closed: resources, outcomes, this node's GPUs, and the pods that hold some now.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -12,7 +12,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use super::holders::Holders;
 use crate::config::source::Report;
+use crate::handover::Listing;
 use crate::health::XidCounts;
 use crate::inventory::{Inventory, Sickbay};
 
@@ -103,6 +105,7 @@ pub struct Metrics {
     devices: Family<ByState, Gauge>,
     registrations: Family<Outcome, Counter>,
     reachable: Family<ByPeer, Gauge>,
+    holders: Holders,
     /// Counted by the owner of NVML.
     xids: OnceLock<XidCounts>,
     /// Kept by the owner of NVML.
@@ -125,6 +128,7 @@ impl Default for Metrics {
             devices: Family::default(),
             registrations: Family::default(),
             reachable: Family::default(),
+            holders: Holders::default(),
             xids: OnceLock::new(),
             sickbay: OnceLock::new(),
             configurations: OnceLock::new(),
@@ -147,6 +151,7 @@ impl Metrics {
             devices,
             registrations,
             reachable,
+            holders,
             xids,
             sickbay,
             configurations,
@@ -200,6 +205,11 @@ impl Metrics {
             "reachable",
             "1 if the peer answered last time it was asked",
             reachable.clone(),
+        );
+        registry.register(
+            "allocated_devices",
+            "Devices, replicas and MIG devices that a container holds, by physical GPU",
+            holders.family(),
         );
         let counted: Family<ByXid, Counter> = Family::default();
         for (gpu, xid, count) in xids.get().map(XidCounts::all).unwrap_or_default() {
@@ -304,7 +314,12 @@ impl Metrics {
         }
     }
 
+    pub(super) fn holders(&self, listing: Listing) {
+        self.holders.listed(listing);
+    }
+
     pub(super) fn devices(&self, inventory: &Inventory) {
+        self.holders.inventory(inventory);
         self.devices.clear();
         for device in &inventory.devices {
             for (state, present) in [

@@ -79,11 +79,13 @@ fn a_node_with_driver_and_toolkit_has_this_specification() {
 fn a_driver_elsewhere_and_no_toolkit_move_the_hosts_paths_and_mount_what_links_would_lead_to() {
     let (root, dev) = (driver_root(false), tempfile::tempdir().unwrap());
     touch(dev.path(), "nvidiactl");
+    touch(root.path(), "toolkit/nvidia-ctk");
     let config = Config {
         container_driver_root: root.path().into(),
         driver_root: "/run/nvidia/driver".into(),
         dev_root: "/run/nvidia/driver".into(),
-        cdi_hook_path: "/usr/local/nowhere/nvidia-cdi-hook".into(),
+        // The folder is to be seen, and the program is not in it.
+        cdi_hook_path: "/run/nvidia/driver/toolkit/nvidia-cdi-hook".into(),
         device_id_strategy: DeviceIdStrategy::Index,
         ..cdi()
     };

@@ -1,0 +1,166 @@
+//! Who holds how much of which GPU, by kubelet's account, for /metrics. As many series as there are devices at most; a pod's go with
+//! it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use gantry_api::DeviceId;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::handover::Listing;
+use crate::inventory::Inventory;
+
+/// What is known of it now.
+#[derive(Debug, Default)]
+pub(super) struct Holders(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    listing: Listing,
+    /// UUID of each device's physical GPU.
+    gpus: BTreeMap<DeviceId, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct Holds {
+    resource: String,
+    gpu: String,
+    namespace: String,
+    pod: String,
+    container: String,
+}
+
+impl Holders {
+    /// Kubelet's account; empty if it gives none.
+    pub(super) fn listed(&self, listing: Listing) {
+        self.change(|known| known.listing = listing);
+    }
+
+    /// The node's devices.
+    pub(super) fn inventory(&self, inventory: &Inventory) {
+        let gpu = |index| {
+            let gpu = inventory.machine.gpus().iter().find(|gpu| gpu.index == index)?;
+            Some(gpu.uuid.as_ref()?.to_string())
+        };
+        let devices = inventory.devices.iter();
+        let gpus = devices
+            .filter_map(|device| Some((device.id.clone(), gpu(device.gpu)?)))
+            .collect();
+        self.change(|known| known.gpus = gpus);
+    }
+
+    /// Devices, replicas and MIG devices that containers hold, by GPU. What other plugins give out is left out.
+    pub(super) fn family(&self) -> Family<Holds, Gauge> {
+        let family: Family<Holds, Gauge> = Family::default();
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (holding, devices) in &known.listing.0 {
+            for gpu in devices.iter().filter_map(|device| known.gpus.get(device)) {
+                let labels = Holds {
+                    resource: holding.resource.to_string(),
+                    gpu: gpu.clone(),
+                    namespace: holding.namespace.clone(),
+                    pod: holding.pod.clone(),
+                    container: holding.container.clone(),
+                };
+                family.get_or_create(&labels).inc();
+            }
+        }
+        family
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+
+    use crate::config::{Config, Replicated, SharedOf, TimeSlicing};
+    use crate::handover::{Holding, Listing};
+    use crate::inventory::{Hardware, Inventory};
+    use crate::observe::Observed;
+    use crate::offer::offer;
+
+    #[test]
+    fn a_containers_replicas_are_counted_by_gpu_and_go_with_it() {
+        let gpu = |index| Gpu {
+            index,
+            uuid: format!("GPU-{index}").parse().ok(),
+            minor: Some(u32::from(index)),
+            ..Gpu::default()
+        };
+        let parts = MachineParts {
+            gpus: vec![gpu(0), gpu(1)],
+            paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
+            ..MachineParts::default()
+        };
+        let hardware = Hardware::of(Arc::new(Machine::new(parts).unwrap()));
+        let observed = Observed::default();
+        observed.inventory(&shared(&hardware));
+        let holding = |resource: &str| Holding {
+            namespace: "ml".into(),
+            pod: "notebook-0".into(),
+            container: "main".into(),
+            resource: resource.into(),
+        };
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect();
+        observed.holders(Listing(
+            [
+                (
+                    holding("nvidia.com/gpu.shared"),
+                    ids(&["GPU-0::0", "GPU-0::1", "GPU-1::3"]),
+                ),
+                (holding("example.com/nic"), ids(&["eth1"])),
+            ]
+            .into(),
+        ));
+        let lines = |observed: &Observed| {
+            let text = observed.metrics().text().unwrap();
+            let lines = text.lines();
+            let mut lines: Vec<String> = lines
+                .filter_map(|line| line.strip_prefix("gantry_plugin_allocated_devices{"))
+                .map(str::to_owned)
+                .collect();
+            lines.sort();
+            lines
+        };
+        let labels = |gpu| {
+            format!(
+                r#"resource="nvidia.com/gpu.shared",gpu="{gpu}",namespace="ml",pod="notebook-0",container="main""#
+            )
+        };
+        assert_eq!(
+            lines(&observed),
+            [
+                format!("{}}} 2", labels("GPU-0")),
+                format!("{}}} 1", labels("GPU-1"))
+            ]
+        );
+        observed.holders(Listing::default());
+        assert!(lines(&observed).is_empty(), "the pod is gone");
+    }
+
+    fn shared(hardware: &Hardware) -> Inventory {
+        let replicated = Replicated {
+            name: "nvidia.com/gpu".into(),
+            rename: Some("nvidia.com/gpu.shared".into()),
+            devices: SharedOf::All,
+            replicas: 4,
+        };
+        let config = Config {
+            time_slicing: Some(TimeSlicing {
+                rename_by_default: false,
+                fail_requests_greater_than_one: false,
+                resources: vec![replicated],
+            }),
+            ..Config::default()
+        };
+        offer(hardware, &config)
+    }
+}
