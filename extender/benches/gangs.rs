@@ -110,6 +110,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
         created: i64::from(gang),
         stage: Stage::Pending,
         leaving: false,
+        preempted: false,
         refused: false,
     }
 }

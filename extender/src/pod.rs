@@ -47,6 +47,8 @@ pub struct PodFacts {
     pub stage: Stage,
     /// It is being deleted.
     pub leaving: bool,
+    /// kube-scheduler stops it for another pod: its `DisruptionTarget` condition says so.
+    pub preempted: bool,
     /// Every container of it has ended, as far as its status tells. It may start again unless the pod is being deleted.
     pub stopped: bool,
     /// Devices that kubelet says its app containers have (`allocatedResourcesStatus`).
@@ -126,6 +128,7 @@ impl Reader {
             terminal: matches!(stage, Stage::Succeeded | Stage::Failed),
             stage,
             leaving: metadata.deletion_timestamp.is_some(),
+            preempted: status.conditions.iter().any(slim::SlimCondition::is_preemption),
             stopped: status.stopped(pod.spec.containers.len()),
             allocated: status.allocated(&self.watched),
             insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(&asked)),

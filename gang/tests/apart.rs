@@ -42,6 +42,7 @@ fn member(job: &str, index: u32) -> Member {
         created: 0,
         stage: Stage::Pending,
         leaving: false,
+        preempted: false,
         refused: false,
         holds: Default::default(),
     }

@@ -378,6 +378,12 @@ impl SlimStatus {
 }
 
 impl SlimCondition {
+    /// kube-scheduler stops the pod for another.
+    pub(super) fn is_preemption(&self) -> bool {
+        let reason = self.reason.as_deref();
+        self.type_ == "DisruptionTarget" && self.status == "True" && reason == Some("PreemptionByScheduler")
+    }
+
     /// Of `PodScheduled`: no node was found.
     pub(super) fn is_refusal(&self) -> bool {
         self.status == "False" && self.reason.as_deref() == Some("Unschedulable")

@@ -73,10 +73,12 @@ impl Gang {
         open && self.members.count().of(Class::Waiting) > 0 && self.working_terms().is_some()
     }
 
-    /// The slot of a lost member: kept for its replacement, unless its devices are another gang's already.
+    /// The slot of a lost member: kept for its replacement, unless its devices are another gang's already, or to be another pod's.
     fn lose(&mut self, uid: &PodUid, id: u32, holder: &Holder, now: Instant) {
-        if self.members.get(uid).is_some_and(|kept| kept.evicted) {
-            self.evicted_lost = true;
+        let kept = self.members.get(uid);
+        let evicted = kept.is_some_and(|kept| kept.evicted);
+        if evicted || kept.is_some_and(|kept| kept.member.preempted) {
+            self.evicted_lost |= evicted;
             self.drop_slot(id);
         } else if *holder == Holder::Kept {
             self.untie(uid, now);

@@ -43,6 +43,8 @@ pub struct Member {
     pub stage: Stage,
     /// It is being deleted.
     pub leaving: bool,
+    /// kube-scheduler stops it for another pod, whose its devices are to be.
+    pub preempted: bool,
     /// kube-scheduler has tried it in vain: it may be parked there.
     pub refused: bool,
 }

@@ -142,6 +142,7 @@ impl Index {
             created: pod.created(),
             stage: pod.stage.clone(),
             leaving: pod.leaving,
+            preempted: pod.preempted,
             refused: pod.refused,
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
@@ -166,6 +167,7 @@ impl Index {
             created: pod.created,
             stage: pod.stage.clone(),
             leaving: pod.leaving,
+            preempted: false,
             refused: false,
         });
     }

@@ -280,6 +280,16 @@ fn host_ports_of_containers_and_sidecars_are_taken() {
 }
 
 #[test]
+fn a_pod_that_kube_scheduler_stops_for_another_says_so_in_a_condition() {
+    let mut written = pod("p", 1);
+    written["status"]["conditions"] =
+        json!([{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]);
+    assert!(facts(&written).preempted);
+    written["status"]["conditions"][0]["reason"] = "EvictionByEvictionAPI".into();
+    assert!(!facts(&written).preempted);
+}
+
+#[test]
 fn how_far_a_pod_is_shows_in_gates_node_and_phase() {
     let mut written = pod("a", 1);
     assert_eq!(facts(&written).stage, Stage::Pending);

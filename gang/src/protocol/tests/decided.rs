@@ -271,6 +271,21 @@ fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
 }
 
 #[test]
+fn the_place_of_a_member_that_is_stopped_for_another_pod_is_not_kept_from_that() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(Member {
+        preempted: true,
+        ..leaving(bound(member("a0", claim("a", 2)), "n0"))
+    });
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert!(world.reserved().is_empty());
+    world.gone("a0");
+    world.see(member("a2", claim("a", 2)));
+    assert!(world.reserved().is_empty(), "it has to be planned like any other");
+}
+
+#[test]
 fn hold_keeps_a_place_of_a_rank_for_that_rank() {
     let mut world = World::new();
     for (pod, rank) in [("a0", 0), ("a1", 1)] {

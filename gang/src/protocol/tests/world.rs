@@ -63,6 +63,7 @@ pub(crate) fn member(uid: &str, claim: Claim) -> Member {
         created: 0,
         stage: Stage::Pending,
         leaving: false,
+        preempted: false,
         refused: true,
     }
 }
