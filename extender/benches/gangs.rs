@@ -58,7 +58,10 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
         at: std::time::Instant::now(),
         unix: 1_000,
     };
-    let mut gangs = Gangs::new(Settings::default());
+    let mut gangs = Gangs::new(Settings {
+        max_gangs: 20_000,
+        ..Settings::default()
+    });
     gangs.synced(now);
     for number in 0..waiting {
         for member in 0..2 {

@@ -200,6 +200,7 @@ impl Gangs {
         let Some(gang) = self.gangs.remove(key) else {
             return;
         };
+        self.beyond.ended(key);
         for kept in gang.members.iter() {
             self.of_pod.remove(&kept.member.uid);
         }

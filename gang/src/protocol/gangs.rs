@@ -8,11 +8,11 @@ use std::time::Instant;
 use gantry_api::{DeviceId, GangStatus, NodeName, PodUid};
 
 use super::agreed::OwnerKnown;
+use super::beyond::Line;
 use super::gang::{Env, Gang, State};
 use super::objects::ObjectName;
 use super::order::Turn;
 use super::recovery::Known;
-use super::status::beyond;
 use super::types::{
     Answer, Arrival, BindEnd, CommitFailure, Member, Now, Placement, Refused, Settings, SlotChange, Stage,
     Work,
@@ -40,6 +40,10 @@ pub struct Gangs {
     pub(super) ready: BTreeMap<Arc<GangKey>, Turn>,
     /// Those of them that were not planned since room last grew: none of the others need be looked at.
     pub(super) untried: BTreeSet<Arc<GangKey>>,
+    /// Pods that are one too many.
+    pub(super) beyond: Line,
+    /// Some of them can come in now.
+    pub(super) more_wait: bool,
     /// In which order those are planned, the first last, until anything changes that the order goes by: to find it anew for each of ten
     /// thousand would take longer than to plan them.
     pub(super) line: Option<Vec<Arc<GangKey>>>,
@@ -90,6 +94,8 @@ impl Gangs {
             planable: BTreeSet::new(),
             ready: BTreeMap::new(),
             untried: BTreeSet::new(),
+            beyond: Line::default(),
+            more_wait: false,
             line: None,
             room: 0,
             held: BTreeMap::new(),
@@ -132,32 +138,38 @@ impl Gangs {
         let Some(key) = self.gang_for(now, &member) else {
             return;
         };
-        self.of_pod.insert(member.uid.clone(), Belongs::To(key.clone()));
+        let uid = member.uid.clone();
+        self.of_pod.insert(uid.clone(), Belongs::To(key.clone()));
+        let was_beyond = self.beyond.remove(&uid);
         if let Some(gang) = self.gangs.get_mut(&key) {
             gang.member_seen(now, member, &self.settings);
+            if was_beyond {
+                gang.note_was_beyond(&uid);
+            }
         }
         self.finish(now, &key);
     }
 
     /// The gang of a member, made if need be. `None` if it is not to be kept.
     fn gang_for(&mut self, now: Now, member: &Member) -> Option<Arc<GangKey>> {
-        let too_many = match self.gangs.get_key_value(&member.claim.key) {
+        match self.gangs.get_key_value(&member.claim.key) {
             Some((key, gang)) => {
                 let room = gang.members.len() < self.settings.max_members;
                 if room || gang.members.get(&member.uid).is_some() {
                     return Some(key.clone());
                 }
-                self.settings.max_members
             }
             // It cannot begin a gang any more.
-            None if member.stage == Stage::Failed => return None,
-            None if self.gangs.len() < self.settings.max_gangs => {
-                return Some(self.make(now, &member.claim.key));
+            None if member.stage == Stage::Failed => {
+                if self.beyond.remove(&member.uid) {
+                    self.of_pod.remove(&member.uid);
+                }
+                return None;
             }
-            None => self.settings.max_gangs,
-        };
-        self.of_pod
-            .insert(member.uid.clone(), Belongs::Beyond(beyond(too_many)));
+            None if self.may_begin(&member.claim.key) => return Some(self.make(now, &member.claim.key)),
+            None => {}
+        }
+        self.put_beyond(member);
         None
     }
 
@@ -167,6 +179,7 @@ impl Gangs {
         let name = (key.namespace.clone(), object);
         self.named.entry(name.clone()).or_default().push(key.clone());
         self.gangs.insert(key.clone(), Gang::new(key.clone(), now));
+        self.beyond.made(&key);
         self.follow_object(now, &name);
         key
     }
@@ -174,12 +187,14 @@ impl Gangs {
     /// A pod is gone.
     pub fn member_gone(&mut self, now: Now, uid: &PodUid) {
         self.clock = Some(now);
+        self.beyond.remove(uid);
         let Some(Belongs::To(key)) = self.of_pod.remove(uid) else {
             return;
         };
         if let Some(gang) = self.gangs.get_mut(&key) {
             gang.member_gone(now, uid);
         }
+        self.beyond.may_have_room(&key);
         self.finish(now, &key);
     }
 
@@ -386,12 +401,15 @@ impl Gangs {
             self.finish(now, &key);
         }
         self.drop_strays(now);
+        self.more_wait = self.let_in(now);
     }
 
     /// When [`Gangs::tick`] is to be called, if nothing else is before.
     pub fn next_due(&self) -> Option<Instant> {
         let timers = self.timers.first().map(|(at, _)| *at);
-        timers.into_iter().chain(self.strays.values().copied()).min()
+        let at_once = self.clock.filter(|_| self.more_wait).map(|now| now.at);
+        let due = timers.into_iter().chain(at_once);
+        due.chain(self.strays.values().copied()).min()
     }
 
     /// What is to be done. Each is said once.

@@ -25,6 +25,7 @@
 
 mod agreed;
 mod barrier;
+mod beyond;
 mod books;
 mod commit;
 mod facts;

@@ -22,6 +22,10 @@ impl Gangs {
         self.clock = Some(now);
         let name: ObjectName = (namespace.into(), name.into());
         let known = Known::new(&name.0, object);
+        if let Some(of) = known.of.clone().filter(|of| known.has_decided(of)) {
+            // Its pods may be among those that are one too many, but what is decided is brought to its end.
+            self.beyond.may_have_room(&Arc::new(of));
+        }
         self.objects.insert(name.clone(), known);
         self.follow_object(now, &name);
         self.note_stray(&name, after(now.at, self.settings.linger));
@@ -103,6 +107,8 @@ impl Gangs {
         if self.synced {
             return;
         }
+        // Before anything is planned: a decision keeps its places only once its gang is there.
+        while self.let_in(now) {}
         self.synced = true;
         let names: Vec<_> = self.named.keys().cloned().collect();
         for name in names {

@@ -29,6 +29,8 @@ pub(super) enum Kind {
     NoRoom(GangPhase),
     /// What the phase says.
     Phase(GangPhase),
+    /// It was one gang, or its pod one member, too many.
+    Beyond,
 }
 
 /// What parked members of a gang were told.
@@ -43,6 +45,11 @@ pub(super) struct Parked {
 }
 
 impl Parked {
+    /// A member may show a reason of this kind.
+    pub(super) fn note(&mut self, kind: Kind) {
+        self.told.insert(kind);
+    }
+
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }

@@ -55,6 +55,11 @@ impl Known {
     pub(super) fn is_about(&self, key: &GangKey) -> bool {
         self.of.as_ref() == Some(key)
     }
+
+    /// Whether it shows a decision for this gang.
+    pub(super) fn has_decided(&self, key: &GangKey) -> bool {
+        self.is_about(key) && self.decision.is_some()
+    }
 }
 
 impl Gang {

@@ -1,7 +1,6 @@
 //! What people read of a gang: the status of its object, and the text its parked pods are told. A text changes only when what it says
 //! does: kube-scheduler tries a pod again whenever its text changes.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{Decision, GangPhase, GangStatus};
@@ -411,12 +410,4 @@ fn kept_back(count: &Count) -> String {
 
 fn time(unix: i64) -> Time {
     Time(Timestamp::from_second(unix).unwrap_or(Timestamp::UNIX_EPOCH))
-}
-
-/// For parked pods whose gang is not kept.
-pub(super) fn beyond(max: usize) -> Arc<str> {
-    format!(
-        "more than {max} gangs, or members of this one, are waiting: it is looked at when there are fewer"
-    )
-    .into()
 }

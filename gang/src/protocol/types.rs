@@ -253,7 +253,7 @@ pub struct Settings {
     pub replans: u32,
     /// How long a gang without members is remembered, so that pods which are made anew find it.
     pub linger: Duration,
-    /// Gangs kept at most.
+    /// Gangs kept at most, besides those that are decided already; of one namespace never more than there is room left.
     pub max_gangs: usize,
     /// Members of one gang kept at most.
     pub max_members: usize,

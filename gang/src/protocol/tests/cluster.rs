@@ -99,15 +99,20 @@ pub(super) struct Cluster {
     repairs: [Repair; 3],
     mins: [u32; 3],
     ranked: [bool; 3],
+    max_gangs: usize,
     processes: u32,
     /// Everything that was said, to hold two runs against one another.
     pub(super) log: Vec<String>,
 }
 
 impl Cluster {
-    pub(super) fn new(repairs: [Repair; 3], mins: [u32; 3], ranked: [bool; 3]) -> Self {
+    pub(super) fn new(repairs: [Repair; 3], mins: [u32; 3], ranked: [bool; 3], max_gangs: usize) -> Self {
         let mut cluster = Self {
-            gangs: Gangs::new(Settings::default()),
+            gangs: Gangs::new(Settings {
+                max_gangs,
+                ..Settings::default()
+            }),
+            max_gangs,
             start: Instant::now(),
             passed: Duration::ZERO,
             room: 1,
@@ -548,6 +553,7 @@ impl Cluster {
         self.processes += 1;
         self.gangs = Gangs::new(Settings {
             identity: format!("process{}", self.processes).into(),
+            max_gangs: self.max_gangs,
             ..Settings::default()
         });
         self.reserved.clear();

@@ -428,21 +428,3 @@ fn a_pod_that_names_another_gang_moves_there_unless_it_has_a_place() {
         Some("b".to_owned())
     );
 }
-
-#[test]
-fn beyond_the_most_gangs_pods_wait() {
-    let mut world = World::with(Settings {
-        max_gangs: 1,
-        max_members: 2,
-        ..Settings::default()
-    });
-    world.gangs.synced(world.now());
-    world.members("a", 2, 1);
-    world.see(member("a2", claim("a", 1)));
-    world.see(member("b0", claim("b", 1)));
-    assert!(world.waits("b0").starts_with("more than 1 gangs"));
-    assert!(world.waits("a2").starts_with("more than 2 gangs"));
-    assert!(matches!(world.arrive("b0", "n0"), Arrival::Refuse(_)));
-    world.gone("b0");
-    assert_eq!(world.answer("b0"), Answer::Single);
-}

@@ -1,6 +1,7 @@
 //! Specifications: given these calls, then that. One file per concern.
 
 mod aside;
+mod beyond;
 mod cluster;
 mod collecting;
 mod decided;

@@ -67,9 +67,11 @@ proptest! {
         repairs in [repair(), repair(), repair()],
         mins in [1..5_u32, 1..5_u32, 1..5_u32],
         ranked in any::<[bool; 3]>(),
+        // Room for one of the three gangs, for two of them, or for all.
+        max_gangs in prop::sample::select(vec![2_usize, 4, 10]),
     ) {
-        let mut cluster = Cluster::new(repairs, mins, ranked);
-        let mut twin = Cluster::new(repairs, mins, ranked);
+        let mut cluster = Cluster::new(repairs, mins, ranked, max_gangs);
+        let mut twin = Cluster::new(repairs, mins, ranked, max_gangs);
         for op in &ops {
             cluster.step(op);
             twin.step(op);

@@ -394,6 +394,7 @@ impl Gangs {
     pub(crate) fn assert_empty(&self) {
         assert_eq!(self.gangs.len(), 0, "{:?}", self.gangs.keys().collect::<Vec<_>>());
         assert_eq!(self.of_pod.len(), 0);
+        self.beyond.assert_empty();
         assert_eq!(self.owners.len(), 0);
         assert_eq!(self.named.len(), 0);
         assert_eq!(self.planable.len(), 0);
