@@ -47,6 +47,8 @@ pub struct PodFacts {
     pub stage: Stage,
     /// It is being deleted.
     pub leaving: bool,
+    /// While it waits: the node on which kube-scheduler makes room for it.
+    pub nominated: Option<NodeName>,
     /// kube-scheduler stops it for another pod: its `DisruptionTarget` condition says so.
     pub preempted: bool,
     /// Every container of it has ended, as far as its status tells. It may start again unless the pod is being deleted.
@@ -128,6 +130,11 @@ impl Reader {
             terminal: matches!(stage, Stage::Succeeded | Stage::Failed),
             stage,
             leaving: metadata.deletion_timestamp.is_some(),
+            nominated: status
+                .nominated_node_name
+                .as_deref()
+                .filter(|node| !node.is_empty() && pod.spec.node_name.is_none())
+                .map(NodeName::from),
             preempted: status.conditions.iter().any(slim::SlimCondition::is_preemption),
             stopped: status.stopped(pod.spec.containers.len()),
             allocated: status.allocated(&self.watched),

@@ -165,6 +165,22 @@ pub struct Pool {
 }
 
 impl Snapshot {
+    /// The same cluster if some nodes, in ascending order, were of other classes, with each device by itself.
+    #[must_use]
+    pub fn with<'a>(&self, nodes: impl Iterator<Item = (NodeIx, &'a Class)>) -> Self {
+        let mut snapshot = self.clone();
+        let mut classes = snapshot.classes.to_vec();
+        for (node, class) in nodes {
+            let number = ClassIx(u32::try_from(classes.len()).unwrap_or(u32::MAX));
+            classes.push(Arc::new(Standing::Ours(class.canonical())));
+            if let Some(place) = snapshot.nodes.get_mut(node.0 as usize) {
+                *place = number;
+            }
+        }
+        snapshot.classes = Arc::new(classes);
+        snapshot
+    }
+
     /// The node of a name.
     pub fn find(&self, name: &str) -> Option<NodeIx> {
         self.names.get(name).filter(|found| self.is_there(*found))
@@ -262,6 +278,17 @@ impl Class {
             }
         }
         cut
+    }
+
+    /// The class as a snapshot has it: of devices that nothing tells apart only the number counts.
+    #[must_use]
+    pub fn canonical(&self) -> Self {
+        let mut class = self.clone();
+        for pool in &mut class.pools {
+            pool.free = pool.shape.canonical(&pool.free);
+            pool.open = pool.shape.canonical(&pool.open);
+        }
+        class
     }
 
     /// The pool of a resource.

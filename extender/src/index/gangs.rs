@@ -8,6 +8,7 @@
 
 mod keep;
 mod members;
+mod nominated;
 mod occupants;
 mod places;
 mod planning;

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{PodUid, ResourceName};
+use gantry_api::{NodeName, PodUid, ResourceName};
 
 use crate::decide::{self, ForeignNodes};
 use crate::pod::PodFacts;
@@ -48,6 +48,10 @@ pub(super) struct Waiting {
     short: HashMap<PodUid, Short>,
     /// Pods that wait for devices to be given back, rather than that others be stopped for them, and since when.
     awaiting: HashMap<PodUid, Instant>,
+    /// Pods by themselves for which kube-scheduler makes room, and where.
+    nominated: HashMap<PodUid, NodeName>,
+    /// For some pod it does so no longer, or elsewhere.
+    denominated: bool,
     gained: HashSet<NodeIx>,
     /// The snapshot that shows the newest gain.
     gained_at: u64,
@@ -65,12 +69,30 @@ impl Waiting {
         } else {
             self.short.remove(&pod.uid);
         }
+        // The node that a member is told is its gang's word, not kube-scheduler's.
+        let nominated = pod.nominated.clone().filter(|_| pod.claim.is_none());
+        let before = match &nominated {
+            Some(node) => self.nominated.insert(pod.uid.clone(), node.clone()),
+            None => self.nominated.remove(&pod.uid),
+        };
+        self.denominated |= before.is_some() && before != nominated;
+    }
+
+    /// Pods for which kube-scheduler makes room, and where.
+    pub(super) fn nominated(&self) -> impl Iterator<Item = (&PodUid, &NodeName)> {
+        self.nominated.iter()
+    }
+
+    /// Whether room is made for some pod no longer, since this was last asked.
+    pub(super) fn take_denominated(&mut self) -> bool {
+        std::mem::take(&mut self.denominated)
     }
 
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.parked.remove(uid);
         self.short.remove(uid);
         self.awaiting.remove(uid);
+        self.denominated |= self.nominated.remove(uid).is_some();
     }
 
     /// Whether a pod is still to wait for devices that are to be given back, if there are such.

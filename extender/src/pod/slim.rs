@@ -292,6 +292,7 @@ pub(super) struct SlimSpread {
 #[serde(rename_all = "camelCase", default)]
 pub struct SlimStatus {
     pub(super) phase: Option<String>,
+    pub(super) nominated_node_name: Option<String>,
     pub(super) conditions: Vec<SlimCondition>,
     pub(super) init_container_statuses: Vec<SlimContainerStatus>,
     pub(super) container_statuses: Vec<SlimContainerStatus>,

@@ -1,13 +1,12 @@
 //! The cluster as it would be if some units were gone: their devices and amounts given back on their nodes, everything else as it is.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{Occupant, OccupantPod};
 use crate::devices::DeviceSet;
 use crate::gang::terrain::{Exact, Terrain};
 use crate::shape::Shape;
-use crate::snapshot::{Class, ClassIx, NodeIx, Pool, Snapshot, Standing};
+use crate::snapshot::{NodeIx, Pool};
 
 /// A terrain, and the nodes looked at closely where somebody could go.
 pub(super) struct WhatIf<'t, 'a> {
@@ -31,7 +30,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
     /// What is found without some units.
     pub(super) fn without<T>(&self, victims: &[&Occupant], then: impl FnOnce(&Terrain<'_>) -> T) -> T {
         let mut rooms = self.terrain.rooms.to_vec();
-        let mut changed: HashMap<NodeIx, Exact<'a>> = HashMap::new();
+        let mut changed: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
         for pod in victims.iter().flat_map(|victim| &victim.pods) {
             if let Some(room) = rooms.get_mut(pod.node.0 as usize) {
                 room.left.add(&pod.resources);
@@ -40,18 +39,8 @@ impl<'t, 'a> WhatIf<'t, 'a> {
                 give_back(changed.entry(pod.node).or_insert_with(|| exact.clone()), pod);
             }
         }
-        let mut snapshot: Snapshot = self.terrain.snapshot.clone();
-        let mut classes: Vec<Arc<Standing>> = snapshot.classes.to_vec();
-        let mut order: Vec<(&NodeIx, &Exact<'a>)> = changed.iter().collect();
-        order.sort_unstable_by_key(|(node, _)| **node);
-        for (node, exact) in order {
-            let number = ClassIx(u32::try_from(classes.len()).unwrap_or(u32::MAX));
-            classes.push(Arc::new(Standing::Ours(canonical(&exact.class))));
-            if let Some(place) = snapshot.nodes.get_mut(node.0 as usize) {
-                *place = number;
-            }
-        }
-        snapshot.classes = Arc::new(classes);
+        let classes = changed.iter().map(|(node, exact)| (*node, &exact.class));
+        let snapshot = self.terrain.snapshot.with(classes);
         let exact = |node: NodeIx| changed.get(&node).cloned().or_else(|| (self.terrain.exact)(node));
         then(&Terrain {
             snapshot: &snapshot,
@@ -92,14 +81,4 @@ fn is_sick(pool: &Pool, device: usize) -> bool {
         Shape::Parts(parts) => parts.spots().get(device).map(|spot| spot.gpu),
     };
     pool.sick.iter().any(|sick| Some(sick.gpu) == gpu)
-}
-
-/// The class as the snapshot would have it: of devices that nothing tells apart only the number counts.
-fn canonical(exact: &Class) -> Class {
-    let mut class = exact.clone();
-    for pool in &mut class.pools {
-        pool.free = pool.shape.canonical(&pool.free);
-        pool.open = pool.shape.canonical(&pool.open);
-    }
-    class
 }

@@ -166,7 +166,8 @@ impl Index {
         })
     }
 
-    /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and where planned nodes were not offered all that were not.
+    /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and where planned nodes were not offered all that were not;
+    /// what kube-scheduler makes free for pods that are no less important is not free.
     pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&Terrain<'_>) -> R) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
         let offered = gang.and_then(|gang| self.gangs.offers.get(&gang.gang));
@@ -188,9 +189,14 @@ impl Index {
             }
             barred
         };
-        let exact = |node: NodeIx| self.exact(node);
+        let nominated = gang
+            .map(|gang| self.beside_nominated(gang.priority))
+            .unwrap_or_default();
+        let classes = nominated.iter().map(|(node, exact)| (*node, &exact.class));
+        let beside = (!nominated.is_empty()).then(|| self.published.with(classes));
+        let exact = |node: NodeIx| nominated.get(&node).cloned().or_else(|| self.exact(node));
         make(&Terrain {
-            snapshot: &self.published,
+            snapshot: beside.as_ref().unwrap_or(&self.published),
             rooms: self.rooms(),
             fabric: self.fabric(),
             shapes: self.gangs.shapes.list(),
@@ -199,7 +205,7 @@ impl Index {
         })
     }
 
-    fn exact(&self, node: NodeIx) -> Option<Exact<'_>> {
+    pub(super) fn exact(&self, node: NodeIx) -> Option<Exact<'_>> {
         let entry = self.entries.get(node.0 as usize)?;
         let inventory = entry.inventory.as_ref()?;
         Some(Exact {

@@ -88,6 +88,30 @@ fn a_member_on_a_node_without_a_plugin_goes_with_its_gang() {
 }
 
 #[test]
+fn what_kube_scheduler_makes_free_for_a_pod_no_gang_of_its_priority_or_less_is_planned_on() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &bridged());
+    let low = bound(pod("low", 8), "n", 1, Some("0-7"));
+    cluster.pod(&low);
+    let mut high = pod("high", 6);
+    high["spec"]["priority"] = 10.into();
+    high["status"]["nominatedNodeName"] = "n".into();
+    cluster.pod(&high);
+    create(&cluster, &members("a", 1, 4));
+    let mut small = members("s", 1, 2);
+    small[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &small);
+    cluster.gone(&low);
+    cluster.wait(6);
+    assert_eq!(phase(&cluster, "s"), GangPhase::Planned, "beside the pod");
+    assert_eq!(phase(&cluster, "a"), GangPhase::Queued);
+    // kube-scheduler has given that up.
+    high["status"]["nominatedNodeName"] = Value::Null;
+    cluster.pod(&high);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+}
+
+#[test]
 fn a_gang_that_must_not_preempt_waits() {
     let cluster = two_nodes();
     let low = members("low", 2, 8);
