@@ -8,9 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
-use gantry_plugin::config::{Config, Layer, Strictness, load};
+use gantry_plugin::config::{Config, Gfd, Layer, Strictness, load};
 use gantry_plugin::inventory::Hardware;
-use gantry_plugin::labels::{Facts, Host, HostOptions, Identity, Labels, labels, write};
+use gantry_plugin::labels::{
+    Facts, Host, HostOptions, Identity, Labels, Place, Target, labels, write,
+};
 use gantry_plugin::offer::offer;
 
 use crate::runtime::BadInput;
@@ -82,12 +84,26 @@ pub(crate) struct LabelsArgs {
 /// Where labels are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum To {
+    /// Where NVIDIA's gpu-feature-discovery, so configured, writes them: node-feature, or file where useNodeFeatureAPI is false
+    Gfd,
     /// A NodeFeature object, which node-feature-discovery makes labels of
     NodeFeature,
     /// A file in node-feature-discovery's features.d
     File,
     /// The Node itself, without node-feature-discovery
     Node,
+}
+
+impl To {
+    fn place(self, gfd: &Gfd) -> Option<Place> {
+        let target = match self {
+            Self::Gfd => Target::Gfd,
+            Self::NodeFeature => Target::NodeFeature,
+            Self::File => Target::File,
+            Self::Node => Target::Node,
+        };
+        target.place(gfd)
+    }
 }
 
 /// Runs `gantry labels`.
@@ -97,21 +113,21 @@ enum To {
 pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
     let config = config(&args).map_err(BadInput)?;
     let labels = made(&args, &config)?;
-    match args.to {
+    match args.to.and_then(|to| to.place(&config.gfd)) {
         None => print(&labels),
-        Some(To::File) => {
+        Some(Place::File) => {
             let path = args.output_file.as_deref().or(config.gfd.output_file.as_deref());
             Ok(write::file::write(
                 &labels,
                 path.filter(|path| *path != Path::new("")),
             )?)
         }
-        Some(To::NodeFeature) => {
+        Some(Place::NodeFeature) => {
             let identity = identity(&args)?;
             let client = write::connect(args.kubeconfig.as_deref()).await?;
             Ok(write::to_node_feature(&client, &identity, &labels).await?)
         }
-        Some(To::Node) => {
+        Some(Place::Node) => {
             let identity = identity(&args)?;
             let client = write::connect(args.kubeconfig.as_deref()).await?;
             Ok(write::to_node(&client, &identity, &labels).await?)

@@ -148,7 +148,8 @@ async fn serve_observed(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let node = node_name(&args)?;
-    if args.no_cluster && args.labels.labels.needs_cluster() {
+    let labels = args.labels.labels.place(&config.borrow().gfd);
+    if args.no_cluster && labels.is_some_and(labels::Place::needs_cluster) {
         anyhow::bail!(
             "--labels names a place in the cluster, and --no-cluster says that there is none; --labels=file needs none"
         )

@@ -53,6 +53,7 @@ flags:
   mofedEnabled: true
   mpsRoot: /run/nvidia/mps
   deviceDiscoveryStrategy: nvml
+  useNodeFeatureAPI: false
   plugin:
     passDeviceSpecs: true
     deviceListStrategy: [cdi-cri, envvar, cdi-cri]
@@ -69,7 +70,6 @@ flags:
     sleepInterval: infinite
     outputFile: ""
     machineTypeFile: /machine
-    useNodeFeatureAPI: false
 resources:
   gpus:
     - {pattern: "NVIDIA A100*", name: a100}
@@ -139,6 +139,19 @@ devices:
     assert_eq!(read(&config.to_json()), config);
     assert_eq!(read(&config.to_yaml().unwrap()), config);
     insta::assert_snapshot!(config.to_yaml().unwrap());
+}
+
+#[test]
+fn the_node_feature_api_is_switched_under_flags_and_where_its_neighbours_stand() {
+    let right = "flags: {useNodeFeatureAPI: false}";
+    assert!(!read(right).gfd.use_node_feature_api);
+    assert_eq!(read("flags: {gfd: {useNodeFeatureAPI: false}}"), read(right));
+    assert_eq!(
+        wrong("flags:\n  gfd:\n    useNodeFeatureAPI: maybe\n").to_string(),
+        "config.yaml: line 3: flags.gfd.useNodeFeatureAPI: string \"maybe\" is not allowed; write true or false"
+    );
+    let both = "flags: {useNodeFeatureAPI: true, gfd: {useNodeFeatureAPI: false}}";
+    assert!(wrong(both).to_string().contains("flags.gfd.useNodeFeatureAPI"));
 }
 
 #[test]

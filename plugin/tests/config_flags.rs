@@ -282,3 +282,74 @@ fn a_file_that_is_wrong_is_wrong_though_a_flag_goes_over_it() {
             .contains("line 1: flags.migStrategy")
     );
 }
+
+/// The settings of NVIDIA's k8s-device-plugin and gpu-feature-discovery v0.20.0, written down from what they document and do, not from
+/// our table: key, flags, variables, default, another value as text, and that value as the file has it.
+type Row = (
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static str,
+    &'static str,
+    &'static str,
+);
+
+#[rustfmt::skip]
+const NVIDIA: &[Row] = &[
+    ("flags.migStrategy", &["mig-strategy"], &["MIG_STRATEGY", "GFD_MIG_STRATEGY"], "none", "mixed", "mixed"),
+    ("flags.failOnInitError", &["fail-on-init-error"], &["FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"], "true", "false", "false"),
+    ("flags.nvidiaDriverRoot", &["nvidia-driver-root", "driver-root"], &["NVIDIA_DRIVER_ROOT"], "/", "/x", "/x"),
+    ("flags.nvidiaDevRoot", &["nvidia-dev-root", "dev-root"], &["NVIDIA_DEV_ROOT"], "/", "/x", "/x"),
+    ("flags.gdrcopyEnabled", &["gdrcopy-enabled"], &["GDRCOPY_ENABLED"], "false", "true", "true"),
+    ("flags.gdsEnabled", &["gds-enabled"], &["GDS_ENABLED"], "false", "true", "true"),
+    ("flags.mofedEnabled", &["mofed-enabled"], &["MOFED_ENABLED"], "false", "true", "true"),
+    ("flags.mpsRoot", &["mps-root"], &["MPS_ROOT"], "\"\"", "/run/nvidia/mps", "/run/nvidia/mps"),
+    ("flags.deviceDiscoveryStrategy", &["device-discovery-strategy"], &["DEVICE_DISCOVERY_STRATEGY"], "auto", "nvml", "nvml"),
+    ("flags.useNodeFeatureAPI", &["use-node-feature-api"], &["GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"], "true", "false", "false"),
+    ("flags.plugin.passDeviceSpecs", &["pass-device-specs"], &["PASS_DEVICE_SPECS"], "false", "true", "true"),
+    ("flags.plugin.deviceListStrategy", &["device-list-strategy"], &["DEVICE_LIST_STRATEGY"], "envvar", "volume-mounts", "volume-mounts"),
+    ("flags.plugin.deviceIDStrategy", &["device-id-strategy"], &["DEVICE_ID_STRATEGY"], "uuid", "index", "index"),
+    ("flags.plugin.cdiAnnotationPrefix", &["cdi-annotation-prefix"], &["CDI_ANNOTATION_PREFIX"], "cdi.k8s.io/", "x.io/", "x.io/"),
+    ("flags.plugin.nvidiaCTKPath", &["nvidia-cdi-hook-path", "nvidia-ctk-path"], &["NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"], "/usr/bin/nvidia-ctk", "/x", "/x"),
+    ("flags.plugin.containerDriverRoot", &["driver-root-ctr-path", "container-driver-root"], &["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"], "/driver-root", "/x", "/x"),
+    ("flags.plugin.sharedDevicesAllocationPolicy", &["shared-devices-allocation-policy"], &["SHARED_DEVICES_ALLOCATION_POLICY"], "distributed", "packed", "packed"),
+    ("flags.gfd.oneshot", &["oneshot"], &["GFD_ONESHOT"], "false", "true", "true"),
+    ("flags.gfd.noTimestamp", &["no-timestamp"], &["GFD_NO_TIMESTAMP"], "false", "true", "true"),
+    ("flags.gfd.sleepInterval", &["sleep-interval"], &["GFD_SLEEP_INTERVAL"], "60s", "infinite", "infinite"),
+    ("flags.gfd.outputFile", &["output-file", "output"], &["GFD_OUTPUT_FILE"], "/etc/kubernetes/node-feature-discovery/features.d/gfd", "/x", "/x"),
+    ("flags.gfd.machineTypeFile", &["machine-type-file"], &["GFD_MACHINE_TYPE_FILE"], "/sys/class/dmi/id/product_name", "/x", "/x"),
+    ("imex.channelIDs", &["imex-channel-ids"], &["IMEX_CHANNEL_IDS"], "[]", "0", "[0]"),
+    ("imex.required", &["imex-required"], &["IMEX_REQUIRED"], "false", "true", "true"),
+];
+
+#[test]
+fn every_setting_of_nvidias_is_read_from_its_key_its_flags_and_its_variables_and_has_its_default() {
+    for (key, flags, variables, default, text, value) in NVIDIA {
+        let in_file = |value: &str| {
+            let depth = key.split('.').count();
+            let file = format!("{}: {value}{}", key.replace('.', ": {"), "}".repeat(depth - 1));
+            config(&file, &[], &[])
+        };
+        let said = in_file(value);
+        assert_eq!(in_file(default), Config::default(), "{key}: {default}");
+        if !WITHOUT_EFFECT.contains(key) {
+            assert_ne!(said, Config::default(), "{key}: {value}");
+        }
+        for variable in *variables {
+            assert_eq!(config("", &[(variable, text)], &[]), said, "{variable}");
+        }
+        for flag in *flags {
+            let known = SETTINGS.iter().any(|setting| setting.flags.contains(flag));
+            assert!(known, "--{flag}");
+            assert_eq!(config("", &[], &[(flag, text)]), said, "--{flag}");
+        }
+    }
+    // These have flags only there, and keys here.
+    for (flag, variable) in [
+        ("cdi-feature-flags", "CDI_FEATURE_FLAGS"),
+        ("cdi-disable-hooks", "CDI_DISABLE_HOOKS"),
+    ] {
+        let setting = SETTINGS.iter().find(|setting| setting.flags == [flag]).unwrap();
+        assert_eq!((setting.env, setting.default), (&[variable][..], ""));
+    }
+}

@@ -351,6 +351,33 @@ async fn a_file_follows_devices_and_configuration_and_stays_at_the_end() {
 }
 
 #[tokio::test]
+async fn labels_follow_the_configuration_into_the_file_and_back_into_the_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gfd");
+    let server = Server::new(|(method, _, body)| match method.as_str() {
+        "GET" => status(404, "not found"),
+        _ => (201, body.clone()),
+    });
+    let by = |use_node_feature_api| {
+        let mut config = config(Some(&path));
+        config.gfd.use_node_feature_api = use_node_feature_api;
+        config
+    };
+    let scene = Scene::start(Target::Gfd, Access::Client(server.client.clone()), by(false));
+    scene.inventory.send_replace(inventory(2, true));
+    eventually("the file", || path.exists()).await;
+    assert_eq!(server.seen(), []);
+    scene.config.send_replace(Arc::new(by(true)));
+    eventually("the object", || !server.writes().is_empty()).await;
+    assert!(
+        server.writes()[0].1.contains("nodefeatures"),
+        "{:?}",
+        server.writes()
+    );
+    scene.end().await;
+}
+
+#[tokio::test]
 async fn what_the_api_server_does_not_take_is_said_and_tried_again() {
     let away = Arc::new(AtomicBool::new(true));
     let is_away = Arc::clone(&away);

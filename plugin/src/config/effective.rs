@@ -25,6 +25,7 @@ impl Config {
                 mofed_enabled: Some(self.mofed),
                 mps_root: None,
                 device_discovery_strategy: None,
+                use_node_feature_api: Some(self.gfd.use_node_feature_api),
                 plugin: PluginFlags {
                     pass_device_specs: Some(self.pass_device_specs),
                     device_list_strategy: Some(Strategies(self.device_list_strategy.clone())),
@@ -79,7 +80,6 @@ fn gfd(gfd: &Gfd) -> GfdFlags {
         sleep_interval: Some(SleepInterval(gfd.sleep_interval)),
         output_file: gfd.output_file.as_deref().map_or(Some(String::new()), text),
         machine_type_file: text(&gfd.machine_type_file),
-        use_node_feature_api: Some(gfd.use_node_feature_api),
     }
 }
 

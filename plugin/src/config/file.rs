@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
 use super::{DeviceIdStrategy, MigStrategy, Selector, SharedDevices, SharedOf};
 
+/// Keys that are read in a second place too: where they may stand, and where they belong.
+pub(super) const MOVED: [(&str, &str); 1] = [("flags.gfd.useNodeFeatureAPI", "flags.useNodeFeatureAPI")];
+
 /// A config file of NVIDIA's k8s-device-plugin, version v1, with this plugin's own section `devices`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
@@ -65,6 +68,9 @@ pub struct Flags {
     /// How devices are found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_discovery_strategy: Option<Discovery>,
+    /// Whether labels whose place is gfd go into a `NodeFeature` object instead of the file.
+    #[serde(rename = "useNodeFeatureAPI", skip_serializing_if = "Option::is_none")]
+    pub use_node_feature_api: Option<bool>,
     /// What concerns the device plugin alone.
     pub plugin: PluginFlags,
     /// What concerns the node labels alone.
@@ -137,9 +143,6 @@ pub struct GfdFlags {
     /// File that names the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_type_file: Option<String>,
-    /// Whether the labels go into a `NodeFeature` object instead of the file.
-    #[serde(rename = "useNodeFeatureAPI", skip_serializing_if = "Option::is_none")]
-    pub use_node_feature_api: Option<bool>,
 }
 
 /// Names for GPUs and MIG devices.

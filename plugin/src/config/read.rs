@@ -3,7 +3,7 @@
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
-use super::file::File;
+use super::file::{File, MOVED};
 use super::problem::nearest;
 use super::tree::{Branch, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
@@ -57,6 +57,9 @@ pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) 
             Node::empty()
         }
     };
+    for (from, to) in MOVED {
+        tree.rehome(from, to);
+    }
     let known = schema::known();
     let unknown = match strictness {
         Strictness::Strict => &mut problems,

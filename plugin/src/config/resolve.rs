@@ -137,7 +137,7 @@ impl Resolver<'_> {
                 Some(file) => Some(file.into()),
             },
             machine_type_file: path(said.machine_type_file.as_ref(), &default.machine_type_file),
-            use_node_feature_api: said.use_node_feature_api.unwrap_or(default.use_node_feature_api),
+            use_node_feature_api: flags.use_node_feature_api.unwrap_or(default.use_node_feature_api),
         }
     }
 

@@ -106,6 +106,14 @@ pub const SETTINGS: &[Setting] = &[
         ..text("flags.deviceDiscoveryStrategy")
     },
     Setting {
+        flags: &["use-node-feature-api"],
+        env: &["GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"],
+        kind: Kind::Bool,
+        default: "true",
+        help: "Whether labels whose place is gfd go into a NodeFeature object instead of the file",
+        ..label("flags.useNodeFeatureAPI")
+    },
+    Setting {
         flags: &["pass-device-specs"],
         env: &["PASS_DEVICE_SPECS"],
         kind: Kind::Bool,
@@ -208,14 +216,6 @@ pub const SETTINGS: &[Setting] = &[
         default: "/sys/class/dmi/id/product_name",
         help: "File that names the machine",
         ..label("flags.gfd.machineTypeFile")
-    },
-    Setting {
-        flags: &["use-node-feature-api"],
-        env: &["GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"],
-        kind: Kind::Bool,
-        default: "true",
-        help: "Whether the labels go into a NodeFeature object instead of the file",
-        ..label("flags.gfd.useNodeFeatureAPI")
     },
     Setting {
         flags: &["imex-channel-ids"],

@@ -85,6 +85,26 @@ impl Node {
 
     /// Puts `value`, which came from the flag or variable `origin`, in place of what stands at the dotted `key`.
     pub(super) fn lay(&mut self, key: &str, origin: &str, value: Value) {
+        let node = Self {
+            at: origin.to_owned(),
+            line: None,
+            branch: Branch::Leaf(value),
+        };
+        self.put(key, node);
+    }
+
+    /// Moves what stands at the dotted key `from` to `to`, if nothing stands there. Problems go on naming where it was written.
+    pub(super) fn rehome(&mut self, from: &str, to: &str) {
+        let path =
+            |key: &str| -> Vec<Step> { key.split('.').map(|name| Step::Key(name.to_owned())).collect() };
+        if self.nearest(&path(to)).at != to
+            && let Some(node) = self.take(&path(from))
+        {
+            self.put(to, node);
+        }
+    }
+
+    fn put(&mut self, key: &str, put: Self) {
         let (first, rest) = match key.split_once('.') {
             Some((first, rest)) => (first, Some(rest)),
             None => (key, None),
@@ -107,14 +127,8 @@ impl Node {
             return;
         };
         match rest {
-            Some(rest) => node.lay(rest, origin, value),
-            None => {
-                *node = Self {
-                    at: origin.to_owned(),
-                    line: None,
-                    branch: Branch::Leaf(value),
-                }
-            }
+            Some(rest) => node.put(rest, put),
+            None => *node = put,
         }
     }
 

@@ -25,7 +25,7 @@ use crate::inventory::Inventory;
 pub use host::{Host, HostOptions, PciClass, Vgpu};
 pub use name::{LONGEST, LabelName, Labels, value, value_with};
 pub use run::{Access, Labeller};
-pub use settings::{Identity, LabelsArgs, Settings, Target};
+pub use settings::{Identity, LabelsArgs, Place, Settings, Target};
 pub use vgpu::HostDriver;
 
 /// Domain of the labels that NVIDIA's gpu-feature-discovery writes.

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::write;
-use super::{Facts, Host, HostOptions, Identity, Labels, Settings, Target, labels};
+use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
 use crate::config::Config;
 use crate::inventory::{self, Inventory};
 use crate::observe::Observed;
@@ -75,9 +75,6 @@ struct State {
 impl Labeller {
     /// Keeps labels written until `shutdown`, or until nobody publishes an inventory any more.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        if self.target == Target::Off {
-            return;
-        }
         let mut state = State::default();
         let mut since = Timestamp::now();
         let mut written_at = Instant::now();
@@ -85,7 +82,9 @@ impl Labeller {
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             let config = Arc::clone(&self.config.borrow_and_update());
-            let settings = Settings::of(self.target, &config.gfd);
+            let Some(settings) = Settings::of(self.target, &config.gfd) else {
+                return;
+            };
             let interval = settings.interval;
             let round = self.round(&mut state, settings, &inventory, &config, since);
             tokio::select! {
@@ -152,7 +151,7 @@ impl Labeller {
         self.observed.labels(wrote.is_ok());
         match wrote {
             Ok(()) => {
-                debug!(labels = labels.len(), target = ?settings.target, "labels written");
+                debug!(labels = labels.len(), place = ?settings.place, "labels written");
                 if state.failures > 0 {
                     info!(failures = state.failures, "labels are written again");
                 }
@@ -173,13 +172,12 @@ impl Labeller {
     }
 
     async fn write(&mut self, settings: &Settings, labels: &Labels) -> anyhow::Result<()> {
-        match settings.target {
-            Target::Off => {}
-            Target::File => write::file::write(labels, settings.output_file.as_deref())?,
-            Target::NodeFeature => {
+        match settings.place {
+            Place::File => write::file::write(labels, settings.output_file.as_deref())?,
+            Place::NodeFeature => {
                 write::to_node_feature(&self.client().await?, &self.identity, labels).await?;
             }
-            Target::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
+            Place::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
         }
         Ok(())
     }

@@ -15,6 +15,8 @@ pub enum Target {
     /// Nowhere: no labels are made
     #[default]
     Off,
+    /// Where NVIDIA's gpu-feature-discovery, so configured, writes them: node-feature, or file where useNodeFeatureAPI is false
+    Gfd,
     /// A NodeFeature object, which node-feature-discovery makes labels of
     NodeFeature,
     /// A file in node-feature-discovery's features.d, or standard output
@@ -24,17 +26,33 @@ pub enum Target {
 }
 
 impl Target {
+    /// The place that it is by this configuration; `None` for [`Target::Off`].
+    pub const fn place(self, gfd: &Gfd) -> Option<Place> {
+        match self {
+            Self::Off => None,
+            Self::Gfd if gfd.use_node_feature_api => Some(Place::NodeFeature),
+            Self::Gfd | Self::File => Some(Place::File),
+            Self::NodeFeature => Some(Place::NodeFeature),
+            Self::Node => Some(Place::Node),
+        }
+    }
+}
+
+/// A place that labels are written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A NodeFeature object.
+    NodeFeature,
+    /// A file, or standard output.
+    File,
+    /// The Node itself.
+    Node,
+}
+
+impl Place {
     /// Whether an API server is needed.
     pub const fn needs_cluster(self) -> bool {
         matches!(self, Self::NodeFeature | Self::Node)
-    }
-
-    /// Where NVIDIA's program, so configured, would write.
-    pub const fn of(gfd: &Gfd) -> Self {
-        match gfd.use_node_feature_api {
-            true => Self::NodeFeature,
-            false => Self::File,
-        }
     }
 }
 
@@ -58,8 +76,8 @@ pub struct LabelsArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Where they go.
-    pub target: Target,
-    /// The file of [`Target::File`]; `None`: standard output.
+    pub place: Place,
+    /// The file of [`Place::File`]; `None`: standard output.
     pub output_file: Option<PathBuf>,
     /// Whether there is a label that tells when this configuration came into force.
     pub timestamp: bool,
@@ -71,15 +89,15 @@ pub struct Settings {
 
 impl Settings {
     /// From the option `--labels` and what stands under `flags.gfd` of the configuration. The configuration may change while
-    /// the daemon runs.
-    pub fn of(target: Target, gfd: &Gfd) -> Self {
-        Self {
-            target,
+    /// the daemon runs. `None` where no labels are made.
+    pub fn of(target: Target, gfd: &Gfd) -> Option<Self> {
+        Some(Self {
+            place: target.place(gfd)?,
             output_file: gfd.output_file.clone(),
             timestamp: !gfd.no_timestamp,
             interval: gfd.sleep_interval,
             machine_type_file: gfd.machine_type_file.clone(),
-        }
+        })
     }
 }
 
@@ -93,4 +111,27 @@ pub struct Identity {
     pub namespace: Option<String>,
     /// The pod this runs in (`POD_NAME`); `None` where unknown: the object then has no owner.
     pub pod: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_go_where_gpu_feature_discovery_would_write_them_unless_a_place_is_named() {
+        let place = |target: Target, use_node_feature_api| {
+            target.place(&Gfd {
+                use_node_feature_api,
+                ..Gfd::default()
+            })
+        };
+        assert_eq!(place(Target::Gfd, true), Some(Place::NodeFeature));
+        assert_eq!(place(Target::Gfd, false), Some(Place::File));
+        for said in [true, false] {
+            assert_eq!(place(Target::Off, said), None);
+            assert_eq!(place(Target::NodeFeature, said), Some(Place::NodeFeature));
+            assert_eq!(place(Target::File, said), Some(Place::File));
+            assert_eq!(place(Target::Node, said), Some(Place::Node));
+        }
+    }
 }
