@@ -10,6 +10,7 @@ mod labels;
 mod log;
 mod runtime;
 mod topo;
+mod unset;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -63,7 +64,7 @@ enum Command {
 
 /// Reads the command line, or says what is wrong with it and ends. The description of it is made once: a node's start waits for it.
 fn read(line: impl IntoIterator<Item = OsString>) -> Cli {
-    let command = Cli::command();
+    let command = unset::without_empty(Cli::command());
     let line = dashes::doubled(&command, line);
     let read = Cli::from_arg_matches_mut(&mut command.get_matches_from(line));
     read.unwrap_or_else(|error| error.format(&mut Cli::command()).exit())

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args as ClapArgs;
+use clap::builder::NonEmptyStringValueParser;
 use gantry_api::ResourceName;
 use gantry_proto::KUBELET_SOCKET;
 use kube::Client;
@@ -26,6 +27,7 @@ pub struct Args {
     #[arg(
         long,
         env = "NODE_NAME",
+        value_parser = NonEmptyStringValueParser::new(),
         required_unless_present_any = ["no_cluster", "check_config"]
     )]
     pub node_name: Option<String>,
@@ -322,7 +324,7 @@ mod tests {
         let args = parse(&[
             "--node-name=a",
             "--config-map=gpu/configs",
-            "--fallback-strategies=single,empty",
+            "--fallback-strategies=single, empty",
         ])
         .unwrap();
         assert_eq!(

@@ -224,6 +224,8 @@ fn the_first_variable_that_is_set_counts_and_the_last_flag() {
     let path = |env: &[(&str, &str)], flags: &[(&str, &str)]| config("", env, flags).cdi_hook_path;
     assert_eq!(path(&twins, &[]).to_str(), Some("/first"));
     assert_eq!(path(&twins[1..], &[]).to_str(), Some("/second"));
+    let empty = [("NVIDIA_CDI_HOOK_PATH", ""), twins[1]];
+    assert_eq!(path(&empty, &[]).to_str(), Some("/second"));
     let flags = [("nvidia-ctk-path", "/third"), ("nvidia-cdi-hook-path", "/fourth")];
     assert_eq!(path(&twins, &flags).to_str(), Some("/fourth"));
 }

@@ -29,7 +29,12 @@ pub fn command(words: &[&str]) -> Command {
 
 /// Runs `gantry` to its end.
 pub fn gantry(words: &[&str]) -> Run {
-    let output = command(words).output().unwrap();
+    with(words, &[])
+}
+
+/// Runs `gantry` to its end, with these variables.
+pub fn with(words: &[&str], variables: &[(&str, &str)]) -> Run {
+    let output = command(words).envs(variables.iter().copied()).output().unwrap();
     Run {
         code: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),

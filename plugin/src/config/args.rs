@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
 use super::Strictness;
 use super::overrides::boolean;
@@ -37,6 +38,7 @@ pub struct ConfigArgs {
         long,
         env = "NODE_LABEL",
         value_name = "LABEL",
+        value_parser = NonEmptyStringValueParser::new(),
         default_value = LABEL
     )]
     pub config_label: String,

@@ -28,10 +28,14 @@ impl Overrides {
         let mut layers = Vec::new();
         let mut problems = Vec::new();
         for setting in SETTINGS {
-            let variable = setting.env.iter().find_map(|name| Some((*name, env(name)?)));
-            if let Some((name, text)) = variable
-                && !(text.is_empty() && matches!(setting.kind, Kind::Text | Kind::List | Kind::Numbers))
-            {
+            let says_nothing = |text: &str| {
+                text.is_empty() && matches!(setting.kind, Kind::Text | Kind::List | Kind::Numbers)
+            };
+            let said = |name: &&'static str| {
+                let text = env(name).filter(|text| !says_nothing(text))?;
+                Some((*name, text))
+            };
+            if let Some((name, text)) = setting.env.iter().find_map(said) {
                 let text = if text.is_empty() && setting.kind == Kind::Bool {
                     "false".to_owned()
                 } else {

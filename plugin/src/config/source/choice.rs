@@ -29,7 +29,7 @@ impl FromStr for Fallback {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
+        match text.trim() {
             "named" => Ok(Self::Named),
             "single" => Ok(Self::Single),
             "empty" => Ok(Self::Empty),

@@ -1,0 +1,108 @@
+//! Variables as manifests set them: empty where there is nothing to say.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use support::{Run, gantry, machine, with};
+
+/// Empty variables that mean something, as with NVIDIA's programs: no socket, false, standard output.
+const MEANT: [&str; 6] = [
+    "KUBELET_SOCKET",
+    "FAIL_ON_INIT_ERROR",
+    "GFD_FAIL_ON_INIT_ERROR",
+    "GFD_USE_NODE_FEATURE_API",
+    "USE_NODE_FEATURE_API",
+    "GFD_OUTPUT_FILE",
+];
+
+/// Every variable that the help of a command tells of.
+fn variables(command: &str) -> BTreeSet<String> {
+    let help = gantry(&[command, "--help"]).stdout;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lists = help
+        .split("[env: ")
+        .skip(1)
+        .filter_map(|rest| rest.split(']').next());
+    lists
+        .flat_map(|list| list.split(','))
+        .map(|name| {
+            name.trim()
+                .trim_end_matches(" too")
+                .trim_end_matches('=')
+                .to_owned()
+        })
+        .collect()
+}
+
+fn outcome(run: &Run) -> (i32, &str, &str) {
+    (run.code, &run.stdout, &run.stderr)
+}
+
+#[test]
+fn an_empty_variable_counts_as_not_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("config.yaml"), "flags: {migStrategy: mixed}\n").unwrap();
+    let check = format!("--check-config={}", path("config.yaml"));
+    let machine = machine("hgx-h100.yaml");
+    let labels = ["labels", "--from", &machine, "--no-timestamp"];
+    let nowhere = format!("--kubeconfig={}", path("nowhere"));
+    let commands: [&[&str]; 8] = [
+        &["plugin", &check],
+        // Ends for want of a node's name, and only for that.
+        &["plugin"],
+        &labels,
+        &[labels.as_slice(), &["--to=node"]].concat(),
+        &["extender", &nowhere],
+        &["explain", &nowhere, "pod"],
+        &["topo", "--from", &machine],
+        &["choose", "--from", &machine, "--size=2"],
+    ];
+    let mut tried = BTreeSet::new();
+    for words in commands {
+        let names = variables(words[0]);
+        let unset = gantry(words);
+        for name in &names {
+            let empty = with(words, &[(name, "")]);
+            assert_eq!(empty.code, unset.code, "{name}= {words:?}: {}", empty.stderr);
+            if !MEANT.contains(&name.as_str()) {
+                assert_eq!(outcome(&empty), outcome(&unset), "{name}= {words:?}");
+            }
+        }
+        let all: Vec<(&str, &str)> = names
+            .iter()
+            .filter(|name| !MEANT.contains(&name.as_str()))
+            .map(|name| (name.as_str(), ""))
+            .collect();
+        assert_eq!(outcome(&with(words, &all)), outcome(&unset), "all of {words:?}");
+        tried.extend(names);
+    }
+    for name in [
+        "KUBECONFIG",
+        "NODE_NAME",
+        "NODE_LABEL",
+        "LOG_FORMAT",
+        "GANTRY_CONFIG_MAP",
+    ] {
+        assert!(tried.contains(name), "{name}");
+    }
+    assert!(tried.len() > 60, "{tried:?}");
+}
+
+#[test]
+fn words_of_a_list_may_have_spaces_around_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    std::fs::write(&file, "").unwrap();
+    let check = format!("--check-config={}", file.display());
+    for (name, value) in [
+        ("FALLBACK_STRATEGIES", "named, single"),
+        ("DEVICE_LIST_STRATEGY", "envvar, cdi-cri"),
+        ("DP_DISABLE_HEALTHCHECKS", "13, 31"),
+    ] {
+        let run = with(&["plugin", &check], &[(name, value)]);
+        assert_eq!(run.code, 0, "{name}: {}", run.stderr);
+    }
+}
