@@ -143,6 +143,15 @@ pub struct PodTerm {
     pub topology_key: Arc<str>,
 }
 
+impl Needs {
+    /// Whether a pod is one that it must share domains with. Only those count that all terms find, and without terms there is none.
+    pub fn is_drawn_to(&self, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
+        let mut terms = self.together_with.iter();
+        let finds = |term: &PodTerm| term.finds(&self.namespace, namespace, labels);
+        !self.together_with.is_empty() && terms.all(finds)
+    }
+}
+
 impl PodTerm {
     /// Whether it finds a pod. `of`: the namespace of the pod whose term it is.
     pub fn finds(&self, of: &str, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {

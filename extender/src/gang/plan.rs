@@ -19,6 +19,7 @@ mod demand;
 mod earmark;
 mod fill;
 mod lay;
+mod order;
 mod pack;
 mod rules;
 mod scope;
@@ -28,7 +29,8 @@ mod split;
 mod survey;
 mod words;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use gantry_gang::DomainIx;
@@ -160,22 +162,30 @@ fn attempt(
     None
 }
 
-/// The best choice; where members must share the value of a label, of all its values.
+/// The best choice. Where members must be near others, of all by the label that they have to share: in one domain of it or, where there is more
+/// than one kind of them, in several too.
 fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
-    match survey.rules.together.first().filter(|_| anchors.is_empty()) {
-        None => Chooser::new(survey, anchors).choose(demand, bounds),
-        Some(key) => {
-            let nodes = 0..u32::try_from(survey.terrain.snapshot.nodes.len()).unwrap_or(u32::MAX);
-            let values: BTreeSet<&Arc<str>> =
-                nodes.filter_map(|node| survey.label(NodeIx(node), key)).collect();
-            let each = values.into_iter().filter_map(|value| {
-                let mut confined = survey.confined(key, value);
-                confined.rules.together.retain(|other| other != key);
-                choose(&confined, anchors, demand, bounds)
-            });
-            each.min_by_key(|chosen| chosen.rank)
+    let anyhow = || Chooser::new(survey, anchors).choose(demand, bounds);
+    let Some(rule) = survey.rules.open() else {
+        return anyhow();
+    };
+    let mut best = match survey.rules.near[rule].is_among_its_like() {
+        // Those who come after the first are let in where it is.
+        true => None,
+        false => anyhow(),
+    };
+    for nodes in survey.values(rule, demand) {
+        if best
+            .as_ref()
+            .is_some_and(|best| best.rank == (Reverse(demand.most), 0, 0))
+        {
+            break;
         }
+        let chosen = choose(&survey.kept_to(rule, &nodes), anchors, demand, bounds);
+        let better = |chosen: &Chosen| best.as_ref().is_none_or(|best| chosen.rank < best.rank);
+        best = chosen.filter(better).or(best);
     }
+    best
 }
 
 fn placement(

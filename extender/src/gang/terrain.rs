@@ -22,8 +22,8 @@ pub struct Terrain<'a> {
     pub fabric: &'a Fabric,
     /// What members ask for.
     pub shapes: &'a [Shape],
-    /// Which nodes the pods that are there keep a pod with these needs from, by anti-affinity of either side, required affinity, host ports; and
-    /// among how many it is to be spread.
+    /// Which nodes the pods that are there keep a pod with these needs from, by anti-affinity of either side and host ports; where those are
+    /// that it must be near; and among how many it is to be spread.
     pub barred: &'a dyn Fn(&Needs) -> Barred,
     /// One node with each device by itself, to choose the very devices from.
     pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
@@ -61,8 +61,11 @@ pub struct Shape {
 pub struct Barred {
     /// Nodes it must not go to, sorted.
     pub nodes: Vec<NodeIx>,
-    /// If it must be near others: the nodes that are, sorted.
+    /// If it cannot go to all others either: those that it can go to, sorted.
     pub only: Option<Vec<NodeIx>>,
+    /// For each term by which it must be near others ([`Needs::together_with`]): the nodes that share a domain of the term with one that all its
+    /// terms find, sorted.
+    pub near: Vec<Vec<NodeIx>>,
     /// For each constraint by which it is spread ([`Needs::spread`]): on which nodes how many pods are that it counts.
     pub counted: Vec<BTreeMap<NodeIx, u32>>,
 }

@@ -49,6 +49,6 @@ mod view;
 pub use gangs::Gangs;
 pub use types::{
     Answer, Arrival, Asks, BindEnd, CommitFailure, Devices, Member, Now, Object, Place, Placed, Placement,
-    Refused, Reserved, Settings, ShapeId, SlotChange, Stage, Wanted, WantedMember, Work,
+    Refused, Reserved, Settings, ShapeId, Sibling, SlotChange, Stage, Wanted, WantedMember, Work,
 };
 pub use view::{MemberView, SlotView, View};

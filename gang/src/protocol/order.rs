@@ -12,7 +12,7 @@ use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
 use super::standing::{NOT_OFFERED, after};
-use super::types::{Now, Place, Placement, Refused, Settings, Stage, Wanted, WantedMember, Work};
+use super::types::{Now, Place, Placement, Refused, Settings, Sibling, Stage, Wanted, WantedMember, Work};
 use crate::key::GangKey;
 use crate::queue::{self, Waiting};
 
@@ -97,7 +97,11 @@ impl Gang {
         let mut placed: Vec<_> = self
             .slots
             .iter()
-            .map(|(_, slot)| (slot.node.clone(), slot.rank))
+            .map(|(_, slot)| Sibling {
+                node: slot.node.clone(),
+                shape: slot.shape,
+                rank: slot.rank,
+            })
             .collect();
         if placed.is_empty() {
             placed = self.bound_places();
@@ -114,13 +118,17 @@ impl Gang {
     }
 
     /// Members that are bound without a slot of ours.
-    fn bound_places(&self) -> Vec<(gantry_api::NodeName, Option<u32>)> {
+    fn bound_places(&self) -> Vec<Sibling> {
         let life = self.members.life();
         self.members
             .iter()
             .filter(|kept| kept.life == life && kept.member.shape.is_some() && kept.lives())
             .filter_map(|kept| match &kept.member.stage {
-                Stage::Bound(node) => Some((node.clone(), kept.member.claim.rank)),
+                Stage::Bound(node) => Some(Sibling {
+                    node: node.clone(),
+                    shape: kept.member.shape,
+                    rank: kept.member.claim.rank,
+                }),
                 _ => None,
             })
             .collect()

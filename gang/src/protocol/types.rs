@@ -94,11 +94,22 @@ pub struct Wanted {
     /// So many of them must get one, or none does.
     pub must: u32,
     /// Where other members of the gang are: new ones belong into the same domain.
-    pub placed: Vec<(NodeName, Option<u32>)>,
+    pub placed: Vec<Sibling>,
     /// Nodes that kube-scheduler did not offer when they were planned.
     pub without: Vec<NodeName>,
     /// The highest priority of its members, by which it may preempt.
     pub priority: i32,
+}
+
+/// A member of the gang that has a place, or a place that is kept for one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sibling {
+    /// Where it is.
+    pub node: NodeName,
+    /// Its shape, as far as that is known.
+    pub shape: Option<ShapeId>,
+    /// Its rank.
+    pub rank: Option<u32>,
 }
 
 /// A member that wants a place.

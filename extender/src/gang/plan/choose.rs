@@ -66,11 +66,11 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let scopes = scopes(self.survey, widest);
         // One shape in whole slices is split exactly; all else slice by slice.
         if let Some(slices) = slices
-            && (demand.shapes.len() > 1 || self.survey.spreads() || !self.anchors.is_empty())
+            && (demand.shapes.len() > 1 || self.survey.relates() || !self.anchors.is_empty())
         {
             return self.slice_by_slice(demand, slices, scopes.len());
         }
-        if demand.shapes.len() == 1 && !self.survey.spreads() {
+        if demand.shapes.len() == 1 && !self.survey.relates() {
             let most = self.most(&scopes, demand.most, slices);
             return if most >= demand.must.max(1) {
                 self.one_shape(&scopes, most, slices)

@@ -34,10 +34,10 @@ pub(super) struct Anchors {
 impl Anchors {
     pub(super) fn of(survey: &Survey<'_>, wanted: &Wanted) -> Self {
         let mut anchors = Self::default();
-        for (node, rank) in &wanted.placed {
-            if let Some(node) = survey.terrain.snapshot.find(node.as_str()) {
+        for sibling in &wanted.placed {
+            if let Some(node) = survey.terrain.snapshot.find(sibling.node.as_str()) {
                 anchors.add(survey, node);
-                anchors.ranks.extend(rank.map(|rank| (rank, node)));
+                anchors.ranks.extend(sibling.rank.map(|rank| (rank, node)));
             }
         }
         anchors

@@ -8,6 +8,8 @@ use gantry_gang::DomainIx;
 
 use super::demand::Counts;
 use super::fill::{Anchors, Filler, Run};
+use super::order;
+use super::rules::HOSTNAME;
 use super::scope::Place;
 use super::skew::Level;
 use super::survey::{Survey, available};
@@ -28,6 +30,8 @@ pub(super) struct State {
     values: HashMap<(usize, Arc<str>), [u32; 2]>,
     /// By constraint on how evenly members lie: what counts in its domains.
     levels: Vec<Level>,
+    /// By rule of nearness and label value: members that others can be near to.
+    near: Vec<HashMap<Arc<str>, u32>>,
 }
 
 /// What members of several shapes are laid with.
@@ -40,6 +44,20 @@ pub(super) struct Packing<'s, 'a> {
     pub(super) anchors: &'s Anchors,
     /// What is laid already.
     pub(super) state: &'s State,
+}
+
+impl Packing<'_, '_> {
+    /// Whether kube-scheduler lets all in that are laid, in some order.
+    fn lets_in(&self, runs: &[Run]) -> bool {
+        if self.survey.rules.near.is_empty() {
+            return true;
+        }
+        let mut state = self.state.clone();
+        for run in runs {
+            state.put(self.survey, run.node, run.slot, run.count, false);
+        }
+        order::comes_about(self.survey, &state.on)
+    }
 }
 
 /// Where so many members of each shape go within a place; `None` if they do not fit, or that they do was not found.
@@ -55,6 +73,12 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
         } else {
             by_tree(packing, place, counts, order)
         };
+        let lets_in = |runs: &Vec<Run>| packing.lets_in(runs);
+        let found = found.filter(lets_in).or_else(|| {
+            let open = survey.rules.open().is_some() && survey.skews.is_empty();
+            open.then(|| in_row(packing, &nodes, counts, order))?
+                .filter(lets_in)
+        });
         if found.is_some() {
             return found;
         }
@@ -84,6 +108,9 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
 
 /// How many more members of a shape a node takes with what is laid already.
 fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usize) -> u32 {
+    if !state.is_near(survey, node, slot) {
+        return 0;
+    }
     let skews = survey.skews.iter().zip(&state.levels);
     let even = skews
         .filter(|(skew, _)| skew.slot == slot)
@@ -160,7 +187,33 @@ impl State {
             on: HashMap::new(),
             values: HashMap::new(),
             levels: survey.skews.iter().map(Level::of).collect(),
+            near: vec![HashMap::new(); survey.rules.near.len()],
         }
+    }
+
+    /// Whether those are near a node now that a member of a shape must be near to.
+    fn is_near(&self, survey: &Survey<'_>, node: NodeIx, slot: usize) -> bool {
+        let rules = survey.rules.near.iter().zip(&self.near);
+        let mut open = rules.filter(|(rule, _)| rule.slot == slot && !rule.settled);
+        open.all(|(rule, here)| {
+            let value = survey.label(node, &rule.key);
+            rule.there.contains(&node)
+                || value.is_some_and(|value| here.get(value).is_some_and(|members| *members > 0))
+                || rule.starts && here.values().all(|members| *members == 0)
+        })
+    }
+
+    /// Whether the rules hold in the end that no other node can do anything for.
+    fn is_near_on(&self, survey: &Survey<'_>, node: NodeIx) -> bool {
+        let rules = survey.rules.near.iter().zip(&self.near);
+        let mut by_node = rules.filter(|(rule, _)| !rule.settled && *rule.key == *HOSTNAME);
+        by_node.all(|(rule, here)| {
+            let bound = self.on.get(&node).is_some_and(|on| on[rule.slot] > 0);
+            let value = survey.label(node, &rule.key);
+            !bound
+                || rule.there.contains(&node)
+                || value.is_some_and(|value| here.get(value).is_some_and(|members| *members > 0))
+        })
     }
 
     /// Whether what is laid lies as evenly as it must in the end.
@@ -190,6 +243,11 @@ impl State {
                 if *b == slot {
                     change(&mut of[1]);
                 }
+            }
+        }
+        for (rule, here) in survey.rules.near.iter().zip(&mut self.near) {
+            if let Some(value) = survey.label(node, &rule.key).filter(|_| rule.to[slot]) {
+                change(here.entry(Arc::clone(value)).or_default());
             }
         }
         for (skew, level) in survey.skews.iter().zip(&mut self.levels) {
@@ -409,7 +467,7 @@ struct Search<'s, 'a> {
 impl Search<'_, '_> {
     fn at(&mut self, index: usize) -> bool {
         if self.left.iter().all(|left| *left == 0) {
-            return self.state.is_even(self.survey);
+            return self.state.is_even(self.survey) && order::comes_about(self.survey, &self.state.on);
         }
         self.steps += 1;
         let short = self
@@ -422,7 +480,7 @@ impl Search<'_, '_> {
         if self.on_node(index, 0) {
             return true;
         }
-        if !self.survey.spreads() {
+        if !self.survey.relates() {
             self.failed.insert((index, self.left.clone()));
         }
         false
@@ -431,7 +489,11 @@ impl Search<'_, '_> {
     /// Every number of the shape at `position` of the order, the most first.
     fn on_node(&mut self, index: usize, position: usize) -> bool {
         let (Some(&slot), Some(&node)) = (self.order.get(position), self.nodes.get(index)) else {
-            return self.at(index + 1);
+            let held = self
+                .nodes
+                .get(index)
+                .is_none_or(|node| self.state.is_near_on(self.survey, *node));
+            return held && self.at(index + 1);
         };
         // How even it is shows only in the end.
         let most = room(self.survey, &self.state, node, slot, self.tier).min(self.left[slot]);
@@ -487,7 +549,21 @@ pub(super) fn nodes_of(survey: &Survey<'_>, place: Place) -> Vec<NodeIx> {
     nodes
 }
 
-/// Orders of shapes: those with most devices each first, then others.
+/// By shape: how many others come before it, each near the next.
+fn depths(survey: &Survey<'_>) -> Vec<usize> {
+    let slots = survey.shapes.len();
+    let mut depth = vec![0; slots];
+    for _ in 1..slots {
+        for rule in survey.rules.near.iter().filter(|rule| !rule.settled) {
+            let others = (0..slots).filter(|slot| *slot != rule.slot && rule.to[*slot]);
+            let after = others.map(|slot| depth[slot] + 1).min().unwrap_or(0);
+            depth[rule.slot] = after.min(slots);
+        }
+    }
+    depth
+}
+
+/// Orders of shapes: those with most devices each first, but after those that they must be near to; then others.
 fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
     let devices = |slot: &usize| -> u32 {
         let asks = survey.shapes.get(*slot).map(|shape| &shape.request.asks);
@@ -496,7 +572,11 @@ fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
             .fold(0, |sum, ask| sum.saturating_add(ask.devices))
     };
     let mut first: Vec<usize> = (0..counts.len()).collect();
-    first.sort_by_key(|slot| (std::cmp::Reverse(devices(slot)), counts[*slot], *slot));
+    let depth = depths(survey);
+    first.sort_by_key(|slot| {
+        let size = std::cmp::Reverse(devices(slot));
+        (depth[*slot], size, counts[*slot], *slot)
+    });
     let mut orders = vec![first.clone()];
     // Each shape first once, the others as they were; then the other way round.
     for at in 1..first.len() {

@@ -1,24 +1,52 @@
 //! What members of one gang ask of each other's places: host ports and affinity and anti-affinity terms that select the gang's own pods. What other
 //! pods mean for them comes with the terrain.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_gang::Needs;
 use gantry_gang::needs::PodTerm;
 
+use crate::snapshot::NodeIx;
+
 /// The label whose value is the node itself.
 pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Rules among the shapes of a gang, by their indices.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Rules {
     /// Pairs of shapes (perhaps one with itself) that cannot share a node.
     alone: Vec<(usize, usize)>,
     /// Pairs of shapes that cannot share a value of a node label.
     pub(super) spread: Vec<(usize, usize, Arc<str>)>,
-    /// Node labels of which all members need the same value.
-    pub(super) together: Vec<Arc<str>>,
+    /// Members that must share the value of a node label with others.
+    pub(super) near: Vec<Near>,
+}
+
+/// Each member of a shape must share the value of a node label with another pod, of the gang or not.
+#[derive(Debug, Clone)]
+pub(super) struct Near {
+    /// Index of the shape that it binds.
+    pub(super) slot: usize,
+    pub(super) key: Arc<str>,
+    /// By shape: whether its members are such others.
+    pub(super) to: Vec<bool>,
+    /// The nodes that share a value with others that are there already.
+    pub(super) there: BTreeSet<NodeIx>,
+    /// No such pod is anywhere, and members are such pods themselves: the first may go to any node that has the label.
+    pub(super) starts: bool,
+    /// All whom it is about are kept to one value: nothing is left to look after.
+    pub(super) settled: bool,
+}
+
+impl Near {
+    /// Whether members are to be near each other and nobody else of the gang.
+    pub(super) fn is_among_its_like(&self) -> bool {
+        self.to
+            .iter()
+            .enumerate()
+            .all(|(slot, to)| *to == (slot == self.slot))
+    }
 }
 
 impl Rules {
@@ -46,14 +74,47 @@ impl Rules {
                     rules.alone.push((a, b));
                 }
             }
-            for term in &first.together_with {
-                let own = shapes.iter().any(|second| selects(first, term, second));
-                if own && !rules.together.contains(&term.topology_key) {
-                    rules.together.push(Arc::clone(&term.topology_key));
-                }
-            }
         }
         rules
+    }
+
+    /// The next rule of nearness that is open: those that leave the least choice first.
+    pub(super) fn open(&self) -> Option<usize> {
+        let open = || (0..self.near.len()).filter(|rule| !self.near[*rule].settled);
+        open()
+            .find(|rule| self.near[*rule].is_among_its_like())
+            .or_else(|| open().next())
+    }
+
+    /// The shapes that are in one place where a rule's are and where all are that rules of the same label bind to those.
+    pub(super) fn linked(&self, rule: usize) -> Vec<bool> {
+        let Some(first) = self.near.get(rule) else {
+            return Vec::new();
+        };
+        let mut linked = first.to.clone();
+        linked[first.slot] = true;
+        let same = || self.near.iter().filter(|near| near.key == first.key);
+        while let Some(next) = same().find(|near| {
+            let any = linked[near.slot] || near.to.iter().zip(&linked).any(|(to, linked)| *to && *linked);
+            let all = linked[near.slot] && near.to.iter().zip(&linked).all(|(to, linked)| !to || *linked);
+            any && !all
+        }) {
+            linked[next.slot] = true;
+            for (linked, to) in linked.iter_mut().zip(&next.to) {
+                *linked |= to;
+            }
+        }
+        linked
+    }
+
+    /// Members of some shapes share the value of a rule's label.
+    pub(super) fn settle(&mut self, rule: usize, linked: &[bool]) {
+        let Some(key) = self.near.get(rule).map(|near| Arc::clone(&near.key)) else {
+            return;
+        };
+        for near in self.near.iter_mut().filter(|near| near.key == key) {
+            near.settled |= linked.get(near.slot).copied().unwrap_or(false);
+        }
     }
 
     /// Whether two members of a shape cannot share a node.
@@ -74,18 +135,7 @@ impl Rules {
 
 /// Whether a term of one pod selects another.
 fn selects(of: &Needs, term: &PodTerm, other: &Needs) -> bool {
-    let namespace = match &term.namespaces {
-        None => true,
-        Some(names) if names.is_empty() => of.namespace == other.namespace,
-        Some(names) => names.contains(&other.namespace),
-    };
-    namespace && labels_match(term, &other.labels)
-}
-
-fn labels_match(term: &PodTerm, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
-    term.selector
-        .iter()
-        .all(|required| required.holds(labels.get(&required.key)))
+    term.finds(&of.namespace, &other.namespace, &other.labels)
 }
 
 fn ports_clash(a: &Needs, b: &Needs) -> bool {

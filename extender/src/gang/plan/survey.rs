@@ -1,14 +1,15 @@
 //! What every node takes of a gang: how many members of each shape, by devices and by everything else, and how fast they would be there. Works per
 //! class of alike nodes where it can. Chooses nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_gang::fabric::Domain;
 use gantry_gang::protocol::{ShapeId, Wanted};
 use gantry_gang::{DomainIx, Fabric, Resources};
 
-use super::rules::Rules;
+use super::demand::Demand;
+use super::rules::{Near, Rules};
 use super::skew::Skew;
 use crate::decide;
 use crate::devices::DeviceSet;
@@ -94,16 +95,22 @@ impl<'a> Survey<'a> {
                 .collect()
         };
         let without = find(&mut wanted.without.iter().map(|node| node.as_str()));
-        let placed = find(&mut wanted.placed.iter().map(|(node, _)| node.as_str()));
+        let placed = find(&mut wanted.placed.iter().map(|sibling| sibling.node.as_str()));
         let slots = self.shapes.len();
         let mut limits = std::mem::take(&mut self.limits);
         let mut counted = Vec::with_capacity(slots);
+        let mut near = Vec::with_capacity(slots);
         for (slot, shape) in self.shapes.iter().enumerate() {
             let mut barred = match self.counting {
-                Counting::Empty => Barred::default(),
+                Counting::Empty if shape.needs.together_with.is_empty() => Barred::default(),
+                Counting::Empty => Barred {
+                    near: (self.terrain.barred)(&shape.needs).near,
+                    ..Barred::default()
+                },
                 Counting::Open | Counting::Free => (self.terrain.barred)(&shape.needs),
             };
             counted.push(std::mem::take(&mut barred.counted));
+            near.push(std::mem::take(&mut barred.near));
             for (number, standing) in (0u32..).zip(&self.terrain.snapshot.nodes) {
                 let node = NodeIx(number);
                 let class = self.terrain.snapshot.classes.get(standing.0 as usize);
@@ -149,12 +156,69 @@ impl<'a> Survey<'a> {
                 });
             }
         }
-        if let (Some(first), Counting::Open | Counting::Free) = (placed.first().copied(), self.counting) {
-            for key in self.rules.together.clone() {
-                let value = self.label(first, &key).cloned();
-                self.confine(&key, value.as_deref());
+        self.draw(wanted, near);
+    }
+
+    /// What it means that members must be near others. `outside`: by shape and term the nodes that are near others outside the gang.
+    fn draw(&mut self, wanted: &Wanted, outside: Vec<Vec<Vec<NodeIx>>>) {
+        let shapes = self.shapes.clone();
+        for ((slot, shape), outside) in shapes.iter().enumerate().zip(outside) {
+            let needs = &shape.needs;
+            let draws = |other: &Shape| needs.is_drawn_to(&other.needs.namespace, &other.needs.labels);
+            let to: Vec<bool> = shapes.iter().map(|other| draws(other)).collect();
+            // Siblings count from when they have their places.
+            let siblings = wanted.placed.iter().filter(|sibling| {
+                let shape = sibling.shape.and_then(|shape| self.terrain.shape(shape));
+                shape.is_some_and(draws)
+            });
+            let siblings: Vec<NodeIx> = siblings
+                .filter_map(|sibling| self.terrain.snapshot.find(sibling.node.as_str()))
+                .collect();
+            let mut rules: Vec<Near> = Vec::new();
+            for (number, term) in needs.together_with.iter().enumerate() {
+                let key = &term.topology_key;
+                self.keep(slot, |survey, node| survey.label(node, key).is_some());
+                let mut there: BTreeSet<NodeIx> =
+                    outside.get(number).into_iter().flatten().copied().collect();
+                let values: BTreeSet<&Arc<str>> = siblings
+                    .iter()
+                    .filter_map(|node| self.label(*node, key))
+                    .collect();
+                if !values.is_empty() {
+                    let near =
+                        |node: &NodeIx| self.label(*node, key).is_some_and(|value| values.contains(value));
+                    there.extend(self.nodes().filter(near));
+                }
+                if rules.iter().all(|rule| rule.key != *key) {
+                    rules.push(Near {
+                        slot,
+                        key: Arc::clone(key),
+                        to: to.clone(),
+                        there,
+                        starts: false,
+                        settled: false,
+                    });
+                }
+            }
+            let starts = to[slot] && rules.iter().all(|rule| rule.there.is_empty());
+            for rule in rules {
+                let others = rule.to.iter().any(|to| *to);
+                match self.counting {
+                    // Those that it must be near may be anywhere then.
+                    Counting::Empty if !others || !rule.there.is_empty() => {}
+                    // Where others are that are not of the gang, none of its own can be the first.
+                    Counting::Open | Counting::Free if !others || rule.is_among_its_like() && !starts => {
+                        self.keep(slot, |_, node| rule.there.contains(&node));
+                    }
+                    _ => self.rules.near.push(Near { starts, ..rule }),
+                }
             }
         }
+    }
+
+    /// All nodes.
+    fn nodes(&self) -> impl Iterator<Item = NodeIx> + use<> {
+        (0..u32::try_from(self.terrain.snapshot.nodes.len()).unwrap_or(u32::MAX)).map(NodeIx)
     }
 
     /// Keeps a shape off nodes that do not pass.
@@ -170,20 +234,66 @@ impl<'a> Survey<'a> {
         self.limits = limits;
     }
 
-    /// Keeps all members on the nodes where a label has a value.
-    fn confine(&mut self, key: &str, value: Option<&str>) {
-        for slot in 0..self.shapes.len() {
-            self.keep(slot, |survey, node| {
-                value.is_some() && survey.label(node, key).map(|value| &**value) == value
-            });
+    /// The nodes by the value that a rule of nearness asks for, where enough of the members can be that would share it.
+    pub(super) fn values(&self, rule: usize, demand: &Demand<'_>) -> Vec<Vec<NodeIx>> {
+        let (slots, linked, all) = (self.shapes.len(), self.rules.linked(rule), demand.all());
+        let Some(near) = self.rules.near.get(rule) else {
+            return Vec::new();
+        };
+        let mut values: BTreeMap<&Arc<str>, Vec<NodeIx>> = BTreeMap::new();
+        for node in self.nodes() {
+            let limits = &self.limits[node.0 as usize * slots..][..slots];
+            let takes = limits
+                .iter()
+                .zip(&linked)
+                .any(|(limit, linked)| *linked && *limit > 0);
+            if let Some(value) = self.label(node, &near.key).filter(|_| takes) {
+                values.entry(value).or_default().push(node);
+            }
         }
+        let tier = self.lowest_tier();
+        let enough = |nodes: &Vec<NodeIx>| {
+            let of = |slot: usize| match linked[slot] {
+                true => nodes
+                    .iter()
+                    .fold(0u32, |sum, node| {
+                        sum.saturating_add(self.takes(*node, slot, tier))
+                    })
+                    .min(all[slot]),
+                false => all[slot],
+            };
+            (0..slots).map(of).sum::<u32>() >= demand.must
+        };
+        // Of nodes that are alike one tells for all, if nobody is elsewhere.
+        let mut known = BTreeSet::new();
+        let mut differs = |nodes: &Vec<NodeIx>| match nodes[..] {
+            [node] if linked.iter().all(|linked| *linked) => {
+                let limits = &self.limits[node.0 as usize * slots..][..slots];
+                known.insert((self.terrain.snapshot.class(node).map(|class| class.0), limits))
+            }
+            _ => true,
+        };
+        values
+            .into_values()
+            .filter(|nodes| differs(nodes) && enough(nodes))
+            .collect()
     }
 
-    /// The survey with all members on the nodes where a label has a value.
-    pub(super) fn confined(&self, key: &str, value: &str) -> Self {
-        let mut confined = self.with_skews(Arc::clone(&self.skews));
-        confined.confine(key, Some(value));
-        confined
+    /// The survey with all members that would share the value that a rule of nearness asks for kept to some nodes.
+    pub(super) fn kept_to(&self, rule: usize, nodes: &[NodeIx]) -> Self {
+        let mut kept = self.with_skews(Arc::clone(&self.skews));
+        let (slots, linked) = (self.shapes.len(), self.rules.linked(rule));
+        for slot in (0..slots).filter(|slot| linked[*slot]) {
+            for limit in kept.limits.iter_mut().skip(slot).step_by(slots) {
+                *limit = 0;
+            }
+            for node in nodes {
+                let at = node.0 as usize * slots + slot;
+                kept.limits[at] = self.limits[at];
+            }
+        }
+        kept.rules.settle(rule, &linked);
+        kept
     }
 
     /// The survey with other constraints on how evenly members lie.
@@ -193,7 +303,7 @@ impl<'a> Survey<'a> {
             counting: self.counting,
             fabric: self.fabric,
             shapes: self.shapes.clone(),
-            rules: Rules::of(&self.shapes.iter().map(|shape| &*shape.needs).collect::<Vec<_>>()),
+            rules: self.rules.clone(),
             skews,
             classes: self.classes.clone(),
             limits: self.limits.clone(),
@@ -201,9 +311,9 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Whether members are bound by labels beyond the node, besides being together.
-    pub(super) fn spreads(&self) -> bool {
-        self.rules.spreads() || !self.skews.is_empty()
+    /// Whether it matters where members are to each other, beyond the node.
+    pub(super) fn relates(&self) -> bool {
+        self.rules.spreads() || !self.skews.is_empty() || self.rules.open().is_some()
     }
 
     /// Works out what the classes take that matter.

@@ -1,4 +1,5 @@
 mod even;
+mod near;
 mod oracle;
 pub(in crate::gang) mod world;
 
@@ -6,7 +7,7 @@ use gantry_gang::needs::{Operator, PodTerm, Requirement};
 use gantry_gang::protocol::ShapeId;
 use gantry_gang::{Needs, Resources, Taint, TaintEffect};
 
-use self::world::{World, gang, level, terms};
+use self::world::{World, gang, level, sibling, terms};
 use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::bridged;
@@ -237,15 +238,11 @@ fn a_replacement_goes_to_the_rack_of_its_slice() {
         terms.max = 4;
     });
     wanted.members[0].rank = Some(3);
-    wanted.placed = vec![
-        ("a".into(), Some(0)),
-        ("b".into(), Some(1)),
-        ("g".into(), Some(2)),
-    ];
+    wanted.placed = vec![sibling("a", 0), sibling("b", 1), sibling("g", 2)];
     wanted.without = ["a", "b", "g"].map(Into::into).into();
     assert_eq!(world.plan(&wanted).unwrap().places[0].node.as_str(), "h");
     wanted.members[0].rank = Some(1);
-    wanted.placed[1].1 = Some(3);
+    wanted.placed[1].rank = Some(3);
     assert_eq!(world.plan(&wanted).unwrap().places[0].node.as_str(), "c");
     wanted.without.push("c".into());
     assert!(world.plan(&wanted).is_err(), "its rack has no room");
@@ -318,7 +315,7 @@ fn what_the_pods_there_forbid_and_nodes_not_offered_are_left_out() {
     let barred = |_: &Needs| Barred {
         nodes: vec![NodeIx(2)],
         only: Some((2..5).map(NodeIx).collect()),
-        counted: Vec::new(),
+        ..Barred::default()
     };
     let placement = world
         .with_barred(&barred, |terrain| plan(terrain, &wanted))
@@ -388,12 +385,12 @@ fn replacements_and_extras_stay_near_the_others() {
     let mut world = twelve();
     let eight = world.shape(8);
     let mut wanted = gang(&[(1, eight)]);
-    wanted.placed = vec![("k".into(), Some(0))];
+    wanted.placed = vec![sibling("k", 0)];
     wanted.without = vec!["k".into()];
     terms(&mut wanted, |terms| terms.max = 8);
     assert!(world.line(&wanted).starts_with("rack r4: j["));
     let mut more = gang(&[(4, eight)]);
-    more.placed = vec![("k".into(), Some(0))];
+    more.placed = vec![sibling("k", 0)];
     more.without = vec!["k".into()];
     terms(&mut more, |terms| terms.max = 8);
     let nodes: String = world

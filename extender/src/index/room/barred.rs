@@ -1,5 +1,5 @@
-//! Which nodes the pods that are there keep a new one from, as kube-scheduler's InterPodAffinity and NodePorts plugins see it, and among how many
-//! PodTopologySpread would spread it. Pods alike are looked at once.
+//! Which nodes the pods that are there keep a new one from or draw it to, as kube-scheduler's InterPodAffinity and NodePorts plugins see it, and
+//! among how many PodTopologySpread would spread it. Pods alike are looked at once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -46,7 +46,8 @@ impl Rooms {
         }
         Barred {
             nodes: nodes.into_iter().collect(),
-            only: self.near(needs),
+            only: None,
+            near: self.near(needs),
             counted: needs
                 .spread
                 .iter()
@@ -68,46 +69,22 @@ impl Rooms {
         counted
     }
 
-    /// The nodes that are in a domain with pods it must be with, by every term; `None` if it need not be with any.
-    fn near(&self, needs: &Needs) -> Option<Vec<NodeIx>> {
+    /// For each term by which it must be with others: the nodes that are in a domain with one of those.
+    fn near(&self, needs: &Needs) -> Vec<Vec<NodeIx>> {
         let terms = &needs.together_with;
-        if terms.is_empty() {
-            return None;
-        }
-        let finds_all = |namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>| {
-            terms
-                .iter()
-                .all(|term| term.finds(&needs.namespace, namespace, labels))
-        };
-        // Only pods count that all terms find.
         let mut open = Domains::new();
-        for (kin, here) in &self.kin {
-            if finds_all(&kin.0.namespace, &kin.0.labels) {
+        for (kin, here) in self.kin.iter().filter(|_| !terms.is_empty()) {
+            if needs.is_drawn_to(&kin.0.namespace, &kin.0.labels) {
                 for term in terms {
                     self.close(&mut open, term, here);
                 }
             }
         }
-        // The first of those that want to be together may go anywhere, where the terms make domains.
-        let first = open.values().all(HashSet::is_empty) && finds_all(&needs.namespace, &needs.labels);
-        let near = |term: &PodTerm, value: &Arc<str>| {
-            first
-                || open
-                    .get(&term.topology_key)
-                    .is_some_and(|values| values.contains(value))
+        let of = |term: &PodTerm| match open.get(&term.topology_key) {
+            Some(values) => self.of_domains(&term.topology_key, values).collect(),
+            None => Vec::new(),
         };
-        let numbered = (0..).map(NodeIx).zip(&self.rooms);
-        let fitting = numbered.filter(|(_, room)| {
-            room.facts.as_ref().is_some_and(|facts| {
-                terms.iter().all(|term| {
-                    facts
-                        .labels
-                        .get(&term.topology_key)
-                        .is_some_and(|value| near(term, value))
-                })
-            })
-        });
-        Some(fitting.map(|(node, _)| node).collect())
+        terms.iter().map(of).collect()
     }
 
     /// Adds the domains that a term makes of some nodes.

@@ -295,21 +295,11 @@ impl World {
         })
     }
 
-    /// Whether a new one is near those it must be with.
-    fn is_near(&self, new: &Pod, number: usize) -> bool {
-        let Some(term) = new.together else {
-            return true;
-        };
-        let has_domain = |number: usize| {
-            let node = self.nodes.get(&number);
-            node.is_some_and(|node| node.domain(number, term.key).is_some())
-        };
-        let mut friends = self
-            .there()
-            .filter(|(node, pod)| term.finds(new.space, pod) && has_domain(*node))
-            .peekable();
-        let first = friends.peek().is_none() && term.finds(new.space, new);
-        has_domain(number) && (first || friends.any(|(node, _)| self.share(node, number, term.key)))
+    /// Whether any of those is near that a new one must be with, if it must be with any.
+    fn is_near(&self, new: &Pod, number: usize) -> Option<bool> {
+        let term = new.together?;
+        let mut friends = self.there().filter(|(_, pod)| term.finds(new.space, pod));
+        Some(friends.any(|(node, _)| self.share(node, number, term.key)))
     }
 
     /// How many of the pods among which a new one is spread are on a node.
@@ -360,7 +350,7 @@ impl World {
                 let counted = barred.counted.first();
                 let counted = counted.map(|counted| counted.get(node).copied().unwrap_or(0));
                 prop_assert_eq!(counted, self.counted(new, *number));
-                let near = barred.only.as_ref().is_none_or(|only| only.contains(node));
+                let near = barred.near.first().map(|near| near.contains(node));
                 prop_assert_eq!(
                     near,
                     self.is_near(new, *number),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName};
-use gantry_gang::protocol::{Placement, Refused, ShapeId, Wanted, WantedMember};
+use gantry_gang::protocol::{Placement, Refused, ShapeId, Sibling, Wanted, WantedMember};
 use gantry_gang::{
     Dialect, Fabric, GangKey, Level, LevelWish, Levels, Needs, NodeFacts, Repair, Resources, Terms,
 };
@@ -272,6 +272,15 @@ pub(in crate::gang) fn gang(members: &[(u32, ShapeId)]) -> Wanted {
         placed: Vec::new(),
         without: Vec::new(),
         priority: 0,
+    }
+}
+
+/// A member that has a place already.
+pub(in crate::gang) fn sibling(node: &str, rank: u32) -> Sibling {
+    Sibling {
+        node: node.into(),
+        shape: None,
+        rank: Some(rank),
     }
 }
 
