@@ -1,5 +1,6 @@
 //! PodDisruptionBudgets: how many pods of which kind may be stopped now. Whoever is preempted as a whole must be allowed as a whole, or
-//! half of a gang would be evicted for nothing; so this is known before the first eviction. Facts only.
+//! half of a gang would be evicted for nothing; so this is known before the first eviction. For a single pod kube-scheduler stops others
+//! against budgets where nothing else helps, so what it is to stop is counted. Facts only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -88,7 +89,44 @@ fn requirements(selector: &LabelSelector) -> Vec<Requirement> {
     equal.chain(expressions).collect()
 }
 
+/// What budgets allow yet while pods are chosen to be stopped, one after the other.
+#[derive(Debug, Clone)]
+pub(super) struct Allowance<'i> {
+    index: &'i Index,
+    /// Of each budget; `None` while none are known: then every pod is taken for protected.
+    left: Option<Vec<u32>>,
+}
+
+impl Allowance<'_> {
+    /// One more pod is to be stopped. Whether a budget that covers it does not allow that.
+    pub(super) fn breaks(&mut self, uid: &PodUid) -> bool {
+        let (Some(left), Some(budgets)) = (&mut self.left, &self.index.budgets) else {
+            return true;
+        };
+        let Some(kin) = self.index.kin(uid) else {
+            return false;
+        };
+        let mut breaks = false;
+        for (budget, left) in budgets.iter().zip(left) {
+            if budget.covers(&kin.namespace, &kin.labels) {
+                breaks |= *left == 0;
+                *left = left.saturating_sub(1);
+            }
+        }
+        breaks
+    }
+}
+
 impl Index {
+    /// What budgets allow now.
+    pub(super) fn allowance(&self) -> Allowance<'_> {
+        let budgets = self.budgets.as_ref();
+        Allowance {
+            index: self,
+            left: budgets.map(|all| all.iter().map(|budget| budget.allowed).collect()),
+        }
+    }
+
     /// The budgets there are; `None` while that is not known: then nobody is preempted.
     pub fn budgets_seen(&mut self, budgets: Option<Vec<Disruptions>>) {
         if self.budgets != budgets {
@@ -108,12 +146,8 @@ impl Index {
         let all = self.budgets.iter().flatten();
         let budgets = all.filter_map(|budget| {
             let covered = |uid: &PodUid| {
-                let kin = match (self.pods.get(uid), self.claiming_bystander(uid)) {
-                    (Some(pod), _) => &pod.kin,
-                    (None, Some(pod)) => &pod.kin,
-                    (None, None) => return false,
-                };
-                budget.covers(&kin.namespace, &kin.labels)
+                let kin = self.kin(uid);
+                kin.is_some_and(|kin| budget.covers(&kin.namespace, &kin.labels))
             };
             let pods = unit.pods.iter().filter(|pod| covered(&pod.uid)).count();
             (pods > 0).then(|| Budget {

@@ -420,6 +420,11 @@ impl Index {
         self.rooms.pods.get(uid)?.claiming.as_ref()
     }
 
+    /// What of a pod that is on a node, or asks for devices, concerns others.
+    pub(super) fn kin(&self, uid: &PodUid) -> Option<&Kin> {
+        self.rooms.pods.get(uid).map(|there| &*there.kin)
+    }
+
     /// Which nodes the pods that are there keep a pod with these needs from.
     pub fn barred(&self, needs: &Needs) -> Barred {
         self.rooms.barred(needs)

@@ -15,7 +15,7 @@ use crate::wire::Offer;
 
 impl Index {
     /// Of the nodes that kube-scheduler offers for a pod of a priority those that help, each with its victims: those that were named, and others
-    /// of lower priority if the devices want it. A member of a gang is helped by nobody here: gangs are preempted for as a whole. Nor is a
+    /// of lower priority if the devices want it, against as few disruption budgets as will do. A member of a gang is helped by nobody here: gangs are preempted for as a whole. Nor is a
     /// pod for which others have gone already, while their devices are not given back.
     pub fn preemptable(
         &mut self,
@@ -36,9 +36,10 @@ impl Index {
             .into_iter()
             .filter_map(|offer| self.victims_on(request, priority, offer))
             .collect();
-        // Fewest gangs broken: kube-scheduler cannot know.
-        let least = found.iter().map(|(gangs, _)| *gangs).min();
-        found.retain(|(gangs, _)| Some(*gangs) == least);
+        // Fewest budgets broken, as kube-scheduler would choose; then fewest gangs, which it cannot know.
+        let cost = |(gangs, offer): &(usize, Offer)| (offer.budgets_broken, *gangs);
+        let least = found.iter().map(cost).min();
+        found.retain(|one| Some(cost(one)) == least);
         found.into_iter().map(|(_, offer)| offer).collect()
     }
 
@@ -93,6 +94,11 @@ impl Index {
         };
         let mut victims = offer.victims.clone();
         let named = victims.len();
+        // kube-scheduler has counted those that it names.
+        let mut with_named = self.allowance();
+        for uid in &victims {
+            with_named.breaks(&PodUid::from(uid.as_str()));
+        }
         if !fits(&victims) {
             let mut others: Vec<&PodFacts> = entry
                 .pods
@@ -107,7 +113,11 @@ impl Index {
                 let gang = self.gang_of(&pod.uid).is_some();
                 (gang, pod.priority, Reverse(pod.created()), pod.uid.clone())
             });
-            for other in others {
+            // But before them all whom no budget protects, given that those before it go too.
+            let mut allowance = with_named.clone();
+            let (protected, free): (Vec<&PodFacts>, Vec<&PodFacts>) =
+                others.into_iter().partition(|pod| allowance.breaks(&pod.uid));
+            for other in free.into_iter().chain(protected) {
                 victims.push(other.uid.as_str().to_owned());
                 if fits(&victims) {
                     break;
@@ -116,7 +126,7 @@ impl Index {
             if !fits(&victims) {
                 return None;
             }
-            // Whom it does not take is let off, the most important first.
+            // Whom it does not take is let off, the protected first, then the most important.
             for at in (named..victims.len()).rev() {
                 let spared = victims.remove(at);
                 if !fits(&victims) {
@@ -124,7 +134,17 @@ impl Index {
                 }
             }
         }
-        (!victims.is_empty()).then(|| (gangs(&victims), Offer { victims, ..offer }))
+        let added = victims.iter().skip(named);
+        let broken = added
+            .filter(|uid| with_named.breaks(&PodUid::from(uid.as_str())))
+            .count();
+        let budgets_broken = offer.budgets_broken.saturating_add_unsigned(broken as u64);
+        let offer = Offer {
+            victims,
+            budgets_broken,
+            node: offer.node,
+        };
+        (!offer.victims.is_empty()).then(|| (gangs(&offer.victims), offer))
     }
 }
 
@@ -209,6 +229,82 @@ mod tests {
         );
         // Nobody of the same or a higher priority is stopped.
         assert_eq!(answer(&cluster, 4, 10, vec![offer("n", &[])]), []);
+    }
+
+    fn budget(app: &str, allowed: i32) -> crate::index::Disruptions {
+        let object = json!({
+            "metadata": {"namespace": "default", "name": app},
+            "spec": {"selector": {"matchLabels": {"app": app}}},
+            "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+        });
+        crate::index::Disruptions::read(&serde_json::from_value(object).unwrap())
+    }
+
+    /// A node of four GPUs and pods that have one each: `prot` of app `prot` and two that no budget covers.
+    fn protected(cluster: &Cluster, node: &str) {
+        cluster.add(node, &plain(4));
+        for (name, priority, gpu) in [
+            ("prot", 0, "0"),
+            ("prot-too", 0, "1"),
+            ("free", 5, "2"),
+            ("last", 6, "3"),
+        ] {
+            let mut pod = bound(pod(&format!("{name}-{node}"), 1), node, 1, Some(gpu));
+            pod["spec"]["priority"] = json!(priority);
+            if name.starts_with("prot") {
+                pod["metadata"]["labels"] = json!({"app": "prot"});
+            }
+            cluster.pod(&pod);
+        }
+    }
+
+    fn breaking(node: &str, victims: &[&str], budgets_broken: i64) -> Offer {
+        Offer {
+            budgets_broken,
+            ..offer(node, victims)
+        }
+    }
+
+    #[test]
+    fn whom_no_budget_protects_goes_first_whatever_its_priority() {
+        let cluster = Cluster::new(Options::default());
+        protected(&cluster, "n");
+        let tell = |budgets| cluster.store.update(|index| index.budgets_seen(budgets));
+        tell(Some(vec![budget("prot", 0)]));
+        let asked = |gpus| answer(&cluster, gpus, 1000, vec![offer("n", &[])]);
+        assert_eq!(asked(1), [breaking("n", &["free-n"], 0)]);
+        assert_eq!(asked(2), [breaking("n", &["free-n", "last-n"], 0)]);
+        assert_eq!(asked(3), [breaking("n", &["free-n", "last-n", "prot-n"], 1)]);
+        assert_eq!(asked(4)[0].budgets_broken, 2);
+        // As many as a budget allows are not protected by it.
+        tell(Some(vec![budget("prot", 1)]));
+        assert_eq!(asked(1), [breaking("n", &["prot-n"], 0)]);
+        assert_eq!(asked(2), [breaking("n", &["prot-n", "free-n"], 0)]);
+        assert_eq!(asked(4)[0].budgets_broken, 1);
+        // Whom kube-scheduler names counts against it before, and is counted by kube-scheduler.
+        let named = vec![offer("n", &["prot-too-n"])];
+        assert_eq!(
+            answer(&cluster, 2, 1000, named),
+            [breaking("n", &["prot-too-n", "free-n"], 0)]
+        );
+        // While no budgets are known every pod may be protected.
+        tell(None);
+        assert_eq!(asked(2), [breaking("n", &["prot-n", "prot-too-n"], 2)]);
+    }
+
+    #[test]
+    fn nodes_where_fewer_budgets_are_broken_are_offered_back_alone() {
+        let cluster = Cluster::new(Options::default());
+        protected(&cluster, "n");
+        protected(&cluster, "other");
+        cluster
+            .store
+            .update(|index| index.budgets_seen(Some(vec![budget("prot", 0)])));
+        let offers = vec![breaking("n", &["prot-n"], 1), offer("other", &[])];
+        assert_eq!(
+            answer(&cluster, 2, 1000, offers),
+            [breaking("other", &["free-other", "last-other"], 0)]
+        );
     }
 
     #[test]
