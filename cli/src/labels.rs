@@ -10,9 +10,7 @@ use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use gantry_plugin::config::{Config, Gfd, Layer, Strictness, load};
 use gantry_plugin::inventory::Hardware;
-use gantry_plugin::labels::{
-    Facts, Host, HostOptions, Identity, Labels, Place, Target, labels, write,
-};
+use gantry_plugin::labels::{Facts, Host, HostOptions, Identity, Labels, Place, Target, labels, write};
 use gantry_plugin::offer::offer;
 
 use crate::runtime::BadInput;

@@ -3,6 +3,7 @@
 
 mod json;
 mod report;
+mod seen;
 pub(crate) mod source;
 
 use std::io::{self, IsTerminal as _, Write as _};
@@ -13,16 +14,19 @@ use clap::Args;
 use gantry_topology::Machine;
 use gantry_topology::read::to_yaml;
 
+use seen::Seen;
 use source::SourceArgs;
 
 /// Options of `gantry topo`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 JSON (--json), stable fields: gpus[], nics[], matrix (GPU x GPU, link names as nvidia-smi writes them, X on the diagonal),
-bandwidth_gbs (GPU x GPU, GB/s in one direction, 0 on the diagonal), nic_matrix (GPU x NIC).
+bandwidth_gbs (GPU x GPU, GB/s in one direction, 0 on the diagonal), nic_matrix (GPU x NIC), health[] (what is wrong; null where
+the source does not tell).
 
 Examples:
   gantry topo                                  this node, through NVML
+  kubectl get gpunode NODE -o yaml | gantry topo --from -    a node of the cluster, with what its plugin says is wrong
   nvidia-smi topo -m | gantry topo --from -    what the tool printed
   gantry topo --from topo.txt --model A100 --machine-file node.yaml")]
 pub(crate) struct TopoArgs {
@@ -43,8 +47,8 @@ pub(crate) struct TopoArgs {
 /// # Errors
 /// When the machine cannot be read, or an output cannot be written.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<()> {
-    let machine = args.source.machine()?;
-    let output = output(args, &machine, Screen::of_stdout())?;
+    let seen = args.source.seen()?;
+    let output = output(args, &seen, Screen::of_stdout())?;
     match io::stdout().lock().write_all(output.as_bytes()) {
         // `gantry topo | head` is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -75,16 +79,17 @@ impl Screen {
 }
 
 /// Everything that goes to standard output; writes the machine file.
-fn output(args: &TopoArgs, machine: &Machine, screen: Screen) -> anyhow::Result<String> {
+fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String> {
+    let machine = &seen.machine;
     match &args.machine_file {
         Some(path) if path == Path::new("-") => return Ok(to_yaml(machine)?),
         Some(path) => write_machine_file(machine, path)?,
         None => {}
     }
     if args.json {
-        return json::document(machine);
+        return json::document(seen);
     }
-    Ok(report::report(machine, screen))
+    Ok(report::report(seen, screen))
 }
 
 fn write_machine_file(machine: &Machine, path: &Path) -> anyhow::Result<()> {

@@ -1,9 +1,13 @@
 //! What `gantry topo --json` prints. Scripts rely on the names and shapes of these fields: add, never rename. What is unknown is
 //! null, never left out.
 
+use std::collections::BTreeSet;
+
 use gantry_topology::bandwidth::LinkRate;
 use gantry_topology::{IdList, Link, Machine, Rates};
 use serde::Serialize;
+
+use super::seen::{Complaint, Seen};
 
 /// The whole document.
 #[derive(Debug, Serialize)]
@@ -22,6 +26,8 @@ struct Document<'a> {
     nvlinks: Vec<Bundle>,
     nvswitch: Option<Switch>,
     numa: Vec<Node<'a>>,
+    /// What is wrong with GPUs.
+    health: Option<&'a BTreeSet<Complaint>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,13 +84,14 @@ struct Node<'a> {
 }
 
 /// The document of a machine.
-pub(super) fn document(machine: &Machine) -> anyhow::Result<String> {
-    let mut text = serde_json::to_string_pretty(&of(machine))?;
+pub(super) fn document(seen: &Seen) -> anyhow::Result<String> {
+    let mut text = serde_json::to_string_pretty(&of(seen))?;
     text.push('\n');
     Ok(text)
 }
 
-fn of(machine: &Machine) -> Document<'_> {
+fn of(seen: &Seen) -> Document<'_> {
+    let machine = &seen.machine;
     let gpus = machine.gpus().len();
     let nics = machine.nics().len();
     let rates = Rates::of(machine);
@@ -94,6 +101,7 @@ fn of(machine: &Machine) -> Document<'_> {
             .collect()
     };
     Document {
+        health: seen.complaints.as_ref(),
         name: Some(machine.name()).filter(|name| *name != "machine"),
         gpus: (0..gpus).filter_map(|index| gpu(machine, index)).collect(),
         nics: machine

@@ -1,6 +1,6 @@
 //! What `gantry topo` prints for people: the picture, the matrix, and in words what NVLinks, NUMA nodes and NICs there are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use gantry_topology::bandwidth::LinkRate;
@@ -9,9 +9,11 @@ use gantry_topology::text::TopoText;
 use gantry_topology::{IdList, Machine, Nic, PathClass, Rates};
 
 use super::Screen;
+use super::seen::{Complaint, Seen};
 
 /// The whole report.
-pub(super) fn report(machine: &Machine, screen: Screen) -> String {
+pub(super) fn report(seen: &Seen, screen: Screen) -> String {
+    let machine = &seen.machine;
     let picture = Picture::of(machine).columns(screen.columns).color(screen.color);
     let mut sections = vec![String::new()];
     let mut section = |title: &str, body: String| {
@@ -24,11 +26,33 @@ pub(super) fn report(machine: &Machine, screen: Screen) -> String {
             sections.push(format!("{title}\n{body}"));
         }
     };
+    section("Health", seen.complaints.as_ref().map(health).unwrap_or_default());
     section("Links", TopoText::from(machine).aligned());
     section("NVLink", nvlink(machine));
     section("NUMA", numa(machine));
     section("NICs", nics(machine));
     format!("{picture}{}", sections.join("\n"))
+}
+
+fn health(complaints: &BTreeSet<Complaint>) -> String {
+    if complaints.is_empty() {
+        return "  nothing is known to be wrong\n".to_owned();
+    }
+    let mut text = String::new();
+    for complaint in complaints {
+        let part = complaint
+            .profile
+            .as_ref()
+            .map(|profile| format!(" {profile}"))
+            .unwrap_or_default();
+        let since = complaint
+            .since
+            .as_ref()
+            .map(|since| format!(", since {since}"))
+            .unwrap_or_default();
+        let _ = writeln!(text, "  GPU{}{part}  {}{since}", complaint.gpu, complaint.reason);
+    }
+    text
 }
 
 fn nvlink(machine: &Machine) -> String {

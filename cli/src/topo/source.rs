@@ -7,17 +7,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
+use gantry_api::GpuNode;
 use gantry_plugin::discover::{self, NvmlOptions};
 use gantry_topology::Machine;
 use gantry_topology::read::{MAX_BYTES, read_with};
 use gantry_topology::text::Hints;
 
+use super::seen::Seen;
 use crate::runtime::BadInput;
 
 /// Options that say where the machine comes from.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SourceArgs {
-    /// Read the machine from a machine file (YAML or JSON) or the output of `nvidia-smi topo -m`; - is standard input
+    /// Read the machine from a machine file (YAML or JSON), a GpuNode or the output of `nvidia-smi topo -m`; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "nvml")]
     from: Option<PathBuf>,
 
@@ -53,13 +55,22 @@ impl SourceArgs {
     /// # Errors
     /// With the file, the line and the column, as [`BadInput`]; or with what NVML says.
     pub(crate) fn machine(&self) -> anyhow::Result<Machine> {
+        Ok(self.seen()?.machine)
+    }
+
+    /// Reads the machine, and what is wrong with its GPUs if the source tells.
+    ///
+    /// # Errors
+    /// As [`SourceArgs::machine`].
+    pub(super) fn seen(&self) -> anyhow::Result<Seen> {
         match &self.from {
             Some(path) => self.read(path).map_err(|error| BadInput(error).into()),
-            None => discover::machine(&NvmlOptions {
+            None => discover::look(&NvmlOptions {
                 library: self.nvml_library.clone(),
                 proc_root: self.proc_root.clone(),
                 sys_root: self.sys_root.clone(),
             })
+            .map(Seen::from)
             .context("cannot read this node's machine; --from FILE reads a machine file or the output of nvidia-smi topo -m"),
         }
     }
@@ -69,7 +80,7 @@ impl SourceArgs {
         self.from.is_none().then_some(&self.sys_root)
     }
 
-    fn read(&self, path: &Path) -> anyhow::Result<Machine> {
+    fn read(&self, path: &Path) -> anyhow::Result<Seen> {
         let hints = Hints {
             model: self.model.clone(),
         };
@@ -83,7 +94,7 @@ impl SourceArgs {
 }
 
 /// Reads a machine from a stream; `name` is what messages call it.
-pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Result<Machine> {
+pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Result<Seen> {
     // Two bytes a character where Windows wrote the file; one more byte tells that there are too many.
     let limit = 2 * u64::try_from(MAX_BYTES).unwrap_or(u64::MAX / 4) + 4;
     let mut bytes = Vec::new();
@@ -92,7 +103,19 @@ pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Resu
         .read_to_end(&mut bytes)
         .with_context(|| format!("cannot read {name}"))?;
     let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
-    read_with(&text, hints).with_context(|| name.to_owned())
+    if is_gpu_node(&text) {
+        let node: GpuNode = serde_saphyr::from_str(&text).with_context(|| format!("{name}: no GpuNode"))?;
+        return Ok(node.into());
+    }
+    let machine = read_with(&text, hints).with_context(|| name.to_owned())?;
+    Ok(machine.into())
+}
+
+/// Whether a text is what `kubectl get gpunode NODE -o yaml` or `-o json` prints. A machine file has no `kind`.
+fn is_gpu_node(text: &str) -> bool {
+    text.lines()
+        .map(|line| line.trim().trim_end_matches(','))
+        .any(|line| line == "kind: GpuNode" || line.replace(' ', "") == r#""kind":"GpuNode""#)
 }
 
 /// The text of a file: UTF-8, or UTF-16 with the mark that Windows' shell writes in front.

@@ -24,7 +24,7 @@ fn fixture(name: &str) -> String {
 
 fn topo(arguments: &[&str]) -> anyhow::Result<String> {
     let args = Alone::try_parse_from(["topo"].iter().chain(arguments))?.topo;
-    output(&args, &args.source.machine()?, PLAIN)
+    output(&args, &args.source.seen()?, PLAIN)
 }
 
 #[test]
@@ -133,10 +133,14 @@ fn a_file_that_windows_wrote_is_read() {
         .chain(text.encode_utf16())
         .flat_map(u16::to_be_bytes)
         .collect();
-    let utf8 = source::parse(text.as_bytes(), "text", &Hints::default()).unwrap();
+    let utf8 = source::parse(text.as_bytes(), "text", &Hints::default())
+        .unwrap()
+        .machine;
     for bytes in [little, big] {
         assert_eq!(
-            source::parse(bytes.as_slice(), "text", &Hints::default()).unwrap(),
+            source::parse(bytes.as_slice(), "text", &Hints::default())
+                .unwrap()
+                .machine,
             utf8
         );
     }
@@ -177,4 +181,63 @@ fn without_nvml_the_message_tells_the_way_out() {
         .unwrap_err()
         .to_string();
     assert!(message.contains("--from FILE"), "{message}");
+}
+
+#[test]
+fn a_node_of_the_cluster_is_shown_with_what_its_plugin_says_is_wrong() {
+    let machine: serde_json::Value = serde_json::to_value(
+        source::parse(
+            std::fs::read(fixture("dgx-a100-8gpu-10nic")).unwrap().as_slice(),
+            "fixture",
+            &Hints::default(),
+        )
+        .unwrap()
+        .machine,
+    )
+    .unwrap();
+    let mut machine = machine;
+    machine["gpus"][3]["uuid"] = "GPU-3".into();
+    let device = |gpu: u8, slice: serde_json::Value, sick: Option<&str>| {
+        serde_json::json!({
+            "id": format!("GPU-{gpu}"), "resource": "nvidia.com/gpu", "gpu": gpu, "slice": slice,
+            "healthy": sick.is_none(), "reason": sick,
+        })
+    };
+    let none = serde_json::Value::Null;
+    let off = "Xid 79: GPU has fallen off the bus";
+    let node = serde_json::json!({
+        "apiVersion": "gantry.dev/v1alpha1",
+        "kind": "GpuNode",
+        "metadata": {"name": "node-1"},
+        "spec": {"machine": machine},
+        "status": {
+            "devices": [
+                device(0, none.clone(), None),
+                device(3, none, Some(off)),
+                device(5, serde_json::json!({"profile": "1g.10gb", "start": 0, "size": 1}), Some("Xid 94")),
+            ],
+            "faults": [{
+                "gpu": "GPU-3", "xid": 79, "class": "RESET", "reason": off, "since": "2026-11-20T10:00:00Z", "bootId": "b", "evidence": {}
+            }],
+        },
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node.json");
+    let path = path.to_str().unwrap();
+    std::fs::write(path, serde_json::to_string_pretty(&node).unwrap()).unwrap();
+    let text = topo(&["--from", path]).unwrap();
+    let health = text
+        .split("Health\n")
+        .nth(1)
+        .unwrap()
+        .split("\n\n")
+        .next()
+        .unwrap();
+    insta::assert_snapshot!(health, @r"
+      GPU3  Xid 79: GPU has fallen off the bus, since 2026-11-20T10:00:00Z
+      GPU5 1g.10gb  Xid 94
+    ");
+    let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
+    assert_eq!(json["health"].as_array().unwrap().len(), 2);
+    assert_eq!(json["health"][0]["reason"], off);
 }

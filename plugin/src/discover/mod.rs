@@ -121,23 +121,35 @@ impl DiscoverError {
     }
 }
 
-/// Loads NVML, reads the machine and unloads NVML. Warnings go to the log, and so does what GPUs say is wrong with them: Xids of
-/// the past NVML does not tell.
+/// A machine as somebody sees it who looks once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sight {
+    /// The machine.
+    pub machine: Machine,
+    /// What GPUs say is wrong with them, by index. Xids of the past NVML does not tell.
+    pub complaints: Vec<(u8, String)>,
+}
+
+/// Loads NVML, looks at the machine and unloads NVML. Warnings go to the log.
 ///
 /// # Errors
 /// When NVML cannot be loaded, finds no GPU, or contradicts itself.
-pub fn machine(options: &NvmlOptions) -> Result<Machine, DiscoverError> {
+pub fn look(options: &NvmlOptions) -> Result<Sight, DiscoverError> {
     let nvml = Nvml::load(&options.library)?;
     let found = read(&nvml, options)?;
     for warning in &found.warnings {
         tracing::warn!("{warning}");
     }
-    for (gpu, vitals) in &found.vitals {
-        for (_, reason) in vitals.complaints(&HealthChecks::default()) {
-            tracing::warn!("GPU {gpu} is unhealthy: {reason}");
-        }
-    }
-    Ok(found.machine)
+    let lost = found.unreachable.iter();
+    let lost = lost.map(|(gpu, error)| (*gpu, format!("GPU lost: {error}")));
+    let told = found.vitals.iter().flat_map(|(gpu, vitals)| {
+        let complaints = vitals.complaints(&HealthChecks::default());
+        complaints.into_iter().map(|(_, reason)| (*gpu, reason))
+    });
+    Ok(Sight {
+        complaints: lost.chain(told).collect(),
+        machine: found.machine,
+    })
 }
 
 /// Reads the machine through an NVML that is loaded already.

@@ -1,0 +1,87 @@
+//! A machine with what is wrong with its GPUs, as far as the source tells. Values; where they come from is the source's.
+
+use std::collections::BTreeSet;
+
+use gantry_api::{DeviceStatus, GpuNode};
+use gantry_topology::Machine;
+use serde::Serialize;
+
+/// What a source shows.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) machine: Machine,
+    /// What is wrong, by GPU; `None` where the source says nothing of it.
+    pub(super) complaints: Option<BTreeSet<Complaint>>,
+}
+
+/// Something that is wrong with a GPU or a MIG device of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct Complaint {
+    /// Index of the GPU.
+    pub(super) gpu: u8,
+    /// Profile of the MIG device that it is about; `None`: the whole GPU.
+    pub(super) profile: Option<String>,
+    /// In words.
+    pub(super) reason: String,
+    /// Since when, if that is known.
+    pub(super) since: Option<String>,
+}
+
+impl From<Machine> for Seen {
+    fn from(machine: Machine) -> Self {
+        Self {
+            machine,
+            complaints: None,
+        }
+    }
+}
+
+/// What a node's plugin says, quarantines of earlier runs included.
+impl From<GpuNode> for Seen {
+    fn from(node: GpuNode) -> Self {
+        let status = node.status.unwrap_or_default();
+        let machine = node.spec.machine;
+        let since = |device: &DeviceStatus, reason: &str| {
+            let uuid = machine
+                .gpus()
+                .iter()
+                .find(|gpu| gpu.index == device.gpu)?
+                .uuid
+                .as_ref()?;
+            let of_gpu = |fault: &&gantry_api::GpuFault| fault.gpu == uuid.as_str() && fault.reason == reason;
+            Some(status.faults.iter().find(of_gpu)?.since.0.to_string())
+        };
+        let complaint = |device: &DeviceStatus| {
+            let reason = device.health.reason.clone();
+            let reason = reason.unwrap_or_else(|| "unhealthy, for a reason that is not told".to_owned());
+            Complaint {
+                gpu: device.gpu,
+                profile: device.slice.as_ref().map(|slice| slice.profile.clone()),
+                since: since(device, &reason),
+                reason,
+            }
+        };
+        let sick = status.devices.iter().filter(|device| !device.health.healthy);
+        let complaints = sick.map(complaint).collect();
+        Self {
+            machine,
+            complaints: Some(complaints),
+        }
+    }
+}
+
+/// What NVML shows now.
+impl From<gantry_plugin::discover::Sight> for Seen {
+    fn from(sight: gantry_plugin::discover::Sight) -> Self {
+        let complaint = |(gpu, reason)| Complaint {
+            gpu,
+            profile: None,
+            reason,
+            since: None,
+        };
+        Self {
+            machine: sight.machine,
+            complaints: Some(sight.complaints.into_iter().map(complaint).collect()),
+        }
+    }
+}
