@@ -50,6 +50,9 @@ pub enum Failure {
         /// The time limit.
         seconds: u64,
     },
+    /// All came, and the decision could not be written.
+    #[error("{0}; this one has its place, and is bound as soon as it is")]
+    Undecided(Arc<str>),
     /// The pod is another one by now, or none.
     #[error("pod {0} is gone")]
     Gone(String),
@@ -70,6 +73,7 @@ impl Failure {
         match self {
             Self::Refused(_) => "refused",
             Self::Alone { .. } => "alone",
+            Self::Undecided(_) => "undecided",
             Self::Gone(_) => "gone",
             Self::BoundByOther(_) => "bound_by_other",
             Self::Rejected(_) => "rejected",

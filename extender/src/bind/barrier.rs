@@ -55,6 +55,9 @@ impl Binder {
     }
 
     pub(super) fn alone(&self, gang: &GangKey) -> Failure {
+        if let Some(text) = self.store.read(|index| index.deciding(gang)) {
+            return Failure::Undecided(text);
+        }
         Failure::Alone {
             gang: gang.to_string(),
             seconds: self.timeout.as_secs(),

@@ -2,6 +2,7 @@
 //! nobody knows whether it happened is never taken for one that did not.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gantry_api::{DecidedSlot, Decision, PodUid, SlotDevices};
 
@@ -37,6 +38,7 @@ impl Gang {
             decision,
             expects: Expects::Outcome,
             doubt: false,
+            refused: None,
         });
     }
 
@@ -88,7 +90,7 @@ impl Gang {
     }
 
     /// The write has ended.
-    pub(super) fn committed(&mut self, id: &str, result: Result<(), CommitFailure>) {
+    pub(super) fn committed(&mut self, env: &Env<'_>, id: &str, result: Result<(), CommitFailure>) {
         let State::Committing(committing) = &mut self.state else {
             return;
         };
@@ -97,10 +99,26 @@ impl Gang {
         }
         match result {
             Ok(()) => self.decide(),
+            // Nothing of it stands, and nothing of it is on its way: its places are of use to others until it is tried again.
+            Err(CommitFailure::Refused(words)) if !committing.doubt => {
+                self.strike(env, format!("its decision cannot be written: {words}").into());
+            }
             Err(failure) => {
                 committing.expects = Expects::Object;
                 committing.doubt |= failure == CommitFailure::Unknown;
+                committing.refused = match failure {
+                    CommitFailure::Refused(words) => Some(words),
+                    CommitFailure::Conflict | CommitFailure::Unknown => None,
+                };
             }
+        }
+    }
+
+    /// What the API server says that refuses the decision, though it may stand already.
+    pub(super) fn commit_refused(&self) -> Option<&Arc<str>> {
+        match &self.state {
+            State::Committing(committing) => committing.refused.as_ref(),
+            _ => None,
         }
     }
 

@@ -116,6 +116,8 @@ pub(super) struct Committing {
     pub(super) expects: Expects,
     /// A write of it may still come to be, though nobody answered.
     pub(super) doubt: bool,
+    /// What the API server said when it refused it last.
+    pub(super) refused: Option<Arc<str>>,
 }
 
 /// What a commit waits for.

@@ -380,7 +380,7 @@ impl Gangs {
 
     /// How the writing of a decision has ended.
     pub fn committed(&mut self, now: Now, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
-        self.of_gang(now, gang, |gang, _| gang.committed(decision, result));
+        self.of_gang(now, gang, |gang, env| gang.committed(env, decision, result));
     }
 
     /// How the binding of a member has ended.

@@ -112,7 +112,13 @@ impl Gang {
                 let reason = if coming { "has its places" } else { "is on its way" };
                 Words::new(reason, message)
             }
-            GangPhase::Committing => Words::new("is being decided", "the decision is being written"),
+            GangPhase::Committing => match self.commit_refused() {
+                None => Words::new("is being decided", "the decision is being written"),
+                Some(words) => Words::new(
+                    format!("cannot be decided: {words}"),
+                    "the decision is written again: an earlier write of it may have come through",
+                ),
+            },
             GangPhase::Binding => Words::new(
                 "is being bound",
                 format!("{} of {min} bound", count.settled().min(min)),

@@ -310,8 +310,10 @@ pub struct Object {
 }
 
 /// Why a decision was not written, as far as that is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitFailure {
+    /// It may not be written, or cannot be as it is: nothing was done. In the API server's words.
+    Refused(Arc<str>),
     /// The object was written by somebody else meanwhile; ours was refused. Read it and say what it shows ([`super::Gangs::object_seen`]).
     Conflict,
     /// Nobody knows. Read it and say what it shows.

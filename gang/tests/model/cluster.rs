@@ -27,6 +27,8 @@ pub(crate) struct Faults {
     /// A request or its answer is lost, or its sender waits no longer, while it is under way still. (Late they all are: anything may happen
     /// between a request's sending and its execution.)
     pub(crate) lost: u8,
+    /// A decision is refused: it may not be written, or cannot be as it is.
+    pub(crate) refused: u8,
     /// Somebody else writes a gang object.
     pub(crate) foreign_writes: u8,
     /// A pod is deleted and made anew under its name.

@@ -32,6 +32,7 @@ pub(crate) enum Event {
     LoseAnswer(Request),
     LoseRequest(Request),
     StopWaiting(Request),
+    Refuse(Request),
     Crash(u8),
     TakeLease(u8),
     RestartScheduler,
@@ -47,6 +48,7 @@ impl Event {
             Self::LoseAnswer(_)
                 | Self::LoseRequest(_)
                 | Self::StopWaiting(_)
+                | Self::Refuse(_)
                 | Self::Crash(_)
                 | Self::TakeLease(_)
                 | Self::RestartScheduler
@@ -107,6 +109,9 @@ impl Cluster {
                 events.push(Event::LoseRequest(*request));
                 events.push(Event::StopWaiting(*request));
             }
+            if self.left.refused > 0 && matches!(request, Request::Decide { .. }) {
+                events.push(Event::Refuse(*request));
+            }
         }
         if self.left.scheduler_restarts > 0 {
             events.push(Event::RestartScheduler);
@@ -135,6 +140,11 @@ impl Cluster {
             Event::StopWaiting(request) => {
                 next.left.lost -= 1;
                 next.unanswered(request);
+            }
+            Event::Refuse(request) => {
+                next.left.refused -= 1;
+                next.requests.retain(|known| *known != request);
+                next.refused(request);
             }
             Event::Finish(gang) => {
                 for member in 0..MEMBERS {

@@ -383,6 +383,27 @@ impl Cluster {
         }
     }
 
+    /// A decision is refused. The first of a gang gives its places back; a later one, of which some may be bound, is looked after.
+    pub(crate) fn refused(&mut self, request: Request) {
+        let Request::Decide { gang, newest, .. } = request else {
+            return;
+        };
+        let first = self.objects[usize::from(gang)].decision.is_none();
+        if !first {
+            self.unanswered(request);
+            return;
+        }
+        let Some(mind) = self.writer(request) else {
+            return;
+        };
+        *mind = Mind::Waiting { newest };
+        let of_term = |extender: &&Extender| matches!((extender, request), (Extender::Leader { term, .. }, Request::Decide { term: sent, .. }) if *term == sent);
+        let at = self.extenders.iter().position(|extender| of_term(&extender));
+        if let Some(at) = at.and_then(|at| u8::try_from(at).ok()) {
+            self.hang_up(at, Some(gang));
+        }
+    }
+
     /// A request was lost, or its answer.
     pub(crate) fn unanswered(&mut self, request: Request) {
         if let Request::Decide { slots, .. } = request

@@ -74,6 +74,32 @@ fn lists() -> Vec<(&'static str, Faults)> {
             },
         ),
         (
+            "decision refused, leader change",
+            Faults {
+                refused: 1,
+                leader_changes: 1,
+                ..none
+            },
+        ),
+        (
+            "decision refused, crash, pod deleted",
+            Faults {
+                refused: 1,
+                crashes: 1,
+                deletions: 1,
+                ..none
+            },
+        ),
+        (
+            "decision refused, lost request or answer, foreign write",
+            Faults {
+                refused: 1,
+                lost: 1,
+                foreign_writes: 1,
+                ..none
+            },
+        ),
+        (
             "pod deleted, crash",
             Faults {
                 deletions: 1,
@@ -84,12 +110,13 @@ fn lists() -> Vec<(&'static str, Faults)> {
     ]
 }
 
-/// Everything that may fail, once. Takes a while: `cargo test -p gantry-gang --test model --release -- --ignored`.
+/// Everything that may fail, once, but for a refusal. Takes a while: `cargo test -p gantry-gang --test model --release -- --ignored`.
 const ALL: Faults = Faults {
     crashes: 1,
     leader_changes: 1,
     scheduler_restarts: 1,
     lost: 1,
+    refused: 0,
     foreign_writes: 1,
     deletions: 1,
 };

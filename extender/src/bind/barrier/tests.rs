@@ -300,3 +300,17 @@ async fn hundreds_of_members_wait_at_once_and_all_are_bound() {
     let all: BTreeSet<&String> = granted.iter().flatten().collect();
     assert_eq!(all.len(), MEMBERS as usize);
 }
+
+#[tokio::test]
+async fn who_waits_for_the_decision_is_not_told_that_members_did_not_come() {
+    let (cluster, binder, _api) = setup(Duration::from_millis(300));
+    let calls: Vec<_> = (0..4).map(|number| bind(&binder, number)).collect();
+    for call in calls {
+        let said = call.await.unwrap().unwrap_err();
+        assert_eq!(
+            said,
+            "gang default/a is being decided; this one has its place, and is bound as soon as it is"
+        );
+    }
+    drop(cluster);
+}

@@ -27,7 +27,7 @@ pub(super) enum Failure {
     Unknown(String),
 }
 
-/// Makes the object; what is there of the name is taken as it is.
+/// Makes the object; what is there of the name is taken as it is. What cannot be made anywhere is refused, not missing.
 pub(super) async fn create(client: &Client, name: &Name) -> Result<Object, Failure> {
     let body = json!({
         "apiVersion": api_version(), "kind": "Gang",
@@ -36,6 +36,13 @@ pub(super) async fn create(client: &Client, name: &Name) -> Result<Object, Failu
     });
     match send(client, Method::POST, &folder(name), Some(&body)).await {
         Err(Failure::Conflict) => read(client, name).await,
+        Err(Failure::Missing) => {
+            let words = format!(
+                "the API server has no namespace {}, or no Gangs; apply manifests/crds.yaml",
+                name.namespace
+            );
+            Err(Failure::Refused(words))
+        }
         made => made,
     }
 }

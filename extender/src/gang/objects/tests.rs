@@ -35,6 +35,8 @@ enum Odd {
     Overtaken,
     /// What it does not know is left out.
     Pruned,
+    /// It is not done: it may not be, or cannot be as it is.
+    Refused(u16),
 }
 
 impl Api {
@@ -76,8 +78,10 @@ impl Api {
                     let mut ends = self.ends.lock().unwrap();
                     (!ends.is_empty()).then(|| ends.remove(0))
                 };
-                if odd == Some(Odd::Broken) {
-                    return refused(500);
+                match odd {
+                    Some(Odd::Broken) => return refused(500),
+                    Some(Odd::Refused(code)) => return refused(code),
+                    _ => {}
                 }
                 if odd == Some(Odd::Overtaken) {
                     known["metadata"]["resourceVersion"] = self.next().into();
@@ -196,6 +200,10 @@ async fn a_decision_counts_as_written_only_if_the_api_server_shows_it() {
         (Odd::DoneAndBroken, Failure::Unknown("no".into())),
         (Odd::Broken, Failure::Unknown("no".into())),
         (Odd::Overtaken, Failure::Conflict),
+        (Odd::Refused(400), Failure::Refused("no".into())),
+        (Odd::Refused(403), Failure::Refused("no".into())),
+        (Odd::Refused(422), Failure::Refused("no".into())),
+        (Odd::Refused(429), Failure::Unknown("no".into())),
     ] {
         let known = requests::create(&client, &name()).await.unwrap();
         api.ends.lock().unwrap().push(odd);
@@ -333,4 +341,59 @@ async fn a_status_that_meets_another_version_is_written_after_a_look() {
     stage.until(|gang| gang["status"]["members"] == 1).await;
     stage.shutdown.cancel();
     stage.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
+    let stage = Stage::start();
+    stage.cluster.add("n", &crate::fixtures::bridged());
+    stage.cluster.pod(&member("a", 1));
+    stage.until(|gang| gang["status"]["members"] == 1).await;
+    stage.cluster.wait(2);
+    stage.until(|gang| gang["status"]["phase"] == "Planned").await;
+    stage.api.ends.lock().unwrap().push(Odd::Refused(422));
+    let target = crate::index::Target {
+        namespace: "ml".into(),
+        ..crate::fixtures::target("a", "n")
+    };
+    stage
+        .cluster
+        .store
+        .update(|index| index.admit(&target, None))
+        .unwrap();
+    let gang = stage.until(|gang| gang["status"]["strikes"] == 1).await;
+    assert_eq!(gang["status"]["phase"], "Backoff");
+    assert_eq!(
+        gang["status"]["reason"],
+        "is tried again soon: its decision cannot be written: no"
+    );
+    assert_eq!(gang["status"]["decision"], Value::Null);
+    // What was wrong is mended: it goes through.
+    stage.cluster.wait(3);
+    stage
+        .cluster
+        .store
+        .update(|index| index.admit(&target, None))
+        .unwrap();
+    stage
+        .until(|gang| gang["status"]["decision"]["id"].is_string())
+        .await;
+    stage.shutdown.cancel();
+    stage.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn where_gangs_cannot_be_made_a_decision_is_refused() {
+    let (service, mut requests) = mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        while let Some((_, send)) = requests.next_request().await {
+            let body = Body::from(refused(404).1.to_string().into_bytes());
+            send.send_response(Response::builder().status(404).body(body).unwrap());
+        }
+    });
+    let made = requests::create(&Client::new(service, "default"), &name()).await;
+    assert!(
+        matches!(&made, Err(Failure::Refused(why)) if why.contains("manifests/crds.yaml")),
+        "{made:?}"
+    );
 }

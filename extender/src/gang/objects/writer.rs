@@ -239,11 +239,13 @@ impl Writer {
                 let told = match &result {
                     Ok(_) => Ok(()),
                     Err(Failure::Unknown(_)) => Err(CommitFailure::Unknown),
-                    Err(_) => Err(CommitFailure::Conflict),
+                    Err(Failure::Refused(words)) => Err(CommitFailure::Refused(words.as_str().into())),
+                    Err(Failure::Conflict | Failure::Missing) => Err(CommitFailure::Conflict),
                 };
                 lane.decided(&decision);
-                lane.read = failed;
-                lane.doubt = failed.then(|| decision.id.clone());
+                // After a refusal the object is as it was: a read, which may be refused too, must not hold up the next try.
+                lane.read = matches!(&told, Err(CommitFailure::Conflict | CommitFailure::Unknown));
+                lane.doubt = lane.read.then(|| decision.id.clone());
                 lane.pause(failed, now);
                 let id = &decision.id;
                 self.store.update(|index| index.committed(&gang, id, told));

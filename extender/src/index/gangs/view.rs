@@ -121,6 +121,12 @@ impl Index {
         self.gangs.core.gang_of(pod)
     }
 
+    /// What the members of a gang are told whose decision is being written.
+    pub fn deciding(&self, gang: &GangKey) -> Option<Arc<str>> {
+        let view = self.gangs.core.view(gang)?;
+        (view.phase() == GangPhase::Committing).then(|| Arc::clone(view.text()))
+    }
+
     /// Whether there is such a gang.
     pub fn knows_gang(&self, gang: &GangKey) -> bool {
         self.gangs.core.view(gang).is_some()

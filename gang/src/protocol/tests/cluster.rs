@@ -49,6 +49,7 @@ pub(super) enum Op {
 pub(super) enum Write {
     Done,
     Conflict,
+    Refused,
     /// Nobody answers; the write may still come.
     Unknown,
 }
@@ -470,6 +471,7 @@ impl Cluster {
                 }
                 Err(CommitFailure::Conflict)
             }
+            Write::Refused => Err(CommitFailure::Refused("gangs is forbidden".into())),
             Write::Unknown => {
                 self.in_flight.push((gang.clone(), decision.clone(), version));
                 Err(CommitFailure::Unknown)

@@ -114,6 +114,52 @@ fn a_decision_that_certainly_was_not_written_is_dropped_when_members_have_withdr
 }
 
 #[test]
+fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
+    let (mut world, decision) = committing();
+    world.reserved();
+    let why = CommitFailure::Refused("Gang \"a..b\" is invalid".into());
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(why));
+    assert_eq!(world.reserved(), [""; 0], "others may have its devices");
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    let said = "gang default/a is tried again soon: its decision cannot be written: Gang \"a..b\" is invalid";
+    assert_eq!(world.text("a"), said);
+    assert_eq!(world.arrive("a0", "n0"), Arrival::Refuse(said.into()));
+    assert_eq!(world.status("a").strikes, 1);
+    world.pass(3);
+    world.plan();
+    world.come_all("a", 2);
+    assert_ne!(world.write().id, decision.id);
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+}
+
+#[test]
+fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Unknown));
+    world.show("a", shows_none());
+    assert_eq!(world.commit().1, decision);
+    let why = CommitFailure::Refused("gangs is forbidden".into());
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(why));
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a cannot be decided: gangs is forbidden"
+    );
+    world.show("a", shows(&decision));
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Binding,
+        "the first write has come through"
+    );
+}
+
+#[test]
 fn a_decision_of_which_nobody_knows_is_written_again_whatever_happens() {
     let (mut world, decision) = committing();
     world.gangs.withdraw(world.now(), &uid("a0"));

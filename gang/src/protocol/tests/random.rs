@@ -22,7 +22,8 @@ fn op() -> impl Strategy<Value = Op> {
         14 => pod.clone().prop_map(Op::Bind),
         1 => pod.clone().prop_map(Op::Withdraw),
         2 => pod.clone().prop_map(Op::GiveUp),
-        5 => prop_oneof![6 => Just(Write::Done), 1 => Just(Write::Conflict), 1 => Just(Write::Unknown)]
+        5 => prop_oneof![6 => Just(Write::Done), 1 => Just(Write::Conflict), 1 => Just(Write::Refused),
+            1 => Just(Write::Unknown)]
             .prop_map(Op::Commit),
         1 => (0..4_usize).prop_map(Op::Land),
         2 => (0..3_usize).prop_map(Op::Read),
