@@ -2,13 +2,14 @@
 //! function makes them as in the daemon.
 
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
-use gantry_plugin::config::{Config, Gfd, Layer, Strictness, load};
+use gantry_plugin::config::source::{self, Source};
+use gantry_plugin::config::{Config, Gfd, GfdOverrides, Leniency};
 use gantry_plugin::inventory::Hardware;
 use gantry_plugin::labels::{Facts, Host, HostOptions, Identity, Labels, Place, Target, labels, write};
 use gantry_plugin::offer::offer;
@@ -20,11 +21,12 @@ use crate::topo::source::SourceArgs;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Printed are lines key=value, sorted, as in a features file of node-feature-discovery. Health is not told: who looks once has not
-watched it.
+watched it. The settings of gpu-feature-discovery are read as there; it labels once, as with --oneshot.
 
 Examples:
   gantry labels                                       of this node, through NVML
   gantry labels --from machine.yaml --no-timestamp    of a machine file
+  gantry labels --to gfd                              where gpu-feature-discovery writes
   gantry labels --mig-strategy mixed --to node --node-name node-1 --kubeconfig ~/.kube/config
 
 Exit codes: 0 done, 1 failed, 2 bad input.")]
@@ -32,35 +34,17 @@ pub(crate) struct LabelsArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Config file in the format of NVIDIA's k8s-device-plugin; the daemon's [env: GFD_CONFIG_FILE too]
-    #[arg(long, env = "CONFIG_FILE", value_name = "FILE")]
+    /// Config file in the format of NVIDIA's k8s-device-plugin; the daemon's [env: CONFIG_FILE too]
+    #[arg(long, env = "GFD_CONFIG_FILE", value_name = "FILE")]
     config_file: Option<PathBuf>,
 
-    /// How MIG devices are advertised: none, single or mixed [default: the config file's, or none]
-    #[arg(long, env = "MIG_STRATEGY", value_name = "STRATEGY")]
-    mig_strategy: Option<String>,
-
-    /// Leave out nvidia.com/gfd.timestamp, which tells when the labels were made
-    #[arg(long, env = "GFD_NO_TIMESTAMP")]
-    no_timestamp: bool,
-
-    /// File that names the machine's type [default: the config file's, or /sys/class/dmi/id/product_name]
-    #[arg(long, env = "GFD_MACHINE_TYPE_FILE", value_name = "FILE")]
-    machine_type_file: Option<PathBuf>,
+    /// What an unknown key of it means.
+    #[command(flatten)]
+    leniency: Leniency,
 
     /// Write the labels instead of printing them
     #[arg(long, value_name = "WHERE")]
     to: Option<To>,
-
-    /// The file of --to=file [default: the config file's, or node-feature-discovery's features.d/gfd]
-    #[arg(
-        long,
-        short,
-        visible_alias = "output",
-        env = "GFD_OUTPUT_FILE",
-        value_name = "FILE"
-    )]
-    output_file: Option<PathBuf>,
 
     /// Name of the node whose labels they are, for --to=node-feature and --to=node
     #[arg(long, env = "NODE_NAME")]
@@ -77,6 +61,10 @@ pub(crate) struct LabelsArgs {
     /// Kubeconfig file; without it the pod's service account is used
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+
+    /// The settings of gpu-feature-discovery.
+    #[command(flatten)]
+    settings: GfdOverrides,
 }
 
 /// Where labels are written.
@@ -113,13 +101,7 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
     let labels = made(&args, &config)?;
     match args.to.and_then(|to| to.place(&config.gfd)) {
         None => print(&labels),
-        Some(Place::File) => {
-            let path = args.output_file.as_deref().or(config.gfd.output_file.as_deref());
-            Ok(write::file::write(
-                &labels,
-                path.filter(|path| *path != Path::new("")),
-            )?)
-        }
+        Some(Place::File) => Ok(write::file::write(&labels, config.gfd.output_file.as_deref())?),
         Some(Place::NodeFeature) => {
             let identity = identity(&args)?;
             let client = write::connect(args.kubeconfig.as_deref()).await?;
@@ -133,27 +115,20 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The config file with the options laid over it.
+/// The config file with variables and options laid over it, as the daemon reads it.
 fn config(args: &LabelsArgs) -> anyhow::Result<Config> {
-    // The variable of NVIDIA's gpu-feature-discovery; clap knows one per option.
-    let other = || std::env::var_os("GFD_CONFIG_FILE").filter(|path| !path.is_empty());
-    let file = args.config_file.clone().or_else(|| other().map(PathBuf::from));
-    let (name, text) = match &file {
-        Some(path) => {
-            let name = path.display().to_string();
-            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
-            (name, text)
-        }
-        None => ("the options".to_owned(), String::new()),
+    // The plugin's variable; clap knows one per option.
+    let other = || std::env::var_os("CONFIG_FILE").map(PathBuf::from);
+    let file = args.config_file.clone().or_else(other);
+    let source = Source {
+        place: file
+            .filter(|path| !path.as_os_str().is_empty())
+            .map_or(source::Place::Flags, source::Place::File),
+        layers: args.settings.layers().to_vec(),
+        strictness: args.leniency.strictness(),
+        gpu_resource: None,
     };
-    let strategy = args.mig_strategy.as_deref().map(|strategy| Layer {
-        key: "flags.migStrategy",
-        origin: "--mig-strategy".to_owned(),
-        value: strategy.into(),
-    });
-    let layers: Vec<Layer> = strategy.into_iter().collect();
-    let loaded =
-        load(&name, &text, &layers, Strictness::default()).map_err(|problems| anyhow!("{problems}"))?;
+    let loaded = source.now()?;
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
@@ -164,23 +139,18 @@ fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
     let machine = Arc::new(args.source.machine()?);
     // What a machine file tells is not of this host.
     let host = args.source.sys_root().map(|sys_root| {
-        let file = args
-            .machine_type_file
-            .as_ref()
-            .unwrap_or(&config.gfd.machine_type_file);
         Host::read(&HostOptions {
-            machine_type_file: file.clone(),
+            machine_type_file: config.gfd.machine_type_file.clone(),
             sys_root: sys_root.to_owned(),
         })
     });
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let timestamped = !(args.no_timestamp || config.gfd.no_timestamp);
     Ok(labels(&Facts {
         inventory: &offer(&Hardware::of(machine), config),
         config,
         host: &host.unwrap_or_default(),
         watched: false,
-        timestamp: timestamped.then(|| i64::try_from(now.as_secs()).unwrap_or(i64::MAX)),
+        timestamp: (!config.gfd.no_timestamp).then(|| i64::try_from(now.as_secs()).unwrap_or(i64::MAX)),
     }))
 }
 

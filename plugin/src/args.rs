@@ -177,7 +177,7 @@ impl Args {
         Source {
             place,
             layers: self.overrides.layers().to_vec(),
-            strictness: self.config.strictness(),
+            strictness: self.config.leniency.strictness(),
             gpu_resource: self.resource_name.clone(),
         }
     }
@@ -310,7 +310,7 @@ mod tests {
     fn leniency_is_switched_as_every_other_boolean() {
         let strictness = |flag: &str| {
             let args = parse(&["--no-cluster", flag]).unwrap();
-            args.config.strictness()
+            args.config.leniency.strictness()
         };
         for flag in ["--lenient-config", "--lenient-config=1", "--lenient-config=True"] {
             assert_eq!(strictness(flag), Strictness::Lenient, "{flag}");

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_plugin::config::settings::{Kind, SETTINGS, Setting};
+use gantry_plugin::config::settings::{Kind, Program, SETTINGS, Setting};
 use gantry_plugin::config::{Config, Overrides, Problems, Strictness, json_schema, load};
 use serde_json::{Value, json};
 
@@ -17,6 +17,7 @@ fn effective(config: &Config, key: &str) -> Value {
 fn overrides(env: &[(&str, &str)], flags: &[(&str, &str)]) -> Result<Overrides, Problems> {
     let env: BTreeMap<&str, &str> = env.iter().copied().collect();
     Overrides::read(
+        Program::Plugin,
         |name| env.get(name).map(|text| (*text).to_owned()),
         |setting| {
             let given = flags.iter().filter(|(flag, _)| setting.flags.contains(flag));

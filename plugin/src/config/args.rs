@@ -57,6 +57,18 @@ pub struct ConfigArgs {
     )]
     pub fallback_strategies: Vec<Fallback>,
 
+    /// What an unknown key of it means.
+    #[command(flatten)]
+    pub leniency: Leniency,
+
+    /// Read this config file as the plugin would, print the configuration in effect or everything that is wrong, and end
+    #[arg(long, value_name = "FILE")]
+    pub check_config: Option<PathBuf>,
+}
+
+/// What an unknown key of the config file means.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct Leniency {
     /// Take unknown keys of the config file for a warning, as NVIDIA's plugin takes them for nothing
     #[arg(
         long,
@@ -69,10 +81,16 @@ pub struct ConfigArgs {
         value_parser = lenient
     )]
     pub lenient_config: bool,
+}
 
-    /// Read this config file as the plugin would, print the configuration in effect or everything that is wrong, and end
-    #[arg(long, value_name = "FILE")]
-    pub check_config: Option<PathBuf>,
+impl Leniency {
+    /// The same as the reader knows it.
+    pub const fn strictness(self) -> Strictness {
+        match self.lenient_config {
+            true => Strictness::Lenient,
+            false => Strictness::Strict,
+        }
+    }
 }
 
 impl Default for ConfigArgs {
@@ -85,7 +103,7 @@ impl Default for ConfigArgs {
             config_label: LABEL.to_owned(),
             default_config: None,
             fallback_strategies: vec![Fallback::Named, Fallback::Single],
-            lenient_config: false,
+            leniency: Leniency::default(),
             check_config: None,
         }
     }
@@ -112,15 +130,6 @@ impl ConfigArgs {
         Choice {
             default: self.default_config.clone(),
             fallbacks: self.fallback_strategies.clone(),
-        }
-    }
-
-    /// What an unknown key means.
-    pub const fn strictness(&self) -> Strictness {
-        if self.lenient_config {
-            Strictness::Lenient
-        } else {
-            Strictness::Strict
         }
     }
 }

@@ -23,9 +23,9 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use args::ConfigArgs;
+pub use args::{ConfigArgs, Leniency};
 pub use gfd::Gfd;
-pub use overrides::Overrides;
+pub use overrides::{GfdOverrides, Overrides};
 pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, Strictness, load};
 pub use schema::json_schema;

@@ -5,7 +5,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::Value;
 
-use super::settings::{Kind, SETTINGS, Setting};
+use super::settings::{Kind, Program, Setting};
 use super::{Layer, Problem, Problems, Strictness, load};
 use crate::config::Fault;
 
@@ -17,17 +17,18 @@ const DEVICE_NODES: [&str; 2] = ["device-nodes", "pass-device-specs"];
 pub struct Overrides(Vec<Layer>);
 
 impl Overrides {
-    /// Reads the variables that `env` knows and `flags`, which gives all values of a flag in their order.
+    /// Reads the variables of `program` that `env` knows and `flags`, which gives all values of a flag in their order.
     ///
     /// # Errors
     /// Every value that is not allowed.
     pub fn read(
+        program: Program,
         env: impl Fn(&str) -> Option<String>,
         flags: impl Fn(&Setting) -> Vec<String>,
     ) -> Result<Self, Problems> {
         let mut layers = Vec::new();
         let mut problems = Vec::new();
-        for setting in SETTINGS {
+        for setting in program.settings() {
             let says_nothing = |text: &str| {
                 text.is_empty() && matches!(setting.kind, Kind::Text | Kind::List | Kind::Numbers)
             };
@@ -35,7 +36,7 @@ impl Overrides {
                 let text = env(name).filter(|text| !says_nothing(text))?;
                 Some((*name, text))
             };
-            if let Some((name, text)) = setting.env.iter().find_map(said) {
+            if let Some((name, text)) = program.variables(setting).iter().find_map(said) {
                 let text = if text.is_empty() && setting.kind == Kind::Bool {
                     "false".to_owned()
                 } else {
@@ -44,7 +45,7 @@ impl Overrides {
                 lay(setting, name.to_owned(), &[text], &mut layers, &mut problems);
             }
         }
-        for setting in SETTINGS {
+        for setting in program.settings() {
             let texts = flags(setting);
             if !texts.is_empty() {
                 let name = setting.flags.first().copied().unwrap_or_default();
@@ -135,15 +136,37 @@ pub(super) fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-impl clap::FromArgMatches for Overrides {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+/// [`Overrides`] for what stands in for NVIDIA's gpu-feature-discovery: its settings, and its own variables before the plugin's.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GfdOverrides(Overrides);
+
+impl GfdOverrides {
+    /// The layers, the lowest first.
+    pub fn layers(&self) -> &[Layer] {
+        self.0.layers()
+    }
+}
+
+impl Overrides {
+    fn of_matches(program: Program, matches: &ArgMatches) -> Result<Self, clap::Error> {
         let env = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
         let flags = |setting: &Setting| {
             let values = matches.get_many::<String>(setting.key);
             values.map_or(Vec::new(), |values| values.cloned().collect())
         };
-        Self::read(env, flags)
+        Self::read(program, env, flags)
             .map_err(|problems| clap::Error::raw(ErrorKind::ValueValidation, format!("{problems}\n")))
+    }
+
+    fn arguments(program: Program, command: Command) -> Command {
+        let arguments = program.settings().map(|setting| argument(program, setting));
+        arguments.fold(command, Command::arg)
+    }
+}
+
+impl clap::FromArgMatches for Overrides {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Self::of_matches(Program::Plugin, matches)
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -154,7 +177,7 @@ impl clap::FromArgMatches for Overrides {
 
 impl clap::Args for Overrides {
     fn augment_args(command: Command) -> Command {
-        SETTINGS.iter().map(argument).fold(command, Command::arg)
+        Self::arguments(Program::Plugin, command)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -162,10 +185,35 @@ impl clap::Args for Overrides {
     }
 }
 
-fn argument(setting: &Setting) -> Arg {
+impl clap::FromArgMatches for GfdOverrides {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Overrides::of_matches(Program::Gfd, matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for GfdOverrides {
+    fn augment_args(command: Command) -> Command {
+        Overrides::arguments(Program::Gfd, command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn argument(program: Program, setting: &Setting) -> Arg {
     let mut flags = setting.flags.iter().copied();
     let main = flags.next().unwrap_or_default();
-    let mut help = format!("{} [env: {}]", setting.help, setting.env.join(", "));
+    let mut help = format!(
+        "{} [env: {}]",
+        setting.help,
+        program.variables(setting).join(", ")
+    );
     if !setting.default.is_empty() {
         help = format!("{help} [default: {}]", setting.default);
     }
@@ -175,10 +223,10 @@ fn argument(setting: &Setting) -> Arg {
         // Given twice, the last one counts, as with NVIDIA's plugin; lists grow.
         .action(ArgAction::Append)
         .help(help)
-        .help_heading(if setting.labels {
-            "Node labels (NVIDIA's GPU feature discovery)"
-        } else {
-            "NVIDIA's device plugin"
+        .help_heading(match (program, setting.labels) {
+            (Program::Gfd, _) => "NVIDIA's GPU feature discovery",
+            (Program::Plugin, true) => "Node labels (NVIDIA's GPU feature discovery)",
+            (Program::Plugin, false) => "NVIDIA's device plugin",
         });
     if let Some(short) = setting.short {
         argument = argument.short(short);

@@ -22,6 +22,41 @@ pub struct Setting {
     pub labels: bool,
 }
 
+/// Keys that gpu-feature-discovery reads as the plugin does, besides those that are about labels.
+const SHARED: [&str; 4] = [
+    "flags.migStrategy",
+    "flags.failOnInitError",
+    "flags.deviceDiscoveryStrategy",
+    "flags.plugin.containerDriverRoot",
+];
+
+/// Whose flags and variables they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// NVIDIA's k8s-device-plugin, and its gpu-feature-discovery in the same process.
+    Plugin,
+    /// NVIDIA's gpu-feature-discovery alone.
+    Gfd,
+}
+
+impl Program {
+    /// The settings that it has.
+    pub fn settings(self) -> impl Iterator<Item = &'static Setting> {
+        SETTINGS
+            .iter()
+            .filter(move |setting| self == Self::Plugin || setting.labels || SHARED.contains(&setting.key))
+    }
+
+    /// The variables of a setting, the first of which that is set counts: of gpu-feature-discovery's, those that are its own.
+    pub fn variables(self, setting: &Setting) -> Vec<&'static str> {
+        let mut names = setting.env.to_vec();
+        if self == Self::Gfd {
+            names.sort_by_key(|name| !name.starts_with("GFD_"));
+        }
+        names
+    }
+}
+
 /// How the text of a flag or variable is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

@@ -1,5 +1,6 @@
 //! The config file, flags and variables.
 
+use gantry_plugin::config::settings::Program;
 use gantry_plugin::config::{Layer, Overrides, Strictness, load};
 
 /// Any text as a config file, read in both ways. What is accepted reads the same when it is written and read again.
@@ -26,6 +27,7 @@ pub fn flags(texts: &[String], flag: bool, lenient: bool) {
         Strictness::Strict
     };
     let read = Overrides::read(
+        Program::Plugin,
         |_| (!flag).then(|| texts.first().cloned()).flatten(),
         |_| if flag { texts.to_vec() } else { Vec::new() },
     );

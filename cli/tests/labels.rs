@@ -1,0 +1,171 @@
+//! `gantry labels` in the place of NVIDIA's gpu-feature-discovery: with its flags, its variables and the same config file.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod support;
+
+use support::{Run, machine, with};
+
+fn labels(flags: &[&str], variables: &[(&str, &str)]) -> Run {
+    let machine = machine("dgx-a100-mig.yaml");
+    with(&[&["labels", "--from", &machine], flags].concat(), variables)
+}
+
+/// The labels that are printed, where nothing is wrong.
+fn printed(flags: &[&str], variables: &[(&str, &str)]) -> String {
+    let run = labels(flags, variables);
+    assert_eq!(run.code, 0, "{flags:?} {variables:?}: {}", run.stderr);
+    run.stdout
+}
+
+#[test]
+fn booleans_are_read_as_go_reads_them() {
+    let has_time = |flags: &[&str], variables: &[(&str, &str)]| {
+        printed(flags, variables).contains("nvidia.com/gfd.timestamp=")
+    };
+    assert!(has_time(&[], &[]));
+    for text in ["1", "t", "True", "true"] {
+        assert!(!has_time(&[], &[("GFD_NO_TIMESTAMP", text)]), "{text}");
+        let flag = format!("--no-timestamp={text}");
+        assert!(!has_time(&[&flag], &[]), "{flag}");
+    }
+    assert!(!has_time(&["--no-timestamp"], &[]));
+    for text in ["", "0", "false"] {
+        assert!(has_time(&[], &[("GFD_NO_TIMESTAMP", text)]), "{text:?}");
+    }
+    assert!(has_time(&["--no-timestamp=false"], &[("GFD_NO_TIMESTAMP", "1")]));
+    let wrong = labels(&[], &[("GFD_NO_TIMESTAMP", "maybe")]);
+    assert_eq!(wrong.code, 2);
+    assert!(
+        wrong.stderr.contains("GFD_NO_TIMESTAMP: \"maybe\""),
+        "{}",
+        wrong.stderr
+    );
+}
+
+#[test]
+fn gfds_own_variable_goes_before_the_plugins_and_a_flag_before_both() {
+    let strategy = |flags: &[&str], variables: &[(&str, &str)]| {
+        let text = printed(flags, variables);
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("nvidia.com/mig.strategy="));
+        line.unwrap_or("none").to_owned()
+    };
+    let both = [("MIG_STRATEGY", "none"), ("GFD_MIG_STRATEGY", "mixed")];
+    assert_eq!(strategy(&[], &both[..1]), "none");
+    assert_eq!(strategy(&[], &both[1..]), "mixed");
+    assert_eq!(strategy(&[], &both), "mixed");
+    assert_eq!(
+        strategy(&[], &[("MIG_STRATEGY", "mixed"), ("GFD_MIG_STRATEGY", "")]),
+        "mixed"
+    );
+    assert_eq!(strategy(&["--mig-strategy=single"], &both), "single");
+}
+
+#[test]
+fn gfds_config_file_goes_before_the_plugins() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, strategy: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("flags: {{migStrategy: {strategy}}}\n")).unwrap();
+        path.display().to_string()
+    };
+    let (mixed, none) = (file("mixed", "mixed"), file("none", "none"));
+    let is_mixed = |flags: &[&str], variables: &[(&str, &str)]| {
+        printed(flags, variables).contains("nvidia.com/mig.strategy=mixed")
+    };
+    assert!(is_mixed(&[], &[("CONFIG_FILE", &mixed)]));
+    assert!(is_mixed(&[], &[("GFD_CONFIG_FILE", &mixed)]));
+    assert!(is_mixed(
+        &[],
+        &[("GFD_CONFIG_FILE", &mixed), ("CONFIG_FILE", &none)]
+    ));
+    assert!(!is_mixed(
+        &[],
+        &[("GFD_CONFIG_FILE", &none), ("CONFIG_FILE", &mixed)]
+    ));
+    assert!(is_mixed(&[], &[("GFD_CONFIG_FILE", ""), ("CONFIG_FILE", &mixed)]));
+    let flag = format!("--config-file={mixed}");
+    assert!(is_mixed(&[&flag], &[("GFD_CONFIG_FILE", &none)]));
+}
+
+#[test]
+fn an_unknown_key_is_a_mistake_unless_leniency_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    std::fs::write(&path, "flags: {migStratgy: mixed}\n").unwrap();
+    let file = format!("--config-file={}", path.display());
+    let strict = labels(&[&file], &[]);
+    assert_eq!(strict.code, 2);
+    assert!(
+        strict.stderr.contains("did you mean \"migStrategy\"?"),
+        "{}",
+        strict.stderr
+    );
+    printed(&[&file, "--lenient-config"], &[]);
+    printed(&[&file], &[("GANTRY_LENIENT_CONFIG", "1")]);
+}
+
+#[test]
+fn labels_go_where_gpu_feature_discovery_would_write_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("features.d/gfd");
+    let file = path.display().to_string();
+    let no_api = ("GFD_USE_NODE_FEATURE_API", "false");
+    let run = labels(&["--to=gfd", "--oneshot"], &[no_api, ("GFD_OUTPUT_FILE", &file)]);
+    assert_eq!((run.code, run.stdout.as_str()), (0, ""), "{}", run.stderr);
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert!(written.contains("nvidia.com/gpu.count=8\n"), "{written}");
+    // Standard output, as there.
+    for to in ["--to=gfd", "--to=file"] {
+        assert!(printed(&[to], &[no_api, ("GFD_OUTPUT_FILE", "")]).contains("nvidia.com/gpu.count=8\n"));
+        assert!(printed(&[to, "-o", ""], &[no_api]).contains("nvidia.com/gpu.count=8\n"));
+    }
+    let config = folder.path().join("config.yaml");
+    let text = format!("flags: {{useNodeFeatureAPI: false, gfd: {{outputFile: {file}}}}}\n");
+    std::fs::write(&config, text).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    printed(&["--to=gfd"], &[("CONFIG_FILE", config.to_str().unwrap())]);
+    assert!(path.exists());
+    // The object's owner has a name.
+    let object = labels(&["--to=gfd"], &[]);
+    assert_eq!(object.code, 2);
+    assert!(object.stderr.contains("NODE_NAME"), "{}", object.stderr);
+}
+
+#[test]
+fn every_flag_and_variable_of_gpu_feature_discovery_is_taken() {
+    let flags = [
+        "--mig-strategy=none",
+        "--fail-on-init-error=false",
+        "--oneshot",
+        "--no-timestamp",
+        "--sleep-interval=10s",
+        "--output=/nowhere/gfd",
+        "--machine-type-file=/nowhere",
+        "--use-node-feature-api=false",
+        "--device-discovery-strategy=nvml",
+        "--driver-root-ctr-path=/driver-root",
+        "--container-driver-root=/driver-root",
+    ];
+    let none = printed(&["--no-timestamp"], &[]);
+    assert_eq!(printed(&flags, &[]), none);
+    let variables = [
+        ("GFD_MIG_STRATEGY", "none"),
+        ("GFD_FAIL_ON_INIT_ERROR", "f"),
+        ("GFD_ONESHOT", "1"),
+        ("GFD_NO_TIMESTAMP", "T"),
+        ("GFD_SLEEP_INTERVAL", "infinite"),
+        ("GFD_OUTPUT_FILE", "/nowhere/gfd"),
+        ("GFD_MACHINE_TYPE_FILE", ""),
+        ("GFD_USE_NODE_FEATURE_API", "false"),
+        ("DEVICE_DISCOVERY_STRATEGY", "auto"),
+        ("DRIVER_ROOT_CTR_PATH", "/driver-root"),
+        ("KUBECONFIG", ""),
+        ("NAMESPACE", ""),
+        // The plugin's alone, which gpu-feature-discovery does not read.
+        ("DEVICE_LIST_STRATEGY", "nonsense"),
+        ("PASS_DEVICE_SPECS", "nonsense"),
+    ];
+    assert_eq!(printed(&[], &variables), none);
+}
