@@ -86,13 +86,17 @@ impl Rules {
             .or_else(|| open().next())
     }
 
-    /// The shapes that are in one place where a rule's are and where all are that rules of the same label bind to those.
+    /// The shapes of which one value of a rule's label holds all members: where they are to be near each other those alone, else all that rules of
+    /// the same label bind together, too.
     pub(super) fn linked(&self, rule: usize) -> Vec<bool> {
         let Some(first) = self.near.get(rule) else {
             return Vec::new();
         };
         let mut linked = first.to.clone();
         linked[first.slot] = true;
+        if first.is_among_its_like() {
+            return linked;
+        }
         let same = || self.near.iter().filter(|near| near.key == first.key);
         while let Some(next) = same().find(|near| {
             let any = linked[near.slot] || near.to.iter().zip(&linked).any(|(to, linked)| *to && *linked);
@@ -112,8 +116,10 @@ impl Rules {
         let Some(key) = self.near.get(rule).map(|near| Arc::clone(&near.key)) else {
             return;
         };
+        let is_linked = |slot: usize| linked.get(slot).copied().unwrap_or(false);
         for near in self.near.iter_mut().filter(|near| near.key == key) {
-            near.settled |= linked.get(near.slot).copied().unwrap_or(false);
+            let to = near.to.iter().enumerate().filter(|(_, to)| **to);
+            near.settled |= is_linked(near.slot) && to.into_iter().all(|(slot, _)| is_linked(slot));
         }
     }
 
