@@ -56,7 +56,7 @@ impl SlimSpec {
                 .filter_map(|toleration| toleration.read(words))
                 .collect(),
             apart_from: self.apart_from(words),
-            together_with: read_terms(&self.affinity.pod_affinity.required, words),
+            together_with: read_terms(&self.affinity.pod_affinity.required, Known::Whole, words),
             // Which those can be reached from is the index's to know.
             volumes: Vec::new(),
             spread: self
@@ -73,7 +73,7 @@ impl SlimSpec {
 
     /// The pods it must not share a domain with.
     pub(super) fn apart_from(&self, words: &mut Words) -> Vec<PodTerm> {
-        read_terms(&self.affinity.pod_anti_affinity.required, words)
+        read_terms(&self.affinity.pod_anti_affinity.required, Known::Part, words)
     }
 
     /// Ports of the host that its containers and sidecars take.
@@ -288,19 +288,32 @@ pub(crate) fn effect(written: &str) -> Option<TaintEffect> {
     }
 }
 
-fn read_terms(terms: &[SlimPodTerm], words: &mut Words) -> Vec<PodTerm> {
-    terms.iter().filter_map(|term| term.read(words)).collect()
+/// What has to be known of a term's namespaces to go by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// All: others may be where it looks for company too.
+    Whole,
+    /// Some: it keeps away from these, whatever else it keeps away from.
+    Part,
+}
+
+fn read_terms(terms: &[SlimPodTerm], known: Known, words: &mut Words) -> Vec<PodTerm> {
+    terms.iter().filter_map(|term| term.read(known, words)).collect()
 }
 
 impl SlimPodTerm {
     /// `None` where its namespaces are chosen by labels other than the one that is their name: nobody here knows those. kube-scheduler judges
     /// such terms, and what it refuses is planned anew elsewhere.
-    fn read(&self, words: &mut Words) -> Option<PodTerm> {
+    fn read(&self, known: Known, words: &mut Words) -> Option<PodTerm> {
         let mut named: Vec<_> = self.namespaces.iter().map(|name| words.of(name)).collect();
         let namespaces = match &self.namespace_selector {
             Some(selector) if selector.is_empty() => None,
             Some(selector) => {
-                named.extend(selector.named_namespaces(words).unwrap_or_default());
+                match selector.named_namespaces(words) {
+                    Some(more) => named.extend(more),
+                    None if known == Known::Whole => return None,
+                    None => {}
+                }
                 if named.is_empty() {
                     return None;
                 }

@@ -262,6 +262,26 @@ fn namespaces_that_are_chosen_by_the_label_of_their_name_are_known() {
 }
 
 #[test]
+fn namespaces_beside_a_selector_that_is_not_known_count_for_keeping_apart_alone() {
+    let term = json!({"topologyKey": "k", "labelSelector": {}, "namespaces": ["web"],
+        "namespaceSelector": {"matchLabels": {"team": "a"}}});
+    let both = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
+    let needs = needs(json!({"affinity": {"podAffinity": both, "podAntiAffinity": both}}));
+    assert_eq!(
+        needs.together_with,
+        [],
+        "those it must be with may be in namespaces of team a"
+    );
+    assert!(needs.apart_from[0].finds("ml", "web", &BTreeMap::new()));
+    let named = json!({"topologyKey": "k", "labelSelector": {}, "namespaces": ["web"],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ml"}}});
+    let named = json!({"requiredDuringSchedulingIgnoredDuringExecution": [named]});
+    let needs = self::needs(json!({"affinity": {"podAffinity": named}}));
+    let found = |namespace| needs.together_with[0].finds("ml", namespace, &BTreeMap::new());
+    assert!(found("web") && found("ml") && !found("other"));
+}
+
+#[test]
 fn host_ports_of_containers_and_sidecars_are_taken() {
     let needs = needs(json!({
         "initContainers": [
