@@ -30,7 +30,7 @@ mod survey;
 mod words;
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use gantry_gang::DomainIx;
@@ -98,12 +98,20 @@ pub fn explain(terrain: &Terrain<'_>, wanted: &Wanted) -> Explanation {
 /// Nodes to keep free for a gang that does not fit yet: those that would hold what must be placed if nothing else were on them, where the fewest
 /// devices are missing. Empty if the cluster would not hold it.
 pub fn earmark(terrain: &Terrain<'_>, wanted: &Wanted) -> Vec<NodeIx> {
-    let demand = Demand::of(wanted);
+    let demand = Demand::least_of(wanted);
     if demand.most < demand.must {
         return Vec::new();
     }
     with_views(terrain, wanted, &demand, |views| {
-        earmark::earmark(views.now, views.empty, views.anchors, &demand, views.bounds)
+        let marked = earmark::earmark(views.now, views.empty, views.anchors, &demand, views.bounds);
+        let chosen = |survey: &Survey<'_>| choose(survey, views.anchors, &demand, views.bounds);
+        if !views.empty.minds() || chosen(&views.empty.within(&marked)).is_some() {
+            return marked;
+        }
+        // Those were marked for each shape by itself, and do not hold members that mind each other.
+        let chosen = chosen(views.empty).map(|chosen| chosen.runs).unwrap_or_default();
+        let nodes: BTreeSet<NodeIx> = chosen.iter().map(|run| run.node).collect();
+        nodes.into_iter().collect()
     })
     .unwrap_or_default()
 }

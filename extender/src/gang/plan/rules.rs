@@ -78,6 +78,11 @@ impl Rules {
         rules
     }
 
+    /// Whether there are any.
+    pub(super) fn any(&self) -> bool {
+        !(self.alone.is_empty() && self.spread.is_empty() && self.near.is_empty())
+    }
+
     /// The next rule of nearness that is open: those that leave the least choice first.
     pub(super) fn open(&self) -> Option<usize> {
         let open = || (0..self.near.len()).filter(|rule| !self.near[*rule].settled);

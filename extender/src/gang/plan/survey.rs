@@ -316,6 +316,23 @@ impl<'a> Survey<'a> {
         self.rules.spreads() || !self.skews.is_empty() || self.rules.open().is_some()
     }
 
+    /// Whether members mind where others of the gang are, or who shares their node.
+    pub(super) fn minds(&self) -> bool {
+        self.relates() || self.rules.any()
+    }
+
+    /// The survey of some nodes alone.
+    pub(super) fn within(&self, nodes: &[NodeIx]) -> Self {
+        let mut within = self.with_skews(Arc::clone(&self.skews));
+        let slots = self.shapes.len();
+        for (number, limits) in (0u32..).zip(within.limits.chunks_mut(slots.max(1))) {
+            if !nodes.contains(&NodeIx(number)) {
+                limits.fill(0);
+            }
+        }
+        within
+    }
+
     /// Works out what the classes take that matter.
     fn rate(&mut self) {
         let slots = self.shapes.len();

@@ -9,7 +9,7 @@ use gantry_api::names;
 use gantry_gang::protocol::{Refused, Wanted};
 use serde::Serialize;
 
-use super::choose::Chooser;
+use super::choose;
 use super::demand::{Counts, Demand};
 use super::fill::Anchors;
 use super::pack::nodes_of;
@@ -94,8 +94,9 @@ impl Explanation {
         for scope in scopes(views.now, widest(views.bounds)) {
             levels.extend(Tried::of(views, scope, &counts));
         }
-        // Each shape by itself: what does not even fit so is hopeless for sure.
-        let hopeless = levels.iter().all(|level| level.empty < demand.must);
+        // Each shape by itself: what does not even fit so is hopeless for sure. Where members mind each other that says little.
+        let hopeless = levels.iter().all(|level| level.empty < demand.must)
+            || views.empty.minds() && choose(views.empty, views.anchors, demand, views.bounds).is_none();
         Self {
             members: members(views.now, &counts),
             must: demand.must,
@@ -348,10 +349,9 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
     };
     let together = if one { "" } else { "together " };
     if let Some(skew) = uneven(views) {
-        let empty = Chooser::new(views.empty, views.anchors).choose(demand, views.bounds);
-        let (hopeless, even) = match empty {
-            Some(_) => (false, ""),
-            None => (true, " even if it were empty"),
+        let (hopeless, even) = match explanation.hopeless {
+            false => (false, ""),
+            true => (true, " even if it were empty"),
         };
         let reason = format!(
             "{who} {verb} not fit {together}{within}{even} as their topologySpreadConstraints ask: no {} may have more than {} above the one with the fewest",
@@ -380,8 +380,7 @@ fn uneven<'v>(views: &'v Views<'_, '_>) -> Option<&'v Skew> {
     let skews = &views.now.skews;
     let fits = |without: Arc<[Skew]>| {
         let survey = views.now.with_skews(without);
-        let chosen = Chooser::new(&survey, views.anchors).choose(views.demand, views.bounds);
-        chosen.is_some()
+        choose(&survey, views.anchors, views.demand, views.bounds).is_some()
     };
     if skews.is_empty() || !fits(Arc::default()) {
         return None;

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::world::{World, gang, sibling};
 use super::{ALL, twelve};
-use crate::gang::plan::plan;
+use crate::gang::plan::{earmark, plan};
 use crate::gang::terrain::Barred;
 use crate::snapshot::NodeIx;
 
@@ -105,7 +105,7 @@ fn workers_lie_where_their_leader_does() {
     assert_eq!(nodes(&world, &gang(&[(1, leader), (2, by_host)]), &[]), "a/aa");
     assert_eq!(
         nodes(&world, &gang(&[(1, leader), (3, by_host)]), &[]),
-        "1 member of 4 GPUs and 3 of 2 GPUs do not fit together in the cluster"
+        "1 member of 4 GPUs and 3 of 2 GPUs do not fit together in the cluster even if it were empty"
     );
     assert_eq!(nodes(&world, &gang(&[(1, leader), (2, by_rack)]), &[]), "a/bc");
     // Several leaders have workers each.
@@ -175,11 +175,53 @@ fn members_join_pods_that_are_there_and_siblings_that_have_a_place() {
 }
 
 #[test]
-fn a_leader_of_the_whole_node_and_a_worker_beside_it_never_fit() {
-    let mut world = twelve();
+fn a_leader_of_the_whole_node_and_a_worker_beside_it_never_fit_and_nothing_is_kept_for_them() {
+    let mut world = World::new();
+    world.node("z/r", "a", "0,1").node("z/r", "b", "0");
     let leader = world.shape_of(8, needs("leader", Vec::new()));
     let worker = world.shape_of(1, needs("worker", vec![near(&["leader"], HOST)]));
-    assert!(nodes(&world, &gang(&[(1, leader), (1, worker)]), &[]).contains("do not fit"));
+    let wanted = gang(&[(1, leader), (1, worker)]);
+    let refused = world.plan(&wanted).unwrap_err();
+    assert!(refused.hopeless);
+    assert_eq!(
+        &*refused.reason,
+        "1 member of 8 GPUs and 1 of 1 GPU do not fit together in the cluster even if it were empty"
+    );
+    assert!(world.explain(&wanted).hopeless);
+    assert_eq!(marked(&world, &wanted), "");
+    // Beside a leader of another gang it would.
+    let barred = |needs: &Needs| barred(&world, needs, &[("b", "leader")]);
+    let refused = world.with_barred(&barred, |terrain| plan(terrain, &wanted));
+    assert!(!refused.unwrap_err().hopeless);
+}
+
+#[test]
+fn the_nodes_that_are_kept_hold_members_that_must_be_near_each_other() {
+    let mut world = World::new();
+    world.node("z/r1", "a", "0,1,2,3,4,5,6").node("z/r1", "b", "0");
+    world.node("z/r2", "c", "0,1,2,3,4,5").node("z/r2", "d", "0,1");
+    let leader = world.shape_of(8, needs("leader", Vec::new()));
+    let worker = world.shape_of(8, needs("worker", vec![near(&["leader"], RACK)]));
+    let free = world.shape_of(8, needs("worker", Vec::new()));
+    assert_eq!(
+        marked(&world, &gang(&[(1, leader), (1, free)])),
+        "ac",
+        "those with most free"
+    );
+    assert_eq!(
+        marked(&world, &gang(&[(1, leader), (1, worker)])),
+        "ab",
+        "of one rack"
+    );
+    assert_eq!(marked(&world, &gang(&[(1, leader), (2, worker)])), "");
+}
+
+fn marked(world: &World, wanted: &Wanted) -> String {
+    let nodes = world.with(|terrain| earmark(terrain, wanted));
+    let names = nodes
+        .iter()
+        .map(|node| world.snapshot.names.name(*node).unwrap().as_str());
+    names.collect()
 }
 
 /// By node or by zone, near which roles.
