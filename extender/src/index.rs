@@ -158,7 +158,7 @@ impl Index {
             self.pods.remove(&uid);
             return;
         }
-        self.waiting.observe(&pod);
+        self.waiting.observe(self.now.at, &pod);
         self.pods.insert(uid, Arc::new(pod));
     }
 

@@ -48,8 +48,8 @@ pub(super) struct Waiting {
     short: HashMap<PodUid, Short>,
     /// Pods that wait for devices to be given back, rather than that others be stopped for them, and since when.
     awaiting: HashMap<PodUid, Instant>,
-    /// Pods by themselves for which kube-scheduler makes room, and where.
-    nominated: HashMap<PodUid, NodeName>,
+    /// Pods by themselves for which kube-scheduler makes room, and where; and until when that counts though it has taken it back.
+    nominated: HashMap<PodUid, (NodeName, Option<Instant>)>,
     /// For some pod it does so no longer, or elsewhere.
     denominated: bool,
     gained: HashSet<NodeIx>,
@@ -59,7 +59,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn observe(&mut self, pod: &PodFacts) {
+    pub(super) fn observe(&mut self, now: Instant, pod: &PodFacts) {
         if pod.node.is_none() && !pod.insufficient.is_empty() {
             let short = Short {
                 pod: pod.uid.clone(),
@@ -70,21 +70,26 @@ impl Waiting {
             self.short.remove(&pod.uid);
         }
         // The node that a member is told is its gang's word, not kube-scheduler's.
-        let nominated = pod.nominated.clone().filter(|_| pod.claim.is_none());
-        let before = match &nominated {
-            Some(node) => self.nominated.insert(pod.uid.clone(), node.clone()),
-            None => self.nominated.remove(&pod.uid),
-        };
-        self.denominated |= before.is_some() && before != nominated;
+        if let Some(node) = pod.nominated.as_ref().filter(|_| pod.claim.is_none()) {
+            let before = self.nominated.insert(pod.uid.clone(), (node.clone(), None));
+            self.denominated |= before.is_some_and(|(before, _)| before != *node);
+        } else if let Some((_, until)) = self.nominated.get_mut(&pod.uid) {
+            // It does so when our filter refuses the pod, which it does until the devices are given back: a moment after their pods are gone.
+            until.get_or_insert(now + AWAITED);
+        }
     }
 
     /// Pods for which kube-scheduler makes room, and where.
     pub(super) fn nominated(&self) -> impl Iterator<Item = (&PodUid, &NodeName)> {
-        self.nominated.iter()
+        self.nominated.iter().map(|(uid, (node, _))| (uid, node))
     }
 
     /// Whether room is made for some pod no longer, since this was last asked.
-    pub(super) fn take_denominated(&mut self) -> bool {
+    pub(super) fn take_denominated(&mut self, now: Instant) -> bool {
+        let over = |until: &Option<Instant>| until.is_some_and(|until| now >= until);
+        let before = self.nominated.len();
+        self.nominated.retain(|_, (_, until)| !over(until));
+        self.denominated |= self.nominated.len() < before;
         std::mem::take(&mut self.denominated)
     }
 

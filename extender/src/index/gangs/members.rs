@@ -232,7 +232,7 @@ impl Index {
         if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {
             self.gangs.core.synced(self.now);
         }
-        if self.room_gained() || self.waiting.take_denominated() {
+        if self.room_gained() || self.waiting.take_denominated(self.now.at) {
             self.gangs.gained();
         }
         self.collect_gangs();

@@ -105,9 +105,12 @@ fn what_kube_scheduler_makes_free_for_a_pod_no_gang_of_its_priority_or_less_is_p
     cluster.wait(6);
     assert_eq!(phase(&cluster, "s"), GangPhase::Planned, "beside the pod");
     assert_eq!(phase(&cluster, "a"), GangPhase::Queued);
-    // kube-scheduler has given that up.
+    // kube-scheduler gives that up, as it does at once if the devices are not given back when it looks.
     high["status"]["nominatedNodeName"] = Value::Null;
     cluster.pod(&high);
+    cluster.wait(6);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Queued);
+    cluster.wait(6);
     assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
 }
 
