@@ -10,7 +10,7 @@ use crate::coverage::Played;
 use crate::world::World;
 
 /// More evictions in one schedule are a storm.
-const STORM: u32 = 60;
+const STORM: u32 = 30;
 
 /// What was stopped for others.
 #[derive(Debug, Default)]
@@ -82,6 +82,10 @@ impl World {
             Some(_) => Played::EvictedInGang,
             None => Played::Evicted,
         });
+        self.count_evicted(pod);
+    }
+
+    fn count_evicted(&mut self, pod: &Pod) {
         self.evictions.count += 1;
         if self.evictions.count > STORM {
             self.wrong(format!(
@@ -89,6 +93,18 @@ impl World {
                 pod.uid
             ));
         }
+    }
+
+    /// kube-scheduler stops a pod for another.
+    pub(crate) fn note_preempted(&mut self, pod: &Pod) {
+        if !pod.is_live() || pod.leaving {
+            return;
+        }
+        self.played(match pod.gang {
+            Some(_) => Played::PreemptedInGang,
+            None => Played::Preempted,
+        });
+        self.count_evicted(pod);
     }
 
     /// A device that whoever sent a Binding, and leads, keeps for a gang that is not the pod's.

@@ -67,10 +67,11 @@ impl Job {
 
 impl World {
     pub(crate) fn draw_jobs(&mut self) {
-        let count = self.dice.range(2, 5);
+        let preemption = u64::from(self.plan.preemption);
+        let count = self.dice.range(2, 5) + preemption;
         let restless = self.plan.restless;
         for number in 0..count {
-            let is_gang = self.dice.mille(750);
+            let is_gang = self.dice.mille(750 - 250 * preemption);
             let size = if is_gang { self.dice.range(1, 4) } else { 1 };
             let gpus = u32::try_from([1, 1, 2, 2, 3, 4][self.dice.index(6)]).unwrap();
             let elastic = is_gang && size > 2 && self.dice.mille(300);
@@ -272,6 +273,8 @@ impl World {
             pokes: 0,
             allocated: Vec::new(),
             leaving: false,
+            preempted: false,
+            nominated: None,
             was_gated: !gates.is_empty(),
             gates,
             job,

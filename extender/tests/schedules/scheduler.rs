@@ -1,10 +1,12 @@
 //! kube-scheduler, as it was seen to behave: an active queue, a pool of the unschedulable, back-off, pods assumed on nodes while bind is
 //! called for them. Pods rejected by the extender are woken by what happens to themselves and to bound pods and nodes.
 
-use std::collections::{BTreeMap, VecDeque};
+mod preempt;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api::{Change, Pod};
 use crate::coverage::Played;
@@ -43,6 +45,10 @@ struct Known {
     state: State,
     attempts: u32,
     asked: VecDeque<u64>,
+    /// Where room is being made for it.
+    nominated: Option<String>,
+    /// Who is being stopped for it just now: before that is done it is not tried again.
+    stopping: BTreeSet<String>,
 }
 
 /// A bind call.
@@ -167,6 +173,7 @@ impl World {
             let known = self.scheduler.pods.entry(uid).or_insert_with(|| Known::new(pod));
             known.pod = Arc::clone(pod);
             known.state = State::Bound;
+            known.nominated = None;
             self.wake_parked(false);
             return;
         }
@@ -178,6 +185,7 @@ impl World {
                 known.pod = Arc::clone(pod);
                 match known.state {
                     State::Gated if !pod.gates.is_empty() => {}
+                    _ if !known.stopping.is_empty() => {}
                     State::Gated
                     | State::Parked {
                         by_extender: true, ..
@@ -194,6 +202,7 @@ impl World {
         for known in self.scheduler.pods.values_mut() {
             if let State::Parked { by_extender, .. } = known.state
                 && (by_extender || more_room)
+                && known.stopping.is_empty()
             {
                 known.state = State::Active;
             }
@@ -283,13 +292,26 @@ impl World {
     }
 
     fn schedule(&mut self, pod: &Arc<Pod>) {
-        let now = self.now;
-        let mut nodes: Vec<String> = self.fitting(pod.gpus);
+        let mut nodes: Vec<String> = self.fitting(pod);
         if nodes.is_empty() {
             let all = self.scheduler.nodes.len();
             let words = format!("0/{all} nodes are available: {all} Insufficient nvidia.com/gpu.");
             self.park(&pod.uid, false, words);
+            self.make_room(pod, &[]);
             return;
+        }
+        let nominated = self.scheduler.pods.get(&pod.uid);
+        let nominated = nominated.and_then(|known| known.nominated.clone());
+        if let Some(node) = nominated.filter(|node| nodes.contains(node)) {
+            // Alone, before all others.
+            match self.ask(pod, std::slice::from_ref(&node)) {
+                Some(Err(_)) => {}
+                Some(Ok(_)) => {
+                    self.played(Played::NominatedBound);
+                    return self.assume(pod, &node);
+                }
+                None => return,
+            }
         }
         if self.scheduler.samples && self.is_restless() && nodes.len() > 1 {
             let keep = self.dice.index(nodes.len());
@@ -301,6 +323,26 @@ impl World {
                 .map(|(_, name)| name)
                 .collect();
         }
+        let Some(passed) = self.ask(pod, &nodes) else {
+            return;
+        };
+        match &passed {
+            Err(words) => {
+                self.park(&pod.uid, true, words.clone());
+                self.make_room(pod, &nodes);
+            }
+            Ok(passed) if passed.len() == 1 => self.assume(pod, &passed[0]),
+            Ok(passed) => {
+                let asked = body(pod, passed);
+                let best = self.ask_prioritize(asked.as_bytes(), passed);
+                self.assume(pod, &best);
+            }
+        }
+    }
+
+    /// Asks filter about some nodes: which of them pass, or why none does; `None` if there was no answer.
+    fn ask(&mut self, pod: &Arc<Pod>, nodes: &[String]) -> Option<Result<Vec<String>, String>> {
+        let now = self.now;
         if let Some(known) = self.scheduler.pods.get_mut(&pod.uid) {
             known.asked.push_back(now);
             while known.asked.front().is_some_and(|at| at + 5_000 < now) {
@@ -311,19 +353,19 @@ impl World {
                     "a storm: filter is called for pod {} again and again ({})",
                     pod.uid, pod.message
                 ));
-                return;
+                return None;
             }
         }
-        let asked = body(pod, &nodes);
+        let asked = body(pod, nodes);
         let Some((run, answer)) = self.ask_filter(asked.as_bytes()) else {
             self.back_off(&pod.uid);
-            return;
+            return None;
         };
         let answer: Value = serde_json::from_slice(&answer).unwrap();
         if answer["Error"].as_str().is_some_and(|error| !error.is_empty()) {
             self.note(format_args!("filter {} at {run}: {}", pod.uid, answer["Error"]));
             self.back_off(&pod.uid);
-            return;
+            return None;
         }
         let passed = answer["NodeNames"].as_array().cloned().unwrap_or_default();
         let passed: Vec<String> = passed
@@ -336,55 +378,31 @@ impl World {
                 "filter of pod {} names a node that was not offered: {passed:?}",
                 pod.uid
             ));
-            return;
+            return None;
         }
-        match &passed[..] {
-            [] => {
-                let mut words: BTreeMap<String, u32> = BTreeMap::new();
-                for text in answer["FailedAndUnresolvableNodes"]
-                    .as_object()
-                    .into_iter()
-                    .flatten()
-                {
-                    *words
-                        .entry(text.1.as_str().unwrap_or_default().to_owned())
-                        .or_default() += 1;
-                }
-                let words: Vec<String> = words
-                    .into_iter()
-                    .map(|(text, count)| format!("{count} {text}"))
-                    .collect();
-                self.park(&pod.uid, true, words.join(", "));
+        if passed.is_empty() {
+            let mut words: BTreeMap<&str, u32> = BTreeMap::new();
+            let refused = answer["FailedAndUnresolvableNodes"].as_object();
+            for (_, text) in refused.into_iter().flatten() {
+                *words.entry(text.as_str().unwrap_or_default()).or_default() += 1;
             }
-            [only] => self.assume(pod, only),
-            _ => {
-                let asked = body(pod, &passed);
-                let best = self.ask_prioritize(asked.as_bytes(), &passed);
-                self.assume(pod, &best);
-            }
+            let words: Vec<String> = words
+                .into_iter()
+                .map(|(text, count)| format!("{count} {text}"))
+                .collect();
+            return Some(Err(words.join(", ")));
         }
+        Some(Ok(passed))
     }
 
     /// Nodes with enough devices by the scheduler's own count.
-    fn fitting(&self, gpus: u32) -> Vec<String> {
-        let mut left: BTreeMap<&str, i64> = self
-            .scheduler
-            .nodes
-            .iter()
-            .map(|(name, gpus)| (name.as_str(), i64::from(*gpus)))
-            .collect();
-        for known in self.scheduler.pods.values() {
-            let node = match &known.state {
-                State::Assumed { node, .. } => Some(node.as_str()),
-                State::Bound => known.pod.node.as_deref(),
-                _ => None,
-            };
-            if let Some(left) = node.and_then(|node| left.get_mut(node)) {
-                *left -= i64::from(known.pod.gpus);
-            }
-        }
-        let fit = left.into_iter().filter(|(_, left)| *left >= i64::from(gpus));
-        fit.map(|(name, _)| name.to_owned()).collect()
+    fn fitting(&self, pod: &Pod) -> Vec<String> {
+        let scheduler = &self.scheduler;
+        let fit = scheduler.nodes.keys().filter(|node| {
+            let left = scheduler.left_for(pod, node, |_| true);
+            left >= i64::from(pod.gpus)
+        });
+        fit.cloned().collect()
     }
 
     /// A pod is rejected, and its condition says why, if that has changed.
@@ -499,6 +517,26 @@ impl World {
     }
 }
 
+impl Scheduler {
+    /// What is left of a node for a pod, by its own count, if of the pods there only some stay. Pods of no lower priority for which room is being made
+    /// there count as if they were there.
+    fn left_for(&self, pod: &Pod, node: &str, stays: impl Fn(&Pod) -> bool) -> i64 {
+        let all = self.nodes.get(node).copied().unwrap_or_default();
+        let taken = self.pods.values().filter(|known| {
+            let other = &known.pod;
+            match known.node() {
+                Some(there) => there == node && stays(other),
+                None => {
+                    let nominated = known.nominated.as_deref() == Some(node);
+                    nominated && other.uid != pod.uid && other.priority >= pod.priority
+                }
+            }
+        });
+        let taken: u32 = taken.map(|known| known.pod.gpus).sum();
+        i64::from(all) - i64::from(taken)
+    }
+}
+
 /// What kube-scheduler sends for filter and prioritize.
 fn body(pod: &Pod, nodes: &[String]) -> String {
     let nodes = serde_json::to_string(nodes).unwrap();
@@ -506,6 +544,15 @@ fn body(pod: &Pod, nodes: &[String]) -> String {
 }
 
 impl Known {
+    /// The node on which it counts.
+    fn node(&self) -> Option<&str> {
+        match &self.state {
+            State::Assumed { node, .. } => Some(node),
+            State::Bound => self.pod.node.as_deref(),
+            _ => None,
+        }
+    }
+
     fn new(pod: &Arc<Pod>) -> Self {
         Self {
             pod: Arc::clone(pod),
@@ -515,6 +562,8 @@ impl Known {
             },
             attempts: 0,
             asked: VecDeque::new(),
+            nominated: pod.nominated.clone(),
+            stopping: BTreeSet::new(),
         }
     }
 }

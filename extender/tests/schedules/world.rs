@@ -52,6 +52,13 @@ pub(crate) enum Event {
     Flush {
         life: u32,
     },
+    /// kube-scheduler stops a pod for another.
+    StopVictim {
+        life: u32,
+        name: String,
+        uid: String,
+        by: String,
+    },
     CallTimesOut {
         call: u64,
     },
@@ -323,6 +330,7 @@ impl World {
             Event::Cycle { life } => self.cycle(life),
             Event::BackOffEnds { life, uid, attempt } => self.back_off_ends(life, &uid, attempt),
             Event::Flush { life } => self.flush(life),
+            Event::StopVictim { life, name, uid, by } => self.stop_victim(life, &name, &uid, &by),
             Event::CallTimesOut { call } => self.call_times_out(call),
             Event::CallAnswered { call, error } => self.call_answered(call, error.as_deref()),
             Event::CallHungUp { run, task } => self.hung_up(run, task),

@@ -44,6 +44,10 @@ pub(crate) struct Pod {
     /// `allocatedResourcesStatus`.
     pub(crate) allocated: Vec<String>,
     pub(crate) leaving: bool,
+    /// kube-scheduler has stopped it for another.
+    pub(crate) preempted: bool,
+    /// `nominatedNodeName`: where kube-scheduler is making room for it.
+    pub(crate) nominated: Option<String>,
     /// What keeps it out of kube-scheduler's queue.
     pub(crate) gates: Vec<Gate>,
     /// It had gates when it was made.
@@ -174,7 +178,11 @@ impl Pod {
         if !self.gates.is_empty() {
             out.push(']');
         }
-        write!(out, r#"}},"status":{{"phase":"{:?}","conditions":["#, self.phase)?;
+        write!(out, r#"}},"status":{{"phase":"{:?}","#, self.phase)?;
+        if let Some(node) = &self.nominated {
+            write!(out, r#""nominatedNodeName":"{node}","#)?;
+        }
+        out.push_str(r#""conditions":["#);
         if self.node.is_some() {
             let bound = time(self.bound);
             write!(
@@ -192,6 +200,13 @@ impl Pod {
             write!(
                 out,
                 r#"{{"type":"PodScheduled","status":"False","reason":"SchedulingGated","message":"Scheduling is blocked due to non-empty scheduling gates"}}"#
+            )?;
+        }
+        if self.preempted {
+            let comma = if out.ends_with('[') { "" } else { "," };
+            write!(
+                out,
+                r#"{comma}{{"type":"DisruptionTarget","status":"True","reason":"PreemptionByScheduler"}}"#
             )?;
         }
         out.push_str(r#"],"containerStatuses":["#);

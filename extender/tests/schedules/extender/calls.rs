@@ -14,6 +14,13 @@ impl World {
         Some((run, answer))
     }
 
+    pub(crate) fn ask_preempt(&mut self, body: &[u8]) -> Option<Vec<u8>> {
+        let run = self.leader()?;
+        let answer = self.extenders.running.get(&run)?.service.preempt(body).ok()?;
+        self.follow_up(run);
+        Some(answer)
+    }
+
     /// The best of some nodes, by the extender's word.
     pub(crate) fn ask_prioritize(&mut self, body: &[u8], nodes: &[String]) -> String {
         let scores = self.leader().and_then(|run| {
