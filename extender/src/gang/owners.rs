@@ -4,7 +4,7 @@
 mod desk;
 mod follow;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub async fn run(
         following: BTreeMap::new(),
         resources: BTreeMap::new(),
         questions: JoinSet::new(),
-        unasked: Vec::new(),
+        unasked: VecDeque::new(),
     };
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -75,7 +75,7 @@ struct Clerk {
     following: BTreeMap<OwnerKind, AbortHandle>,
     resources: BTreeMap<OwnerKind, ApiResource>,
     questions: JoinSet<(Place, Result<Option<Value>, ()>)>,
-    unasked: Vec<Place>,
+    unasked: VecDeque<Place>,
 }
 
 impl Clerk {
@@ -116,7 +116,7 @@ impl Clerk {
     fn ask(&mut self) {
         self.unasked.extend(self.desk.ask(Instant::now().into_std()));
         while self.questions.len() < QUESTIONS {
-            let Some(place) = self.unasked.pop() else {
+            let Some(place) = self.unasked.pop_front() else {
                 return;
             };
             let Some(resource) = self.resources.get(&place.0).cloned() else {

@@ -21,6 +21,7 @@ use crate::key::Dialect;
 use crate::terms::Fault;
 
 pub use owner::{Api, api, read};
+pub use value::is_object_name;
 pub use view::{Controller, PodView, WorkloadRef, reads};
 
 /// What a pod says of the gang it belongs to; `None` if it belongs to none. The first convention that says something wins; our own

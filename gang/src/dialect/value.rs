@@ -72,7 +72,7 @@ pub(crate) fn name(text: &str) -> Result<(), String> {
 }
 
 /// Whether an object of Kubernetes may be called so: a DNS subdomain. Nothing else is ever written into a path of the API server.
-pub(crate) fn is_object_name(text: &str) -> bool {
+pub fn is_object_name(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.len() <= 253
         && text.split('.').all(|label| {

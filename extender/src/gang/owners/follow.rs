@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_gang::OwnerKind;
-use gantry_gang::dialect::api;
+use gantry_gang::dialect::{api, is_object_name};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ApiResource;
 use kube::core::DynamicResourceScope;
@@ -23,6 +23,8 @@ use crate::watch::{WATCH_SECONDS, chain};
 const ABSENT: Duration = Duration::from_secs(10);
 /// Before an API server that did not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Time limit of a question about one object: others wait for it.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// What a watch tells.
 #[derive(Debug)]
@@ -153,19 +155,22 @@ async fn watch_at(
     }
 }
 
-/// Asks for one object: `Ok(None)` if there is none, or it may not be read; `Err` if nobody knows.
+/// Asks for one object: `Ok(None)` if there is none, or it may not be read; `Err` if nobody knows. What can be no name is written into no path: it
+/// might lead elsewhere.
 pub(super) async fn ask(client: &Client, resource: &ApiResource, place: &Place) -> Result<Option<Value>, ()> {
     let (_, namespace, name) = place;
-    let objects: Api<Slim> = Api::namespaced_with(client.clone(), namespace, resource);
-    match objects.get_opt(name).await {
-        Ok(object) => Ok(object.map(|object| object.object)),
-        Err(error) if refused(&error) => Ok(None),
-        Err(error) => {
-            let error = chain(&error);
-            tracing::warn!(kind = %resource.kind, %namespace, %name, error, "cannot read the owner of a gang, trying again");
-            Err(())
-        }
+    if !is_object_name(name) {
+        return Ok(None);
     }
+    let objects: Api<Slim> = Api::namespaced_with(client.clone(), namespace, resource);
+    let error = match tokio::time::timeout(ANSWER, objects.get_opt(name)).await {
+        Ok(Ok(object)) => return Ok(object.map(|object| object.object)),
+        Ok(Err(error)) if refused(&error) => return Ok(None),
+        Ok(Err(error)) => chain(&error),
+        Err(_) => "no answer in time".to_owned(),
+    };
+    tracing::warn!(kind = %resource.kind, %namespace, %name, error, "cannot read the owner of a gang, trying again");
+    Err(())
 }
 
 /// It is not there, or not for us.
