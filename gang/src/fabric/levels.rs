@@ -145,7 +145,7 @@ const PRESETS: [(&str, &[(&str, &str)]); 7] = [
 /// The label that makes of every node a domain.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Names that stand for what every fabric has.
-const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
 const CLUSTER: &str = "cluster";
 
 impl Levels {

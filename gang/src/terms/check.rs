@@ -1,13 +1,14 @@
 //! What numbers and names say against each other.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use gantry_api::GangSpec;
 
 use super::Fault;
 use crate::claim::Wish;
-use crate::dialect::value::{MOST_MEMBERS, fault, nearest, shown};
-use crate::fabric::{Level, Levels};
+use crate::dialect::value::{MOST_MEMBERS, fault, level, nearest, shown};
+use crate::fabric::{Levels, NODE, Scope};
 
 /// What the schema of the Gang object forbids, for a cluster whose schema is older or was not applied.
 pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
@@ -59,10 +60,14 @@ pub(super) fn sizes(
     let Some(slice) = wishes.slice else {
         return;
     };
-    if wishes.level.is_none() {
-        wrong(format!(
+    match &wishes.level {
+        None => wrong(format!(
             "slices of {slice} members are asked for, but no level in which each is to be; name one"
-        ));
+        )),
+        Some(wish) if *wish.level == *NODE => wrong(format!(
+            "slices of {slice} members are asked for, each on one node: slices are planned for in levels above the node only"
+        )),
+        Some(_) => {}
     }
     if !divides(slice, min) {
         wrong(format!(
@@ -80,21 +85,25 @@ pub(super) fn divides(slice: u32, count: u32) -> bool {
     count.checked_rem(slice) == Some(0)
 }
 
-/// A level by its name or its node label.
-pub(super) fn known<'a>(name: &str, levels: &'a Levels) -> Option<&'a Level> {
-    let levels = &levels.0;
-    let named = levels.iter().find(|level| *level.name == *name);
-    named.or_else(|| levels.iter().find(|level| *level.label == *name))
+/// Our name for a level that is called by its name or its node label.
+pub(super) fn known(name: &str, levels: &Levels) -> Option<Arc<str>> {
+    // Owners may name anything at any length.
+    let name = level(name).ok()?;
+    match levels.find(&name).ok()? {
+        Scope::Level(level) => levels.0.get(level).map(|level| Arc::clone(&level.name)),
+        Scope::Node => Some(NODE.into()),
+    }
 }
 
 pub(super) fn unknown(name: &str, levels: &Levels) -> String {
-    let names: Vec<&str> = levels.0.iter().map(|level| &*level.name).collect();
-    if names.is_empty() {
+    if levels.0.is_empty() {
         return format!(
-            "{} is not known: the extender's configuration names no levels of the fabric",
+            "{} is not known: there is {NODE} alone, for the extender's configuration names no levels of the fabric",
             shown(name)
         );
     }
+    let names = levels.0.iter().map(|level| &*level.name);
+    let names: Vec<&str> = names.chain([NODE]).collect();
     let meant = nearest(name, &names).map_or_else(String::new, |level| format!("; did you mean `{level}`?"));
     format!(
         "{} is not known; the levels are {}{meant}",

@@ -12,7 +12,7 @@ use super::said::{Said, TOLD, Tally};
 use super::{Fault, LevelWish, Repair, Terms, check};
 use crate::claim::{Hint, OwnerFacts, Wish};
 use crate::dialect::value::fault;
-use crate::fabric::Levels;
+use crate::fabric::{Levels, NODE};
 
 /// What is known of the object that says how large a gang is.
 #[derive(Debug, Clone, Copy)]
@@ -297,7 +297,7 @@ impl Said {
         };
         match &mut wish.level {
             Some(level) => match check::known(&level.level, defaults.levels) {
-                Some(found) => level.level = Arc::clone(&found.name),
+                Some(name) => level.level = name,
                 None => {
                     faults.insert(fault("level", check::unknown(&level.level, defaults.levels)));
                 }
@@ -313,8 +313,10 @@ impl Said {
         if self.hints.len() > 1 || owner.hint.as_ref().is_some_and(|hint| hint != first) {
             return None;
         }
+        // One node is tried first anyway.
+        let label = check::known(&first.label, levels).filter(|level| **level != *NODE)?;
         Some(Hint {
-            label: Arc::clone(&check::known(&first.label, levels)?.name),
+            label,
             slice: first.slice,
         })
     }

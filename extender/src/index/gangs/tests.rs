@@ -5,10 +5,11 @@ mod stuck;
 
 use gantry_api::{GangPhase, GangSpec, PodUid};
 use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
+use gantry_gang::{OwnerKind, OwnerRef, dialect};
 use serde_json::{Value, json};
 
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bound, bridged, gpu_node, member, pod, target};
+use crate::fixtures::{Cluster, bound, bridged, gpu_node, member, plain, pod, target};
 use crate::index::{Admitted, BindError, Outcome, Reserved, Source};
 
 /// Two nodes of eight GPUs.
@@ -37,6 +38,71 @@ fn answer(cluster: &Cluster, pod: &str) -> Answer {
     cluster
         .store
         .update(|index| index.answer(&PodUid::from(pod), &|_| true))
+}
+
+#[test]
+fn a_gang_that_asks_for_one_node_lies_on_one_node_or_waits() {
+    let named = |annotation: &str, gang: &str, count: u32| {
+        let mut pods = members(gang, count, 4);
+        for pod in &mut pods {
+            pod["metadata"]["annotations"][annotation] = "kubernetes.io/hostname".into();
+        }
+        pods
+    };
+    let cluster = two_nodes();
+    create(&cluster, &named("gantry.dev/gang-required-level", "a", 2));
+    assert_eq!(node(&cluster, "a-0"), node(&cluster, "a-1"));
+    create(&cluster, &named("gantry.dev/gang-required-level", "b", 3));
+    let Answer::Wait(why) = answer(&cluster, "b-0") else {
+        panic!("two nodes have room, and one has not");
+    };
+    assert!(why.contains("within one node"), "{why}");
+    create(&cluster, &named("gantry.dev/gang-preferred-level", "c", 2));
+    assert_eq!(node(&cluster, "c-0"), node(&cluster, "c-1"));
+}
+
+#[test]
+fn an_owner_may_ask_for_one_node_too() {
+    let native = json!({"spec": {
+        "schedulingPolicy": {"gang": {"minCount": 3}},
+        "schedulingConstraints": {"topology": [{"key": "kubernetes.io/hostname"}]},
+    }});
+    let kai = json!({"spec": {
+        "minMember": 3, "topologyConstraint": {"requiredTopologyLevel": "kubernetes.io/hostname"},
+    }});
+    for (kind, object) in [(OwnerKind::PodGroup, native), (OwnerKind::KaiPodGroup, kai)] {
+        let cluster = two_nodes();
+        for number in 0..3 {
+            let mut pod = pod(&format!("a-{number}"), 4);
+            match kind {
+                OwnerKind::PodGroup => pod["spec"]["schedulingGroup"] = json!({"podGroupName": "a"}),
+                _ => pod["metadata"]["annotations"] = json!({"pod-group-name": "a"}),
+            }
+            cluster.pod(&pod);
+        }
+        let owner = OwnerRef {
+            kind,
+            namespace: "default".into(),
+            name: "a".into(),
+            part: "".into(),
+        };
+        let facts = dialect::read(kind, "", &object);
+        cluster
+            .store
+            .update(|index| index.owner_seen(&owner, Some(facts.into())));
+        cluster.wait(2);
+        let Answer::Wait(why) = answer(&cluster, "a-0") else {
+            panic!("two nodes have room, and one has not");
+        };
+        assert!(why.contains("within one node"), "{why}");
+        // A node with more room comes.
+        cluster.add("o", &plain(16));
+        cluster.wait(2);
+        let nodes: Vec<String> = (0..3)
+            .map(|number| node(&cluster, &format!("a-{number}")))
+            .collect();
+        assert_eq!(nodes, ["o"; 3]);
+    }
 }
 
 /// The node that filter answers.

@@ -1,8 +1,9 @@
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 use crate::claim::{Claim, Maker, OwnerKind, OwnerRef, Size};
-use crate::dialect::settle;
+use crate::dialect::{read, settle};
 use crate::fabric::Level;
 use crate::key::{Dialect, GangKey};
 
@@ -296,7 +297,46 @@ fn a_level_goes_by_its_name_or_its_label() {
     }
     assert_eq!(
         faults(&[with("rakc")], OwnerState::NotNeeded, None),
-        ["level: \"rakc\" is not known; the levels are zone, rack; did you mean `rack`?"]
+        ["level: \"rakc\" is not known; the levels are zone, rack, node; did you mean `rack`?"]
+    );
+}
+
+#[test]
+fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
+    for name in ["node", "kubernetes.io/hostname"] {
+        let wish = Wish {
+            level: level(name, true),
+            ..Wish::default()
+        };
+        let terms = terms(&[wishing(4, wish)], OwnerState::NotNeeded, None);
+        assert_eq!(terms.level, level("node", true));
+    }
+    let native = json!({"spec": {
+        "schedulingPolicy": {"gang": {"minCount": 4}},
+        "schedulingConstraints": {"topology": [{"key": "kubernetes.io/hostname"}]},
+    }});
+    let kai = json!({"spec": {
+        "minMember": 4, "topologyConstraint": {"requiredTopologyLevel": "kubernetes.io/hostname"},
+    }});
+    for (kind, object) in [(OwnerKind::PodGroup, native), (OwnerKind::KaiPodGroup, kai)] {
+        let facts = read(kind, "", &object);
+        let terms = terms(&[of_owner(kind, Size::Unsaid)], OwnerState::Read(&facts), None);
+        assert_eq!((terms.min, terms.level), (4, level("node", true)), "{kind:?}");
+    }
+    let none = Levels::default();
+    assert_eq!(check::known("kubernetes.io/hostname", &none).as_deref(), Some("node"));
+    assert_eq!(
+        check::unknown("rack", &none),
+        "\"rack\" is not known: there is node alone, for the extender's configuration names no levels of the fabric"
+    );
+    let sliced = Wish {
+        level: level("node", true),
+        slice: Some(2),
+        ..Wish::default()
+    };
+    assert_eq!(
+        faults(&[wishing(4, sliced)], OwnerState::NotNeeded, None),
+        ["size: slices of 2 members are asked for, each on one node: slices are planned for in levels above the node only"]
     );
 }
 
