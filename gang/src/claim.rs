@@ -86,7 +86,7 @@ impl fmt::Display for OwnerRef {
         }
         write!(f, "{} {}", api.kind, self.name)?;
         match (api.kind, api.versions) {
-            // There are four kinds of that name.
+            // There are five kinds of that name.
             ("PodGroup", [(group, _), ..]) => write!(f, " ({group})"),
             _ => Ok(()),
         }
@@ -102,6 +102,8 @@ pub enum OwnerKind {
     Workload,
     /// scheduling.x-k8s.io PodGroup.
     CoschedulingPodGroup,
+    /// scheduling.sigs.k8s.io PodGroup: Koordinator's, and the coscheduling plugin's of former versions.
+    KoordinatorPodGroup,
     /// scheduling.volcano.sh PodGroup.
     VolcanoPodGroup,
     /// scheduling.run.ai PodGroup.

@@ -11,7 +11,7 @@ use crate::terms::Fault;
 
 /// Label of the coscheduling plugin.
 const COSCHEDULING: &str = "scheduling.x-k8s.io/pod-group";
-/// The same in its first versions, and in Koordinator.
+/// The same in its first versions, and in Koordinator: it names a PodGroup of scheduling.sigs.k8s.io.
 pub(super) const COSCHEDULING_OLD: &str = "pod-group.scheduling.sigs.k8s.io";
 /// Labels of its very first version, which knew no PodGroup object.
 const COSCHEDULING_NAME: &str = "pod-group.scheduling.sigs.k8s.io/name";
@@ -20,10 +20,11 @@ const COSCHEDULING_MIN: &str = "pod-group.scheduling.sigs.k8s.io/min-available";
 /// The coscheduling plugin of scheduler-plugins.
 pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let named = |label| pod.label(label).filter(|name| !name.is_empty());
-    let by = |label| Some((label, named(label)?));
-    if let Some((label, name)) = by(COSCHEDULING).or_else(|| by(COSCHEDULING_OLD)) {
+    let by = |label, kind| Some((label, named(label)?, kind));
+    let group = by(COSCHEDULING, OwnerKind::CoschedulingPodGroup)
+        .or_else(|| by(COSCHEDULING_OLD, OwnerKind::KoordinatorPodGroup));
+    if let Some((label, name, kind)) = group {
         let place = format!("label {label}");
-        let kind = OwnerKind::CoschedulingPodGroup;
         return Some(Found::of_object(pod, Dialect::Coscheduling, kind, &place, name));
     }
     let name = named(COSCHEDULING_NAME)?;

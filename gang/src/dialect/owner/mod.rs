@@ -40,14 +40,10 @@ pub fn api(kind: OwnerKind) -> Api {
             "podgroups",
         ),
         OwnerKind::Workload => (&[(KUBERNETES, "v1alpha1")], "Workload", "workloads"),
-        OwnerKind::CoschedulingPodGroup => (
-            &[
-                ("scheduling.x-k8s.io", "v1alpha1"),
-                ("scheduling.sigs.k8s.io", "v1alpha1"),
-            ],
-            "PodGroup",
-            "podgroups",
-        ),
+        OwnerKind::CoschedulingPodGroup => (&[("scheduling.x-k8s.io", "v1alpha1")], "PodGroup", "podgroups"),
+        OwnerKind::KoordinatorPodGroup => {
+            (&[("scheduling.sigs.k8s.io", "v1alpha1")], "PodGroup", "podgroups")
+        }
         OwnerKind::VolcanoPodGroup => (&[("scheduling.volcano.sh", "v1beta1")], "PodGroup", "podgroups"),
         OwnerKind::KaiPodGroup => (&[("scheduling.run.ai", "v2alpha2")], "PodGroup", "podgroups"),
         OwnerKind::LeaderWorkerSet => (
@@ -90,7 +86,7 @@ pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
     match kind {
         OwnerKind::PodGroup => groups::pod_group(&mut sheet),
         OwnerKind::Workload => groups::workload(&mut sheet, part),
-        OwnerKind::CoschedulingPodGroup => groups::coscheduling(&mut sheet),
+        OwnerKind::CoschedulingPodGroup | OwnerKind::KoordinatorPodGroup => groups::coscheduling(&mut sheet),
         OwnerKind::VolcanoPodGroup => groups::volcano(&mut sheet),
         OwnerKind::KaiPodGroup => groups::kai(&mut sheet),
         OwnerKind::LeaderWorkerSet => jobs::leader_worker_set(&mut sheet),

@@ -7,10 +7,11 @@ use super::{api, read};
 use crate::claim::{OwnerFacts, OwnerKind};
 use crate::terms::LevelWish;
 
-const KINDS: [OwnerKind; 15] = [
+const KINDS: [OwnerKind; 16] = [
     OwnerKind::PodGroup,
     OwnerKind::Workload,
     OwnerKind::CoschedulingPodGroup,
+    OwnerKind::KoordinatorPodGroup,
     OwnerKind::VolcanoPodGroup,
     OwnerKind::KaiPodGroup,
     OwnerKind::LeaderWorkerSet,
@@ -24,6 +25,31 @@ const KINDS: [OwnerKind; 15] = [
     OwnerKind::RayCluster,
     OwnerKind::Job,
 ];
+
+#[test]
+fn the_manifest_gives_the_right_to_read_every_kind() {
+    let manifest = include_str!("../../../../manifests/extender-owners.yaml");
+    let listed = |line: &str, field: &str| -> Option<Vec<String>> {
+        let (_, list) = line.trim().trim_start_matches("- ").split_once(field)?;
+        let list = list.trim().trim_matches(['[', ']']);
+        Some(list.split(", ").map(str::to_owned).collect())
+    };
+    let lines: Vec<&str> = manifest.lines().collect();
+    let rules: Vec<(Vec<String>, Vec<String>)> = lines
+        .windows(2)
+        .filter_map(|pair| Some((listed(pair[0], "apiGroups:")?, listed(pair[1], "resources:")?)))
+        .collect();
+    assert!(!rules.is_empty());
+    for kind in KINDS {
+        let api = api(kind);
+        for (group, _) in api.versions {
+            let given = rules.iter().any(|(groups, resources)| {
+                groups.iter().any(|of| of == group) && resources.iter().any(|of| of == api.plural)
+            });
+            assert!(given, "{} of {group}", api.plural);
+        }
+    }
+}
 
 fn part_of(kind: OwnerKind, part: &str, spec: Value) -> OwnerFacts {
     let mut object = json!({"metadata": {"name": "train"}});

@@ -36,13 +36,23 @@ fn each_replica_of_a_group_of_a_workload_is_a_gang() {
 
 #[test]
 fn coscheduling_has_had_three_labels() {
-    for label in [
-        "scheduling.x-k8s.io/pod-group",
-        "pod-group.scheduling.sigs.k8s.io",
+    // The objects that they name are of two groups, and both may be installed.
+    for (label, kind, group) in [
+        (
+            "scheduling.x-k8s.io/pod-group",
+            OwnerKind::CoschedulingPodGroup,
+            "scheduling.x-k8s.io",
+        ),
+        (
+            "pod-group.scheduling.sigs.k8s.io",
+            OwnerKind::KoordinatorPodGroup,
+            "scheduling.sigs.k8s.io",
+        ),
     ] {
         let claim = claimed(&json!({"metadata": {"labels": {label: "nginx"}}})).unwrap();
         assert_eq!(gang(&claim), (Dialect::Coscheduling, "nginx", ""));
-        assert_eq!(claim.owner, owner(OwnerKind::CoschedulingPodGroup, "nginx", ""));
+        assert_eq!(claim.owner, owner(kind, "nginx", ""));
+        assert_eq!(crate::dialect::api(kind).versions, [(group, "v1alpha1")]);
     }
     let first = claimed(&json!({"metadata": {"labels": {
         "pod-group.scheduling.sigs.k8s.io/name": "nginx",
