@@ -94,7 +94,7 @@ pub struct UnknownLevel {
 }
 
 /// The presets, and the levels of each, largest first: name and label.
-const PRESETS: [(&str, &[(&str, &str)]); 7] = [
+const PRESETS: [(&str, &[(&str, &str)]); 8] = [
     // NVIDIA Topograph: tier 0 is the switch next to the node; the accelerated domain is an NVLink one.
     (
         "topograph",
@@ -104,6 +104,16 @@ const PRESETS: [(&str, &[(&str, &str)]); 7] = [
             ("tier-0", "fabric.topograph.run/tier-0"),
             ("domain", "accelerator.topograph.run/domain"),
             ("sub-domain", "accelerator.topograph.run/sub-domain"),
+        ],
+    ),
+    // Topograph of former releases: a block is the switches next to the nodes, the accelerator their NVLink domain.
+    (
+        "topograph-old",
+        &[
+            ("datacenter", "network.topology.nvidia.com/datacenter"),
+            ("spine", "network.topology.nvidia.com/spine"),
+            ("block", "network.topology.nvidia.com/block"),
+            ("accelerator", "network.topology.nvidia.com/accelerator"),
         ],
     ),
     // EC2: layer 1 is the spine, layer 3 the leaf.

@@ -110,6 +110,13 @@ fn presets_and_levels_of_ones_own_are_combined() {
         names("topograph"),
         ["tier-2", "tier-1", "tier-0", "domain", "sub-domain"]
     );
+    let old = levels("topograph-old");
+    let labels: Vec<&str> = old.0.iter().map(|level| &*level.label).collect();
+    assert_eq!(
+        labels,
+        ["datacenter", "spine", "block", "accelerator"]
+            .map(|level| format!("network.topology.nvidia.com/{level}"))
+    );
     assert_eq!(names("zone-rack"), ["zone", "rack"]);
     assert_eq!(names("gke"), ["block", "subblock", "host"]);
     assert_eq!(names("oci"), ["network-block", "rack"]);
@@ -121,11 +128,11 @@ fn what_is_not_understood_is_refused_with_the_nearest_name() {
     for (text, words) in [
         (
             "nvlnk",
-            "\"nvlnk\" is neither a preset (topograph, aws, gke, oci, nvlink, zone, zone-rack) nor written name=label; did you mean nvlink?",
+            "\"nvlnk\" is neither a preset (topograph, topograph-old, aws, gke, oci, nvlink, zone, zone-rack) nor written name=label; did you mean nvlink?",
         ),
         (
             "zone,",
-            "\"\" is neither a preset (topograph, aws, gke, oci, nvlink, zone, zone-rack) nor written name=label",
+            "\"\" is neither a preset (topograph, topograph-old, aws, gke, oci, nvlink, zone, zone-rack) nor written name=label",
         ),
         (
             "Rack=r",
