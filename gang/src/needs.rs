@@ -39,8 +39,20 @@ pub struct Needs {
     pub host_ports: Vec<HostPort>,
 }
 
-/// A port of a host: protocol, address (`0.0.0.0` for any), number.
+/// A port of a host: protocol, address (`0.0.0.0` or empty for any), number.
 pub type HostPort = (Arc<str>, Arc<str>, u16);
+
+/// Whether two pods want the same port of one host, as kube-scheduler's NodePorts sees it: to it `0.0.0.0` alone stands for every address, and `::`
+/// is an address like any other.
+pub fn ports_collide(a: &[HostPort], b: &[HostPort]) -> bool {
+    let any = |address: &str| address.is_empty() || address == "0.0.0.0";
+    a.iter().any(|(protocol, address, port)| {
+        b.iter().any(|(other, there, number)| {
+            let meet = address == there || any(address) || any(there);
+            port == number && protocol == other && meet
+        })
+    })
+}
 
 /// Requirements on a node's labels (and name) that must all hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -164,5 +176,37 @@ impl PodTerm {
             .selector
             .iter()
             .all(|required| required.holds(labels.get(&required.key)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(protocol: &str, address: &str, number: u16) -> HostPort {
+        (protocol.into(), address.into(), number)
+    }
+
+    #[test]
+    fn ports_collide_as_kube_scheduler_counts_them() {
+        let http = |address: &str| [port("TCP", address, 80)];
+        for (a, b, collide) in [
+            ("0.0.0.0", "0.0.0.0", true),
+            ("0.0.0.0", "10.0.0.1", true),
+            ("", "10.0.0.1", true),
+            ("", "0.0.0.0", true),
+            ("0.0.0.0", "::", true),
+            ("10.0.0.1", "10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("::", "::", true),
+            ("::", "10.0.0.1", false),
+            ("::", "::1", false),
+        ] {
+            assert_eq!(ports_collide(&http(a), &http(b)), collide, "{a} {b}");
+            assert_eq!(ports_collide(&http(b), &http(a)), collide, "{b} {a}");
+        }
+        assert!(!ports_collide(&http(""), &[port("UDP", "", 80)]));
+        assert!(!ports_collide(&http(""), &[port("TCP", "", 81)]));
+        assert!(!ports_collide(&http(""), &[]));
     }
 }

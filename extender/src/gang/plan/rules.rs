@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_gang::Needs;
-use gantry_gang::needs::PodTerm;
+use gantry_gang::needs::{PodTerm, ports_collide};
 
 use crate::snapshot::NodeIx;
 
@@ -70,7 +70,7 @@ impl Rules {
                         rules.spread.push(pair);
                     }
                 }
-                if ports_clash(first, second) {
+                if ports_collide(&first.host_ports, &second.host_ports) {
                     rules.alone.push((a, b));
                 }
             }
@@ -147,13 +147,4 @@ impl Rules {
 /// Whether a term of one pod selects another.
 fn selects(of: &Needs, term: &PodTerm, other: &Needs) -> bool {
     term.finds(&of.namespace, &other.namespace, &other.labels)
-}
-
-fn ports_clash(a: &Needs, b: &Needs) -> bool {
-    let any = |address: &str| address.is_empty() || address == "0.0.0.0" || address == "::";
-    a.host_ports.iter().any(|(protocol, address, port)| {
-        b.host_ports.iter().any(|(other, there, number)| {
-            protocol == other && port == number && (address == there || any(address) || any(there))
-        })
-    })
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use gantry_gang::Needs;
-use gantry_gang::needs::{HostPort, PodTerm, Spread};
+use gantry_gang::needs::{PodTerm, Spread, ports_collide};
 
 use super::Rooms;
 use crate::gang::terrain::Barred;
@@ -37,7 +37,7 @@ impl Rooms {
                     self.close(&mut closed, term, here);
                 }
             }
-            if collide(&needs.host_ports, &kin.host_ports) {
+            if ports_collide(&needs.host_ports, &kin.host_ports) {
                 nodes.extend(here.keys().copied());
             }
         }
@@ -113,16 +113,4 @@ impl Rooms {
             })
             .map(|(node, _)| node)
     }
-}
-
-/// Whether two pods want the same port of one host.
-fn collide(wanted: &[HostPort], taken: &[HostPort]) -> bool {
-    wanted.iter().any(|(protocol, address, port)| {
-        taken.iter().any(|(other_protocol, other_address, other_port)| {
-            let any = |address: &str| address == "0.0.0.0";
-            port == other_port
-                && protocol == other_protocol
-                && (address == other_address || any(address) || any(other_address))
-        })
-    })
 }
