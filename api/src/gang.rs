@@ -207,6 +207,9 @@ pub struct DecidedSlot {
     /// The member's rank, if members have ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
+    /// Its position among all places in the order of ranks, from 0, if the gang is in slices and it is not the rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordinal: Option<u32>,
     /// The member's role, if there are several.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub role: String,

@@ -356,6 +356,7 @@ mod tests {
         let slot = |pod: Option<&str>| DecidedSlot {
             node: "n".into(),
             devices: Vec::new(),
+            ordinal: None,
             rank: None,
             role: String::new(),
             pod: pod.map(PodUid::from),

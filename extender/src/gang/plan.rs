@@ -40,6 +40,7 @@ use self::choose::{Chooser, Chosen};
 use self::demand::{Asked, Demand};
 use self::fill::{Anchors, Run, counts};
 use self::scope::Bounds;
+use self::slices::ordinals;
 use self::survey::{Counting, Survey};
 use self::words::Views;
 use super::terrain::Terrain;
@@ -204,22 +205,23 @@ fn placement(
     devices: Vec<Vec<Devices>>,
 ) -> Placement {
     let slots = survey.shapes.len();
-    let mut waiting: Vec<VecDeque<Asked<'_>>> = vec![VecDeque::new(); slots];
-    for asked in demand.pick(&counts(runs, slots)) {
-        waiting[asked.slot].push_back(asked);
+    let mut waiting: Vec<VecDeque<(u32, Asked<'_>)>> = vec![VecDeque::new(); slots];
+    for (ordinal, asked) in ordinals(demand.wanted, demand.pick(&counts(runs, slots))) {
+        waiting[asked.slot].push_back((ordinal, asked));
     }
     let mut places = Vec::new();
     let mut all = anchors.clone();
     for (run, devices) in runs.iter().zip(devices) {
         all.add(survey, run.node);
         for devices in devices {
-            if let Some(asked) = waiting[run.slot].pop_front() {
+            if let Some((ordinal, asked)) = waiting[run.slot].pop_front() {
                 places.push(Place {
                     shape: asked.member.shape,
                     node: survey.name(run.node).into(),
                     devices,
                     rank: asked.member.rank,
                     role: Arc::clone(&asked.member.role),
+                    ordinal: Some(ordinal),
                 });
             }
         }

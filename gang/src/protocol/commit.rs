@@ -68,6 +68,7 @@ impl Gang {
             Holder::Assigned(uid) | Holder::Bound(uid) => Some(uid.clone()),
         };
         let name = pod.as_ref().and_then(|uid| self.members.get(uid));
+        let sliced = self.working_terms().is_some_and(|terms| terms.slice.is_some());
         DecidedSlot {
             node: slot.node.clone(),
             devices: slot
@@ -84,6 +85,10 @@ impl Gang {
                 .collect(),
             rank: slot.rank,
             role: slot.role.to_string(),
+            // Where slices are counted by it and nothing else says it.
+            ordinal: slot
+                .ordinal
+                .filter(|ordinal| sliced && slot.rank != Some(*ordinal)),
             pod_name: name.map(|kept| kept.member.name.to_string()).unwrap_or_default(),
             pod,
         }

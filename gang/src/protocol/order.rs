@@ -101,6 +101,7 @@ impl Gang {
                 node: slot.node.clone(),
                 shape: slot.shape,
                 rank: slot.rank,
+                ordinal: slot.ordinal,
             })
             .collect();
         if placed.is_empty() {
@@ -128,6 +129,7 @@ impl Gang {
                     node: node.clone(),
                     shape: kept.member.shape,
                     rank: kept.member.claim.rank,
+                    ordinal: None,
                 }),
                 _ => None,
             })

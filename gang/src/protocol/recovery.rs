@@ -245,6 +245,7 @@ impl Gang {
             shape: None,
             rank: decided.rank,
             role: decided.role.as_str().into(),
+            ordinal: decided.ordinal,
             holder: Holder::Kept,
             since: now,
             stale: false,

@@ -17,6 +17,8 @@ pub(super) struct Slot {
     pub(super) shape: Option<ShapeId>,
     pub(super) rank: Option<u32>,
     pub(super) role: Arc<str>,
+    /// See [`Place::ordinal`]; whoever has the slot has it.
+    pub(super) ordinal: Option<u32>,
     pub(super) holder: Holder,
     /// Since when the holder is what it is.
     pub(super) since: Instant,
@@ -54,6 +56,7 @@ impl Slot {
             shape: Some(place.shape),
             rank: place.rank,
             role: place.role.clone(),
+            ordinal: place.ordinal,
             holder: Holder::Kept,
             since: now,
             stale: false,

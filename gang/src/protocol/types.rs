@@ -80,6 +80,8 @@ pub struct Place {
     pub rank: Option<u32>,
     /// The role it was laid for.
     pub role: Arc<str>,
+    /// Its position among all places of the gang, in the order of ranks: slices are counted by it, for ranks may have gaps and be had twice.
+    pub ordinal: Option<u32>,
 }
 
 /// What the planner is asked for.
@@ -110,6 +112,8 @@ pub struct Sibling {
     pub shape: Option<ShapeId>,
     /// Its rank.
     pub rank: Option<u32>,
+    /// The ordinal of its place, as far as that is known ([`Place::ordinal`]).
+    pub ordinal: Option<u32>,
 }
 
 /// A member that wants a place.

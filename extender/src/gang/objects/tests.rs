@@ -156,6 +156,7 @@ fn decided(id: &str) -> GangStatus {
             slots: vec![DecidedSlot {
                 node: "n".into(),
                 devices: Vec::new(),
+                ordinal: None,
                 rank: None,
                 role: String::new(),
                 pod: None,

@@ -10,7 +10,7 @@ use super::demand::{Counts, Demand};
 use super::fill::{Anchors, Filler, Run};
 use super::pack::{Packing, State, nodes_of, pack};
 use super::scope::{Bounds, Place, Scope, places, scopes};
-use super::slices::{Slices, by_slices};
+use super::slices::{Slices, by_slices, ordinals};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
@@ -108,7 +108,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     fn slice_by_slice(&self, demand: &Demand<'_>, slices: Slices, width: usize) -> Option<Chosen> {
         let counts = [demand.most, demand.must].map(|count| demand.first(count));
         counts.iter().find_map(|counts| {
-            let members = demand.pick(counts);
+            let members = ordinals(demand.wanted, demand.pick(counts));
             (0..self.survey.tiers()).find_map(|tier| {
                 let packing = Packing {
                     survey: self.survey,

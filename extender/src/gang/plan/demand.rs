@@ -14,6 +14,7 @@ const MOST_MIXES: usize = 256;
 /// What a gang asks to have placed.
 #[derive(Debug)]
 pub(super) struct Demand<'w> {
+    pub(super) wanted: &'w Wanted,
     /// The distinct shapes, in the order of their first members.
     pub(super) shapes: Vec<ShapeId>,
     /// The members in the order in which they are preferred, each with the index of its shape: those that roles need first.
@@ -71,6 +72,7 @@ impl<'w> Demand<'w> {
         let must = wanted.must.max(count(needed));
         let room = wanted.terms.max.saturating_sub(count(wanted.placed.len()));
         Self {
+            wanted,
             shapes,
             needed,
             must,

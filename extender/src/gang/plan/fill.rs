@@ -8,6 +8,7 @@ use gantry_gang::DomainIx;
 use gantry_gang::protocol::Wanted;
 
 use super::demand::Counts;
+use super::slices::placed_ordinals;
 use super::split::{Part, split};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
@@ -27,17 +28,17 @@ pub(super) struct Anchors {
     pub(super) nodes: BTreeSet<NodeIx>,
     /// How many of the nodes are in each.
     domains: BTreeMap<DomainIx, usize>,
-    /// The ranks of the members there, where they have any.
-    pub(super) ranks: Vec<(u32, NodeIx)>,
+    /// The ordinals of the members there ([`super::slices::ordinals`]).
+    pub(super) ordinals: Vec<(u32, NodeIx)>,
 }
 
 impl Anchors {
     pub(super) fn of(survey: &Survey<'_>, wanted: &Wanted) -> Self {
         let mut anchors = Self::default();
-        for sibling in &wanted.placed {
+        for (sibling, ordinal) in wanted.placed.iter().zip(placed_ordinals(wanted)) {
             if let Some(node) = survey.terrain.snapshot.find(sibling.node.as_str()) {
                 anchors.add(survey, node);
-                anchors.ranks.extend(sibling.rank.map(|rank| (rank, node)));
+                anchors.ordinals.push((ordinal, node));
             }
         }
         anchors

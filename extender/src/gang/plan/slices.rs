@@ -1,7 +1,10 @@
 //! Members in slices: so many together in one domain of a level, whole slices over as few domains as can be. Members of one shape are split exactly;
 //! of several, or where others of the gang have places, one slice is laid after the other.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use gantry_gang::DomainIx;
+use gantry_gang::protocol::Wanted;
 
 use super::demand::Asked;
 use super::fill::{Filler, Run};
@@ -108,20 +111,73 @@ fn blocks(survey: &Survey<'_>, domain: DomainIx, level: usize) -> Vec<DomainIx> 
     blocks
 }
 
-/// Lays members, which come by rank, slice after slice: one whose other members have a place goes to them, any other first where the gang is,
+/// The ordinals of members that have places. Where those are not known they are the ranks if that can be, which is without gaps; else positions in
+/// the order of ranks.
+pub(super) fn placed_ordinals(wanted: &Wanted) -> Vec<u32> {
+    let all = &wanted.placed;
+    let known = all.iter().any(|sibling| sibling.ordinal.is_some());
+    let ordinals = all.iter().filter_map(|sibling| sibling.ordinal.or(sibling.rank));
+    let ordinals: Vec<u32> = ordinals.collect();
+    let distinct: BTreeSet<&u32> = ordinals.iter().collect();
+    let total = wanted.terms.max.max(count(all.len() + wanted.members.len()));
+    let dense = distinct.last().is_none_or(|last| **last < total);
+    if distinct.len() == all.len() && (known || dense) {
+        return ordinals;
+    }
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by_key(|at| (all[*at].rank.is_none(), all[*at].rank));
+    let mut ordinals = vec![0; all.len()];
+    for (ordinal, at) in (0u32..).zip(order) {
+        ordinals[at] = ordinal;
+    }
+    ordinals
+}
+
+/// Members that are placed, which come by rank, with their ordinals, by those: positions in the order of ranks. Beside others that have places each
+/// gets the first that none has and that its rank does not contradict.
+pub(super) fn ordinals<'w>(wanted: &Wanted, members: Vec<Asked<'w>>) -> Vec<(u32, Asked<'w>)> {
+    let ranks = wanted.placed.iter().map(|sibling| sibling.rank);
+    let taken: BTreeMap<u32, Option<u32>> = placed_ordinals(wanted).into_iter().zip(ranks).collect();
+    let end = taken.keys().last().map_or(0, |last| last.saturating_add(1));
+    let new = (0..end.saturating_add(count(members.len()))).filter(|ordinal| !taken.contains_key(ordinal));
+    let mut new: BTreeSet<u32> = new.collect();
+    let mut ordered: Vec<(u32, Asked<'w>)> = Vec::with_capacity(members.len());
+    for asked in members {
+        let may_have = |ordinal: &&u32| {
+            let before = taken.range(..**ordinal).rev().find_map(|(_, rank)| *rank);
+            let after = taken.range(**ordinal..).find_map(|(_, rank)| *rank);
+            asked.member.rank.is_none_or(|rank| {
+                before.is_none_or(|before| before <= rank) && after.is_none_or(|after| rank <= after)
+            })
+        };
+        let found = new.iter().find(may_have).or_else(|| new.first()).copied();
+        if let Some(ordinal) = found {
+            new.remove(&ordinal);
+            ordered.push((ordinal, asked));
+        }
+    }
+    ordered.sort_by_key(|(ordinal, _)| *ordinal);
+    ordered
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// Lays members, which come by their ordinals, slice after slice: one whose other members have a place goes to them, any other first where the gang is,
 /// then where it leaves least. `None` if a slice does not fit so. `sums` are what the domains take of each shape.
 pub(super) fn by_slices(
     packing: Packing<'_, '_>,
     sums: &[u32],
     slices: Slices,
-    members: &[Asked<'_>],
+    members: &[(u32, Asked<'_>)],
 ) -> Option<Vec<Run>> {
     let survey = packing.survey;
     let slots = survey.shapes.len();
     let all = blocks(survey, gantry_gang::Fabric::ROOT, slices.level);
     let mut groups: Vec<(u32, Vec<u32>)> = Vec::new();
-    for (position, asked) in (0u32..).zip(members) {
-        let slice = asked.member.rank.unwrap_or(position) / slices.size;
+    for (ordinal, asked) in members {
+        let slice = ordinal / slices.size;
         if groups.last().is_none_or(|(last, _)| *last != slice) {
             groups.push((slice, vec![0; slots]));
         }
@@ -135,9 +191,9 @@ pub(super) fn by_slices(
     for (slice, counts) in groups {
         let mates = packing
             .anchors
-            .ranks
+            .ordinals
             .iter()
-            .find(|(rank, _)| rank / slices.size == slice);
+            .find(|(ordinal, _)| ordinal / slices.size == slice);
         let own = mates.and_then(|(_, node)| all.iter().find(|block| survey.lies_in(*node, **block)));
         let mut candidates: Vec<(bool, u64, DomainIx)> = Vec::new();
         for block in &all {

@@ -365,6 +365,7 @@ impl Cluster {
                     devices: vec![("nvidia.com/gpu".into(), vec![gpu.as_str().into()])],
                     rank: member.rank,
                     role: member.role.clone(),
+                    ordinal: None,
                 });
             Ok(Placement {
                 places: places.collect(),

@@ -94,6 +94,7 @@ pub(crate) fn place(node: &str, gpu: &str) -> Place {
         devices: vec![("nvidia.com/gpu".into(), vec![gpu.into()])],
         rank: None,
         role: "".into(),
+        ordinal: None,
     }
 }
 

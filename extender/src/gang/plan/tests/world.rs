@@ -281,6 +281,7 @@ pub(in crate::gang) fn sibling(node: &str, rank: u32) -> Sibling {
         node: node.into(),
         shape: None,
         rank: Some(rank),
+        ordinal: None,
     }
 }
 
