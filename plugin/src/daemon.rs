@@ -25,7 +25,7 @@ use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::labels::{self, Identity, Labeller};
 use crate::observe::{self, Observed};
 use crate::watchdog::{Patience, Watchdog};
-use crate::{cdi, offer, processes};
+use crate::{allocate, cdi, offer, processes};
 
 /// Notes that may wait for the API server; what comes beyond is in the log only.
 const NOTES: usize = 256;
@@ -70,7 +70,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         probes.spawn(tell_of_problems(node, kubeconfig, reports, shutdown.clone()));
     }
     probes.close();
-    let Some(config) = source::follow(from, report, &following, shutdown.clone()).await? else {
+    let dev = args.dev_root.clone();
+    let fits = move |config: &Config| allocate::fits(config, &dev);
+    let Some(config) = source::follow(from, fits, report, &following, shutdown.clone()).await? else {
         probes.wait().await;
         return Ok(());
     };

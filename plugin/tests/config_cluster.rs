@@ -99,7 +99,10 @@ impl Scene {
         let stop = self.stop.clone();
         let following = tokio::spawn(async move {
             let tasks = TaskTracker::new();
-            follow(source, reporter, &tasks, stop).await.unwrap().unwrap()
+            follow(source, |_: &Config| Ok(()), reporter, &tasks, stop)
+                .await
+                .unwrap()
+                .unwrap()
         });
         (Followed(following), reports)
     }

@@ -114,6 +114,60 @@ async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_
     soon("the daemon's end", daemon).await.unwrap().unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_requires_what_the_host_lacks_is_refused_while_the_last_good_one_is_served() {
+    let sim = Sim::of("workstation-2x");
+    let mut node = Node::new(0);
+    let file = node.directory.path().join("config.yaml");
+    std::fs::write(&file, "flags: {plugin: {passDeviceSpecs: true}}\n").unwrap();
+    let listen = node.listen();
+    let layout = sim.installed.layout.clone();
+    let library = sim.installed.library.clone();
+    let channels = layout.dev.join("nvidia-caps-imex-channels");
+    std::fs::remove_dir_all(&channels).unwrap();
+    let node = node.with(|args| {
+        args.nvml_library = library;
+        args.proc_root = layout.proc;
+        args.sys_root = layout.sys;
+        args.dev_root = layout.dev;
+        args.config.config_file = Some(file.display().to_string());
+    });
+    let mut kubelet = node.kubelet();
+    let shutdown = CancellationToken::new();
+    let daemon = tokio::spawn(gantry_plugin::run(node.args().clone(), shutdown.clone()));
+    let mut plugin = kubelet.plugin().await;
+    let mut lists = plugin.watch().await;
+    let devices = soon("a list", lists.next()).await.unwrap().unwrap().devices;
+    assert_eq!(devices.len(), 2);
+
+    std::fs::write(&file, "imex: {channelIDs: [0], required: true}\n").unwrap();
+    let (code, body) = awaited(listen, "/readyz", "imex.required is true, but there is no").await;
+    assert_eq!(code, 200, "GPUs are served on: {body}");
+    let (_, metrics) = get(listen, "/metrics").await;
+    assert!(metrics.contains("gantry_plugin_config_refused 1"), "{metrics}");
+    let container = plugin.allocate(&[&devices[0].id]).await.unwrap();
+    assert!(!container.devices.is_empty(), "the last good one: {container:?}");
+    assert!(
+        !container.envs.contains_key("NVIDIA_IMEX_CHANNELS"),
+        "{container:?}"
+    );
+
+    std::fs::create_dir_all(&channels).unwrap();
+    std::fs::write(channels.join("channel0"), "").unwrap();
+    soon("its taking effect", async {
+        while !get(listen, "/metrics")
+            .await
+            .1
+            .contains("gantry_plugin_config_refused 0")
+        {
+            a_moment().await;
+        }
+    })
+    .await;
+    shutdown.cancel();
+    soon("the daemon's end", daemon).await.unwrap().unwrap();
+}
+
 /// The text of the Warning on the Node.
 async fn warning(client: &kube::Client) -> String {
     let events = Api::<Event>::all(client.clone());

@@ -66,6 +66,14 @@ pub fn check(config: &Config, nodes: &Nodes) -> Result<(), NoImexChannel> {
     Ok(())
 }
 
+/// Whether `config` can be served on this host as it is now. `dev` is where this process sees `/dev`.
+///
+/// # Errors
+/// What stands against it, in words: see [`check`].
+pub fn fits(config: &Config, dev: &Path) -> Result<(), String> {
+    check(config, &cdi::nodes(config, dev)).map_err(|error| error.to_string())
+}
+
 /// Words the answers to Allocate, by the latest snapshot.
 #[derive(Debug)]
 pub struct Responder {

@@ -7,7 +7,7 @@ mod files;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, ResourceName};
 use tokio::signal::unix::{SignalKind, signal};
@@ -118,14 +118,72 @@ impl Sighting {
     }
 }
 
+/// How often a configuration that only this host stands against is tried again: what it lacks may come.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Why a configuration is not put into effect.
+enum Refusal {
+    /// It is wrong.
+    Wrong(Problems),
+    /// It is good, and this host lacks something that it needs.
+    Unfit(Problems),
+}
+
+impl Refusal {
+    fn problems(self) -> Problems {
+        match self {
+            Self::Wrong(problems) | Self::Unfit(problems) => problems,
+        }
+    }
+}
+
+/// What is seen of the configuration, each once.
+struct Inbox {
+    sightings: mpsc::Receiver<Sighting>,
+    /// The last one looked at.
+    last: Option<Sighting>,
+    /// Whether it is to be looked at again.
+    unfit: bool,
+}
+
+impl Inbox {
+    /// The next one to look at; `None`: there will be no other.
+    async fn next(&mut self) -> Option<Sighting> {
+        loop {
+            tokio::select! {
+                sighting = self.sightings.recv() => match sighting {
+                    Some(sighting) if self.last.as_ref() == Some(&sighting) => {}
+                    other => return other,
+                },
+                () = files::over(self.unfit.then_some(AGAIN)) => return self.last.clone(),
+            }
+        }
+    }
+
+    /// Notes what came of a look; tells of a refusal that was not told of already.
+    fn looked(&mut self, at: Sighting, outcome: &Result<Loaded, Refusal>, reports: &watch::Sender<Report>) {
+        let again = self.last.as_ref() == Some(&at);
+        self.last = Some(at);
+        self.unfit = matches!(outcome, Err(Refusal::Unfit(_)));
+        if let Err(Refusal::Wrong(problems) | Refusal::Unfit(problems)) = outcome {
+            let text: Arc<str> = problems.to_string().into();
+            if !(again && reports.borrow().problem.as_ref() == Some(&text)) {
+                refuse(reports, text);
+            }
+        }
+    }
+}
+
 /// Finds the configuration and follows it until `shutdown`, in tasks of `tasks`; SIGHUP has files read again. Returns when the
 /// first one is in effect: at once for flags and a file, after the API server's answer where a label of the node decides.
-/// `None` when `shutdown` came before. What goes wrong on the way, and later, is told by `reports`.
+/// `None` when `shutdown` came before. What goes wrong on the way, and later, is told by `reports`. What `fits` says no to is refused
+/// like what is wrong, at the start and later, and tried again now and then.
 ///
 /// # Errors
 /// When flags and file together are wrong at the start. A configuration by label that is wrong is waited for instead.
 pub async fn follow(
     source: Source,
+    fits: impl Fn(&Config) -> Result<(), String> + Send + Sync + 'static,
     reports: watch::Sender<Report>,
     tasks: &TaskTracker,
     shutdown: CancellationToken,
@@ -134,7 +192,7 @@ pub async fn follow(
     if let Err(error) = signal(SignalKind::hangup()) {
         warn!(%error, "SIGHUP will end this program");
     }
-    let (sender, mut sightings) = mpsc::channel(4);
+    let (sender, sightings) = mpsc::channel(4);
     let mut last = None;
     match &source.place {
         Place::Flags => last = Some(flags_alone()),
@@ -160,28 +218,37 @@ pub async fn follow(
             ));
         }
     }
-    let first = match &last {
-        Some(sighting) => source.load(sighting)?,
+    let judge = move |sighting: &Sighting| {
+        let loaded = source.load(sighting).map_err(Refusal::Wrong)?;
+        match fits(&loaded.config) {
+            Ok(()) => Ok(loaded),
+            Err(reason) => Err(Refusal::Unfit(Problems::one(&sighting.source, &reason))),
+        }
+    };
+    let mut inbox = Inbox {
+        sightings,
+        last,
+        unfit: false,
+    };
+    let first = match &inbox.last {
+        Some(sighting) => judge(sighting).map_err(Refusal::problems)?,
         None => loop {
             let sighting = tokio::select! {
                 () = shutdown.cancelled() => return Ok(None),
-                sighting = sightings.recv() => match sighting {
+                sighting = inbox.next() => match sighting {
                     Some(sighting) => sighting,
                     None => return Ok(None),
                 },
             };
-            if last.as_ref() == Some(&sighting) {
-                continue;
-            }
-            let loaded = source.load(&sighting);
-            last = Some(sighting);
-            match loaded {
-                Ok(loaded) => break loaded,
-                Err(problems) => refuse(&reports, &problems),
+            let outcome = judge(&sighting);
+            inbox.looked(sighting, &outcome, &reports);
+            if let Ok(loaded) = outcome {
+                break loaded;
             }
         },
     };
-    let name = last
+    let name = inbox
+        .last
         .as_ref()
         .map_or(String::new(), |sighting| sighting.source.clone());
     accept(&reports, &name, &first);
@@ -193,7 +260,7 @@ pub async fn follow(
             let sighting = tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = configs.closed() => return,
-                sighting = sightings.recv() => match sighting {
+                sighting = inbox.next() => match sighting {
                     Some(sighting) => sighting,
                     None => {
                         // The configuration stays what it is for as long as anybody reads it.
@@ -202,22 +269,16 @@ pub async fn follow(
                     }
                 },
             };
-            if last.as_ref() == Some(&sighting) {
-                continue;
+            let outcome = judge(&sighting);
+            let name = sighting.source.clone();
+            inbox.looked(sighting, &outcome, &reports);
+            let Ok(loaded) = outcome else { continue };
+            if *configs.borrow().as_ref() == loaded.config {
+                reports.send_if_modified(|report| report.problem.take().is_some());
+            } else {
+                accept(&reports, &name, &loaded);
+                configs.send_replace(Arc::new(loaded.config));
             }
-            match source.load(&sighting) {
-                Ok(loaded) => {
-                    let changed = *configs.borrow().as_ref() != loaded.config;
-                    if changed {
-                        accept(&reports, &sighting.source, &loaded);
-                        configs.send_replace(Arc::new(loaded.config));
-                    } else {
-                        reports.send_if_modified(|report| report.problem.take().is_some());
-                    }
-                }
-                Err(problems) => refuse(&reports, &problems),
-            }
-            last = Some(sighting);
         }
     });
     Ok(Some(receiver))
@@ -318,10 +379,10 @@ fn accept(reports: &watch::Sender<Report>, source: &str, loaded: &Loaded) {
     });
 }
 
-fn refuse(reports: &watch::Sender<Report>, problems: &Problems) {
+fn refuse(reports: &watch::Sender<Report>, problems: Arc<str>) {
     error!(%problems, "configuration refused; the last good one stays in effect");
     reports.send_modify(|report| {
-        report.problem = Some(problems.to_string().into());
+        report.problem = Some(problems);
         report.failures += 1;
     });
 }

@@ -17,6 +17,14 @@ struct Followed {
 
 impl Followed {
     async fn of(place: Place) -> Result<Self, SourceError> {
+        Self::on(|_| Ok(()), place).await
+    }
+
+    /// On a host that `fits` knows.
+    async fn on(
+        fits: impl Fn(&Config) -> Result<(), String> + Send + Sync + 'static,
+        place: Place,
+    ) -> Result<Self, SourceError> {
         let (sender, reports) = watch::channel(Report::default());
         let stop = CancellationToken::new();
         let source = Source {
@@ -25,7 +33,7 @@ impl Followed {
             strictness: Strictness::Strict,
             gpu_resource: None,
         };
-        let configs = follow(source, sender, &TaskTracker::new(), stop.clone()).await?;
+        let configs = follow(source, fits, sender, &TaskTracker::new(), stop.clone()).await?;
         Ok(Self {
             configs: configs.unwrap(),
             reports,
@@ -234,6 +242,34 @@ fn a_pipe_is_read_where_nothing_is_followed() {
         gpu_resource: None,
     };
     assert_eq!(source.now().unwrap().config.mig_strategy, MigStrategy::Mixed);
+}
+
+#[tokio::test]
+async fn what_this_host_cannot_serve_is_refused_until_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, channel] = ["config.yaml", "channel0"].map(|name| folder.path().join(name));
+    write(&path, "single");
+    let there = channel.clone();
+    let fits = move |config: &Config| match config.mig_strategy != MigStrategy::Mixed || there.exists() {
+        true => Ok(()),
+        false => Err("there is no channel".to_owned()),
+    };
+    let mut followed = Followed::on(fits.clone(), Place::File(path.clone()))
+        .await
+        .unwrap();
+    write(&path, "mixed");
+    let report = followed.report(|report| report.problem.is_some()).await;
+    assert_eq!(
+        report.problem.as_deref(),
+        Some(format!("{}: there is no channel", path.display()).as_str())
+    );
+    assert_eq!(followed.configs.borrow().mig_strategy, MigStrategy::Single);
+    let at_start = Followed::on(fits, Place::File(path.clone())).await;
+    assert!(matches!(at_start, Err(SourceError::Wrong(_))));
+    std::fs::write(&channel, "").unwrap();
+    followed.config(MigStrategy::Mixed).await;
+    let report = followed.report(|report| report.problem.is_none()).await;
+    assert_eq!((report.loads, report.failures), (2, 1), "told once");
 }
 
 /// What was read, called the same.
