@@ -13,6 +13,9 @@ use crate::claim::{Claim, Maker, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::terms::{Fault, LevelWish, Repair};
 
+/// Ranks need not be consecutive.
+const LARGEST_RANK: u32 = 100_000;
+
 /// Longest name and UID of a job that made a pod: Kubernetes has none that are longer.
 const MAKER: usize = 253;
 
@@ -109,7 +112,7 @@ impl<'a> Own<'a> {
             names::GANG_MAX_ANNOTATION => self.wish.max = self.keep(count()),
             names::GANG_SLICE_ANNOTATION => self.wish.slice = self.keep(count()),
             names::GANG_RANK_ANNOTATION => {
-                self.rank = self.keep(number(place(), text, 0..=value::MOST_MEMBERS));
+                self.rank = self.keep(number(place(), text, 0..=LARGEST_RANK));
             }
             names::GANG_ARRIVAL_ANNOTATION => {
                 self.wish.arrival = self

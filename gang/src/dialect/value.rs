@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::claim::Hint;
 use crate::terms::Fault;
 
-/// No gang is larger.
-pub(crate) const MOST_MEMBERS: u32 = 100_000;
+/// Members of one gang that are kept at most, unless set otherwise; a minimum above it could never be reached.
+pub(crate) const MOST_MEMBERS: u32 = 20_000;
 
 /// Longest piece of a value that a message repeats, in characters.
 const SHOWN: usize = 60;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, DeviceId, GangSpec, GangStatus, NodeName, PodUid, ResourceName};
 
 use crate::claim::Claim;
+use crate::dialect::value::MOST_MEMBERS;
 use crate::fabric::Levels;
 use crate::key::GangKey;
 use crate::terms::{Fault, Repair, Terms};
@@ -293,7 +294,7 @@ impl Default for Settings {
             replans: 3,
             linger: Duration::from_secs(10),
             max_gangs: 10_000,
-            max_members: 20_000,
+            max_members: usize::try_from(MOST_MEMBERS).unwrap_or(usize::MAX),
         }
     }
 }

@@ -47,6 +47,11 @@ pub(super) fn sizes(
     if min == 0 {
         wrong(format!("{decided_by} is 0: at least 1 member is needed"));
     }
+    if min > MOST_MEMBERS {
+        wrong(format!(
+            "{min} members are needed ({decided_by}), and a gang has {MOST_MEMBERS} at most"
+        ));
+    }
     if let Some(total) = total.filter(|total| min > *total) {
         wrong(format!(
             "{min} members are needed ({decided_by}), but there will be {total} only"

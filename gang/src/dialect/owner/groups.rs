@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Sheet, level, sum};
-use crate::dialect::value::{arrival, number, unknown};
+use crate::dialect::value::{MOST_MEMBERS, arrival, number, unknown};
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
 pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
@@ -85,7 +85,7 @@ pub(super) fn coscheduling(sheet: &mut Sheet<'_>) {
             "annotation gang.scheduling.koordinator.sh/total-number of {}",
             sheet.name
         );
-        match number(place, total, 1..=super::MOST_MEMBERS) {
+        match number(place, total, 1..=MOST_MEMBERS) {
             Ok(total) => sheet.facts.total = Some(total),
             Err(wrong) => sheet.facts.faults.push(wrong),
         }

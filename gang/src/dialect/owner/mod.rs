@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::value::{MOST_FAULTS, MOST_MEMBERS, fault, shown};
+use super::value::{MOST_FAULTS, fault, shown};
 use crate::claim::{OwnerFacts, OwnerKind};
 use crate::terms::LevelWish;
 
@@ -185,10 +185,6 @@ impl<'a> Sheet<'a> {
 
     /// What every object is held to.
     fn done(mut self) -> OwnerFacts {
-        let counts = [self.facts.min, self.facts.total];
-        if counts.iter().flatten().any(|count| *count > MOST_MEMBERS) {
-            self.wrong("spec", format!("it has more than {MOST_MEMBERS} pods"));
-        }
         if let (Some(min), Some(total)) = (self.facts.min, self.facts.total)
             && min > total
         {

@@ -107,7 +107,7 @@ fn koordinator_says_everything_in_annotations() {
     assert_eq!(
         faults(&wrong),
         [
-            "annotation gang.scheduling.koordinator.sh/min-available: \"two\" is no whole number from 1 to 100000",
+            "annotation gang.scheduling.koordinator.sh/min-available: \"two\" is no whole number from 1 to 20000",
             "annotation gang.scheduling.koordinator.sh/waiting-time: \"90\" is no time such as 90s, 5m or 1h30m",
         ]
     );

@@ -77,14 +77,14 @@ fn every_mistake_is_named_with_what_is_allowed() {
     annotation gantry.dev/checkpointed: "yes" is none of true, false
     annotation gantry.dev/gang: "Train_1" is no name of a gang: at most 63 small letters, digits, `-` and `.`, a letter or digit at both ends of each part between dots; or `none`
     annotation gantry.dev/gang-arrival-seconds: "1h" is no whole number from 1 to 3600
-    annotation gantry.dev/gang-max: "+4" is no whole number from 1 to 100000
+    annotation gantry.dev/gang-max: "+4" is no whole number from 1 to 20000
     annotation gantry.dev/gang-mim: no annotation of ours; there are gang, gang-min, gang-max, gang-required-level, gang-preferred-level, gang-slice-size, gang-repair, gang-arrival-seconds, gang-rank; did you mean `gang-min`?
-    annotation gantry.dev/gang-min: "0" is no whole number from 1 to 100000, or `all` where the owner says how many there are
+    annotation gantry.dev/gang-min: "0" is no whole number from 1 to 20000, or `all` where the owner says how many there are
     annotation gantry.dev/gang-rank: "-1" is no whole number from 0 to 100000
     annotation gantry.dev/gang-repair: "restrat" is none of hold, restart, ignore; did you mean `restart`?
     annotation gantry.dev/gang-required-level: "" is neither the name of a level nor a node label
     annotation gantry.dev/gang-required-level: gantry.dev/gang-preferred-level is given too: a gang has one level; remove one of the two
-    annotation gantry.dev/gang-slice-size: "99999999999999999999" is no whole number from 1 to 100000
+    annotation gantry.dev/gang-slice-size: "99999999999999999999" is no whole number from 1 to 20000
     "#);
 }
 

@@ -269,7 +269,7 @@ fn numbers_that_cannot_be_together_are_told() {
     };
     let told = faults(&[stated(4)], OwnerState::NotNeeded, Some(&object));
     assert!(
-        told.contains(&"spec.minMember of the Gang: 0 is not from 1 to 100000".to_owned()),
+        told.contains(&"spec.minMember of the Gang: 0 is not from 1 to 20000".to_owned()),
         "{told:?}"
     );
     assert!(
@@ -324,7 +324,10 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
         assert_eq!((terms.min, terms.level), (4, level("node", true)), "{kind:?}");
     }
     let none = Levels::default();
-    assert_eq!(check::known("kubernetes.io/hostname", &none).as_deref(), Some("node"));
+    assert_eq!(
+        check::known("kubernetes.io/hostname", &none).as_deref(),
+        Some("node")
+    );
     assert_eq!(
         check::unknown("rack", &none),
         "\"rack\" is not known: there is node alone, for the extender's configuration names no levels of the fabric"
@@ -336,8 +339,36 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
     };
     assert_eq!(
         faults(&[wishing(4, sliced)], OwnerState::NotNeeded, None),
-        ["size: slices of 2 members are asked for, each on one node: slices are planned for in levels above the node only"]
+        [
+            "size: slices of 2 members are asked for, each on one node: slices are planned for in levels above the node only"
+        ]
     );
+}
+
+#[test]
+fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
+    assert_eq!(
+        crate::protocol::Settings::default().max_members,
+        20_000,
+        "what is told below"
+    );
+    assert_eq!(terms(&[stated(20_000)], OwnerState::NotNeeded, None).min, 20_000);
+    assert_eq!(
+        faults(&[stated(20_001)], OwnerState::NotNeeded, None),
+        [
+            "size: 20001 members are needed (annotation gantry.dev/gang-min of its pods), and a gang has 20000 at most"
+        ]
+    );
+    let group = json!({"spec": {"minMember": 60_000}});
+    let facts = read(OwnerKind::VolcanoPodGroup, "", &group);
+    let owned = of_owner(OwnerKind::VolcanoPodGroup, Size::Unsaid);
+    let told = faults(&[owned], OwnerState::Read(&facts), None);
+    assert!(told[0].ends_with("and a gang has 20000 at most"), "{told:?}");
+    // That there will be more of which fewer are needed is no fault: those beyond wait.
+    let job = json!({"spec": {"parallelism": 50_000}});
+    let facts = read(OwnerKind::Job, "", &job);
+    let owned = of_owner(OwnerKind::Job, Size::Stated { min: 8, total: None });
+    assert_eq!(terms(&[owned], OwnerState::Read(&facts), None).min, 8);
 }
 
 #[test]
