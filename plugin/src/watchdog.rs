@@ -14,14 +14,14 @@ use crate::observe::Observed;
 
 /// When what is concluded.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub(crate) struct Patience {
     /// Between two looks.
-    pub look: Duration,
+    pub(crate) look: Duration,
     /// NVML may be silent for so long. A driver without persistence takes seconds for each GPU when it is first asked.
-    pub silent: Duration,
+    pub(crate) silent: Duration,
     /// NVML may be silent, or fail though the driver is there, for so long before a new process is worth a try: what a container may
     /// open can be taken from it while it runs, and only a new one gets it back.
-    pub dead: Duration,
+    pub(crate) dead: Duration,
 }
 
 impl Default for Patience {
@@ -36,17 +36,17 @@ impl Default for Patience {
 
 /// The thread looked after, and who hears of it.
 #[derive(Debug)]
-pub struct Watchdog {
+pub(crate) struct Watchdog {
     /// Its beats.
-    pub pulse: Pulse,
+    pub(crate) pulse: Pulse,
     /// What it says is wrong.
-    pub sickbay: Sickbay,
+    pub(crate) sickbay: Sickbay,
     /// Where devices are published.
-    pub publish: watch::Sender<Arc<Hardware>>,
+    pub(crate) publish: watch::Sender<Arc<Hardware>>,
     /// The probes.
-    pub observed: Arc<Observed>,
+    pub(crate) observed: Arc<Observed>,
     /// When what is concluded.
-    pub patience: Patience,
+    pub(crate) patience: Patience,
 }
 
 /// How NVML stands.
@@ -61,7 +61,7 @@ enum Finding {
 
 impl Watchdog {
     /// Looks until `shutdown`.
-    pub async fn run(self, shutdown: CancellationToken) {
+    pub(crate) async fn run(self, shutdown: CancellationToken) {
         let mut diagnosis = self.sickbay.diagnosis();
         let mut failing: Option<Instant> = None;
         loop {

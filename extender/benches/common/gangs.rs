@@ -7,7 +7,7 @@ use gantry_gang::{Dialect, GangKey, LevelWish, Repair, Terms};
 use gantry_topology::{Gpu, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
 
 /// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is said.
-pub fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
+pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
     Wanted {
         gang: Arc::new(GangKey {
             namespace: "ml".into(),
@@ -46,7 +46,7 @@ pub fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
 }
 
 /// Eight GPUs behind NVSwitches.
-pub fn switched() -> Machine {
+pub(crate) fn switched() -> Machine {
     let gpu = |index| Gpu {
         index,
         nvlink: Some(NvLinkPorts {
