@@ -222,6 +222,7 @@ fn placement(
                     rank: asked.member.rank,
                     role: Arc::clone(&asked.member.role),
                     ordinal: Some(ordinal),
+                    follows: survey.follows(run.node, run.slot),
                 });
             }
         }

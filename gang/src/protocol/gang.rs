@@ -277,8 +277,10 @@ impl Gang {
         let Some(kept) = self.members.get(uid) else { return };
         self.slots.fit(id, &kept.member);
         self.slots.set_holder(id, &Holder::Assigned(uid.clone()), now);
+        let follows = self.slots.get(id).is_some_and(|slot| slot.follows);
         self.members.change(uid, |kept| {
             kept.slot = Some(id);
+            kept.follows = follows;
             kept.leave();
             kept.answered = false;
         });

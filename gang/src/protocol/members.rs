@@ -21,6 +21,8 @@ pub(super) struct Kept {
     carried: bool,
     /// Its slot. [`super::gang::Gang`] sees to it that the slot knows it too.
     pub(super) slot: Option<u32>,
+    /// Its slot is one whose member comes after its siblings are bound.
+    pub(super) follows: bool,
     /// It has come to its place: nobody has to wait for it.
     pub(super) arrived: bool,
     /// It stands at the barrier. One that has come and is not there any more waited for its siblings as long as it may.
@@ -72,6 +74,8 @@ pub(super) enum Class {
     Waiting,
     /// It has a slot, and has not arrived.
     Coming,
+    /// The same, and it cannot arrive before siblings are bound.
+    Following,
     /// It exists and needs no devices.
     Light,
     /// It has come to its place.
@@ -84,7 +88,7 @@ pub(super) enum Class {
     Completed,
 }
 
-const CLASSES: usize = 11;
+const CLASSES: usize = 12;
 
 impl Kept {
     pub(super) fn new(member: Member, life: u32) -> Self {
@@ -93,6 +97,7 @@ impl Kept {
             life,
             carried: false,
             slot: None,
+            follows: false,
             arrived: false,
             here: false,
             bind: Bind::No,
@@ -132,6 +137,7 @@ impl Kept {
             _ if light => Class::Light,
             _ if self.slot.is_none() => Class::Waiting,
             _ if self.arrived => Class::Arrived,
+            _ if self.follows => Class::Following,
             _ => Class::Coming,
         }
     }
@@ -202,7 +208,7 @@ impl Count {
 
     /// Members that nobody has to wait for at the barrier.
     pub(super) fn ready(&self) -> u32 {
-        self.of(Class::Arrived) + self.settled()
+        self.of(Class::Arrived) + self.of(Class::Following) + self.settled()
     }
 
     /// Members that are as good as bound.
@@ -414,7 +420,7 @@ impl Members {
                 self.unplaced.insert(kept.member.uid.clone());
                 self.unplaced_devices = self.unplaced_devices.saturating_add(kept.devices());
             }
-            Class::Coming | Class::Arrived => {
+            Class::Coming | Class::Following | Class::Arrived => {
                 self.on_the_way.insert(kept.member.uid.clone());
                 if kept.is_aside() {
                     self.aside.insert(kept.member.uid.clone());
@@ -424,7 +430,7 @@ impl Members {
         }
         let counts = matches!(
             class,
-            Class::Waiting | Class::Coming | Class::Arrived | Class::Light
+            Class::Waiting | Class::Coming | Class::Following | Class::Arrived | Class::Light
         );
         if counts && kept.member.stage == (Stage::Gated { by_us_alone: true }) {
             self.gated.insert(kept.member.uid.clone());

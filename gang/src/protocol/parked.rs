@@ -103,7 +103,7 @@ impl Gang {
         let waits = |kept: &Kept| {
             let class = kept.class(life);
             kept.member.stage == Stage::Pending
-                && (class == Class::Waiting || preempts && class == Class::Coming)
+                && (class == Class::Waiting || preempts && matches!(class, Class::Coming | Class::Following))
         };
         let mut left = BTreeSet::new();
         let mut woken = Vec::new();

@@ -246,6 +246,8 @@ impl Gang {
             rank: decided.rank,
             role: decided.role.as_str().into(),
             ordinal: decided.ordinal,
+            // It is decided: nobody is waited for any more.
+            follows: false,
             holder: Holder::Kept,
             since: now,
             stale: false,
@@ -254,7 +256,14 @@ impl Gang {
         let id = self.slots.insert(slot);
         let holds = matches!(
             class,
-            Some(Class::Waiting | Class::Bound | Class::Coming | Class::Arrived | Class::Lost)
+            Some(
+                Class::Waiting
+                    | Class::Bound
+                    | Class::Coming
+                    | Class::Following
+                    | Class::Arrived
+                    | Class::Lost
+            )
         );
         if let Some(uid) = member.filter(|_| holds)
             && self.members.get(&uid).is_some_and(|kept| kept.slot.is_none())

@@ -19,6 +19,8 @@ pub(super) struct Slot {
     pub(super) role: Arc<str>,
     /// See [`Place::ordinal`]; whoever has the slot has it.
     pub(super) ordinal: Option<u32>,
+    /// See [`Place::follows`].
+    pub(super) follows: bool,
     pub(super) holder: Holder,
     /// Since when the holder is what it is.
     pub(super) since: Instant,
@@ -57,6 +59,7 @@ impl Slot {
             rank: place.rank,
             role: place.role.clone(),
             ordinal: place.ordinal,
+            follows: place.follows,
             holder: Holder::Kept,
             since: now,
             stale: false,

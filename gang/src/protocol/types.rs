@@ -83,6 +83,8 @@ pub struct Place {
     pub role: Arc<str>,
     /// Its position among all places of the gang, in the order of ranks: slices are counted by it, for ranks may have gaps and be had twice.
     pub ordinal: Option<u32>,
+    /// kube-scheduler lets its member in only once siblings are bound that it must be near to: nobody waits for it.
+    pub follows: bool,
 }
 
 /// What the planner is asked for.

@@ -316,6 +316,18 @@ impl<'a> Survey<'a> {
         self.rules.spreads() || !self.skews.is_empty() || self.rules.open().is_some()
     }
 
+    /// Whether kube-scheduler lets members of a shape in on a node only once siblings are there that they must be near to. Those that begin by
+    /// themselves do not, unless there are siblings that need nobody: where those have come first, nobody begins any more.
+    pub(super) fn follows(&self, node: NodeIx, slot: usize) -> bool {
+        let near = &self.rules.near;
+        let anchors = |rule: &Near| {
+            let mut to = rule.to.iter().enumerate().filter(|(_, to)| **to);
+            to.any(|(other, _)| near.iter().all(|near| near.slot != other))
+        };
+        let mut own = near.iter().filter(|rule| rule.slot == slot);
+        own.any(|rule| !rule.there.contains(&node) && (!rule.starts || anchors(rule)))
+    }
+
     /// Whether members mind where others of the gang are, or who shares their node.
     pub(super) fn minds(&self) -> bool {
         self.relates() || self.rules.any()

@@ -366,6 +366,7 @@ impl Cluster {
                     rank: member.rank,
                     role: member.role.clone(),
                     ordinal: None,
+                    follows: false,
                 });
             Ok(Placement {
                 places: places.collect(),

@@ -5,7 +5,7 @@ use gantry_api::{DecidedSlot, Decision, GangPhase, GangStatus};
 use super::world::{
     World, bound, claim, forget, key, leaving, member, place, refused, uid, with_rank, with_repair,
 };
-use crate::protocol::{Answer, Arrival, BindEnd, CommitFailure, Member, Placement, Stage, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, CommitFailure, Member, Place, Placement, Stage, Work};
 use crate::terms::Repair;
 
 /// Gang `a` of two members, of which two are needed, whose decision is being written.
@@ -41,6 +41,38 @@ fn deleted(world: &mut World) -> Vec<String> {
         _ => None,
     });
     deleted.flatten().map(|uid| uid.to_string()).collect()
+}
+
+#[test]
+fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
+    let mut world = World::new();
+    world.members("a", 3, 3);
+    let wanted = world.next().unwrap();
+    let places = ["n0", "n1", "n2"].map(|node| Place {
+        follows: node != "n0",
+        ..place(node, node)
+    });
+    let placement = Placement {
+        places: places.to_vec(),
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.phase("a"), GangPhase::Planned, "not before one has come");
+    assert_eq!(world.come("a0"), Arrival::Wait);
+    let (_, decision) = world.commit();
+    assert_eq!(
+        decision.slots.len(),
+        3,
+        "their places are decided with the others'"
+    );
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert_eq!(world.bind("a0"), "n0");
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert_eq!(world.bind("a1"), "n1");
+    assert_eq!(world.bind("a2"), "n2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
 }
 
 #[test]

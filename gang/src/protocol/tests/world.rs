@@ -95,6 +95,7 @@ pub(crate) fn place(node: &str, gpu: &str) -> Place {
         rank: None,
         role: "".into(),
         ordinal: None,
+        follows: false,
     }
 }
 

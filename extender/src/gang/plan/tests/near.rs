@@ -118,6 +118,34 @@ fn workers_lie_where_their_leader_does() {
 }
 
 #[test]
+fn who_is_let_in_after_siblings_is_marked() {
+    let mut world = twelve();
+    let leader = world.shape_of(4, needs("leader", Vec::new()));
+    let worker = world.shape_of(2, needs("worker", vec![near(&["leader"], RACK)]));
+    let alike = world.shape_of(2, needs("alike", vec![near(&["alike"], RACK)]));
+    let either = world.shape_of(2, needs("either", vec![near(&["either", "leader"], RACK)]));
+    let follow = |members: &[(u32, ShapeId)], there: &[(&str, &str)]| -> Vec<bool> {
+        let barred = |needs: &Needs| barred(&world, needs, there);
+        let placement = world.with_barred(&barred, |terrain| plan(terrain, &gang(members)));
+        let mut places = placement.unwrap().places;
+        places.sort_by_key(|place| place.rank);
+        places.iter().map(|place| place.follows).collect()
+    };
+    assert_eq!(follow(&[(1, leader), (1, worker)], &[]), [false, true]);
+    assert_eq!(
+        follow(&[(1, leader), (1, worker)], &[("a", "leader")]),
+        [false, false]
+    );
+    assert_eq!(
+        follow(&[(2, alike)], &[]),
+        [false, false],
+        "the first begins, and holds the others' place"
+    );
+    assert_eq!(follow(&[(2, either)], &[]), [false, false]);
+    assert_eq!(follow(&[(1, leader), (1, either)], &[]), [false, true]);
+}
+
+#[test]
 fn workers_without_a_leader_are_not_placed() {
     let mut world = twelve();
     let other = world.shape_of(1, needs("other", Vec::new()));
