@@ -46,6 +46,21 @@ fn a_bad_file_is_told_line_by_line() {
 }
 
 #[test]
+fn what_a_node_would_only_warn_of_is_told_before_too() {
+    let run = check(
+        "sharing: {timeSlicing: {resources: [{name: gpu, devices: [0], replicas: 2}]}}",
+        &[],
+    );
+    assert_eq!(run.code, 0);
+    assert!(
+        run.stderr
+            .contains("warning: line 1: sharing.timeSlicing.resources[0].devices: "),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
 fn a_file_that_is_not_there_is_an_error() {
     let run = gantry(&["plugin", "--check-config=/nowhere/config.yaml"]);
     assert_eq!(run.code, 1);

@@ -210,6 +210,91 @@ fn sharing_of_mig_devices_that_cannot_be_there_is_warned_of() {
 }
 
 #[test]
+fn one_name_for_shared_and_for_whole_devices_is_warned_of() {
+    let warnings = |entry: &str, more: &str| {
+        let text =
+            format!("sharing: {{timeSlicing: {{{more}resources: [{{name: gpu, replicas: 2{entry}}}]}}}}");
+        let warnings = read_with(&text, Strictness::Strict).warnings;
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let warning = "line 1: sharing.timeSlicing.resources[0].devices: if nvidia.com/gpu has other devices too, a pod cannot tell whether it gets a shared one or not; give these a rename";
+    for devices in [", devices: [0]", ", devices: 1", ", devices: [0], rename: gpu"] {
+        assert_eq!(warnings(devices, ""), [warning], "{devices}");
+    }
+    for (entry, more) in [
+        ("", ""),
+        (", devices: all", ""),
+        (", devices: [0], rename: half", ""),
+        (", devices: [0]", "renameByDefault: true, "),
+    ] {
+        assert!(warnings(entry, more).is_empty(), "{entry} {more}");
+    }
+}
+
+#[test]
+fn numbers_with_a_zero_in_front_are_octal_as_with_nvidias_reader() {
+    let replicas = |text: &str| {
+        let config = read(&format!(
+            "sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: {text}}}]}}}}"
+        ));
+        config.time_slicing.unwrap().resources[0].replicas
+    };
+    assert_eq!(
+        [replicas("010"), replicas("10"), replicas("0x10"), replicas("08")],
+        [8, 10, 16, 8]
+    );
+    let text = read("resources: {gpus: [{pattern: \"010\", name: gpu}]}");
+    assert_eq!(read(&text.to_yaml().unwrap()), text, "text stays text");
+}
+
+#[test]
+fn an_annotation_prefix_begins_a_key_and_paths_of_the_host_begin_at_its_root() {
+    for good in ["cdi.k8s.io/", "example.com/a.b_", "\"\""] {
+        read(&format!("flags: {{plugin: {{cdiAnnotationPrefix: {good}}}}}"));
+    }
+    for bad in [
+        "Bad Prefix!!",
+        "cdi.k8s.io",
+        "/",
+        "a/b/",
+        "cdi..io/",
+        "cdi.k8s.io/-",
+        "cdi.k8s.io/toolong",
+    ] {
+        let text = wrong(&format!("flags: {{plugin: {{cdiAnnotationPrefix: \"{bad}\"}}}}")).to_string();
+        assert!(text.contains("begins no annotation"), "{bad}: {text}");
+    }
+    for key in [
+        "nvidiaDriverRoot: ",
+        "nvidiaDevRoot: ",
+        "plugin: {nvidiaCTKPath: ",
+    ] {
+        let close = if key.contains('{') { "}" } else { "" };
+        read(&format!("flags: {{{key}/x{close}}}"));
+        let text = wrong(&format!("flags: {{{key}relative/path{close}}}")).to_string();
+        assert!(
+            text.contains("\"relative/path\" is no path from the root"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_file_of_aliases_of_aliases_is_refused_in_plain_words() {
+    let bomb: String = (1..30)
+        .map(|n| format!("a{n}: &a{n} [*a{}, *a{}]\n", n - 1, n - 1))
+        .collect();
+    insta::assert_snapshot!(
+        wrong(&format!("a0: &a0 x\n{bomb}")),
+        @"config.yaml: line 17: not well-formed: it becomes too large when all aliases (*name) are written out; write what is meant instead"
+    );
+    insta::assert_snapshot!(
+        wrong(&format!("a: {}", "[".repeat(100))),
+        @"config.yaml: line 1: not well-formed: it is nested more than 32 levels deep"
+    );
+}
+
+#[test]
 fn slips_are_explained() {
     let mut report = String::new();
     for text in [

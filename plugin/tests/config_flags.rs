@@ -62,6 +62,7 @@ fn samples(setting: &Setting) -> Vec<(String, Value)> {
         ("flags.plugin.cdiDisableHooks", _) => ["all", "chmod"]
             .map(|word| (word.to_owned(), json!([word])))
             .to_vec(),
+        ("flags.plugin.cdiAnnotationPrefix", _) => texts(&["first.io/", "second.io/", "third.io/"]),
         _ => texts(&["/first", "/second", "/third"]),
     }
 }

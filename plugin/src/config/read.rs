@@ -5,7 +5,7 @@ use serde_saphyr::DuplicateKeyPolicy;
 
 use super::file::{File, MOVED};
 use super::problem::nearest;
-use super::tree::{Branch, Node, Step, below, steps};
+use super::tree::{Branch, MAX_DEPTH, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
 
 /// Longest text that is read: what a ConfigMap holds at most.
@@ -119,9 +119,23 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
                 "the key {} stands twice",
                 rest.split(", set ").next().unwrap_or_default()
             ),
-            None => message.to_owned(),
+            None => limit(message).unwrap_or_else(|| message.to_owned()),
         };
         wrong(line.filter(|line| *line > 0), message)
+    })
+}
+
+/// What it means that the reader went over one of its limits.
+fn limit(message: &str) -> Option<String> {
+    let which = message.strip_prefix("budget breached: ")?;
+    let which = which.split([' ', '{', '(']).next().unwrap_or_default();
+    Some(match which {
+        "Depth" => format!("it is nested more than {MAX_DEPTH} levels deep"),
+        "Aliases" | "AliasAnchorRatio" | "Nodes" | "Events" | "ScalarBytes" | "MergeKeys" => {
+            "it becomes too large when all aliases (*name) are written out; write what is meant instead"
+                .to_owned()
+        }
+        _ => "it is too large".to_owned(),
     })
 }
 

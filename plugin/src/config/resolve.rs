@@ -4,10 +4,15 @@ use std::path::{Path, PathBuf};
 
 use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
 use super::tree::{Node, Step};
-use super::value::{Resource, Strategies};
+use super::value::{Resource, Strategies, is_label};
 use super::{
     Config, Fault, Gfd, Imex, MigStrategy, Problem, Replicated, ResourcePattern, SharedOf, TimeSlicing,
 };
+
+/// Longest name after the slash of an annotation's key.
+const MAX_ANNOTATION: usize = 63;
+/// Length of what is put behind the prefix of the annotations that carry CDI names.
+const ANNOTATION: usize = "nvidia-device-plugin_00000000-0000-0000-0000-000000000000".len();
 
 /// The configuration, notes for people, and what cannot be served. `tree` tells where things stand.
 pub(super) fn resolve(file: File, tree: &Node) -> (Config, Vec<Problem>, Vec<Problem>) {
@@ -31,6 +36,16 @@ impl Resolver<'_> {
         let default = Config::default();
         let Flags { plugin, .. } = &file.flags;
         self.discovery(&file.flags);
+        self.absolute(
+            &["flags", "nvidiaDriverRoot"],
+            file.flags.nvidia_driver_root.as_ref(),
+        );
+        self.absolute(&["flags", "nvidiaDevRoot"], file.flags.nvidia_dev_root.as_ref());
+        self.absolute(
+            &["flags", "plugin", "nvidiaCTKPath"],
+            plugin.nvidia_ctk_path.as_ref(),
+        );
+        let cdi_annotation_prefix = self.annotation_prefix(plugin.cdi_annotation_prefix.as_ref());
         let driver_root = path(file.flags.nvidia_driver_root.as_ref(), &default.driver_root);
         let mig_strategy = file.flags.mig_strategy.unwrap_or_default();
         if file.sharing.mps.is_some() {
@@ -72,10 +87,7 @@ impl Resolver<'_> {
                 .map_or(default.device_list_strategy, |Strategies(list)| list),
             pass_device_specs: plugin.pass_device_specs.unwrap_or_default(),
             device_id_strategy: plugin.device_id_strategy.unwrap_or_default(),
-            cdi_annotation_prefix: plugin
-                .cdi_annotation_prefix
-                .clone()
-                .unwrap_or(default.cdi_annotation_prefix),
+            cdi_annotation_prefix: cdi_annotation_prefix.unwrap_or(default.cdi_annotation_prefix),
             cdi_hook_path: path(plugin.nvidia_ctk_path.as_ref(), &default.cdi_hook_path),
             cdi_feature_flags: feature_flags,
             cdi_disabled_hooks: disabled_hooks,
@@ -108,6 +120,37 @@ impl Resolver<'_> {
                 "{what} not served by this plugin; write auto or nvml, and run NVIDIA's plugin on such nodes"
             )),
         );
+    }
+
+    /// Refuses a path of the host that a runtime could not follow.
+    fn absolute(&mut self, keys: &[&str], said: Option<&String>) {
+        if let Some(path) = said.filter(|path| !path.is_empty() && !path.starts_with('/')) {
+            let text = format!(
+                "{path:?} is no path from the root of the host; runtimes take no other: begin it with /"
+            );
+            self.refuse(keys, Fault::Invalid(text));
+        }
+    }
+
+    /// The prefix of annotations, if one is said. With a name behind it, it must be the key of an annotation.
+    fn annotation_prefix(&mut self, said: Option<&String>) -> Option<String> {
+        let prefix = said.filter(|prefix| !prefix.is_empty())?;
+        let is_key = prefix.split_once('/').is_some_and(|(domain, name)| {
+            let inside = |ch: char| ch.is_ascii_alphanumeric() || "-_.".contains(ch);
+            domain.split('.').all(is_label)
+                && name.chars().all(inside)
+                && name
+                    .chars()
+                    .next()
+                    .is_none_or(|first| first.is_ascii_alphanumeric())
+                && name.len() + ANNOTATION <= MAX_ANNOTATION
+        });
+        if !is_key {
+            let text =
+                format!("{prefix:?} begins no annotation; write a domain and a slash, such as cdi.k8s.io/");
+            self.refuse(&["flags", "plugin", "cdiAnnotationPrefix"], Fault::Invalid(text));
+        }
+        Some(prefix.clone())
     }
 
     fn gfd(&mut self, flags: &Flags) -> Gfd {
@@ -190,6 +233,22 @@ impl Resolver<'_> {
                 if let Err(text) = Resource::try_from(name) {
                     self.refuse_at(&entry_key(index, "name"), Fault::Invalid(text));
                 }
+            }
+            let renamed = match &entry.rename {
+                Some(rename) => *rename != entry.name,
+                None => rename_by_default,
+            };
+            if !renamed
+                && entry
+                    .devices
+                    .as_ref()
+                    .is_some_and(|devices| *devices != SharedOf::All)
+            {
+                let text = format!(
+                    "if {} has other devices too, a pod cannot tell whether it gets a shared one or not; give these a rename",
+                    entry.name.0
+                );
+                self.warn_at(&entry_key(index, "devices"), text);
             }
             if let Some(text) = repeated(entry, shared.resources.iter().take(index)) {
                 self.refuse_at(&entry_key(index, "devices"), Fault::Contradiction(text));

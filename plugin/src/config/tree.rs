@@ -9,7 +9,7 @@ use serde_path_to_error::Segment;
 use serde_saphyr::Spanned;
 
 /// Deepest nesting that is read.
-const MAX_DEPTH: usize = 32;
+pub(super) const MAX_DEPTH: usize = 32;
 
 /// A value and where it comes from.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +45,8 @@ impl Node {
     ) -> Result<Self, serde_saphyr::Error> {
         let mut options = serde_saphyr::Options::default();
         options.with_snippet = false;
+        // NVIDIA's plugin reads YAML 1.1, in which 010 is 8.
+        options.legacy_octal_numbers = true;
         // The form is seven deep. A reader that follows a hostile file down runs out of stack.
         let mut budget = serde_saphyr::Budget::default();
         budget.max_depth = MAX_DEPTH;

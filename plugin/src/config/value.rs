@@ -52,7 +52,8 @@ impl From<Resource> for String {
     }
 }
 
-fn is_label(part: &str) -> bool {
+/// Whether this is a label of a DNS name.
+pub(super) fn is_label(part: &str) -> bool {
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = part.as_bytes();
     edge(bytes.first())
