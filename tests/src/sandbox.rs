@@ -332,6 +332,14 @@ impl Sandbox {
         self.run(record.program).await
     }
 
+    /// How a program was started last.
+    ///
+    /// # Errors
+    /// [`Error::UnknownProgram`] with the names there are.
+    pub fn program(&self, name: &str) -> Result<Program> {
+        Ok(self.record_of(name)?.program)
+    }
+
     /// Forgets a program that has ended, so that nobody starts it again.
     ///
     /// # Errors

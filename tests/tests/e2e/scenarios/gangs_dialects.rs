@@ -1,7 +1,7 @@
 //! Gangs by what workloads carry anyway. JobSet, LeaderWorkerSet and PyTorchJob are their own controllers' (their Go modules build here, see
 //! `tests/components/controllers`), a batch Job is kube-controller-manager's. Volcano's controller does not build beside the others and waits for a phase
 //! that only Volcano's scheduler sets; it, coscheduling, Koordinator and Kueue's plain groups are pods with the labels, annotations and PodGroups that their
-//! documentation names.
+//! documentation names. Those of other controllers are in `gangs_owned`, Kubernetes' own in `gangs_native`.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::{Gang, GangPhase};
@@ -16,7 +16,7 @@ use crate::gangs::{self, GANG_LIMIT, Scene, brief, name_of};
 use crate::{pods, records};
 
 /// What is expected of one gang: convention, how its name begins, members, a word of who decided.
-type Expected = (&'static str, &'static str, u32, &'static str);
+pub(super) type Expected = (&'static str, &'static str, u32, &'static str);
 
 pub(super) async fn controllers_make_gangs_without_knowing_of_it(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-jobs").await?;
@@ -81,8 +81,9 @@ pub(super) async fn controllers_make_gangs_without_knowing_of_it(bed: &Bed) -> R
 pub(super) async fn pods_with_the_marks_of_other_schedulers_are_gangs(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-marks").await?;
     bed.cluster().install_controllers().await?;
+    let volcano = any_fields("scheduling.volcano.sh", "v1beta1", "PodGroup");
     bed.cluster()
-        .kubectl_with_input(&["apply", "-f", "-"], &volcano_pod_groups().to_string())
+        .kubectl_with_input(&["apply", "-f", "-"], &volcano.to_string())
         .await?;
     until("PodGroups of Volcano", GANG_LIMIT, async || {
         bed.cluster()
@@ -164,7 +165,11 @@ pub(super) async fn pods_with_the_marks_of_other_schedulers_are_gangs(bed: &Bed)
 }
 
 /// Waits until the namespace has exactly these gangs, and each is as it should be.
-async fn stand(scene: &Scene<'_>, expected: &[Expected], is_so: impl Fn(&Gang) -> bool) -> Result<()> {
+pub(super) async fn stand(
+    scene: &Scene<'_>,
+    expected: &[Expected],
+    is_so: impl Fn(&Gang) -> bool,
+) -> Result<()> {
     let found = until("the gangs expected", GANG_LIMIT, async || {
         let all = scene
             .gangs
@@ -201,14 +206,14 @@ async fn stand(scene: &Scene<'_>, expected: &[Expected], is_so: impl Fn(&Gang) -
         .with_context(|| format!("in namespace {}", scene.namespace))
 }
 
-fn phase(gang: &Gang) -> GangPhase {
+pub(super) fn phase(gang: &Gang) -> GangPhase {
     gang.status
         .as_ref()
         .map(|status| status.phase)
         .unwrap_or_default()
 }
 
-async fn apply(bed: &Bed, scene: &Scene<'_>, object: &Value) -> Result<()> {
+pub(super) async fn apply(bed: &Bed, scene: &Scene<'_>, object: &Value) -> Result<()> {
     let args = ["-n", &scene.namespace, "create", "-f", "-"];
     // A resource that was defined a moment ago may not be served yet.
     until("object made", GANG_LIMIT, async || {
@@ -263,18 +268,20 @@ fn pytorch_job(template: &Value) -> Value {
     })
 }
 
-/// Volcano's PodGroup with any fields: only what the pods and the object say is of interest here.
-fn volcano_pod_groups() -> Value {
+/// A kind with any fields: only what the pods and the object say is of interest here.
+pub(super) fn any_fields(group: &str, version: &str, kind: &str) -> Value {
+    let singular = kind.to_ascii_lowercase();
+    let plural = format!("{singular}s");
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": { "name": "podgroups.scheduling.volcano.sh" },
+        "metadata": { "name": format!("{plural}.{group}") },
         "spec": {
-            "group": "scheduling.volcano.sh",
+            "group": group,
             "scope": "Namespaced",
-            "names": { "kind": "PodGroup", "plural": "podgroups", "singular": "podgroup" },
+            "names": { "kind": kind, "plural": plural, "singular": singular },
             "versions": [{
-                "name": "v1beta1",
+                "name": version,
                 "served": true,
                 "storage": true,
                 "schema": { "openAPIV3Schema": {

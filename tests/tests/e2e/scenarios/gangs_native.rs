@@ -1,0 +1,117 @@
+//! Gangs by Kubernetes' own PodGroup, which pods name in `spec.schedulingGroup`: with kube-scheduler as it comes, to which they are pods like any
+//! other, and with the feature by which it tries all pods of a group in one go (`GenericWorkload`, off by default in 1.37).
+
+use anyhow::{Result, ensure};
+use gantry_api::GangPhase;
+use gantry_e2e::Program;
+use serde_json::{Value, json};
+
+use super::gangs_dialects::{Expected, apply, phase, stand};
+use crate::bed::Bed;
+use crate::gangs::{Scene, brief};
+use crate::{pods, records};
+
+const SCHEDULER: &str = "kube-scheduler";
+
+pub(super) async fn pod_groups_of_kubernetes_are_gangs(bed: &Bed) -> Result<()> {
+    let condition = two_groups(bed, "e2e-gangs-native").await?;
+    ensure!(
+        condition.is_empty(),
+        "kube-scheduler as it comes knows of groups: {condition}"
+    );
+    Ok(())
+}
+
+pub(super) async fn pod_groups_are_gangs_also_where_kube_scheduler_tries_them_as_a_whole(
+    bed: &Bed,
+) -> Result<()> {
+    let control = bed.cluster().control();
+    let as_it_comes = control.program(SCHEDULER)?;
+    let mut with_groups: Program = as_it_comes.clone();
+    with_groups
+        .args
+        .push("--feature-gates=GenericWorkload=true".to_owned());
+    control.daemon(SCHEDULER)?.kill().await?;
+    control.run(with_groups).await?;
+    let outcome = two_groups(bed, "e2e-gangs-cycle").await;
+    control.daemon(SCHEDULER)?.kill().await?;
+    control.run(as_it_comes).await?;
+    let condition = outcome?;
+    ensure!(
+        condition == "True",
+        "kube-scheduler did not try the group as a whole: {condition}"
+    );
+    Ok(())
+}
+
+/// A group comes pod by pod and is bound as a whole. Of another, for which there is room for all but one, nobody is bound until there is room for
+/// all. What kube-scheduler says of that one in the end, if it does.
+async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
+    let scene = Scene::set(bed, namespace).await?;
+    for (name, min) in [("small", 2), ("large", 3)] {
+        apply(bed, &scene, &pod_group(name, min)).await?;
+    }
+    apply(bed, &scene, &member("small", 0, 1)?).await?;
+    let small: Expected = ("PodGroup", "small", 2, "PodGroup");
+    stand(&scene, &[small], |gang| {
+        let words = gang.status.as_ref().map(brief).unwrap_or_default();
+        phase(gang) == GangPhase::Collecting && words.contains("1 of 2 members exist")
+    })
+    .await?;
+    apply(bed, &scene, &member("small", 1, 1)?).await?;
+    stand(&scene, &[small], |gang| phase(gang) == GangPhase::Bound).await?;
+    scene
+        .run_on_grants(&["small-0".to_owned(), "small-1".to_owned()])
+        .await?;
+    // Nodes of eight, eight and four GPUs: while this one is there, two of three have room at most.
+    pods::run(&scene.pods, &pods::sleeper("holder", 8)?).await?;
+    for number in 0..3 {
+        apply(bed, &scene, &member("large", number, 4)?).await?;
+    }
+    let large: Expected = ("PodGroup", "large", 3, "PodGroup");
+    let both = [small, large];
+    stand(&scene, &both, |gang| {
+        let status = gang.status.clone().unwrap_or_default();
+        status.name == "small" || status.phase == GangPhase::Queued && status.bound == 0
+    })
+    .await?;
+    for number in 0..3 {
+        let pod = scene.pods.get(&format!("large-{number}")).await?;
+        ensure!(
+            pods::node(&pod).is_empty(),
+            "large-{number} runs without the rest"
+        );
+    }
+    scene.delete("holder").await?;
+    stand(&scene, &both, |gang| phase(gang) == GangPhase::Bound).await?;
+    let names: Vec<String> = (0..3).map(|number| format!("large-{number}")).collect();
+    scene.run_on_grants(&names).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    let condition = "jsonpath={.status.conditions[?(@.type=='PodGroupInitiallyScheduled')].status}";
+    let args = [
+        "-n",
+        namespace,
+        "get",
+        "podgroups.scheduling.k8s.io",
+        "large",
+        "-o",
+        condition,
+    ];
+    Ok(bed.cluster().kubectl(&args).await?.trim().to_owned())
+}
+
+fn pod_group(name: &str, min: u32) -> Value {
+    json!({
+        "apiVersion": "scheduling.k8s.io/v1beta1",
+        "kind": "PodGroup",
+        "metadata": { "name": name },
+        "spec": { "schedulingPolicy": { "gang": { "minCount": min } } },
+    })
+}
+
+fn member(group: &str, number: usize, gpus: usize) -> Result<Value> {
+    let pod = records::recording(pods::sleeper(&format!("{group}-{number}"), gpus)?, 100_000.0)?;
+    let mut pod = serde_json::to_value(&pod)?;
+    pod["spec"]["schedulingGroup"] = json!({ "podGroupName": group });
+    Ok(pod)
+}
