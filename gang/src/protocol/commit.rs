@@ -20,6 +20,17 @@ pub(super) fn by_pod(decision: &Decision) -> BTreeMap<PodUid, DecidedSlot> {
         .collect()
 }
 
+/// Whether a decision says just this of who has which place.
+pub(super) fn is_written(written: &BTreeMap<PodUid, DecidedSlot>, decision: &Decision) -> bool {
+    let mut held = 0;
+    let same = decision.slots.iter().all(|slot| {
+        let known = slot.pod.as_ref().map(|pod| written.get(pod));
+        held += usize::from(known.is_some());
+        known.is_none_or(|known| known == Some(slot))
+    });
+    same && held == written.len()
+}
+
 impl Gang {
     /// Asks for the decision to be written.
     pub(super) fn begin_commit(&mut self, env: &mut Env<'_>) {
@@ -177,6 +188,47 @@ impl Gang {
                 end: until,
                 victims: std::collections::BTreeSet::new(),
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn decision(slots: &[(u8, Option<u8>)]) -> Decision {
+        let slot = |(node, pod): &(u8, Option<u8>)| DecidedSlot {
+            node: format!("n{node}").as_str().into(),
+            devices: Vec::new(),
+            rank: None,
+            role: String::new(),
+            pod_name: String::new(),
+            pod: pod.map(|pod| format!("p{pod}").as_str().into()),
+        };
+        Decision {
+            id: "d".into(),
+            min: 1,
+            domain: String::new(),
+            slots: slots.iter().map(slot).collect(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_known_without_copying_it(
+            before in prop::collection::btree_map(0..4_u8, 0..3_u8, 0..4),
+            now in prop::collection::btree_map(0..4_u8, 0..3_u8, 0..4),
+            kept in 0..2_u8,
+        ) {
+            let slots = |of: &std::collections::BTreeMap<u8, u8>| {
+                let mut slots: Vec<_> = of.iter().map(|(pod, node)| (*node, Some(*pod))).collect();
+                slots.extend((0..kept).map(|node| (node, None)));
+                decision(&slots)
+            };
+            let written = by_pod(&slots(&before));
+            prop_assert_eq!(is_written(&written, &slots(&now)), before == now);
+            prop_assert!(is_written(&written, &slots(&before)));
         }
     }
 }

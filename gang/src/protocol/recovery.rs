@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, NodeName, PodUid};
 
-use super::commit::by_pod;
+use super::commit::{by_pod, is_written};
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
 use super::members::{Class, Kept};
 use super::slots::{Holder, Slot};
@@ -93,6 +93,8 @@ impl Gang {
                 }
             }
             (State::Decided(decided), shown) => match shown.filter(|shown| shown.id == decided.id) {
+                // It is shown anew with every word of the status, and seldom says anything else.
+                Some(shown) if is_written(&decided.written, shown) => {}
                 Some(shown) => {
                     let written = by_pod(shown);
                     if let State::Decided(decided) = &mut self.state {
