@@ -246,8 +246,10 @@ pub(super) struct Members {
     on_the_way: BTreeSet<PodUid>,
     /// Those of them that have come and left ([`Kept::is_aside`]).
     aside: BTreeSet<PodUid>,
-    /// Members that no gate but ours keeps back.
+    /// Members that no gate but ours keeps back, and whose gate nobody was asked to remove.
     gated: BTreeSet<PodUid>,
+    /// Those that somebody was asked to remove it from, and when.
+    asked: BTreeSet<(Instant, PodUid)>,
 }
 
 impl Members {
@@ -318,8 +320,16 @@ impl Members {
         aside
     }
 
-    pub(super) fn gated(&self) -> &BTreeSet<PodUid> {
-        &self.gated
+    /// Members whose gate is ours and has to go: nobody was asked to remove it, or it was in vain.
+    pub(super) fn to_ungate(&self, in_vain: impl Fn(Instant) -> bool) -> Vec<PodUid> {
+        let asked = self.asked.iter().take_while(|(at, _)| in_vain(*at));
+        let asked = asked.map(|(_, uid)| uid);
+        self.gated.iter().chain(asked).cloned().collect()
+    }
+
+    /// When somebody was first asked to remove a gate that is still there.
+    pub(super) fn first_asked(&self) -> Option<Instant> {
+        self.asked.first().map(|(at, _)| *at)
     }
 
     pub(super) fn old_present(&self) -> u32 {
@@ -401,6 +411,9 @@ impl Members {
         self.on_the_way.remove(uid);
         self.aside.remove(uid);
         self.gated.remove(uid);
+        if let Some(asked) = kept.ungated {
+            self.asked.remove(&(asked, uid.clone()));
+        }
         if class == Class::Old && kept.runs() {
             self.old_present = self.old_present.saturating_sub(1);
         }
@@ -433,7 +446,11 @@ impl Members {
             Class::Waiting | Class::Coming | Class::Following | Class::Arrived | Class::Light
         );
         if counts && kept.member.stage == (Stage::Gated { by_us_alone: true }) {
-            self.gated.insert(kept.member.uid.clone());
+            let uid = kept.member.uid.clone();
+            match kept.ungated {
+                None => self.gated.insert(uid),
+                Some(at) => self.asked.insert((at, uid)),
+            };
         }
         if class == Class::Old && kept.runs() {
             self.old_present += 1;

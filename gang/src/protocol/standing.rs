@@ -115,16 +115,8 @@ impl Gang {
         if self.terms().is_none() || !self.enough(Count::exist) {
             return;
         }
-        let due: Vec<PodUid> = self
-            .members
-            .gated()
-            .iter()
-            .filter(|uid| {
-                let last = self.members.get(uid).and_then(|kept| kept.ungated);
-                last.is_none_or(|last| env.now.at >= after(last, env.settings.nudge))
-            })
-            .cloned()
-            .collect();
+        let in_vain = |asked: Instant| env.now.at >= after(asked, env.settings.nudge);
+        let due = self.members.to_ungate(in_vain);
         for uid in &due {
             self.members.change(uid, |kept| kept.ungated = Some(env.now.at));
         }
@@ -392,10 +384,10 @@ impl Gang {
             State::Restarting { again, .. } => due[1] = Some(*again),
             State::Over { until } => due[1] = Some(*until),
         }
-        let gated = self.members.gated().iter().filter_map(|uid| {
-            let last = self.members.get(uid)?.ungated?;
-            Some(after(last, settings.nudge))
-        });
+        let gated = self
+            .members
+            .first_asked()
+            .map(|asked| after(asked, settings.nudge));
         due.into_iter()
             .flatten()
             .chain(gated)
