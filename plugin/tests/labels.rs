@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceHealth, DeviceId, ResourceName};
 use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
-use gantry_plugin::inventory::{Device, Inventory, Slice};
+use gantry_plugin::inventory::{Device, Hardware, Inventory, Slice};
 use gantry_plugin::labels::{Facts, Host, HostDriver, HostOptions, Labels, Vgpu, labels};
+use gantry_plugin::offer::offer;
 use gantry_topology::{
     ComputeInstance, Fabric, Gpu, GpuInstance, Machine, MachineParts, Mig, MigAttributes, PathClass,
     PathMatrix,
@@ -170,9 +171,10 @@ fn labels_of(inventory: &Inventory, config: &Config) -> Labels {
     })
 }
 
-/// The labels of a machine that is shared with nobody.
+/// The labels of a machine of which is offered what this configuration offers.
 fn plain(machine: &Machine, config: &Config) -> Labels {
-    labels_of(&offered(machine, "nvidia.com/gpu", 1), config)
+    let hardware = Hardware::of(Arc::new(machine.clone()));
+    labels_of(&offer(&hardware, config), config)
 }
 
 fn get<'a>(labels: &'a Labels, key: &str) -> Option<&'a str> {
@@ -301,36 +303,69 @@ fn each_profile_has_labels_of_its_own_by_the_mixed_strategy() {
 /// The profiles that a GPU is cut into; `None`: MIG is off.
 type CutOf = fn(u8) -> Option<&'static [&'static str]>;
 
+/// Product, count, replicas and memory by the single strategy, of a DGX A100 that is cut like this.
+fn single(profiles: CutOf) -> [String; 4] {
+    let machine = cut(machine("dgx-a100"), profiles);
+    let labels = plain(&machine, &strategy(MigStrategy::Single));
+    assert_eq!(get(&labels, "nvidia.com/mig.strategy"), Some("single"));
+    assert_eq!(get(&labels, "nvidia.com/gpu.family"), Some("ampere"));
+    ["product", "count", "replicas", "memory"].map(|key| {
+        get(&labels, &format!("nvidia.com/gpu.{key}"))
+            .unwrap_or("")
+            .to_owned()
+    })
+}
+
 #[test]
-fn what_the_single_strategy_does_not_allow_is_called_invalid() {
-    let profiles: [(&str, CutOf); 3] = [
-        ("a GPU with MIG on and no instance", |gpu| match gpu {
-            3 => Some(&[]),
-            _ => Some(&["1g.5gb"]),
-        }),
-        ("a GPU with MIG off", |gpu| (gpu != 0).then_some(&["1g.5gb"])),
-        ("two profiles", |gpu| match gpu {
-            0 => Some(&["1g.5gb", "2g.10gb"]),
-            _ => Some(&["1g.5gb"]),
-        }),
+fn the_single_strategy_has_the_labels_of_what_it_offers() {
+    let slices = "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb";
+    let cases: [(&str, CutOf, [&str; 3]); 4] = [
+        (
+            "a GPU with MIG on and no instance is left out",
+            |gpu| match gpu {
+                3 => Some(&[]),
+                _ => Some(&["1g.5gb", "1g.5gb"]),
+            },
+            [slices, "14", "1"],
+        ),
+        (
+            "so is one with MIG off",
+            |gpu| (gpu != 0).then_some(&["1g.5gb"]),
+            [slices, "7", "1"],
+        ),
+        (
+            "and one of two profiles",
+            |gpu| match gpu {
+                0 => Some(&["1g.5gb", "2g.10gb"]),
+                _ => Some(&["1g.5gb"]),
+            },
+            [slices, "7", "1"],
+        ),
+        (
+            "and those that are cut where most are whole",
+            |gpu| (gpu > 4).then_some(&["1g.5gb"]),
+            ["NVIDIA-A100-SXM4-40GB", "5", "1"],
+        ),
     ];
-    for (what, profiles) in profiles {
-        let machine = cut(machine("dgx-a100"), profiles);
-        let labels = plain(&machine, &strategy(MigStrategy::Single));
+    for (what, profiles, expected) in cases {
+        let [product, count, replicas, memory] = single(profiles);
+        assert_eq!([product, count, replicas], expected, "{what}");
+        assert_ne!(memory, "0", "{what}");
+    }
+}
+
+#[test]
+fn the_single_strategy_is_called_invalid_where_it_offers_nothing() {
+    let cases: [(&str, CutOf); 2] = [
+        ("no instance anywhere", |_| Some(&[])),
+        ("each GPU of two profiles", |_| Some(&["1g.5gb", "2g.10gb"])),
+    ];
+    for (what, profiles) in cases {
         assert_eq!(
-            get(&labels, "nvidia.com/gpu.product"),
-            Some("NVIDIA-A100-SXM4-40GB-MIG-INVALID"),
+            single(profiles),
+            ["NVIDIA-A100-SXM4-40GB-MIG-INVALID", "0", "0", "0"],
             "{what}"
         );
-        for key in ["count", "replicas", "memory"] {
-            assert_eq!(
-                get(&labels, &format!("nvidia.com/gpu.{key}")),
-                Some("0"),
-                "{what}: {key}"
-            );
-        }
-        assert_eq!(get(&labels, "nvidia.com/mig.strategy"), Some("single"), "{what}");
-        assert_eq!(get(&labels, "nvidia.com/gpu.family"), Some("ampere"), "{what}");
     }
 }
 

@@ -2,8 +2,11 @@
 //! the same. gpu-feature-discovery lets chance decide anew each time.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use gantry_topology::{Gpu, Machine};
+
+use crate::inventory::Inventory;
 
 /// GPUs of one product, by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +56,25 @@ pub(super) fn all(machine: &Machine) -> Vec<Product<'_>> {
             false => products[position].whole.push(gpu),
         }
     }
+    in_order(products)
+}
+
+/// What is left of `products` with those GPUs only of which something is offered.
+pub(super) fn offered<'a>(products: &[Product<'a>], inventory: &Inventory) -> Vec<Product<'a>> {
+    let gpus: BTreeSet<u8> = inventory.devices.iter().map(|device| device.gpu).collect();
+    let of = |all: &[&'a Gpu]| -> Vec<&'a Gpu> {
+        let served = all.iter().filter(|gpu| gpus.contains(&gpu.index));
+        served.copied().collect()
+    };
+    let rest = products.iter().map(|product| Product {
+        model: product.model,
+        whole: of(&product.whole),
+        cut: of(&product.cut),
+    });
+    in_order(rest.filter(|product| product.count() > 0).collect())
+}
+
+fn in_order(mut products: Vec<Product<'_>>) -> Vec<Product<'_>> {
     products.sort_by_key(|product| {
         (
             product.whole.is_empty(),

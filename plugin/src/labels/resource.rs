@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gantry_topology::{ComputeInstance, Gpu, MigAttributes};
 
 use super::family::{family, parts};
-use super::products::{Product, is_cut};
+use super::products::{Product, is_cut, offered};
 use super::{Facts, Set, value_with};
 use crate::config::MigStrategy;
 
@@ -15,19 +15,23 @@ const GPU: &str = "gpu";
 
 /// Puts all of them.
 pub(super) fn label(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
-    if let Some(leading) = products.first() {
-        whole(set, facts, leading);
-    }
     match facts.config.mig_strategy {
-        MigStrategy::None => {}
+        MigStrategy::None => leading(set, facts, products),
         MigStrategy::Single => {
             set.nvidia("mig.strategy", "single");
             single(set, facts, products);
         }
         MigStrategy::Mixed => {
+            leading(set, facts, products);
             set.nvidia("mig.strategy", "mixed");
             mixed(set, facts, products);
         }
+    }
+}
+
+fn leading(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
+    if let Some(first) = products.first() {
+        whole(set, facts, first);
     }
 }
 
@@ -56,27 +60,31 @@ fn whole(set: &mut Set, facts: &Facts<'_>, product: &Product<'_>) {
     }
 }
 
-/// All MIG devices are one resource, and must be alike.
+/// All devices are one resource, and alike. GPUs that break this are not offered: the labels are those of the rest, and say that the
+/// strategy is invalid where nothing is left.
 fn single(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
     let Some(first) = cut_gpus(products).next() else {
-        return;
+        return leading(set, facts, products);
     };
-    let profiles = profiles(products);
-    let has_whole = products.iter().any(|product| !product.whole.is_empty());
-    let has_empty = cut_gpus(products).any(|gpu| mig_devices(gpu).next().is_none());
-    match profiles.iter().next() {
-        Some((profile, devices)) if profiles.len() == 1 && !has_whole && !has_empty => {
-            mig(set, facts, GPU, profile, devices);
+    let served = offered(products, facts.inventory);
+    if served.is_empty() {
+        leading(set, facts, products);
+        set.nvidia(
+            "gpu.product",
+            value_with(first.model.as_deref().unwrap_or_default(), "-MIG-INVALID"),
+        );
+        for name in ["count", "replicas", "memory"] {
+            set.nvidia(&format!("{GPU}.{name}"), 0);
         }
-        _ => {
-            set.nvidia(
-                "gpu.product",
-                value_with(first.model.as_deref().unwrap_or_default(), "-MIG-INVALID"),
-            );
-            for name in ["count", "replicas", "memory"] {
-                set.nvidia(&format!("{GPU}.{name}"), 0);
-            }
-        }
+        return;
+    }
+    leading(set, facts, &served);
+    for (profile, mut devices) in profiles(&served) {
+        devices.retain(|(_, compute)| {
+            let mut offered = facts.inventory.devices.iter();
+            offered.any(|device| device.uuid == compute.uuid.as_str())
+        });
+        mig(set, facts, GPU, &profile, &devices);
     }
 }
 
