@@ -202,6 +202,7 @@ mod tests {
             node: format!("n{node}").as_str().into(),
             devices: Vec::new(),
             rank: None,
+            ordinal: None,
             role: String::new(),
             pod_name: String::new(),
             pod: pod.map(|pod| format!("p{pod}").as_str().into()),
