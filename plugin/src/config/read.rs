@@ -127,7 +127,10 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
 
 /// What it means that the reader went over one of its limits.
 fn limit(message: &str) -> Option<String> {
-    let which = message.strip_prefix("budget breached: ")?;
+    let which = match message {
+        "recursion limit exceeded" => "Depth",
+        message => message.strip_prefix("budget breached: ")?,
+    };
     let which = which.split([' ', '{', '(']).next().unwrap_or_default();
     Some(match which {
         "Depth" => format!("it is nested more than {MAX_DEPTH} levels deep"),
