@@ -88,14 +88,14 @@ pub(crate) fn replicas(gpus: u8, replicas: usize) -> Shape {
     Shape::Parts(Arc::new(Parts::new(spots.collect(), Sharing::Distributed)))
 }
 
-/// MIG devices by GPU, first memory unit and size.
+/// MIG devices by GPU, first memory unit and size, packed.
 pub(crate) fn slices(slices: &[(u8, u8, u8)]) -> Shape {
     let spot = |&(gpu, start, size): &(u8, u8, u8)| Spot {
         gpu,
         slice: Some(Units { start, size }),
     };
     let spots = slices.iter().map(spot).collect();
-    Shape::Parts(Arc::new(Parts::new(spots, Sharing::Distributed)))
+    Shape::Parts(Arc::new(Parts::new(spots, Sharing::Packed)))
 }
 
 pub(crate) fn request(devices: u32) -> Arc<Request> {

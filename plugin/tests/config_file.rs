@@ -98,7 +98,7 @@ devices:
     assert_eq!(config.device_id_strategy, DeviceIdStrategy::Index);
     assert_eq!(config.cdi_annotation_prefix, "my.io/");
     assert_eq!(config.cdi_hook_path.to_str(), Some("/usr/local/bin/nvidia-ctk"));
-    assert_eq!(config.shared_devices, SharedDevices::Packed);
+    assert_eq!(config.shared_devices, Some(SharedDevices::Packed));
     assert_eq!(
         (config.cdi_feature_flags.len(), config.cdi_disabled_hooks.len()),
         (1, 1)

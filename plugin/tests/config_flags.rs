@@ -150,6 +150,9 @@ fn the_table_says_the_true_defaults() {
         };
         match setting.key {
             "flags.nvidiaDevRoot" => assert_eq!(setting.default, "the driver root"),
+            "flags.plugin.sharedDevicesAllocationPolicy" => {
+                assert_eq!(setting.default, "distributed, for MIG devices packed");
+            }
             "flags.deviceDiscoveryStrategy" => assert_eq!(setting.default, "auto"),
             key => assert_eq!(setting.default, text, "{key}"),
         }
@@ -335,7 +338,10 @@ fn every_setting_of_nvidias_is_read_from_its_key_its_flags_and_its_variables_and
             config(&file, &[], &[])
         };
         let said = in_file(value);
-        assert_eq!(in_file(default), Config::default(), "{key}: {default}");
+        // Said outright it holds for MIG devices too, for which it says nothing there.
+        if *key != "flags.plugin.sharedDevicesAllocationPolicy" {
+            assert_eq!(in_file(default), Config::default(), "{key}: {default}");
+        }
         if !WITHOUT_EFFECT.contains(key) {
             assert_ne!(said, Config::default(), "{key}: {value}");
         }

@@ -7,7 +7,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedDevices, SharedOf, TimeSlicing};
 use gantry_plugin::health::HealthChecks;
 use gantry_plugin::inventory::{Hardware, Owner, Settings, Timing};
 use gantry_plugin::offer;
@@ -200,6 +200,32 @@ async fn slices_of_gpus_in_use_are_preferred() {
         [rest[0].to_owned()].into(),
         "the half that is broken already"
     );
+}
+
+#[tokio::test]
+async fn slices_are_spread_over_gpus_where_the_policy_is_distributed() {
+    let config = Config {
+        shared_devices: Some(SharedDevices::Distributed),
+        ..with(MigStrategy::Mixed)
+    };
+    let mut scene = Scene::of("hgx-h100-mig", config);
+    let resource = "nvidia.com/mig-1g.10gb";
+    scene.plugin(resource).await;
+    let devices = scene.node.inventory.borrow().devices.clone();
+    let of_resource = || {
+        devices
+            .iter()
+            .filter(|device| device.resource.as_str() == resource)
+    };
+    let gpu_of = |id: &str| of_resource().find(|device| device.id.as_str() == id).unwrap().gpu;
+    let gpus: BTreeSet<u8> = of_resource().map(|device| device.gpu).collect();
+    // All is free but one slice of the first GPU.
+    let offered: Vec<&str> = of_resource().skip(1).map(|device| device.id.as_str()).collect();
+    let one = scene.plugin(resource).await.prefer(&offered, &[], 1).await;
+    assert_ne!(gpu_of(one.first().unwrap()), *gpus.first().unwrap());
+    let all = i32::try_from(gpus.len()).unwrap();
+    let chosen = scene.plugin(resource).await.prefer(&offered, &[], all).await;
+    assert_eq!(chosen.iter().map(|id| gpu_of(id)).collect::<BTreeSet<u8>>(), gpus);
 }
 
 #[tokio::test]

@@ -63,8 +63,11 @@ fn account_for(
         .into_iter()
         .map(|(resource, devices)| {
             let terms = terms.iter().find(|terms| terms.name == *resource);
+            let unshared_slice = |device: &&DeviceStatus| device.slice.is_some() && device.replica.is_none();
             let sharing = match terms.map(|terms| terms.sharing) {
                 Some(SharingPolicy::Packed) => Sharing::Packed,
+                // As the plugin has it where nobody says.
+                None if devices.iter().any(unshared_slice) => Sharing::Packed,
                 Some(SharingPolicy::Distributed) | None => Sharing::Distributed,
             };
             let max_request = terms.and_then(|terms| terms.max_request);

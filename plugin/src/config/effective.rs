@@ -33,7 +33,7 @@ impl Config {
                     cdi_annotation_prefix: Some(self.cdi_annotation_prefix.clone()),
                     nvidia_ctk_path: text(&self.cdi_hook_path),
                     container_driver_root: text(&self.container_driver_root),
-                    shared_devices_allocation_policy: Some(self.shared_devices),
+                    shared_devices_allocation_policy: self.shared_devices,
                     cdi_feature_flags: Some(self.cdi_feature_flags.clone()),
                     cdi_disable_hooks: Some(self.cdi_disabled_hooks.clone()),
                 },

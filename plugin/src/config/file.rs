@@ -113,7 +113,7 @@ pub struct PluginFlags {
     /// Where this process sees the driver root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_driver_root: Option<String>,
-    /// How replicas are laid on devices.
+    /// How replicas and MIG devices are laid on GPUs; not said: replicas distributed, MIG devices packed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_devices_allocation_policy: Option<SharedDevices>,
     /// Switches of the CDI writer; this plugin's own key, NVIDIA's has the flag only.

@@ -66,8 +66,8 @@ pub struct Config {
     pub mofed: bool,
     /// Import/export memory channels.
     pub imex: Imex,
-    /// How several replicas are spread over GPUs.
-    pub shared_devices: SharedDevices,
+    /// How replicas and MIG devices are laid on GPUs; `None`: replicas spread, MIG devices packed.
+    pub shared_devices: Option<SharedDevices>,
     /// Names for GPUs and MIG devices by pattern; empty: the defaults.
     pub gpu_patterns: Vec<ResourcePattern>,
     /// See [`Config::gpu_patterns`].
@@ -225,7 +225,7 @@ impl Default for Config {
             gds: false,
             mofed: false,
             imex: Imex::default(),
-            shared_devices: SharedDevices::Distributed,
+            shared_devices: None,
             gpu_patterns: Vec::new(),
             mig_patterns: Vec::new(),
             time_slicing: None,

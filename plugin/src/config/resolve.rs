@@ -98,7 +98,7 @@ impl Resolver<'_> {
                 channel: file.imex.channel_ids.unwrap_or_default().0,
                 required: file.imex.required.unwrap_or_default(),
             },
-            shared_devices: plugin.shared_devices_allocation_policy.unwrap_or_default(),
+            shared_devices: plugin.shared_devices_allocation_policy,
             gfd: self.gfd(&file.flags),
             gpu_patterns,
             mig_patterns,

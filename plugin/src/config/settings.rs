@@ -195,7 +195,7 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         flags: &["shared-devices-allocation-policy"],
         env: &["SHARED_DEVICES_ALLOCATION_POLICY"],
-        default: "distributed",
+        default: "distributed, for MIG devices packed",
         help: "How replicas and MIG devices are taken: from the GPU with the fewest in use, or from the fullest",
         ..text("flags.plugin.sharedDevicesAllocationPolicy")
     },
@@ -264,7 +264,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["IMEX_REQUIRED"],
         kind: Kind::Bool,
         default: "false",
-        help: "Whether a missing IMEX channel ends the program; otherwise it is left out",
+        help: "Whether a missing IMEX channel ends the program at the start, and refuses a configuration that comes later; otherwise it is left out",
         ..text("imex.required")
     },
 ];

@@ -72,7 +72,7 @@ impl fmt::Display for DeviceRef {
     }
 }
 
-/// How replicas are laid on devices (`sharedDevicesAllocationPolicy`).
+/// How replicas and MIG devices are laid on GPUs (`sharedDevicesAllocationPolicy`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SharedDevices {

@@ -156,6 +156,12 @@ impl Inventory {
             terms.replicated |= device.replica.is_some();
             terms.slices |= device.slice.is_some();
         }
+        for terms in resources
+            .values_mut()
+            .filter(|terms| terms.slices && !terms.replicated)
+        {
+            terms.sharing = SharedDevices::Packed;
+        }
         Self {
             state: State::Ready,
             machine,

@@ -113,9 +113,9 @@ fn terms(devices: &[Device], config: &Config) -> BTreeMap<ResourceName, Terms> {
     }
     for terms in resources.values_mut() {
         terms.sharing = match (terms.replicated, terms.slices) {
-            (true, _) => config.shared_devices,
-            // What is not shared is laid so that GPUs stay whole.
-            (false, true) => SharedDevices::Packed,
+            (true, _) => config.shared_devices.unwrap_or_default(),
+            // What is not shared is laid so that GPUs stay whole, unless a person wants it otherwise.
+            (false, true) => config.shared_devices.unwrap_or(SharedDevices::Packed),
             (false, false) => SharedDevices::Distributed,
         };
         let refuses = |slicing: &crate::config::TimeSlicing| slicing.fail_requests_greater_than_one;

@@ -219,6 +219,25 @@ fn mixed_names_slices_by_profile_beside_whole_gpus() {
 }
 
 #[test]
+fn mig_devices_are_laid_as_the_policy_says_and_packed_where_it_says_nothing() {
+    let sharing = |strategy, policy| {
+        let config = Config {
+            shared_devices: policy,
+            ..with(strategy)
+        };
+        let inventory = offer(&hardware(&[cut(&["1g.5gb"]), cut(&["1g.5gb"])]), &config);
+        let terms: Vec<Terms> = inventory.resources.values().copied().collect();
+        terms[0].sharing
+    };
+    for strategy in [MigStrategy::Mixed, MigStrategy::Single] {
+        assert_eq!(sharing(strategy, None), SharedDevices::Packed);
+        for policy in [SharedDevices::Distributed, SharedDevices::Packed] {
+            assert_eq!(sharing(strategy, Some(policy)), policy);
+        }
+    }
+}
+
+#[test]
 fn single_serves_slices_under_the_name_of_gpus() {
     let boards = [cut(&["3g.20gb", "3g.20gb"]), cut(&["3g.20gb"])];
     assert_eq!(
@@ -391,7 +410,7 @@ fn shared_resources_may_be_renamed_as_a_whole() {
         slicing.rename_by_default = true;
         slicing.fail_requests_greater_than_one = true;
     }
-    config.shared_devices = SharedDevices::Packed;
+    config.shared_devices = Some(SharedDevices::Packed);
     assert_eq!(
         offered(&[whole()], &config),
         expect(&[("nvidia.com/gpu.shared", &["GPU-0::0", "GPU-0::1"])])

@@ -1,8 +1,8 @@
 //! MIG devices: GPUs that nothing runs on are kept whole, and of the others what can still be cut anew is kept large. One device
 //! is taken after the other; of the free ones, most important first:
 //!
-//! 1. with [`Sharing::Distributed`], one whose place has the fewest devices in use: replicas of a slice take turns on it.
-//!    A place with a single device is never both free and in use, so that this parts replicas alone;
+//! 1. with [`Sharing::Distributed`], where several devices have one place, one whose place has the fewest in use: replicas of a
+//!    slice take turns on it. Where each has its own, one on the GPU with the fewest in use;
 //! 2. one on a GPU of which another slice is in use;
 //! 3. one on a GPU that has room for all that is still to be chosen;
 //! 4. the one whose loss takes least from what can be cut: every unused, legally aligned block that it lies in is lost, and
@@ -27,6 +27,8 @@ struct OnGpu {
     left: u16,
     /// Devices in use or chosen, by where they start.
     load: [u16; MAX_MEMORY_UNITS as usize],
+    /// Places of devices, a bit each.
+    places: u16,
     /// Whether slices are made of three units and their multiples, as on GPUs of twelve.
     in_threes: bool,
 }
@@ -37,8 +39,12 @@ pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usi
         in_threes: true,
         ..OnGpu::default()
     }; MAX_GPUS];
+    let mut replicated = false;
     for (_, gpu, spot, used) in each(spots, free, chosen) {
         let slice = units(spot);
+        let here = 1 << place(slice);
+        replicated |= gpus[gpu].places & here != 0;
+        gpus[gpu].places |= here;
         gpus[gpu].in_threes &= slice.size.is_multiple_of(3);
         if used == Use::Free {
             gpus[gpu].left += 1;
@@ -55,7 +61,8 @@ pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usi
                 let on = &gpus[*gpu];
                 let load = on.load[place(slice)];
                 let (spread, pack) = match sharing {
-                    Sharing::Distributed => (load, 0),
+                    Sharing::Distributed if replicated => (load, 0),
+                    Sharing::Distributed => (on.load.iter().sum(), 0),
                     Sharing::Packed => (0, load),
                 };
                 (

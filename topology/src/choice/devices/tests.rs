@@ -122,7 +122,7 @@ fn a_whole_gpu_is_not_broken_while_another_slice_will_do() {
     let spots: Vec<Spot> = (0..2)
         .flat_map(|gpu| [slice(gpu, 0, 2), slice(gpu, 2, 2), slice(gpu, 4, 2)])
         .collect();
-    let chosen = choose(None, &spots, &all_but(&spots, &[3]), &[], 2, Sharing::Distributed);
+    let chosen = choose(None, &spots, &all_but(&spots, &[3]), &[], 2, Sharing::Packed);
     assert_eq!(chosen, [4, 5]);
     let chosen = choose(None, &spots, &all_but(&spots, &[3]), &[], 3, Sharing::Packed);
     assert_eq!(chosen, [0, 4, 5], "only then the other");
@@ -155,6 +155,16 @@ fn slices_that_are_wanted_together_break_one_whole_gpu_only() {
     let spots = [slice(0, 0, 4), slice(1, 0, 4), slice(1, 4, 4)];
     assert_eq!(choose(None, &spots, &[0, 1, 2], &[], 2, Sharing::Packed), [1, 2]);
     assert_eq!(choose(None, &spots, &[0, 1, 2], &[], 1, Sharing::Packed), [0]);
+}
+
+#[test]
+fn slices_are_spread_over_gpus_where_that_is_wanted() {
+    // Two GPUs of two slices each; one of the first is in use.
+    let spots = [slice(0, 0, 4), slice(0, 4, 4), slice(1, 0, 4), slice(1, 4, 4)];
+    let free = all_but(&spots, &[0]);
+    assert_eq!(choose(None, &spots, &free, &[], 1, Sharing::Packed), [1]);
+    assert_eq!(choose(None, &spots, &free, &[], 1, Sharing::Distributed), [2]);
+    assert_eq!(choose(None, &spots, &free, &[], 2, Sharing::Distributed), [1, 2]);
 }
 
 #[test]
@@ -438,8 +448,11 @@ fn slice_cost(case: &Case, device: u16) -> impl Ord {
             }
         }
     }
+    let place = |spot: &Spot| (spot.gpu, spot.slice.unwrap().start);
+    let places: BTreeSet<(u8, u8)> = case.spots.iter().map(place).collect();
     let (spread, pack) = match case.sharing {
-        Sharing::Distributed => (at_its_place, 0),
+        Sharing::Distributed if places.len() < case.spots.len() => (at_its_place, 0),
+        Sharing::Distributed => (others.len(), 0),
         Sharing::Packed => (0, at_its_place),
     };
     (
