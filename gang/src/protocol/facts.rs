@@ -19,7 +19,10 @@ impl Gang {
         let waited = |gang: &Self| gang.members.unplaced().contains(&uid);
         let before = waited(self);
         match self.members.get(&uid) {
-            Some(_) => self.members.change(&uid, |kept| kept.update(member)),
+            Some(_) => {
+                self.members.change(&uid, |kept| kept.update(member));
+                self.members.carry_late(&uid);
+            }
             None => {
                 self.members.insert(Kept::new(member, life));
                 self.settle_until = after(now.at, settings.settle);

@@ -233,6 +233,8 @@ pub(super) struct Members {
     all: BTreeMap<PodUid, Kept>,
     /// The life the gang is in.
     life: u32,
+    /// Whether it goes on with what was done in the life before.
+    goes_on: bool,
     total: Count,
     by_role: BTreeMap<Arc<str>, Count>,
     priorities: BTreeMap<i32, u32>,
@@ -377,6 +379,7 @@ impl Members {
         let all = std::mem::take(&mut self.all);
         *self = Self {
             life: self.life,
+            goes_on,
             ..Self::default()
         };
         for (uid, mut kept) in all {
@@ -389,6 +392,22 @@ impl Members {
             kept.worded = None;
             self.enter(&kept);
             self.all.insert(uid, kept);
+        }
+    }
+
+    /// One of the life before that turns out to have ended well before anybody asked it to go: it counts on, as those do of whom that was
+    /// known when that life ended.
+    pub(super) fn carry_late(&mut self, uid: &PodUid) {
+        let life = self.life;
+        let is_late = |kept: &Kept| {
+            let ended = kept.member.stage == Stage::Succeeded && !kept.member.leaving && !kept.gone;
+            ended && kept.life.saturating_add(1) == life
+        };
+        if self.goes_on && self.get(uid).is_some_and(is_late) {
+            self.change(uid, |kept| {
+                kept.life = life;
+                kept.carried = true;
+            });
         }
     }
 

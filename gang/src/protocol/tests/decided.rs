@@ -500,6 +500,37 @@ fn what_has_ended_well_counts_after_a_restart_too() {
 }
 
 #[test]
+fn what_had_ended_well_counts_also_if_that_is_known_only_after_the_restart_began() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &claim);
+    world.gone("a0");
+    assert_eq!(deleted(&mut world), ["a1"], "it has ended, and the watch is late");
+    let mut done = bound(member("a1", claim.clone()), "n1");
+    done.stage = Stage::Succeeded;
+    world.see(done);
+    world.see(member("a2", claim.clone()));
+    assert_eq!(world.plan().must, 1, "nobody makes the other anew");
+    world.come("a2");
+    world.write();
+    assert_eq!(world.bind("a2"), "n0");
+}
+
+#[test]
+fn what_ends_well_because_it_was_asked_to_go_is_started_anew() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &claim);
+    world.gone("a0");
+    assert_eq!(deleted(&mut world), ["a1"]);
+    let mut done = leaving(bound(member("a1", claim.clone()), "n1"));
+    done.stage = Stage::Succeeded;
+    world.see(done);
+    world.see(member("a2", claim));
+    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+}
+
+#[test]
 fn what_ended_well_and_is_removed_after_a_restart_is_made_anew() {
     let mut world = World::new();
     let claim = with_repair(claim("a", 2), Repair::Restart);
