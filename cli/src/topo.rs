@@ -21,12 +21,13 @@ use source::SourceArgs;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 JSON (--json), stable fields: gpus[], nics[], matrix (GPU x GPU, link names as nvidia-smi writes them, X on the diagonal),
-bandwidth_gbs (GPU x GPU, GB/s in one direction, 0 on the diagonal), nic_matrix (GPU x NIC), health[] (what is wrong; null where
-the source does not tell).
+bandwidth_gbs (GPU x GPU, GB/s in one direction, 0 on the diagonal), nic_matrix (GPU x NIC),
+health[] (what is wrong with GPUs; null where that is not told).
 
 Examples:
   gantry topo                                  this node, through NVML
-  kubectl get gpunode NODE -o yaml | gantry topo --from -    a node of the cluster, with what its plugin says is wrong
+  kubectl get gpunode NODE -o yaml | gantry topo --from -
+                                               a node of the cluster, and what is wrong with it
   nvidia-smi topo -m | gantry topo --from -    what the tool printed
   gantry topo --from topo.txt --model A100 --machine-file node.yaml")]
 pub(crate) struct TopoArgs {
