@@ -174,7 +174,11 @@ pub(crate) fn cut_node(
         json!({"id": format!("MIG-{name}-{gpu}-{start}"), "gpu": gpu,
             "slice": {"profile": "x", "start": start, "size": size}})
     });
-    publish(node, json!({"name": resource, "kind": "Mig", "sharing": "Packed"}), devices.collect())
+    publish(
+        node,
+        json!({"name": resource, "kind": "Mig", "sharing": "Packed"}),
+        devices.collect(),
+    )
 }
 
 /// A holder of a GpuNode's status.

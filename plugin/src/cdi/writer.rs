@@ -82,12 +82,7 @@ impl Writer {
             self.look(&mut progress, &config, &inventory).await;
             progress.warn(&config, &inventory, &observed);
             let in_force = self.keep(&mut progress, &config, &inventory, &channels.access);
-            observed.cdi(
-                progress
-                    .problem
-                    .clone()
-                    .or_else(|| progress.bare(&config, &inventory)),
-            );
+            observed.cdi(progress.problem.clone());
             if in_force || progress.passed || inventory.state != State::Ready {
                 progress.passed |= inventory.state == State::Ready;
                 let usable = usable(inventory, &channels.access.borrow());
@@ -240,19 +235,6 @@ impl Writer {
 }
 
 impl Progress {
-    /// Why containers cannot use the devices, though they would be given them: by CDI alone, and without a library.
-    fn bare(&self, config: &Config, inventory: &Inventory) -> Option<String> {
-        let alone = config.device_list_strategy.iter().all(|way| way.is_cdi());
-        let bare = inventory.state == State::Ready && self.host.driver.libraries.is_empty();
-        let root = config.container_driver_root.display();
-        (alone && bare).then(|| {
-            format!(
-                "no driver library is found below {root} (--container-driver-root, mounted from the host), and containers would get none, \
-                 for CDI is the only way"
-            )
-        })
-    }
-
     /// Says once what containers will lack.
     fn warn(&mut self, config: &Config, inventory: &Inventory, observed: &Observed) {
         let ready = inventory.state == State::Ready;

@@ -295,18 +295,13 @@ async fn a_slice_that_is_made_at_run_time_is_written_before_it_is_offered() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_not_mounted_is_told_and_does_not_hold_back() {
+async fn a_driver_that_is_not_mounted_degrades_and_does_not_hold_back() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     let degraded = gate.observed.changes().borrow().degraded();
     assert!(
         degraded.iter().any(|text| text.contains("no driver library")),
         "{degraded:?}"
-    );
-    let missing = gate.observed.readiness().missing();
-    assert!(
-        missing.iter().any(|text| text.contains("CDI is the only way")),
-        "{missing:?}"
     );
 }
 

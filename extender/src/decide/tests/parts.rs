@@ -108,7 +108,11 @@ fn a_gpu_that_is_cut_by_another_resource_counts_as_cut() {
     let halves = [6, 7].map(|gpu| {
         json!({"id": format!("HALF-{gpu}"), "gpu": gpu, "slice": {"profile": "x", "start": 4, "size": 4}})
     });
-    node = crate::fixtures::publish(node, json!({"name": half, "kind": "Mig", "sharing": "Packed"}), halves.to_vec());
+    node = crate::fixtures::publish(
+        node,
+        json!({"name": half, "kind": "Mig", "sharing": "Packed"}),
+        halves.to_vec(),
+    );
     assert_eq!(
         {
             cluster.inventory(&node);
