@@ -19,7 +19,10 @@ use gantry_gang::{Claim, Dialect, Fabric, GangKey, Level, Levels, Needs, NodeFac
 
 #[path = "common/gangs.rs"]
 mod common;
-use common::{gang, switched};
+#[path = "common/machines.rs"]
+mod machines;
+use common::gang;
+use machines::switched;
 
 fn main() {
     divan::main();

@@ -23,7 +23,10 @@ use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
 
 #[path = "../benches/common/gangs.rs"]
 mod common;
-use common::{gang, switched};
+#[path = "../benches/common/machines.rs"]
+mod machines;
+use common::gang;
+use machines::switched;
 
 /// GPUs of a host.
 const GPUS: usize = 8;

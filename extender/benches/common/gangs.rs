@@ -1,10 +1,9 @@
-//! Gangs and machines for programs that plan. They may not plan themselves.
+//! Gangs for programs that plan. They may not plan themselves.
 
 use std::sync::Arc;
 
 use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
 use gantry_gang::{Dialect, GangKey, LevelWish, Repair, Terms};
-use gantry_topology::{Gpu, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
 
 /// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is said.
 pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
@@ -42,32 +41,5 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
         placed: Vec::new(),
         without: Vec::new(),
         priority: 0,
-    }
-}
-
-/// Eight GPUs behind NVSwitches.
-pub(crate) fn switched() -> Machine {
-    let gpu = |index| Gpu {
-        index,
-        nvlink: Some(NvLinkPorts {
-            version: Some(4),
-            switch_links: 18,
-        }),
-        ..Gpu::default()
-    };
-    let parts = MachineParts {
-        gpus: (0..8).map(gpu).collect(),
-        paths: PathMatrix::from_fn(8, |a, b| {
-            if a / 4 == b / 4 {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
-        }),
-        ..MachineParts::default()
-    };
-    match Machine::new(parts) {
-        Ok(machine) => machine,
-        Err(error) => unreachable!("{error}"),
     }
 }

@@ -10,8 +10,11 @@ use gantry_extender::index::{self, Index, Source, Store};
 use gantry_extender::kind::Kinds;
 use gantry_extender::service::Service;
 use gantry_extender::watched::Watched;
-use gantry_topology::{Gpu, Machine, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
+use gantry_topology::{Machine, NvLinkBundle};
 use serde_json::json;
+
+mod machines;
+use machines::{machine, switched};
 
 /// A node's name as clouds give them.
 pub(crate) fn node_name(number: usize) -> String {
@@ -163,41 +166,6 @@ fn gpu_node(
     serde_json::to_value(&node)
         .and_then(serde_json::from_value)
         .unwrap_or_default()
-}
-
-fn machine(shape: impl FnOnce(&mut MachineParts)) -> Machine {
-    let mut parts = MachineParts {
-        gpus: (0..8)
-            .map(|index| Gpu {
-                index,
-                ..Gpu::default()
-            })
-            .collect(),
-        paths: PathMatrix::from_fn(8, |a, b| {
-            if a / 4 == b / 4 {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
-        }),
-        ..MachineParts::default()
-    };
-    shape(&mut parts);
-    match Machine::new(parts) {
-        Ok(machine) => machine,
-        Err(error) => unreachable!("{error}"),
-    }
-}
-
-fn switched() -> Machine {
-    machine(|parts| {
-        for gpu in &mut parts.gpus {
-            gpu.nvlink = Some(NvLinkPorts {
-                version: Some(4),
-                switch_links: 18,
-            });
-        }
-    })
 }
 
 fn bridged() -> Machine {
