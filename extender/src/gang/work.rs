@@ -44,6 +44,8 @@ enum Deed {
     Ungate,
     /// It is evicted for a gang.
     Evict(Arc<GangKey>),
+    /// It is evicted, for the rest of this gang, its own, had to go.
+    EvictRest(Arc<GangKey>),
     /// It is deleted, for this reason.
     Delete(Arc<str>),
 }
@@ -52,7 +54,7 @@ impl Deed {
     fn label(&self) -> &'static str {
         match self {
             Self::Ungate => "ungate",
-            Self::Evict(_) => "evict",
+            Self::Evict(_) | Self::EvictRest(_) => "evict",
             Self::Delete(_) => "delete",
         }
     }
@@ -61,7 +63,7 @@ impl Deed {
     fn right(&self) -> &'static str {
         match self {
             Self::Ungate => "manifests/gates.yaml",
-            Self::Evict(_) => "manifests/extender-preempt.yaml",
+            Self::Evict(_) | Self::EvictRest(_) => "manifests/extender-preempt.yaml",
             Self::Delete(_) => "manifests/extender-restart.yaml",
         }
     }
@@ -167,6 +169,7 @@ impl Worker {
                 return;
             }
             Work::Evict { pods, by } => (pods, Deed::Evict(by)),
+            Work::EvictRest { pods, of } => (pods, Deed::EvictRest(of)),
             Work::Delete { pods, why } => (pods, Deed::Delete(why)),
             // Done elsewhere.
             Work::Commit { .. } | Work::Wake(_) | Work::Bind(_) | Work::Forget { .. } => return,
@@ -263,7 +266,7 @@ impl Worker {
     /// The gang that a deed is for.
     fn gang(&self, pod: &Pod, deed: &Deed) -> Option<Arc<GangKey>> {
         match deed {
-            Deed::Evict(by) => Some(Arc::clone(by)),
+            Deed::Evict(gang) | Deed::EvictRest(gang) => Some(Arc::clone(gang)),
             Deed::Ungate | Deed::Delete(_) => self.store.read(|index| index.gang_of(&pod.uid).cloned()),
         }
     }
@@ -313,7 +316,7 @@ impl Worker {
 fn hindrance(pod: &Pod, deed: &Deed, why: &str) -> Tiding {
     let what = match deed {
         Deed::Ungate => "its scheduling gate cannot be removed",
-        Deed::Evict(_) => "it cannot be evicted yet",
+        Deed::Evict(_) | Deed::EvictRest(_) => "it cannot be evicted yet",
         Deed::Delete(_) => "it cannot be deleted",
     };
     Tiding {
@@ -331,6 +334,10 @@ fn told(deed: &Deed) -> Option<Tiding> {
             "Preempted",
             format!("evicted: gang {by}, of higher priority, needs its GPUs"),
         ),
+        Deed::EvictRest(of) => (
+            "Preempted",
+            format!("evicted: the rest of its gang {of} had to go for another of higher priority"),
+        ),
         Deed::Delete(why) => ("GangRestarts", format!("deleted: {why}")),
     };
     Some(Tiding {
@@ -343,9 +350,12 @@ fn told(deed: &Deed) -> Option<Tiding> {
 /// `None` if it is gone, or the gang for which it is to be evicted does not wait for that any more: it has given up, or is gone itself.
 fn find(store: &Store, uid: &PodUid, deed: &Deed) -> Option<Pod> {
     store.read(|index| {
-        if let Deed::Evict(by) = deed
-            && !index.waits_for(by, uid)
-        {
+        let wanted = match deed {
+            Deed::Evict(by) => index.waits_for(by, uid),
+            Deed::EvictRest(of) => index.is_rest_of(of, uid),
+            Deed::Ungate | Deed::Delete(_) => true,
+        };
+        if !wanted {
             return None;
         }
         let (namespace, name) = index.pod_address(uid)?;
@@ -362,7 +372,7 @@ async fn perform(client: &Client, pod: &Pod, deed: &Deed, first: bool) -> End {
     let preconditions = json!({"uid": pod.uid.as_str()});
     match deed {
         Deed::Ungate => ungate(client, pod, &path).await,
-        Deed::Evict(_) => {
+        Deed::Evict(_) | Deed::EvictRest(_) => {
             let eviction = json!({
                 "apiVersion": "policy/v1", "kind": "Eviction",
                 "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},

@@ -321,6 +321,7 @@ impl World {
                 self.check_victims(run, &pods, &by.object_name());
                 self.order(run, &pods, &Deed::Evict(by));
             }
+            Work::EvictRest { pods, of } => self.order(run, &pods, &Deed::EvictRest(of)),
             Work::Delete { pods, .. } => self.order(run, &pods, &Deed::Delete),
             // Woken members are taken elsewhere.
             Work::Wake(_) | Work::Bind(_) => {}

@@ -122,8 +122,8 @@ impl Gang {
         self.waiting_since = env.now.unix;
     }
 
-    /// All of it has to go for another gang, and has begun to. Its next life begins when the last is gone; members without devices, which
-    /// nobody evicts, are deleted.
+    /// All of it has to go for another gang, and has begun to. Its next life begins when the last is gone; for members without devices the other
+    /// gang does not ask.
     pub(super) fn leave_evicted(&mut self, env: &mut Env<'_>) {
         let of = self.decision().map(Arc::new);
         self.begin_life(true);
@@ -134,10 +134,7 @@ impl Gang {
             .filter(|kept| kept.lives() && !kept.evicted)
             .map(|kept| kept.member.uid.clone())
             .collect();
-        if !pods.is_empty() {
-            let why: Arc<str> = format!("gang {} has to go for another", self.key).into();
-            env.work.push(Work::Delete { pods, why });
-        }
+        self.see_off(env, pods);
         self.state = State::Restarting {
             again: after(env.now.at, env.settings.evict),
             of,
@@ -161,15 +158,30 @@ impl Gang {
                 .filter(|kept| kept.class(life) == Class::Old && kept.lives())
                 .map(|kept| kept.member.uid.clone())
                 .collect();
-            if !pods.is_empty() {
-                let why: Arc<str> = format!("gang {} has lost a member and is started anew", self.key).into();
-                env.work.push(Work::Delete { pods, why });
-            }
+            self.see_off(env, pods);
             let next = after(env.now.at, env.settings.nudge.saturating_mul(3));
             if let State::Restarting { again, .. } = &mut self.state {
                 *again = next;
             }
         }
         false
+    }
+
+    /// Has members of the life before removed. They are deleted where the gang asked to be started anew when it loses a member; one that had
+    /// to go for another gang did not ask, and its budgets hold to the last.
+    fn see_off(&self, env: &mut Env<'_>, pods: Vec<PodUid>) {
+        if pods.is_empty() {
+            return;
+        }
+        env.work.push(match self.repair() {
+            Repair::Restart => Work::Delete {
+                pods,
+                why: format!("gang {} has lost a member and is started anew", self.key).into(),
+            },
+            Repair::Hold | Repair::Ignore => Work::EvictRest {
+                pods,
+                of: Arc::clone(&self.key),
+            },
+        });
     }
 }

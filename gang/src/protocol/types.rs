@@ -213,6 +213,13 @@ pub enum Work {
         /// For whom.
         by: Arc<GangKey>,
     },
+    /// Evict these pods: the rest of their gang had to go for another, and without it they are no use.
+    EvictRest {
+        /// The pods.
+        pods: Vec<PodUid>,
+        /// Their gang.
+        of: Arc<GangKey>,
+    },
     /// Delete these pods: their gang is started anew as a whole.
     Delete {
         /// The pods.

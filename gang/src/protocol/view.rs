@@ -183,6 +183,17 @@ impl<'a> View<'a> {
         victims.into_iter().flatten()
     }
 
+    /// Whether a pod is of its life before, and has to be gone before the next one begins.
+    pub fn has_to_go(&self, uid: &PodUid) -> bool {
+        let life = self.gang.members.life();
+        matches!(self.gang.state, State::Restarting { .. })
+            && self
+                .gang
+                .members
+                .get(uid)
+                .is_some_and(|kept| kept.class(life) == Class::Old && kept.lives())
+    }
+
     /// Its members, by UID.
     pub fn members(&self) -> impl Iterator<Item = MemberView<'a>> + use<'a> {
         let gang = self.gang;

@@ -145,6 +145,12 @@ impl Index {
         view.is_some_and(|view| view.victims().any(|victim| victim == uid))
     }
 
+    /// Whether a gang whose other members had to go still waits for this one to be gone.
+    pub fn is_rest_of(&self, gang: &GangKey, uid: &PodUid) -> bool {
+        let view = self.gangs.core.view(gang);
+        view.is_some_and(|view| view.has_to_go(uid))
+    }
+
     /// Takes the gangs whose standing has changed: whoever waits for them asks again.
     pub fn take_moved(&mut self) -> Vec<Arc<GangKey>> {
         std::mem::take(&mut self.gangs.moved).into_iter().collect()

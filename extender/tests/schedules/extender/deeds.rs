@@ -21,6 +21,8 @@ pub(crate) enum Deed {
     Ungate,
     /// It is evicted for a gang.
     Evict(Arc<GangKey>),
+    /// It is evicted, for the rest of this gang, its own, had to go.
+    EvictRest(Arc<GangKey>),
     /// It is deleted: its gang is started anew.
     Delete,
 }
@@ -60,6 +62,7 @@ impl World {
         };
         let address = process.store.read(|index| match deed {
             Deed::Evict(by) if !index.waits_for(by, &uid.into()) => None,
+            Deed::EvictRest(of) if !index.is_rest_of(of, &uid.into()) => None,
             _ => index.pod_address(&uid.into()),
         });
         let Some(open) = process.deeds.get_mut(&key).filter(|open| !open.busy) else {
@@ -102,12 +105,12 @@ impl World {
                 }
                 status
             }
-            Deed::Evict(_) if self.is_spared(&pod) => {
+            Deed::Evict(_) | Deed::EvictRest(_) if self.is_spared(&pod) => {
                 self.played(Played::DeedRefused);
                 self.note(format_args!("{by}'s {deed:?} {uid} is more than a budget allows"));
                 Status::Refused
             }
-            Deed::Evict(_) => {
+            Deed::Evict(_) | Deed::EvictRest(_) => {
                 self.note_evicted(&pod);
                 self.delete_pod(name, uid, false);
                 Status::Done

@@ -608,7 +608,7 @@ impl Cluster {
                         }
                     }
                 }
-                Work::Evict { pods, .. } | Work::Delete { pods, .. } => {
+                Work::Evict { pods, .. } | Work::EvictRest { pods, .. } | Work::Delete { pods, .. } => {
                     for uid in pods {
                         let found = self.pods.iter().position(|pod| *pod.uid == *uid.as_str());
                         if let Some(at) = found {

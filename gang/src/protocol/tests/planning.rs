@@ -519,6 +519,37 @@ fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
 }
 
 #[test]
+fn the_rest_of_a_gang_that_goes_for_another_is_evicted_and_deleted_only_if_it_asked_to_be_started_anew() {
+    for (repair, evicted) in [
+        (Repair::Hold, true),
+        (Repair::Ignore, true),
+        (Repair::Restart, false),
+    ] {
+        let mut world = World::new();
+        world.bound_gang_of("v", 2, &with_repair(claim("v", 2), repair));
+        world.members("a", 1, 1);
+        let wanted = world.next().unwrap();
+        let placement = Placement {
+            places: vec![place("n0", "v-g0")],
+            victims: vec![uid("v0"), uid("v1")],
+            ..Placement::default()
+        };
+        world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+        world.gone("v0");
+        world.take_work();
+        // A budget does not let the other go.
+        world.pass(600);
+        let pods = vec![uid("v1")];
+        let rest = world.take_work().into_iter().find_map(|work| match work {
+            Work::EvictRest { pods, of } if *of == key("v") => Some((pods, true)),
+            Work::Delete { pods, .. } => Some((pods, false)),
+            _ => None,
+        });
+        assert_eq!(rest, Some((pods, evicted)), "{repair:?}");
+    }
+}
+
+#[test]
 fn pods_that_do_not_go_in_time_are_let_be() {
     let mut world = World::new();
     world.members("a", 1, 1);
