@@ -150,6 +150,9 @@ impl Index {
                 }
             }
             self.dirty.push(node);
+            if before.as_ref().is_none_or(|before| before.node.is_none()) {
+                self.pod_came(&pod);
+            }
         }
         self.tell_pod(&pod);
         if pod.terminal {

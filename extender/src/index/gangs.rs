@@ -12,6 +12,7 @@ mod nominated;
 mod occupants;
 mod places;
 mod planning;
+mod prey;
 mod report;
 mod shapes;
 mod verbs;
@@ -65,6 +66,7 @@ pub(super) struct State {
     /// Where members of gangs could go, of which a node was not offered.
     offers: HashMap<Arc<GangKey>, BTreeSet<NodeIx>>,
     keep: keep::Keep,
+    prey: prey::Prey,
     /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong together.
     called: IndexSet<PodUid>,
     /// Members to be bound though nobody calls for them.
@@ -97,6 +99,7 @@ impl State {
             asked: HashMap::new(),
             offers: HashMap::new(),
             keep: keep::Keep::default(),
+            prey: prey::Prey::default(),
             called: IndexSet::new(),
             aside: Vec::new(),
             work: Vec::new(),

@@ -112,6 +112,13 @@ impl Index {
         }
     }
 
+    /// A pod is on its node as of now.
+    pub(in crate::index) fn pod_came(&mut self, pod: &PodFacts) {
+        if pod.is_live() && !pod.leaving {
+            self.gangs.prey.came(pod.priority);
+        }
+    }
+
     /// A pod as its gang is to know it.
     pub(in crate::index) fn tell_pod(&mut self, pod: &PodFacts) {
         self.gangs.hearsay.remove(&pod.uid);
@@ -271,6 +278,9 @@ impl Index {
         let troubled: Vec<_> = self.gangs.troubled.keys().copied().collect();
         self.gangs.suspects.extend(troubled);
         self.gangs.keep.look_again();
+        if self.gangs.prey.take() {
+            self.gangs.gained();
+        }
     }
 
     fn shape(&mut self, request: &Arc<crate::request::Request>, pod: &PodFacts) -> ShapeId {

@@ -93,7 +93,12 @@ impl Index {
             let hopeless = refused.hopeless;
             match tried.then(|| self.preempt(&wanted, hopeless)).flatten() {
                 Some(placement) => result = Ok(placement),
-                None => self.refused(&wanted, refused.hopeless),
+                None => {
+                    if !hopeless {
+                        self.gangs.prey.refused(self.gangs.room, wanted.priority);
+                    }
+                    self.refused(&wanted, hopeless);
+                }
             }
         }
         match &result {

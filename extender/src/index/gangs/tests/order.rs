@@ -60,6 +60,22 @@ fn a_gang_is_not_stopped_in_part_because_the_rest_of_it_is_just_being_bound() {
 }
 
 #[test]
+fn who_was_refused_while_a_lower_pod_was_just_being_bound_has_it_stopped_once_it_is_there() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &bridged());
+    let low = pod("low", 8);
+    cluster.pod(&low);
+    admit(&cluster, "low", "n").unwrap();
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &high);
+    assert_eq!(evicted(&cluster), None, "its Binding is on its way");
+    cluster.pod(&bound(low, "n", 1, Some("0-7")));
+    cluster.wait(1);
+    assert_eq!(evicted(&cluster), Some(vec!["low".into()]));
+}
+
+#[test]
 fn a_member_that_has_not_come_to_its_place_goes_with_its_gang() {
     let cluster = two_nodes();
     let low = members("low", 2, 8);
