@@ -54,25 +54,12 @@ impl Rules {
         let mut rules = Self::default();
         for (a, first) in shapes.iter().enumerate() {
             for (b, second) in shapes.iter().enumerate().skip(a) {
-                let terms = first
-                    .apart_from
-                    .iter()
-                    .filter(|term| selects(first, term, second));
-                let back = second
-                    .apart_from
-                    .iter()
-                    .filter(|term| selects(second, term, first));
-                for term in terms.chain(back) {
-                    let pair = (a, b, Arc::clone(&term.topology_key));
-                    if *term.topology_key == *HOSTNAME {
-                        rules.alone.push((a, b));
-                    } else if !rules.spread.contains(&pair) {
-                        rules.spread.push(pair);
-                    }
-                }
-                if ports_collide(&first.host_ports, &second.host_ports) {
+                let apart = Apart::of(first, second);
+                if apart.nodes {
                     rules.alone.push((a, b));
                 }
+                let keys = apart.keys.into_iter().cloned();
+                rules.spread.extend(keys.map(|key| (a, b, key)));
             }
         }
         rules
@@ -141,6 +128,31 @@ impl Rules {
     /// Whether shapes cannot share the value of a label beyond the node.
     pub(super) fn spreads(&self) -> bool {
         !self.spread.is_empty()
+    }
+}
+
+/// What two pods cannot share.
+pub(super) struct Apart<'n> {
+    /// A node.
+    pub(super) nodes: bool,
+    /// The values of node labels beyond the node.
+    pub(super) keys: BTreeSet<&'n Arc<str>>,
+}
+
+impl<'n> Apart<'n> {
+    /// By anti-affinity of either and by their host ports.
+    pub(super) fn of(one: &'n Needs, other: &'n Needs) -> Self {
+        let forth = one.apart_from.iter().filter(|term| selects(one, term, other));
+        let back = other
+            .apart_from
+            .iter()
+            .filter(|term| selects(other, term, one));
+        let keys = forth.chain(back).map(|term| &term.topology_key);
+        let (by_node, keys): (Vec<_>, Vec<_>) = keys.partition(|key| ***key == *HOSTNAME);
+        Self {
+            nodes: !by_node.is_empty() || ports_collide(&one.host_ports, &other.host_ports),
+            keys: keys.into_iter().collect(),
+        }
     }
 }
 

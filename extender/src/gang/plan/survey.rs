@@ -9,7 +9,7 @@ use gantry_gang::protocol::{ShapeId, Wanted};
 use gantry_gang::{DomainIx, Fabric, Resources};
 
 use super::demand::Demand;
-use super::rules::{Near, Rules};
+use super::rules::{Apart, Near, Rules};
 use super::skew::Skew;
 use crate::decide;
 use crate::devices::DeviceSet;
@@ -89,13 +89,10 @@ impl<'a> Survey<'a> {
 
     /// How many members of each shape each node takes by everything but devices.
     fn limit(&mut self, wanted: &Wanted) {
-        let find = |names: &mut dyn Iterator<Item = &str>| -> BTreeSet<NodeIx> {
-            names
-                .filter_map(|name| self.terrain.snapshot.find(name))
-                .collect()
-        };
-        let without = find(&mut wanted.without.iter().map(|node| node.as_str()));
-        let placed = find(&mut wanted.placed.iter().map(|sibling| sibling.node.as_str()));
+        let without = wanted.without.iter();
+        let without: BTreeSet<NodeIx> = without
+            .filter_map(|node| self.terrain.snapshot.find(node.as_str()))
+            .collect();
         let slots = self.shapes.len();
         let mut limits = std::mem::take(&mut self.limits);
         let mut counted = Vec::with_capacity(slots);
@@ -135,7 +132,7 @@ impl<'a> Survey<'a> {
                 }
                 let mut limit = left.times(&shape.needs.resources);
                 if self.rules.one_a_node(slot) {
-                    limit = limit.min(u32::from(!placed.contains(&node)));
+                    limit = limit.min(1);
                 }
                 limits[number as usize * slots + slot] = limit;
             }
@@ -143,20 +140,35 @@ impl<'a> Survey<'a> {
         self.limits = limits;
         let needs: Vec<_> = self.shapes.iter().map(|shape| &*shape.needs).collect();
         self.skews = Skew::all(&needs, &counted, self.terrain.rooms).into();
-        for (a, b, key) in self.rules.spread.clone() {
-            let taken: BTreeSet<Arc<str>> = placed
-                .iter()
-                .filter_map(|node| self.label(*node, &key).cloned())
-                .collect();
-            for slot in [a, b] {
-                self.keep(slot, |survey, node| {
-                    survey
-                        .label(node, &key)
-                        .is_none_or(|value| !taken.contains(value))
-                });
+        self.part(wanted);
+        self.draw(wanted, near);
+    }
+
+    /// Keeps members off what they cannot share with siblings that have a place, whether those are bound already or not.
+    fn part(&mut self, wanted: &Wanted) {
+        let mut siblings: BTreeMap<Option<ShapeId>, BTreeSet<NodeIx>> = BTreeMap::new();
+        for sibling in &wanted.placed {
+            let node = self.terrain.snapshot.find(sibling.node.as_str());
+            siblings.entry(sibling.shape).or_default().extend(node);
+        }
+        for (slot, shape) in self.shapes.clone().into_iter().enumerate() {
+            for (other, nodes) in &siblings {
+                // One of which nothing is known is taken to be alike.
+                let known = other.and_then(|other| self.terrain.shape(other));
+                let apart = Apart::of(&shape.needs, &known.unwrap_or(shape).needs);
+                if apart.nodes {
+                    self.keep(slot, |_, node| !nodes.contains(&node));
+                }
+                for key in apart.keys {
+                    let taken: BTreeSet<_> = nodes.iter().filter_map(|node| self.label(*node, key)).collect();
+                    self.keep(slot, |survey, node| {
+                        survey
+                            .label(node, key)
+                            .is_none_or(|value| !taken.contains(value))
+                    });
+                }
             }
         }
-        self.draw(wanted, near);
     }
 
     /// What it means that members must be near others. `outside`: by shape and term the nodes that are near others outside the gang.

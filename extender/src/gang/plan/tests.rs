@@ -1,3 +1,4 @@
+mod apart;
 mod even;
 mod near;
 mod oracle;
