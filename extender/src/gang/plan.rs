@@ -39,6 +39,7 @@ use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
 use self::choose::{Chooser, Chosen};
 use self::demand::{Asked, Demand};
 use self::fill::{Anchors, Run, counts};
+use self::pack::nodes_of;
 use self::scope::Bounds;
 use self::slices::ordinals;
 use self::survey::{Counting, Survey};
@@ -50,6 +51,9 @@ pub use words::{Explanation, Stock, Tried};
 
 /// Nodes that may turn out not to have what their class has, before planning gives up.
 const MOST_SURPRISES: usize = 4;
+
+/// Places that are tried as if they were empty, one by one, before all are.
+const MOST_EMPTIED: usize = 8;
 
 /// Where all of a gang goes, or why it goes nowhere.
 ///
@@ -104,13 +108,20 @@ pub fn earmark(terrain: &Terrain<'_>, wanted: &Wanted) -> Vec<NodeIx> {
         return Vec::new();
     }
     with_views(terrain, wanted, &demand, |views| {
-        let marked = earmark::earmark(views.now, views.empty, views.anchors, &demand, views.bounds);
+        let (now, empty) = (views.now, views.empty);
         let chosen = |survey: &Survey<'_>| choose(survey, views.anchors, &demand, views.bounds);
-        if !views.empty.minds() || chosen(&views.empty.within(&marked)).is_some() {
+        let marked = earmark::earmark(now, empty, views.anchors, &demand, views.bounds);
+        let hold = || !empty.minds() || chosen(&empty.within(&marked)).is_some();
+        if !marked.is_empty() && hold() {
             return marked;
         }
-        // Those were marked for each shape by itself, and do not hold members that mind each other.
-        let chosen = chosen(views.empty).map(|chosen| chosen.runs).unwrap_or_default();
+        // Nodes are marked for each shape by itself: members that mind each other may not fit on those, and members that must share nodes on none.
+        let candidates = earmark::candidates(now, empty, views.anchors, &demand, views.bounds).into_iter();
+        let chosen = candidates
+            .take(MOST_EMPTIED)
+            .find_map(|place| chosen(&empty.within(&nodes_of(empty, place))))
+            .or_else(|| chosen(empty));
+        let chosen = chosen.map(|chosen| chosen.runs).unwrap_or_default();
         let nodes: BTreeSet<NodeIx> = chosen.iter().map(|run| run.node).collect();
         nodes.into_iter().collect()
     })

@@ -20,27 +20,49 @@ pub(super) fn earmark(
     bounds: Bounds,
 ) -> Vec<NodeIx> {
     let counts = demand.first(demand.must);
-    let slots = counts.len();
-    let sums = empty.sums(empty.lowest_tier());
-    let holds = |place: &Place| match *place {
-        Place::Node(node) => {
-            (0..slots).all(|slot| empty.takes(node, slot, empty.lowest_tier()) >= counts[slot])
-        }
-        Place::Domain(domain) => {
-            let of = |slot: usize| sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0);
-            (0..slots).all(|slot| of(slot) >= counts[slot])
-        }
-    };
-    let scope = scopes(now, widest(bounds)).pop();
-    let candidates = scope.map_or_else(Vec::new, |scope| places(now, anchors, scope));
-    let marked = candidates
+    let marked = candidates(now, empty, anchors, demand, bounds)
         .into_iter()
-        .filter(holds)
         .filter_map(|place| mark(now, empty, place, &counts));
     marked
         .min_by_key(|marked| (marked.missing, marked.nodes.len(), marked.first.clone()))
         .map(|marked| marked.nodes)
         .unwrap_or_default()
+}
+
+/// The places that would hold what must be placed, each shape by itself, if nothing else were on them: those where the fewest devices are missing
+/// first.
+pub(super) fn candidates(
+    now: &Survey<'_>,
+    empty: &Survey<'_>,
+    anchors: &Anchors,
+    demand: &Demand<'_>,
+    bounds: Bounds,
+) -> Vec<Place> {
+    let counts = demand.first(demand.must);
+    let slots = counts.len();
+    let tier = empty.lowest_tier();
+    let sums = empty.sums(tier);
+    let holds = |place: &Place| match *place {
+        Place::Node(node) => (0..slots).all(|slot| empty.takes(node, slot, tier) >= counts[slot]),
+        Place::Domain(domain) => {
+            let of = |slot: usize| sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0);
+            (0..slots).all(|slot| of(slot) >= counts[slot])
+        }
+    };
+    let asked = (0..slots).fold(0, |sum: u64, slot| sum.saturating_add(asked(now, slot, counts[slot])));
+    let scope = scopes(now, widest(bounds)).pop();
+    let mut candidates = scope.map_or_else(Vec::new, |scope| places(now, anchors, scope));
+    candidates.retain(holds);
+    candidates.sort_by_cached_key(|place| {
+        let nodes = nodes_of(now, *place);
+        let first = nodes.first().map(|node| now.name(*node));
+        let serve = nodes
+            .iter()
+            .filter(|node| (0..slots).any(|slot| empty.takes(**node, slot, tier) > 0));
+        let free: u64 = serve.map(|node| u64::from(now.free_devices(*node))).sum();
+        (asked.saturating_sub(free), first)
+    });
+    candidates
 }
 
 /// Nodes of one place.
@@ -99,11 +121,12 @@ fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> 
 
 /// Devices that a node lacks for so many members.
 fn missing(now: &Survey<'_>, node: NodeIx, slot: usize, members: u32) -> u64 {
+    asked(now, slot, members).saturating_sub(u64::from(now.free_devices(node)))
+}
+
+/// Devices that so many members of a shape ask for.
+fn asked(now: &Survey<'_>, slot: usize, members: u32) -> u64 {
     let asks = now.shapes.get(slot).map(|shape| shape.request.asks.iter());
-    let asked: u64 = asks
-        .into_iter()
-        .flatten()
-        .map(|ask| u64::from(ask.devices) * u64::from(members))
-        .sum();
-    asked.saturating_sub(u64::from(now.free_devices(node)))
+    let asks = asks.into_iter().flatten();
+    asks.map(|ask| u64::from(ask.devices) * u64::from(members)).sum()
 }

@@ -1,4 +1,5 @@
 mod apart;
+mod earmarked;
 mod even;
 mod near;
 mod oracle;
@@ -552,33 +553,4 @@ fn what_fits_is_explained_too() {
         [("node", 12, 2), ("rack", 4, 4), ("zone", 2, 5), ("cluster", 1, 5)]
     );
     assert!(!explanation.hopeless);
-}
-
-#[test]
-fn nodes_are_earmarked_where_least_is_missing() {
-    let mut world = World::new();
-    world.node("z/r1", "a", "0,1").node("z/r1", "b", "0,1,2,3,4,5");
-    world
-        .node("z/r2", "c", ALL)
-        .node("z/r2", "d", "7")
-        .node("z/r2", "e", "0,1,2,3,4");
-    world.node("z/r3", "f", ALL);
-    let eight = world.shape(8);
-    let mut two = gang(&[(2, eight)]);
-    level(&mut two, "rack", true);
-    let marked = |world: &World, wanted: &Wanted| -> String {
-        let nodes = world.with(|terrain| earmark(terrain, wanted));
-        let names = nodes
-            .iter()
-            .map(|node| world.snapshot.names.name(*node).unwrap().as_str());
-        names.collect()
-    };
-    assert_eq!(
-        marked(&world, &two),
-        "ce",
-        "three GPUs are missing there, in the other rack eight"
-    );
-    level(&mut two, "rack", false);
-    assert_eq!(marked(&world, &two), "cf", "anywhere nothing is missing");
-    assert_eq!(marked(&world, &gang(&[(7, eight)])), "", "it will never fit");
 }

@@ -9,9 +9,10 @@ use gantry_gang::protocol::{Placement, ShapeId, Sibling, Wanted};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
+use super::earmarked::marked;
 use super::world::{World, gang, sibling};
 use super::{ALL, twelve};
-use crate::gang::plan::{earmark, plan};
+use crate::gang::plan::plan;
 use crate::gang::terrain::Barred;
 use crate::snapshot::NodeIx;
 
@@ -242,14 +243,6 @@ fn the_nodes_that_are_kept_hold_members_that_must_be_near_each_other() {
         "of one rack"
     );
     assert_eq!(marked(&world, &gang(&[(1, leader), (2, worker)])), "");
-}
-
-fn marked(world: &World, wanted: &Wanted) -> String {
-    let nodes = world.with(|terrain| earmark(terrain, wanted));
-    let names = nodes
-        .iter()
-        .map(|node| world.snapshot.names.name(*node).unwrap().as_str());
-    names.collect()
 }
 
 /// By node or by zone, near which roles.
