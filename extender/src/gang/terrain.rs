@@ -22,9 +22,9 @@ pub struct Terrain<'a> {
     pub fabric: &'a Fabric,
     /// What members ask for.
     pub shapes: &'a [Shape],
-    /// Which nodes the pods that are there keep a pod with these needs from, by anti-affinity of either side and host ports; where those are
-    /// that it must be near; and among how many it is to be spread.
-    pub barred: &'a dyn Fn(&Needs) -> Barred,
+    /// Which nodes members of a shape are kept from, by the pods that are there (anti-affinity of either side, host ports) and otherwise; where
+    /// those are that they must be near; and among how many they are to be spread.
+    pub barred: &'a dyn Fn(&Shape) -> Barred,
     /// One node with each device by itself, to choose the very devices from.
     pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
 }

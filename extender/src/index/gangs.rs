@@ -10,6 +10,7 @@ mod keep;
 mod members;
 mod nominated;
 mod occupants;
+mod offers;
 mod places;
 mod planning;
 mod prey;
@@ -63,8 +64,7 @@ pub(super) struct State {
     free: planning::Free,
     /// What gangs asked for when they were refused last.
     asked: HashMap<Arc<GangKey>, planning::Asked>,
-    /// Where members of gangs could go, of which a node was not offered.
-    offers: HashMap<Arc<GangKey>, BTreeSet<NodeIx>>,
+    offers: offers::Offers,
     keep: keep::Keep,
     prey: prey::Prey,
     /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong together.
@@ -97,7 +97,7 @@ impl State {
             tries: planning::Tries::default(),
             free: planning::Free::default(),
             asked: HashMap::new(),
-            offers: HashMap::new(),
+            offers: offers::Offers::default(),
             keep: keep::Keep::default(),
             prey: prey::Prey::default(),
             called: IndexSet::new(),

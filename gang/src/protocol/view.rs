@@ -8,7 +8,7 @@ use gantry_api::{GangPhase, NodeName, PodUid};
 use super::gang::{Gang, State};
 use super::members::{Class, Count};
 use super::slots::Holder;
-use super::types::{Devices, Refused, Stage};
+use super::types::{Devices, Refused, ShapeId, Stage};
 use crate::key::GangKey;
 use crate::terms::Terms;
 
@@ -116,6 +116,11 @@ impl<'a> View<'a> {
     /// The node of the place that a member has.
     pub fn node_of(&self, pod: &PodUid) -> Option<&'a NodeName> {
         self.gang.slot_of(pod).map(|(_, slot)| &slot.node)
+    }
+
+    /// What a member asks for; `None` if that is no devices, or it is none of its members.
+    pub fn shape_of(&self, pod: &PodUid) -> Option<ShapeId> {
+        self.gang.members.get(pod).and_then(|kept| kept.member.shape)
     }
 
     /// The part of the fabric it was given; empty if it has no place.

@@ -101,10 +101,10 @@ impl<'a> Survey<'a> {
             let mut barred = match self.counting {
                 Counting::Empty if shape.needs.together_with.is_empty() => Barred::default(),
                 Counting::Empty => Barred {
-                    near: (self.terrain.barred)(&shape.needs).near,
+                    near: (self.terrain.barred)(shape).near,
                     ..Barred::default()
                 },
-                Counting::Open | Counting::Free => (self.terrain.barred)(&shape.needs),
+                Counting::Open | Counting::Free => (self.terrain.barred)(shape),
             };
             counted.push(std::mem::take(&mut barred.counted));
             near.push(std::mem::take(&mut barred.near));

@@ -13,7 +13,7 @@ use self::world::{World, gang, level, sibling, terms};
 use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::bridged;
-use crate::gang::terrain::Barred;
+use crate::gang::terrain::{Barred, Shape};
 
 const ALL: &str = "0,1,2,3,4,5,6,7";
 
@@ -383,7 +383,7 @@ fn what_the_pods_there_forbid_and_nodes_not_offered_are_left_out() {
     let eight = world.shape(8);
     let mut wanted = gang(&[(1, eight)]);
     wanted.without = vec!["a".into(), "b".into()];
-    let barred = |_: &Needs| Barred {
+    let barred = |_: &Shape| Barred {
         nodes: vec![NodeIx(2)],
         only: Some((2..5).map(NodeIx).collect()),
         ..Barred::default()

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
-use gantry_gang::{Needs, Terms};
+use gantry_gang::Terms;
 
-use crate::gang::terrain::{Exact, Terrain};
+use crate::gang::terrain::{Exact, Shape, Terrain};
 use crate::gang::{plan, preempt};
 use crate::index::Index;
 use crate::snapshot::{NodeIx, Snapshot, Standing};
@@ -82,7 +82,7 @@ impl Index {
         };
         if wanted.without.is_empty() {
             // With a clean slate.
-            self.gangs.offers.remove(&wanted.gang);
+            self.gangs.offers.forget(&wanted.gang);
         }
         let mut result = match self.too_little(&wanted) {
             Some(refused) => Err(refused),
@@ -171,21 +171,14 @@ impl Index {
         })
     }
 
-    /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and where planned nodes were not offered all that were not;
-    /// what kube-scheduler makes free for pods that are no less important is not free.
+    /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and to a shape whose planned nodes were not offered all
+    /// that were not; what kube-scheduler makes free for pods that are no less important is not free.
     pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&Terrain<'_>) -> R) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
-        let offered = gang.and_then(|gang| self.gangs.offers.get(&gang.gang));
-        let barred = |needs: &Needs| {
-            let mut barred = self.barred(needs);
-            if let Some(offered) = offered {
-                barred.only = Some(match barred.only {
-                    Some(mut only) => {
-                        only.retain(|node| offered.contains(node));
-                        only
-                    }
-                    None => offered.iter().copied().collect(),
-                });
+        let barred = |shape: &Shape| {
+            let mut barred = self.barred(&shape.needs);
+            if let Some(gang) = gang {
+                self.gangs.offers.narrow(&gang.gang, shape, &mut barred);
             }
             if let Some(kept) = kept {
                 barred.nodes.extend(kept.nodes());

@@ -51,16 +51,18 @@ impl Index {
         self.gangs.core.answer(self.now, uid, offered)
     }
 
-    /// The nodes that a call for a member was about. Where its own was not among them, and not for the first time, its gang is planned on nodes that
-    /// were: what kept one node from being offered most often keeps others too.
+    /// The nodes that a call for a member was about. Where its own was not among them, and not for the first time, those of its shape are planned on
+    /// nodes that were.
     pub fn offered(&mut self, uid: &PodUid, nodes: impl Iterator<Item = NodeIx>) {
-        let gang = self.gangs.core.gang_of(uid).cloned();
-        let missed = gang.filter(|gang| {
-            let view = self.gangs.core.view(gang);
-            view.is_some_and(|view| view.is_missed())
+        let core = &self.gangs.core;
+        let gang = core.gang_of(uid).cloned();
+        let missed = gang.and_then(|gang| {
+            let view = core.view(&gang).filter(|view| view.is_missed())?;
+            let shape = self.gangs.shapes.get(view.shape_of(uid)?)?;
+            Some((gang, shape.clone()))
         });
-        if let Some(gang) = missed {
-            self.gangs.offers.entry(gang).or_default().extend(nodes);
+        if let Some((gang, shape)) = missed {
+            self.gangs.offers.add(gang, shape, nodes);
         }
     }
 

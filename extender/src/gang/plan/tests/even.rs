@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::world::{World, gang, level};
 use super::{ALL, twelve};
 use crate::gang::plan::plan;
-use crate::gang::terrain::Barred;
+use crate::gang::terrain::{Barred, Shape};
 use crate::snapshot::NodeIx;
 
 const ZONE: &str = "example.com/zone";
@@ -52,8 +52,8 @@ fn nodes(world: &World, wanted: &Wanted, there: &[(&str, u32)]) -> String {
         .iter()
         .map(|(node, pods)| (world.snapshot.find(node).unwrap(), *pods))
         .collect();
-    let barred = |needs: &Needs| Barred {
-        counted: vec![counted.clone(); needs.spread.len()],
+    let barred = |shape: &Shape| Barred {
+        counted: vec![counted.clone(); shape.needs.spread.len()],
         ..Barred::default()
     };
     world.with_barred(&barred, |terrain| match plan(terrain, wanted) {
@@ -217,8 +217,8 @@ impl Case {
         let (world, _, wanted) = self.world();
         let there = (0u32..).map(NodeIx).zip(self.nodes.iter().map(|node| node.2));
         let there: BTreeMap<NodeIx, u32> = there.collect();
-        let barred = |needs: &Needs| Barred {
-            counted: vec![there.clone(); needs.spread.len()],
+        let barred = |shape: &Shape| Barred {
+            counted: vec![there.clone(); shape.needs.spread.len()],
             ..Barred::default()
         };
         world.with_barred(&barred, |terrain| plan(terrain, &wanted).ok())

@@ -13,7 +13,7 @@ use super::earmarked::marked;
 use super::world::{World, gang, sibling};
 use super::{ALL, twelve};
 use crate::gang::plan::plan;
-use crate::gang::terrain::Barred;
+use crate::gang::terrain::{Barred, Shape};
 use crate::snapshot::NodeIx;
 
 const ZONE: &str = "example.com/zone";
@@ -48,7 +48,7 @@ fn needs(role: &str, together_with: Vec<PodTerm>) -> Needs {
 
 /// Where members go beside pods of these roles: `leaders/workers` and so on by shape; or why nowhere.
 fn nodes(world: &World, wanted: &Wanted, there: &[(&str, &str)]) -> String {
-    let barred = |needs: &Needs| barred(world, needs, there);
+    let barred = |shape: &Shape| barred(world, &shape.needs, there);
     world.with_barred(&barred, |terrain| match plan(terrain, wanted) {
         Ok(placement) => {
             let mut by_shape: BTreeMap<ShapeId, Vec<&str>> = BTreeMap::new();
@@ -126,7 +126,7 @@ fn who_is_let_in_after_siblings_is_marked() {
     let alike = world.shape_of(2, needs("alike", vec![near(&["alike"], RACK)]));
     let either = world.shape_of(2, needs("either", vec![near(&["either", "leader"], RACK)]));
     let follow = |members: &[(u32, ShapeId)], there: &[(&str, &str)]| -> Vec<bool> {
-        let barred = |needs: &Needs| barred(&world, needs, there);
+        let barred = |shape: &Shape| barred(&world, &shape.needs, there);
         let placement = world.with_barred(&barred, |terrain| plan(terrain, &gang(members)));
         let mut places = placement.unwrap().places;
         places.sort_by_key(|place| place.rank);
@@ -219,7 +219,7 @@ fn a_leader_of_the_whole_node_and_a_worker_beside_it_never_fit_and_nothing_is_ke
     assert!(world.explain(&wanted).hopeless);
     assert_eq!(marked(&world, &wanted), "");
     // Beside a leader of another gang it would.
-    let barred = |needs: &Needs| barred(&world, needs, &[("b", "leader")]);
+    let barred = |shape: &Shape| barred(&world, &shape.needs, &[("b", "leader")]);
     let refused = world.with_barred(&barred, |terrain| plan(terrain, &wanted));
     assert!(!refused.unwrap_err().hopeless);
 }
@@ -298,7 +298,7 @@ impl Case {
             .zip(&self.nodes)
             .filter_map(|(name, node)| Some((name.as_str(), ROLES[node.2?])))
             .collect();
-        let barred = |needs: &Needs| barred(&world, needs, &there);
+        let barred = |shape: &Shape| barred(&world, &shape.needs, &there);
         world.with_barred(&barred, |terrain| plan(terrain, &gang(&members)).ok())
     }
 

@@ -172,7 +172,7 @@ impl World {
 
     pub(in crate::gang) fn with_barred<T>(
         &self,
-        barred: &dyn Fn(&Needs) -> Barred,
+        barred: &dyn Fn(&Shape) -> Barred,
         then: impl FnOnce(&Terrain<'_>) -> T,
     ) -> T {
         let fabric = self.fabric();

@@ -60,6 +60,34 @@ fn a_gang_whose_planned_nodes_are_not_offered_is_planned_on_those_that_are() {
     );
 }
 
+/// What one kind of members is offered says nothing of where the others can go.
+#[test]
+fn members_of_another_shape_are_not_kept_to_the_nodes_that_were_offered_for_one() {
+    let cluster = Cluster::new(Options::default());
+    for (name, pool) in [("g", "a"), ("h", "b"), ("i", "b"), ("j", "b")] {
+        cluster.add(name, &bridged());
+        let node = cluster.store.snapshot().find(name).unwrap();
+        cluster.store.update(|index| {
+            let facts = index.rooms()[node.0 as usize].facts.as_deref();
+            let mut facts = facts.unwrap().clone();
+            facts.labels.insert("pool".into(), pool.into());
+            index.node_described(facts.into());
+        });
+    }
+    let (launcher, worker) = (member("a-0", 1, "a", 2), member("a-1", 8, "a", 2));
+    let of_pool = |mut pod: Value, pool: &str| {
+        pod["spec"]["nodeSelector"] = json!({"pool": pool});
+        pod
+    };
+    create(&cluster, &[of_pool(launcher, "a"), of_pool(worker, "b")]);
+    assert_eq!([node(&cluster, "a-0"), node(&cluster, "a-1")], ["g", "h"]);
+    // Something that only kube-scheduler knows is wrong with `h` and `i`.
+    for _ in 0..3 {
+        answer_within(&cluster, "a-1", &["j"]);
+    }
+    assert_eq!([node(&cluster, "a-0"), node(&cluster, "a-1")], ["g", "j"]);
+}
+
 #[test]
 fn a_gang_that_cannot_go_where_it_is_offered_waits_and_says_why() {
     let cluster = Cluster::new(Options::default());
