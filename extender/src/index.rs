@@ -225,6 +225,9 @@ impl Index {
         {
             self.changed |= self.managed.published(entry.inventory.as_ref(), Some(&inventory));
             let before = entry.inventory.as_ref();
+            if before.is_none_or(|before| inventory.counts_otherwise(before)) {
+                self.gangs.reshaped();
+            }
             if before.is_none_or(|before| inventory.serves_otherwise(before)) {
                 // Devices go by other numbers now: whether some came free cannot be seen from the account, and what is held by
                 // number would be taken for other devices.
@@ -243,7 +246,9 @@ impl Index {
             && let Some(entry) = self.entries.get_mut(node.0 as usize)
         {
             self.changed |= self.managed.published(entry.inventory.as_ref(), None);
-            entry.inventory = None;
+            if entry.inventory.take().is_some() {
+                self.gangs.reshaped();
+            }
             self.dirty.push(node);
         }
     }

@@ -264,6 +264,12 @@ impl Inventory {
                 .any(|(a, b)| terms(a) != terms(b) || a.devices != b.devices)
     }
 
+    /// Whether it has other totals than another: it serves otherwise, or more or fewer of its devices are healthy.
+    pub fn counts_otherwise(&self, other: &Self) -> bool {
+        let mut pools = self.pools.iter().zip(&other.pools);
+        self.serves_otherwise(other) || pools.any(|(a, b)| a.healthy.len() != b.healthy.len())
+    }
+
     /// The pool of a resource.
     pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
         self.pools

@@ -114,6 +114,12 @@ impl State {
         self.room += 1;
     }
 
+    /// Nodes have other totals, or say something else of themselves: what was said of them to whoever was refused may be true no more.
+    pub(super) fn reshaped(&mut self) {
+        self.asked.clear();
+        self.gained();
+    }
+
     pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
         // A node with places is not gone, so each has a number.
         self.places.retain(|_, node| match renumbered.get(node) {

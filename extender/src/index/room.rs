@@ -151,11 +151,11 @@ impl Rooms {
         }
     }
 
-    /// A node says this of itself now; `None` if it is gone.
-    fn describe(&mut self, node: NodeIx, facts: Option<Arc<NodeFacts>>) {
+    /// A node says this of itself now; `None` if it is gone. Whether that is anything new.
+    fn describe(&mut self, node: NodeIx, facts: Option<Arc<NodeFacts>>) -> bool {
         let before = self.room(node).facts.clone();
         if before == facts {
-            return;
+            return false;
         }
         let agree = self.fabric.levels.agree(before.as_deref(), facts.as_deref());
         self.stale |= !agree;
@@ -169,6 +169,7 @@ impl Rooms {
         room.facts = facts;
         self.gained.insert(node);
         self.narrowed.insert(node, true);
+        true
     }
 
     /// Remembers which labels terms are about.
@@ -264,12 +265,20 @@ impl Index {
     pub fn node_described(&mut self, facts: Arc<NodeFacts>) {
         let name = NodeName::from(&*facts.name);
         let node = self.node(&name);
-        self.rooms.describe(node, Some(facts));
+        self.describe(node, Some(facts));
     }
 
     /// A node is gone.
     pub(super) fn node_gone(&mut self, node: NodeIx) {
-        self.rooms.describe(node, None);
+        self.describe(node, None);
+    }
+
+    fn describe(&mut self, node: NodeIx, facts: Option<Arc<NodeFacts>>) {
+        let entry = self.entries.get(node.0 as usize);
+        let has_devices = entry.is_some_and(|entry| entry.inventory.is_some());
+        if self.rooms.describe(node, facts) && has_devices {
+            self.gangs.reshaped();
+        }
     }
 
     /// A pod that asks for nothing that is watched was seen.

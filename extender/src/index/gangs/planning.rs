@@ -120,6 +120,10 @@ impl Index {
             return None;
         }
         let refused = self.gangs.core.view(&wanted.gang)?.refused()?.clone();
+        if refused.hopeless {
+            // That goes by more than devices; and nobody is stopped for one whom nothing would help.
+            return None;
+        }
         let snapshot = &self.published;
         let free = self.gangs.free.of(snapshot);
         let must = usize::try_from(wanted.must).unwrap_or(usize::MAX);

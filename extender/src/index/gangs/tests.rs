@@ -1,5 +1,6 @@
 mod aside;
 mod order;
+mod preemption;
 mod restart;
 mod stuck;
 
