@@ -16,6 +16,7 @@ mod planning;
 mod prey;
 mod report;
 mod shapes;
+mod supply;
 mod verbs;
 mod view;
 mod work;
@@ -61,7 +62,8 @@ pub(super) struct State {
     /// Grows whenever a gang that was refused may fit now.
     room: u64,
     tries: planning::Tries,
-    free: planning::Free,
+    free: supply::Free,
+    held: supply::Held,
     /// What gangs asked for when they were refused last.
     asked: HashMap<Arc<GangKey>, planning::Asked>,
     offers: offers::Offers,
@@ -95,7 +97,8 @@ impl State {
             troubled: HashMap::new(),
             room: 0,
             tries: planning::Tries::default(),
-            free: planning::Free::default(),
+            free: supply::Free::default(),
+            held: supply::Held::default(),
             asked: HashMap::new(),
             offers: offers::Offers::default(),
             keep: keep::Keep::default(),

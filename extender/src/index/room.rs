@@ -38,6 +38,8 @@ pub(super) struct Rooms {
     needs: Shared<Needs>,
     /// Nodes on which more fits now.
     gained: BTreeSet<NodeIx>,
+    /// Grows whenever a pod comes or goes.
+    moves: u64,
     /// Nodes on which less may fit now, and whether it is by what they say of themselves.
     narrowed: BTreeMap<NodeIx, bool>,
 }
@@ -113,6 +115,7 @@ impl Rooms {
             return;
         }
         self.remove(&uid);
+        self.moves += 1;
         if let Some(node) = there.node {
             self.room(node).left.sub(there.load.resources());
             self.narrowed.entry(node).or_default();
@@ -130,6 +133,7 @@ impl Rooms {
         let Some(there) = self.pods.remove(uid) else {
             return;
         };
+        self.moves += 1;
         let Some(node) = there.node else {
             return;
         };
@@ -200,6 +204,11 @@ impl Rooms {
             volumes,
             ..Needs::clone(needs)
         })
+    }
+
+    /// A number that grows whenever a pod comes or goes.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// Whether any pod is on a node.

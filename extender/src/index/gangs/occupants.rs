@@ -13,18 +13,13 @@ use crate::pod::PodFacts;
 use crate::snapshot::NodeIx;
 
 impl Index {
-    /// Whether a gang may have others stopped for it: all of its members may, and somebody is of lower priority.
+    /// Whether a gang may have others stopped for it: all of its members may.
     pub(super) fn may_preempt(&self, wanted: &Wanted) -> bool {
         let mut members = wanted.members.iter().map(|member| {
             let pod = self.pods.get(&member.uid);
             pod.or_else(|| self.heard(member.uid.as_str()))
         });
-        self.knows_budgets()
-            && members.all(|pod| pod.is_some_and(|pod| pod.preempts))
-            && self
-                .pods
-                .values()
-                .any(|pod| pod.is_live() && !pod.leaving && pod.priority < wanted.priority)
+        self.knows_budgets() && members.all(|pod| pod.is_some_and(|pod| pod.preempts))
     }
 
     /// What is on the nodes, by what would have to be stopped together. Without what is on its way out already, and gangs that are just being bound:

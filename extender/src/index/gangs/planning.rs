@@ -1,16 +1,16 @@
 //! Plans gangs, one at a time, on the snapshot just published: whoever is next by the state machine's word gets a place as a whole, or a reason.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
 use gantry_gang::Terms;
 
+use super::supply;
 use crate::gang::terrain::{Exact, Shape, Terrain};
 use crate::gang::{plan, preempt};
 use crate::index::Index;
-use crate::snapshot::{NodeIx, Snapshot, Standing};
+use crate::snapshot::NodeIx;
 
 /// Refused gangs for which victims are looked for before room grows again: it costs many plans, and whoever is further back in the queue would
 /// be behind those anyway.
@@ -30,37 +30,6 @@ impl Tries {
         }
         self.count += 1;
         self.count <= PREEMPTIONS
-    }
-}
-
-/// How many devices of each resource are free in a snapshot, counted once for each.
-#[derive(Debug, Default)]
-pub(super) struct Free {
-    generation: Option<u64>,
-    devices: BTreeMap<ResourceName, u64>,
-}
-
-impl Free {
-    fn of(&mut self, snapshot: &Snapshot) -> &BTreeMap<ResourceName, u64> {
-        if self.generation != Some(snapshot.generation) {
-            self.generation = Some(snapshot.generation);
-            self.devices.clear();
-            let mut nodes = vec![0u64; snapshot.classes.len()];
-            for class in &snapshot.nodes {
-                if let Some(count) = nodes.get_mut(class.0 as usize) {
-                    *count += 1;
-                }
-            }
-            for (standing, count) in snapshot.classes.iter().zip(nodes) {
-                let Standing::Ours(class) = &**standing else {
-                    continue;
-                };
-                for pool in &class.pools {
-                    *self.devices.entry(pool.resource.clone()).or_default() += count * pool.free.len() as u64;
-                }
-            }
-        }
-        &self.devices
     }
 }
 
@@ -89,9 +58,8 @@ impl Index {
             None => self.plan_beside_kept(&wanted),
         };
         if let Err(refused) = &result {
-            let tried = self.gangs.tries.another(self.gangs.room);
             let hopeless = refused.hopeless;
-            match tried.then(|| self.preempt(&wanted, hopeless)).flatten() {
+            match self.preempt(&wanted, hopeless) {
                 Some(placement) => result = Ok(placement),
                 None => {
                     if !hopeless {
@@ -124,25 +92,26 @@ impl Index {
             // That goes by more than devices; and nobody is stopped for one whom nothing would help.
             return None;
         }
-        let snapshot = &self.published;
-        let free = self.gangs.free.of(snapshot);
-        let must = usize::try_from(wanted.must).unwrap_or(usize::MAX);
-        let mut asked: BTreeMap<&ResourceName, Vec<u64>> = BTreeMap::new();
-        for member in &wanted.members {
-            let shape = self.gangs.shapes.list().get(member.shape.0 as usize)?;
-            for ask in &shape.request.asks {
-                let devices = u64::from(ask.devices);
-                asked.entry(&ask.resource).or_default().push(devices);
-            }
-        }
-        let short = asked.into_iter().any(|(resource, mut devices)| {
-            // Those of its members that ask for least; members that ask for none of it may be among those that must be placed.
-            let without = wanted.members.len().saturating_sub(devices.len());
-            devices.sort_unstable();
-            let least: u64 = devices.iter().take(must.saturating_sub(without)).sum();
-            least > free.get(resource).copied().unwrap_or_default()
-        });
+        let asked = supply::least(wanted, self.gangs.shapes.list())?;
+        let free = self.gangs.free.of(&self.published);
+        let mut asked = asked.iter();
+        let short = asked.any(|(resource, least)| *least > free.get(resource).copied().unwrap_or_default());
         short.then_some(refused)
+    }
+
+    /// Whether anybody who may be stopped for a gang has enough of what it asks for, as far as numbers tell.
+    fn may_come_free(&mut self, wanted: &Wanted) -> bool {
+        let gangs = &mut self.gangs;
+        gangs.held.count(self.rooms.moves(), &self.pods);
+        let Some(asked) = supply::least(wanted, gangs.shapes.list()) else {
+            return false;
+        };
+        let free = gangs.free.of(&self.published);
+        let enough = |(resource, least): (&ResourceName, &u64)| {
+            let free = free.get(resource).copied().unwrap_or_default();
+            *least <= free.saturating_add(gangs.held.below(wanted.priority, resource))
+        };
+        gangs.held.has_below(wanted.priority) && asked.iter().all(enough)
     }
 
     /// Where a gang goes without the nodes that are kept for another. If those are all it lacks, it is told so.
@@ -165,8 +134,11 @@ impl Index {
     }
 
     /// Where a gang goes once others were stopped for it. Not while nodes are kept for one before it.
-    fn preempt(&self, wanted: &Wanted, hopeless: bool) -> Option<Placement> {
-        if hopeless || self.kept_from(wanted).is_some() || !self.may_preempt(wanted) {
+    fn preempt(&mut self, wanted: &Wanted, hopeless: bool) -> Option<Placement> {
+        // For a gang that is decided nobody is stopped.
+        let may = !hopeless && wanted.must > 0 && self.kept_from(wanted).is_none() && self.may_preempt(wanted);
+        // Who would have nobody stopped in any case leaves the tries to others.
+        if !may || !self.may_come_free(wanted) || !self.gangs.tries.another(self.gangs.room) {
             return None;
         }
         let occupants = self.occupants();

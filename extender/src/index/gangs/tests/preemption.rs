@@ -71,3 +71,28 @@ fn a_gang_is_told_when_the_cluster_has_become_too_small_for_it() {
         assert!(reason(&cluster, "g").contains("even if it were empty"));
     }
 }
+
+#[test]
+fn gangs_that_may_have_nobody_stopped_do_not_keep_others_behind_them_from_it() {
+    let never = |cluster: &Cluster, name: &str| {
+        let mut pods = members(name, 1, 8);
+        pods[0]["spec"]["priority"] = 20.into();
+        pods[0]["spec"]["preemptionPolicy"] = "Never".into();
+        create(cluster, &pods);
+    };
+    // There is no such node.
+    let hopeless = |cluster: &Cluster, name: &str| drop(gang(cluster, name, 3, 20));
+    // They would need what is of their own priority, too.
+    let in_vain = |cluster: &Cluster, name: &str| drop(gang(cluster, name, 2, 20));
+    let fronts: [&dyn Fn(&Cluster, &str); 3] = [&never, &hopeless, &in_vain];
+    for front in fronts {
+        let cluster = Cluster::new(Options::default());
+        full(&cluster, "n1", 0);
+        full(&cluster, "n2", 20);
+        for number in 0..6 {
+            front(&cluster, &format!("front{number}"));
+        }
+        gang(&cluster, "behind", 1, 10);
+        assert_eq!(evicted(&cluster), ["n1-0".into()]);
+    }
+}
