@@ -228,7 +228,8 @@ impl Cluster {
             rooms: &self.rooms,
             fabric: &self.fabric,
             shapes: &self.shapes,
-            barred: &|_| Barred::default(),
+            barred: &|_, _| Barred::default(),
+            gone: &[],
             exact: &exact,
         };
         plan(&terrain, wanted).map_or(0, |placement| placement.places.len())

@@ -364,7 +364,8 @@ impl Cluster {
             rooms: &self.rooms,
             fabric: &self.fabric,
             shapes: &self.shapes,
-            barred: &|_| Barred::default(),
+            barred: &|_, _| Barred::default(),
+            gone: &[],
             exact: &exact,
         };
         // Members of eight, or one of fewer.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gantry_api::DeviceId;
+use gantry_api::{DeviceId, PodUid};
 use gantry_gang::protocol::ShapeId;
 use gantry_gang::{Fabric, Needs, NodeFacts, Resources};
 
@@ -23,8 +23,10 @@ pub struct Terrain<'a> {
     /// What members ask for.
     pub shapes: &'a [Shape],
     /// Which nodes members of a shape are kept from, by the pods that are there (anti-affinity of either side, host ports) and otherwise; where
-    /// those are that they must be near; and among how many they are to be spread.
-    pub barred: &'a dyn Fn(&Shape) -> Barred,
+    /// those are that they must be near; and among how many they are to be spread. As if some of those pods were gone.
+    pub barred: &'a dyn Fn(&Shape, &[&PodUid]) -> Barred,
+    /// The pods that are taken to be gone. What they have on their nodes is among what those have left.
+    pub gone: &'a [&'a PodUid],
     /// One node with each device by itself, to choose the very devices from.
     pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
 }
@@ -71,6 +73,11 @@ pub struct Barred {
 }
 
 impl<'a> Terrain<'a> {
+    /// What the pods that are there mean for one of this shape.
+    pub fn barred(&self, shape: &Shape) -> Barred {
+        (self.barred)(shape, self.gone)
+    }
+
     /// A shape by its number.
     pub fn shape(&self, shape: ShapeId) -> Option<&'a Shape> {
         self.shapes.get(shape.0 as usize)

@@ -445,7 +445,12 @@ impl Index {
 
     /// Which nodes the pods that are there keep a pod with these needs from.
     pub fn barred(&self, needs: &Needs) -> Barred {
-        self.rooms.barred(needs)
+        self.rooms.barred(needs, &[])
+    }
+
+    /// The same as if some pods were gone.
+    pub fn barred_without(&self, needs: &Needs, gone: &[&PodUid]) -> Barred {
+        self.rooms.barred(needs, gone)
     }
 }
 

@@ -49,7 +49,9 @@ pub(super) fn candidates(
             (0..slots).all(|slot| of(slot) >= counts[slot])
         }
     };
-    let asked = (0..slots).fold(0, |sum: u64, slot| sum.saturating_add(asked(now, slot, counts[slot])));
+    let asked = (0..slots).fold(0, |sum: u64, slot| {
+        sum.saturating_add(asked(now, slot, counts[slot]))
+    });
     let scope = scopes(now, widest(bounds)).pop();
     let mut candidates = scope.map_or_else(Vec::new, |scope| places(now, anchors, scope));
     candidates.retain(holds);

@@ -143,10 +143,7 @@ impl<'n> Apart<'n> {
     /// By anti-affinity of either and by their host ports.
     pub(super) fn of(one: &'n Needs, other: &'n Needs) -> Self {
         let forth = one.apart_from.iter().filter(|term| selects(one, term, other));
-        let back = other
-            .apart_from
-            .iter()
-            .filter(|term| selects(other, term, one));
+        let back = other.apart_from.iter().filter(|term| selects(other, term, one));
         let keys = forth.chain(back).map(|term| &term.topology_key);
         let (by_node, keys): (Vec<_>, Vec<_>) = keys.partition(|key| ***key == *HOSTNAME);
         Self {

@@ -101,10 +101,10 @@ impl<'a> Survey<'a> {
             let mut barred = match self.counting {
                 Counting::Empty if shape.needs.together_with.is_empty() => Barred::default(),
                 Counting::Empty => Barred {
-                    near: (self.terrain.barred)(shape).near,
+                    near: self.terrain.barred(shape).near,
                     ..Barred::default()
                 },
-                Counting::Open | Counting::Free => (self.terrain.barred)(shape),
+                Counting::Open | Counting::Free => self.terrain.barred(shape),
             };
             counted.push(std::mem::take(&mut barred.counted));
             near.push(std::mem::take(&mut barred.near));
@@ -162,9 +162,7 @@ impl<'a> Survey<'a> {
                 for key in apart.keys {
                     let taken: BTreeSet<_> = nodes.iter().filter_map(|node| self.label(*node, key)).collect();
                     self.keep(slot, |survey, node| {
-                        survey
-                            .label(node, key)
-                            .is_none_or(|value| !taken.contains(value))
+                        survey.label(node, key).is_none_or(|value| !taken.contains(value))
                     });
                 }
             }

@@ -1,6 +1,9 @@
-//! The cluster as it would be if some units were gone: their devices and amounts given back on their nodes, everything else as it is.
+//! The cluster as it would be if some units were gone: their devices and amounts given back on their nodes, their ports and whom they keep off with
+//! them, everything else as it is.
 
 use std::collections::{BTreeMap, HashMap};
+
+use gantry_api::PodUid;
 
 use super::{Occupant, OccupantPod};
 use crate::devices::DeviceSet;
@@ -39,6 +42,8 @@ impl<'t, 'a> WhatIf<'t, 'a> {
                 give_back(changed.entry(pod.node).or_insert_with(|| exact.clone()), pod);
             }
         }
+        let pods = victims.iter().flat_map(|victim| &victim.pods);
+        let gone: Vec<&PodUid> = pods.map(|pod| &pod.uid).collect();
         let classes = changed.iter().map(|(node, exact)| (*node, &exact.class));
         let snapshot = self.terrain.snapshot.with(classes);
         let exact = |node: NodeIx| changed.get(&node).cloned().or_else(|| (self.terrain.exact)(node));
@@ -48,6 +53,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
             fabric: self.terrain.fabric,
             shapes: self.terrain.shapes,
             barred: self.terrain.barred,
+            gone: &gone,
             exact: &exact,
         })
     }

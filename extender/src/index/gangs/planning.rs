@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use gantry_api::ResourceName;
-use gantry_gang::protocol::{Placement, Refused, Wanted};
+use gantry_api::{PodUid, ResourceName};
 use gantry_gang::Terms;
+use gantry_gang::protocol::{Placement, Refused, Wanted};
 
 use super::supply;
 use crate::gang::terrain::{Exact, Shape, Terrain};
@@ -136,7 +136,8 @@ impl Index {
     /// Where a gang goes once others were stopped for it. Not while nodes are kept for one before it.
     fn preempt(&mut self, wanted: &Wanted, hopeless: bool) -> Option<Placement> {
         // For a gang that is decided nobody is stopped.
-        let may = !hopeless && wanted.must > 0 && self.kept_from(wanted).is_none() && self.may_preempt(wanted);
+        let may =
+            !hopeless && wanted.must > 0 && self.kept_from(wanted).is_none() && self.may_preempt(wanted);
         // Who would have nobody stopped in any case leaves the tries to others.
         if !may || !self.may_come_free(wanted) || !self.gangs.tries.another(self.gangs.room) {
             return None;
@@ -151,8 +152,8 @@ impl Index {
     /// that were not; what kube-scheduler makes free for pods that are no less important is not free.
     pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&Terrain<'_>) -> R) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
-        let barred = |shape: &Shape| {
-            let mut barred = self.barred(&shape.needs);
+        let barred = |shape: &Shape, gone: &[&PodUid]| {
+            let mut barred = self.barred_without(&shape.needs, gone);
             if let Some(gang) = gang {
                 self.gangs.offers.narrow(&gang.gang, shape, &mut barred);
             }
@@ -175,6 +176,7 @@ impl Index {
             fabric: self.fabric(),
             shapes: self.gangs.shapes.list(),
             barred: &barred,
+            gone: &[],
             exact: &exact,
         })
     }

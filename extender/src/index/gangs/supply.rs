@@ -63,7 +63,10 @@ impl Held {
         for pod in pods.values().filter(|pod| pod.is_live()) {
             let devices = self.devices.entry(pod.priority).or_default();
             let Ok(request) = &pod.request else {
-                self.unread = Some(self.unread.map_or(pod.priority, |lowest| lowest.min(pod.priority)));
+                self.unread = Some(
+                    self.unread
+                        .map_or(pod.priority, |lowest| lowest.min(pod.priority)),
+                );
                 continue;
             };
             for ask in &request.asks {
@@ -74,7 +77,10 @@ impl Held {
 
     /// Whether anybody is of lower priority.
     pub(super) fn has_below(&self, priority: i32) -> bool {
-        self.devices.keys().next().is_some_and(|lowest| *lowest < priority)
+        self.devices
+            .keys()
+            .next()
+            .is_some_and(|lowest| *lowest < priority)
     }
 
     /// Devices of pods of lower priority.
@@ -102,7 +108,10 @@ pub(super) fn least(wanted: &Wanted, shapes: &[Shape]) -> Option<BTreeMap<Resour
         // Those of its members that ask for least; members that ask for none of it may be among those that must be placed.
         let without = wanted.members.len().saturating_sub(devices.len());
         devices.sort_unstable();
-        (resource.clone(), devices.iter().take(must.saturating_sub(without)).sum())
+        (
+            resource.clone(),
+            devices.iter().take(must.saturating_sub(without)).sum(),
+        )
     });
     Some(least.collect())
 }

@@ -1,22 +1,71 @@
 //! Which nodes the pods that are there keep a new one from or draw it to, as kube-scheduler's InterPodAffinity and NodePorts plugins see it, and
 //! among how many PodTopologySpread would spread it. Pods alike are looked at once.
 
+use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use gantry_api::PodUid;
 use gantry_gang::Needs;
 use gantry_gang::needs::{PodTerm, Spread, ports_collide};
 
-use super::Rooms;
+use super::{Kinship, Rooms};
 use crate::gang::terrain::Barred;
+use crate::pod::Kin;
 use crate::snapshot::NodeIx;
+
+/// Where pods of a kind are, and how many.
+type Here = BTreeMap<NodeIx, u32>;
+
+/// Pods that are taken to be gone. They are sorted by kind once somebody asks for one.
+struct Gone<'g> {
+    rooms: &'g Rooms,
+    pods: &'g [&'g PodUid],
+    by_kind: OnceCell<HashMap<*const Kin, Here>>,
+}
+
+impl Gone<'_> {
+    /// Where those of a kind are who are left.
+    fn left<'h>(&self, kin: &Kinship, here: &'h Here) -> Cow<'h, Here> {
+        if self.pods.is_empty() {
+            return Cow::Borrowed(here);
+        }
+        let by_kind = self.by_kind.get_or_init(|| self.sort());
+        let Some(gone) = by_kind.get(&Arc::as_ptr(&kin.0)) else {
+            return Cow::Borrowed(here);
+        };
+        let left = here.iter().map(|(node, pods)| {
+            let gone = gone.get(node).copied().unwrap_or_default();
+            (*node, pods.saturating_sub(gone))
+        });
+        Cow::Owned(left.filter(|(_, pods)| *pods > 0).collect())
+    }
+
+    fn sort(&self) -> HashMap<*const Kin, Here> {
+        let mut by_kind: HashMap<*const Kin, Here> = HashMap::new();
+        for there in self.pods.iter().filter_map(|uid| self.rooms.pods.get(*uid)) {
+            if let Some(node) = there.node {
+                let kind = by_kind.entry(Arc::as_ptr(&there.kin)).or_default();
+                *kind.entry(node).or_default() += 1;
+            }
+        }
+        by_kind
+    }
+}
 
 /// Values of one node label: the domains of a term.
 type Domains = HashMap<Arc<str>, HashSet<Arc<str>>>;
 
 impl Rooms {
-    /// Which nodes the pods that are there keep a pod with these needs from. Places kept for pods that are not bound yet do not count.
-    pub(super) fn barred(&self, needs: &Needs) -> Barred {
+    /// Which nodes the pods that are there, but for some that are taken to be gone, keep a pod with these needs from. Places kept for pods that are
+    /// not bound yet do not count.
+    pub(super) fn barred(&self, needs: &Needs, gone: &[&PodUid]) -> Barred {
+        let gone = Gone {
+            rooms: self,
+            pods: gone,
+            by_kind: OnceCell::new(),
+        };
         let mut closed = Domains::new();
         let mut nodes = BTreeSet::new();
         // Those that do not want it near.
@@ -24,21 +73,21 @@ impl Rooms {
             let of = &kin.0;
             for term in &of.apart_from {
                 if term.finds(&of.namespace, &needs.namespace, &needs.labels) {
-                    self.close(&mut closed, term, here);
+                    self.close(&mut closed, term, &gone.left(kin, here));
                 }
             }
         }
         // Those that it does not want near, and those that have its ports.
         let shy = !needs.apart_from.is_empty() || !needs.host_ports.is_empty();
-        for (kin, here) in self.kin.iter().filter(|_| shy) {
-            let kin = &kin.0;
+        for (kinship, here) in self.kin.iter().filter(|_| shy) {
+            let kin = &kinship.0;
             for term in &needs.apart_from {
                 if term.finds(&needs.namespace, &kin.namespace, &kin.labels) {
-                    self.close(&mut closed, term, here);
+                    self.close(&mut closed, term, &gone.left(kinship, here));
                 }
             }
             if ports_collide(&needs.host_ports, &kin.host_ports) {
-                nodes.extend(here.keys().copied());
+                nodes.extend(gone.left(kinship, here).keys().copied());
             }
         }
         for (key, values) in &closed {
@@ -47,21 +96,21 @@ impl Rooms {
         Barred {
             nodes: nodes.into_iter().collect(),
             only: None,
-            near: self.near(needs),
+            near: self.near(needs, &gone),
             counted: needs
                 .spread
                 .iter()
-                .map(|spread| self.counted(needs, spread))
+                .map(|spread| self.counted(needs, spread, &gone))
                 .collect(),
         }
     }
 
     /// How many of the pods that a constraint counts are on each node.
-    fn counted(&self, needs: &Needs, spread: &Spread) -> BTreeMap<NodeIx, u32> {
-        let mut counted = BTreeMap::new();
+    fn counted(&self, needs: &Needs, spread: &Spread, gone: &Gone<'_>) -> Here {
+        let mut counted = Here::new();
         for (kin, here) in &self.kin {
             if spread.counts(&needs.namespace, &kin.0.namespace, &kin.0.labels) {
-                for (node, pods) in here {
+                for (node, pods) in gone.left(kin, here).iter() {
                     *counted.entry(*node).or_default() += pods;
                 }
             }
@@ -70,13 +119,13 @@ impl Rooms {
     }
 
     /// For each term by which it must be with others: the nodes that are in a domain with one of those.
-    fn near(&self, needs: &Needs) -> Vec<Vec<NodeIx>> {
+    fn near(&self, needs: &Needs, gone: &Gone<'_>) -> Vec<Vec<NodeIx>> {
         let terms = &needs.together_with;
         let mut open = Domains::new();
         for (kin, here) in self.kin.iter().filter(|_| !terms.is_empty()) {
             if needs.is_drawn_to(&kin.0.namespace, &kin.0.labels) {
                 for term in terms {
-                    self.close(&mut open, term, here);
+                    self.close(&mut open, term, &gone.left(kin, here));
                 }
             }
         }
@@ -88,7 +137,7 @@ impl Rooms {
     }
 
     /// Adds the domains that a term makes of some nodes.
-    fn close(&self, domains: &mut Domains, term: &PodTerm, nodes: &BTreeMap<NodeIx, u32>) {
+    fn close(&self, domains: &mut Domains, term: &PodTerm, nodes: &Here) {
         let values = domains.entry(Arc::clone(&term.topology_key)).or_default();
         for node in nodes.keys() {
             let facts = self

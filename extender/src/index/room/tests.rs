@@ -173,6 +173,8 @@ struct World {
     nodes: BTreeMap<usize, Node>,
     pods: BTreeMap<usize, Pod>,
     places: Vec<(usize, Needs)>,
+    /// Every other pod is taken to be gone.
+    thinned: bool,
 }
 
 fn uid(number: usize) -> String {
@@ -189,6 +191,7 @@ impl World {
             nodes: BTreeMap::new(),
             pods: BTreeMap::new(),
             places: Vec::new(),
+            thinned: false,
         }
     }
 
@@ -265,7 +268,11 @@ impl World {
 
     /// Live pods on nodes.
     fn there(&self) -> impl Iterator<Item = (usize, &Pod)> {
-        let live = self.pods.values().filter(|pod| !pod.ended);
+        let left = self
+            .pods
+            .iter()
+            .filter(|(number, _)| !self.thinned || *number % 2 == 1);
+        let live = left.map(|(_, pod)| pod).filter(|pod| !pod.ended);
         live.filter_map(|pod| Some((pod.node?, pod)))
     }
 
@@ -328,13 +335,25 @@ impl World {
             self.index.rooms().iter().map(|room| room.facts.as_deref()),
         );
         prop_assert_eq!(self.index.fabric(), &built);
+        for thinned in [false, true] {
+            self.thinned = thinned;
+            self.check_barred(&numbers)?;
+        }
+        self.thinned = false;
+        Ok(())
+    }
+
+    fn check_barred(&self, numbers: &[(usize, NodeIx)]) -> Result<(), TestCaseError> {
+        let gone = self.pods.keys().filter(|number| self.thinned && *number % 2 == 0);
+        let gone: Vec<PodUid> = gone.map(|number| uid(*number).as_str().into()).collect();
+        let gone: Vec<&PodUid> = gone.iter().collect();
         for (number, new) in self
             .pods
             .iter()
             .filter(|(_, pod)| pod.gpus && pod.node.is_none() && !pod.ended)
         {
             let needs = Arc::clone(&self.index.pod(&uid(*number)).unwrap().needs);
-            let barred = self.index.barred(&needs);
+            let barred = self.index.barred_without(&needs, &gone);
             for (number, node) in numbers
                 .iter()
                 .filter(|(number, _)| self.nodes.contains_key(number))

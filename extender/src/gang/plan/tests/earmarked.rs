@@ -58,7 +58,11 @@ fn nodes_are_kept_for_shapes_that_have_to_share_them() {
     let mut wanted = gang(&[(1, leader), (3, worker)]);
     level(&mut wanted, "rack", true);
     assert!(!world.plan(&wanted).unwrap_err().hopeless);
-    assert_eq!(marked(&world, &wanted), "ab", "all of the only rack that holds it");
+    assert_eq!(
+        marked(&world, &wanted),
+        "ab",
+        "all of the only rack that holds it"
+    );
     // Each shape by itself would fit, and both never do.
     let mut five = gang(&[(1, leader), (4, worker)]);
     level(&mut five, "rack", true);

@@ -188,7 +188,8 @@ impl World {
             rooms: &self.rooms,
             fabric: &fabric,
             shapes: &self.shapes,
-            barred,
+            barred: &|needs, _| barred(needs),
+            gone: &[],
             exact: &exact,
         })
     }

@@ -96,3 +96,51 @@ fn gangs_that_may_have_nobody_stopped_do_not_keep_others_behind_them_from_it() {
         assert_eq!(evicted(&cluster), ["n1-0".into()]);
     }
 }
+
+/// A node with labels, of eight GPUs.
+fn labelled(cluster: &Cluster, node: &str, zone: &str) {
+    cluster.add(node, &bridged());
+    let labels = [("kubernetes.io/hostname", node), ("zone", zone)];
+    cluster.store.update(|index| {
+        let number = index.snapshot().find(node).unwrap();
+        let mut facts =
+            gantry_gang::NodeFacts::clone(index.rooms()[number.0 as usize].facts.as_ref().unwrap());
+        facts.labels = labels.map(|(key, value)| (key.into(), value.into())).into();
+        index.node_described(facts.into());
+    });
+}
+
+#[test]
+fn what_keeps_a_gang_off_a_node_goes_with_those_who_are_stopped() {
+    let app = json!({"matchLabels": {"app": "train"}});
+    let ports = json!([{"containerPort": 80, "hostPort": 80}]);
+    let apart = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "kubernetes.io/hostname", "labelSelector": app},
+    ]}});
+    let spread = json!([{
+        "topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": app,
+    }]);
+    for (field, written) in [
+        ("ports", ports),
+        ("affinity", apart),
+        ("topologySpreadConstraints", spread),
+    ] {
+        let like_all = |mut pod: Value| {
+            pod["metadata"]["labels"] = json!({"app": "train"});
+            match field {
+                "ports" => pod["spec"]["containers"][0][field] = written.clone(),
+                _ => pod["spec"][field] = written.clone(),
+            }
+            pod
+        };
+        let cluster = Cluster::new(Options::default());
+        labelled(&cluster, "n1", "a");
+        labelled(&cluster, "n2", "b");
+        cluster.pod(&like_all(bound(pod("n1-0", 8), "n1", 1, Some("0-7"))));
+        low(&cluster, "n2", 10);
+        let mut high = like_all(members("high", 1, 8).remove(0));
+        high["spec"]["priority"] = 10.into();
+        create(&cluster, &[high]);
+        assert_eq!(evicted(&cluster), ["n1-0".into()], "{field}");
+    }
+}
