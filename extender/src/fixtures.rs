@@ -13,7 +13,7 @@ use crate::decide::Options;
 use crate::devices::DeviceSet;
 use crate::index::{self, Index, Source, Store, Target};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
-use crate::pod::PodFacts;
+use crate::pod::{PodFacts, Reader, Seen};
 use crate::request::{Ask, Request};
 use crate::shape::{Parts, Shape};
 use crate::watched::Watched;
@@ -347,6 +347,16 @@ impl Cluster {
     pub(crate) fn pod(&self, pod: &Value) -> &Self {
         let facts = facts(pod);
         self.store.update(|index| index.pod_applied(facts));
+        self
+    }
+
+    /// A pod that asks for nothing that is watched.
+    pub(crate) fn bystander(&self, pod: &Value) -> &Self {
+        let read = serde_json::from_value(pod.clone()).unwrap();
+        match Reader::new(watched()).read(read) {
+            Some(Seen::Bystander(pod)) => self.store.update(|index| index.bystander_applied(*pod)),
+            other => panic!("{other:?}"),
+        }
         self
     }
 

@@ -12,8 +12,11 @@ use k8s_openapi::jiff::Timestamp;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+/// The annotation of pods that kubelet made of files on its node.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
 /// Reads metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, the grant and annotations that tell of
-/// gangs, and the times that can be read. A deletion time that cannot be read is the epoch: the object is being deleted all the same.
+/// gangs and static pods, and the times that can be read. A deletion time that cannot be read is the epoch: the object is being deleted all the same.
 ///
 /// # Errors
 /// Names, UID or version that are no strings.
@@ -83,7 +86,8 @@ impl<'de> Deserialize<'de> for Annotations {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Annotations, A::Error> {
                 let mut used = BTreeMap::new();
                 while let Some(Name(name)) = map.next_key()? {
-                    if *name == *names::GRANT_ANNOTATION || dialect::reads(&name) {
+                    let known = [names::GRANT_ANNOTATION, MIRROR_ANNOTATION].contains(&&*name);
+                    if known || dialect::reads(&name) {
                         used.insert(name.into_owned(), map.next_value()?);
                     } else {
                         map.next_value::<IgnoredAny>()?;

@@ -332,7 +332,7 @@ fn told(deed: &Deed) -> Option<Tiding> {
         Deed::Ungate => return None,
         Deed::Evict(by) => (
             "Preempted",
-            format!("evicted: gang {by}, of higher priority, needs its GPUs"),
+            format!("evicted: gang {by}, of higher priority, needs what it has"),
         ),
         Deed::EvictRest(of) => (
             "Preempted",

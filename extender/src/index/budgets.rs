@@ -2,7 +2,7 @@
 //! half of a gang would be evicted for nothing; so this is known before the first eviction. For a single pod kube-scheduler stops others
 //! against budgets where nothing else helps, so what it is to stop is counted. Facts only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use gantry_api::PodUid;
@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::Index;
 use crate::gang::preempt::{Budget, Occupant};
+use crate::pod::Kin;
 
 /// A budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +118,47 @@ impl Allowance<'_> {
     }
 }
 
+/// Which budgets cover pods. Pods of one kind are looked at once: there are many.
+pub(super) struct Covers<'i> {
+    index: &'i Index,
+    /// Their numbers.
+    by_kind: HashMap<*const Kin, Vec<usize>>,
+}
+
+impl Covers<'_> {
+    fn of(&mut self, kin: &Kin) -> &[usize] {
+        let budgets = self.index.budgets.as_deref().unwrap_or_default();
+        self.by_kind.entry(std::ptr::from_ref(kin)).or_insert_with(|| {
+            let covering = budgets.iter().enumerate();
+            covering
+                .filter(|(_, budget)| budget.covers(&kin.namespace, &kin.labels))
+                .map(|(number, _)| number)
+                .collect()
+        })
+    }
+
+    /// What the end of a unit needs of budgets.
+    pub(super) fn need(&mut self, unit: &Occupant) -> Vec<Budget> {
+        let index = self.index;
+        let mut pods: BTreeMap<usize, u32> = BTreeMap::new();
+        for kin in unit.pods.iter().filter_map(|pod| index.kin(&pod.uid)) {
+            for number in self.of(kin) {
+                *pods.entry(*number).or_default() += 1;
+            }
+        }
+        let budgets = index.budgets.as_deref().unwrap_or_default();
+        let needed = pods.into_iter().filter_map(|(number, pods)| {
+            let budget = budgets.get(number)?;
+            Some(Budget {
+                name: format!("{}/{}", budget.namespace, budget.name).into(),
+                allowed: budget.allowed,
+                pods,
+            })
+        });
+        needed.collect()
+    }
+}
+
 impl Index {
     /// What budgets allow now.
     pub(super) fn allowance(&self) -> Allowance<'_> {
@@ -141,22 +183,12 @@ impl Index {
         self.budgets.is_some()
     }
 
-    /// What the end of a unit needs of budgets.
-    pub(super) fn budgets_of(&self, unit: &Occupant) -> Vec<Budget> {
-        let all = self.budgets.iter().flatten();
-        let budgets = all.filter_map(|budget| {
-            let covered = |uid: &PodUid| {
-                let kin = self.kin(uid);
-                kin.is_some_and(|kin| budget.covers(&kin.namespace, &kin.labels))
-            };
-            let pods = unit.pods.iter().filter(|pod| covered(&pod.uid)).count();
-            (pods > 0).then(|| Budget {
-                name: format!("{}/{}", budget.namespace, budget.name).into(),
-                allowed: budget.allowed,
-                pods: u32::try_from(pods).unwrap_or(u32::MAX),
-            })
-        });
-        budgets.collect()
+    /// The budgets, to be asked about many pods.
+    pub(super) fn covers(&self) -> Covers<'_> {
+        Covers {
+            index: self,
+            by_kind: HashMap::new(),
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 
 mod barred;
 
+pub(super) use barred::concerns;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -38,8 +40,10 @@ pub(super) struct Rooms {
     needs: Shared<Needs>,
     /// Nodes on which more fits now.
     gained: BTreeSet<NodeIx>,
-    /// Grows whenever a pod comes or goes.
+    /// Grows whenever a pod that is watched comes or goes.
     moves: u64,
+    /// How many of the others that may be stopped are of each priority.
+    loose: BTreeMap<i32, u32>,
     /// Nodes on which less may fit now, and whether it is by what they say of themselves.
     narrowed: BTreeMap<NodeIx, bool>,
 }
@@ -55,6 +59,44 @@ struct There {
     watched: bool,
     /// All of it, if it is not kept elsewhere and belongs to a gang.
     claiming: Option<Arc<Bystander>>,
+    /// If it is not kept elsewhere and may be stopped by itself.
+    stoppable: Option<Box<Stoppable>>,
+}
+
+/// What is kept of a pod without devices in case it has to be stopped. Most are of DaemonSets, of which nothing is.
+#[derive(Debug)]
+pub(super) struct Stoppable {
+    /// Its name.
+    pub(super) name: Arc<str>,
+    /// `spec.priority`.
+    pub(super) priority: i32,
+    /// When it was created, in seconds since 1970.
+    pub(super) created: i64,
+    /// It is being deleted.
+    pub(super) leaving: bool,
+}
+
+impl Stoppable {
+    fn of(pod: &Bystander) -> Option<Box<Self>> {
+        let stoppable = !pod.stays && pod.claim.is_none() && matches!(pod.stage, Stage::Bound(_));
+        stoppable.then(|| {
+            Box::new(Self {
+                name: Arc::clone(&pod.name),
+                priority: pod.priority,
+                created: pod.created,
+                leaving: pod.leaving,
+            })
+        })
+    }
+}
+
+/// A pod without devices that may be stopped, where it is, what it takes there and what kind of pod it is.
+pub(super) struct Loose<'r> {
+    pub(super) uid: &'r PodUid,
+    pub(super) node: NodeIx,
+    pub(super) load: &'r Resources,
+    pub(super) kin: &'r Arc<Kin>,
+    pub(super) what: &'r Stoppable,
 }
 
 /// What a pod takes of its node.
@@ -111,11 +153,15 @@ impl Rooms {
         if same {
             if let Some(known) = self.pods.get_mut(&uid) {
                 known.claiming = there.claiming;
+                known.stoppable = there.stoppable;
             }
             return;
         }
         self.remove(&uid);
-        self.moves += 1;
+        self.moves += u64::from(there.watched);
+        if let Some(what) = &there.stoppable {
+            *self.loose.entry(what.priority).or_default() += 1;
+        }
         if let Some(node) = there.node {
             self.room(node).left.sub(there.load.resources());
             self.narrowed.entry(node).or_default();
@@ -133,7 +179,15 @@ impl Rooms {
         let Some(there) = self.pods.remove(uid) else {
             return;
         };
-        self.moves += 1;
+        self.moves += u64::from(there.watched);
+        if let Some(what) = &there.stoppable
+            && let Some(count) = self.loose.get_mut(&what.priority)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.loose.remove(&what.priority);
+            }
+        }
         let Some(node) = there.node else {
             return;
         };
@@ -206,9 +260,29 @@ impl Rooms {
         })
     }
 
-    /// A number that grows whenever a pod comes or goes.
+    /// A number that grows whenever a pod that is watched comes or goes.
     pub(super) fn moves(&self) -> u64 {
         self.moves
+    }
+
+    /// Whether any pod without devices is of lower priority, and may be stopped.
+    pub(super) fn has_below(&self, priority: i32) -> bool {
+        self.loose.keys().next().is_some_and(|lowest| *lowest < priority)
+    }
+
+    /// The pods without devices that are of lower priority, and may be stopped.
+    pub(super) fn below(&self, priority: i32) -> impl Iterator<Item = Loose<'_>> {
+        let all = self.pods.iter().filter(move |_| self.has_below(priority));
+        all.filter_map(move |(uid, there)| {
+            let what = there.stoppable.as_deref()?;
+            (what.priority < priority).then_some(Loose {
+                uid,
+                node: there.node?,
+                load: there.load.resources(),
+                kin: &there.kin,
+                what,
+            })
+        })
     }
 
     /// Whether any pod is on a node.
@@ -309,6 +383,7 @@ impl Index {
             kin: Arc::clone(&pod.kin),
             watched: false,
             claiming: None,
+            stoppable: Stoppable::of(&pod),
         };
         let uid = pod.uid.clone();
         let claiming = pod.claim.is_some().then(|| Arc::new(pod));
@@ -349,6 +424,7 @@ impl Index {
             kin: Arc::clone(&pod.kin),
             watched: true,
             claiming: None,
+            stoppable: None,
         };
         self.rooms.put(pod.uid.clone(), there);
     }
@@ -436,6 +512,13 @@ impl Index {
     /// A bystander that belongs to a gang.
     pub fn claiming_bystander(&self, uid: &PodUid) -> Option<&Arc<Bystander>> {
         self.rooms.pods.get(uid)?.claiming.as_ref()
+    }
+
+    /// A bystander that may be stopped by itself: its namespace and name.
+    pub(super) fn loose_address(&self, uid: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
+        let there = self.rooms.pods.get(uid)?;
+        let what = there.stoppable.as_deref()?;
+        Some((Arc::clone(&there.kin.namespace), Arc::clone(&what.name)))
     }
 
     /// What of a pod that is on a node, or asks for devices, concerns others.

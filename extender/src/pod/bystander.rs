@@ -8,9 +8,11 @@ use gantry_api::PodUid;
 use gantry_gang::needs::{HostPort, PodTerm};
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Claim, Resources};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::reader::Reader;
 use super::{SlimPod, claim, stage};
+use crate::metadata::MIRROR_ANNOTATION;
 
 /// A pod that asks for nothing that is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Bystander {
     pub leaving: bool,
     /// What it says of its gang.
     pub claim: Option<Arc<Claim>>,
+    /// It is part of its node: a static pod, or one of a DaemonSet. Stopped, it would be there again.
+    pub stays: bool,
 }
 
 /// What of a pod concerns others near it. Pods of one controller share one.
@@ -48,11 +52,19 @@ pub struct Kin {
     pub host_ports: Vec<HostPort>,
 }
 
+fn stays(metadata: &ObjectMeta) -> bool {
+    let mut owners = metadata.owner_references.iter().flatten();
+    let mut annotations = metadata.annotations.iter().flatten();
+    owners.any(|owner| matches!(&*owner.kind, "DaemonSet" | "Node"))
+        || annotations.any(|(name, _)| name == MIRROR_ANNOTATION)
+}
+
 impl Reader {
     pub(super) fn bystander(&mut self, pod: SlimPod) -> Option<Bystander> {
         let kin = self.kin_of(&pod);
         let load = pod.spec.load(pod.status.as_ref(), &self.watched);
         Some(Bystander {
+            stays: stays(&pod.metadata),
             stage: stage(&pod),
             claim: claim(&pod),
             load: self.loads.one(load),

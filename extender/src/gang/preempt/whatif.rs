@@ -20,7 +20,8 @@ pub(super) struct WhatIf<'t, 'a> {
 impl<'t, 'a> WhatIf<'t, 'a> {
     pub(super) fn new(terrain: &'t Terrain<'a>, occupants: &[&Occupant]) -> Self {
         let mut exact = HashMap::new();
-        for pod in occupants.iter().flat_map(|occupant| &occupant.pods) {
+        let pods = occupants.iter().flat_map(|occupant| &occupant.pods);
+        for pod in pods.filter(|pod| !pod.devices.is_empty()) {
             if !exact.contains_key(&pod.node)
                 && let Some(node) = (terrain.exact)(pod.node)
             {
@@ -38,7 +39,9 @@ impl<'t, 'a> WhatIf<'t, 'a> {
             if let Some(room) = rooms.get_mut(pod.node.0 as usize) {
                 room.left.add(&pod.resources);
             }
-            if let Some(exact) = self.exact.get(&pod.node) {
+            if !pod.devices.is_empty()
+                && let Some(exact) = self.exact.get(&pod.node)
+            {
                 give_back(changed.entry(pod.node).or_insert_with(|| exact.clone()), pod);
             }
         }

@@ -160,7 +160,8 @@ impl Index {
     /// A pod that asks for no devices, as its gang is to know it.
     pub(in crate::index) fn tell_bystander(&mut self, pod: &Bystander) {
         let Some(claim) = &pod.claim else {
-            self.tell_single(&pod.uid, false);
+            let ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
+            self.tell_single(&pod.uid, ended);
             return;
         };
         self.tell(Member {

@@ -1,6 +1,6 @@
 //! Who is on the nodes, by what would have to be stopped together: gangs as a whole, other pods by themselves. For preemption; decides nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gantry_api::PodUid;
@@ -8,9 +8,20 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, Stage, Wanted};
 
 use crate::gang::preempt::{Occupant, OccupantPod};
+use crate::gang::terrain::Shape;
 use crate::index::Index;
-use crate::pod::PodFacts;
+use crate::index::room::{self, Loose};
+use crate::pod::{Kin, PodFacts};
 use crate::snapshot::NodeIx;
+
+/// Which pods without devices are looked at, on nodes that have some. Most often none of them is in anybody's way, and they are many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// Those that keep members off their node or domain, and those on nodes that lack something else than devices as they are.
+    Short,
+    /// Also those on nodes that would lack something else once devices came free.
+    Long,
+}
 
 impl Index {
     /// Whether a gang may have others stopped for it: all of its members may.
@@ -22,9 +33,23 @@ impl Index {
         self.knows_budgets() && members.all(|pod| pod.is_some_and(|pod| pod.preempts))
     }
 
+    /// What is found among those who are on the nodes: at first with few of the pods without devices.
+    pub(super) fn among_occupants<T>(
+        &self,
+        wanted: &Wanted,
+        find: impl Fn(Vec<Occupant>) -> Option<T>,
+    ) -> Option<T> {
+        let few = self.occupants(wanted, Reach::Short);
+        let count = few.len();
+        find(few).or_else(|| {
+            let more = self.occupants(wanted, Reach::Long);
+            (more.len() > count).then(|| find(more)).flatten()
+        })
+    }
+
     /// What is on the nodes, by what would have to be stopped together. Without what is on its way out already, and gangs that are just being bound:
     /// not all of who would have to go with the others shows yet.
-    pub(super) fn occupants(&self) -> Vec<Occupant> {
+    fn occupants(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
         let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
         let mut singles: Vec<Occupant> = Vec::new();
         for pod in self.pods.values().filter(|pod| pod.is_live() && !pod.leaving) {
@@ -60,14 +85,80 @@ impl Index {
             let view = self.gangs.core.view(gang);
             view.is_none_or(|view| !view.is_being_bound())
         });
-        let mut units: Vec<Occupant> = gangs.into_values().chain(singles).collect();
+        let bystanders = self.bystanders(wanted, reach);
+        let mut units: Vec<Occupant> = gangs.into_values().chain(singles).chain(bystanders).collect();
+        let mut covers = self.covers();
         for unit in &mut units {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
-            unit.budgets = self.budgets_of(unit);
+            unit.budgets = covers.need(unit);
         }
         // In an order of its own: equal facts give equal decisions.
         units.sort_by(|a, b| first(a).cmp(&first(b)));
         units
+    }
+
+    /// Pods without devices, of lower priority, whose end may help a gang.
+    fn bystanders(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
+        let shapes: BTreeSet<_> = wanted.members.iter().map(|member| member.shape).collect();
+        let known = self.gangs.shapes.list();
+        let shapes: Vec<&Shape> = shapes
+            .into_iter()
+            .filter_map(|shape| known.get(shape.0 as usize))
+            .collect();
+        let mut lacking: HashMap<NodeIx, bool> = HashMap::new();
+        let mut concerned: HashMap<*const Kin, bool> = HashMap::new();
+        let mut helps = |pod: &Loose<'_>| {
+            let lacks = lacking.entry(pod.node);
+            let lacks = *lacks.or_insert_with(|| self.lacks_besides(pod.node, &shapes, reach));
+            lacks
+                || *concerned.entry(Arc::as_ptr(pod.kin)).or_insert_with(|| {
+                    let mut needs = shapes.iter().map(|shape| &shape.needs);
+                    needs.any(|needs| room::concerns(needs, pod.kin))
+                })
+        };
+        let has_devices = |node: NodeIx| {
+            let entry = self.entries.get(node.0 as usize);
+            entry.is_some_and(|entry| entry.inventory.is_some())
+        };
+        let lower = self.rooms.below(wanted.priority).filter(|pod| !pod.what.leaving);
+        lower
+            .filter(|pod| has_devices(pod.node) && helps(pod))
+            .map(|pod| Occupant {
+                pods: vec![OccupantPod {
+                    uid: pod.uid.clone(),
+                    node: pod.node,
+                    devices: Devices::new(),
+                    resources: pod.load.clone(),
+                }],
+                priority: pod.what.priority,
+                since: pod.what.created,
+                checkpointed: false,
+                budgets: Vec::new(),
+            })
+            .collect()
+    }
+
+    /// Whether a node has devices for more members of some shape than it has room for besides.
+    fn lacks_besides(&self, node: NodeIx, shapes: &[&Shape], reach: Reach) -> bool {
+        let entry = self.entries.get(node.0 as usize);
+        let room = self.rooms().get(node.0 as usize);
+        let Some((entry, room)) = entry.zip(room) else {
+            return false;
+        };
+        let devices = |resource: &str| {
+            let (index, pool) = entry.inventory.as_ref()?.pool(resource)?;
+            Some(match reach {
+                Reach::Short => entry.account.pools.get(index)?.free.len(),
+                Reach::Long => pool.healthy.len(),
+            })
+        };
+        shapes.iter().any(|shape| {
+            let asks = shape.request.asks.iter().filter(|ask| ask.devices > 0);
+            let by_devices = asks
+                .map(|ask| devices(ask.resource.as_str()).unwrap_or(0) / ask.devices as usize)
+                .min();
+            (room.left.times(&shape.needs.resources) as usize) < by_devices.unwrap_or(0)
+        })
     }
 
     /// A gang as a unit, with those of its members that have no devices, or have not come to their places yet; the others are put to it.

@@ -111,7 +111,8 @@ impl Index {
             let free = free.get(resource).copied().unwrap_or_default();
             *least <= free.saturating_add(gangs.held.below(wanted.priority, resource))
         };
-        gangs.held.has_below(wanted.priority) && asked.iter().all(enough)
+        let anybody = gangs.held.has_below(wanted.priority) || self.rooms.has_below(wanted.priority);
+        anybody && asked.iter().all(enough)
     }
 
     /// Where a gang goes without the nodes that are kept for another. If those are all it lacks, it is told so.
@@ -142,9 +143,10 @@ impl Index {
         if !may || !self.may_come_free(wanted) || !self.gangs.tries.another(self.gangs.room) {
             return None;
         }
-        let occupants = self.occupants();
-        self.on_terrain(Some(wanted), |terrain| {
-            preempt::preempt(terrain, wanted, &occupants)
+        self.among_occupants(wanted, |occupants| {
+            self.on_terrain(Some(wanted), |terrain| {
+                preempt::preempt(terrain, wanted, &occupants)
+            })
         })
     }
 

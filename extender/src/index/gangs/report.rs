@@ -88,17 +88,18 @@ impl Index {
 
     /// Whose end would let a gang fit, whatever their priority and budgets.
     fn in_the_way(&self, wanted: &Wanted) -> Vec<String> {
-        let mut occupants = self.occupants();
-        for occupant in &mut occupants {
-            occupant.budgets.clear();
-            occupant.priority = occupant.priority.min(i32::MAX - 1);
-        }
         let wanted = Wanted {
             priority: i32::MAX,
             ..wanted.clone()
         };
-        let placement = self.on_terrain(Some(&wanted), |terrain| {
-            preempt::preempt(terrain, &wanted, &occupants)
+        let placement = self.among_occupants(&wanted, |mut occupants| {
+            for occupant in &mut occupants {
+                occupant.budgets.clear();
+                occupant.priority = occupant.priority.min(i32::MAX - 1);
+            }
+            self.on_terrain(Some(&wanted), |terrain| {
+                preempt::preempt(terrain, &wanted, &occupants)
+            })
         });
         let victims = placement.into_iter().flat_map(|placement| placement.victims);
         let mut names: Vec<String> = victims.filter_map(|uid| self.name_of(&uid)).collect();
@@ -107,7 +108,7 @@ impl Index {
     }
 
     fn name_of(&self, uid: &PodUid) -> Option<String> {
-        let pod = self.pods.get(uid)?;
-        Some(format!("{}/{}", pod.namespace, pod.name))
+        let (namespace, name) = self.pod_address(uid)?;
+        Some(format!("{namespace}/{name}"))
     }
 }

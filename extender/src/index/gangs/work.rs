@@ -135,8 +135,10 @@ impl Index {
         if let Some(pod) = self.pods.get(uid).or_else(|| self.heard(uid.as_str())) {
             return Some((Arc::clone(&pod.namespace), Arc::clone(&pod.name)));
         }
-        let pod = self.claiming_bystander(uid)?;
-        Some((Arc::clone(&pod.kin.namespace), Arc::clone(&pod.name)))
+        match self.claiming_bystander(uid) {
+            Some(pod) => Some((Arc::clone(&pod.kin.namespace), Arc::clone(&pod.name))),
+            None => self.loose_address(uid),
+        }
     }
 
     /// Whether a gang waits for a pod to go for it.

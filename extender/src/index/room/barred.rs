@@ -57,6 +57,17 @@ impl Gone<'_> {
 /// Values of one node label: the domains of a term.
 type Domains = HashMap<Arc<str>, HashSet<Arc<str>>>;
 
+/// Whether a pod of a kind may keep one with these needs off a node.
+pub(in crate::index) fn concerns(needs: &Needs, kin: &Kin) -> bool {
+    let mut own = needs.apart_from.iter();
+    let mut its = kin.apart_from.iter();
+    let mut spread = needs.spread.iter();
+    own.any(|term| term.finds(&needs.namespace, &kin.namespace, &kin.labels))
+        || its.any(|term| term.finds(&kin.namespace, &needs.namespace, &needs.labels))
+        || spread.any(|spread| spread.counts(&needs.namespace, &kin.namespace, &kin.labels))
+        || ports_collide(&needs.host_ports, &kin.host_ports)
+}
+
 impl Rooms {
     /// Which nodes the pods that are there, but for some that are taken to be gone, keep a pod with these needs from. Places kept for pods that are
     /// not bound yet do not count.

@@ -144,3 +144,99 @@ fn what_keeps_a_gang_off_a_node_goes_with_those_who_are_stopped() {
         assert_eq!(evicted(&cluster), ["n1-0".into()], "{field}");
     }
 }
+
+/// A pod without devices on a node.
+fn bystander(cluster: &Cluster, name: &str, cpu: u32, change: impl FnOnce(&mut Value)) {
+    let mut pod = bound(pod(name, 0), "n1", 1, None);
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": cpu.to_string()}});
+    pod["metadata"]["labels"] = json!({"app": name});
+    pod["status"]["phase"] = "Running".into();
+    change(&mut pod);
+    cluster.bystander(&pod);
+}
+
+fn nothing(_: &mut Value) {}
+
+/// A gang of one member of eight GPUs and so many cores.
+fn with_cores(cluster: &Cluster, name: &str, cores: u32) {
+    let mut pods = members(name, 1, 8);
+    pods[0]["spec"]["priority"] = 10.into();
+    pods[0]["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": cores.to_string()});
+    create(cluster, &pods);
+}
+
+#[test]
+fn pods_without_devices_are_stopped_where_they_have_what_a_gang_lacks() {
+    let cluster = Cluster::new(Options::default());
+    // 64 cores.
+    cluster.add("n1", &bridged());
+    bystander(&cluster, "web", 20, nothing);
+    bystander(&cluster, "batch", 20, |pod| pod["spec"]["priority"] = (-5).into());
+    bystander(&cluster, "more", 20, nothing);
+    with_cores(&cluster, "high", 20);
+    assert_eq!(evicted(&cluster), ["batch".into()]);
+    let address = |index: &crate::index::Index| index.pod_address(&"batch".into());
+    assert_eq!(
+        cluster.store.read(address),
+        Some(("default".into(), "batch".into()))
+    );
+    // It has ended by itself before it was evicted.
+    bystander(&cluster, "batch", 20, |pod| pod["status"]["phase"] = "Succeeded".into());
+    assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
+}
+
+#[test]
+fn a_host_port_of_a_pod_without_devices_comes_free_with_it() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n1", &bridged());
+    let ports = json!([{"containerPort": 80, "hostPort": 80}]);
+    bystander(&cluster, "web", 1, |pod| pod["spec"]["containers"][0]["ports"] = ports.clone());
+    bystander(&cluster, "other", 1, nothing);
+    let mut pods = members("high", 1, 8);
+    pods[0]["spec"]["priority"] = 10.into();
+    pods[0]["spec"]["containers"][0]["ports"] = ports;
+    create(&cluster, &pods);
+    assert_eq!(evicted(&cluster), ["web".into()]);
+}
+
+#[test]
+fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
+    let owned = |kind: &'static str| {
+        move |pod: &mut Value| {
+            pod["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o", "controller": true}]);
+        }
+    };
+    let mirror =
+        |pod: &mut Value| pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    let equal = |pod: &mut Value| pod["spec"]["priority"] = 10.into();
+    let leaving = |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = "2025-12-31T00:00:00Z".into();
+    let (daemon, node, job) = (owned("DaemonSet"), owned("Node"), owned("Job"));
+    let stays: [(&str, &dyn Fn(&mut Value)); 6] = [
+        ("daemon", &daemon),
+        ("static", &node),
+        ("mirror", &mirror),
+        ("equal", &equal),
+        ("leaving", &leaving),
+        ("protected", &nothing),
+    ];
+    for (name, stays) in stays {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n1", &bridged());
+        let budget = json!({
+            "metadata": {"namespace": "default", "name": "b"},
+            "spec": {"selector": {"matchLabels": {"app": "protected"}}},
+            "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+        });
+        let budget = crate::index::Disruptions::read(&serde_json::from_value(budget).unwrap());
+        cluster.store.update(|index| index.budgets_seen(Some(vec![budget])));
+        bystander(&cluster, name, 30, stays);
+        bystander(&cluster, "of-a-job", 4, job);
+        with_cores(&cluster, "large", 35);
+        assert_eq!(evicted(&cluster), [], "{name}");
+        // Beside it others do.
+        bystander(&cluster, "of-a-job-too", 26, job);
+        with_cores(&cluster, "small", 30);
+        assert_eq!(evicted(&cluster), ["of-a-job-too".into()], "{name}");
+    }
+}
