@@ -7,20 +7,23 @@
 //! 2. The fewest units, then the fewest that are not checkpointed, then the fewest GPUs, then the youngest.
 //!
 //! Several orders of giving up are tried: by loss, and the largest first, which is fewer. Of each the shortest beginning that makes room is
-//! found, what the plan would not touch is spared, then everybody who can be, the dearest first; the best outcome is taken.
+//! found, what the plan would not touch is spared, then everybody who can be, the dearest first; the best outcome is taken. Where disruption
+//! budgets do not allow all that may be evicted to go together, this is done within sets that they do allow.
 
+mod budgets;
 mod whatif;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::Resources;
 use gantry_gang::protocol::{Devices, Placement, Wanted};
 
+use self::budgets::Sets;
 use self::whatif::WhatIf;
-use super::plan::{fits, plan};
+use super::plan::plan;
 use super::terrain::Terrain;
 use crate::snapshot::NodeIx;
 
@@ -90,46 +93,46 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     if let Ok(placement) = plan(terrain, wanted) {
         return Some(placement);
     }
-    let lower = |occupant: &&Occupant| occupant.priority < wanted.priority && !occupant.pods.is_empty();
-    let mut lower: Vec<&Occupant> = occupants.iter().filter(lower).collect();
+    let may_go = |occupant: &&Occupant| {
+        let mut budgets = occupant.budgets.iter();
+        let lower = occupant.priority < wanted.priority && !occupant.pods.is_empty();
+        lower && budgets.all(|budget| budget.pods <= budget.allowed)
+    };
+    let mut lower: Vec<&Occupant> = occupants.iter().filter(may_go).collect();
     lower.sort_by(|a, b| a.cost().cmp(&b.cost()).then_with(|| a.name().cmp(&b.name())));
     let cluster = WhatIf::new(terrain, &lower);
-    let room = |victims: &[&Occupant]| cluster.without(victims, |terrain| fits(terrain, wanted));
+    let sets = Sets {
+        cluster: &cluster,
+        wanted,
+    };
+    let room = |victims: &[&Occupant]| sets.room(victims);
 
     // Up to which priority units must be looked at.
     let priorities: BTreeSet<i32> = lower.iter().map(|occupant| occupant.priority).collect();
     let priorities: Vec<i32> = priorities.into_iter().collect();
-    let up_to = |priority: i32| -> Vec<&Occupant> {
-        let some = lower
-            .iter()
-            .copied()
-            .filter(|occupant| occupant.priority <= priority);
-        allowed(some)
+    let up_to = |priority: i32| {
+        let some = lower.iter().copied();
+        let some: Vec<&Occupant> = some.filter(|occupant| occupant.priority <= priority).collect();
+        sets.within(&some)
     };
     let first = shortest(priorities.len(), |count| {
-        count > 0 && room(&up_to(priorities[count - 1]))
+        count > 0 && !up_to(priorities[count - 1]).is_empty()
     })?;
     let candidates = up_to(priorities[first - 1]);
 
-    let mut largest = candidates.clone();
-    largest.sort_by(|a, b| {
-        let key = |occupant: &Occupant| (Reverse(occupant.devices()), occupant.cost());
-        key(a).cmp(&key(b)).then_with(|| a.name().cmp(&b.name()))
+    let orders = candidates.into_iter().flat_map(|candidates| {
+        let mut largest = candidates.clone();
+        largest.sort_by(|a, b| {
+            let key = |occupant: &Occupant| (Reverse(occupant.devices()), occupant.cost());
+            key(a).cmp(&key(b)).then_with(|| a.name().cmp(&b.name()))
+        });
+        [candidates, largest]
     });
-    let outcomes = [candidates, largest].into_iter().filter_map(|order| {
+    let outcomes = orders.filter_map(|order| {
         let count = shortest(order.len(), |count| room(&order[..count]))?;
         let mut victims = order[..count].to_vec();
         // Whoever is nowhere where the gang would go is spared at once.
-        let placement = cluster.without(&victims, |terrain| plan(terrain, wanted)).ok()?;
-        let used: BTreeSet<&str> = placement.places.iter().map(|place| place.node.as_str()).collect();
-        let touched = |occupant: &&Occupant| {
-            let nodes = occupant
-                .pods
-                .iter()
-                .filter_map(|pod| terrain.snapshot.names.name(pod.node));
-            nodes.into_iter().any(|node| used.contains(node.as_str()))
-        };
-        let near: Vec<&Occupant> = victims.iter().copied().filter(touched).collect();
+        let near = sets.near(&victims)?;
         if room(&near) {
             victims = near;
         }
@@ -199,31 +202,6 @@ fn spare<'o>(victims: &[&'o Occupant], room: &impl Fn(&[&Occupant]) -> bool) -> 
         }
     }
     kept
-}
-
-/// As many of them, in order, as the budgets allow together.
-fn allowed<'o>(occupants: impl Iterator<Item = &'o Occupant>) -> Vec<&'o Occupant> {
-    let mut used: BTreeMap<Arc<str>, u32> = BTreeMap::new();
-    occupants
-        .filter(|occupant| {
-            let after = |budget: &Budget| {
-                used.get(&budget.name)
-                    .copied()
-                    .unwrap_or(0)
-                    .saturating_add(budget.pods)
-            };
-            let within = occupant
-                .budgets
-                .iter()
-                .all(|budget| after(budget) <= budget.allowed);
-            if within {
-                for budget in &occupant.budgets {
-                    *used.entry(Arc::clone(&budget.name)).or_default() += budget.pods;
-                }
-            }
-            within
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::GPU;
+use crate::gang::plan::fits;
 use crate::gang::plan::tests::world::{World, gang, level, line};
 
 /// Who is on some GPUs of some nodes.
@@ -137,6 +138,54 @@ fn budgets_are_kept() {
 }
 
 #[test]
+fn a_budget_is_kept_for_whoever_makes_room() {
+    let (mut world, wanted) = full("a", 1);
+    world.node("z/r", "b", "1,2,3,4,5,6,7");
+    let one = |name: &str, on: &[(u32, &str)], since: i64| Occupant {
+        since,
+        budgets: replica(),
+        ..unit(name, 1, on, &world)
+    };
+    let occupants = [
+        one("beside-others", &[(0, "0")], 100),
+        unit("important", 20, &[(0, "1,2,3,4,5,6,7")], &world),
+        one("alone", &[(1, "0")], 0),
+    ];
+    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["alone-0"]);
+}
+
+/// A pod that counts against a budget that allows one to go.
+fn replica() -> Vec<Budget> {
+    vec![Budget {
+        name: "ml/replicas".into(),
+        allowed: 1,
+        pods: 1,
+    }]
+}
+
+#[test]
+fn of_many_nodes_with_more_replicas_than_may_go_the_one_with_few_is_found() {
+    let nodes: String = ('a'..='z').collect();
+    let (world, wanted) = full(&nodes, 1);
+    // Two on each node, but one on the last.
+    let occupants: Vec<Occupant> = (0..26)
+        .flat_map(|node| [(node, "0,1,2,3"), (node, "4,5,6,7")])
+        .map(|(node, gpus)| {
+            let plain = node == 25 && gpus.starts_with('4');
+            Occupant {
+                since: i64::from(26 - node),
+                budgets: if plain { Vec::new() } else { replica() },
+                ..unit(&format!("n{node}-{gpus}"), 1, &[(node, gpus)], &world)
+            }
+        })
+        .collect();
+    assert_eq!(
+        victims(&world, &wanted, &occupants).unwrap(),
+        ["n25-0,1,2,3-0", "n25-4,5,6,7-0"]
+    );
+}
+
+#[test]
 fn sick_gpus_do_not_come_back() {
     let (mut world, wanted) = full("a", 1);
     let classes = Arc::make_mut(&mut world.snapshot.classes);
@@ -170,6 +219,9 @@ struct Case {
     gpus: u32,
     members: u32,
     required: bool,
+    /// What two budgets allow, and by unit whether each covers it.
+    allowed: (u32, u32),
+    covered: Vec<(bool, bool)>,
 }
 
 prop_compose! {
@@ -179,8 +231,10 @@ prop_compose! {
         members in 1u32..5,
         required in any::<bool>(),
         pods in prop::collection::vec((0usize..4, 0usize..8, 1usize..6, 0i32..4, 0usize..6), 0..8),
+        allowed in (0u32..3, 0u32..3),
+        covered in prop::collection::vec((any::<bool>(), prop::bool::weighted(0.3)), 6),
     ) -> Case {
-        Case { racks, pods, gpus, members, required }
+        Case { racks, pods, gpus, members, required, allowed, covered }
     }
 }
 
@@ -215,7 +269,19 @@ impl Case {
             .iter()
             .map(|(number, (priority, on))| {
                 let on: Vec<(u32, &str)> = on.iter().map(|(node, gpus)| (*node, gpus.as_str())).collect();
-                unit(&format!("u{number}"), *priority, &on, &world)
+                let (one, other) = self.covered[*number];
+                let budgets = [(one, "ml/one", self.allowed.0), (other, "ml/other", self.allowed.1)];
+                let covering = budgets.into_iter().filter(|(covered, ..)| *covered);
+                Occupant {
+                    budgets: covering
+                        .map(|(_, name, allowed)| Budget {
+                            name: name.into(),
+                            allowed,
+                            pods: u32::try_from(on.len()).unwrap(),
+                        })
+                        .collect(),
+                    ..unit(&format!("u{number}"), *priority, &on, &world)
+                }
             })
             .collect();
         (world, wanted, occupants)
@@ -227,7 +293,18 @@ fn without(world: &World, wanted: &Wanted, victims: &[&Occupant]) -> bool {
     world.with(|terrain| WhatIf::new(terrain, victims).without(victims, |terrain| fits(terrain, wanted)))
 }
 
+/// Whether the budgets allow that all of them are stopped.
+fn is_allowed(victims: &[&Occupant]) -> bool {
+    let budgets = || victims.iter().flat_map(|unit| &unit.budgets);
+    budgets().all(|budget| {
+        let same = budgets().filter(|other| other.name == budget.name);
+        same.map(|other| other.pods).sum::<u32>() <= budget.allowed
+    })
+}
+
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
     /// Every set of units is the oracle.
     #[test]
     fn there_are_victims_exactly_when_there_can_be_and_none_too_many(case in case()) {
@@ -235,7 +312,7 @@ proptest! {
         let lower: Vec<&Occupant> = occupants.iter().filter(|unit| unit.priority < wanted.priority).collect();
         let ways: Vec<Vec<&Occupant>> = (0u32..1 << lower.len())
             .map(|set| (0..lower.len()).filter(|at| set >> at & 1 == 1).map(|at| lower[at]).collect())
-            .filter(|victims: &Vec<&Occupant>| without(&world, &wanted, victims))
+            .filter(|victims: &Vec<&Occupant>| is_allowed(victims) && without(&world, &wanted, victims))
             .collect();
         let found = world.with(|terrain| preempt(terrain, &wanted, &occupants));
         prop_assert_eq!(found.is_some(), !ways.is_empty());
@@ -243,6 +320,7 @@ proptest! {
         let gone: BTreeSet<&str> = placement.victims.iter().map(PodUid::as_str).collect();
         let victims: Vec<&Occupant> = occupants.iter().filter(|unit| unit.pods.iter().any(|pod| gone.contains(pod.uid.as_str()))).collect();
         prop_assert_eq!(victims.iter().map(|victim| victim.pods.len()).sum::<usize>(), gone.len(), "whole units");
+        prop_assert!(is_allowed(&victims), "within the budgets");
         for spared in &victims {
             let fewer: Vec<&Occupant> = victims.iter().copied().filter(|victim| victim != spared).collect();
             prop_assert!(!without(&world, &wanted, &fewer), "one could be left out");
