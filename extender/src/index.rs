@@ -354,6 +354,7 @@ impl Index {
             *self.faults.entry(fault.kind).or_default() += 1;
             tracing::warn!(node = %entry.name, fault = ?fault.kind, "{}", fault.words);
         }
+        entry.mark_lingering(self.now.at);
         let standing = entry.standing(&self.binds.held_on(node));
         let opens = matches!(standing, Standing::Foreign { .. })
             && self.options.foreign == ForeignNodes::Allow

@@ -47,6 +47,8 @@ pub struct PodFacts {
     pub stage: Stage,
     /// It is being deleted.
     pub leaving: bool,
+    /// While it is: when it has to be gone, its grace period being over, in seconds since 1970.
+    pub ends: Option<i64>,
     /// While it waits: the node on which kube-scheduler makes room for it.
     pub nominated: Option<NodeName>,
     /// kube-scheduler stops it for another pod: its `DisruptionTarget` condition says so.
@@ -130,6 +132,7 @@ impl Reader {
             terminal: matches!(stage, Stage::Succeeded | Stage::Failed),
             stage,
             leaving: metadata.deletion_timestamp.is_some(),
+            ends: metadata.deletion_timestamp.map(|time| time.0.as_second()),
             nominated: status
                 .nominated_node_name
                 .as_deref()

@@ -23,7 +23,7 @@ use gantry_gang::protocol::{Devices, Placement, Wanted};
 
 use self::budgets::Sets;
 use self::whatif::WhatIf;
-use super::plan::plan;
+use super::plan::{fits, plan};
 use super::terrain::Terrain;
 use crate::snapshot::NodeIx;
 
@@ -86,6 +86,11 @@ impl Occupant {
     fn name(&self) -> Option<&PodUid> {
         self.pods.iter().map(|pod| &pod.uid).min()
     }
+}
+
+/// Whether a gang fits once a unit is gone.
+pub fn fits_without(terrain: &Terrain<'_>, wanted: &Wanted, gone: &Occupant) -> bool {
+    WhatIf::new(terrain, &[gone]).without(&[gone], |terrain| fits(terrain, wanted))
 }
 
 /// Where a gang goes once its victims are gone; `None` if there is no way. Without victims if it fits as it is.

@@ -32,6 +32,8 @@ pub(super) struct Entry {
     pub(super) places: Vec<Kept>,
     /// What pods held that vanished without their end being seen, and since when.
     pub(super) leaving: Vec<(Instant, Devices)>,
+    /// Since when devices here are of pods that are gone, whose processes perhaps are not.
+    pub(super) lingers: Option<Instant>,
     pub(super) account: Account,
 }
 
@@ -58,8 +60,16 @@ impl Entry {
             reservations: Vec::new(),
             places: Vec::new(),
             leaving: Vec::new(),
+            lingers: None,
             account: Account::default(),
         }
+    }
+
+    /// The account is of this time.
+    pub(super) fn mark_lingering(&mut self, now: Instant) {
+        let mut pools = self.account.pools.iter();
+        let any = pools.any(|balance| !balance.leaving.is_subset(&balance.held));
+        self.lingers = any.then(|| self.lingers.unwrap_or(now));
     }
 
     /// Works out the account; returns the faults that are new.

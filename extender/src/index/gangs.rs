@@ -62,6 +62,8 @@ pub(super) struct State {
     /// Grows whenever a gang that was refused may fit now.
     room: u64,
     tries: planning::Tries,
+    /// When the first of those is overdue whose end was waited for, in seconds since 1970.
+    overdue: Option<i64>,
     free: supply::Free,
     held: supply::Held,
     /// What gangs asked for when they were refused last.
@@ -97,6 +99,7 @@ impl State {
             troubled: HashMap::new(),
             room: 0,
             tries: planning::Tries::default(),
+            overdue: None,
             free: supply::Free::default(),
             held: supply::Held::default(),
             asked: HashMap::new(),
@@ -121,6 +124,11 @@ impl State {
     pub(super) fn reshaped(&mut self) {
         self.asked.clear();
         self.gained();
+    }
+
+    /// Somebody whose end was waited for is still there: whoever waited is worth another plan.
+    fn take_overdue(&mut self, unix: i64) -> bool {
+        self.overdue.take_if(|at| *at <= unix).is_some()
     }
 
     pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {

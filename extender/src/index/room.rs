@@ -43,7 +43,7 @@ pub(super) struct Rooms {
     /// Grows whenever a pod that is watched comes or goes.
     moves: u64,
     /// How many of the others that may be stopped are of each priority.
-    loose: BTreeMap<i32, u32>,
+    by_priority: BTreeMap<i32, u32>,
     /// Nodes on which less may fit now, and whether it is by what they say of themselves.
     narrowed: BTreeMap<NodeIx, bool>,
 }
@@ -72,8 +72,8 @@ pub(super) struct Stoppable {
     pub(super) priority: i32,
     /// When it was created, in seconds since 1970.
     pub(super) created: i64,
-    /// It is being deleted.
-    pub(super) leaving: bool,
+    /// If it is being deleted: when it has to be gone, in seconds since 1970.
+    pub(super) ends: Option<i64>,
 }
 
 impl Stoppable {
@@ -84,7 +84,7 @@ impl Stoppable {
                 name: Arc::clone(&pod.name),
                 priority: pod.priority,
                 created: pod.created,
-                leaving: pod.leaving,
+                ends: pod.ends,
             })
         })
     }
@@ -160,7 +160,7 @@ impl Rooms {
         self.remove(&uid);
         self.moves += u64::from(there.watched);
         if let Some(what) = &there.stoppable {
-            *self.loose.entry(what.priority).or_default() += 1;
+            *self.by_priority.entry(what.priority).or_default() += 1;
         }
         if let Some(node) = there.node {
             self.room(node).left.sub(there.load.resources());
@@ -181,11 +181,11 @@ impl Rooms {
         };
         self.moves += u64::from(there.watched);
         if let Some(what) = &there.stoppable
-            && let Some(count) = self.loose.get_mut(&what.priority)
+            && let Some(count) = self.by_priority.get_mut(&what.priority)
         {
             *count -= 1;
             if *count == 0 {
-                self.loose.remove(&what.priority);
+                self.by_priority.remove(&what.priority);
             }
         }
         let Some(node) = there.node else {
@@ -267,20 +267,25 @@ impl Rooms {
 
     /// Whether any pod without devices is of lower priority, and may be stopped.
     pub(super) fn has_below(&self, priority: i32) -> bool {
-        self.loose.keys().next().is_some_and(|lowest| *lowest < priority)
+        self.by_priority.keys().next().is_some_and(|lowest| *lowest < priority)
     }
 
     /// The pods without devices that are of lower priority, and may be stopped.
     pub(super) fn below(&self, priority: i32) -> impl Iterator<Item = Loose<'_>> {
-        let all = self.pods.iter().filter(move |_| self.has_below(priority));
-        all.filter_map(move |(uid, there)| {
-            let what = there.stoppable.as_deref()?;
-            (what.priority < priority).then_some(Loose {
+        let any = self.has_below(priority);
+        let lower = move |pod: &Loose<'_>| pod.what.priority < priority && pod.what.ends.is_none();
+        self.loose().filter(move |pod| any && lower(pod))
+    }
+
+    /// The pods without devices that might be stopped, or are being stopped.
+    pub(super) fn loose(&self) -> impl Iterator<Item = Loose<'_>> {
+        self.pods.iter().filter_map(|(uid, there)| {
+            Some(Loose {
                 uid,
                 node: there.node?,
                 load: there.load.resources(),
                 kin: &there.kin,
-                what,
+                what: there.stoppable.as_deref()?,
             })
         })
     }

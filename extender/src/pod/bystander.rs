@@ -33,6 +33,8 @@ pub struct Bystander {
     pub created: i64,
     /// It is being deleted.
     pub leaving: bool,
+    /// While it is: when it has to be gone, its grace period being over, in seconds since 1970.
+    pub ends: Option<i64>,
     /// What it says of its gang.
     pub claim: Option<Arc<Claim>>,
     /// It is part of its node: a static pod, or one of a DaemonSet. Stopped, it would be there again.
@@ -72,6 +74,7 @@ impl Reader {
             priority: pod.spec.priority,
             created: super::seconds(&pod.metadata),
             leaving: pod.metadata.deletion_timestamp.is_some(),
+            ends: pod.metadata.deletion_timestamp.map(|time| time.0.as_second()),
             uid: pod.metadata.uid?.into(),
             name: pod.metadata.name.unwrap_or_default().into(),
         })

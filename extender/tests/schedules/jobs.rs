@@ -7,6 +7,9 @@ use crate::api::{Claim, Gate, Phase, Pod, Read};
 use crate::coverage::Played;
 use crate::world::{Event, World};
 
+/// Milliseconds that a pod which is deleted has to be gone in. Some take longer.
+const GRACE: u64 = 15_000;
+
 /// A job: pods that are a gang, or one that is none.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
@@ -273,6 +276,7 @@ impl World {
             pokes: 0,
             allocated: Vec::new(),
             leaving: false,
+            ends: 0,
             preempted: false,
             nominated: None,
             was_gated: !gates.is_empty(),
@@ -324,7 +328,11 @@ impl World {
         if force || pod.node.is_none() || !pod.is_live() {
             self.api.remove_pod(name, uid);
         } else if !pod.leaving {
-            self.api.change_pod(name, uid, |pod| pod.leaving = true);
+            let ends = self.now + GRACE;
+            self.api.change_pod(name, uid, |pod| {
+                pod.leaving = true;
+                pod.ends = ends;
+            });
         }
     }
 }

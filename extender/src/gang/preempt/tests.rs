@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::GPU;
-use crate::gang::plan::fits;
 use crate::gang::plan::tests::world::{World, gang, level, line};
 
 /// Who is on some GPUs of some nodes.

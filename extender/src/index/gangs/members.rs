@@ -240,7 +240,8 @@ impl Index {
         if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {
             self.gangs.core.synced(self.now);
         }
-        if self.room_gained() || self.waiting.take_denominated(self.now.at) {
+        let overdue = self.gangs.take_overdue(self.now.unix);
+        if self.room_gained() || self.waiting.take_denominated(self.now.at) || overdue {
             self.gangs.gained();
         }
         self.collect_gangs();

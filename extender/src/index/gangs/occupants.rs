@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gantry_api::PodUid;
-use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, Stage, Wanted};
+use gantry_gang::{GangKey, Resources};
 
 use crate::gang::preempt::{Occupant, OccupantPod};
 use crate::gang::terrain::Shape;
@@ -13,6 +13,9 @@ use crate::index::Index;
 use crate::index::room::{self, Loose};
 use crate::pod::{Kin, PodFacts};
 use crate::snapshot::NodeIx;
+
+/// A pod that is still there so many seconds after its grace period may stay for ever; so may the processes of one that is gone.
+const OVERDUE: i64 = 60;
 
 /// Which pods without devices are looked at, on nodes that have some. Most often none of them is in anybody's way, and they are many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +123,7 @@ impl Index {
             let entry = self.entries.get(node.0 as usize);
             entry.is_some_and(|entry| entry.inventory.is_some())
         };
-        let lower = self.rooms.below(wanted.priority).filter(|pod| !pod.what.leaving);
+        let lower = self.rooms.below(wanted.priority);
         lower
             .filter(|pod| has_devices(pod.node) && helps(pod))
             .map(|pod| Occupant {
@@ -195,15 +198,91 @@ impl Index {
         unit
     }
 
-    /// The devices that a pod has on its node, if the node's are known.
+    /// Who is on the way out and gone before long, and when the first of them is overdue, in seconds since 1970. With devices of pods that are gone,
+    /// which are given back any moment.
+    pub(super) fn ending(&self) -> Option<(Occupant, i64)> {
+        let now = self.now;
+        let mut pods: Vec<OccupantPod> = Vec::new();
+        let mut overdue = i64::MAX;
+        let mut goes = |ends: i64| {
+            let until = ends.saturating_add(OVERDUE);
+            let goes = now.unix < until;
+            if goes {
+                overdue = overdue.min(until);
+            }
+            goes
+        };
+        for pod in self.pods.values().filter(|pod| pod.is_live()) {
+            if let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str()))
+                && pod.ends.is_some_and(&mut goes)
+            {
+                pods.push(OccupantPod {
+                    uid: pod.uid.clone(),
+                    node,
+                    devices: self.devices_of(pod, node).unwrap_or_default(),
+                    resources: pod.needs.resources.clone(),
+                });
+            }
+        }
+        for pod in self.rooms.loose() {
+            if pod.what.ends.is_some_and(&mut goes) {
+                pods.push(OccupantPod {
+                    uid: pod.uid.clone(),
+                    node: pod.node,
+                    devices: Devices::new(),
+                    resources: pod.load.clone(),
+                });
+            }
+        }
+        for (node, entry) in (0..).map(NodeIx).zip(&self.entries) {
+            let Some((inventory, since)) = entry.inventory.as_ref().zip(entry.lingers) else {
+                continue;
+            };
+            let pools = inventory.pools.iter().zip(&entry.account.pools);
+            let devices = pools.map(|(pool, balance)| {
+                let leaving = &(&balance.leaving - &balance.held) - &balance.reserved;
+                (pool.resource.clone(), pool.ids_of(&(&leaving & &pool.healthy)))
+            });
+            let devices: Devices = devices.filter(|(_, ids)| !ids.is_empty()).collect();
+            let passed = now.at.saturating_duration_since(since).as_secs();
+            if !devices.is_empty() && goes(now.unix.saturating_sub_unsigned(passed)) {
+                pods.push(OccupantPod {
+                    // Whose they were does not matter any more.
+                    uid: "".into(),
+                    node,
+                    devices,
+                    resources: Resources::default(),
+                });
+            }
+        }
+        let ending = Occupant {
+            pods,
+            priority: i32::MIN,
+            since: 0,
+            checkpointed: false,
+            budgets: Vec::new(),
+        };
+        (!ending.pods.is_empty()).then_some((ending, overdue))
+    }
+
+    /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they are for that one
+    /// when it is gone.
     fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
         let entry = self.entries.get(node.0 as usize)?;
         let inventory = entry.inventory.as_ref()?;
         let (_, held) = entry.account.pods.iter().find(|(uid, _)| *uid == pod.uid)?;
-        let devices = inventory.pools.iter().zip(held);
+        let own = self.gangs.core.gang_of(&pod.uid);
+        let others = || entry.places.iter().filter(|place| own != Some(&place.gang));
+        let devices = inventory.pools.iter().zip(held).map(|(pool, held)| {
+            let mut devices = held.clone();
+            for (resource, ids) in others().flat_map(|place| &place.devices) {
+                devices.remove(&pool.taken(resource, ids));
+            }
+            (pool, devices)
+        });
         let devices = devices
-            .filter(|(_, held)| !held.is_empty())
-            .map(|(pool, held)| (pool.resource.clone(), pool.ids_of(held)));
+            .filter(|(_, devices)| !devices.is_empty())
+            .map(|(pool, devices)| (pool.resource.clone(), pool.ids_of(&devices)));
         Some(devices.collect())
     }
 }

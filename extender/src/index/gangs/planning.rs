@@ -40,6 +40,15 @@ fn asked_for(wanted: &Wanted) -> Asked {
     (Arc::clone(&wanted.terms), wanted.members.len(), wanted.must)
 }
 
+/// What a gang is told that will fit once pods are gone that are being deleted.
+fn until_gone(refused: &Refused) -> Refused {
+    Refused {
+        reason: format!("{} until pods that are being deleted are gone", refused.reason).into(),
+        message: format!("fits once pods are gone that are being deleted; now: {}", refused.message).into(),
+        hopeless: false,
+    }
+}
+
 impl Index {
     /// Plans the gang that is next; false if none is to be planned now.
     pub fn plan_next(&mut self) -> bool {
@@ -57,9 +66,15 @@ impl Index {
             Some(refused) => Err(refused),
             None => self.plan_beside_kept(&wanted),
         };
-        if let Err(refused) = &result {
+        let mut awaits = false;
+        if let Err(refused) = &mut result {
             let hopeless = refused.hopeless;
-            match self.preempt(&wanted, hopeless) {
+            let searched = self.may_search(&wanted, hopeless);
+            awaits = searched && self.awaits_ending(&wanted);
+            if awaits {
+                *refused = until_gone(refused);
+            }
+            match (searched && !awaits).then(|| self.preempt(&wanted)).flatten() {
                 Some(placement) => result = Ok(placement),
                 None => {
                     if !hopeless {
@@ -70,6 +85,8 @@ impl Index {
             }
         }
         match &result {
+            // What it is told while it awaits somebody's end is not true for long.
+            Err(_) if awaits => self.gangs.asked.remove(&wanted.gang),
             Ok(_) => self.gangs.asked.remove(&wanted.gang),
             Err(_) => self
                 .gangs
@@ -134,15 +151,32 @@ impl Index {
         })
     }
 
-    /// Where a gang goes once others were stopped for it. Not while nodes are kept for one before it.
-    fn preempt(&mut self, wanted: &Wanted, hopeless: bool) -> Option<Placement> {
+    /// Whether victims are looked for. Not while nodes are kept for a gang before it.
+    fn may_search(&mut self, wanted: &Wanted, hopeless: bool) -> bool {
         // For a gang that is decided nobody is stopped.
         let may =
             !hopeless && wanted.must > 0 && self.kept_from(wanted).is_none() && self.may_preempt(wanted);
         // Who would have nobody stopped in any case leaves the tries to others.
-        if !may || !self.may_come_free(wanted) || !self.gangs.tries.another(self.gangs.room) {
-            return None;
+        may && self.may_come_free(wanted) && self.gangs.tries.another(self.gangs.room)
+    }
+
+    /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue.
+    fn awaits_ending(&mut self, wanted: &Wanted) -> bool {
+        let Some((ending, overdue)) = self.ending() else {
+            return false;
+        };
+        let fits = self.on_terrain(Some(wanted), |terrain| {
+            preempt::fits_without(terrain, wanted, &ending)
+        });
+        if fits {
+            let known = self.gangs.overdue.unwrap_or(overdue);
+            self.gangs.overdue = Some(known.min(overdue));
         }
+        fits
+    }
+
+    /// Where a gang goes once others were stopped for it.
+    fn preempt(&self, wanted: &Wanted) -> Option<Placement> {
         self.among_occupants(wanted, |occupants| {
             self.on_terrain(Some(wanted), |terrain| {
                 preempt::preempt(terrain, wanted, &occupants)

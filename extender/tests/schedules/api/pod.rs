@@ -44,6 +44,8 @@ pub(crate) struct Pod {
     /// `allocatedResourcesStatus`.
     pub(crate) allocated: Vec<String>,
     pub(crate) leaving: bool,
+    /// While it is: when it has to be gone.
+    pub(crate) ends: u64,
     /// kube-scheduler has stopped it for another.
     pub(crate) preempted: bool,
     /// `nominatedNodeName`: where kube-scheduler is making room for it.
@@ -148,7 +150,8 @@ impl Pod {
             r#"{{"metadata":{{"name":"{name}","namespace":"default","uid":"{uid}","creationTimestamp":"{created}""#
         )?;
         if self.leaving {
-            write!(out, r#","deletionTimestamp":"{created}""#)?;
+            let ends = time(self.ends);
+            write!(out, r#","deletionTimestamp":"{ends}""#)?;
         }
         self.write_annotations(out)?;
         let Self { gpus, priority, .. } = self;

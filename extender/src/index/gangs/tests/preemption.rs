@@ -240,3 +240,56 @@ fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
         assert_eq!(evicted(&cluster), ["of-a-job-too".into()], "{name}");
     }
 }
+
+/// A pod being deleted, that has to be gone by this second.
+fn leaving(mut pod: Value, second: u32) -> Value {
+    pod["metadata"]["deletionTimestamp"] = format!("2026-01-01T00:00:{second:02}Z").into();
+    pod
+}
+
+#[test]
+fn a_gang_waits_for_pods_that_are_ending_rather_than_have_others_stopped() {
+    let cluster = Cluster::new(Options::default());
+    full(&cluster, "n2", 0);
+    cluster.add("n1", &bridged());
+    // Whoever it is: it goes anyway.
+    let ending = leaving(low(&cluster, "n1", 50), 32);
+    cluster.pod(&ending);
+    gang(&cluster, "g", 1, 10);
+    assert_eq!(evicted(&cluster), []);
+    let told = reason(&cluster, "g");
+    assert!(told.contains("until pods that are being deleted are gone"), "{told}");
+    // It is gone, its processes perhaps are not.
+    cluster.wait(30).gone(&ending);
+    assert_eq!(evicted(&cluster), []);
+    assert_eq!(phase(&cluster, "g"), GangPhase::Queued);
+    cluster.wait(6);
+    assert_eq!(node(&cluster, "g-0"), "n1");
+    assert_eq!(evicted(&cluster), []);
+}
+
+#[test]
+fn a_pod_that_does_not_end_in_its_time_is_not_waited_for() {
+    let cluster = Cluster::new(Options::default());
+    full(&cluster, "n2", 0);
+    cluster.add("n1", &bridged());
+    cluster.pod(&leaving(low(&cluster, "n1", 0), 32));
+    gang(&cluster, "g", 1, 10);
+    cluster.wait(80);
+    assert_eq!(evicted(&cluster), []);
+    cluster.wait(20);
+    assert_eq!(evicted(&cluster), ["n2-0".into()]);
+}
+
+#[test]
+fn what_ending_pods_leave_to_a_gang_before_it_is_not_waited_for() {
+    let cluster = Cluster::new(Options::default());
+    full(&cluster, "n1", 0);
+    let first = low(&cluster, "n1", 0);
+    gang(&cluster, "first", 1, 20);
+    assert_eq!(evicted(&cluster), ["n1-0".into()]);
+    full(&cluster, "n2", 0);
+    cluster.pod(&leaving(first, 40));
+    gang(&cluster, "second", 1, 10);
+    assert_eq!(evicted(&cluster), ["n2-0".into()]);
+}
