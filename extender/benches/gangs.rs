@@ -107,6 +107,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
             wish: Wish::default(),
             also: Vec::new(),
             maker: None,
+            made_by: None,
             faults: Vec::new(),
         }),
         shape: Some(ShapeId(0)),

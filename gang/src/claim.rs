@@ -28,6 +28,9 @@ pub struct Claim {
     pub also: Vec<Dialect>,
     /// The job that made the pod, where its gang goes by a mere name: two jobs may have hit on the same.
     pub maker: Option<Maker>,
+    /// UID of what made the pod; of the whole, where that makes its pods in parts. The next run of a job is told from the one before by it. `None`
+    /// where nobody made it, where the whole is not known, and where the gang is told from others by it anyway ([`GangKey::incarnation`]).
+    pub made_by: Option<Arc<str>>,
     /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
     pub faults: Vec<Fault>,
 }

@@ -9,7 +9,7 @@ use gantry_api::names;
 
 use super::value::{self, fault, number};
 use super::{Found, PodView, grouped};
-use crate::claim::{Claim, Maker, Size, Wish};
+use crate::claim::{Claim, Maker, OwnerKind, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::terms::{Fault, LevelWish, Repair};
 
@@ -187,6 +187,7 @@ impl<'a> Own<'a> {
 
     /// What the first convention found, and what a person says on top of it.
     pub(super) fn over(self, pod: &PodView<'_>, first: Found<'_>, others: &[Found<'_>]) -> Claim {
+        let made_by = made_by(pod, &first, others);
         let mut faults = self.faults;
         faults.extend(first.faults);
         let by_name = first.owner.is_none() && first.incarnation.is_empty();
@@ -245,15 +246,44 @@ impl<'a> Own<'a> {
             wish,
             also: others.iter().map(|other| other.dialect).collect(),
             maker: by_name.then(|| maker(pod, others)).flatten(),
+            made_by,
             faults,
         }
     }
 }
 
+/// The UID of what made a pod: of the whole, where it makes jobs or pods in several parts.
+fn made_by(pod: &PodView<'_>, first: &Found<'_>, others: &[Found<'_>]) -> Option<Arc<str>> {
+    if !first.incarnation.is_empty() {
+        return None;
+    }
+    // The launcher of an MPIJob is the pod of a Job of its own: of the whole its pods know the name alone.
+    let of_mpi = |found: &Found<'_>| {
+        let owner = found.owner.as_ref();
+        owner.is_some_and(|owner| owner.kind == OwnerKind::MpiJob)
+    };
+    if of_mpi(first) || others.iter().any(of_mpi) {
+        return None;
+    }
+    match others.iter().find(|other| !other.incarnation.is_empty()) {
+        // That is the revision of a template.
+        Some(set) if set.dialect == Dialect::LeaderWorkerSet => None,
+        Some(job) => Some(whole(&job.incarnation)),
+        None => {
+            let uid = pod.controller.map(|made| made.uid).filter(|uid| !uid.is_empty());
+            uid.map(|uid| value::cut(uid.into(), MAKER))
+        }
+    }
+}
+
+/// What stands for the whole in a name or UID that has parts.
+fn whole(text: &str) -> Arc<str> {
+    text.split('/').next().unwrap_or_default().into()
+}
+
 /// The job that made a pod: the whole, where it makes jobs or pods in several parts. Of what goes on for ever, like a Deployment, there is nothing to be
 /// told apart: what makes its pods changes with every rollout.
 fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
-    let first = |text: &Arc<str>| Arc::from(text.split('/').next().unwrap_or_default());
     if let Some(job) = others.iter().find(|other| !other.incarnation.is_empty()) {
         return (job.dialect != Dialect::LeaderWorkerSet).then(|| Maker {
             kind: match job.dialect {
@@ -261,8 +291,8 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
                 dialect => dialect.as_str(),
             }
             .into(),
-            name: first(&job.name),
-            uid: first(&job.incarnation),
+            name: whole(&job.name),
+            uid: whole(&job.incarnation),
         });
     }
     let job = pod

@@ -33,6 +33,14 @@ impl Agreed {
     }
 }
 
+/// What a member says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Says {
+    pub(super) claim: Arc<Claim>,
+    /// It has ended well: of two jobs that give their gangs one name it is in nobody's way.
+    pub(super) ended: bool,
+}
+
 /// What members say, and whether that is another thing than was last agreed on.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Words {
@@ -41,14 +49,20 @@ pub(super) struct Words {
 }
 
 impl Words {
-    pub(super) fn add(&mut self, claim: &Claim) {
-        self.changed |= self.said.add(claim);
+    pub(super) fn add(&mut self, says: &Says) {
+        self.changed |= self.said.add(&says.claim);
+        if says.ended {
+            self.changed |= self.said.end(&says.claim);
+        }
         // How many say it counts only where two jobs give their gangs one name.
         self.changed |= self.said.is_mixed();
     }
 
-    pub(super) fn remove(&mut self, claim: &Claim) {
-        self.changed |= self.said.remove(claim);
+    pub(super) fn remove(&mut self, says: &Says) {
+        if says.ended {
+            self.changed |= self.said.unend(&says.claim);
+        }
+        self.changed |= self.said.remove(&says.claim);
         self.changed |= self.said.is_mixed();
     }
 

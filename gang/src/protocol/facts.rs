@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use gantry_api::PodUid;
 
-use super::agreed::Agreed;
+use super::agreed::{Agreed, Says};
 use super::gang::{Gang, State};
 use super::members::{Class, Kept};
 use super::slots::Holder;
@@ -13,8 +13,11 @@ use super::types::{Member, Now, Settings, Stage};
 
 impl Gang {
     /// A member, as it is now.
-    pub(super) fn member_seen(&mut self, now: Now, member: Member, settings: &Settings) {
+    pub(super) fn member_seen(&mut self, now: Now, member: Member, settings: &Settings, synced: bool) {
         let uid = member.uid.clone();
+        if synced && self.members.get(&uid).is_none() && self.begins_next_run(&member) {
+            self.begin_run(&[], now.unix, now.at, settings);
+        }
         let life = self.members.life();
         let waited = |gang: &Self| gang.members.unplaced().contains(&uid);
         let before = waited(self);
@@ -123,8 +126,11 @@ impl Gang {
     /// Only what members say that are there counts, of this life.
     pub(super) fn follow_words(&mut self, uid: &PodUid) {
         let Some(kept) = self.members.get(uid) else { return };
-        let counts = !matches!(kept.class(self.members.life()), Class::Old | Class::Lost);
-        let says = counts.then(|| kept.member.claim.clone());
+        let class = kept.class(self.members.life());
+        let says = (!matches!(class, Class::Old | Class::Lost)).then(|| Says {
+            claim: kept.member.claim.clone(),
+            ended: class == Class::Completed,
+        });
         let said = kept.worded.clone();
         if says == said {
             return;

@@ -142,7 +142,7 @@ impl Gangs {
         self.of_pod.insert(uid.clone(), Belongs::To(key.clone()));
         let was_beyond = self.beyond.remove(&uid);
         if let Some(gang) = self.gangs.get_mut(&key) {
-            gang.member_seen(now, member, &self.settings);
+            gang.member_seen(now, member, &self.settings, self.synced);
             if was_beyond {
                 gang.note_was_beyond(&uid);
             }

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use gantry_api::PodUid;
 
+use super::agreed::Says;
 use super::parked::Kind;
 use super::types::{Member, Stage};
-use crate::claim::Claim;
 
 /// What is kept of a member.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ pub(super) struct Kept {
     /// It has to go for another gang, which has its devices from then on.
     pub(super) evicted: bool,
     /// What it says counts among the gang's words.
-    pub(super) worded: Option<Arc<Claim>>,
+    pub(super) worded: Option<Says>,
 }
 
 /// How far the binding of a member is.
@@ -142,6 +142,11 @@ impl Kept {
         }
     }
 
+    /// It is of this life, has not ended and is not being deleted.
+    pub(super) fn is_alive(&self, life: u32) -> bool {
+        is_alive(self.class(life))
+    }
+
     /// It is a pod that has not ended and is not being deleted.
     pub(super) fn lives(&self) -> bool {
         !self.member.leaving && !self.gone && !matches!(self.member.stage, Stage::Succeeded | Stage::Failed)
@@ -176,6 +181,10 @@ impl Kept {
     fn devices(&self) -> u64 {
         self.member.asks.iter().map(|(_, count)| u64::from(*count)).sum()
     }
+}
+
+fn is_alive(class: Class) -> bool {
+    !matches!(class, Class::Old | Class::Lost | Class::Completed)
 }
 
 /// How many members there are of each class.
@@ -227,6 +236,13 @@ impl Count {
     }
 }
 
+/// What has become of the members that one job or the like has made, of this life.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Made {
+    alive: u32,
+    completed: u32,
+}
+
 /// All members of a gang.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Members {
@@ -237,6 +253,8 @@ pub(super) struct Members {
     goes_on: bool,
     total: Count,
     by_role: BTreeMap<Arc<str>, Count>,
+    /// By the UID of what made them.
+    by_maker: BTreeMap<Option<Arc<str>>, Made>,
     priorities: BTreeMap<i32, u32>,
     /// Members that exist, want devices, and have no slot.
     unplaced: BTreeSet<PodUid>,
@@ -282,6 +300,26 @@ impl Members {
 
     pub(super) fn count_of(&self, role: &str) -> Count {
         self.by_role.get(role).copied().unwrap_or_default()
+    }
+
+    /// What made those that are alive is known, and is other than what made those that have ended well.
+    pub(super) fn are_of_others(&self) -> bool {
+        let mut makers = self.by_maker.iter();
+        makers.all(|(maker, made)| made.alive == 0 || maker.is_some() && made.completed == 0)
+    }
+
+    /// Of those that are alive it is not known what made them.
+    pub(super) fn are_of_nobody(&self) -> bool {
+        let mut makers = self.by_maker.iter();
+        makers.all(|(maker, made)| made.alive == 0 || maker.is_none())
+    }
+
+    /// Those that are alive were made after all that have ended well and are still there.
+    pub(super) fn came_after(&self) -> bool {
+        let of = |kept: &&Kept| kept.class(self.life) == Class::Completed;
+        let last = self.all.values().filter(of).map(|kept| kept.member.created).max();
+        let mut alive = self.all.values().filter(|kept| kept.is_alive(self.life));
+        alive.all(|kept| Some(kept.member.created) >= last)
     }
 
     pub(super) fn priority(&self) -> i32 {
@@ -359,6 +397,7 @@ impl Members {
         let kept = self.take(uid)?;
         if kept.class(self.life) == Class::Completed && !kept.carried {
             self.complete(&kept.member.claim.role);
+            self.made(&kept.member.claim.made_by, Class::Completed, 1);
         }
         Some(kept)
     }
@@ -411,10 +450,30 @@ impl Members {
         }
     }
 
+    /// One more, or one less, that the same job has made.
+    fn made(&mut self, maker: &Option<Arc<str>>, class: Class, change: i32) {
+        if !is_alive(class) && class != Class::Completed {
+            return;
+        }
+        let made = match self.by_maker.get_mut(maker) {
+            Some(made) => made,
+            None => self.by_maker.entry(maker.clone()).or_default(),
+        };
+        let count = match class {
+            Class::Completed => &mut made.completed,
+            _ => &mut made.alive,
+        };
+        *count = count.saturating_add_signed(change);
+        if *made == Made::default() {
+            self.by_maker.remove(maker);
+        }
+    }
+
     fn take(&mut self, uid: &PodUid) -> Option<Kept> {
         let kept = self.all.remove(uid)?;
         let class = kept.class(self.life);
         self.total.remove(class);
+        self.made(&kept.member.claim.made_by, class, -1);
         if let Some(count) = self.by_role.get_mut(&kept.member.claim.role) {
             count.remove(class);
         }
@@ -442,6 +501,7 @@ impl Members {
     fn enter(&mut self, kept: &Kept) {
         let class = kept.class(self.life);
         self.total.add(class);
+        self.made(&kept.member.claim.made_by, class, 1);
         self.by_role
             .entry(kept.member.claim.role.clone())
             .or_default()

@@ -19,7 +19,7 @@
 //! 4. What is decided is never taken back, except by the gang's end or a restart. A write of which nobody knows is made again until somebody
 //!    does.
 //! 5. Members of a life before a restart never count together with those after it, but for those that have ended well and whose pods are still
-//!    there: they have done their part.
+//!    there: they have done their part. Members of a run that is done never count with those of the next.
 //! 6. Equal calls give equal answers, work and statuses. Texts change only when what they say does.
 //! 7. A parked pod's answer is a look into maps; an event costs no walk over other gangs.
 
@@ -38,6 +38,7 @@ mod owners;
 mod parked;
 mod recovery;
 mod repair;
+mod rerun;
 mod slots;
 mod standing;
 mod status;

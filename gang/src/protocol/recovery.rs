@@ -23,9 +23,9 @@ pub(super) struct Known {
     /// The gang that its status speaks of; `None` if it has none yet.
     pub(super) of: Option<GangKey>,
     decision: Option<Arc<Decision>>,
-    phase: GangPhase,
+    pub(super) phase: GangPhase,
     reason: String,
-    completed: u32,
+    pub(super) completed: u32,
     strikes: u32,
     domain: Arc<str>,
     waiting_since: Option<i64>,
@@ -105,7 +105,12 @@ impl Gang {
                 None => self.told.forget(),
             },
             (_, Some(decision)) => self.adopt(env, known, &Arc::clone(decision), free),
-            (State::Open, None) => self.follow_age(known),
+            (State::Open, None) => {
+                if known.is_about(&self.key) {
+                    self.leave_behind(env, known, None);
+                }
+                self.follow_age(known);
+            }
             (_, None) => {}
         }
     }
@@ -129,6 +134,7 @@ impl Gang {
         decision: &Decision,
         free: &dyn Fn(&NodeName, &DeviceId) -> bool,
     ) {
+        self.leave_behind(env, known, Some(decision));
         let named = decision.slots.iter().filter_map(|slot| slot.pod.as_ref());
         let stands = named.clone().any(|uid| {
             self.members
@@ -194,6 +200,7 @@ impl Gang {
         }
         let coming: Vec<PodUid> = self.members.on_the_way().iter().cloned().collect();
         self.wake(env, coming);
+        self.came_after_all(env, known);
     }
 
     /// The minimums of roles by which a gang was decided for so many; `None` while its terms are not known. Those of other terms are others.
@@ -293,13 +300,8 @@ impl Gang {
             })
             .map(|kept| kept.member.uid.clone())
             .collect();
-        self.begin_life(true);
+        self.begin_life_with(&new, true, env.now.at);
         self.bury(decision.id.clone());
-        let life = self.members.life();
-        for uid in new {
-            self.members.change(&uid, |kept| kept.life = life);
-            self.follow(&uid, env.now.at);
-        }
         self.state = State::Restarting {
             again: env.now.at,
             of: Some(Arc::new(decision.clone())),

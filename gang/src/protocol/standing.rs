@@ -53,6 +53,10 @@ impl Gang {
                 self.end_life(env);
                 true
             }
+            State::Open | State::Decided(_) if self.is_next_run() => {
+                self.begin_next_run(env);
+                true
+            }
             State::Open => {
                 self.ungate(env);
                 false

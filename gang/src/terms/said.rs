@@ -121,13 +121,23 @@ impl Said {
             self.object_name = claim.key.object_name();
         }
         self.pods = self.pods.saturating_add(1);
-        self.turn(claim, true)
+        self.turn_made(claim, true) | self.turn(claim, true)
     }
 
     /// A pod no longer says it. Whether nobody else says one of the things it said.
     pub fn remove(&mut self, claim: &Claim) -> bool {
         self.pods = self.pods.saturating_sub(1);
-        self.turn(claim, false)
+        self.turn_made(claim, false) | self.turn(claim, false)
+    }
+
+    /// A pod that said it has ended well: what it said holds on, but it is no longer one that its maker has. Whether that makes a difference.
+    pub fn end(&mut self, claim: &Claim) -> bool {
+        self.turn_made(claim, false)
+    }
+
+    /// It has not ended after all, or is about to be removed like any other.
+    pub fn unend(&mut self, claim: &Claim) -> bool {
+        self.turn_made(claim, true)
     }
 
     fn turn(&mut self, claim: &Claim, more: bool) -> bool {
@@ -158,14 +168,18 @@ impl Said {
         turned |= turn(&mut self.arrivals, wish.arrival.as_ref(), more);
         turned |= turn(&mut self.checkpointed, wish.checkpointed.as_ref(), more);
         turned |= turn(&mut self.faults, &claim.faults, more);
-        turned |= turn(&mut self.also, &claim.also, more);
-        if let Some(maker) = &claim.maker {
-            self.shares.remove(&self.makers.count(maker));
-            turned |= self.makers.turn(maker, more);
-            let share = self.makers.count(maker);
-            if share > 0 {
-                self.shares.add(&share);
-            }
+        turned | turn(&mut self.also, &claim.also, more)
+    }
+
+    fn turn_made(&mut self, claim: &Claim, more: bool) -> bool {
+        let Some(maker) = &claim.maker else {
+            return false;
+        };
+        self.shares.remove(&self.makers.count(maker));
+        let turned = self.makers.turn(maker, more);
+        let share = self.makers.count(maker);
+        if share > 0 {
+            self.shares.add(&share);
         }
         turned
     }
@@ -186,7 +200,7 @@ impl Said {
         self.also.0.keys().copied()
     }
 
-    /// Several jobs made the pods.
+    /// Several jobs made the pods that have not ended.
     pub fn is_mixed(&self) -> bool {
         self.makers.len() > 1
     }

@@ -227,3 +227,44 @@ fn a_gang_by_a_mere_name_remembers_which_job_made_the_pod() {
     }});
     assert_eq!(claimed(&by_object).unwrap().maker, None);
 }
+
+#[test]
+fn what_made_a_pod_is_known_where_nothing_else_tells_its_run_from_the_next() {
+    let made_by = |metadata: Value| {
+        let claim = claimed(&json!({"metadata": metadata})).unwrap();
+        claim.made_by.map(|uid| uid.to_string())
+    };
+    let by = |kind: &str, api: &str| json!([{"apiVersion": api, "kind": kind, "name": "j", "uid": "u1", "controller": true}]);
+    let group = json!({"scheduling.x-k8s.io/pod-group": "train"});
+    let name = json!({"gantry.dev/gang": "train"});
+    assert_eq!(
+        made_by(json!({"labels": group, "ownerReferences": by("Job", "batch/v1")})),
+        Some("u1".to_owned())
+    );
+    assert_eq!(
+        made_by(json!({"annotations": name, "ownerReferences": by("Workflow", "argoproj.io/v1alpha1")})),
+        Some("u1".to_owned())
+    );
+    assert_eq!(made_by(json!({"labels": group})), None);
+    // The Jobs of a JobSet are parts of one whole.
+    let of_set = json!({
+        "scheduling.x-k8s.io/pod-group": "train", "jobset.sigs.k8s.io/jobset-name": "js", "jobset.sigs.k8s.io/jobset-uid": "u9",
+    });
+    assert_eq!(
+        made_by(json!({"labels": of_set, "ownerReferences": by("Job", "batch/v1")})),
+        Some("u9".to_owned())
+    );
+    // A Job that is the gang is told from the next one by that.
+    let asks = json!({"gantry.dev/gang-min": "2"});
+    assert_eq!(
+        made_by(json!({"annotations": asks, "ownerReferences": by("Job", "batch/v1")})),
+        None
+    );
+    // The launcher of an MPIJob does not know the whole.
+    let launcher =
+        json!({"training.kubeflow.org/job-name": "mpi", "training.kubeflow.org/job-role": "launcher"});
+    assert_eq!(
+        made_by(json!({"labels": launcher, "ownerReferences": by("Job", "batch/v1")})),
+        None
+    );
+}

@@ -10,5 +10,6 @@ mod parked;
 mod planning;
 mod random;
 mod recovery;
+mod rerun;
 mod status;
 mod world;

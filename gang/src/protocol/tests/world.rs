@@ -42,6 +42,7 @@ pub(crate) fn claim(gang: &str, min: u32) -> Claim {
         wish: Wish::default(),
         also: Vec::new(),
         maker: None,
+        made_by: None,
         faults: Vec::new(),
     }
 }

@@ -69,6 +69,7 @@ fn claim(size: Size) -> Claim {
         wish: Wish::default(),
         also: Vec::new(),
         maker: None,
+        made_by: None,
         faults: Vec::new(),
     }
 }

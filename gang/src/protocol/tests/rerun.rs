@@ -1,0 +1,265 @@
+//! The next run comes under the name of one that is done and whose pods are still there.
+
+use std::sync::Arc;
+
+use gantry_api::{GangPhase, GangSpec, GangStatus};
+
+use super::world::{World, bound, claim, key, member};
+use crate::claim::{Claim, Maker, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage};
+
+fn pod_group() -> OwnerRef {
+    OwnerRef {
+        kind: OwnerKind::CoschedulingPodGroup,
+        namespace: "default".into(),
+        name: "a".into(),
+        part: "".into(),
+    }
+}
+
+/// What a pod of a Job says that names a PodGroup.
+fn in_group(job: &str) -> Claim {
+    Claim {
+        size: Size::Unsaid,
+        size_said: "",
+        owner: Some(pod_group()),
+        made_by: Some(job.into()),
+        ..claim("a", 1)
+    }
+}
+
+/// What a pod of a Job says whose template names the gang.
+fn named(job: &str, min: u32) -> Claim {
+    Claim {
+        maker: Some(Maker {
+            kind: "Job".into(),
+            name: job.into(),
+            uid: job.into(),
+        }),
+        made_by: Some(job.into()),
+        ..claim("a", min)
+    }
+}
+
+fn with_group(world: &mut World, min: u32) {
+    let facts = OwnerFacts {
+        min: Some(min),
+        said: "minMember".into(),
+        ..OwnerFacts::default()
+    };
+    world
+        .gangs
+        .owner_seen(world.now(), &pod_group(), Some(Arc::new(facts)));
+}
+
+fn succeeded(pod: &str, claim: &Claim) -> Member {
+    let mut done = bound(member(pod, claim.clone()), "n0");
+    done.stage = Stage::Succeeded;
+    done
+}
+
+fn end(world: &mut World, pods: &[&str], claim: &Claim) {
+    for pod in pods {
+        world.see(succeeded(pod, claim));
+    }
+}
+
+/// A run of four is done, and its pods are kept.
+fn done(world: &mut World, claim: &Claim) {
+    world.bound_gang_of("a", 4, claim);
+    end(world, &["a0", "a1", "a2", "a3"], claim);
+    assert_eq!(world.phase("a"), GangPhase::Done);
+}
+
+/// Four more come, and are planned together or not at all.
+fn all_or_none(world: &mut World, claim: &Claim) {
+    for (number, pod) in ["b0", "b1", "b2", "b3"].into_iter().enumerate() {
+        world.see(member(pod, claim.clone()));
+        if number < 3 {
+            assert_eq!(world.next(), None, "{} of 4 are no gang", number + 1);
+            assert_eq!(world.phase("a"), GangPhase::Collecting);
+        }
+    }
+    assert_eq!(world.plan().must, 4);
+    for pod in ["b0", "b1", "b2"] {
+        assert_eq!(world.come(pod), Arrival::Wait, "the last is not there yet");
+    }
+    world.come("b3");
+    world.write();
+    for pod in ["b0", "b1", "b2", "b3"] {
+        world.bind(pod);
+    }
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn the_next_job_of_a_pod_group_is_bound_as_a_whole_or_not_at_all() {
+    let mut world = World::new();
+    with_group(&mut world, 4);
+    done(&mut world, &in_group("first"));
+    all_or_none(&mut world, &in_group("second"));
+    let status = world.status("a");
+    assert_eq!((status.members, status.completed), (4, 0));
+}
+
+#[test]
+fn the_next_pods_that_nobody_made_are_bound_as_a_whole_or_not_at_all() {
+    let mut world = World::new();
+    done(&mut world, &claim("a", 4));
+    all_or_none(&mut world, &claim("a", 4));
+}
+
+#[test]
+fn the_next_job_whose_template_names_the_gang_is_not_taken_for_another_gang_of_that_name() {
+    let mut world = World::new();
+    done(&mut world, &named("first", 4));
+    all_or_none(&mut world, &named("second", 4));
+}
+
+#[test]
+fn the_next_job_may_want_another_number() {
+    let mut world = World::new();
+    done(&mut world, &named("first", 4));
+    for pod in ["b0", "b1"] {
+        world.see(member(pod, named("second", 2)));
+    }
+    assert_eq!(world.plan().must, 2);
+}
+
+#[test]
+fn the_next_job_is_another_run_too_where_the_object_says_how_many_are_needed() {
+    let mut world = World::new();
+    let spec = GangSpec {
+        min_member: Some(4),
+        ..GangSpec::default()
+    };
+    let object = Object {
+        ours: false,
+        spec: Ok(spec),
+        ..world.object(GangStatus::default())
+    };
+    world.gangs.object_seen(world.now(), "default", "a", object);
+    done(&mut world, &named("first", 1));
+    all_or_none(&mut world, &named("second", 1));
+}
+
+#[test]
+fn what_the_same_job_makes_next_is_no_other_run() {
+    let mut world = World::new();
+    with_group(&mut world, 4);
+    let claim = in_group("first");
+    done(&mut world, &claim);
+    world.see(member("b0", claim));
+    assert_eq!(
+        world.plan().must,
+        0,
+        "the job has more to do than it does at a time"
+    );
+    world.bind("b0");
+    let status = world.status("a");
+    assert_eq!((status.bound, status.completed), (1, 4));
+}
+
+#[test]
+fn a_job_that_comes_while_the_one_before_still_runs_is_another_run_once_that_is_done() {
+    let mut world = World::new();
+    with_group(&mut world, 4);
+    let first = in_group("first");
+    world.bound_gang_of("a", 4, &first);
+    end(&mut world, &["a0", "a1", "a2"], &first);
+    for pod in ["b0", "b1"] {
+        world.see(member(pod, in_group("second")));
+    }
+    world.refuse("no room");
+    end(&mut world, &["a3"], &first);
+    assert_eq!(world.text("a"), "gang default/a: 2 of 4 members exist");
+}
+
+#[test]
+fn a_run_that_is_not_done_goes_on_with_whoever_takes_its_place() {
+    let mut world = World::new();
+    with_group(&mut world, 4);
+    let first = in_group("first");
+    world.bound_gang_of("a", 4, &first);
+    end(&mut world, &["a0", "a1", "a2"], &first);
+    world.gone("a3");
+    world.see(member("b0", in_group("second")));
+    assert_eq!(world.node("b0"), "n3", "three are done, and the fourth was lost");
+}
+
+/// What another process finds.
+fn after(world: &World, status: GangStatus, pods: &[Member]) -> World {
+    let mut next = World::with(Settings {
+        identity: "second".into(),
+        ..Settings::default()
+    });
+    next.passed = world.passed;
+    with_group(&mut next, 4);
+    next.show("a", status);
+    for pod in pods {
+        next.see(pod.clone());
+    }
+    next.gangs.synced(next.now());
+    next
+}
+
+/// The pods of a run that is done, and of the next of which so many are bound.
+fn both(first: &Claim, second: &Claim, bound_to: usize) -> Vec<Member> {
+    let old = ["a0", "a1", "a2", "a3"].map(|pod| succeeded(pod, first));
+    let new = ["b0", "b1", "b2", "b3"].iter().enumerate().map(|(number, pod)| {
+        let mut seen = member(pod, second.clone());
+        seen.created = 2_000;
+        if number < bound_to {
+            seen = bound(seen, &format!("n{number}"));
+            seen.holds = super::world::place(&format!("n{number}"), &format!("a-g{number}")).devices;
+        }
+        seen
+    });
+    old.into_iter().chain(new).collect()
+}
+
+#[test]
+fn whoever_takes_over_tells_the_next_run_from_the_one_that_is_done() {
+    let claims = [
+        (in_group("first"), in_group("second")),
+        (named("first", 4), named("second", 4)),
+        (claim("a", 4), claim("a", 4)),
+    ];
+    for (first, second) in claims {
+        // The process before saw the first run done, and no more.
+        let mut world = World::new();
+        with_group(&mut world, 4);
+        done(&mut world, &first);
+        let status = world.status("a");
+        assert_eq!(status.phase, GangPhase::Done);
+        let mut next = after(&world, status, &both(&first, &second, 0));
+        assert_eq!(next.plan().must, 4, "{first:?}");
+
+        // It waited for room for the second.
+        for pod in ["b0", "b1", "b2", "b3"] {
+            world.see(member(pod, second.clone()));
+        }
+        world.refuse("no room");
+        let status = world.status("a");
+        let mut next = after(&world, status, &both(&first, &second, 0));
+        assert_eq!(next.plan().must, 4, "{first:?}");
+
+        // It had bound two of the second.
+        world.room += 1;
+        world.plan();
+        for pod in ["b0", "b1", "b2", "b3"] {
+            world.come(pod);
+        }
+        world.write();
+        world.bind("b0");
+        world.bind("b1");
+        let status = world.status("a");
+        let mut next = after(&world, status, &both(&first, &second, 2));
+        assert_eq!(next.phase("a"), GangPhase::Binding);
+        assert_eq!(next.reserved(), ["a-g2", "a-g3"]);
+        assert_eq!(next.gangs.view(&key("a")).unwrap().completed(), 0);
+        next.gone("b2");
+        assert_eq!(next.reserved(), ["a-g2", "a-g3"], "nobody else does its part");
+        assert!(matches!(next.answer("b3"), Answer::Node(_)));
+    }
+}
