@@ -186,7 +186,7 @@ impl Gang {
                 last: until,
                 most: u32::MAX,
                 end: until,
-                victims: std::collections::BTreeSet::new(),
+                victims: BTreeMap::new(),
             });
         }
     }

@@ -106,8 +106,16 @@ pub(super) struct Planned {
     pub(super) most: u32,
     /// Beyond this it is not put off for anything.
     pub(super) end: Instant,
-    /// Pods that must go first.
-    pub(super) victims: BTreeSet<PodUid>,
+    /// Pods that must go first; of those that are on their way out, by when they are to be gone, in seconds since 1970.
+    pub(super) victims: BTreeMap<PodUid, Option<i64>>,
+}
+
+impl Planned {
+    /// By when the last of those that must go is to be gone, in seconds since 1970, if all of them are on their way out.
+    pub(super) fn all_gone_by(&self) -> Option<i64> {
+        let by: Option<Vec<i64>> = self.victims.values().copied().collect();
+        by?.into_iter().max()
+    }
 }
 
 #[derive(Debug, Clone)]

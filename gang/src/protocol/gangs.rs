@@ -206,6 +206,22 @@ impl Gangs {
         }
     }
 
+    /// A pod is on its way out, and is to be gone by `by`, in seconds since 1970. To be said of any pod; it means something where it has to go for
+    /// a gang: that waits for it then.
+    pub fn victim_ends(&mut self, now: Now, uid: &PodUid, by: i64) {
+        self.clock = Some(now);
+        let waiting = self
+            .preempting
+            .iter()
+            .filter(|(_, victims)| victims.contains(uid));
+        for key in waiting.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            let gang = self.gangs.get_mut(&key);
+            if gang.is_some_and(|gang| gang.victim_ends(uid, by)) {
+                self.finish(now, &key);
+            }
+        }
+    }
+
     /// How the planning of a gang that [`Gangs::next`] named has ended. A plan for a gang that has changed since is dropped.
     pub fn placed(&mut self, now: Now, gang: &GangKey, result: Result<Placement, Refused>) {
         self.clock = Some(now);

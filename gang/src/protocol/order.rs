@@ -214,17 +214,21 @@ impl Gang {
         }
         self.domain = placement.domain.clone();
         let arrival = self.arrival(env.settings);
-        let limit = if placement.victims.is_empty() {
-            arrival
+        let (limit, end) = if placement.victims.is_empty() {
+            (arrival, end(env.now.at, arrival, env.settings))
         } else {
-            env.settings.evict
+            let evict = env.settings.evict;
+            (
+                evict,
+                after(env.now.at, evict.saturating_add(env.settings.ending)),
+            )
         };
         self.state = State::Planned(Planned {
             until: after(env.now.at, limit),
             last: after(env.now.at, limit.saturating_add(env.settings.grace)),
             most: self.members.count().ready(),
-            end: end(env.now.at, limit, env.settings),
-            victims: placement.victims.iter().cloned().collect(),
+            end,
+            victims: placement.victims.iter().map(|uid| (uid.clone(), None)).collect(),
         });
         if placement.victims.is_empty() {
             self.wake(env, woken);
@@ -296,13 +300,24 @@ impl Gang {
         self.tries.refused = Some(refused);
     }
 
+    /// A pod that has to go for it is on its way out, and is to be gone by then. Whether that is news.
+    pub(super) fn victim_ends(&mut self, pod: &PodUid, by: i64) -> bool {
+        let State::Planned(planned) = &mut self.state else {
+            return false;
+        };
+        let Some(known) = planned.victims.get_mut(pod) else {
+            return false;
+        };
+        known.replace(by) != Some(by)
+    }
+
     /// A pod that had to go for it is gone, and what it held is free.
     pub(super) fn victim_gone(&mut self, env: &mut Env<'_>, pod: &PodUid) {
         let arrival = self.arrival(env.settings);
         let State::Planned(planned) = &mut self.state else {
             return;
         };
-        if !planned.victims.remove(pod) || !planned.victims.is_empty() {
+        if planned.victims.remove(pod).is_none() || !planned.victims.is_empty() {
             return;
         }
         planned.until = after(env.now.at, arrival);

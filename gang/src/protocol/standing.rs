@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gantry_api::{GangPhase, PodUid};
 
 use super::agreed::{Agreed, Words};
-use super::gang::{Decided, Env, Gang, State, Tries};
+use super::gang::{Decided, Env, Gang, Planned, State, Tries};
 use super::members::{Class, Count, Kept};
 use super::types::{Settings, Work};
 use crate::terms::Repair;
@@ -152,6 +152,9 @@ impl Gang {
             planned.most = ready;
             planned.until = planned.until.max(after(env.now.at, arrival).min(planned.end));
             planned.last = after(planned.until, env.settings.grace).min(planned.end);
+        }
+        if env.now.at >= planned.until && !planned.victims.is_empty() {
+            planned.until = planned.until.max(ending(planned, env));
         }
         if env.now.at >= planned.until {
             let why = if planned.victims.is_empty() {
@@ -440,6 +443,21 @@ impl Gang {
     pub(super) fn is_invalid(&self) -> bool {
         self.object_fault.is_some() || matches!(self.agreed, Agreed::Invalid(_))
     }
+}
+
+/// Until when those that have to go for a gang are waited for, if all of them are on their way out: no others need go before they are late themselves.
+fn ending(planned: &Planned, env: &Env<'_>) -> Instant {
+    let Some(by) = planned.all_gone_by() else {
+        return env.now.at;
+    };
+    let left = by.saturating_sub(env.now.unix);
+    // Those whose time is over, or cannot be read, are late by as much.
+    let late = Duration::from_secs(left.unsigned_abs());
+    let left = match left {
+        ..=0 => env.settings.evict.saturating_sub(late),
+        _ => env.settings.evict.saturating_add(late),
+    };
+    after(env.now.at, left).min(planned.end)
 }
 
 /// How long a gang waits after so many failed tries.

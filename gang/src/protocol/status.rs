@@ -99,6 +99,10 @@ impl Gang {
                     "the wait doubles with every try that fails",
                 )
             }
+            GangPhase::Preempting if self.waits_for_the_ending() => Words::new(
+                "waits for pods that are ending",
+                "all that have to go for it are on their way out, as slowly as their grace periods allow; their devices are kept for it",
+            ),
             GangPhase::Preempting => Words::new(
                 "waits for pods that have to go for it",
                 "their devices are kept for it",
@@ -133,6 +137,11 @@ impl Gang {
                 Words::new("has ended", message)
             }
         }
+    }
+
+    /// All that have to go for it are on their way out.
+    fn waits_for_the_ending(&self) -> bool {
+        matches!(&self.state, State::Planned(planned) if planned.all_gone_by().is_some())
     }
 
     fn words_collecting(&self, now: Instant) -> Words {

@@ -262,8 +262,10 @@ pub struct Settings {
     pub settle: Duration,
     /// How much longer a place is kept when a member's bind was given up, so that its next try finds it.
     pub grace: Duration,
-    /// How long those that must go for a gang may take.
+    /// How long those that must go for a gang may take until they begin to, and how much longer than by their own word until they are gone.
     pub evict: Duration,
+    /// How long they are waited for at most once all of them are on their way out, whatever they say themselves.
+    pub ending: Duration,
     /// How long a lost member's place is kept for its replacement.
     pub hold: Duration,
     /// After the first failed try; each further one waits twice as long.
@@ -295,6 +297,7 @@ impl Default for Settings {
             settle: Duration::from_secs(1),
             grace: Duration::from_secs(15),
             evict: Duration::from_secs(120),
+            ending: Duration::from_secs(3600),
             hold: Duration::from_secs(600),
             backoff: Duration::from_secs(2),
             backoff_max: Duration::from_secs(120),

@@ -182,7 +182,7 @@ impl<'a> View<'a> {
     /// Pods that have to go for it.
     pub fn victims(&self) -> impl Iterator<Item = &'a PodUid> + use<'a> {
         let victims = match &self.gang.state {
-            State::Planned(planned) => Some(planned.victims.iter()),
+            State::Planned(planned) => Some(planned.victims.keys()),
             _ => None,
         };
         victims.into_iter().flatten()

@@ -122,6 +122,10 @@ impl Index {
     /// A pod as its gang is to know it.
     pub(in crate::index) fn tell_pod(&mut self, pod: &PodFacts) {
         self.gangs.hearsay.remove(&pod.uid);
+        if let Some(ends) = pod.ends.filter(|_| self.gangs.leading) {
+            // Said of any pod: a gang may be waiting for it to go.
+            self.gangs.core.victim_ends(self.now, &pod.uid, ends);
+        }
         let Some(claim) = &pod.claim else {
             self.tell_single(&pod.uid, pod.terminal);
             return;

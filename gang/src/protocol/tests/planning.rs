@@ -569,6 +569,85 @@ fn pods_that_do_not_go_in_time_are_let_be() {
     );
 }
 
+/// Gang `a` waits for two pods to go.
+fn preempting() -> World {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        victims: vec![uid("slow"), uid("quick")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.take_work();
+    world
+}
+
+/// A pod is on its way out, with so many seconds left.
+fn ends(world: &mut World, pod: &str, left: i64) {
+    let by = world.now().unix + left;
+    world.gangs.victim_ends(world.now(), &uid(pod), by);
+}
+
+#[test]
+fn pods_that_take_their_time_to_end_are_waited_for_and_no_others_have_to_go() {
+    let mut world = preempting();
+    ends(&mut world, "slow", 600);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a waits for pods that have to go for it"
+    );
+    ends(&mut world, "quick", 30);
+    insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
+    world.pass(30);
+    world.gangs.victim_gone(world.now(), &uid("quick"));
+    world.pass(570 + 119);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    assert_eq!(world.reserved(), ["g0"]);
+    assert_eq!(world.take_work(), []);
+    world.gangs.victim_gone(world.now(), &uid("slow"));
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.come("a0"), Arrival::Wait);
+}
+
+#[test]
+fn pods_that_are_late_by_their_own_word_are_let_be() {
+    let mut world = preempting();
+    world.gangs.victim_gone(world.now(), &uid("quick"));
+    ends(&mut world, "slow", 600);
+    world.pass(719);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    world.pass(1);
+    assert_eq!(world.phase("a"), GangPhase::Backoff, "its node may be lost");
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}
+
+#[test]
+fn nobody_is_waited_for_longer_than_an_hour_whatever_he_says() {
+    let mut world = preempting();
+    for pod in ["slow", "quick"] {
+        world.gangs.victim_ends(world.now(), &uid(pod), i64::MAX);
+    }
+    world.pass(3719);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    world.pass(1);
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+}
+
+#[test]
+fn who_has_not_begun_to_go_in_time_is_let_be_though_the_others_have() {
+    for left in [600, -1_000] {
+        let mut world = preempting();
+        ends(&mut world, "slow", left);
+        if left < 0 {
+            ends(&mut world, "quick", left);
+        }
+        world.pass(120);
+        assert_eq!(world.phase("a"), GangPhase::Backoff);
+    }
+}
+
 #[test]
 fn the_namespace_that_holds_least_goes_first() {
     let mut world = World::new();

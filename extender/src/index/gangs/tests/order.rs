@@ -76,6 +76,35 @@ fn who_was_refused_while_a_lower_pod_was_just_being_bound_has_it_stopped_once_it
 }
 
 #[test]
+fn a_pod_that_is_stopped_with_a_long_grace_period_is_waited_for_and_no_other_is_stopped_meanwhile() {
+    let cluster = two_nodes();
+    let single = |name: &str, node: &str| bound(pod(name, 8), node, 1, Some("0-7"));
+    let (left, right) = (single("left", "m"), single("right", "n"));
+    cluster.pod(&left).pod(&right);
+    let mut high = members("high", 1, 8);
+    high[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &high);
+    let stopped = evicted(&cluster).unwrap();
+    assert_eq!(stopped.len(), 1);
+    let mut ending = if stopped[0].as_str() == "left" {
+        left
+    } else {
+        right
+    };
+    let by = cluster.store.read(|index| index.now()).unix + 1800;
+    let by = k8s_openapi::jiff::Timestamp::from_second(by).unwrap();
+    ending["metadata"]["deletionTimestamp"] = by.to_string().into();
+    cluster.pod(&ending);
+    for _ in 0..30 {
+        cluster.wait(60);
+        assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
+        assert_eq!(evicted(&cluster), None);
+    }
+    cluster.gone(&ending).wait(6);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
+}
+
+#[test]
 fn a_member_that_has_not_come_to_its_place_goes_with_its_gang() {
     let cluster = two_nodes();
     let low = members("low", 2, 8);
