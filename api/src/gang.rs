@@ -187,7 +187,7 @@ pub struct GangStatus {
 pub struct Decision {
     /// Tells it from every other.
     pub id: String,
-    /// The minimum it was decided for.
+    /// The minimum it was decided for, or to which an owner or the Gang has lowered it since.
     pub min: u32,
     /// The part of the fabric, as in the status.
     #[serde(default)]

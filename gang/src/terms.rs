@@ -36,8 +36,19 @@ pub struct Terms {
     pub arrival: Duration,
     /// It can be stopped at little loss.
     pub checkpointed: bool,
+    /// Whose word the minimum is.
+    pub authority: Authority,
     /// Who decided, for people: `minMember of PodGroup train (coscheduling)`.
     pub decided_by: Arc<str>,
+}
+
+/// Whose word a minimum is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authority {
+    /// That of pods: whoever may write one of them can say what he likes.
+    Pods,
+    /// That of an object: the owner, or the Gang.
+    Object,
 }
 
 /// A level of the fabric that a gang wants to be within.

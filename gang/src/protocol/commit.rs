@@ -150,6 +150,7 @@ impl Gang {
             by_role: Some(by_role.unwrap_or_default()),
             was_bound: false,
             short: false,
+            lost_since: None,
             written: by_pod(&committing.decision),
         });
         self.tries.pause = None;

@@ -59,6 +59,7 @@ impl Gang {
             self.good = Some(terms.clone());
         }
         self.agreed = agreed;
+        self.lower_minimum();
         if let State::Decided(decided) = &self.state
             && decided.by_role.is_none()
         {

@@ -147,6 +147,8 @@ pub(super) struct Decided {
     pub(super) was_bound: bool,
     /// It was bound, and lacks members now.
     pub(super) short: bool,
+    /// Since when fewer members are left than it needs, where all of it is to be started anew for that.
+    pub(super) lost_since: Option<Instant>,
     /// Who has which place by the object, as far as that is known: nobody is bound to a place that is not written down as his.
     pub(super) written: BTreeMap<PodUid, DecidedSlot>,
 }
@@ -234,7 +236,7 @@ impl Gang {
         self.working_terms().map(|terms| terms.repair).unwrap_or_default()
     }
 
-    /// The minimum that holds: after the decision the one it was decided for. 0 while it is not known.
+    /// The minimum that holds: after the decision the one it was decided for, or to which an object has lowered it since. 0 while it is not known.
     pub(super) fn min(&self) -> u32 {
         match &self.state {
             State::Decided(decided) => decided.min,

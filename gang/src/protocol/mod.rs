@@ -31,6 +31,7 @@ mod commit;
 mod facts;
 mod gang;
 mod gangs;
+mod lower;
 mod members;
 mod objects;
 mod order;

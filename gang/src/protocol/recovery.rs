@@ -173,12 +173,14 @@ impl Gang {
         for _ in 0..self.completed_before {
             self.members.complete(&"".into());
         }
+        let min = self.lowered(decision.min);
         self.state = State::Decided(Decided {
             id: decision.id.clone(),
-            min: decision.min,
-            by_role: self.roles_of(decision.min),
+            min,
+            by_role: self.roles_of(min),
             was_bound: known.bound_at.is_some(),
             short: known.phase == GangPhase::Repairing,
+            lost_since: None,
             written: by_pod(decision),
         });
         self.tries.pause = None;

@@ -212,13 +212,15 @@ impl Gang {
     }
 
     fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
+        // Also for what was lowered while the decision was being written.
+        self.lower_minimum();
         self.bind_those_aside(env);
         self.fill(env);
         if self.evicted_whole && self.evicted_lost {
             self.leave_evicted(env);
             return true;
         }
-        if self.repair() == Repair::Restart && self.lost_too_many() {
+        if self.repair() == Repair::Restart && self.lost_for_certain(env) {
             self.restart(env);
             return true;
         }
@@ -375,7 +377,8 @@ impl Gang {
 
     /// When something has to be looked at again, if nothing happens before.
     pub(super) fn due(&self, settings: &Settings, now: Instant) -> Option<Instant> {
-        let mut due = [self.nudge.map(|(at, _)| at), None, None, None, self.parked.due()];
+        let nudge = self.nudge.map(|(at, _)| at);
+        let mut due = [nudge, None, None, None, None, self.parked.due()];
         match &self.state {
             State::Open => {
                 due[1] = self.tries.pause.as_ref().map(|(until, _)| *until);
@@ -383,7 +386,8 @@ impl Gang {
             }
             State::Planned(planned) => due[1] = Some(planned.until),
             State::Committing(_) => {}
-            State::Decided(_) => {
+            State::Decided(decided) => {
+                due[4] = decided.lost_since.map(|since| after(since, settings.settle));
                 due[1] = self.tries.pause.as_ref().map(|(until, _)| *until);
                 due[2] = self.hold_ends(settings);
                 due[3] = self.extras_end();

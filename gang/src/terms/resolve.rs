@@ -9,7 +9,7 @@ use std::time::Duration;
 use gantry_api::GangSpec;
 
 use super::said::{Said, TOLD, Tally};
-use super::{Fault, LevelWish, Repair, Terms, check};
+use super::{Authority, Fault, LevelWish, Repair, Terms, check};
 use crate::claim::{Hint, OwnerFacts, Wish};
 use crate::dialect::value::fault;
 use crate::fabric::{Levels, NODE};
@@ -82,7 +82,11 @@ pub fn resolve(
             false => Resolved::Invalid(told(faults)),
         };
     };
-    let Minimum { min, decided_by } = minimum;
+    let Minimum {
+        min,
+        authority,
+        decided_by,
+    } = minimum;
     check::sizes(min, total, &wishes, &decided_by, &mut faults);
     if !faults.is_empty() {
         return Resolved::Invalid(told(faults));
@@ -114,12 +118,14 @@ pub fn resolve(
         repair: wishes.repair.unwrap_or(defaults.repair),
         arrival: wishes.arrival.unwrap_or(defaults.arrival),
         checkpointed: wishes.checkpointed.unwrap_or(false),
+        authority,
         decided_by,
     })
 }
 
 struct Minimum {
     min: u32,
+    authority: Authority,
     decided_by: Arc<str>,
 }
 
@@ -130,6 +136,8 @@ struct Share {
     by_role: Vec<(Arc<str>, u32)>,
     /// The pods' own word may be about more than this gang.
     at_most: Option<u32>,
+    /// Whose word it is: which of its roles have begun, the pods alone say.
+    authority: Authority,
 }
 
 impl Share {
@@ -140,6 +148,7 @@ impl Share {
                 total: facts.total,
                 by_role: facts.by_role.clone(),
                 at_most: None,
+                authority: Authority::Object,
             };
         }
         // Before its members are told apart, the gang is as large as the roles that have begun.
@@ -156,6 +165,7 @@ impl Share {
             total: sum,
             by_role: Vec::new(),
             at_most: sum,
+            authority: Authority::Pods,
         }
     }
 }
@@ -182,6 +192,7 @@ impl Said {
         if let Some(min) = object.min_member {
             return Some(Minimum {
                 min,
+                authority: Authority::Object,
                 decided_by: format!("minMember of Gang {}", self.object_name).into(),
             });
         }
@@ -203,12 +214,17 @@ impl Said {
             }
             return Some(Minimum {
                 min: all,
+                authority: match share.total {
+                    Some(_) => share.authority,
+                    None => Authority::Pods,
+                },
                 decided_by: format!("{place} of its pods: all{}", owner_name()).into(),
             });
         }
         if let Some(stated) = self.stated.first() {
             return Some(Minimum {
                 min: share.at_most.map_or(*stated, |most| most.min(*stated)),
+                authority: Authority::Pods,
                 decided_by: format!("{place} of its pods").into(),
             });
         }
@@ -217,6 +233,7 @@ impl Said {
         };
         Some(Minimum {
             min: share.min?,
+            authority: share.authority,
             decided_by: format!("{}{}", facts.said, owner_name()).into(),
         })
     }

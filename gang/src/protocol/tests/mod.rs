@@ -5,6 +5,7 @@ mod beyond;
 mod cluster;
 mod collecting;
 mod decided;
+mod lower;
 mod main_path;
 mod parked;
 mod planning;

@@ -1,0 +1,210 @@
+//! The minimum of a gang that is decided is lowered, or raised.
+
+use std::sync::Arc;
+
+use gantry_api::{GangPhase, GangSpec, GangStatus};
+
+use super::world::{World, bound, claim, key, leaving, member, place, with_repair};
+use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::protocol::{Member, Object, Settings, Work};
+use crate::terms::Repair;
+
+fn cluster() -> OwnerRef {
+    OwnerRef {
+        kind: OwnerKind::RayCluster,
+        namespace: "default".into(),
+        name: "a".into(),
+        part: "".into(),
+    }
+}
+
+fn owned(role: &str, repair: Repair) -> Claim {
+    let claim = Claim {
+        size: Size::Unsaid,
+        size_said: "",
+        owner: Some(cluster()),
+        role: role.into(),
+        ..claim("a", 1)
+    };
+    with_repair(claim, repair)
+}
+
+/// A head, and so many workers.
+fn says(world: &mut World, workers: u32) {
+    let facts = OwnerFacts {
+        min: Some(workers + 1),
+        total: Some(workers + 1),
+        by_role: vec![("head".into(), 1), ("worker".into(), workers)],
+        said: "the sum of all replicas".into(),
+        ..OwnerFacts::default()
+    };
+    world
+        .gangs
+        .owner_seen(world.now(), &cluster(), Some(Arc::new(facts)));
+}
+
+fn role(number: u32) -> &'static str {
+    if number == 0 { "head" } else { "worker" }
+}
+
+/// A head and four workers, all bound.
+fn of_five(repair: Repair) -> World {
+    let mut world = World::new();
+    says(&mut world, 4);
+    for number in 0..5 {
+        world.see(member(&format!("a{number}"), owned(role(number), repair)));
+    }
+    world.plan();
+    world.come_all("a", 5);
+    world.write();
+    for number in 0..5 {
+        world.bind(&format!("a{number}"));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    world.take_work();
+    world
+}
+
+fn go(world: &mut World, numbers: [u32; 2], repair: Repair) {
+    for number in numbers {
+        let pod = member(&format!("a{number}"), owned(role(number), repair));
+        world.see(leaving(bound(pod, &format!("n{number}"))));
+        world.gone(&format!("a{number}"));
+    }
+}
+
+#[test]
+fn a_job_that_is_made_smaller_is_complete_as_it_is() {
+    for repair in [Repair::Hold, Repair::Restart] {
+        let mut world = of_five(repair);
+        says(&mut world, 2);
+        let status = world.status("a");
+        assert_eq!((status.min, status.decision.unwrap().min), (3, 3));
+        assert_eq!(&*status.conditions[0].reason, "Valid");
+        go(&mut world, [3, 4], repair);
+        world.pass(60);
+        assert_eq!(world.phase("a"), GangPhase::Bound);
+        assert_eq!(world.reserved(), Vec::<String>::new());
+        assert_eq!(world.take_work(), []);
+        // Of those that are left none can be spared.
+        world.gone("a0");
+        assert_eq!(world.phase("a"), GangPhase::Repairing, "there is no head");
+    }
+}
+
+#[test]
+fn a_gang_is_not_started_anew_because_its_pods_go_before_its_owner_is_seen_to_be_smaller() {
+    let mut world = of_five(Repair::Restart);
+    go(&mut world, [3, 4], Repair::Restart);
+    assert_eq!(world.take_work(), []);
+    says(&mut world, 2);
+    world.pass(60);
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.take_work(), []);
+
+    let mut world = of_five(Repair::Restart);
+    go(&mut world, [3, 4], Repair::Restart);
+    world.pass(1);
+    assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if pods.len() == 3));
+}
+
+#[test]
+fn a_minimum_that_is_raised_holds_from_the_next_start_on() {
+    let mut world = of_five(Repair::Hold);
+    says(&mut world, 9);
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    let status = world.status("a");
+    assert_eq!(status.min, 5);
+    assert_eq!(&*status.conditions[0].reason, "MinimumChanged");
+    says(&mut world, 1);
+    assert_eq!(world.status("a").min, 2);
+    says(&mut world, 4);
+    assert_eq!(world.status("a").min, 2, "up again at the next start");
+}
+
+#[test]
+fn what_the_object_says_lowers_too_and_what_pods_say_does_not() {
+    let mut world = World::new();
+    world.bound_gang("a", 3, 3);
+    for number in 0..3 {
+        let pod = member(&format!("a{number}"), claim("a", 1));
+        world.see(bound(pod, &format!("n{number}")));
+    }
+    let status = world.status("a");
+    assert_eq!((status.min, &*status.conditions[0].reason), (3, "MinimumChanged"));
+    let spec = GangSpec {
+        min_member: Some(2),
+        ..GangSpec::default()
+    };
+    let object = Object {
+        ours: false,
+        spec: Ok(spec),
+        ..world.object(status)
+    };
+    world.gangs.object_seen(world.now(), "default", "a", object);
+    assert_eq!(world.status("a").min, 2);
+    world.gone("a2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_forged_pod_does_not_lower_what_its_owner_says() {
+    let mut world = of_five(Repair::Hold);
+    let forged = Claim {
+        size: Size::Stated { min: 1, total: None },
+        size_said: "annotation gantry.dev/gang-min",
+        ..owned("worker", Repair::Hold)
+    };
+    world.see(member("forged", forged));
+    assert_eq!(world.status("a").min, 5);
+    go(&mut world, [3, 4], Repair::Hold);
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+}
+
+#[test]
+fn a_minimum_that_is_lowered_while_the_decision_is_written_holds_right_after() {
+    let mut world = World::new();
+    says(&mut world, 4);
+    for number in 0..5 {
+        world.see(member(&format!("a{number}"), owned(role(number), Repair::Hold)));
+    }
+    world.plan();
+    world.come_all("a", 5);
+    says(&mut world, 2);
+    assert_eq!(world.write().min, 5);
+    assert_eq!(world.status("a").decision.unwrap().min, 3);
+}
+
+#[test]
+fn whoever_takes_over_goes_by_the_lowered_minimum() {
+    let pods: Vec<Member> = (0..3)
+        .map(|number| {
+            let node = format!("n{number}");
+            let pod = member(&format!("a{number}"), owned(role(number), Repair::Restart));
+            let mut pod = bound(pod, &node);
+            pod.holds = place(&node, &format!("a-g{number}")).devices;
+            pod
+        })
+        .collect();
+    let after = |status: GangStatus, workers: Option<u32>| {
+        let mut world = World::with(Settings::default());
+        if let Some(workers) = workers {
+            says(&mut world, workers);
+        }
+        for pod in &pods {
+            world.see(pod.clone());
+        }
+        world.show("a", status);
+        world.gangs.synced(world.now());
+        world.pass(60);
+        assert_eq!(world.take_work(), []);
+        world.gangs.view(&key("a")).unwrap().min()
+    };
+    // It was lowered before, and what the owner says is not known yet.
+    let mut world = of_five(Repair::Restart);
+    says(&mut world, 2);
+    assert_eq!(after(world.status("a"), None), 3);
+    // It was lowered while nobody led.
+    let mut world = of_five(Repair::Restart);
+    assert_eq!(after(world.status("a"), Some(2)), 3);
+}
