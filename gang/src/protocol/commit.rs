@@ -73,7 +73,7 @@ impl Gang {
         written.node == slot.node && written.devices == slot.devices
     }
 
-    fn decided_slot(&self, slot: &Slot) -> DecidedSlot {
+    pub(super) fn decided_slot(&self, slot: &Slot) -> DecidedSlot {
         let pod = match &slot.holder {
             Holder::Kept | Holder::Leaving(_) => None,
             Holder::Assigned(uid) | Holder::Bound(uid) => Some(uid.clone()),

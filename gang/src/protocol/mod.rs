@@ -27,6 +27,7 @@ mod agreed;
 mod barrier;
 mod beyond;
 mod books;
+mod bulk;
 mod commit;
 mod facts;
 mod gang;

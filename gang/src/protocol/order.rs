@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use gantry_api::PodUid;
 
 use super::Gangs;
+use super::bulk;
 use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
@@ -189,10 +190,27 @@ impl Gang {
             return;
         }
         let mut woken = Vec::with_capacity(pairs.len());
+        let mut bytes = self.bytes();
+        let mut too_large = None;
         for (uid, place) in pairs {
             let id = self.slots.insert(Slot::new(place, env.now.at));
             self.tie(&uid, id, env.now.at);
+            bytes += self.slots.get(id).map_or(0, |slot| self.bytes_of(slot));
+            if bytes > bulk::MOST {
+                too_large = Some(self.too_large(self.slots.len(), bytes));
+                self.drop_slot(id);
+                break;
+            }
             woken.push(uid);
+        }
+        if let Some(refused) =
+            too_large.filter(|_| woken.is_empty() || !decided && !self.enough(Count::placed))
+        {
+            if !decided {
+                self.drop_all_slots();
+            }
+            self.refuse(refused);
+            return;
         }
         if !decided && !self.enough(Count::placed) {
             // Enough of them, but not of every role.

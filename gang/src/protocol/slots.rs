@@ -165,6 +165,10 @@ impl Slots {
         self.all.keys().copied().collect()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -119,11 +119,25 @@ fn failure(error: &kube::Error) -> Failure {
             404 => Failure::Missing,
             // Too many requests, or too slow a one: before anything was done, but worth another try like what nobody knows.
             408 | 429 => Failure::Unknown(status.message.clone()),
+            code if code == 413 || is_too_large(&status.message) => Failure::Refused(format!(
+                "the object is too large for the API server or its etcd: {}",
+                status.message
+            )),
             400..=499 => Failure::Refused(status.message.clone()),
             _ => Failure::Unknown(status.message.clone()),
         },
         other => Failure::Unknown(chain(other)),
     }
+}
+
+/// Whether etcd refuses an object for its size, or the API server will not even send it there. Of both it speaks as of errors of its own (500), but nothing
+/// was done, and no other try would be.
+fn is_too_large(words: &str) -> bool {
+    let said = [
+        "etcdserver: request is too large",
+        "trying to send message larger than max",
+    ];
+    said.iter().any(|said| words.contains(said))
 }
 
 fn folder(name: &Name) -> String {

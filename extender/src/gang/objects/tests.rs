@@ -37,6 +37,8 @@ enum Odd {
     Pruned,
     /// It is not done: it may not be, or cannot be as it is.
     Refused(u16),
+    /// The same, in these words.
+    TooLarge(u16, &'static str),
 }
 
 impl Api {
@@ -81,6 +83,7 @@ impl Api {
                 match odd {
                     Some(Odd::Broken) => return refused(500),
                     Some(Odd::Refused(code)) => return refused(code),
+                    Some(Odd::TooLarge(code, words)) => return failed(code, words),
                     _ => {}
                 }
                 if odd == Some(Odd::Overtaken) {
@@ -135,7 +138,11 @@ impl Api {
 }
 
 fn refused(code: u16) -> (u16, Value) {
-    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "reason": "X", "code": code});
+    failed(code, "no")
+}
+
+fn failed(code: u16, words: &str) -> (u16, Value) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": words, "reason": "X", "code": code});
     (code, status)
 }
 
@@ -215,6 +222,26 @@ async fn a_decision_counts_as_written_only_if_the_api_server_shows_it() {
     api.ends.lock().unwrap().push(Odd::Pruned);
     let ended = requests::write_status(&client, &name(), &known, &decided("a")).await;
     assert!(matches!(ended, Err(Failure::Refused(_))), "{ended:?}");
+}
+
+#[tokio::test]
+async fn an_object_that_is_too_large_is_refused_for_good_whatever_code_that_has() {
+    let api = Arc::new(Api::default());
+    let client = api.client();
+    for (code, words) in [
+        (500, "etcdserver: request is too large"),
+        (
+            500,
+            "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2804163 vs. 2097152)",
+        ),
+        (413, "Request entity too large: limit is 3145728"),
+    ] {
+        let known = requests::create(&client, &name()).await.unwrap();
+        api.ends.lock().unwrap().push(Odd::TooLarge(code, words));
+        let ended = requests::write_status(&client, &name(), &known, &decided("a")).await;
+        let why = format!("the object is too large for the API server or its etcd: {words}");
+        assert_eq!(ended, Err(Failure::Refused(why)));
+    }
 }
 
 #[test]

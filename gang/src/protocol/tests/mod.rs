@@ -2,6 +2,7 @@
 
 mod aside;
 mod beyond;
+mod bulk;
 mod cluster;
 mod collecting;
 mod decided;
