@@ -255,6 +255,8 @@ pub(super) struct Members {
     by_role: BTreeMap<Arc<str>, Count>,
     /// By the UID of what made them.
     by_maker: BTreeMap<Option<Arc<str>>, Made>,
+    /// So many were alive or had ended well at a time, in this life.
+    most: u32,
     priorities: BTreeMap<i32, u32>,
     /// Members that exist, want devices, and have no slot.
     unplaced: BTreeSet<PodUid>,
@@ -300,6 +302,16 @@ impl Members {
 
     pub(super) fn count_of(&self, role: &str) -> Count {
         self.by_role.get(role).copied().unwrap_or_default()
+    }
+
+    /// The most that were alive or had ended well at a time.
+    pub(super) fn most(&self) -> u32 {
+        self.most
+    }
+
+    /// There were at least so many.
+    pub(super) fn were(&mut self, count: u32) {
+        self.most = self.most.max(count);
     }
 
     /// What made those that are alive is known, and is other than what made those that have ended well.
@@ -501,6 +513,7 @@ impl Members {
     fn enter(&mut self, kept: &Kept) {
         let class = kept.class(self.life);
         self.total.add(class);
+        self.were(self.total.alive() + self.total.of(Class::Completed));
         self.made(&kept.member.claim.made_by, class, 1);
         self.by_role
             .entry(kept.member.claim.role.clone())

@@ -26,6 +26,8 @@ pub(super) struct Known {
     pub(super) phase: GangPhase,
     reason: String,
     pub(super) completed: u32,
+    /// Members that were alive or had ended well.
+    pub(super) members: u32,
     strikes: u32,
     domain: Arc<str>,
     waiting_since: Option<i64>,
@@ -44,6 +46,7 @@ impl Known {
             phase: status.phase,
             reason: status.reason,
             completed: status.completed,
+            members: status.members,
             strikes: status.strikes,
             domain: status.domain.into(),
             waiting_since: status.waiting_since.map(|time| time.0.as_second()),
@@ -174,6 +177,7 @@ impl Gang {
             self.members.complete(&"".into());
         }
         let min = self.lowered(decision.min);
+        self.members.were(known.members.min(most));
         self.state = State::Decided(Decided {
             id: decision.id.clone(),
             min,

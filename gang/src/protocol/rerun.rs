@@ -42,7 +42,14 @@ impl Gang {
     pub(super) fn begins_next_run(&self, member: &Member) -> bool {
         let waits = matches!(member.stage, Stage::Pending | Stage::Gated { .. }) && !member.leaving;
         let alone = self.members.count().alive() == 0 && member.claim.made_by.is_none();
-        waits && alone && self.is_done()
+        waits && alone && self.is_done() && self.lacks_nobody(self.members.most())
+    }
+
+    /// Nobody is missing of as many as may be, where that is said, or else of `most`: who comes is in nobody's place.
+    fn lacks_nobody(&self, most: u32) -> bool {
+        let terms = self.working_terms();
+        let said = terms.and_then(|terms| (terms.max < u32::MAX).then_some(terms.max).or(terms.total));
+        self.members.count().of(Class::Completed) >= said.unwrap_or(most)
     }
 
     /// Begins the next run with those that are alive.
@@ -127,7 +134,7 @@ impl Gang {
     /// The process before saw all of a run done, and those that wait now came after: nothing more need tell them from it.
     pub(super) fn came_after_all(&mut self, env: &Env<'_>, known: &Known) {
         let came = self.is_done() && self.waits_beside_light() && self.members.are_of_nobody();
-        if known.phase == GangPhase::Done && came {
+        if known.phase == GangPhase::Done && came && self.lacks_nobody(known.members) {
             self.begin_next_run(env);
         }
     }

@@ -161,6 +161,31 @@ fn what_the_same_job_makes_next_is_no_other_run() {
 }
 
 #[test]
+fn a_pod_that_nobody_made_takes_the_place_of_one_that_was_lost_though_the_others_are_done() {
+    // One beyond the minimum is lost, and made anew when the others have ended.
+    let mut world = World::new();
+    world.bound_gang("a", 3, 2);
+    world.gone("a2");
+    end(&mut world, &["a0", "a1"], &claim("a", 2));
+    world.see(member("b2", claim("a", 2)));
+    assert_eq!(world.plan().must, 0);
+    assert_eq!(world.bind("b2"), "n0");
+
+    // One beyond the minimum comes late: so many there may be.
+    let mut elastic = claim("a", 2);
+    elastic.wish.max = Some(3);
+    let mut world = World::new();
+    world.bound_gang_of("a", 2, &elastic);
+    end(&mut world, &["a0", "a1"], &elastic);
+    world.see(member("b2", elastic.clone()));
+    world.plan();
+    world.bind("b2");
+    end(&mut world, &["b2"], &elastic);
+    world.see(member("c0", elastic));
+    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+}
+
+#[test]
 fn a_job_that_comes_while_the_one_before_still_runs_is_another_run_once_that_is_done() {
     let mut world = World::new();
     with_group(&mut world, 4);
