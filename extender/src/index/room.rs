@@ -267,7 +267,10 @@ impl Rooms {
 
     /// Whether any pod without devices is of lower priority, and may be stopped.
     pub(super) fn has_below(&self, priority: i32) -> bool {
-        self.by_priority.keys().next().is_some_and(|lowest| *lowest < priority)
+        self.by_priority
+            .keys()
+            .next()
+            .is_some_and(|lowest| *lowest < priority)
     }
 
     /// The pods without devices that are of lower priority, and may be stopped.

@@ -22,7 +22,8 @@ pub(super) struct Sets<'s, 't, 'a> {
 impl Sets<'_, '_, '_> {
     /// Whether the gang fits without some units.
     pub(super) fn room(&self, victims: &[&Occupant]) -> bool {
-        self.cluster.without(victims, |terrain| fits(terrain, self.wanted))
+        self.cluster
+            .without(victims, |terrain| fits(terrain, self.wanted))
     }
 
     /// Those of some units that are on nodes where the gang would go without them.
@@ -152,7 +153,11 @@ fn crowded(units: &[&Occupant]) -> BTreeSet<usize> {
         *there = there.saturating_add(budget.pods);
     }
     each()
-        .filter(|(_, node, budget)| there.get(&(*node, &budget.name)).is_some_and(|there| *there > budget.allowed))
+        .filter(|(_, node, budget)| {
+            there
+                .get(&(*node, &budget.name))
+                .is_some_and(|there| *there > budget.allowed)
+        })
         .map(|(number, ..)| number)
         .collect()
 }

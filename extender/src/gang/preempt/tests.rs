@@ -269,7 +269,10 @@ impl Case {
             .map(|(number, (priority, on))| {
                 let on: Vec<(u32, &str)> = on.iter().map(|(node, gpus)| (*node, gpus.as_str())).collect();
                 let (one, other) = self.covered[*number];
-                let budgets = [(one, "ml/one", self.allowed.0), (other, "ml/other", self.allowed.1)];
+                let budgets = [
+                    (one, "ml/one", self.allowed.0),
+                    (other, "ml/other", self.allowed.1),
+                ];
                 let covering = budgets.into_iter().filter(|(covered, ..)| *covered);
                 Occupant {
                     budgets: covering

@@ -122,10 +122,7 @@ impl Index {
     /// A pod as its gang is to know it.
     pub(in crate::index) fn tell_pod(&mut self, pod: &PodFacts) {
         self.gangs.hearsay.remove(&pod.uid);
-        if let Some(ends) = pod.ends.filter(|_| self.gangs.leading) {
-            // Said of any pod: a gang may be waiting for it to go.
-            self.gangs.core.victim_ends(self.now, &pod.uid, ends);
-        }
+        self.tell_ends(&pod.uid, pod.ends);
         let Some(claim) = &pod.claim else {
             self.tell_single(&pod.uid, pod.terminal);
             return;
@@ -163,6 +160,7 @@ impl Index {
 
     /// A pod that asks for no devices, as its gang is to know it.
     pub(in crate::index) fn tell_bystander(&mut self, pod: &Bystander) {
+        self.tell_ends(&pod.uid, pod.ends);
         let Some(claim) = &pod.claim else {
             let ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
             self.tell_single(&pod.uid, ended);
@@ -182,6 +180,13 @@ impl Index {
             preempted: false,
             refused: false,
         });
+    }
+
+    /// A pod is on its way out. Said of any: a gang may be waiting for it to go.
+    fn tell_ends(&mut self, uid: &PodUid, ends: Option<i64>) {
+        if let Some(ends) = ends.filter(|_| self.gangs.leading) {
+            self.gangs.core.victim_ends(self.now, uid, ends);
+        }
     }
 
     /// A pod is gone.

@@ -44,7 +44,11 @@ fn asked_for(wanted: &Wanted) -> Asked {
 fn until_gone(refused: &Refused) -> Refused {
     Refused {
         reason: format!("{} until pods that are being deleted are gone", refused.reason).into(),
-        message: format!("fits once pods are gone that are being deleted; now: {}", refused.message).into(),
+        message: format!(
+            "fits once pods are gone that are being deleted; now: {}",
+            refused.message
+        )
+        .into(),
         hopeless: false,
     }
 }

@@ -181,7 +181,9 @@ fn pods_without_devices_are_stopped_where_they_have_what_a_gang_lacks() {
         Some(("default".into(), "batch".into()))
     );
     // It has ended by itself before it was evicted.
-    bystander(&cluster, "batch", 20, |pod| pod["status"]["phase"] = "Succeeded".into());
+    bystander(&cluster, "batch", 20, |pod| {
+        pod["status"]["phase"] = "Succeeded".into()
+    });
     assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
 }
 
@@ -190,7 +192,9 @@ fn a_host_port_of_a_pod_without_devices_comes_free_with_it() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n1", &bridged());
     let ports = json!([{"containerPort": 80, "hostPort": 80}]);
-    bystander(&cluster, "web", 1, |pod| pod["spec"]["containers"][0]["ports"] = ports.clone());
+    bystander(&cluster, "web", 1, |pod| {
+        pod["spec"]["containers"][0]["ports"] = ports.clone()
+    });
     bystander(&cluster, "other", 1, nothing);
     let mut pods = members("high", 1, 8);
     pods[0]["spec"]["priority"] = 10.into();
@@ -229,7 +233,9 @@ fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
             "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
         });
         let budget = crate::index::Disruptions::read(&serde_json::from_value(budget).unwrap());
-        cluster.store.update(|index| index.budgets_seen(Some(vec![budget])));
+        cluster
+            .store
+            .update(|index| index.budgets_seen(Some(vec![budget])));
         bystander(&cluster, name, 30, stays);
         bystander(&cluster, "of-a-job", 4, job);
         with_cores(&cluster, "large", 35);
@@ -258,7 +264,10 @@ fn a_gang_waits_for_pods_that_are_ending_rather_than_have_others_stopped() {
     gang(&cluster, "g", 1, 10);
     assert_eq!(evicted(&cluster), []);
     let told = reason(&cluster, "g");
-    assert!(told.contains("until pods that are being deleted are gone"), "{told}");
+    assert!(
+        told.contains("until pods that are being deleted are gone"),
+        "{told}"
+    );
     // It is gone, its processes perhaps are not.
     cluster.wait(30).gone(&ending);
     assert_eq!(evicted(&cluster), []);
