@@ -28,6 +28,11 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
+    /// Address to serve metrics and probes on besides, in plain HTTP and without the verbs: for whoever collects metrics, and cannot or must not
+    /// reach --listen. Nothing: only there.
+    #[arg(long, env = "GANTRY_METRICS_LISTEN", value_name = "ADDRESS:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+
     /// Resources to account and choose devices for, besides every resource of nvidia.com that a node's plugin publishes. All their names must
     /// stand in kube-scheduler's configuration under `managedResources`.
     #[arg(

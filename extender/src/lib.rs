@@ -45,6 +45,7 @@ pub mod wire;
 
 pub use args::Args;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ use crate::gang::objects::Objects;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
-use crate::server::Server;
+use crate::server::{Doors, Server};
 use crate::service::Service;
 use crate::tls::Tls;
 use crate::watch::{Contact, Feed};
@@ -91,10 +92,14 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
     let election = election(&args.lease, &run)?;
     let client = connect(args.kubeconfig.as_deref()).await?;
-    let listener = TcpListener::bind(args.listen)
-        .await
-        .with_context(|| format!("cannot listen on {}", args.listen))?;
-    let address = listener.local_addr()?;
+    let doors = Doors {
+        all: listen(args.listen).await?,
+        metrics: match args.metrics_listen {
+            Some(address) => Some(listen(address).await?),
+            None => None,
+        },
+    };
+    let address = doors.all.local_addr()?;
     let announces = announces(&args.lease, address.port());
     tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
     if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
@@ -185,7 +190,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         shutdown.clone(),
     ));
     tasks.spawn(crew.work(leadership, release.clone()));
-    let serving = together(server.run(listener, shutdown.clone()), watching, &shutdown);
+    let serving = together(server.run(doors, shutdown.clone()), watching, &shutdown);
     beside(serving, tasks, &shutdown, &release).await
 }
 
@@ -317,6 +322,12 @@ impl Crew {
         ));
         crew
     }
+}
+
+async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))
 }
 
 fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {

@@ -1,5 +1,5 @@
 //! HTTP in front of the service: routes, limits, clear refusals, probes, metrics, orderly end. Plain HTTP/1.1, or HTTP/1.1 and HTTP/2 over
-//! TLS. A caller that hangs up ends what was done for it: its future is dropped. No decisions.
+//! TLS; and a second door for metrics alone. A caller that hangs up ends what was done for it: its future is dropped. No decisions.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
@@ -23,8 +24,14 @@ use crate::service::{Refusal, Service};
 use crate::tls::Tls;
 use crate::watch::Contact;
 
+/// kube-scheduler's verbs, each at a path of its name.
+const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "preempt"];
 /// What is served, for those who ask for something else.
 const PATHS: &str = "POST /filter, POST /prioritize, POST /bind, POST /preempt, GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
+/// What is served at the door for metrics.
+const WATCHERS_PATHS: &str = "GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
+/// Connections that the door for metrics holds at once; who comes then waits. It is open to more than kube-scheduler.
+const WATCHERS: usize = 64;
 /// Time a client may take for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time a client may take for a request's body.
@@ -63,6 +70,25 @@ pub struct Server {
 
 type Answer = Response<Full<Bytes>>;
 
+/// What the server listens on.
+pub struct Doors {
+    /// For kube-scheduler: everything.
+    pub all: TcpListener,
+    /// Plain HTTP for metrics and probes, without the verbs.
+    pub metrics: Option<TcpListener>,
+}
+
+/// Who is on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Client {
+    /// May be given decisions.
+    Scheduler,
+    /// Has no certificate.
+    Unknown,
+    /// Came by the door for metrics, which has no verbs.
+    Watcher,
+}
+
 /// Why a connection ended that was not to end.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
@@ -76,10 +102,46 @@ enum Ended {
 
 impl Server {
     /// Serves until `shutdown`, then lets calls in flight end.
-    pub async fn run(self, listener: TcpListener, shutdown: CancellationToken) {
+    pub async fn run(self, doors: Doors, shutdown: CancellationToken) {
         let server = Arc::new(self);
         let graceful = GracefulShutdown::new();
-        while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+        let Doors { all, metrics } = doors;
+        let schedulers = server.admit(all, Semaphore::MAX_PERMITS, &shutdown, |server, stream| {
+            server.connection(stream, graceful.watcher())
+        });
+        let watchers = async {
+            let Some(metrics) = metrics else { return };
+            let serve = |server: Arc<Self>, stream| server.http1(stream, Client::Watcher, graceful.watcher());
+            server.admit(metrics, WATCHERS, &shutdown, serve).await;
+        };
+        tokio::join!(schedulers, watchers);
+        // Whoever waits for others of its gang would wait in vain: it comes again, here or to who leads then.
+        server.service.store.update(crate::index::Index::stand_down);
+        if tokio::time::timeout(server.drain, graceful.shutdown())
+            .await
+            .is_err()
+        {
+            tracing::warn!("calls still in flight at the end of the drain time");
+        }
+    }
+
+    /// Accepts connections until `shutdown`, `limit` of them at once at most, and has each served.
+    async fn admit<S>(
+        self: &Arc<Self>,
+        listener: TcpListener,
+        limit: usize,
+        shutdown: &CancellationToken,
+        serve: impl Fn(Arc<Self>, TcpStream) -> S,
+    ) where
+        S: Future<Output = Result<(), Ended>> + Send + 'static,
+    {
+        let room = Arc::new(Semaphore::new(limit));
+        let next = async || {
+            // Nobody closes it.
+            let place = Arc::clone(&room).acquire_owned().await.ok();
+            (place, listener.accept().await)
+        };
+        while let Some((place, accepted)) = shutdown.run_until_cancelled(next()).await {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -91,39 +153,34 @@ impl Server {
             };
             // Answers are one write; waiting to fill a packet only costs time.
             let _ = stream.set_nodelay(true);
-            let (server, watcher) = (Arc::clone(&server), graceful.watcher());
+            let served = serve(Arc::clone(self), stream);
             tokio::spawn(async move {
-                if let Err(error) = server.connection(stream, watcher).await {
+                if let Err(error) = served.await {
                     tracing::debug!(%error, "connection ended");
                 }
+                drop(place);
             });
-        }
-        // Whoever waits for others of its gang would wait in vain: it comes again, here or to who leads then.
-        server.service.store.update(crate::index::Index::stand_down);
-        drop(listener);
-        if tokio::time::timeout(server.drain, graceful.shutdown())
-            .await
-            .is_err()
-        {
-            tracing::warn!("calls still in flight at the end of the drain time");
         }
     }
 
     async fn connection(self: Arc<Self>, stream: TcpStream, watcher: Watcher) -> Result<(), Ended> {
         let Some(tls) = &self.tls else {
-            return self.http1(stream, true, watcher).await;
+            return self.http1(stream, Client::Scheduler, watcher).await;
         };
         let handshake = TlsAcceptor::from(tls.config()).accept(stream);
         let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
         let (_, session) = stream.get_ref();
-        let known = !tls.wants_clients() || session.peer_certificates().is_some();
+        let client = match !tls.wants_clients() || session.peer_certificates().is_some() {
+            true => Client::Scheduler,
+            false => Client::Unknown,
+        };
         match session.alpn_protocol() {
-            Some(b"h2") => self.http2(stream, known, watcher).await,
-            _ => self.http1(stream, known, watcher).await,
+            Some(b"h2") => self.http2(stream, client, watcher).await,
+            _ => self.http1(stream, client, watcher).await,
         }
     }
 
-    async fn http1<S>(self: Arc<Self>, stream: S, known: bool, watcher: Watcher) -> Result<(), Ended>
+    async fn http1<S>(self: Arc<Self>, stream: S, client: Client, watcher: Watcher) -> Result<(), Ended>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -131,7 +188,7 @@ impl Server {
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
         let serve = service_fn(move |request| {
             let server = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(server.answer(request, known).await) }
+            async move { Ok::<_, Infallible>(server.answer(request, client).await) }
         });
         watcher
             .watch(http.serve_connection(TokioIo::new(stream), serve))
@@ -139,7 +196,7 @@ impl Server {
         Ok(())
     }
 
-    async fn http2<S>(self: Arc<Self>, stream: S, known: bool, watcher: Watcher) -> Result<(), Ended>
+    async fn http2<S>(self: Arc<Self>, stream: S, client: Client, watcher: Watcher) -> Result<(), Ended>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -154,7 +211,7 @@ impl Server {
             .keep_alive_timeout(PING);
         let serve = service_fn(move |request| {
             let server = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(server.answer(request, known).await) }
+            async move { Ok::<_, Infallible>(server.answer(request, client).await) }
         });
         watcher
             .watch(http.serve_connection(TokioIo::new(stream), serve))
@@ -162,26 +219,17 @@ impl Server {
         Ok(())
     }
 
-    /// Answers a request. `known`: the client may be given decisions.
-    async fn answer(&self, request: Request<Incoming>, known: bool) -> Answer {
+    async fn answer(&self, request: Request<Incoming>, client: Client) -> Answer {
         let began = Instant::now();
-        let (verb, answer) = match request.uri().path() {
-            "/filter" => ("filter", self.verb("filter", request, known).await),
-            "/prioritize" => ("prioritize", self.verb("prioritize", request, known).await),
-            "/bind" => ("bind", self.verb("bind", request, known).await),
-            "/preempt" => ("preempt", self.verb("preempt", request, known).await),
-            "/healthz" => ("other", get(&request, || plain(StatusCode::OK, "ok"))),
-            "/readyz" => ("other", get(&request, || self.ready())),
-            "/standbyz" => ("other", get(&request, || self.fresh())),
-            "/metrics" => ("other", get(&request, || self.metrics())),
-            path => (
-                "other",
-                plain(
-                    StatusCode::NOT_FOUND,
-                    &format!("no {path:?} here; there are {PATHS}"),
-                ),
-            ),
+        let path = request.uri().path();
+        let verb = VERBS
+            .into_iter()
+            .find(|verb| client != Client::Watcher && path.strip_prefix('/') == Some(*verb));
+        let answer = match verb {
+            Some(verb) => self.verb(verb, request, client).await,
+            None => self.look(&request, client),
         };
+        let verb = verb.unwrap_or("other");
         let metrics = &self.service.metrics;
         let code = answer.status().as_u16();
         metrics.calls.get_or_create(&Call { verb, code }).inc();
@@ -194,8 +242,26 @@ impl Server {
         answer
     }
 
-    async fn verb(&self, verb: &'static str, request: Request<Incoming>, known: bool) -> Answer {
-        if !known {
+    /// Probes and metrics.
+    fn look(&self, request: &Request<Incoming>, client: Client) -> Answer {
+        match request.uri().path() {
+            "/healthz" => get(request, || plain(StatusCode::OK, "ok")),
+            "/readyz" => get(request, || self.ready()),
+            "/standbyz" => get(request, || self.fresh()),
+            "/metrics" => get(request, || self.metrics()),
+            path => {
+                let there_are = match client {
+                    Client::Watcher => WATCHERS_PATHS,
+                    _ => PATHS,
+                };
+                let text = format!("no {path:?} here; there are {there_are}");
+                plain(StatusCode::NOT_FOUND, &text)
+            }
+        }
+    }
+
+    async fn verb(&self, verb: &'static str, request: Request<Incoming>, client: Client) -> Answer {
+        if client != Client::Scheduler {
             return plain(
                 StatusCode::FORBIDDEN,
                 "decisions are for clients with a certificate of --client-ca",

@@ -100,7 +100,7 @@ impl Cluster {
     }
 
     /// Starts one of several extenders, under a name of its own, which is also its pod's; `listen` goes before the manifests' address, and `extra` are
-    /// arguments beyond theirs.
+    /// arguments beyond theirs. Metrics then have a port that nobody else has.
     ///
     /// # Errors
     /// The manifests are not installed, or the program does not start.
@@ -124,10 +124,12 @@ impl Cluster {
             .await?;
         let mut program = program(name, binary, &spec, &kubeconfig, self.control().name())?;
         if let Some(listen) = listen {
-            let flag = program.args.iter().position(|arg| arg == "--listen");
-            match flag.and_then(|flag| program.args.get_mut(flag + 1)) {
-                Some(address) => listen.clone_into(address),
-                None => program.args.extend(["--listen".to_owned(), listen.to_owned()]),
+            for (flag, address) in [("--listen", listen), ("--metrics-listen", "127.0.0.1:0")] {
+                let place = program.args.iter().position(|arg| arg == flag);
+                match place.and_then(|place| program.args.get_mut(place + 1)) {
+                    Some(told) => address.clone_into(told),
+                    None => program.args.extend([flag.to_owned(), address.to_owned()]),
+                }
             }
         }
         program.args.extend_from_slice(extra);

@@ -17,6 +17,8 @@ fn leading() -> Leadership {
 
 struct Running {
     address: std::net::SocketAddr,
+    /// The door for metrics.
+    watched_at: std::net::SocketAddr,
     contact: Arc<Contact>,
     shutdown: CancellationToken,
     task: tokio::task::JoinHandle<()>,
@@ -31,6 +33,8 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
     let address = listener.local_addr().unwrap();
     let contact = Contact::new();
     let shutdown = CancellationToken::new();
+    let metrics = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let watched_at = metrics.local_addr().unwrap();
     let server = Server {
         service: service(cluster),
         contact: Arc::clone(&contact),
@@ -40,9 +44,14 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(5),
     };
-    let task = tokio::spawn(server.run(listener, shutdown.clone()));
+    let doors = Doors {
+        all: listener,
+        metrics: Some(metrics),
+    };
+    let task = tokio::spawn(server.run(doors, shutdown.clone()));
     Running {
         address,
+        watched_at,
         contact,
         shutdown,
         task,
@@ -51,7 +60,15 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
 
 impl Running {
     async fn send(&self, request: Builder, body: impl Into<Bytes>) -> (u16, String) {
-        let stream = TcpStream::connect(self.address).await.unwrap();
+        Self::send_to(self.address, request, body).await
+    }
+
+    async fn send_to(
+        address: std::net::SocketAddr,
+        request: Builder,
+        body: impl Into<Bytes>,
+    ) -> (u16, String) {
+        let stream = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .unwrap();
@@ -206,9 +223,48 @@ async fn metrics_tell_what_was_asked_and_what_is_left() {
 }
 
 #[tokio::test]
+async fn the_door_for_metrics_has_metrics_and_probes_and_no_verb() {
+    let server = start(&cluster()).await;
+    let there = server.watched_at;
+    let (status, page) = Running::send_to(there, Request::get("/metrics"), "").await;
+    assert_eq!(status, 200);
+    assert!(page.contains("gantry_extender_nodes"), "{page}");
+    server.contact.made(Instant::now());
+    for probe in ["/healthz", "/readyz", "/standbyz"] {
+        let (status, text) = Running::send_to(there, Request::get(probe), "").await;
+        assert_eq!((status, text.as_str()), (200, "ok\n"), "{probe}");
+    }
+    let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
+    for verb in VERBS {
+        let path = format!("/{verb}");
+        let request = Request::post(&path).header("content-type", "application/json");
+        let (status, text) = Running::send_to(there, request, body.clone()).await;
+        assert_eq!(status, 404, "{verb}");
+        assert_eq!(text, format!("no {path:?} here; there are {WATCHERS_PATHS}\n"));
+    }
+    let (_, page) = server.get("/metrics").await;
+    assert!(!page.contains(r#"verb="filter""#), "{page}");
+}
+
+#[tokio::test]
+async fn whoever_crowds_the_door_for_metrics_is_not_in_kube_schedulers_way() {
+    let server = start(&cluster()).await;
+    let mut crowd = Vec::new();
+    for _ in 0..2 * WATCHERS {
+        crowd.push(TcpStream::connect(server.watched_at).await.unwrap());
+    }
+    let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
+    assert_eq!(server.post("/filter", body).await.0, 200);
+    drop(crowd);
+    let (status, _) = Running::send_to(server.watched_at, Request::get("/metrics"), "").await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
 async fn shutdown_ends_the_server_though_a_connection_is_open() {
     let server = start(&cluster()).await;
     let _silent = TcpStream::connect(server.address).await.unwrap();
+    let _watcher = TcpStream::connect(server.watched_at).await.unwrap();
     assert_eq!(server.get("/healthz").await.0, 200);
     server.shutdown.cancel();
     server.task.await.unwrap();

@@ -245,8 +245,8 @@ async fn node_deleted(scene: &Scene<'_>, crew: &Crew, stays: &[Stay], lost: &str
 }
 
 const REPLICAS: [(&str, &str); 2] = [
-    ("gantry-extender-a", "127.0.0.1:8011"),
-    ("gantry-extender-b", "127.0.0.1:8012"),
+    ("gantry-extender-a", "127.0.0.1:8021"),
+    ("gantry-extender-b", "127.0.0.1:8022"),
 ];
 
 pub(super) async fn two_extenders_take_over_from_each_other(bed: &Bed) -> Result<()> {
