@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+use k8s_openapi::api::core::v1::NodeStatus;
+use serde::de::value::Error;
+use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
 use serde_json::{Value, json};
 
 const MIG: &str = "gantry.dev/mig";
@@ -71,5 +74,79 @@ fn no_node_has_both() {
         let all = term["matchExpressions"].as_array().unwrap();
         // A term alone is enough, and all of one must hold.
         assert!(all.contains(&elsewhere), "{term}");
+    }
+}
+
+/// The fields of a type, as it asks a reader for them.
+struct Fields<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for Fields<'_> {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Error> {
+        Err(Error::custom("no fields"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Error> {
+        *self.0 = fields;
+        Err(Error::custom("the fields are known"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq tuple
+        tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// The expressions of a policy.
+fn validations(yaml: &str, name: &str) -> String {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
+    let mut found = objects
+        .into_iter()
+        .filter(|object| object["kind"] == "ValidatingAdmissionPolicy" && object["metadata"]["name"] == name);
+    let policy = found.next().unwrap();
+    let validations = policy["spec"]["validations"].as_array().unwrap();
+    let expressions = validations.iter().map(|one| one["expression"].as_str().unwrap());
+    expressions.collect::<Vec<_>>().join(" && ")
+}
+
+#[test]
+fn the_policies_leave_no_field_of_a_node_open_but_the_one_that_the_daemon_writes() {
+    let mut known: &[&str] = &[];
+    let _ = NodeStatus::deserialize(Fields(&mut known));
+    assert!(known.contains(&"conditions"), "{known:?}");
+    let status = validations(include_str!("../../manifests/guard.yaml"), "gantry-node-status");
+    // Since Kubernetes 1.35.
+    for field in known.iter().chain(&["declaredFeatures"]) {
+        let same = match *field {
+            "conditions" => "object.status.?conditions.orValue([]).filter(c, c.type != 'GPUHealthy') == oldObject.status.?conditions.orValue([]).filter(c, c.type != 'GPUHealthy')".to_owned(),
+            field => format!("object.status.?{field} == oldObject.status.?{field}"),
+        };
+        assert!(status.split(" && ").any(|part| part == same), "{field}: {status}");
+    }
+    for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
+        let same = format!("object.metadata.?{field} == oldObject.metadata.?{field}");
+        assert!(status.split(" && ").any(|part| part == same), "{field}: {status}");
+    }
+    let labels = validations(
+        include_str!("../../manifests/labels-node.yaml"),
+        "gantry-node-labels",
+    );
+    for field in [
+        "object.spec",
+        "object.metadata.?annotations",
+        "object.metadata.?finalizers",
+        "object.metadata.?ownerReferences",
+    ] {
+        let old = field.replace("object", "oldObject");
+        let same = labels
+            .split(" && ")
+            .any(|part| part.starts_with(field) && part.contains(&old));
+        assert!(same, "{field}: {labels}");
     }
 }

@@ -1,14 +1,22 @@
-//! What admission keeps true: a grant comes from the extender alone, whichever way into a pod's annotations somebody tries.
+//! What admission keeps true: a grant comes from the extender alone, whichever way into a pod's annotations somebody tries; and a plugin
+//! changes of its Node what it is for, and nothing else.
 
-use anyhow::{Result, ensure};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 use gantry_api::names::GRANT_ANNOTATION;
-use k8s_openapi::api::core::v1::{Binding, Pod};
+use gantry_e2e::gantry::{NAMESPACE, PLUGIN, manifests};
+use gantry_e2e::{Cluster, until};
+use k8s_openapi::api::core::v1::{Binding, Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::bed::Bed;
 use crate::pods;
+
+/// Far beyond what a new policy takes to be followed.
+const POLICY_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) async fn lets_nobody_but_the_extender_write_a_grant(bed: &Bed) -> Result<()> {
     let pods = bed.namespace("e2e-guard").await?;
@@ -80,6 +88,173 @@ fn refused<T>(what: &str, answer: Result<T, impl ToString>) -> Result<()> {
         Err(error) => {
             let error = error.to_string();
             ensure!(error.contains(GRANT_ANNOTATION), "{what}: {error}");
+            Ok(())
+        }
+    }
+}
+
+pub(super) async fn a_plugin_changes_of_its_node_what_it_is_for_and_nothing_else(bed: &Bed) -> Result<()> {
+    let plugin = Plugin {
+        cluster: bed.cluster(),
+        node: bed.cluster().nodes()[0].name(),
+    };
+    let own = json!({ "status": { "conditions": [condition("GPUHealthy")] } });
+    plugin.patch_status(&own).await.context("its own condition")?;
+    let nodes: Api<Node> = Api::all(bed.client());
+    let features = nodes
+        .get(plugin.node)
+        .await?
+        .status
+        .and_then(|status| status.features);
+    let group_policy = features.and_then(|features| features.supplemental_groups_policy);
+    for (change, why) in status_changes(group_policy.unwrap_or_default()) {
+        let change = json!({ "status": change });
+        refused_for(why, &change, plugin.patch_status(&change).await)?;
+    }
+    for change in metadata_changes() {
+        let change = json!({ "metadata": change });
+        let why = "may not write its Node's metadata";
+        refused_for(why, &change, plugin.patch_status(&change).await)?;
+    }
+    let none = json!({ "status": { "conditions": [{ "type": "GPUHealthy", "$patch": "delete" }] } });
+    plugin.patch_status(&none).await.context("its own condition")?;
+
+    let labels = manifests().join("labels-node.yaml").display().to_string();
+    plugin.cluster.kubectl(&["apply", "-f", &labels]).await?;
+    let outcome = labels_only(&plugin).await;
+    plugin.cluster.kubectl(&["delete", "-f", &labels]).await?;
+    outcome
+}
+
+async fn labels_only(plugin: &Plugin<'_>) -> Result<()> {
+    let mut tried = 0;
+    until("the policy is followed", POLICY_LIMIT, async || {
+        // Another one each time: what is there already is no change.
+        tried += 1;
+        let foreign = json!({ "metadata": { "labels": { "example.com/guard": format!("x{tried}") } } });
+        let answer = plugin.patch(&foreign).await;
+        refused_for("labels of nvidia.com/ and gantry.dev/ only", &foreign, answer)
+    })
+    .await?;
+    let clear = ["label", "node", plugin.node, "example.com/guard-"];
+    plugin.cluster.kubectl(&clear).await?;
+    let label = |value: Value| json!({ "metadata": { "labels": { "nvidia.com/guard": value } } });
+    for value in [json!("x"), Value::Null] {
+        plugin.patch(&label(value)).await.context("a label of its own")?;
+    }
+    let others = metadata_changes()
+        .into_iter()
+        .filter(|change| change["labels"].is_null());
+    let others = others.map(|change| json!({ "metadata": change }));
+    for change in others.chain([json!({ "spec": { "unschedulable": true } })]) {
+        refused_for(
+            "labels of a Node, and nothing else",
+            &change,
+            plugin.patch(&change).await,
+        )?;
+    }
+    Ok(())
+}
+
+/// The plugin of a node: its service account, on its node.
+struct Plugin<'a> {
+    cluster: &'a Cluster,
+    node: &'a str,
+}
+
+impl Plugin<'_> {
+    async fn patch_status(&self, change: &Value) -> Result<()> {
+        self.kubectl(&["--subresource=status"], "strategic", change).await
+    }
+
+    async fn patch(&self, change: &Value) -> Result<()> {
+        self.kubectl(&[], "merge", change).await
+    }
+
+    async fn kubectl(&self, more: &[&str], kind: &str, change: &Value) -> Result<()> {
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:{PLUGIN}");
+        let node = format!(
+            "--as-user-extra=authentication.kubernetes.io/node-name={}",
+            self.node
+        );
+        let (kind, change) = (format!("--type={kind}"), format!("--patch={change}"));
+        let mut words = vec![
+            account.as_str(),
+            &node,
+            "patch",
+            "node",
+            self.node,
+            &kind,
+            &change,
+        ];
+        words.extend_from_slice(more);
+        self.cluster.kubectl(&words).await?;
+        Ok(())
+    }
+}
+
+/// Another value for each part of a Node's status but `config`, of which the API server itself keeps nothing, and what is said
+/// of it. `group_policy` is what stands there of the node's features.
+fn status_changes(group_policy: bool) -> Vec<(Value, &'static str)> {
+    let nothing_else = "conditions of its Node's status, and nothing else";
+    vec![
+        (json!({ "capacity": { "example.com/guard": "1" } }), "kubelet's"),
+        (
+            json!({ "allocatable": { "example.com/guard": "1" } }),
+            "kubelet's",
+        ),
+        (
+            json!({ "conditions": [condition("ExampleGuard")] }),
+            "condition GPUHealthy only",
+        ),
+        (
+            json!({ "addresses": [{ "type": "ExternalIP", "address": "192.0.2.1" }] }),
+            nothing_else,
+        ),
+        (
+            json!({ "daemonEndpoints": { "kubeletEndpoint": { "Port": 1 } } }),
+            nothing_else,
+        ),
+        (json!({ "nodeInfo": { "kernelVersion": "guard" } }), nothing_else),
+        (
+            json!({ "images": [{ "names": ["example.com/guard"], "sizeBytes": 1 }] }),
+            nothing_else,
+        ),
+        (json!({ "volumesInUse": ["example.com/guard"] }), nothing_else),
+        (
+            json!({ "volumesAttached": [{ "name": "example.com/guard", "devicePath": "/guard" }] }),
+            nothing_else,
+        ),
+        (json!({ "phase": "Pending" }), nothing_else),
+        (json!({ "runtimeHandlers": [{ "name": "guard" }] }), nothing_else),
+        (
+            json!({ "features": { "supplementalGroupsPolicy": !group_policy } }),
+            nothing_else,
+        ),
+        (json!({ "declaredFeatures": ["Guard"] }), nothing_else),
+    ]
+}
+
+fn metadata_changes() -> [Value; 4] {
+    let owner = json!({ "apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "guard" });
+    [
+        json!({ "labels": { "nvidia.com/guard": "x" } }),
+        json!({ "annotations": { "example.com/guard": "x" } }),
+        json!({ "finalizers": ["example.com/guard"] }),
+        json!({ "ownerReferences": [owner] }),
+    ]
+}
+
+fn condition(of_type: &str) -> Value {
+    json!({ "type": of_type, "status": "True", "reason": "Guard", "message": "by the scenario" })
+}
+
+fn refused_for(why: &str, change: &Value, answer: Result<()>) -> Result<()> {
+    match answer {
+        Ok(()) => anyhow::bail!("{change} was let in"),
+        Err(error) => {
+            let error = format!("{error:#}");
+            ensure!(error.contains(why), "{change}: {error}");
             Ok(())
         }
     }

@@ -60,6 +60,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         smoke::a_killed_api_server_loses_nothing,
         stock::a_pod_without_gpus_runs_while_the_extender_is_down,
         guard::lets_nobody_but_the_extender_write_a_grant,
+        guard::a_plugin_changes_of_its_node_what_it_is_for_and_nothing_else,
         placement::requests_land_on_the_best_node_and_set,
         placement::a_request_that_fits_nowhere_says_why_in_gpu_words,
         placement::device_nodes_reach_the_container_by_node_and_by_cdi,
