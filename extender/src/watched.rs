@@ -42,19 +42,41 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use gantry_topology::mig::legal_compute;
+
     use super::*;
 
     #[test]
-    fn kube_schedulers_configuration_names_every_mig_profile() {
+    fn kube_schedulers_configuration_names_every_mig_profile_and_every_part_of_one() {
         let manifest = include_str!("../../manifests/kube-scheduler-config.yaml");
+        let mut known: BTreeSet<String> = ["nvidia.com/gpu", "nvidia.com/gpu.shared"]
+            .map(str::to_owned)
+            .into();
         let catalogue = gantry_topology::mig::Catalogue::built_in();
-        let profiles = catalogue.products().iter().flat_map(|product| &product.profiles);
-        let names =
-            profiles.map(|profile| format!("{RESOURCE_DOMAIN}/mig-{}", profile.name.replace('+', ".")));
-        for name in names.chain(["nvidia.com/gpu".to_owned(), "nvidia.com/gpu.shared".to_owned()]) {
-            let line = format!("- {{name: {name}, ignoredByScheduler: false}}\n");
-            assert!(manifest.contains(&line), "{name} is missing");
+        for profile in catalogue.products().iter().flat_map(|product| &product.profiles) {
+            let name = profile.name.replace('+', ".");
+            for slices in legal_compute(profile.compute).filter(|slices| *slices < profile.compute) {
+                known.insert(format!("{RESOURCE_DOMAIN}/mig-{slices}c.{name}"));
+            }
+            known.insert(format!("{RESOURCE_DOMAIN}/mig-{name}"));
         }
+        let named: BTreeSet<String> = manifest
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("- {name: "))
+            .map(|line| {
+                line.strip_suffix(", ignoredByScheduler: false}")
+                    .unwrap()
+                    .to_owned()
+            })
+            .collect();
+        let missing: Vec<_> = known.difference(&named).collect();
+        let odd: Vec<_> = named.difference(&known).collect();
+        assert!(
+            missing.is_empty() && odd.is_empty(),
+            "missing {missing:?}, odd {odd:?}"
+        );
     }
 
     #[test]
