@@ -100,7 +100,7 @@ pub struct TlsArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub struct GangArgs {
     /// The fabric above the node, from the largest domain to the smallest: presets and NAME=LABEL items with commas, such as
-    /// "zone,rack=example.com/rack,clique". Gangs are laid into the smallest domain that holds them. Nothing: the cluster is one domain.
+    /// "zone,rack=example.com/rack,nvlink". Gangs are laid into the smallest domain that holds them. Nothing: the cluster is one domain.
     #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels)]
     pub fabric: Levels,
 
@@ -178,5 +178,42 @@ fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<u64>() {
         Ok(seconds @ 1..=3600) => Ok(Duration::from_secs(seconds)),
         _ => Err("write whole seconds, 1 to 3600".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args as _;
+
+    use super::*;
+
+    /// Every example in quotes that the help of an option gives.
+    fn examples(option: &str) -> Vec<String> {
+        let command = Args::augment_args(clap::Command::new("extender"));
+        let argument = command
+            .get_arguments()
+            .find(|argument| argument.get_id() == option)
+            .unwrap();
+        let help = argument
+            .get_long_help()
+            .or(argument.get_help())
+            .unwrap()
+            .to_string();
+        let quoted = help.split('"').skip(1).step_by(2);
+        quoted.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_fabric_that_the_help_gives_as_an_example_is_understood() {
+        let examples = examples("fabric");
+        assert_eq!(examples.len(), 1);
+        let names: Vec<_> = levels(&examples[0])
+            .unwrap()
+            .0
+            .into_iter()
+            .map(|level| level.name)
+            .collect();
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        assert_eq!(names, ["zone", "rack", "clique"]);
     }
 }
