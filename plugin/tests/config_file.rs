@@ -352,4 +352,22 @@ fn every_problem_is_told_at_once_in_the_order_of_the_file() {
             .collect::<Vec<_>>()
             .join("\n")
     );
+    let problems = wrong(
+        "flags:\n  migStrategy: mixd\n  nvidiaDriverRoot: x\nsharing:\n  mps: {resources: [{name: gpu, replicas: 1}]}\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 1}\n    - {name: gpu, replicas: 2}\n    - {name: gpu, replicas: 4}\nresources:\n  gpus:\n  - {pattern: A, name: B}\n  - {pattern: \"*\", name: gpu}\n  - {pattern: C, name: c}\n",
+    );
+    let told: Vec<String> = problems.list.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn an_entry_that_is_wrong_makes_no_other_one_wrong() {
+    for text in [
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: none}, {name: gpu, replicas: 4, devices: [1]}]}}",
+        "resources: {gpus: [{pattern: A, name: B}, {pattern: A, name: a}]}",
+        "sharing: {timeSlicing: {resources: 5}}",
+        "sharing: 5",
+    ] {
+        assert_eq!(wrong(text).list.len(), 1, "{text}: {}", wrong(text));
+    }
 }

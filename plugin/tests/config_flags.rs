@@ -266,6 +266,7 @@ fn a_wrong_flag_or_variable_is_named() {
             ("device-list-strategy", "cdi-cir"),
             ("sleep-interval", "1 hour"),
             ("device-discovery-strategy", "tegra"),
+            ("cdi-disable-hooks", "chmd"),
         ],
     )
     .unwrap_err();

@@ -59,6 +59,15 @@ fn suggestion(nearest: Option<&str>, allowed: &[String]) -> String {
     }
 }
 
+impl Problem {
+    /// Whether it stands at the key `at`, or below it.
+    pub(super) fn is_within(&self, at: &str) -> bool {
+        self.at
+            .strip_prefix(at)
+            .is_some_and(|rest| rest.is_empty() || at.is_empty() || rest.starts_with(['.', '[']))
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {

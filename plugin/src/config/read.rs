@@ -75,14 +75,18 @@ pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) 
         (file, more) = typed(tree.clone(), known);
         wrong.extend(more);
     }
-    let config = if wrong.is_empty() {
-        let (config, notes, contradictions) = resolve::resolve(file, &tree);
-        warnings.extend(notes);
-        problems.extend(contradictions);
-        config
-    } else {
-        Config::default()
-    };
+    if !wrong.is_empty() {
+        // Whatever else is there is looked at all the same, so that everything is told at once.
+        tree = tree.without(&wrong.iter().map(|problem| problem.at.as_str()).collect());
+        (file, _) = typed(tree.clone(), known);
+    }
+    let (config, notes, contradictions) = resolve::resolve(file, &tree);
+    warnings.extend(notes);
+    problems.extend(contradictions.into_iter().filter(|problem| {
+        // A list may be empty only because what stands in it is wrong.
+        matches!(problem.fault, Fault::NotServed(_))
+            || !wrong.iter().any(|wrong| wrong.is_within(&problem.at))
+    }));
     problems.append(&mut wrong);
     if problems.is_empty() {
         return Ok(Loaded { config, warnings });
@@ -195,7 +199,7 @@ fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
     let mut problems: Vec<Problem> = Vec::new();
     loop {
         let misplaced = first_without_keys(&tree, known, &mut Vec::new());
-        let (path, fault) = match misplaced {
+        let (mut path, fault) = match misplaced {
             Some(misplaced) => misplaced,
             None => match serde_path_to_error::deserialize(tree.value()) {
                 Ok(file) => return (file, problems),
@@ -218,8 +222,14 @@ fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
                 fault,
             });
         }
-        if problems.len() == MAX_PROBLEMS || tree.take(&path).is_none() {
+        if problems.len() == MAX_PROBLEMS {
             return (File::default(), problems);
+        }
+        // A list that a flag has laid down is one value: it goes as a whole.
+        while tree.take(&path).is_none() {
+            if path.pop().is_none() {
+                return (File::default(), problems);
+            }
         }
     }
 }

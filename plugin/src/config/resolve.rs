@@ -200,8 +200,9 @@ impl Resolver<'_> {
                 self.refuse_at(
                     &place,
                     Fault::Contradiction(format!(
-                        "{:?} never counts: resources.{section}[{before}] matches all of it first",
-                        entry.pattern
+                        "{:?} never counts: {} matches all of it first",
+                        entry.pattern,
+                        self.at(&[key("resources"), key(section), Step::Index(before)])
                     )),
                 );
             }
@@ -250,7 +251,16 @@ impl Resolver<'_> {
                 );
                 self.warn_at(&entry_key(index, "devices"), text);
             }
-            if let Some(text) = repeated(entry, shared.resources.iter().take(index)) {
+            let before = shared
+                .resources
+                .iter()
+                .take(index)
+                .enumerate()
+                .map(|(index, other)| {
+                    let [sharing, slicing, resources, index, _] = entry_key(index, "name");
+                    (self.at(&[sharing, slicing, resources, index]), other)
+                });
+            if let Some(text) = repeated(entry, before) {
                 self.refuse_at(&entry_key(index, "devices"), Fault::Contradiction(text));
             }
         }
@@ -303,6 +313,11 @@ impl Resolver<'_> {
         self.warnings.push(problem);
     }
 
+    /// What a person calls the place: entries before it that are wrong are not here, and count there.
+    fn at(&self, path: &[Step]) -> &str {
+        &self.tree.nearest(path).at
+    }
+
     fn place(&self, path: &[Step], fault: Fault) -> Problem {
         let node = self.tree.nearest(path);
         Problem {
@@ -317,8 +332,8 @@ fn key(name: &str) -> Step {
     Step::Key(name.to_owned())
 }
 
-fn entry_key(index: usize, name: &str) -> Vec<Step> {
-    vec![
+fn entry_key(index: usize, name: &str) -> [Step; 5] {
+    [
         key("sharing"),
         key("timeSlicing"),
         key("resources"),
@@ -327,8 +342,11 @@ fn entry_key(index: usize, name: &str) -> Vec<Step> {
     ]
 }
 
-/// What `entry` says again that one of `others` has said already.
-fn repeated<'a>(entry: &SharedResource, others: impl Iterator<Item = &'a SharedResource>) -> Option<String> {
+/// What `entry` says again that one of `others`, each with its place, has said already.
+fn repeated<'a>(
+    entry: &SharedResource,
+    others: impl Iterator<Item = (&'a str, &'a SharedResource)>,
+) -> Option<String> {
     let listed = |entry: &SharedResource| match &entry.devices {
         Some(SharedOf::Listed(list)) => Some(list.clone()),
         _ => None,
@@ -343,11 +361,10 @@ fn repeated<'a>(entry: &SharedResource, others: impl Iterator<Item = &'a SharedR
             return Some(format!("device {device} is listed twice"));
         }
     }
-    for (index, other) in others.enumerate() {
+    for (before, other) in others {
         if other.name != entry.name {
             continue;
         }
-        let before = format!("sharing.timeSlicing.resources[{index}]");
         match (&own, listed(other)) {
             (Some(own), Some(theirs)) => {
                 if let Some(device) = own.iter().find(|device| theirs.contains(device)) {

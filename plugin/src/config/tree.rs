@@ -1,7 +1,7 @@
 //! A config file as a tree that remembers where every value stood. Layers are laid over each other here, before anything has a
 //! type, so that flags, environment and file obey the same rules and every problem can name its origin.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -166,6 +166,37 @@ impl Node {
             },
             _ => None,
         }
+    }
+
+    /// The tree without what stands at `places`, and without entries of lists that have such a place in them: what is left is whole.
+    pub(super) fn without(mut self, places: &BTreeSet<&str>) -> Self {
+        if self.at.is_empty() && places.contains("") {
+            return Self::empty();
+        }
+        self.leave_out(places);
+        self
+    }
+
+    fn leave_out(&mut self, places: &BTreeSet<&str>) {
+        match &mut self.branch {
+            Branch::Leaf(_) => {}
+            Branch::List(list) => list.retain(|node| !node.has(places)),
+            Branch::Map(entries) => {
+                entries.retain(|(_, node)| !places.contains(node.at.as_str()));
+                for (_, node) in entries {
+                    node.leave_out(places);
+                }
+            }
+        }
+    }
+
+    fn has(&self, places: &BTreeSet<&str>) -> bool {
+        places.contains(self.at.as_str())
+            || match &self.branch {
+                Branch::Leaf(_) => false,
+                Branch::List(list) => list.iter().any(|node| node.has(places)),
+                Branch::Map(entries) => entries.iter().any(|(_, node)| node.has(places)),
+            }
     }
 
     /// The tree without its places.
