@@ -197,7 +197,7 @@ fn booleans_are_read_as_go_reads_them() {
         let error = overrides(&[("GDS_ENABLED", text)], &[]).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("command line: GDS_ENABLED: {text:?} is not allowed; write true or false")
+            format!("environment: GDS_ENABLED: {text:?} is not allowed; write true or false")
         );
     }
 }
@@ -272,6 +272,19 @@ fn a_wrong_flag_or_variable_is_named() {
     .unwrap_err();
     let said: Vec<String> = error.list.iter().map(ToString::to_string).collect();
     insta::assert_snapshot!(said.join("\n"));
+    assert_eq!(error.source, "command line and environment");
+    for (env, flags, source) in [
+        (
+            &[("MIG_STRATEGY", "mixd")][..],
+            &[][..],
+            "environment: MIG_STRATEGY",
+        ),
+        (&[], &[("mig-strategy", "mixd")], "command line: --mig-strategy"),
+    ] {
+        let error = overrides(env, flags).unwrap_err().to_string();
+        let words = "\"mixd\" is not allowed; allowed: none, single, mixed; did you mean \"mixed\"?";
+        assert_eq!(error, format!("{source}: {words}"));
+    }
 }
 
 #[test]

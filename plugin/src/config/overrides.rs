@@ -52,7 +52,7 @@ impl Overrides {
                 lay(setting, format!("--{name}"), &texts, &mut layers, &mut problems);
             }
         }
-        if let Err(wrong) = load("command line", "", &layers, Strictness::Strict) {
+        if let Err(wrong) = load("", "", &layers, Strictness::Strict) {
             problems.extend(wrong.list);
         }
         if problems.is_empty() {
@@ -61,7 +61,7 @@ impl Overrides {
         problems.sort();
         problems.dedup();
         Err(Problems {
-            source: "command line".to_owned(),
+            source: source(&problems).to_owned(),
             list: problems,
         })
     }
@@ -69,6 +69,17 @@ impl Overrides {
     /// The layers, the lowest first.
     pub fn layers(&self) -> &[Layer] {
         &self.0
+    }
+}
+
+/// Where a person has to look: flags begin with dashes, variables do not.
+fn source(problems: &[Problem]) -> &'static str {
+    let (flags, variables): (Vec<_>, Vec<_>) =
+        problems.iter().partition(|problem| problem.at.starts_with("--"));
+    match (flags.is_empty(), variables.is_empty()) {
+        (false, false) => "command line and environment",
+        (true, false) => "environment",
+        (_, true) => "command line",
     }
 }
 

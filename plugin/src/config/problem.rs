@@ -51,11 +51,12 @@ pub enum Fault {
     NotServed(String),
 }
 
+/// What there is, and which of it was perhaps meant.
 fn suggestion(nearest: Option<&str>, allowed: &[String]) -> String {
-    match nearest {
-        Some(name) => format!("did you mean {name:?}?"),
-        None if allowed.is_empty() => "nothing is allowed here".to_owned(),
-        None => format!("allowed: {}", allowed.join(", ")),
+    let near = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
+    match allowed {
+        [] => "nothing is allowed here".to_owned(),
+        allowed => format!("allowed: {}{near}", allowed.join(", ")),
     }
 }
 
@@ -83,7 +84,7 @@ impl fmt::Display for Problem {
 /// Everything that is wrong with one configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
-    /// The file, the ConfigMap's key, or the command line.
+    /// The file, the ConfigMap's key, the command line or the environment.
     pub source: String,
     /// Not empty, in the order of the file.
     pub list: Vec<Problem>,

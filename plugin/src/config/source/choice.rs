@@ -65,10 +65,10 @@ pub enum ChoiceError {
 }
 
 fn there_is(nearest: Option<&str>, there: &[String]) -> String {
-    match nearest {
-        Some(name) => format!("did you mean {name:?}?"),
-        None if there.is_empty() => "there are none".to_owned(),
-        None => format!("there are: {}", there.join(", ")),
+    let near = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
+    match there {
+        [] => "there are none".to_owned(),
+        there => format!("there are: {}{near}", there.join(", ")),
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
             ),
             (
                 (Some("a10"), None, &[], &["a100", "b"]),
-                Err("did you mean \"a100\"?"),
+                Err("there are: a100, b; did you mean \"a100\"?"),
             ),
             (
                 (None, Some("gone"), &[Empty], &[]),
