@@ -1,4 +1,4 @@
-//! The scheduler extender: filter, prioritize and bind over immutable snapshots.
+//! The scheduler extender: filter, prioritize, bind and preempt over immutable snapshots.
 //!
 //! ```text
 //! kube-scheduler ──HTTP──> server ──> wire (JSON) ──> decide (pure, over a Snapshot)

@@ -1,5 +1,5 @@
-//! Metrics, in the OpenMetrics text form. Counters and histograms are kept as things happen; gauges are read from the index when
-//! somebody asks.
+//! Metrics, in the OpenMetrics text form. Counters and histograms are kept as things happen; gauges, and faults, are read from the index
+//! when somebody asks. docs/metrics.md has them all.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -34,7 +34,7 @@ const WAITS: [f64; 14] = [
 /// A call of kube-scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Call {
-    /// `filter`, `prioritize`, `bind`, or `other`.
+    /// `filter`, `prioritize`, `bind`, `preempt`, or `other`.
     pub verb: &'static str,
     /// HTTP status.
     pub code: u16,
@@ -43,7 +43,7 @@ pub struct Call {
 /// Something by its verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Verb {
-    /// `filter`, `prioritize` or `bind`.
+    /// `filter`, `prioritize`, `bind` or `preempt`.
     pub verb: &'static str,
 }
 
@@ -57,9 +57,9 @@ pub struct Outcome {
 /// A decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Decision {
-    /// `filter` or `prioritize`.
+    /// `filter`, `prioritize` or `preempt`.
     pub verb: &'static str,
-    /// Filter: `some`, `none`, `untouched`. Prioritize: `winner`, `none`.
+    /// Filter and preempt: `some`, `none`, `untouched`. Prioritize: `winner`, `none`.
     pub outcome: &'static str,
 }
 
@@ -124,7 +124,7 @@ pub struct Metrics {
     devices: Family<State, Gauge>,
     nodes: Family<State, Gauge>,
     pods: Gauge,
-    faults: Family<Fault, Gauge>,
+    faults: Family<Fault, Counter>,
     contact: Gauge<f64, AtomicU64>,
 }
 
@@ -170,7 +170,7 @@ impl Metrics {
         );
         registry.register(
             "decisions",
-            "Filter and prioritize answers",
+            "Filter, prioritize and preempt answers",
             metrics.decisions.clone(),
         );
         registry.register("binds", "Binds by outcome", metrics.binds.clone());
@@ -193,8 +193,8 @@ impl Metrics {
             metrics.pods.clone(),
         );
         registry.register(
-            "grant_faults_seen",
-            "Grants that could not be followed since the start, by fault",
+            "grant_faults",
+            "Grants that could not be followed, by fault",
             metrics.faults.clone(),
         );
         registry.register(
@@ -293,14 +293,11 @@ impl Metrics {
         self.set_totals(pods, totals);
         self.set_gangs(&index.gang_totals());
         self.leader.set(i64::from(leads));
-        for (kind, count) in index.faults() {
-            let fault = match kind {
-                FaultKind::Void => "void",
-                FaultKind::UnknownDevices => "unknown_devices",
-                FaultKind::Size => "size",
-                FaultKind::Displaced => "displaced",
-            };
-            self.faults.get_or_create(&Fault { fault }).set(signed(*count));
+        for (kind, fault) in FAULTS {
+            let count = index.faults().get(&kind).copied().unwrap_or_default();
+            let counter = self.faults.get_or_create(&Fault { fault });
+            // Nobody else counts: the index is read by one at a time.
+            counter.inc_by(count.saturating_sub(counter.get()));
         }
         self.contact.set(contact.map_or(-1.0, |age| age.as_secs_f64()));
         let mut page = String::new();
@@ -348,6 +345,14 @@ const PHASES: [(GangPhase, &str); 11] = [
     (GangPhase::Bound, "bound"),
     (GangPhase::Repairing, "repairing"),
     (GangPhase::Done, "done"),
+];
+
+/// Every fault, with its name in metrics: those that never were are 0, not absent.
+const FAULTS: [(FaultKind, &str); 4] = [
+    (FaultKind::Void, "void"),
+    (FaultKind::UnknownDevices, "unknown_devices"),
+    (FaultKind::Size, "size"),
+    (FaultKind::Displaced, "displaced"),
 ];
 
 fn signed(count: u64) -> i64 {
