@@ -36,18 +36,21 @@ pub(super) struct Reservation {
     pub(super) plan: String,
     pub(super) annotation: Arc<str>,
     pub(super) devices: Devices,
-    pub(super) state: State,
+    /// So many calls are on their way.
+    pub(super) calls: u32,
+    /// What those that have ended came to. One that fails later takes nothing of that back.
+    pub(super) came: Came,
 }
 
 /// How far a bind has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    /// So many calls are on their way.
-    InFlight(u32),
-    /// Bound at that time; the watch will show it.
-    Bound(Instant),
+pub(super) enum Came {
+    /// No call has done anything.
+    Nothing,
     /// Nobody knows; given up at that time.
     Unsure(Instant),
+    /// Bound at that time; the watch will show it.
+    Bound(Instant),
 }
 
 /// A hold with its time limit and what it is for.
@@ -157,7 +160,7 @@ impl Binds {
             let Some(position) = entry.position(uid) else {
                 continue;
             };
-            if !matches!(entry.reservations[position].state, State::InFlight(_)) {
+            if entry.reservations[position].calls == 0 {
                 let reservation = entry.reservations.remove(position);
                 entry.leaving.push((now, reservation.devices));
                 self.unreserve(uid, node);
@@ -178,7 +181,8 @@ impl Binds {
         let gone: Vec<PodUid> = entries
             .iter()
             .flat_map(|entry| &entry.reservations)
-            .filter(|reservation| matches!(reservation.state, State::Bound(at) if at < since))
+            .filter(|reservation| reservation.calls == 0)
+            .filter(|reservation| matches!(reservation.came, Came::Bound(at) if at < since))
             .filter(|reservation| !seen.contains(reservation.uid.as_str()))
             .map(|reservation| reservation.uid.clone())
             .collect();
@@ -200,18 +204,19 @@ impl Binds {
     ) -> Vec<PodUid> {
         let mut unsure = Vec::new();
         for (number, entry) in (0..).zip(entries) {
-            let expired = entry.reservations.extract_if(.., |known| match known.state {
-                State::InFlight(_) => false,
-                State::Bound(at) => at + UNSURE <= contact && !pods.contains_key(&known.uid),
-                State::Unsure(until) => until <= contact,
+            let expired = entry.reservations.extract_if(.., |known| match known.came {
+                _ if known.calls > 0 => false,
+                Came::Nothing => true,
+                Came::Bound(at) => at + UNSURE <= contact && !pods.contains_key(&known.uid),
+                Came::Unsure(until) => until <= contact,
             });
             for reservation in expired {
-                if matches!(reservation.state, State::Bound(_)) {
+                if matches!(reservation.came, Came::Bound(_)) {
                     entry.leaving.push((now, reservation.devices));
                 }
                 self.unreserve(&reservation.uid, NodeIx(number));
                 dirty.push(NodeIx(number));
-                if matches!(reservation.state, State::Unsure(_)) {
+                if matches!(reservation.came, Came::Unsure(_)) {
                     unsure.push(reservation.uid);
                 }
             }
@@ -257,20 +262,16 @@ impl Index {
             return;
         };
         let reservation = &mut entry.reservations[position];
-        let (others, bound) = match reservation.state {
-            State::InFlight(users) => (users.saturating_sub(1), false),
-            State::Bound(_) => (0, true),
-            State::Unsure(_) => (0, false),
-        };
-        match outcome {
-            Outcome::Bound => reservation.state = State::Bound(now),
-            _ if bound => {}
-            _ if others > 0 => reservation.state = State::InFlight(others),
-            Outcome::Unsure => reservation.state = State::Unsure(now + UNSURE),
-            Outcome::Failed => {
+        reservation.calls = reservation.calls.saturating_sub(1);
+        match (outcome, reservation.came) {
+            (Outcome::Bound, _) => reservation.came = Came::Bound(now),
+            (_, Came::Bound(_)) => {}
+            (Outcome::Unsure, _) => reservation.came = Came::Unsure(now + UNSURE),
+            (Outcome::Failed, Came::Nothing) if reservation.calls == 0 => {
                 entry.reservations.remove(position);
                 self.binds.unreserve(&target.uid, ix);
             }
+            (Outcome::Failed, _) => {}
         }
         self.dirty.push(ix);
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use gantry_api::{Grant, GrantError, NodeName, PodUid};
 
-use super::binds::{Pending, Reservation, State};
+use super::binds::{Came, Pending, Reservation};
 use super::entry::Entry;
 use super::{HOLD, Index};
 use crate::decide::{self, ForeignNodes};
@@ -190,7 +190,8 @@ impl Index {
                 plan: plan.clone(),
                 annotation: Arc::clone(&annotation),
                 devices,
-                state: State::InFlight(1),
+                calls: 1,
+                came: Came::Nothing,
             });
             self.binds
                 .reserved
@@ -340,11 +341,7 @@ impl Entry {
             }));
         }
         let known = &mut self.reservations[position];
-        let users = match known.state {
-            State::InFlight(users) => users,
-            State::Bound(_) | State::Unsure(_) => 0,
-        };
-        known.state = State::InFlight(users + 1);
+        known.calls += 1;
         Some(Ok(Reserved::Grant {
             plan: known.plan.clone(),
             annotation: Arc::clone(&known.annotation),

@@ -102,6 +102,31 @@ fn a_repeated_bind_gets_the_same_grant() {
 }
 
 #[test]
+fn a_repeated_bind_that_fails_takes_back_nothing_of_the_first_that_may_have_been_carried_out() {
+    for first in [Outcome::Unsure, Outcome::Bound] {
+        // One after the other, and both at once.
+        for both in [false, true] {
+            let cluster = one_node();
+            cluster.pod(&pod("a", 2));
+            reserve(&cluster, "a").unwrap();
+            if both {
+                reserve(&cluster, "a").unwrap();
+            }
+            finish(&cluster, "a", first);
+            if !both {
+                reserve(&cluster, "a").unwrap();
+            }
+            finish(&cluster, "a", Outcome::Failed);
+            assert_eq!(
+                cluster.free("n"),
+                "2,3,4,5,6,7",
+                "{first:?}, both at once: {both}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_grant_whose_devices_kubelet_gave_to_another_is_not_tried_again() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2)).pod(&pod("b", 2));
