@@ -49,7 +49,7 @@ pub struct OccupantPod {
     pub uid: PodUid,
     /// Where it is.
     pub node: NodeIx,
-    /// Its devices.
+    /// Its devices, but for those that are kept for somebody else when it is gone.
     pub devices: Devices,
     /// What else it takes of the node.
     pub resources: Resources,

@@ -62,6 +62,8 @@ pub(super) struct State {
     /// Grows whenever a gang that was refused may fit now.
     room: u64,
     tries: planning::Tries,
+    /// Gangs that would fit once pods are gone that are ending, and until when each waits for that, in seconds since 1970.
+    awaits: HashMap<Arc<GangKey>, i64>,
     /// When the first of those is overdue whose end was waited for, in seconds since 1970.
     overdue: Option<i64>,
     free: supply::Free,
@@ -99,6 +101,7 @@ impl State {
             troubled: HashMap::new(),
             room: 0,
             tries: planning::Tries::default(),
+            awaits: HashMap::new(),
             overdue: None,
             free: supply::Free::default(),
             held: supply::Held::default(),
@@ -224,6 +227,7 @@ impl Index {
         gangs.called.clear();
         gangs.aside.clear();
         gangs.asked.clear();
+        gangs.awaits.clear();
         gangs.offers.clear();
         gangs.work.clear();
         gangs.statuses.clear();

@@ -1,6 +1,7 @@
 //! Who is on the nodes, by what would have to be stopped together: gangs as a whole, other pods by themselves. For preemption; decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use gantry_api::PodUid;
@@ -198,17 +199,17 @@ impl Index {
         unit
     }
 
-    /// Who is on the way out and gone before long, and when the first of them is overdue, in seconds since 1970. With devices of pods that are gone,
-    /// which are given back any moment.
-    pub(super) fn ending(&self) -> Option<(Occupant, i64)> {
+    /// Who is on the way out and gone before long, and when the first and the last of them is overdue, in seconds since 1970. With devices of pods that
+    /// are gone, which are given back any moment.
+    pub(super) fn ending(&self) -> Option<(Occupant, Range<i64>)> {
         let now = self.now;
         let mut pods: Vec<OccupantPod> = Vec::new();
-        let mut overdue = i64::MAX;
+        let mut overdue = i64::MAX..i64::MIN;
         let mut goes = |ends: i64| {
             let until = ends.saturating_add(OVERDUE);
             let goes = now.unix < until;
             if goes {
-                overdue = overdue.min(until);
+                overdue = overdue.start.min(until)..overdue.end.max(until);
             }
             goes
         };

@@ -88,14 +88,16 @@ impl Index {
                 }
             }
         }
+        if result.is_ok() {
+            self.gangs.awaits.remove(&wanted.gang);
+        }
         match &result {
             // What it is told while it awaits somebody's end is not true for long.
-            Err(_) if awaits => self.gangs.asked.remove(&wanted.gang),
-            Ok(_) => self.gangs.asked.remove(&wanted.gang),
-            Err(_) => self
+            Err(_) if !awaits => self
                 .gangs
                 .asked
                 .insert(Arc::clone(&wanted.gang), asked_for(&wanted)),
+            _ => self.gangs.asked.remove(&wanted.gang),
         };
         self.gangs.core.placed(self.now, &wanted.gang, result);
         true
@@ -164,17 +166,25 @@ impl Index {
         may && self.may_come_free(wanted) && self.gangs.tries.another(self.gangs.room)
     }
 
-    /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue.
+    /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue. It waits no longer than
+    /// for those who were on their way when it began to: where pods come and go all the time there may always be some, and others get what they leave.
     fn awaits_ending(&mut self, wanted: &Wanted) -> bool {
         let Some((ending, overdue)) = self.ending() else {
             return false;
         };
+        let until = self.gangs.awaits.get(&wanted.gang).copied();
+        let until = until.unwrap_or(overdue.end);
+        if self.now.unix >= until {
+            return false;
+        }
         let fits = self.on_terrain(Some(wanted), |terrain| {
             preempt::fits_without(terrain, wanted, &ending)
         });
         if fits {
-            let known = self.gangs.overdue.unwrap_or(overdue);
-            self.gangs.overdue = Some(known.min(overdue));
+            let next = overdue.start.min(until);
+            let known = self.gangs.overdue.unwrap_or(next);
+            self.gangs.overdue = Some(known.min(next));
+            self.gangs.awaits.insert(Arc::clone(&wanted.gang), until);
         }
         fits
     }

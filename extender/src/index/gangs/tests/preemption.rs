@@ -249,7 +249,8 @@ fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
 
 /// A pod being deleted, that has to be gone by this second.
 fn leaving(mut pod: Value, second: u32) -> Value {
-    pod["metadata"]["deletionTimestamp"] = format!("2026-01-01T00:00:{second:02}Z").into();
+    let (minute, second) = (second / 60, second % 60);
+    pod["metadata"]["deletionTimestamp"] = format!("2026-01-01T00:{minute:02}:{second:02}Z").into();
     pod
 }
 
@@ -285,6 +286,20 @@ fn a_pod_that_does_not_end_in_its_time_is_not_waited_for() {
     cluster.pod(&leaving(low(&cluster, "n1", 0), 32));
     gang(&cluster, "g", 1, 10);
     cluster.wait(80);
+    assert_eq!(evicted(&cluster), []);
+    cluster.wait(20);
+    assert_eq!(evicted(&cluster), ["n2-0".into()]);
+}
+
+#[test]
+fn a_gang_does_not_wait_for_ever_new_pods_that_are_ending() {
+    let cluster = Cluster::new(Options::default());
+    full(&cluster, "n2", 0);
+    cluster.add("n1", &bridged()).add("n3", &bridged());
+    cluster.pod(&leaving(low(&cluster, "n1", 0), 32));
+    let next = low(&cluster, "n3", 50);
+    gang(&cluster, "g", 1, 10);
+    cluster.wait(80).pod(&leaving(next, 180));
     assert_eq!(evicted(&cluster), []);
     cluster.wait(20);
     assert_eq!(evicted(&cluster), ["n2-0".into()]);
