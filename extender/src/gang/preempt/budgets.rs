@@ -10,8 +10,12 @@ use super::whatif::WhatIf;
 use super::{Budget, Occupant, spare};
 use crate::gang::plan::{fits, plan};
 
-/// Turns of the search for a set before it is given up: each costs a few plans.
-const TURNS: usize = 64;
+/// Most turns of the search for a set before it is given up. Each costs a few plans, and those cost more the more nodes there are.
+const MOST_TURNS: usize = 64;
+/// Fewest turns, however large the cluster.
+const FEWEST_TURNS: usize = 4;
+/// So many nodes are looked at in all turns together.
+const LOOKS: usize = 16_384;
 
 /// Looks for sets.
 pub(super) struct Sets<'s, 't, 'a> {
@@ -60,7 +64,8 @@ impl Sets<'_, '_, '_> {
     fn search<'o>(&self, units: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
         let mut open = vec![BTreeSet::new(), crowded(units)];
         let mut seen = BTreeSet::new();
-        for _ in 0..TURNS {
+        let turns = LOOKS / self.cluster.nodes().max(1);
+        for _ in 0..turns.clamp(FEWEST_TURNS, MOST_TURNS) {
             let staying = open.pop()?;
             let numbered = units.iter().enumerate();
             let going: Vec<&Occupant> = numbered

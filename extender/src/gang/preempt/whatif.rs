@@ -31,6 +31,11 @@ impl<'t, 'a> WhatIf<'t, 'a> {
         Self { terrain, exact }
     }
 
+    /// How many nodes there are.
+    pub(super) fn nodes(&self) -> usize {
+        self.terrain.snapshot.nodes.len()
+    }
+
     /// What is found without some units.
     pub(super) fn without<T>(&self, victims: &[&Occupant], then: impl FnOnce(&Terrain<'_>) -> T) -> T {
         let mut rooms = self.terrain.rooms.to_vec();
