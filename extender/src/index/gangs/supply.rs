@@ -70,7 +70,10 @@ impl Held {
                 continue;
             };
             for ask in &request.asks {
-                *devices.entry(ask.resource.clone()).or_default() += u64::from(ask.devices);
+                match devices.get_mut(&ask.resource) {
+                    Some(count) => *count += u64::from(ask.devices),
+                    None => drop(devices.insert(ask.resource.clone(), u64::from(ask.devices))),
+                }
             }
         }
     }

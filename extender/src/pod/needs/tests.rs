@@ -343,6 +343,7 @@ fn priority_policy_deletion_and_gang_are_read() {
         (marked.priority, marked.preempts, marked.leaving),
         (1000, false, true)
     );
+    assert_eq!((plain.ends, marked.ends), (None, Some(1_767_225_630)));
     assert_eq!(&*marked.claim.unwrap().key.name, "train");
 }
 

@@ -204,6 +204,18 @@ fn a_host_port_of_a_pod_without_devices_comes_free_with_it() {
 }
 
 #[test]
+fn pods_without_devices_go_beside_one_with_devices_only_where_its_end_is_not_enough() {
+    for (cores, gone) in [(20, vec!["n1-0"]), (50, vec!["n1-0", "web"])] {
+        let cluster = Cluster::new(Options::default());
+        full(&cluster, "n1", 0);
+        bystander(&cluster, "web", 40, nothing);
+        with_cores(&cluster, "high", cores);
+        let gone: Vec<PodUid> = gone.into_iter().map(PodUid::from).collect();
+        assert_eq!(evicted(&cluster), gone);
+    }
+}
+
+#[test]
 fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
     let owned = |kind: &'static str| {
         move |pod: &mut Value| {
