@@ -126,6 +126,43 @@ fn wrap(text: &str, width: usize) -> String {
     wrapped
 }
 
+/// Whether every column has something to read in every GPU's row. A break takes the place of a blank cell away.
+fn has_no_blank_cell(text: &str) -> bool {
+    let header = text.lines().next().unwrap();
+    let titles = header.matches("Affinity").count() + header.matches("GPU NUMA ID").count();
+    let devices = parse(text).unwrap().links().len();
+    let mut rows = text
+        .lines()
+        .skip(1)
+        .filter(|line| line.trim_start().starts_with("GPU"));
+    rows.all(|row| row.split_whitespace().count() == 1 + devices + titles)
+}
+
+#[test]
+fn lines_broken_by_a_terminal_are_joined_where_no_cell_is_blank() {
+    let mut certain = 0;
+    for (name, text) in files::complete() {
+        let body = text.lines().skip(1);
+        let matrix: String = body
+            .take_while(|line| !line.starts_with("Legend"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let matrix = matrix.replace("\u{1b}[4m", "").replace("\u{1b}[0m", "");
+        if !has_no_blank_cell(&matrix) {
+            continue;
+        }
+        certain += 1;
+        let whole = parse(&matrix).unwrap();
+        for width in 24..240 {
+            let read = parse(&wrap(&matrix, width));
+            let read = read.unwrap_or_else(|refused| panic!("{name} at {width}: {refused}"));
+            assert_eq!(read.links(), whole.links(), "{name} at {width}");
+            assert_eq!(read.gpus(), whole.gpus(), "{name} at {width}");
+        }
+    }
+    assert!(certain >= 20, "{certain}");
+}
+
 #[test]
 fn lines_broken_by_a_terminal_are_joined_or_refused() {
     let mut joined = 0;

@@ -6,7 +6,7 @@ use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
 use super::header::Header;
 use super::legend;
 use super::row::{self, Row, after_label};
-use super::words::{Title, is_links, numbered};
+use super::words::{Title, goes_on_with_links, is_links, numbered};
 use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches};
 use crate::machine::{Link, MAX_LINKS_PER_GPU};
 
@@ -272,12 +272,13 @@ fn join(parts: &[&Line], spaced: bool) -> Vec<Glyph> {
     joined
 }
 
-/// Whether a line looks like a row: a word, then links.
+/// Whether a line looks like a row: a label, then links. A line of links alone, of which the first may have lost its beginning, goes
+/// on with the row above.
 pub(super) fn is_row(line: &Line) -> bool {
     let start = skip_blanks(&line.glyphs, 0);
     let word = word_at(&line.glyphs, start);
     let second = skip_blanks(&line.glyphs, start + word.chars().count());
-    is_links(&line.glyphs, second)
+    is_links(&line.glyphs, second) && !goes_on_with_links(&line.glyphs, start)
 }
 
 /// Lines that no row runs over.

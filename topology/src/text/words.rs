@@ -95,6 +95,25 @@ pub(super) fn is_links(glyphs: &[Glyph], start: usize) -> bool {
     end > start
 }
 
+/// Whether the word at `start` is what a break within or between link cells leaves: the end of a link, links, or both.
+pub(super) fn goes_on_with_links(glyphs: &[Glyph], start: usize) -> bool {
+    let word = word_at(glyphs, start);
+    let ends_a_link = |head: &str| {
+        let count = head.strip_prefix('V').unwrap_or(head);
+        let ends_a_count = !head.is_empty() && count.len() <= 2 && count.chars().all(|ch| ch.is_ascii_digit());
+        let ends_a_class = PathClass::ALL
+            .iter()
+            .any(|class| class.as_str().ends_with(head));
+        ends_a_count || ends_a_class
+    };
+    let ends = word.char_indices().map(|(at, _)| at).chain([word.len()]);
+    ends.enumerate()
+        .filter_map(|(count, at)| word.get(..at).map(|head| (count, head)))
+        .take_while(|(_, head)| head.len() <= "NODE".len())
+        .any(|(count, head)| ends_a_link(head) && (head == word || is_links(glyphs, start + count)))
+        && !word.is_empty()
+}
+
 /// The number of a `GPU#` or `NIC#` at the start of a word, and the length of the whole.
 pub(super) fn numbered(word: &str, prefix: &str) -> Option<(usize, usize)> {
     let digits: String = word
