@@ -164,6 +164,21 @@ fn lines_broken_by_a_terminal_are_joined_where_no_cell_is_blank() {
 }
 
 #[test]
+fn a_legend_broken_by_a_terminal_says_nothing_new() {
+    for (name, text) in files::complete() {
+        let Some(at) = text.find("\nLegend") else {
+            continue;
+        };
+        let whole = parse(&text).unwrap();
+        for width in 24..140 {
+            let broken = format!("{}{}", &text[..at], wrap(&text[at..], width));
+            let read = parse(&broken).unwrap_or_else(|refused| panic!("{name} at {width}: {refused}"));
+            assert_eq!(read, whole, "{name} at {width}");
+        }
+    }
+}
+
+#[test]
 fn lines_broken_by_a_terminal_are_joined_or_refused() {
     let mut joined = 0;
     for (name, text) in files::complete() {

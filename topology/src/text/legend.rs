@@ -38,7 +38,8 @@ pub(super) fn read(
     let mut devices: Vec<Option<String>> = vec![None; names.len()];
     let mut part = None;
     let mut nics_explained = false;
-    let mut in_entry = false;
+    // What the line above ended in, if an entry of the links' legend stands there.
+    let mut entry_end: Option<String> = None;
     for line in lines {
         let text = line.text();
         let entry = nic_entry(&text).filter(|_| part == Some(Part::Nics));
@@ -51,16 +52,20 @@ pub(super) fn read(
                     return Err(line.refuse_at_start(TopoProblem::LegendTwice { name }));
                 }
             }
+        } else if part == Some(Part::Links)
+            && !text.is_empty()
+            && entry_end.as_deref().is_some_and(|above| continues_entry(above, &text))
+        {
+            // An entry broken by the terminal, maybe right before a #.
+            entry_end = Some(last_piece(&text).to_owned());
         } else if is_frame(&text) || text.starts_with('#') || text.starts_with("WARNING: infoROM") {
-            in_entry = false;
+            entry_end = None;
         } else if let Some(next) = heading(&text) {
             nics_explained |= next == Part::Nics;
             part = Some(next);
-            in_entry = false;
+            entry_end = None;
         } else if part != Some(Part::Nics) && is_link_entry(&text) {
-            in_entry = true;
-        } else if part == Some(Part::Links) && in_entry && continues_entry(&text) {
-            // An entry broken by the terminal.
+            entry_end = Some(last_piece(&text).to_owned());
         } else if let Some((name, _)) = entry {
             if !more_nics {
                 let name = name.to_owned();
@@ -149,11 +154,39 @@ const VOCABULARY: &[&str] = &[
     "without",
 ];
 
-fn continues_entry(text: &str) -> bool {
+/// Whether a line goes on with the entry above it, which ends in `above`. The break may lie within a word, at either end.
+fn continues_entry(above: &str, text: &str) -> bool {
+    let mut pieces = pieces(text).peekable();
+    let mut first = true;
+    while let Some(piece) = pieces.next() {
+        let whole = is_vocabulary(piece);
+        let ends_a_word = first && is_vocabulary(&format!("{above}{piece}"));
+        let begins_a_word = pieces.peek().is_none() && begins_vocabulary(piece);
+        if !(whole || ends_a_word || begins_a_word) {
+            return false;
+        }
+        first = false;
+    }
+    true
+}
+
+/// A line cut at everything that is no part of a word; some pieces are empty.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
     text.split(|ch: char| ch.is_whitespace() || "(),/#-:".contains(ch))
-        .map(|word| word.trim_matches('.').to_ascii_lowercase())
-        .filter(|word| !word.is_empty())
-        .all(|word| VOCABULARY.contains(&word.as_str()))
+}
+
+fn last_piece(text: &str) -> &str {
+    pieces(text).last().unwrap_or_default()
+}
+
+fn is_vocabulary(word: &str) -> bool {
+    let word = word.trim_matches('.').to_ascii_lowercase();
+    word.is_empty() || VOCABULARY.contains(&word.as_str())
+}
+
+fn begins_vocabulary(word: &str) -> bool {
+    let word = word.trim_matches('.').to_ascii_lowercase();
+    VOCABULARY.iter().any(|known| known.starts_with(&word))
 }
 
 /// `NIC0: mlx5_0`.
