@@ -92,6 +92,10 @@ fn copies_in_other_forms_read_alike() {
             format!("\u{feff}{text}"),
             files::expand_tabs(&text),
             text.lines().map(|line| format!("    {line}   \n")).collect(),
+            files::expand_tabs(&text)
+                .lines()
+                .map(|line| format!("    {line}\n"))
+                .collect(),
             text.lines()
                 .map(|line| format!("{}\n", line.trim_end()))
                 .collect(),

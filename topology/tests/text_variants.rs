@@ -197,6 +197,50 @@ fn values_below_titles_of_a_hand_made_table() {
     assert_eq!(values(&read(text)), [["0-7", "0", "-"], ["-", "1", "-"]]);
 }
 
+/// A text as an editor shows it: tabs turned into blanks up to every `stop`th column, then indented.
+fn spread(text: &str, stop: usize, indent: usize) -> String {
+    let mut spread = String::new();
+    for line in text.lines() {
+        let mut shown = String::new();
+        for ch in line.chars() {
+            match ch {
+                '\t' => shown.push_str(&" ".repeat(stop - shown.chars().count() % stop)),
+                ch => shown.push(ch),
+            }
+        }
+        spread.push_str(&format!("{}{shown}\n", " ".repeat(indent)));
+    }
+    spread
+}
+
+#[test]
+fn blank_cells_stay_blank_in_an_indented_copy_and_no_value_moves_into_one() {
+    let two = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n";
+    let three = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n";
+    for (header, values) in [
+        (two, "\t\t0"),
+        (two, "\t0-7"),
+        (three, "\t\t0"),
+        (three, "\t\t0\t\tN/A"),
+        (three, "\t0-7\t\t\t2"),
+        (three, "\t\t\t\t2"),
+        (three, "\t0-15,128-143\t\t\t2"),
+    ] {
+        let text = format!("{header}GPU0\t X \tSYS{values}\nGPU1\tSYS\t X {values}\n");
+        let whole = read(&text);
+        for indent in 0..9 {
+            assert_eq!(read(&spread(&text, 8, indent)), whole, "{values:?} indented by {indent}");
+            let tabs: String = text.lines().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect();
+            assert_eq!(read(&tabs), whole, "{values:?} with tabs, indented by {indent}");
+            for stop in [2, 4, 6] {
+                if let Ok(other) = parse(&spread(&text, stop, indent)) {
+                    assert_eq!(other, whole, "{values:?} with tabs of {stop}, indented by {indent}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_device_name_that_looks_like_something_else_is_printed_readably() {
     for device in ["K%[K", "nvidia-smi topo -m", "Legend:", "[0m", "a\nb", ""] {

@@ -15,6 +15,8 @@ const LONGEST_WORD: usize = (MAX_GPUS + MAX_NICS) * 64;
 pub(super) struct Header {
     /// Names of the devices, GPUs first.
     pub(super) names: Vec<String>,
+    /// Where each name stands on the screen.
+    pub(super) places: Vec<usize>,
     /// How many of them are GPUs.
     pub(super) gpus: usize,
     /// The columns behind the devices.
@@ -26,6 +28,7 @@ impl Header {
     pub(super) fn read(glyphs: &[Glyph]) -> Result<Self, TopoError> {
         let mut header = Self {
             names: Vec::new(),
+            places: Vec::new(),
             gpus: 0,
             columns: Vec::new(),
         };
@@ -33,7 +36,6 @@ impl Header {
         while let Some(place) = glyphs.get(at).copied() {
             at = match title_at(glyphs, at) {
                 Some((title, end)) => {
-                    let to = glyphs.get(end - 1).map_or(place.visual, |glyph| glyph.visual) + 1;
                     if header.columns.iter().any(|column| column.title == title) {
                         let name = title.as_str().to_owned();
                         return Err(place.refuse(TopoProblem::DuplicateColumn { name }));
@@ -41,7 +43,6 @@ impl Header {
                     header.columns.push(Column {
                         title,
                         from: place.visual,
-                        to,
                     });
                     end
                 }
@@ -90,6 +91,7 @@ impl Header {
         }
         let end = at + name.chars().count();
         self.names.push(name);
+        self.places.push(place.visual);
         self.check_size(place)?;
         Ok(end)
     }

@@ -4,7 +4,7 @@
 use super::error::{TopoError, TopoProblem};
 use super::glyphs::{Glyph, skip_blanks, word_at};
 use super::header::Header;
-use super::values::{self, Values};
+use super::values::{self, Layout, Values};
 use super::words::{is_links, link_at};
 use crate::machine::Link;
 
@@ -76,15 +76,37 @@ pub(super) fn read(
         places.push(place);
         at = after;
     }
-    let values = read_values(header, device, glyphs, at, links.last().copied())?;
+    let label = glyphs.get(skip_blanks(glyphs, 0)).copied().unwrap_or(end);
+    let layout = layout(header, label, &places);
+    let values = read_values(header, device, glyphs, at, links.last().copied(), &layout)?;
     Ok(Row {
         links,
         places,
         values,
-        label: glyphs.get(skip_blanks(glyphs, 0)).copied().unwrap_or(end),
+        label,
         end,
         terminated: true,
     })
+}
+
+/// How a row is laid out, by where its links stand. nvidia-smi ends every cell with a tab; a whole text may be indented after its
+/// tabs became blanks. ` X ` begins with a blank.
+fn layout(header: &Header, label: Glyph, places: &[Glyph]) -> Layout {
+    let stands_at = |place: &Glyph, from: usize| place.visual == from || place.visual == from + 1;
+    let on_tab_stops = |indent: &usize| {
+        let stops = (1..).map(|cell: usize| indent + 8 * cell);
+        places.iter().zip(stops).all(|(place, stop)| stands_at(place, stop))
+    };
+    let mut indents = vec![0, label.visual];
+    indents.dedup();
+    indents.retain(on_tab_stops);
+    Layout {
+        indents,
+        below_titles: places
+            .iter()
+            .zip(&header.places)
+            .all(|(place, from)| stands_at(place, *from)),
+    }
 }
 
 fn read_values(
@@ -93,6 +115,7 @@ fn read_values(
     glyphs: &[Glyph],
     at: usize,
     last: Option<Link>,
+    layout: &Layout,
 ) -> Result<Values, TopoError> {
     let too_many = |place: Glyph, found: String| {
         place.refuse(TopoProblem::TooManyCells {
@@ -119,7 +142,7 @@ fn read_values(
     if let Some((place, found)) = values::surplus(&header.columns, glyphs, at) {
         return Err(too_many(place, found));
     }
-    values::read(&header.columns, glyphs, at, links_end)
+    values::read(&header.columns, glyphs, at, links_end, layout)
 }
 
 /// Words of the peer-to-peer matrix, which looks much like this one.

@@ -6,12 +6,20 @@ use super::glyphs::{Glyph, next_tab_stop, skip_blanks, word_at};
 use super::words::Title;
 use crate::machine::IdList;
 
-/// A column behind the devices, and where its title stands on the screen.
+/// A column behind the devices, and where its title begins on the screen.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Column {
     pub(super) title: Title,
     pub(super) from: usize,
-    pub(super) to: usize,
+}
+
+/// How the cells of a row lie on the screen, as far as its links show.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    /// Screen columns from which the tab stops of the row may count: those for which every link stands on one.
+    pub(super) indents: Vec<usize>,
+    /// Whether every link stands beneath its column's name: a table drawn by hand.
+    pub(super) below_titles: bool,
 }
 
 /// A value as it was written.
@@ -90,13 +98,14 @@ pub(super) fn read(
     glyphs: &[Glyph],
     start: usize,
     links_end: usize,
+    layout: &Layout,
 ) -> Result<Values, TopoError> {
     let words = words(glyphs, start);
     let tabs = count_tabs(glyphs, start, glyphs.len());
     let placed: Vec<usize> = if words.len() == columns.len() {
         (0..columns.len()).collect()
     } else {
-        place(columns, glyphs, start, links_end, &words)?
+        place(columns, glyphs, start, links_end, layout, &words)?
     };
     let written = placed
         .into_iter()
@@ -133,12 +142,13 @@ fn count_tabs(glyphs: &[Glyph], from: usize, to: usize) -> usize {
 }
 
 /// Which columns fewer words than columns belong to: by the tabs between them, else by where a terminal shows them, as
-/// nvidia-smi lays them out; else by the titles above them.
+/// nvidia-smi lays them out; else by the titles right above them, in a table whose links stand so too.
 fn place(
     columns: &[Column],
     glyphs: &[Glyph],
     start: usize,
     links_end: usize,
+    layout: &Layout,
     words: &[Word],
 ) -> Result<Vec<usize>, TopoError> {
     let Some((_, found, first)) = words.first() else {
@@ -157,8 +167,13 @@ fn place(
         fitting.next().filter(|_| fitting.next().is_none()).cloned()
     };
     let chosen = only(&|choice| fits_tabs(columns, glyphs, start, words, choice))
-        .or_else(|| only(&|choice| fits_screen(columns, links_end, words, choice)))
-        .or_else(|| only(&|choice| fits_titles(columns, words, choice)));
+        .or_else(|| {
+            only(&|choice| {
+                let mut indents = layout.indents.iter();
+                indents.any(|indent| fits_screen(columns, links_end, *indent, words, choice))
+            })
+        })
+        .or_else(|| only(&|choice| layout.below_titles && fits_titles(columns, words, choice)));
     if let Some(chosen) = chosen {
         return Ok(chosen);
     }
@@ -180,14 +195,20 @@ fn fits_tabs(columns: &[Column], glyphs: &[Glyph], start: usize, words: &[Word],
     })
 }
 
-fn fits_screen(columns: &[Column], links_end: usize, words: &[Word], choice: &[usize]) -> bool {
-    let mut screen = links_end;
+fn fits_screen(
+    columns: &[Column],
+    links_end: usize,
+    indent: usize,
+    words: &[Word],
+    choice: &[usize],
+) -> bool {
+    let mut screen = links_end.saturating_sub(indent);
     let mut column = 0;
     words.iter().zip(choice).all(|((_, text, place), chosen)| {
         for _ in 0..separators(columns, column, *chosen) {
             screen = next_tab_stop(screen);
         }
-        let fits = place.visual == screen;
+        let fits = place.visual == indent + screen;
         screen += text.chars().count();
         column = chosen + 1;
         fits
@@ -198,6 +219,6 @@ fn fits_titles(columns: &[Column], words: &[Word], choice: &[usize]) -> bool {
     words.iter().zip(choice).all(|((_, _, place), chosen)| {
         columns
             .get(*chosen)
-            .is_some_and(|column| (column.from..column.to).contains(&place.visual))
+            .is_some_and(|column| column.from == place.visual)
     })
 }
