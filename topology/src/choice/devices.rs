@@ -54,7 +54,8 @@ pub enum Sharing {
 /// Devices of other resources that are in use on the same GPUs may stand in `spots` as well, so that their use counts. Indices
 /// beyond `spots` and GPUs beyond [`MAX_GPUS`] are no devices. Returns indices, ascending.
 ///
-/// Without a table the lowest GPUs are taken where the table would decide.
+/// Without a table the lowest GPUs are taken where the table would decide, and slices are spared as on a product of eight units, or of
+/// twelve where all are multiples of three.
 pub fn choose(
     table: Option<&Table>,
     spots: &[Spot],
@@ -78,7 +79,7 @@ pub fn choose(
             spots.any(|spot| spot.slice.is_some())
         };
         if sliced(free) || sliced(must) {
-            slices::add(&mut chosen, spots, free, size, sharing);
+            slices::add(&mut chosen, table, spots, free, size, sharing);
         } else {
             replicas::add(&mut chosen, table, spots, free, size, sharing);
         }

@@ -1,4 +1,5 @@
-//! Which machines share a table: those whose links, paths, NUMA nodes and rates are the same, whatever their GPUs are called.
+//! Which machines share a table: those whose links, paths, NUMA nodes, rates and MIG placements are the same, whatever their GPUs
+//! are called.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::sync::Arc;
 use super::Table;
 use crate::bandwidth::Rates;
 use crate::machine::{Machine, PathClass};
+use crate::mig::placements;
 
 /// All of a machine that choices depend on, and nothing else: no UUID, address, name or driver. Machines of equal kinds get equal
 /// answers. GPUs count in NVML's order; machines that differ in that order alone are of different kinds.
@@ -16,6 +18,8 @@ pub struct MachineKind {
     bundles: Vec<([u8; 2], u8)>,
     switch_links: Vec<u8>,
     rates: Rates,
+    /// By GPU: where MIG instances may lie, if it can be cut and its product is known.
+    placements: Vec<Option<Vec<u16>>>,
     /// Path classes among GPUs and from NICs to GPUs, row by row.
     paths: Vec<PathClass>,
     /// By GPU: the first GPU that lists the same NUMA nodes; nodes may be numbered otherwise.
@@ -36,6 +40,7 @@ impl MachineKind {
                 .collect(),
             switch_links: (0..gpus.len()).map(|gpu| machine.switch_links(gpu)).collect(),
             rates: Rates::of(machine),
+            placements: placements::of_gpus(gpus),
             paths: rows
                 .flat_map(|row| (0..row.min(gpus.len())).map(move |column| machine.paths().get(row, column)))
                 .collect(),

@@ -34,6 +34,7 @@ mod surroundings;
 use crate::bandwidth::{Rates, gbs};
 use crate::collective::Collective;
 use crate::machine::Machine;
+use crate::mig::placements;
 use crate::set::GpuSet;
 use surroundings::Surroundings;
 
@@ -102,6 +103,8 @@ pub struct Table {
     sets: Option<Sets>,
     /// The highest B of each size on the empty machine, MB/s.
     best: Vec<u32>,
+    /// By GPU: where MIG instances may lie, if it can be cut and its product is known.
+    placements: Vec<Option<Vec<u16>>>,
 }
 
 /// What is known of every set, by bit mask.
@@ -135,6 +138,7 @@ impl Table {
             surroundings: Surroundings::new(machine),
             sets: None,
             best: Vec::new(),
+            placements: placements::of_gpus(machine.gpus()),
         };
         if table.gpus <= TABLE_GPUS {
             table.tabulate();
@@ -346,6 +350,11 @@ impl Table {
     /// The NICs behind the same PCIe switches as GPUs of a set (`PIX` or `PXB`), by position in the machine, ascending.
     pub fn near_nics(&self, gpus: GpuSet) -> Vec<usize> {
         self.surroundings.near_nics(gpus & self.all())
+    }
+
+    /// Where MIG instances may lie on a GPU, as masks of memory units, if its product is known.
+    fn placements(&self, gpu: usize) -> Option<&[u16]> {
+        self.placements.get(gpu)?.as_deref()
     }
 
     /// Bytes of memory the tables take.

@@ -3,6 +3,7 @@
 
 mod compute;
 mod cut;
+pub(crate) mod placements;
 mod table;
 
 use crate::machine::{Gpu, MigAttributes};

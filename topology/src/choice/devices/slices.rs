@@ -5,16 +5,16 @@
 //!    slice take turns on it. Where each has its own, one on the GPU with the fewest in use;
 //! 2. one on a GPU of which another slice is in use;
 //! 3. one on a GPU that has room for all that is still to be chosen;
-//! 4. the one whose loss takes least from what can be cut: every unused, legally aligned block that it lies in is lost, and
-//!    counts as much as it is large. Instances of every known product start at a multiple of their size (a test asks the catalogue
-//!    of products), so the block sizes are those of the slices there, doubled and halved;
+//! 4. the one whose loss takes least from what can be cut: of all places where an instance of the GPU's product may lie and that are
+//!    not in use, those it lies in are lost. So a `1g` on an A100 takes unit 6, of little use to others, and leaves `4g` at 0;
 //! 5. with [`Sharing::Packed`], the fullest place;
 //! 6. the lowest GPU, unit, device.
 
 use std::cmp::Reverse;
 
-use super::{Sharing, Spot, Units, Use, each};
+use super::{Sharing, Spot, Table, Units, Use, each};
 use crate::machine::{MAX_GPUS, MAX_MEMORY_UNITS};
+use crate::mig::placements::{OF_EIGHT_UNITS, OF_TWELVE_UNITS, mask};
 
 /// What is known of a GPU.
 #[derive(Debug, Clone, Copy, Default)]
@@ -34,7 +34,14 @@ struct OnGpu {
 }
 
 /// Adds devices of `free` to `chosen` until there are `size`.
-pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usize, sharing: Sharing) {
+pub(super) fn add(
+    chosen: &mut Vec<u16>,
+    table: Option<&Table>,
+    spots: &[Spot],
+    free: &[u16],
+    size: usize,
+    sharing: Sharing,
+) {
     let mut gpus = [OnGpu {
         in_threes: true,
         ..OnGpu::default()
@@ -52,6 +59,11 @@ pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usi
             gpus[gpu].take(slice);
         }
     }
+    let placements = |gpu: usize, in_threes: bool| match table.and_then(|table| table.placements(gpu)) {
+        Some(known) => known,
+        None if in_threes => OF_TWELVE_UNITS,
+        None => OF_EIGHT_UNITS,
+    };
     while chosen.len() < size {
         let rest = size - chosen.len();
         let best = each(spots, free, chosen)
@@ -59,6 +71,7 @@ pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usi
             .min_by_key(|(device, gpu, spot, _)| {
                 let slice = units(*spot);
                 let on = &gpus[*gpu];
+                let lost = on.loss(slice, placements(*gpu, on.in_threes));
                 let load = on.load[place(slice)];
                 let (spread, pack) = match sharing {
                     Sharing::Distributed if replicated => (load, 0),
@@ -66,7 +79,7 @@ pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usi
                     Sharing::Packed => (0, load),
                 };
                 (
-                    (spread, !on.broken, usize::from(on.left) < rest, on.loss(slice)),
+                    (spread, !on.broken, usize::from(on.left) < rest, lost),
                     (Reverse(pack), *gpu, slice, *device),
                 )
             });
@@ -81,24 +94,18 @@ pub(super) fn add(chosen: &mut Vec<u16>, spots: &[Spot], free: &[u16], size: usi
 
 impl OnGpu {
     fn take(&mut self, slice: Units) {
-        self.units |= mask(slice);
+        self.units |= mask(slice.start, slice.size);
         self.broken = true;
         self.load[place(slice)] += 1;
     }
 
-    /// What can no longer be cut once `slice` is in use: the sizes of all blocks lost, together.
-    fn loss(&self, slice: Units) -> u32 {
-        let slice = mask(slice);
-        let mut size = if self.in_threes { 3 } else { 1 };
-        let mut lost = 0;
-        while size <= MAX_MEMORY_UNITS {
-            let starts = (0..MAX_MEMORY_UNITS).step_by(usize::from(size));
-            let blocks = starts.map(|start| mask(Units { start, size }));
-            let hit = blocks.filter(|block| block & slice != 0 && block & self.units == 0);
-            lost += u32::from(size) * hit.map(|_| 1).sum::<u32>();
-            size *= 2;
-        }
-        lost
+    /// How many of `placements` can no longer be used once `slice` is in use.
+    fn loss(&self, slice: Units, placements: &[u16]) -> usize {
+        let slice = mask(slice.start, slice.size);
+        let lost = placements
+            .iter()
+            .filter(|place| **place & slice != 0 && **place & self.units == 0);
+        lost.count()
     }
 }
 
@@ -113,9 +120,4 @@ fn units(spot: Spot) -> Units {
 /// Where the load of a slice is counted.
 fn place(slice: Units) -> usize {
     usize::from(slice.start.min(MAX_MEMORY_UNITS - 1))
-}
-
-fn mask(units: Units) -> u16 {
-    let end = units.start.saturating_add(units.size).min(MAX_MEMORY_UNITS);
-    (units.start..end).fold(0, |mask, unit| mask | 1 << unit)
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::choice::Purpose;
-use crate::machine::{Gpu, Machine, MachineParts, NvLinkBundle, PathClass, PathMatrix};
+use crate::machine::{Gpu, Machine, MachineParts, Mig, NvLinkBundle, PathClass, PathMatrix};
 use crate::mig::Catalogue;
 use crate::set::GpuSet;
 
@@ -32,6 +32,26 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
     });
     Table::build(&machine.unwrap())
 });
+
+/// Three GPUs that can be cut: of eight units, of four, and one whose product is not known.
+static CUTTABLE: LazyLock<Table> = LazyLock::new(|| {
+    let models = [Some(A100), Some(A30), None];
+    let gpus = (0..).zip(models).map(|(index, model)| Gpu {
+        index,
+        model: model.map(str::to_owned),
+        mig: Some(Mig::default()),
+        ..Gpu::default()
+    });
+    let machine = Machine::new(MachineParts {
+        gpus: gpus.collect(),
+        paths: PathMatrix::from_fn(3, |_, _| PathClass::Node),
+        ..MachineParts::default()
+    });
+    Table::build(&machine.unwrap())
+});
+
+const A100: &str = "NVIDIA A100-SXM4-40GB";
+const A30: &str = "NVIDIA A30";
 
 fn whole(gpu: u8) -> Spot {
     Spot { gpu, slice: None }
@@ -129,6 +149,26 @@ fn a_whole_gpu_is_not_broken_while_another_slice_will_do() {
 }
 
 #[test]
+fn seven_slices_are_taken_so_that_large_instances_can_be_cut_for_long() {
+    for gpu in [0, 2] {
+        let sevenths: Vec<Spot> = (0..7).map(|start| slice(gpu, start, 1)).collect();
+        let mut used = Vec::new();
+        while used.len() < 7 {
+            let free = all_but(&sevenths, &used);
+            used.extend(choose(Some(&CUTTABLE), &sevenths, &free, &[], 1, Sharing::Packed));
+        }
+        // 4g at 0 until the last three, 3g at 0 as well.
+        assert_eq!(used, [6, 4, 5, 0, 1, 2, 3], "GPU {gpu}");
+    }
+    let quarters: Vec<Spot> = (0..4).map(|start| slice(1, start, 1)).collect();
+    let one = |used: &[u16]| {
+        let free = all_but(&quarters, used);
+        choose(Some(&CUTTABLE), &quarters, &free, &[], 1, Sharing::Packed)[0]
+    };
+    assert_eq!((one(&[]), one(&[0]), one(&[2])), (0, 1, 3), "an A30 is even");
+}
+
+#[test]
 fn the_slice_is_taken_whose_loss_leaves_the_largest_blocks() {
     let sevenths: Vec<Spot> = (0..7).map(|start| slice(0, start, 1)).collect();
     let one = |used: &[u16]| {
@@ -207,27 +247,6 @@ fn nonsense_is_answered_with_what_there_is() {
     );
 }
 
-#[test]
-fn every_known_products_instances_start_at_a_multiple_of_their_size() {
-    let catalogue = Catalogue::built_in();
-    assert!(!catalogue.products().is_empty());
-    for profile in catalogue.products().iter().flat_map(|product| &product.profiles) {
-        assert!(
-            profile
-                .starts
-                .iter()
-                .all(|start| start.is_multiple_of(profile.size)),
-            "{profile:?}"
-        );
-        let size = if profile.size.is_multiple_of(3) {
-            profile.size / 3
-        } else {
-            profile.size
-        };
-        assert!(size.is_power_of_two(), "{profile:?}");
-    }
-}
-
 /// Devices, which of them are free, which of those must be included, how many are wanted.
 #[derive(Debug, Clone)]
 struct Case {
@@ -240,8 +259,9 @@ struct Case {
 
 impl Case {
     fn choose(&self) -> Vec<u16> {
+        let sliced = self.spots.iter().any(|spot| spot.slice.is_some());
         choose(
-            Some(&TABLE),
+            Some(if sliced { &CUTTABLE } else { &TABLE }),
             &self.spots,
             &self.free,
             &self.must,
@@ -439,15 +459,23 @@ fn slice_cost(case: &Case, device: u16) -> impl Ord {
         .filter(|other| other.slice.unwrap().start == spot.slice.unwrap().start)
         .count();
     let own = units(spot);
-    let mut lost = 0;
-    for size in [1u8, 2, 4, 8, 16] {
-        for start in (0..16).step_by(usize::from(size)) {
-            let block: BTreeSet<u8> = (start..start + size).collect();
-            if block.is_disjoint(&used) && !block.is_disjoint(&own) {
-                lost += u32::from(size);
+    // Of an unknown product: as of one of eight units.
+    let catalogue = Catalogue::built_in();
+    let model = if spot.gpu == 1 { A30 } else { A100 };
+    let product = catalogue.by_model(model).unwrap();
+    let possible = |used: &BTreeSet<u8>| {
+        let mut places = BTreeSet::new();
+        for profile in &product.profiles {
+            for start in &profile.starts {
+                let covered: BTreeSet<u8> = (*start..start + profile.size).collect();
+                if covered.is_disjoint(used) {
+                    places.insert((profile.compute, *start, profile.size));
+                }
             }
         }
-    }
+        places.len()
+    };
+    let lost = possible(&used) - possible(&used.union(&own).copied().collect());
     let place = |spot: &Spot| (spot.gpu, spot.slice.unwrap().start);
     let places: BTreeSet<(u8, u8)> = case.spots.iter().map(place).collect();
     let (spread, pack) = match case.sharing {
