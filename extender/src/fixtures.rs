@@ -47,6 +47,7 @@ pub(crate) fn switched() -> Machine {
             gpu.nvlink = Some(NvLinkPorts {
                 version: Some(4),
                 switch_links: 18,
+                ..NvLinkPorts::default()
             });
         }
     })

@@ -85,6 +85,7 @@ fn machine(kind: Kind, gpus: usize) -> Machine {
                 gpu.nvlink = Some(NvLinkPorts {
                     version: Some(4),
                     switch_links: 18,
+                    ..NvLinkPorts::default()
                 });
             }
         }

@@ -194,7 +194,7 @@ impl Picture<'_> {
         };
         let mut rows = Vec::new();
         for island in islands(&all, |a, b| {
-            machine.switch_links(a).min(machine.switch_links(b)) > 0
+            machine.switch_links_between(a, b) > 0
         }) {
             if let [a, b, ..] = *island.as_slice() {
                 let most = island

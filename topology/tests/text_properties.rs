@@ -289,7 +289,7 @@ fn machines() -> impl Strategy<Value = Machine> {
         .prop_flat_map(|(gpus, nics, kind)| {
             let devices = gpus + nics.len();
             (
-                Just((gpus, nics, kind)),
+                (Just((gpus, nics, kind)), any::<bool>()),
                 prop::collection::vec(classes(), devices * devices),
                 prop::collection::vec(prop_oneof![4 => Just(0u8), 1 => 1u8..=3], gpus * gpus),
                 prop::collection::vec((lists(), lists(), prop::option::of(0u16..16_383)), gpus),
@@ -298,7 +298,7 @@ fn machines() -> impl Strategy<Value = Machine> {
         })
         .prop_filter_map(
             "NIC names are unique",
-            |((gpus, nics, kind), classes, links, values, switch)| {
+            |(((gpus, nics, kind), apart), classes, links, values, switch)| {
                 let devices = gpus + nics.len();
                 let mut parts = MachineParts {
                     paths: PathMatrix::from_fn(devices, |row, column| classes[row * devices + column]),
@@ -313,6 +313,7 @@ fn machines() -> impl Strategy<Value = Machine> {
                         nvlink: (kind == 2).then_some(NvLinkPorts {
                             version: None,
                             switch_links: switch,
+                            island: u8::from(apart && index >= gpus / 2),
                         }),
                         ..Gpu::default()
                     });

@@ -173,6 +173,29 @@ fn a_gpu_that_lost_its_links_stays_on_pcie() {
 }
 
 #[test]
+fn nvswitches_that_join_only_some_gpus_give_no_links_between_the_others() {
+    for (gpus, island, links) in [(8, 4, 18), (16, 8, 6), (8, 4, 12)] {
+        let names: Vec<String> = (0..gpus).map(|gpu| format!("GPU{gpu}")).collect();
+        let mut text = format!("{}\n", names.join(" "));
+        for row in 0..gpus {
+            let cell = |column| match (row, column) {
+                (a, b) if a == b => "X".to_owned(),
+                (a, b) if a / island == b / island => format!("NV{links}"),
+                _ => "SYS".to_owned(),
+            };
+            let cells: Vec<String> = (0..gpus).map(cell).collect();
+            text.push_str(&format!("GPU{row} {}\n", cells.join(" ")));
+        }
+        let machine = read_machine(&text).unwrap();
+        for (a, b) in (0..gpus).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            assert_eq!(machine.link(a, b), read(&text).links()[a][b], "GPU{a} and GPU{b}");
+        }
+        let islands: Vec<u8> = (0..gpus).map(|gpu| machine.switch_island(gpu)).collect();
+        assert_eq!((islands[0], islands[gpus - 1]), (0, 1));
+    }
+}
+
+#[test]
 fn the_notice_about_hidden_nics_is_kept() {
     let text = "3 NICs found in the topology, only displaying 1 in the matrix.\n\
                 \tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0\tPIX\t X \n\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n";

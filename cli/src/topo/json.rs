@@ -71,6 +71,8 @@ struct Switch {
     gpus: Vec<usize>,
     /// Links of each of `gpus`.
     links: Vec<u8>,
+    /// Which group of joined NVSwitches each of `gpus` is at; GPUs reach each other only within one.
+    islands: Vec<u8>,
     /// Effective, of the GPU with the most links, in one direction.
     bandwidth_gbs: f64,
     raw_gbs: f64,
@@ -185,6 +187,7 @@ fn switch(machine: &Machine, rates: &Rates) -> Option<Switch> {
     let most: LinkRate = gpus.iter().map(rate).max()?;
     Some(Switch {
         links: gpus.iter().map(|gpu| machine.switch_links(*gpu)).collect(),
+        islands: gpus.iter().map(|gpu| machine.switch_island(*gpu)).collect(),
         gpus,
         bandwidth_gbs: gbs(most.effective),
         raw_gbs: gbs(most.raw),

@@ -1,5 +1,6 @@
 //! What `gantry topo` prints for people: the picture, the matrix, and in words what NVLinks, NUMA nodes and NICs there are.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -57,17 +58,17 @@ fn health(complaints: &BTreeSet<Complaint>) -> String {
 
 fn nvlink(machine: &Machine) -> String {
     let rates = Rates::of(machine);
-    let mut switched: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+    let mut switched: BTreeMap<(Reverse<u8>, u8), Vec<usize>> = BTreeMap::new();
     for gpu in 0..machine.gpus().len() {
         let links = machine.switch_links(gpu);
         if links > 0 {
-            switched.entry(links).or_default().push(gpu);
+            let island = machine.switch_island(gpu);
+            switched.entry((Reverse(links), island)).or_default().push(gpu);
         }
     }
     let mut lines: Vec<(String, u8, LinkRate)> = switched
         .into_iter()
-        .rev()
-        .map(|(links, gpus)| {
+        .map(|((Reverse(links), _), gpus)| {
             let rate = gpus
                 .first()
                 .map_or(LinkRate::default(), |gpu| rates.nvlink_of(*gpu));

@@ -2,6 +2,7 @@
 //! and links into NVSwitches. A link that is down is not there.
 
 use gantry_topology::machine::MAX_LINKS_PER_GPU;
+use gantry_topology::machine::Fabric;
 use gantry_topology::{Gpu, NvLinkBundle, NvLinkPorts, PcieAddress};
 
 use super::Warnings;
@@ -23,6 +24,8 @@ struct Ends {
     has_links: bool,
     /// Links that end in a switch.
     to_switch: u8,
+    /// Which group of joined switches that is.
+    island: u8,
     /// Peers at the other ends, once per link.
     to_gpus: Vec<usize>,
 }
@@ -34,6 +37,7 @@ impl Joints {
             ends.has_links.then_some(NvLinkPorts {
                 version: ends.version,
                 switch_links: ends.to_switch,
+                island: ends.island,
             })
         })
     }
@@ -69,14 +73,39 @@ pub(super) fn read(
     sysfs: &Sysfs,
     warnings: &mut Warnings,
 ) -> Joints {
+    let islands = islands(gpus);
     let gpus = devices
         .iter()
-        .map(|device| match device {
-            Some(device) => ends(*device, gpus, sysfs, warnings),
+        .zip(islands)
+        .map(|(device, island)| match device {
+            Some(device) => Ends {
+                island,
+                ..ends(*device, gpus, sysfs, warnings)
+            },
             None => Ends::default(),
         })
         .collect();
     Joints { gpus }
+}
+
+/// The group of joined switches of each GPU, as the fabric manager tells it: GPUs of one clique reach each other. All 0 where it says
+/// nothing. The addresses of switches would say less: the two boards of a DGX-2 share none, and are joined.
+fn islands(gpus: &[Gpu]) -> Vec<u8> {
+    let mut cliques: Vec<&Fabric> = Vec::new();
+    gpus.iter()
+        .map(|gpu| {
+            let Some(fabric) = &gpu.fabric else {
+                return 0;
+            };
+            let known = cliques.iter().position(|clique| *clique == fabric);
+            let position = known.unwrap_or_else(|| {
+                cliques.push(fabric);
+                cliques.len() - 1
+            });
+            // There are no more cliques than GPUs.
+            position as u8
+        })
+        .collect()
 }
 
 fn ends(device: Device<'_>, gpus: &[Gpu], sysfs: &Sysfs, warnings: &mut Warnings) -> Ends {
@@ -159,6 +188,7 @@ mod tests {
                 version: Some(2),
                 has_links: true,
                 to_switch: 0,
+                island: 0,
                 to_gpus: peers.to_vec(),
             })
             .collect();
@@ -176,6 +206,20 @@ mod tests {
     #[test]
     fn links_to_one_peer_are_one_bundle() {
         assert_eq!(bundles(&[&[1, 1, 2], &[0, 0], &[0]]), [([0, 1], 2), ([0, 2], 1)]);
+    }
+
+    #[test]
+    fn gpus_of_two_cliques_are_at_switches_that_are_not_joined() {
+        let gpu = |clique: Option<u32>| Gpu {
+            fabric: clique.map(|clique| Fabric {
+                cluster_uuid: "domain".to_owned(),
+                clique,
+            }),
+            ..Gpu::default()
+        };
+        assert_eq!(islands(&[Some(7), Some(3), Some(7), Some(3)].map(gpu)), [0, 1, 0, 1]);
+        assert_eq!(islands(&[Some(7), Some(7)].map(gpu)), [0, 0]);
+        assert_eq!(islands(&[None, None].map(gpu)), [0, 0]);
     }
 
     #[test]

@@ -116,6 +116,7 @@ fn unknown_models_are_told_by_their_links() {
         gpu.nvlink = Some(NvLinkPorts {
             version: None,
             switch_links: 18,
+            ..NvLinkPorts::default()
         });
     }
     assert_eq!(pair(parts).0, 370.8);

@@ -16,7 +16,8 @@ pub struct MachineKind {
     gpus: usize,
     /// Direct NVLinks: the GPUs and how many.
     bundles: Vec<([u8; 2], u8)>,
-    switch_links: Vec<u8>,
+    /// By GPU: links into NVSwitches, and into which of those that are joined.
+    switch_links: Vec<(u8, u8)>,
     rates: Rates,
     /// By GPU: where MIG instances may lie, if it can be cut and its product is known.
     placements: Vec<Option<Vec<u16>>>,
@@ -38,7 +39,9 @@ impl MachineKind {
                 .iter()
                 .map(|bundle| (bundle.gpus, bundle.links))
                 .collect(),
-            switch_links: (0..gpus.len()).map(|gpu| machine.switch_links(gpu)).collect(),
+            switch_links: (0..gpus.len())
+                .map(|gpu| (machine.switch_links(gpu), machine.switch_island(gpu)))
+                .collect(),
             rates: Rates::of(machine),
             placements: placements::of_gpus(gpus),
             paths: rows

@@ -58,6 +58,7 @@ fn lopsided() -> Machine {
                 nvlink: Some(NvLinkPorts {
                     version: Some(3),
                     switch_links: 12,
+                    ..NvLinkPorts::default()
                 }),
                 ..Gpu::default()
             })
@@ -292,6 +293,7 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
                             nvlink: Some(NvLinkPorts {
                                 version: None,
                                 switch_links: *links,
+                                ..NvLinkPorts::default()
                             }),
                             ..Gpu::default()
                         })

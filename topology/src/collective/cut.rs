@@ -38,8 +38,8 @@ pub(super) fn narrowest(links: &Collective, set: GpuSet) -> Narrowest {
 /// then `inside(S) - inside(A) - inside(S - A)`.
 pub(super) struct Tables {
     inside: Vec<u16>,
-    /// Links into NVSwitches of every subset; empty if there are none.
-    switch: Vec<u16>,
+    /// Links into NVSwitches of every subset, for each group of joined switches.
+    switch: Vec<Vec<u16>>,
 }
 
 impl Tables {
@@ -52,14 +52,8 @@ impl Tables {
         let members: Vec<usize> = set.iter().take(EVERY_CUT).collect();
         let sets = 1usize << members.len();
         let mut inside = vec![0u16; sets];
-        let mut switch = vec![
-            0u16;
-            if members.iter().any(|gpu| links.switch[*gpu] > 0) {
-                sets
-            } else {
-                0
-            }
-        ];
+        let islands = islands(links, set);
+        let mut switch = vec![vec![0u16; sets]; islands.len()];
         for (position, gpu) in members.iter().enumerate() {
             let low = 1usize << position;
             // Subsets whose highest member is at `position`: those of the lower members, and it.
@@ -69,8 +63,12 @@ impl Tables {
                     .map(|other| u16::from(links.direct[*gpu][members[other]]))
                     .sum();
                 inside[low | below] = inside[below] + to_lower;
-                if !switch.is_empty() {
-                    let own = u16::try_from(links.switch[*gpu]).unwrap_or(u16::MAX);
+                for (island, switch) in islands.iter().zip(&mut switch) {
+                    let own = if links.island[*gpu] == *island {
+                        u16::try_from(links.switch[*gpu]).unwrap_or(u16::MAX)
+                    } else {
+                        0
+                    };
                     switch[low | below] = switch[below].saturating_add(own);
                 }
             }
@@ -106,8 +104,8 @@ impl Tables {
             let (near, far) = (part | anchor, rest & !part);
             let mut out = inside - u32::from(self.inside[near]) - u32::from(self.inside[far]);
             direct = direct.min(out);
-            if !self.switch.is_empty() {
-                out += u32::from(self.switch[near].min(self.switch[far]));
+            for switch in &self.switch {
+                out += u32::from(switch[near].min(switch[far]));
             }
             let near_size = near.count_ones() as usize;
             let larger = near_size.max(size - near_size);
@@ -125,10 +123,19 @@ impl Tables {
     }
 }
 
+/// The groups of joined NVSwitches that GPUs of a set have links into.
+fn islands(links: &Collective, set: GpuSet) -> Vec<u8> {
+    let switched = set.iter().filter(|gpu| links.switch[*gpu] > 0);
+    let mut islands: Vec<u8> = switched.map(|gpu| links.island[gpu]).collect();
+    islands.sort_unstable();
+    islands.dedup();
+    islands
+}
+
 /// The answer where no cut need be tried: no direct links, or too few to join the set.
 fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
     let has_direct = set.iter().any(|gpu| links.peers[gpu] & set.bits() != 0);
-    let switch = set.iter().map(|gpu| links.switch[gpu]).min().unwrap_or(0);
+    let switch = links.lowest_switch_links(set);
     if !has_direct {
         // Through switches alone the narrowest cut parts off the GPU with the fewest links.
         let larger = set.len().saturating_sub(1).max(1) as u64;
@@ -143,9 +150,13 @@ fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
 
 fn single_gpus(links: &Collective, set: GpuSet) -> Narrowest {
     let larger = set.len().saturating_sub(1).max(1) as u64;
-    let switch: u32 = set.iter().map(|gpu| links.switch[gpu]).sum();
+    let switch = |island: u8| -> u32 {
+        let within = set.iter().filter(|gpu| links.island[*gpu] == island);
+        within.map(|gpu| links.switch[gpu]).sum()
+    };
     let direct = |gpu: usize| -> u32 { set.iter().map(|other| u32::from(links.direct[gpu][other])).sum() };
-    let out = |gpu: usize| direct(gpu) + links.switch[gpu].min(switch - links.switch[gpu]);
+    let out =
+        |gpu: usize| direct(gpu) + links.switch[gpu].min(switch(links.island[gpu]) - links.switch[gpu]);
     Narrowest {
         scaled: u64::from(set.iter().map(out).min().unwrap_or(0)) * SCALE / larger,
         links: set.iter().map(direct).min().unwrap_or(0),

@@ -11,7 +11,7 @@ use crate::set::GpuSet;
 /// The links of one machine, laid out for rating sets of GPUs. Bandwidths are in MB/s, so that they compare exactly.
 ///
 /// - The *ring model* is what NCCL's rings reach today: `2 x edge-disjoint Hamiltonian cycles x rate of a link` over direct NVLinks,
-///   plus the lesser injection rate over NVSwitches; or, where that is faster, one ring over PCIe, at the rate of the slowest
+///   plus the lesser injection rate over NVSwitches, if those of the whole set are joined; or, where that is faster, one ring over PCIe, at the rate of the slowest
 ///   slot, or of the socket link if it is crossed.
 /// - The *cut bound* is what no algorithm can exceed: every part A of a set of k must send its data out, so
 ///   `(k - 1) x min over A of out(A) / |A|`, over NVLinks alone or over the PCIe tree alone, whichever is faster (NCCL does not mix the
@@ -27,6 +27,8 @@ pub struct Collective {
     peers: [u32; MAX_GPUS],
     /// Links into NVSwitches.
     switch: [u32; MAX_GPUS],
+    /// Which group of joined NVSwitches they end in.
+    island: [u8; MAX_GPUS],
     /// One NVLink, MB/s.
     link_rate: [u32; MAX_GPUS],
     /// PCIe slot, MB/s.
@@ -48,6 +50,7 @@ impl Collective {
             direct: Box::new([[0; MAX_GPUS]; MAX_GPUS]),
             peers: [0; MAX_GPUS],
             switch: [0; MAX_GPUS],
+            island: [0; MAX_GPUS],
             link_rate: [0; MAX_GPUS],
             slot_rate: [0; MAX_GPUS],
             socket_rate: rates.socket.effective,
@@ -56,6 +59,7 @@ impl Collective {
         };
         for a in 0..gpus {
             links.switch[a] = u32::from(machine.switch_links(a));
+            links.island[a] = machine.switch_island(a);
             links.link_rate[a] = rates.nvlink_of(a).effective;
             links.slot_rate[a] = rates.pcie_of(a).effective;
             for b in (0..gpus).filter(|b| *b != a) {
@@ -155,14 +159,20 @@ impl Collective {
         set.iter().any(|gpu| self.far[gpu] & set.bits() != 0)
     }
 
-    /// The fewest links into NVSwitches that a GPU of the set has.
+    /// The fewest links that a GPU of the set has into the NVSwitches that join it; 0 where its switches are not joined.
     pub(crate) fn lowest_switch_links(&self, set: GpuSet) -> u32 {
+        let mut islands = set.iter().map(|gpu| self.island[gpu]);
+        let first = islands.next();
+        if islands.any(|island| Some(island) != first) {
+            return 0;
+        }
         set.iter().map(|gpu| self.switch[gpu]).min().unwrap_or(0)
     }
 
     /// The best single path between two GPUs, MB/s.
     pub(crate) fn pair(&self, a: usize, b: usize) -> u32 {
-        let links = u32::from(self.direct[a][b]) + self.switch[a].min(self.switch[b]);
+        let switched = self.lowest_switch_links(GpuSet::single(a).with(b));
+        let links = u32::from(self.direct[a][b]) + switched;
         let nvlink = links.saturating_mul(self.link_rate[a].min(self.link_rate[b]));
         nvlink.max(self.pcie_ring(GpuSet::single(a).with(b)))
     }

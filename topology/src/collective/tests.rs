@@ -23,6 +23,7 @@ fn machine(sockets: &[u8], links: &[(u8, u8, u8)], switch: &[u8]) -> Machine {
                 nvlink: switch.get(usize::from(index)).map(|links| NvLinkPorts {
                     version: None,
                     switch_links: *links,
+                    ..NvLinkPorts::default()
                 }),
                 ..Gpu::default()
             })
@@ -173,9 +174,12 @@ fn cut_naively(machine: &Machine, rates: &Rates, set: GpuSet) -> f64 {
             .flat_map(|a| rest.iter().map(move |b| (a, b)))
             .map(|(a, b)| u32::from(machine.direct_nvlinks(a, b)))
             .sum();
-        let switch =
-            |side: GpuSet| -> u32 { side.iter().map(|gpu| u32::from(machine.switch_links(gpu))).sum() };
-        f64::from((direct + switch(part).min(switch(rest))) * rates.nvlink[0].effective)
+        let switch = |side: GpuSet, island: u8| -> u32 {
+            let within = side.iter().filter(|gpu| machine.switch_island(*gpu) == island);
+            within.map(|gpu| u32::from(machine.switch_links(gpu))).sum()
+        };
+        let switched = (0..3).map(|island| switch(part, island).min(switch(rest, island)));
+        f64::from((direct + switched.sum::<u32>()) * rates.nvlink[0].effective)
     };
     let sockets: Vec<GpuSet> = components(GpuSet::all(machine), |a| {
         let near = |b: &usize| !machine.paths().get(a, *b).crosses_sockets();
@@ -217,7 +221,11 @@ fn any_machine(most: usize, switched: bool) -> impl Strategy<Value = Machine> {
         let links =
             proptest::collection::vec(prop_oneof![2 => Just(0u8), 3 => 1..4u8], gpus * (gpus - 1) / 2);
         let switch = proptest::collection::vec(if switched { 0..5u8 } else { 0..1u8 }, gpus);
-        (sockets, links, switch).prop_map(|(sockets, links, switch)| {
+        let islands = prop_oneof![
+            Just(vec![0u8; gpus]),
+            proptest::collection::vec(0..3u8, gpus)
+        ];
+        (sockets, links, switch, islands).prop_map(|(sockets, links, switch, islands)| {
             let count = u8::try_from(sockets.len()).unwrap();
             let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b)));
             let bundles: Vec<(u8, u8, u8)> = pairs
@@ -225,9 +233,36 @@ fn any_machine(most: usize, switched: bool) -> impl Strategy<Value = Machine> {
                 .map(|((a, b), links)| (a, b, links))
                 .filter(|(_, _, links)| *links > 0)
                 .collect();
-            machine(&sockets, &bundles, &switch)
+            let mut parts = machine(&sockets, &bundles, &switch).into_parts();
+            for (gpu, island) in parts.gpus.iter_mut().zip(islands) {
+                if let Some(ports) = &mut gpu.nvlink {
+                    ports.island = island;
+                }
+            }
+            Machine::new(parts).unwrap()
         })
     })
+}
+
+#[test]
+fn nvswitches_that_are_not_joined_carry_no_ring_across() {
+    let mut parts = machine(&[0; 4], &[], &[18; 4]).into_parts();
+    for gpu in &mut parts.gpus[2..] {
+        if let Some(ports) = &mut gpu.nvlink {
+            ports.island = 1;
+        }
+    }
+    let machine = Machine::new(parts).unwrap();
+    let links = Collective::new(&machine, &rates(4, 20_000, 24_000, 16_000));
+    let b = |gpus: &[usize]| {
+        let set: GpuSet = gpus.iter().copied().collect();
+        (links.ring(set), links.cut(set))
+    };
+    assert_eq!(b(&[0, 1]), (360_000, 360_000));
+    assert_eq!(b(&[2, 3]), (360_000, 360_000));
+    assert_eq!(b(&[0, 2]), (24_000, 24_000), "PCIe");
+    assert_eq!(b(&[0, 1, 2, 3]), (24_000, 24_000));
+    assert_eq!((links.pair(0, 1), links.pair(1, 2)), (360_000, 24_000));
 }
 
 proptest! {

@@ -143,9 +143,12 @@ pub struct NvLinkPorts {
     /// NVLink version as NVML reports it (1 to 5), if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u8>,
-    /// Active links that end in an NVSwitch. Two GPUs with such links reach each other at the lesser of the two counts.
+    /// Active links that end in an NVSwitch. Two GPUs of one island with such links reach each other at the lesser of the two counts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub switch_links: u8,
+    /// Which group of joined NVSwitches the links end in: GPUs reach each other only within one. 0 where all are joined.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub island: u8,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
@@ -274,13 +277,30 @@ impl Machine {
             .map_or(0, |ports| ports.switch_links)
     }
 
+    /// The group of joined NVSwitches that GPU `a` has its links into; 0 also if it has none.
+    pub fn switch_island(&self, a: usize) -> u8 {
+        self.0
+            .gpus
+            .get(a)
+            .and_then(|gpu| gpu.nvlink)
+            .map_or(0, |ports| ports.island)
+    }
+
+    /// Links by which `a` reaches `b` through NVSwitches; 0 if they have none, or into switches that are not joined.
+    pub fn switch_links_between(&self, a: usize, b: usize) -> u8 {
+        if a == b || self.switch_island(a) != self.switch_island(b) {
+            return 0;
+        }
+        self.switch_links(a).min(self.switch_links(b))
+    }
+
     /// NVLinks by which `a` reaches `b`, directly or through NVSwitches: the number nvidia-smi prints after `NV`.
     pub fn nvlinks_between(&self, a: usize, b: usize) -> u8 {
         if a == b {
             return 0;
         }
         self.direct_nvlinks(a, b)
-            .saturating_add(self.switch_links(a).min(self.switch_links(b)))
+            .saturating_add(self.switch_links_between(a, b))
     }
 
     /// The link of a pair as `nvidia-smi topo -m` prints it. Devices count GPUs first, then NICs.

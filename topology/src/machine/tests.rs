@@ -37,12 +37,19 @@ fn gpus_on_a_switch_reach_each_other_at_the_lesser_count() {
     parts.gpus[0].nvlink = Some(NvLinkPorts {
         version: Some(4),
         switch_links: 18,
+        ..NvLinkPorts::default()
     });
     parts.gpus[1].nvlink = Some(NvLinkPorts {
         version: Some(4),
         switch_links: 12,
+        ..NvLinkPorts::default()
     });
-    assert_eq!(Machine::new(parts).unwrap().link(1, 0), Link::NvLink(12));
+    assert_eq!(Machine::new(parts.clone()).unwrap().link(1, 0), Link::NvLink(12));
+    if let Some(ports) = &mut parts.gpus[1].nvlink {
+        ports.island = 1;
+    }
+    let apart = Machine::new(parts).unwrap();
+    assert!(matches!(apart.link(1, 0), Link::Pcie(_)), "the switches are not joined");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use super::parse::nvlinks;
 use super::words::is_nic_name;
 use super::{GpuLine, Hints, NicLine, TopoText, paths, products, switches};
-use crate::machine::{Gpu, Machine, MachineError, MachineParts, Nic, NvLinkBundle, NvLinkPorts};
+use crate::machine::{Gpu, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle, NvLinkPorts};
 
 /// The most NVLinks one GPU of any model has had so far.
 const MOST_LINKS: u8 = 18;
@@ -41,8 +41,8 @@ impl TopoText {
         let mut nvlinks = Vec::new();
         for (index, line) in self.gpus.into_iter().enumerate() {
             let row = counts.get(index).map(Vec::as_slice).unwrap_or_default();
-            let switch_links = switched.get(index).copied().flatten();
-            if switch_links.is_none() {
+            let into_switch = switched.get(index).copied().flatten();
+            if into_switch.is_none() {
                 nvlinks.extend(
                     row.iter()
                         .enumerate()
@@ -64,9 +64,10 @@ impl TopoText {
                     .and_then(|nodes| nodes.iter().next())
                     .and_then(|node| u16::try_from(node).ok()),
                 cpus: line.cpus,
-                nvlink: (linked && (version.is_some() || switch_links.is_some())).then_some(NvLinkPorts {
+                nvlink: (linked && (version.is_some() || into_switch.is_some())).then_some(NvLinkPorts {
                     version,
-                    switch_links: switch_links.unwrap_or(0),
+                    switch_links: into_switch.map_or(0, |into| into.links),
+                    island: into_switch.map_or(0, |into| into.island),
                 }),
                 ..Gpu::default()
             });
@@ -76,14 +77,16 @@ impl TopoText {
             device: nic.device,
             ..Nic::default()
         });
-        Machine::new(MachineParts {
+        let machine = Machine::new(MachineParts {
             name: self.description,
             gpus,
             nics: nics.collect(),
             nvlinks,
             paths,
             ..MachineParts::default()
-        })
+        })?;
+        check_links(&machine, &self.links)?;
+        Ok(machine)
     }
 
     fn nvlink_counts(&self) -> Vec<Vec<u8>> {
@@ -92,6 +95,24 @@ impl TopoText {
         rows.map(|row| row.iter().take(gpus).map(nvlinks).collect())
             .collect()
     }
+}
+
+/// A machine that has other links than its text would be chosen on by links that do not exist.
+fn check_links(machine: &Machine, links: &[Vec<Link>]) -> Result<(), MachineError> {
+    for (a, row) in links.iter().enumerate() {
+        for (b, written) in row.iter().enumerate().take(a) {
+            let inferred = machine.link(a, b);
+            if inferred != *written {
+                return Err(MachineError {
+                    field: format!("devices {b} and {a}"),
+                    problem: format!(
+                        "the matrix says {written}, but the NVSwitches and NVLinks that would explain it give {inferred}"
+                    ),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Device numbers are below [`crate::machine::MAX_GPUS`].

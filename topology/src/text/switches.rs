@@ -1,14 +1,23 @@
 //! Tells NVLinks through an NVSwitch from NVLinks that join GPUs directly: `NV#` cells do not say. Arithmetic on link counts alone.
 
+/// The links of a GPU into NVSwitches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Switched {
+    pub(super) links: u8,
+    /// Which of the groups of joined switches, counted from 0 by their lowest GPU.
+    pub(super) island: u8,
+}
+
 /// The links each GPU has into an NVSwitch, `None` where its links are direct or absent. `counts[a][b]` is the `#` of `NV#`.
 ///
 /// GPUs behind a switch all reach each other, each pair at the lesser of the two GPUs' counts, and a printed row shows a GPU's
 /// links once per peer: more of them than the GPU can have. Where `limit` (links one GPU can have) would do for a direct mesh, it
 /// is one: 4 to each of 3 peers on an A100, 6 to each of 3 on a GH200.
-pub(super) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<u8>> {
+pub(super) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<Switched>> {
     let count = |a: usize, b: usize| counts.get(a).and_then(|row| row.get(b)).copied().unwrap_or(0);
     let mut switched = vec![None; counts.len()];
     let mut seen = vec![false; counts.len()];
+    let mut islands = 0;
     for first in 0..counts.len() {
         if seen.get(first).copied().unwrap_or(true) {
             continue;
@@ -39,9 +48,13 @@ pub(super) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<u8>> {
                 && too_many_for_a_mesh
                 && let Some(slot) = switched.get_mut(*gpu)
             {
-                *slot = Some(*links);
+                *slot = Some(Switched {
+                    links: *links,
+                    island: islands,
+                });
             }
         }
+        islands += u8::from(even && too_many_for_a_mesh);
     }
     switched
 }
@@ -56,12 +69,28 @@ mod tests {
             .collect()
     }
 
+    fn one(links: u8) -> Option<Switched> {
+        Some(Switched { links, island: 0 })
+    }
+
+    #[test]
+    fn switches_that_are_not_joined_are_told_apart() {
+        let mut counts = mesh(8, 18);
+        for (a, b) in (0..4).flat_map(|a| (4..8).map(move |b| (a, b))) {
+            counts[a][b] = 0;
+            counts[b][a] = 0;
+        }
+        let island = |island| Some(Switched { links: 18, island });
+        let expected: Vec<_> = [0, 0, 0, 0, 1, 1, 1, 1].map(island).into();
+        assert_eq!(switch_links(&counts, 18), expected);
+    }
+
     #[test]
     fn more_links_than_a_gpu_has_come_through_a_switch() {
         for (gpus, links) in [(8, 12), (8, 18), (16, 6), (8, 8), (4, 18)] {
             assert_eq!(
                 switch_links(&mesh(gpus, links), 18),
-                vec![Some(links); gpus],
+                vec![one(links); gpus],
                 "NV{links}"
             );
         }
@@ -85,8 +114,8 @@ mod tests {
             counts[2][other] = 17;
             counts[other][2] = 17;
         }
-        let mut expected = vec![Some(18); 8];
-        expected[2] = Some(17);
+        let mut expected = vec![one(18); 8];
+        expected[2] = one(17);
         assert_eq!(switch_links(&counts, 18), expected);
     }
 
@@ -97,7 +126,7 @@ mod tests {
         for row in &mut counts {
             row[2] = 0;
         }
-        let mut expected = vec![Some(18); 8];
+        let mut expected = vec![one(18); 8];
         expected[2] = None;
         assert_eq!(switch_links(&counts, 18), expected);
     }

@@ -83,6 +83,7 @@ fn switch_links_are_dealt_over_all_switches() {
         gpu.nvlink = Some(NvLinkPorts {
             version: Some(3),
             switch_links: 12,
+            ..NvLinkPorts::default()
         });
     }
     let facts = facts(given);
