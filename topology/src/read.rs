@@ -103,7 +103,7 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
         });
     }
     let text = text.trim_start_matches('\u{feff}');
-    let said = text.lines().map(str::trim).enumerate();
+    let said = lines(text).map(str::trim).enumerate();
     let Some((index, first)) = said
         .clone()
         .find(|(_, line)| !line.is_empty() && !line.starts_with('#'))
@@ -125,6 +125,11 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
     })
 }
 
+/// The lines of a text, whatever ends them.
+fn lines(text: &str) -> std::str::Split<'_, char> {
+    text.split(if text.contains('\n') { '\n' } else { '\r' })
+}
+
 /// Whether some line has a device name where a matrix has one, or the notice stands there that comes before a matrix.
 fn looks_like_topology(text: &str) -> bool {
     let named = |line: &str| {
@@ -132,7 +137,7 @@ fn looks_like_topology(text: &str) -> bool {
         at.and_then(|at| line.get(..at))
             .is_some_and(|before| !before.contains(|ch: char| ch.is_alphanumeric() && !"0149m".contains(ch)))
     };
-    text.lines()
+    lines(text)
         .filter(|line| !line.trim_start().starts_with('#'))
         .any(|line| named(line) || line.contains("found in the topology"))
 }

@@ -265,6 +265,31 @@ fn blank_cells_stay_blank_in_an_indented_copy_and_no_value_moves_into_one() {
 }
 
 #[test]
+fn what_a_terminal_has_around_the_output_changes_nothing() {
+    let bare = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t0-7\t0\nGPU1\tSYS\t X \t8-15\t1\n";
+    let legend = "\nLegend:\n\n  X    = Self\n";
+    for text in [bare.to_owned(), format!("{bare}{legend}")] {
+        let whole = read(&text);
+        for prompt in ["$ ", "# ", "root@node:~# ", "[me@node ~]$ ", "sh-5.1$\n", "PS C:\\Users\\me>", "\nroot@node:~# \n\n"] {
+            assert_eq!(read(&format!("{text}{prompt}")), whole, "{prompt:?}");
+        }
+        for date in ["Tue Mar  5 10:11:12 2024", "Tue 05 Mar 2024 10:11:12 AM UTC"] {
+            assert_eq!(read(&format!("{date}\n{text}")), whole, "{date:?}");
+        }
+        for end in ["\r", "\r\n", "\r\r\n"] {
+            assert_eq!(read(&text.replace('\n', end)), whole, "{end:?}");
+            let machine = gantry_topology::read(&format!("# a comment\n{text}").replace('\n', end));
+            assert_eq!(machine.unwrap().gpus().len(), 2, "{end:?}");
+        }
+    }
+    let typed = parse(&format!("{bare}root@node:~# exit")).unwrap_err();
+    assert_eq!((typed.line, typed.column), (4, 1), "{typed}");
+    let blank = "GPU0 GPU1 CPU Affinity\nGPU0 X SYS\nGPU1 SYS X\n";
+    let typed = parse(&format!("{blank}logout")).unwrap_err();
+    assert_eq!((typed.line, typed.column), (4, 1), "{typed}");
+}
+
+#[test]
 fn a_device_name_that_looks_like_something_else_is_printed_readably() {
     for device in ["K%[K", "nvidia-smi topo -m", "Legend:", "[0m", "a\nb", ""] {
         let machine = Machine::new(MachineParts {

@@ -74,20 +74,22 @@ pub(super) fn skip_blanks(glyphs: &[Glyph], start: usize) -> usize {
         .map_or(glyphs.len(), |offset| start + offset)
 }
 
-/// Splits a text into lines of glyphs.
+/// Splits a text into lines of glyphs. A line ends with a line feed, carriage returns before it or not, or with one of these alone.
 pub(super) fn lines(text: &str) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut rest = text;
     let mut number = 1;
     while !rest.is_empty() {
-        let (line, terminated) = match rest.split_once('\n') {
-            Some((line, after)) => {
-                rest = after;
+        let (line, terminated) = match rest.find(['\n', '\r']) {
+            Some(end) => {
+                let (line, after) = rest.split_at(end);
+                let windows = after.trim_start_matches('\r').strip_prefix('\n');
+                rest = windows.or_else(|| after.get(1..)).unwrap_or_default();
                 (line, true)
             }
             None => (std::mem::take(&mut rest), false),
         };
-        lines.push(one_line(line.trim_end_matches('\r'), number, terminated));
+        lines.push(one_line(line, number, terminated));
         number += 1;
     }
     lines

@@ -98,9 +98,9 @@ impl TopoText {
 
 /// Reads a topology text.
 ///
-/// Allowed are tabs, blanks and both; glued cells where they come apart in one way; terminal escape codes; Windows line ends; a
+/// Allowed are tabs, blanks and both; glued cells where they come apart in one way; terminal escape codes; line ends of any system; a
 /// `# machine: ...` comment, the notice about hidden NICs, the command itself and code fences around; missing columns behind the
-/// links and blank cells in them; lines broken by a terminal.
+/// links and blank cells in them; lines broken by a terminal; the date before, and a shell's prompt behind.
 ///
 /// # Errors
 /// Where the text is cut, contradicts itself, or is something else: the place, what stands there, what is allowed.

@@ -20,7 +20,8 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
             problem: TopoProblem::TooLong { bytes, limit },
         });
     }
-    let lines = lines(text);
+    let mut lines = lines(text);
+    drop_prompt(&mut lines);
     let mut reader = Reader { lines: &lines, at: 0 };
     let preamble = reader.read_preamble()?;
     let header = reader.read_header()?;
@@ -184,7 +185,7 @@ impl<'a> Reader<'a> {
                 .names
                 .iter()
                 .any(|name| after_label(&next.glyphs, start, name).is_some());
-            if labelled || is_row(next) || is_boundary(next) {
+            if labelled || is_row(next) || is_boundary(next) || !may_be_cells(&next.glyphs, start) {
                 break;
             }
             parts.push(next);
@@ -281,20 +282,54 @@ pub(super) fn is_row(line: &Line) -> bool {
     is_links(&line.glyphs, second) && !goes_on_with_links(&line.glyphs, start)
 }
 
+/// Whether the word at `start` may be cells or the rest of one: nothing but characters of links and values.
+fn may_be_cells(glyphs: &[Glyph], start: usize) -> bool {
+    word_at(glyphs, start)
+        .chars()
+        .all(|ch| ch.is_ascii_digit() || "PIXBHNODESYCVA,-/".contains(ch))
+}
+
+/// Takes the shell's next prompt off the end, which comes along when a terminal is copied.
+fn drop_prompt(lines: &mut Vec<Line>) {
+    let Some(last) = lines.iter().rposition(|line| line.first().is_some()) else {
+        return;
+    };
+    let is_prompt = lines.get(last).is_some_and(|line| {
+        let text = line.text();
+        let of_the_matrix = numbered(&text, "GPU").or(numbered(&text, "NIC")).is_some();
+        text.ends_with(['$', '#', '>']) && !of_the_matrix
+    });
+    if is_prompt {
+        lines.truncate(last);
+    }
+}
+
 /// Lines that no row runs over.
 fn is_boundary(line: &Line) -> bool {
     let text = line.text();
     is_frame(&text) || text.starts_with('#') || legend::is_heading(&text)
 }
 
-/// Blank lines, and what people and programs put around the output: a code fence, the command, a heading.
+/// Blank lines, and what people and programs put around the output: a code fence, the command, a heading, the date.
 pub(super) fn is_frame(text: &str) -> bool {
     let command = text
         .split_once("nvidia-smi topo")
         .is_some_and(|(_, options)| options.split_whitespace().all(|option| option.starts_with('-')));
     let lower = text.to_ascii_lowercase();
     let heading = lower == "gpu topology:" || lower == "nvidia topology:";
-    text.is_empty() || text.starts_with("```") || command || heading
+    text.is_empty() || text.starts_with("```") || command || heading || is_date(text)
+}
+
+/// What `date` prints: a day of the week, and among the rest the time of day.
+fn is_date(text: &str) -> bool {
+    let mut words = text.split(' ');
+    let days = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+    let is_time = |word: &str| {
+        let parts: Vec<&str> = word.split(':').collect();
+        let number = |part: &&str| part.len() == 2 && part.chars().all(|ch| ch.is_ascii_digit());
+        parts.len() == 3 && parts.iter().all(number)
+    };
+    words.next().is_some_and(|day| days.contains(&day)) && words.any(is_time)
 }
 
 /// The notice of a machine with more NICs than the matrix shows: how many there are, how many it shows.
