@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::counts::Counts;
 use crate::run::{cargo, root, run, run_reading};
-use crate::{citations, generate, tools};
+use crate::{citations, generate, map, tools};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -26,9 +26,10 @@ pub(crate) fn fmt() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// Clippy over everything, warnings denied; and what documents name as proof.
+/// Clippy over everything, warnings denied; what documents name as proof; the map of the code.
 pub(crate) fn lint() -> Result<()> {
     citations::check()?;
+    map::check()?;
     run(&mut cargo(&[
         "clippy",
         "--workspace",

@@ -7,6 +7,7 @@ mod ci;
 mod citations;
 mod counts;
 mod generate;
+mod map;
 mod run;
 mod tools;
 
@@ -27,7 +28,7 @@ enum Task {
     Ci,
     /// Formatting check.
     Fmt,
-    /// Clippy, warnings denied; and the tests that documents name must be there.
+    /// Clippy, warnings denied; the tests and modules that documents name must be there, and no module may lack on the map.
     Lint,
     /// Unit and integration tests of every crate but the end-to-end ones.
     Test,
