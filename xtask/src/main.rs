@@ -32,7 +32,7 @@ enum Task {
     Lint,
     /// Unit and integration tests of every crate but the end-to-end ones.
     Test,
-    /// End-to-end tests on a real Kubernetes; builds its components on the first run (some ten minutes).
+    /// End-to-end tests on a real Kubernetes; builds its components on the first run (CONTRIBUTING.md says how long that takes).
     E2e {
         /// Run only the scenarios whose name contains this.
         filter: Option<String>,
