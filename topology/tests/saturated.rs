@@ -1,5 +1,5 @@
 //! Given a node whose GPUs are never enough, then its jobs run nearer to the best bandwidth than under any other policy known.
-//! The figures to reach stand beside each machine; `cargo run --example saturated` prints them all.
+//! The figures to reach stand beside each machine; `cargo run --release -p gantry-topology --example saturated` prints them all.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod support;

@@ -73,11 +73,22 @@ pub(crate) fn deny() -> Result<()> {
         .args(["check", "bans", "licenses", "sources"]))
 }
 
+/// Every benchmark there is.
+pub(crate) const BENCHMARKS: [&str; 7] = [
+    "choice",
+    "decisions",
+    "latency",
+    "gangs",
+    "socket",
+    "scheduler",
+    "peer",
+];
+
 /// Benchmarks of whole programs: these measure what is shipped. It takes minutes to link, so others make do with the `bench` profile's.
 const OF_RELEASES: [&str; 2] = ["socket", "peer"];
 
-/// One benchmark, or all of them. They start programs, so those are built first.
-pub(crate) fn bench(name: Option<&str>) -> Result<()> {
+/// One benchmark, with arguments of its own, or all of them. They start programs, so those are built first.
+pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
     let build = |profile, package| {
         let words = ["build", "--profile", profile, "--locked", "--package", package];
         run(&mut cargo(&words))
@@ -92,6 +103,9 @@ pub(crate) fn bench(name: Option<&str>) -> Result<()> {
         Some(name) => command.args(["--bench", name]),
         None => command.arg("--benches"),
     };
+    if !args.is_empty() {
+        command.arg("--").args(args);
+    }
     run(&mut command)
 }
 
@@ -127,4 +141,25 @@ fn step<T>(name: &str, task: impl FnOnce() -> Result<T>) -> Result<T> {
     let outcome = task();
     println!("== {name}: {:.0} s", start.elapsed().as_secs_f64());
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_benchmark_can_be_named_and_every_name_is_one() {
+        let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        let (_, members) = manifest.split_once("members = [").unwrap();
+        let (members, _) = members.split_once(']').unwrap();
+        let mut there = BTreeSet::new();
+        for member in members.split('"').skip(1).step_by(2) {
+            let manifest = std::fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
+            let targets = manifest.split("[[bench]]\nname = \"").skip(1);
+            there.extend(targets.map(|rest| rest.split('"').next().unwrap().to_owned()));
+        }
+        assert_eq!(there, BENCHMARKS.map(str::to_owned).into());
+    }
 }

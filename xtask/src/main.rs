@@ -12,6 +12,7 @@ mod run;
 mod tools;
 
 use anyhow::Result;
+use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
 
 /// Gantry's task runner.
@@ -45,10 +46,14 @@ enum Task {
     },
     /// Licence, ban and source check of all dependencies (installs cargo-deny on the first run).
     Deny,
-    /// Benchmarks, in release mode: all, or one by name (choice, extender, socket, scheduler, peer, ...).
+    /// Benchmarks, in the bench profile, and the program that socket and peer measure as it is shipped: all, or one by name.
     Bench {
         /// The benchmark.
+        #[arg(value_parser = PossibleValuesParser::new(ci::BENCHMARKS))]
         name: Option<String>,
+        /// Arguments of its own, such as --rounds 3.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "name")]
+        args: Vec<String>,
     },
     /// A real Kubernetes of three simulated GPU nodes, left up for you to play with.
     Cluster {
@@ -67,7 +72,25 @@ fn main() -> Result<()> {
         Task::E2e { filter } => ci::e2e(filter.as_deref()).and_then(|counts| counts.conclude()),
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
-        Task::Bench { name } => ci::bench(name.as_deref()),
+        Task::Bench { name, args } => ci::bench(name.as_deref(), &args),
         Task::Cluster { args } => ci::cluster(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_the_name_of_a_benchmark_is_its_own() {
+        for words in ["bench scheduler --rounds 3", "bench scheduler -- --rounds 3"] {
+            let words = std::iter::once("xtask").chain(words.split(' '));
+            let Task::Bench { name, args } = Cli::try_parse_from(words).unwrap().task else {
+                panic!("another task");
+            };
+            assert_eq!(name.as_deref(), Some("scheduler"));
+            assert_eq!(args, ["--rounds", "3"]);
+        }
+        assert!(Cli::try_parse_from(["xtask", "bench", "extender"]).is_err());
     }
 }
