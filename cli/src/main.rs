@@ -41,7 +41,7 @@ Examples:
   gantry choose --from machine.yaml --size 4   which four GPUs of it, and why
   gantry plugin --node-name node-1 --kubeconfig ~/.kube/config
 
-Exit codes: 0 done, 1 failed, 2 bad command line or bad input.
+Exit codes: 0 done, 1 failed, 2 bad command line or bad input (a bad file for the plugin is 1).
 Logs go to standard error; RUST_LOG sets their level, such as RUST_LOG=debug or RUST_LOG=gantry_plugin=trace.";
 
 #[derive(Subcommand)]

@@ -46,6 +46,18 @@ fn a_bad_file_is_told_line_by_line() {
 }
 
 #[test]
+fn a_bad_variable_is_a_bad_command_line_and_says_where_it_was_set() {
+    let mut run = command(&["plugin", "--check-config=/dev/null"]);
+    let run = run.env("MIG_STRATEGY", "mixd").output().unwrap();
+    assert_eq!(run.status.code(), Some(2));
+    let said = String::from_utf8(run.stderr).unwrap();
+    assert!(
+        said.contains("environment: MIG_STRATEGY: \"mixd\" is not allowed"),
+        "{said}"
+    );
+}
+
+#[test]
 fn what_a_node_would_only_warn_of_is_told_before_too() {
     let run = check(
         "sharing: {timeSlicing: {resources: [{name: gpu, devices: [0], replicas: 2}]}}",

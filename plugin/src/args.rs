@@ -22,6 +22,9 @@ use crate::labels::LabelsArgs;
 
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
+#[command(after_help = "\
+Exit codes of --check-config: 0 if the file would be served; 1 if not, as where NVIDIA's plugin
+ends on a wrong file; 2 if a flag or a variable is wrong.")]
 pub struct Args {
     /// Name of this node in the cluster
     #[arg(
