@@ -10,6 +10,7 @@ use gantry_e2e::{Cluster, until};
 use k8s_openapi::api::core::v1::{Binding, Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::Request;
 use serde_json::{Value, json};
 
 use crate::bed::Bed;
@@ -156,7 +157,7 @@ async fn labels_only(plugin: &Plugin<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The plugin of a node: its service account, on its node.
+/// The plugin of a node: its service account, on its node. It may patch what it may not read, which kubectl would do first.
 struct Plugin<'a> {
     cluster: &'a Cluster,
     node: &'a str,
@@ -164,31 +165,27 @@ struct Plugin<'a> {
 
 impl Plugin<'_> {
     async fn patch_status(&self, change: &Value) -> Result<()> {
-        self.kubectl(&["--subresource=status"], "strategic", change).await
+        self.send(Some("status"), &Patch::Strategic(change)).await
     }
 
     async fn patch(&self, change: &Value) -> Result<()> {
-        self.kubectl(&[], "merge", change).await
+        self.send(None, &Patch::Merge(change)).await
     }
 
-    async fn kubectl(&self, more: &[&str], kind: &str, change: &Value) -> Result<()> {
-        let account = format!("--as=system:serviceaccount:{NAMESPACE}:{PLUGIN}");
-        let node = format!(
-            "--as-user-extra=authentication.kubernetes.io/node-name={}",
-            self.node
+    async fn send(&self, subresource: Option<&str>, patch: &Patch<&Value>) -> Result<()> {
+        let (nodes, how) = (Request::new("/api/v1/nodes"), PatchParams::default());
+        let mut request = match subresource {
+            Some(part) => nodes.patch_subresource(part, self.node, &how, patch)?,
+            None => nodes.patch(self.node, &how, patch)?,
+        };
+        let account = format!("system:serviceaccount:{NAMESPACE}:{PLUGIN}");
+        let headers = request.headers_mut();
+        headers.insert("impersonate-user", account.parse()?);
+        headers.insert(
+            "impersonate-extra-authentication.kubernetes.io%2fnode-name",
+            self.node.parse()?,
         );
-        let (kind, change) = (format!("--type={kind}"), format!("--patch={change}"));
-        let mut words = vec![
-            account.as_str(),
-            &node,
-            "patch",
-            "node",
-            self.node,
-            &kind,
-            &change,
-        ];
-        words.extend_from_slice(more);
-        self.cluster.kubectl(&words).await?;
+        self.cluster.client().request::<Value>(request).await?;
         Ok(())
     }
 }
