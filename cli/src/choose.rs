@@ -32,7 +32,7 @@ pub(crate) struct ChooseArgs {
     #[arg(long, value_name = "K")]
     size: usize,
 
-    /// GPUs that are free, such as 0,2,3 or 0-3 [default: all]
+    /// GPUs that are free, such as 0,2,3 or 0-3 [default: all but those with MIG on]
     #[arg(long, value_name = "LIST")]
     free: Option<GpuSet>,
 
@@ -74,11 +74,19 @@ fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
     let choice = table
         .best_with(free, args.must, args.size, purpose)
         .ok_or_else(|| {
-            anyhow!(
-                "{} GPUs are asked, but only {} are free: {free}",
-                args.size,
-                free.len()
-            )
+            let (size, there) = (args.size, free.len());
+            let which = if free.is_empty() {
+                String::new()
+            } else {
+                format!(": {free}")
+            };
+            let cut = cut(machine);
+            let cut = if cut.is_empty() {
+                String::new()
+            } else {
+                format!("; MIG is on on {cut}")
+            };
+            anyhow!("{size} GPUs are asked, but only {there} are free{which}{cut}")
         })?;
     let answer = Answer::new(machine, &table, &choice);
     if args.json {
@@ -88,10 +96,19 @@ fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
     }
 }
 
+/// The GPUs with MIG on: they serve no work but through their instances.
+fn cut(machine: &Machine) -> GpuSet {
+    let gpus = machine.gpus().iter();
+    gpus.filter(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled))
+        .map(|gpu| usize::from(gpu.index))
+        .collect()
+}
+
 /// The free GPUs, or what of the request contradicts the machine or itself.
 fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
     let all = GpuSet::all(machine);
-    let free = args.free.unwrap_or(all);
+    let whole = all - cut(machine);
+    let free = args.free.unwrap_or(whole);
     let there = match machine.gpus().len() {
         0 => "it has none".to_owned(),
         1 => "allowed is 0".to_owned(),
@@ -100,6 +117,16 @@ fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
     for (option, set) in [("--free", free), ("--must", args.must)] {
         if let Some(unknown) = (set - all).lowest() {
             return Err(anyhow!("{option}: the machine has no GPU {unknown}; {there}"));
+        }
+        if let Some(cut) = (set - whole).lowest() {
+            let allowed = if whole.is_empty() {
+                "no GPU of the machine is whole".to_owned()
+            } else {
+                format!("allowed are {whole}")
+            };
+            return Err(anyhow!(
+                "{option}: MIG is on on GPU {cut}, which is given out in parts only; {allowed}"
+            ));
         }
     }
     if let Some(held) = (args.must - free).lowest() {
@@ -215,11 +242,47 @@ mod tests {
 
     /// What `gantry choose` prints, or its error and whether that is bad input.
     fn choose(options: &str) -> Result<String, (String, bool)> {
+        choose_of(&machine(), options)
+    }
+
+    fn choose_of(machine: &Machine, options: &str) -> Result<String, (String, bool)> {
         let words = std::iter::once("choose").chain(options.split_whitespace());
         let args = Cli::try_parse_from(words)
             .map_err(|error| (error.to_string(), true))?
             .choose;
-        output(&args, &machine()).map_err(|error| (format!("{error:#}"), error.is::<BadInput>()))
+        output(&args, machine).map_err(|error| (format!("{error:#}"), error.is::<BadInput>()))
+    }
+
+    #[test]
+    fn gpus_with_mig_on_are_not_given_out_whole() {
+        let text = include_str!("../../simulator/machines/dgx-a100-mig.yaml");
+        let machine = gantry_topology::read(text).unwrap();
+        let chosen = choose_of(&machine, "--size 4 --json").unwrap();
+        let chosen: serde_json::Value = serde_json::from_str(&chosen).unwrap();
+        assert_eq!(chosen["gpus"], serde_json::json!([0, 1, 2, 3]));
+        for (options, message, bad) in [
+            (
+                "--size 5",
+                "5 GPUs are asked, but only 4 are free: 0,1,2,3; MIG is on on 4,5,6,7",
+                false,
+            ),
+            (
+                "--size 2 --free 3-5",
+                "--free: MIG is on on GPU 4, which is given out in parts only; allowed are 0,1,2,3",
+                true,
+            ),
+            (
+                "--size 2 --must 6",
+                "--must: MIG is on on GPU 6, which is given out in parts only; allowed are 0,1,2,3",
+                true,
+            ),
+        ] {
+            assert_eq!(
+                choose_of(&machine, options).unwrap_err(),
+                (message.to_owned(), bad),
+                "{options}"
+            );
+        }
     }
 
     #[test]

@@ -22,7 +22,8 @@ use source::SourceArgs;
 #[command(after_help = "\
 JSON (--json), stable fields: gpus[], nics[], matrix (GPU x GPU, link names as nvidia-smi writes them, X on the diagonal),
 bandwidth_gbs (GPU x GPU, GB/s in one direction, 0 on the diagonal), nic_matrix (GPU x NIC),
-health[] (what is wrong with GPUs; null where that is not told).
+health[] (what is wrong with GPUs; null where that is not told), warnings[] (what the machine says that cannot be).
+gpus[].mig has enabled and instances[] (profile, start, size, devices[]); null where the GPU cannot be cut.
 
 Examples:
   gantry topo                                  this node, through NVML

@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 
 use gantry_topology::bandwidth::LinkRate;
+use gantry_topology::machine::ComputeInstance;
 use gantry_topology::{IdList, Link, Machine, Rates};
 use serde::Serialize;
 
-use super::seen::{Complaint, Seen};
+use super::seen::{Complaint, Seen, warnings};
 
 /// The whole document.
 #[derive(Debug, Serialize)]
@@ -28,6 +29,8 @@ struct Document<'a> {
     numa: Vec<Node<'a>>,
     /// What is wrong with GPUs.
     health: Option<&'a BTreeSet<Complaint>>,
+    /// What the machine says that cannot be.
+    warnings: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -43,6 +46,32 @@ struct Gpu<'a> {
     cpus: Option<&'a str>,
     nvlink_version: Option<u8>,
     nvlinks: u32,
+    /// How the GPU is cut; null where it cannot be.
+    mig: Option<Mig<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Mig<'a> {
+    enabled: bool,
+    instances: Vec<Instance<'a>>,
+}
+
+/// A GPU instance and its MIG devices.
+#[derive(Debug, Serialize)]
+struct Instance<'a> {
+    id: u32,
+    profile: &'a str,
+    /// Memory units: the first, and how many.
+    start: u8,
+    size: u8,
+    devices: Vec<MigDevice<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct MigDevice<'a> {
+    id: u32,
+    profile: &'a str,
+    uuid: &'a str,
 }
 
 #[derive(Debug, Serialize)]
@@ -104,6 +133,7 @@ fn of(seen: &Seen) -> Document<'_> {
     };
     Document {
         health: seen.complaints.as_ref(),
+        warnings: warnings(machine),
         name: Some(machine.name()).filter(|name| *name != "machine"),
         gpus: (0..gpus).filter_map(|index| gpu(machine, index)).collect(),
         nics: machine
@@ -176,7 +206,30 @@ fn gpu(machine: &Machine, index: usize) -> Option<Gpu<'_>> {
         cpus: gpu.cpus.as_ref().map(IdList::as_str),
         nvlink_version: gpu.nvlink.and_then(|ports| ports.version),
         nvlinks: direct + u32::from(machine.switch_links(index)),
+        mig: gpu.mig.as_ref().map(mig),
     })
+}
+
+fn mig_device(compute: &ComputeInstance) -> MigDevice<'_> {
+    MigDevice {
+        id: compute.id,
+        profile: &compute.profile,
+        uuid: compute.uuid.as_str(),
+    }
+}
+
+fn mig(mig: &gantry_topology::Mig) -> Mig<'_> {
+    let instances = mig.instances.iter().map(|instance| Instance {
+        id: instance.id,
+        profile: &instance.profile,
+        start: instance.start,
+        size: instance.size,
+        devices: instance.compute.iter().map(mig_device).collect(),
+    });
+    Mig {
+        enabled: mig.enabled,
+        instances: instances.collect(),
+    }
 }
 
 fn switch(machine: &Machine, rates: &Rates) -> Option<Switch> {

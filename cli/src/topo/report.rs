@@ -1,4 +1,4 @@
-//! What `gantry topo` prints for people: the picture, the matrix, and in words what NVLinks, NUMA nodes and NICs there are.
+//! What `gantry topo` prints for people: the picture, the matrix, and in words what NVLinks, MIG instances, NUMA nodes and NICs there are.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,11 +6,12 @@ use std::fmt::Write as _;
 
 use gantry_topology::bandwidth::LinkRate;
 use gantry_topology::draw::Picture;
+use gantry_topology::machine::GpuInstance;
 use gantry_topology::text::TopoText;
 use gantry_topology::{IdList, Machine, Nic, PathClass, Rates};
 
 use super::Screen;
-use super::seen::{Complaint, Seen};
+use super::seen::{Complaint, Seen, warnings};
 
 /// The whole report.
 pub(super) fn report(seen: &Seen, screen: Screen) -> String {
@@ -28,8 +29,10 @@ pub(super) fn report(seen: &Seen, screen: Screen) -> String {
         }
     };
     section("Health", seen.complaints.as_ref().map(health).unwrap_or_default());
+    section("Warnings", lines(warnings(machine)));
     section("Links", TopoText::from(machine).aligned());
     section("NVLink", nvlink(machine));
+    section("MIG", mig(machine));
     section("NUMA", numa(machine));
     section("NICs", nics(machine));
     format!("{picture}{}", sections.join("\n"))
@@ -96,6 +99,38 @@ fn nvlink(machine: &Machine) -> String {
         );
     }
     text
+}
+
+fn lines(lines: Vec<String>) -> String {
+    lines.into_iter().map(|line| format!("  {line}\n")).collect()
+}
+
+/// How the GPUs are cut that have MIG on. Nothing where none has.
+fn mig(machine: &Machine) -> String {
+    let cut = machine.gpus().iter().filter_map(|gpu| {
+        let mig = gpu.mig.as_ref().filter(|mig| mig.enabled)?;
+        let instances: Vec<String> = mig.instances.iter().map(instance).collect();
+        let said = if instances.is_empty() {
+            "on, not cut yet".to_owned()
+        } else {
+            instances.join(", ")
+        };
+        Some(format!("GPU{}  {said}", gpu.index))
+    });
+    lines(cut.collect())
+}
+
+/// `3g.20gb at 4`; with its MIG devices where it is not one of its own size.
+fn instance(instance: &GpuInstance) -> String {
+    let place = format!("{} at {}", instance.profile, instance.start);
+    match instance.compute.as_slice() {
+        [only] if only.profile == instance.profile => place,
+        [] => format!("{place} (no MIG device)"),
+        several => {
+            let profiles: Vec<&str> = several.iter().map(|compute| compute.profile.as_str()).collect();
+            format!("{place} ({})", profiles.join(", "))
+        }
+    }
 }
 
 fn numa(machine: &Machine) -> String {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use gantry_api::{DeviceStatus, GpuNode};
 use gantry_topology::Machine;
+use gantry_topology::mig::{Catalogue, check_machine};
 use serde::Serialize;
 
 /// What a source shows.
@@ -25,6 +26,12 @@ pub(super) struct Complaint {
     pub(super) reason: String,
     /// Since when, if that is known.
     pub(super) since: Option<String>,
+}
+
+/// What a machine says that cannot be: MIG instances that the GPU's product does not allow there.
+pub(super) fn warnings(machine: &Machine) -> Vec<String> {
+    let checked = check_machine(&Catalogue::built_in(), machine);
+    checked.err().map(|error| error.to_string()).into_iter().collect()
 }
 
 impl From<Machine> for Seen {

@@ -44,6 +44,58 @@ fn json_for_scripts() {
     insta::assert_snapshot!(topo(&["--json", "--from", &fixture("a40-8gpu-4bridgepairs-2nic")]).unwrap());
 }
 
+/// The lines beneath a heading of a report.
+fn section<'a>(report: &'a str, title: &str) -> &'a str {
+    let (_, rest) = report.split_once(&format!("\n{title}\n")).unwrap();
+    rest.split("\n\n").next().unwrap()
+}
+
+#[test]
+fn a_cut_machine_is_shown_with_its_instances() {
+    let from = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../simulator/machines/dgx-a100-mig.yaml"
+    );
+    let text = topo(&["--from", from]).unwrap();
+    insta::assert_snapshot!(section(&text, "MIG"));
+    assert!(!text.contains("Warnings"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", from]).unwrap()).unwrap();
+    assert_eq!(
+        json["gpus"][0]["mig"],
+        serde_json::json!({"enabled": false, "instances": []})
+    );
+    let first = &json["gpus"][4]["mig"]["instances"][0];
+    assert_eq!(
+        (&first["profile"], &first["start"], &first["size"]),
+        (&"1g.5gb".into(), &0.into(), &1.into())
+    );
+    assert!(first["devices"][0]["uuid"].as_str().unwrap().starts_with("MIG-"));
+    assert_eq!(json["warnings"], serde_json::json!([]));
+}
+
+#[test]
+fn instances_that_cannot_be_are_warned_of() {
+    let file = |profile: &str, start: u8| {
+        format!(
+            "gpus:\n- index: 0\n  model: NVIDIA A100-SXM4-40GB\n  mig:\n    enabled: true\n    instances:\n    \
+             - {{id: 1, profile: {profile}, start: {start}, size: 4}}\npaths:\n- X\n"
+        )
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let mut said = String::new();
+    for (profile, start) in [("9g.99gb", 0), ("3g.20gb", 2)] {
+        let path = folder.path().join("machine.yaml");
+        std::fs::write(&path, file(profile, start)).unwrap();
+        let path = path.to_str().unwrap();
+        let text = topo(&["--from", path]).unwrap();
+        said.push_str(&format!("{}\n", section(&text, "Warnings").trim_end()));
+        let json: serde_json::Value =
+            serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
+        assert_eq!(json["warnings"].as_array().unwrap().len(), 1);
+    }
+    insta::assert_snapshot!(said);
+}
+
 #[test]
 fn json_of_every_file_has_the_stable_fields_in_shape() {
     let folder = PathBuf::from(fixture("x")).parent().unwrap().to_owned();
