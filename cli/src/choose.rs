@@ -107,10 +107,12 @@ fn cut(machine: &Machine) -> GpuSet {
 /// The free GPUs, or what of the request contradicts the machine or itself.
 fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
     let all = GpuSet::all(machine);
+    if all.is_empty() {
+        return Err(anyhow!("the machine has no GPU"));
+    }
     let whole = all - cut(machine);
     let free = args.free.unwrap_or(whole);
     let there = match machine.gpus().len() {
-        0 => "it has none".to_owned(),
         1 => "allowed is 0".to_owned(),
         gpus => format!("allowed are 0 to {}", gpus - 1),
     };
@@ -135,7 +137,7 @@ fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
     if args.size == 0 {
         return Err(anyhow!(
             "--size: 0 GPUs are nothing to choose; allowed are 1 to {}",
-            free.len()
+            free.len().max(1)
         ));
     }
     if args.must.len() > args.size {

@@ -1,7 +1,7 @@
 //! Reads a machine from either of its forms, told apart by content: a machine file (YAML or JSON) or the text of
 //! `nvidia-smi topo -m`. Errors name the place and what is allowed there. Also writes machine files; no files are opened here.
 
-use crate::machine::{Machine, MachineError, MachineParts};
+use crate::machine::{MAX_GPUS, MAX_LINKS_PER_GPU, MAX_MEMORY_UNITS, Machine, MachineError, MachineParts};
 use crate::text::{self, Hints, TopoError};
 
 /// The longest text that is read, in bytes.
@@ -111,18 +111,28 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
         return Err(ReadError::Empty);
     };
     if first.starts_with('{') {
-        return Ok(Machine::new(read_json(text)?)?);
+        return machine(read_json(text)?);
     }
     if looks_like_topology(text) {
         return Ok(text::read_machine_with(text, hints)?);
     }
     if first.starts_with("---") || first.starts_with('%') || is_key(first) {
-        return Ok(Machine::new(read_yaml(text)?)?);
+        return machine(read_yaml(text)?);
     }
     Err(ReadError::Unrecognised {
         line: index + 1,
         found: first.chars().take(40).collect(),
     })
+}
+
+fn machine(parts: MachineParts) -> Result<Machine, ReadError> {
+    if parts.gpus.is_empty() {
+        return Err(ReadError::Contradictory(MachineError {
+            field: "gpus".to_owned(),
+            problem: format!("none is named; a machine has 1 to {MAX_GPUS}"),
+        }));
+    }
+    Ok(Machine::new(parts)?)
 }
 
 /// The lines of a text, whatever ends them.
@@ -167,13 +177,63 @@ fn read_yaml(text: &str) -> Result<MachineParts, ReadError> {
                 let allowed = expected.iter().map(|name| (*name).to_owned()).collect();
                 unknown_field(line, column, field.clone(), allowed)
             }
-            other => ReadError::Malformed {
-                line,
-                column,
-                problem: without_place(&other.to_string()),
-            },
+            other => {
+                let problem = without_place(&other.to_string());
+                let number = problem
+                    .strip_prefix("invalid ")
+                    .and_then(|kind| Some((kind, text.lines().nth(line.checked_sub(1)?)?)))
+                    .and_then(|(kind, source)| {
+                        let (before, rest) = split_at_char(source, column - 1)?;
+                        let found = rest.split([' ', ',', '}', ']', '\t', '#']).next()?;
+                        not_in_range(before, &format!("{found:?}"), kind)
+                    });
+                ReadError::Malformed {
+                    line,
+                    column,
+                    problem: number.unwrap_or(problem),
+                }
+            }
         }
     })
+}
+
+/// A line before and from the character at `at`.
+fn split_at_char(line: &str, at: usize) -> Option<(&str, &str)> {
+    let (at, _) = line.char_indices().nth(at)?;
+    line.split_at_checked(at)
+}
+
+/// What is said of a number that its field cannot hold: the field, which ends the line `before` the value, what was found there, and
+/// what is allowed. `kind` is the libraries' name of the field's type; `None` where it is no whole number.
+fn not_in_range(before: &str, found: &str, kind: &str) -> Option<String> {
+    let field = before.rsplit_once(':').map_or("", |(key, _)| key);
+    let field = field.trim_end_matches(['"', ' ']);
+    let field = field
+        .rsplit(|ch: char| !ch.is_ascii_alphanumeric())
+        .next()
+        .unwrap_or_default();
+    let widest = match kind {
+        "u8" => u64::from(u8::MAX),
+        "u16" => u64::from(u16::MAX),
+        "u32" => u64::from(u32::MAX),
+        "u64" => u64::MAX,
+        _ => return None,
+    };
+    let (least, most) = match field {
+        "index" | "gpus" => (0, MAX_GPUS as u64 - 1),
+        "links" => (1, u64::from(MAX_LINKS_PER_GPU)),
+        "switchLinks" => (0, u64::from(MAX_LINKS_PER_GPU)),
+        "version" => (1, 5),
+        "generation" => (1, 7),
+        "width" => (1, 32),
+        "start" => (0, u64::from(MAX_MEMORY_UNITS) - 1),
+        "size" => (1, u64::from(MAX_MEMORY_UNITS)),
+        _ => (0, widest),
+    };
+    let field = if field.is_empty() { "value" } else { field };
+    Some(format!(
+        "{field}: {found}, must be a whole number from {least} to {most}"
+    ))
 }
 
 fn read_json(text: &str) -> Result<MachineParts, ReadError> {
@@ -187,11 +247,24 @@ fn read_json(text: &str) -> Result<MachineParts, ReadError> {
                 let allowed = names.filter(|name| !name.is_empty()).collect();
                 unknown_field(line, column, field, allowed)
             }
-            None => ReadError::Malformed {
-                line,
-                column,
-                problem,
-            },
+            None => {
+                let said = problem
+                    .strip_prefix("invalid value: ")
+                    .or_else(|| problem.strip_prefix("invalid type: "));
+                let number =
+                    said.and_then(|said| said.split_once(", expected "))
+                        .and_then(|(found, kind)| {
+                            // The place is behind the value: its key is the last before it on the line.
+                            let source = text.lines().nth(line - 1)?;
+                            let before = split_at_char(source, column).map_or(source, |(before, _)| before);
+                            not_in_range(before, &found.replace('`', ""), kind)
+                        });
+                ReadError::Malformed {
+                    line,
+                    column,
+                    problem: number.unwrap_or(problem),
+                }
+            }
         }
     })
 }
@@ -207,6 +280,9 @@ fn without_place(message: &str) -> String {
         .rfind(" at line ")
         .and_then(|at| first.get(..at))
         .unwrap_or(first);
+    if first.starts_with("multiple YAML documents") {
+        return "a second YAML document begins here; a machine file is a single one".to_owned();
+    }
     // The YAML library's advice to its callers is none to people.
     said.split(", set DuplicateKeyPolicy")
         .next()

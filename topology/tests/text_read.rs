@@ -50,6 +50,46 @@ const REFUSED: &[(&str, &str)] = &[
         "{\"gpus\": [{\"index\": 0, \"busID\": \"0000:07:00.0\"}], \"paths\": [\"X\"]}",
     ),
     ("a word for a number", "gpus:\n- index: zero\npaths:\n- X\n"),
+    ("a number too large", "gpus:\n- index: 300\npaths:\n- X\n"),
+    (
+        "a negative number",
+        "gpus:\n- {index: -1, minor: 0}\npaths:\n- X\n",
+    ),
+    (
+        "a part of a number",
+        "gpus:\n- index: 1.5 # two halves\npaths:\n- X\n",
+    ),
+    (
+        "a number too large in JSON",
+        "{\n  \"gpus\": [{\"index\": 300}],\n  \"paths\": [\"X\"]\n}",
+    ),
+    (
+        "a text for a number in JSON",
+        "{\"gpus\":[{\"index\":\"0\"}],\"paths\":[\"X\"]}",
+    ),
+    (
+        "far too many links",
+        "gpus:\n- index: 0\n- index: 1\nnvlinks:\n- gpus: [0, 1]\n  links: 999\npaths:\n- X PIX\n- PIX X\n",
+    ),
+    (
+        "too many links",
+        "gpus:\n- index: 0\n- index: 1\nnvlinks:\n- gpus: [0, 1]\n  links: 99\npaths:\n- X PIX\n- PIX X\n",
+    ),
+    (
+        "a GPU number too large",
+        "gpus:\n- index: 0\n- index: 1\nnvlinks:\n- gpus: [0, 500]\n  links: 9\npaths:\n- X PIX\n- PIX X\n",
+    ),
+    (
+        "an NVLink of the future",
+        "gpus:\n- index: 0\n  nvlink: {version: 9}\npaths:\n- X\n",
+    ),
+    (
+        "two documents",
+        "gpus:\n- index: 0\npaths:\n- X\n---\ngpus:\n- index: 0\npaths:\n- X\n",
+    ),
+    ("no GPUs", "gpus: []\npaths: []\n"),
+    ("no GPUs at all", "gpus:\npaths: []\n"),
+    ("no GPUs in JSON", "{\"gpus\":[],\"paths\":[]}"),
     ("a missing field", "gpus:\n- index: 0\n"),
     (
         "a malformed UUID",

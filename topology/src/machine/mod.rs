@@ -411,7 +411,18 @@ fn check_gpus(gpus: &mut [Gpu]) -> Result<(), MachineError> {
         {
             return Err(MachineError::new(
                 field("nvlink.switchLinks"),
-                format!("at most {MAX_LINKS_PER_GPU}"),
+                format!(
+                    "is {}, at most {MAX_LINKS_PER_GPU} are allowed",
+                    ports.switch_links
+                ),
+            ));
+        }
+        if let Some(version) = gpu.nvlink.and_then(|ports| ports.version)
+            && !(1..=5).contains(&version)
+        {
+            return Err(MachineError::new(
+                field("nvlink.version"),
+                format!("is {version}, must be 1 to 5"),
             ));
         }
         for (other, earlier) in gpus[..position].iter().enumerate() {
@@ -489,7 +500,7 @@ fn normalise_bundles(parts: &mut MachineParts) -> Result<(), MachineError> {
         if bundle.links == 0 || bundle.links > MAX_LINKS_PER_GPU {
             return Err(MachineError::new(
                 format!("{field}.links"),
-                format!("must be 1 to {MAX_LINKS_PER_GPU}"),
+                format!("is {}, must be 1 to {MAX_LINKS_PER_GPU}", bundle.links),
             ));
         }
         total[a] += u32::from(bundle.links);
