@@ -12,6 +12,7 @@ use gantry_plugin::discover::{self, NvmlOptions};
 use gantry_topology::Machine;
 use gantry_topology::read::{MAX_BYTES, read_with};
 use gantry_topology::text::Hints;
+use serde::Deserialize;
 
 use super::seen::Seen;
 use crate::runtime::BadInput;
@@ -103,19 +104,78 @@ pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Resu
         .read_to_end(&mut bytes)
         .with_context(|| format!("cannot read {name}"))?;
     let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
-    if is_gpu_node(&text) {
-        let node: GpuNode = serde_saphyr::from_str(&text).with_context(|| format!("{name}: no GpuNode"))?;
-        return Ok(node.into());
+    let text = text.trim_start_matches('\u{feff}');
+    if let Some(form) = form(text) {
+        return Ok(read_node(text, form).with_context(|| name.to_owned())?.into());
     }
-    let machine = read_with(&text, hints).with_context(|| name.to_owned())?;
+    let machine = read_with(text, hints).with_context(|| name.to_owned())?;
     Ok(machine.into())
 }
 
-/// Whether a text is what `kubectl get gpunode NODE -o yaml` or `-o json` prints. A machine file has no `kind`.
-fn is_gpu_node(text: &str) -> bool {
-    text.lines()
-        .map(|line| line.trim().trim_end_matches(','))
-        .any(|line| line == "kind: GpuNode" || line.replace(' ', "") == r#""kind":"GpuNode""#)
+/// Forms in which a cluster gives its nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Node,
+    List,
+}
+
+/// What a text begins to say of itself.
+#[derive(Deserialize)]
+struct Head {
+    kind: String,
+}
+
+/// Several nodes, as `kubectl get gpunodes -o yaml` prints them, or one that was asked for with others.
+#[derive(Deserialize)]
+struct Nodes {
+    items: Vec<GpuNode>,
+}
+
+/// Whether a text is what `kubectl get gpunode` prints with `-o yaml` or `-o json`. A machine file has no `kind`.
+fn form(text: &str) -> Option<Form> {
+    let form = |kind: &str| match kind.trim_matches(['"', '\'']) {
+        "GpuNode" => Some(Form::Node),
+        "List" | "GpuNodeList" => Some(Form::List),
+        _ => None,
+    };
+    if text.trim_start().starts_with('{')
+        && let Ok(head) = serde_json::from_str::<Head>(text)
+    {
+        return form(&head.kind);
+    }
+    let kind = |line: &str| line.strip_prefix("kind:").map(|kind| kind.trim().to_owned());
+    let outermost = text.lines().find_map(kind);
+    let indented = || text.lines().find_map(|line| kind(line.trim()));
+    form(&outermost.or_else(indented)?)
+}
+
+fn read_node(text: &str, form: Form) -> anyhow::Result<GpuNode> {
+    if form == Form::Node {
+        return of_cluster(text).context("no GpuNode");
+    }
+    let Nodes { mut items } = of_cluster(text).context("no list of GpuNodes")?;
+    match (items.pop(), items.len()) {
+        (Some(only), 0) => Ok(only),
+        (None, _) => Err(anyhow!("the list holds no GpuNode; is the name right?")),
+        (Some(last), others) => {
+            let names = items.iter().chain([&last]);
+            let names: Vec<&str> = names.filter_map(|node| node.metadata.name.as_deref()).collect();
+            Err(anyhow!(
+                "the list holds {} GpuNodes ({}); give one, such as of `kubectl get gpunode {} -o yaml`",
+                others + 1,
+                names.join(", "),
+                names.first().unwrap_or(&"NODE")
+            ))
+        }
+    }
+}
+
+fn of_cluster<T: serde::de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {
+    if text.trim_start().starts_with('{') {
+        // Flow YAML begins like JSON.
+        return Ok(serde_json::from_str(text).or_else(|_| serde_saphyr::from_str(text))?);
+    }
+    Ok(serde_saphyr::from_str(text)?)
 }
 
 /// The text of a file: UTF-8, or UTF-16 with the mark that Windows' shell writes in front.

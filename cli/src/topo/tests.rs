@@ -222,6 +222,35 @@ fn what_cannot_be_read_says_where() {
 }
 
 #[test]
+fn a_node_of_the_cluster_is_read_in_every_form_kubectl_prints() {
+    let node = serde_json::json!({
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "node-1"},
+        "spec": {"machine": {"gpus": [{"index": 0}], "paths": ["X"]}},
+    });
+    let list = |nodes: &[&serde_json::Value]| serde_json::json!({"apiVersion": "v1", "kind": "List", "items": nodes, "metadata": {"resourceVersion": ""}});
+    let gpus = |text: &str| {
+        source::parse(text.as_bytes(), "node", &Hints::default()).map(|seen| seen.machine.gpus().len())
+    };
+    for value in [&node, &list(&[&node])] {
+        for text in [
+            value.to_string(),
+            serde_json::to_string_pretty(value).unwrap(),
+            serde_saphyr::to_string(value).unwrap(),
+        ] {
+            assert_eq!(gpus(&text).unwrap(), 1, "{text}");
+        }
+    }
+    let mut other = node.clone();
+    other["metadata"]["name"] = "node-2".into();
+    let refused =
+        [list(&[]), list(&[&node, &other])].map(|list| format!("{:#}", gpus(&list.to_string()).unwrap_err()));
+    insta::assert_snapshot!(refused.join("\n"), @r"
+    node: the list holds no GpuNode; is the name right?
+    node: the list holds 2 GpuNodes (node-1, node-2); give one, such as of `kubectl get gpunode node-1 -o yaml`
+    ");
+}
+
+#[test]
 fn sources_exclude_each_other() {
     assert!(topo(&["--from", "x", "--nvml"]).is_err());
     assert!(topo(&["--model", "A100"]).is_err());
