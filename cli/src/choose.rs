@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::runtime::BadInput;
 use crate::topo::source::SourceArgs;
+use crate::topo::visible::visible;
 
 /// Options of `gantry choose`.
 #[derive(Debug, Clone, Args)]
@@ -89,11 +90,12 @@ fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
             anyhow!("{size} GPUs are asked, but only {there} are free{which}{cut}")
         })?;
     let answer = Answer::new(machine, &table, &choice);
-    if args.json {
-        Ok(serde_json::to_string_pretty(&answer)? + "\n")
+    let answer = if args.json {
+        serde_json::to_string_pretty(&answer)? + "\n"
     } else {
-        Ok(answer.text())
-    }
+        answer.text()
+    };
+    Ok(visible(&answer, false))
 }
 
 /// The GPUs with MIG on: they serve no work but through their instances.
@@ -240,6 +242,18 @@ mod tests {
     fn machine() -> Machine {
         let text = include_str!("../../topology/fixtures/topologies/a40-8gpu-4bridgepairs-2nic.txt");
         gantry_topology::read(text).unwrap()
+    }
+
+    #[test]
+    fn names_of_a_machine_do_nothing_to_the_terminal() {
+        let file =
+            r#"{"gpus": [{"index": 0}], "nics": [{"name": "ib0\u001b[2J"}], "paths": ["X PIX", "PIX X"]}"#;
+        let machine = gantry_topology::read(file).unwrap();
+        let text = choose_of(&machine, "--size 1").unwrap();
+        assert!(text.contains("near NICs   ib0\\u001b[2J\n"), "{text}");
+        let json: serde_json::Value =
+            serde_json::from_str(&choose_of(&machine, "--size 1 --json").unwrap()).unwrap();
+        assert_eq!(json["nics"][0], "ib0\u{1b}[2J");
     }
 
     /// What `gantry choose` prints, or its error and whether that is bad input.

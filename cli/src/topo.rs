@@ -5,6 +5,7 @@ mod json;
 mod report;
 mod seen;
 pub(crate) mod source;
+pub(crate) mod visible;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use gantry_topology::read::to_yaml;
 
 use seen::Seen;
 use source::SourceArgs;
+use visible::visible;
 
 /// Options of `gantry topo`.
 #[derive(Debug, Clone, Args)]
@@ -84,14 +86,14 @@ impl Screen {
 fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String> {
     let machine = &seen.machine;
     match &args.machine_file {
-        Some(path) if path == Path::new("-") => return Ok(to_yaml(machine)?),
+        Some(path) if path == Path::new("-") => return Ok(visible(&to_yaml(machine)?, false)),
         Some(path) => write_machine_file(machine, path)?,
         None => {}
     }
     if args.json {
-        return json::document(seen);
+        return Ok(visible(&json::document(seen)?, false));
     }
-    Ok(report::report(seen, screen))
+    Ok(visible(&report::report(seen, screen), screen.color))
 }
 
 fn write_machine_file(machine: &Machine, path: &Path) -> anyhow::Result<()> {

@@ -251,6 +251,36 @@ fn a_node_of_the_cluster_is_read_in_every_form_kubectl_prints() {
 }
 
 #[test]
+fn names_of_a_machine_do_nothing_to_the_terminal() {
+    let file = r#"{
+        "name": "box\u001b]0;title\u0007", "gpus": [{"index": 0, "model": "A100\u001b[2J\u009b1m"}],
+        "nics": [{"name": "ib0\u202e", "device": "mlx5\u007f"}], "paths": ["X PIX", "PIX X"]
+    }"#;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("machine.json");
+    std::fs::write(&path, file).unwrap();
+    let path = path.to_str().unwrap();
+    for arguments in [&["--json"] as &[&str], &[], &["--machine-file", "-"]] {
+        let text = topo(&[&["--from", path], arguments].concat()).unwrap();
+        let raw = text
+            .chars()
+            .find(|ch| ch.is_control() && *ch != '\n' || *ch == '\u{202e}');
+        assert_eq!(raw, None, "{text}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
+    assert_eq!(
+        json["gpus"][0]["model"], "A100\u{1b}[2J\u{9b}1m",
+        "JSON says the same"
+    );
+    let file = topo(&["--from", path, "--machine-file", "-"]).unwrap();
+    let again = source::parse(file.as_bytes(), "file", &Hints::default()).unwrap();
+    assert_eq!(
+        again.machine.gpus()[0].model.as_deref(),
+        Some("A100\u{1b}[2J\u{9b}1m")
+    );
+}
+
+#[test]
 fn sources_exclude_each_other() {
     assert!(topo(&["--from", "x", "--nvml"]).is_err());
     assert!(topo(&["--model", "A100"]).is_err());
