@@ -8,7 +8,7 @@ use gantry_api::DeviceHealth;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::health::Outage;
+use crate::health::{Outage, OutageKind};
 use crate::inventory::{Hardware, Pulse, Sickbay};
 use crate::observe::Observed;
 
@@ -104,9 +104,10 @@ impl Watchdog {
     }
 }
 
-/// Since when NVML fails though the driver is there. One that is gone comes back by itself, to this process as to a new one.
+/// Since when NVML fails though the driver is there. One that is gone comes back by itself, to this process as to a new one, and so
+/// does a library that is not installed.
 fn failing_since(before: Option<Instant>, outage: Option<&Outage>, now: Instant) -> Option<Instant> {
-    outage.filter(|outage| !outage.driver)?;
+    outage.filter(|outage| outage.kind == OutageKind::Failing)?;
     before.or(Some(now))
 }
 
@@ -218,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn nvml_that_fails_for_minutes_too_but_a_driver_that_is_gone_is_waited_for() {
-        let failing = outage(false);
+        let failing = outage(OutageKind::Failing);
         let node = Node::new(
             patience(LONG, Duration::from_millis(20)),
             Sickbay::with_outage(failing),
@@ -231,19 +232,19 @@ mod tests {
         assert_eq!(node.reasons(), [None, None], "the owner marks the devices itself");
 
         let (before, now) = (Instant::now(), Instant::now());
-        assert_eq!(failing_since(None, Some(&outage(false)), now), Some(now));
-        assert_eq!(
-            failing_since(Some(before), Some(&outage(false)), now),
-            Some(before)
-        );
-        assert_eq!(failing_since(Some(before), Some(&outage(true)), now), None);
+        let failing = outage(OutageKind::Failing);
+        assert_eq!(failing_since(None, Some(&failing), now), Some(now));
+        assert_eq!(failing_since(Some(before), Some(&failing), now), Some(before));
+        for waited_for in [OutageKind::DriverGone, OutageKind::LibraryMissing] {
+            assert_eq!(failing_since(Some(before), Some(&outage(waited_for)), now), None);
+        }
         assert_eq!(failing_since(Some(before), None, now), None);
     }
 
-    fn outage(driver: bool) -> Outage {
+    fn outage(kind: OutageKind) -> Outage {
         Outage {
             reason: "NVML fails: no permission".into(),
-            driver,
+            kind,
         }
     }
 

@@ -10,12 +10,13 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::GpuFault;
+use gantry_api::{FaultEvidence, GpuFault};
 use gantry_nvml_sim::control::Recovery;
 use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
-use gantry_plugin::health::{HealthChecks, Proof};
+use gantry_plugin::health::{HealthChecks, OutageKind, Proof};
 use gantry_plugin::inventory::{Diagnosis, Hardware, Lift, Owner, Settings, State, Timing};
 use gantry_plugin::offer;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sim::Sim;
 use tokio::sync::watch;
 
@@ -264,6 +265,38 @@ async fn a_library_of_another_version_for_a_while_proves_no_reset() {
     for call in ["nvmlDeviceGetCount_v2", "nvmlInit_v2"] {
         controller.clear_rule(call).unwrap();
     }
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
+}
+
+#[tokio::test]
+async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset() {
+    let sim = Sim::of("l4-4x-pcie");
+    let library = sim.options().library;
+    let away = library.with_extension("away");
+    fs::rename(&library, &away).unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    let fault = GpuFault {
+        gpu: sim.uuid(1).to_owned(),
+        gpu_instance: None,
+        compute_instance: None,
+        mig_device: None,
+        xid: 95,
+        class: "resettable".to_owned(),
+        reason: "Xid 95: Uncontained memory error".to_owned(),
+        since: Time(jiff::Timestamp::UNIX_EPOCH),
+        boot_id: String::new(),
+        driver: None,
+        evidence: FaultEvidence::default(),
+    };
+    eye.owner.sickbay().adopt(vec![fault]);
+    let is_missing = |now: &Arc<Diagnosis>| {
+        let kind = now.outage.as_ref().map(|outage| outage.kind);
+        // Not `Failing`: that is worth a new process, which would find no library either.
+        kind == Some(OutageKind::LibraryMissing)
+    };
+    eye.diagnosis("no library", is_missing).await;
+    fs::rename(&away, &library).unwrap();
     let sick = eye.until_sick(1).await;
     assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
 }

@@ -111,10 +111,15 @@ impl DiscoverError {
         }
     }
 
+    /// Whether there is no library to ask.
+    pub fn is_library_missing(&self) -> bool {
+        matches!(self, Self::Nvml(NvmlError::Load { .. }))
+    }
+
     /// Whether driver, library or all GPUs are gone, so that NVML must be loaded anew.
     pub fn is_gone(&self) -> bool {
         match self {
-            Self::Nvml(error) => error.is_driver_gone() || matches!(error, NvmlError::Load { .. }),
+            Self::Nvml(error) => error.is_driver_gone() || self.is_library_missing(),
             Self::NoGpu => true,
             Self::TooMany { .. } | Self::Contradiction(_) => false,
         }

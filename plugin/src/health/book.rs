@@ -24,8 +24,19 @@ pub struct Book {
 pub struct Outage {
     /// What is the matter.
     pub reason: String,
-    /// Whether the driver itself is gone; when it is back, the GPUs have been reset.
-    pub driver: bool,
+    /// What is missing.
+    pub kind: OutageKind,
+}
+
+/// What is missing where nothing can be known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutageKind {
+    /// The driver itself is gone; when it is back, the GPUs have been reset.
+    DriverGone,
+    /// NVML cannot be loaded, which tells nothing of the driver: a node without one, or one that is not installed yet.
+    LibraryMissing,
+    /// NVML fails though it is there.
+    Failing,
 }
 
 /// Why a GPU cannot be reached.
@@ -238,7 +249,7 @@ impl Book {
     /// Records that nothing can be known. A driver that is gone stays the reason over later failures of NVML.
     pub fn outage(&mut self, outage: Outage) {
         match &mut self.outage {
-            Some(known) if known.driver => {}
+            Some(known) if known.kind == OutageKind::DriverGone => {}
             known => *known = Some(outage),
         }
     }
@@ -251,7 +262,8 @@ impl Book {
     /// Records that NVML answers, and, if `hears`, that it can be waited for: only then does it work again after it failed. If the
     /// driver was gone, every GPU has been reset; those that do not answer are recorded next. True: it was.
     pub fn works(&mut self, hears: bool) -> bool {
-        let reloaded = self.outage.as_ref().is_some_and(|outage| outage.driver);
+        let is_gone = |outage: &Outage| outage.kind == OutageKind::DriverGone;
+        let reloaded = self.outage.as_ref().is_some_and(is_gone);
         if reloaded || hears {
             self.outage = None;
         }
@@ -391,7 +403,10 @@ fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, &'a str)>) -> Option
 
 impl Outage {
     fn cause(&self) -> Cause {
-        if self.driver { Cause::Driver } else { Cause::Nvml }
+        match self.kind {
+            OutageKind::DriverGone => Cause::Driver,
+            OutageKind::LibraryMissing | OutageKind::Failing => Cause::Nvml,
+        }
     }
 }
 

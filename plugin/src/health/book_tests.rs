@@ -32,10 +32,10 @@ fn lost(off_bus: bool) -> Loss {
     }
 }
 
-fn outage(reason: &str, driver: bool) -> Outage {
+fn outage(reason: &str, kind: OutageKind) -> Outage {
     Outage {
         reason: reason.to_owned(),
-        driver,
+        kind,
     }
 }
 
@@ -144,10 +144,10 @@ fn a_gpu_that_failed_a_question_and_answers_again_has_not() {
 }
 
 #[test]
-fn a_reloaded_driver_ends_faults_and_a_failing_nvml_does_not() {
+fn a_reloaded_driver_ends_faults_and_an_nvml_that_fails_or_is_missing_does_not() {
     let mut book = Book::default();
     book.fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
-    book.outage(outage("NVML fails", false));
+    book.outage(outage("NVML fails", OutageKind::Failing));
     assert_eq!(reason(&book, "b").as_deref(), Some("NVML fails"));
     assert!(!book.works(false));
     assert_eq!(
@@ -159,9 +159,15 @@ fn a_reloaded_driver_ends_faults_and_a_failing_nvml_does_not() {
     assert_eq!(reason(&book, "a").as_deref(), Some("Xid 46"));
     assert_eq!(reason(&book, "b"), None);
 
-    book.outage(outage("NVML fails", false));
-    book.outage(outage("driver gone", true));
-    book.outage(outage("NVML fails", false));
+    book.outage(outage("no library", OutageKind::LibraryMissing));
+    assert_eq!(reason(&book, "b").as_deref(), Some("no library"));
+    assert!(!book.works(true));
+    assert_eq!(reason(&book, "a").as_deref(), Some("Xid 46"));
+
+    book.outage(outage("NVML fails", OutageKind::Failing));
+    book.outage(outage("driver gone", OutageKind::DriverGone));
+    book.outage(outage("NVML fails", OutageKind::Failing));
+    book.outage(outage("no library", OutageKind::LibraryMissing));
     assert_eq!(reason(&book, "b").as_deref(), Some("driver gone"));
     assert!(book.works(false));
     assert_eq!(reason(&book, "a"), None);

@@ -25,7 +25,7 @@ mod fault;
 mod vitals;
 mod xid;
 
-pub use book::{Book, Cause, Ended, Loss, Outage, Proof, Trouble};
+pub use book::{Book, Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
 pub use checks::{HealthChecks, XidList, XidListError};
 pub use counts::XidCounts;
 pub use fault::{Extent, Fault, Part};

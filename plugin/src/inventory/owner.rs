@@ -27,7 +27,7 @@ use super::pulse::Pulse;
 use super::session::{End, Session};
 use super::{Diagnosis, Hardware, Settings, Sickbay, State, StoredFault};
 use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
-use crate::health::{Book, HealthChecks, Loss, Outage, Part, Table, Vitals, XidCounts};
+use crate::health::{Book, HealthChecks, Loss, Outage, OutageKind, Part, Table, Vitals, XidCounts};
 use crate::nvml::{self, Nvml};
 
 /// How long the owner waits for what.
@@ -384,15 +384,20 @@ impl Keeper {
     /// Takes in a failure: nothing can be asked now.
     pub(super) fn failed(&mut self, failure: &DiscoverError, failures: u32) {
         tracing::warn!(failures, "{failure}");
+        let kind = match () {
+            () if failure.is_driver_gone() => OutageKind::DriverGone,
+            () if failure.is_library_missing() => OutageKind::LibraryMissing,
+            () => OutageKind::Failing,
+        };
         if failure.is_gone() {
             self.book.outage(Outage {
                 reason: format!("driver gone: {failure}"),
-                driver: failure.is_driver_gone(),
+                kind,
             });
         } else if failures >= PATIENCE {
             self.book.outage(Outage {
                 reason: format!("NVML fails: {failure}"),
-                driver: false,
+                kind,
             });
         }
         if self.known.is_some() {
