@@ -13,6 +13,7 @@ use std::time::Duration;
 use gantry_api::{FaultEvidence, GpuFault};
 use gantry_nvml_sim::control::Recovery;
 use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_plugin::discover::look;
 use gantry_plugin::health::{HealthChecks, OutageKind, Proof};
 use gantry_plugin::inventory::{Diagnosis, Hardware, Lift, Owner, Settings, State, Timing};
 use gantry_plugin::offer;
@@ -708,6 +709,44 @@ async fn a_gpu_that_is_added_appears_and_one_that_is_taken_out_is_lost() {
     controller.raise_xid(2, 46).unwrap();
     let sick = eye.until_sick(3).await;
     assert_eq!(sick[sim.uuid(2)], "Xid 46: GPU stopped processing");
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_taken_out_leaves_the_others_the_index_that_nvml_has_for_them_now() {
+    let sim = Sim::of("l4-4x-pcie");
+    for gpu in 0..4 {
+        kernel_has(&sim, gpu, true);
+    }
+    let seen = |hardware: &Hardware| -> Vec<(u8, Option<u8>)> {
+        let units = hardware.units.iter();
+        units.map(|unit| (unit.gpu, unit.nvml_index)).collect()
+    };
+    let mut eye = Eye::open(&sim, QUICK);
+    let before = seen(&*eye.ready().await);
+    assert_eq!(before, [0, 1, 2, 3].map(|gpu| (gpu, Some(gpu))));
+
+    // Lost: ours counts it still. Whether one that is loaded now does, as a container's runtime does, nobody can tell.
+    sim.installed.controller.remove_gpu(1).unwrap();
+    let lost = eye.until("a GPU lost", |now| sick(now).len() == 1).await;
+    assert_eq!(seen(&lost), [(0, Some(0)), (1, None), (2, None), (3, None)]);
+
+    kernel_has(&sim, 1, false);
+    let counted_anew = |now: &Hardware| seen(now)[2].1.is_some();
+    let after = eye.until("NVML loaded anew", counted_anew).await;
+    assert_eq!(
+        seen(&after),
+        [(0, Some(0)), (1, None), (2, Some(1)), (3, Some(2))]
+    );
+    let fresh = look(&sim.options()).unwrap().machine;
+    for unit in after.units.iter().filter(|unit| unit.health.healthy) {
+        let gpu = &fresh.gpus()[usize::from(unit.nvml_index.unwrap())];
+        assert_eq!(gpu.uuid.as_ref().unwrap().as_str(), unit.id.as_str());
+    }
+
+    sim.installed.controller.add_gpu(1).unwrap();
+    kernel_has(&sim, 1, true);
+    eye.until("all as before", |now| sick(now).is_empty() && seen(now) == before)
+        .await;
 }
 
 #[tokio::test]

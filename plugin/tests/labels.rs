@@ -100,6 +100,7 @@ fn offered(machine: &Machine, resource: &str, replicas: u16) -> Inventory {
         id: DeviceId::from(replica.map_or(uuid.to_owned(), |replica| format!("{uuid}::{replica}"))),
         resource: ResourceName::from(resource),
         gpu: gpu.index,
+        nvml_index: Some(gpu.index),
         uuid: uuid.to_owned(),
         health: DeviceHealth {
             healthy: true,

@@ -240,6 +240,7 @@ fn inventory(gpus: u8, healthy: bool) -> Arc<Inventory> {
             id: DeviceId::from(uuid(gpu)),
             resource: "nvidia.com/gpu".into(),
             gpu,
+            nvml_index: Some(gpu),
             uuid: uuid(gpu),
             health: DeviceHealth {
                 healthy,

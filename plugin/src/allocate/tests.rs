@@ -24,6 +24,7 @@ fn device(gpu: u8, slice: Option<u8>, replica: Option<u16>) -> Device {
             .into(),
         resource: "nvidia.com/gpu".into(),
         gpu,
+        nvml_index: Some(gpu),
         uuid,
         health: DeviceHealth {
             healthy: true,
@@ -198,6 +199,38 @@ fn devices_can_be_called_by_index() {
     cdi k8s.device-plugin.nvidia.com/gpu=10
     cdi k8s.device-plugin.nvidia.com/gpu=2:1
     ");
+}
+
+#[test]
+fn a_device_is_called_by_the_index_that_nvml_has_for_it_now_or_else_by_its_uuid() {
+    // GPU 1 was taken out: NVML counts the one behind it as 1.
+    let devices = [
+        device(0, None, None),
+        Device {
+            nvml_index: None,
+            ..device(1, None, None)
+        },
+        Device {
+            nvml_index: Some(1),
+            ..device(2, Some(3), None)
+        },
+    ];
+    let config = |ways: &[Strategy]| Config {
+        device_id_strategy: DeviceIdStrategy::Index,
+        ..strategies(ways)
+    };
+    // The names of our own specification are places, which stay.
+    let both = config(&[Strategy::Envvar, Strategy::CdiCri]);
+    insta::assert_snapshot!(text(&respond(both, &[], &devices)), @"
+    env NVIDIA_VISIBLE_DEVICES=0,GPU-1,1:3
+    cdi k8s.device-plugin.nvidia.com/gpu=0
+    cdi k8s.device-plugin.nvidia.com/gpu=1
+    cdi k8s.device-plugin.nvidia.com/gpu=2:3
+    ");
+    let mounts = respond(config(&[Strategy::VolumeMounts]), &[], &devices).mounts;
+    let paths: Vec<&str> = mounts.iter().map(|mount| mount.container_path.as_str()).collect();
+    let folder = "/var/run/nvidia-container-devices";
+    assert_eq!(paths, ["0", "GPU-1", "1:3"].map(|id| format!("{folder}/{id}")));
 }
 
 #[test]

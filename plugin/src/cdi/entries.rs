@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::kind::{Class, Kind, device_name, runtime_id};
+use super::kind::{Class, Kind, entry_name};
 use super::spec::Spec;
 use crate::config::DeviceIdStrategy;
 use crate::inventory::Device;
@@ -26,12 +26,12 @@ impl Entries {
 
     /// Whether a GPU or MIG device has one.
     pub fn have(&self, device: &Device, strategy: DeviceIdStrategy) -> bool {
-        self.contains(Class::Gpu, &device_name(&runtime_id(device, strategy)))
+        self.contains(Class::Gpu, &entry_name(device, strategy))
     }
 
     /// The whole name of a GPU or MIG device, if it has an entry.
     pub fn gpu(&self, device: &Device, strategy: DeviceIdStrategy) -> Option<String> {
-        self.qualified(Class::Gpu, &device_name(&runtime_id(device, strategy)))
+        self.qualified(Class::Gpu, &entry_name(device, strategy))
     }
 
     /// The whole name of a device, if it has an entry.

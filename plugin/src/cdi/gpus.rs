@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::host::Host;
-use super::kind::{ALL, Class, Kind, device_name, runtime_id};
+use super::kind::{ALL, Class, Kind, entry_name};
 use super::spec::{Device, Edits, Mount, Node, Spec};
 use super::{File, hooks};
 use crate::allocate::{VISIBLE_DEVICES, capability_node, gpu_node};
@@ -20,7 +20,7 @@ pub(super) fn spec(kind: &Kind, config: &Config, inventory: &Inventory, host: &H
     let mut seen = BTreeSet::new();
     let mut devices = Vec::new();
     for device in &inventory.devices {
-        let name = device_name(&runtime_id(device, config.device_id_strategy));
+        let name = entry_name(device, config.device_id_strategy);
         let container_edits = device_edits(config, inventory, host, device);
         // Replicas of a device are one to a runtime.
         if !container_edits.is_empty() && seen.insert(name.clone()) {

@@ -136,12 +136,29 @@ fn word(text: &str, more: &str) -> bool {
             .all(|char| char.is_ascii_alphanumeric() || more.contains(char))
 }
 
-/// What the NVIDIA runtime calls a device.
+/// What the NVIDIA runtime calls a device. It counts GPUs as NVML does at that moment: once one was taken out, those behind it have
+/// other indices. Where the index is not known, the UUID means the same device to every runtime.
 pub fn runtime_id(device: &Device, strategy: DeviceIdStrategy) -> String {
-    match (strategy, &device.slice) {
-        (DeviceIdStrategy::Uuid, _) => device.uuid.clone(),
-        (DeviceIdStrategy::Index, None) => device.gpu.to_string(),
-        (DeviceIdStrategy::Index, Some(slice)) => format!("{}:{}", device.gpu, slice.index),
+    let index = match strategy {
+        DeviceIdStrategy::Uuid => None,
+        DeviceIdStrategy::Index => device.nvml_index,
+    };
+    index.map_or_else(|| device.uuid.clone(), |gpu| indexed(gpu, device))
+}
+
+/// What our specification calls a device. It is ours to resolve, and a container of a running pod starts again with the name that it
+/// was given: a GPU keeps its place's name while another is lost.
+pub(super) fn entry_name(device: &Device, strategy: DeviceIdStrategy) -> String {
+    device_name(&match strategy {
+        DeviceIdStrategy::Uuid => device.uuid.clone(),
+        DeviceIdStrategy::Index => indexed(device.gpu, device),
+    })
+}
+
+fn indexed(gpu: u8, device: &Device) -> String {
+    match &device.slice {
+        None => gpu.to_string(),
+        Some(slice) => format!("{gpu}:{}", slice.index),
     }
 }
 

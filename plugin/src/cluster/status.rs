@@ -359,6 +359,7 @@ mod tests {
             id: format!("GPU-{gpu}::{replica}").into(),
             resource: "nvidia.com/gpu".into(),
             gpu,
+            nvml_index: Some(gpu),
             uuid: format!("GPU-{gpu}"),
             health: DeviceHealth {
                 healthy: true,

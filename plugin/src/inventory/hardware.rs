@@ -26,8 +26,10 @@ pub struct Hardware {
 pub struct Unit {
     /// UUID of the GPU or the MIG device.
     pub id: DeviceId,
-    /// Index of its physical GPU in the machine.
+    /// Index of its physical GPU in the machine: its place, which stays while another GPU is lost.
     pub gpu: u8,
+    /// What NVML counts its physical GPU as now; `None` where NVML does not list it, or that is not certain.
+    pub nvml_index: Option<u8>,
     /// Which part of the GPU it is; `None` for the whole.
     pub slice: Option<Arc<Slice>>,
     /// Whether it may be given out, and if not, why.
@@ -64,7 +66,7 @@ impl Hardware {
             healthy: true,
             reason: None,
         };
-        let units = units(&machine, well, |_, _, _| None);
+        let units = units(&machine, |gpu| Some(gpu.index), well, |_, _, _| None);
         Self::ready(machine, units)
     }
 
@@ -83,10 +85,11 @@ impl Hardware {
 }
 
 /// The units of a machine: a GPU whose MIG mode is off, or each MIG device of one whose MIG mode is on; a GPU without a UUID
-/// cannot be given out and has none. `health` tells it by GPU and the part of it; `caps` tells the minor numbers of the capability
+/// cannot be given out and has none. `index` tells what NVML counts a GPU as now, `health` tells it by GPU and the part of it, `caps` tells the minor numbers of the capability
 /// nodes by the GPU's minor number, GPU instance and compute instance.
 pub(crate) fn units(
     machine: &Machine,
+    nvml_index: impl Fn(&Gpu) -> Option<u8>,
     health: impl Fn(&GpuUuid, Part) -> DeviceHealth,
     caps: impl Fn(u32, u32, u32) -> Option<[u32; 2]>,
 ) -> Vec<Unit> {
@@ -96,6 +99,7 @@ pub(crate) fn units(
         let unit = |id: &str, slice: Option<Slice>, health| Unit {
             id: id.into(),
             gpu: gpu.index,
+            nvml_index: nvml_index(gpu),
             slice: slice.map(Arc::new),
             health,
             minor: gpu.minor,
@@ -216,9 +220,8 @@ mod tests {
             healthy: part.is_none_or(|(instance, _)| instance != 2),
             reason: part.map(|(instance, _)| format!("{uuid}/{instance}")),
         };
-        let units = units(&machine, health, |minor, gi, ci| {
-            Some([minor * 100 + gi, minor * 100 + gi + ci + 1])
-        });
+        let caps = |minor, gi, ci| Some([minor * 100 + gi, minor * 100 + gi + ci + 1]);
+        let units = units(&machine, |_| None, health, caps);
         let seen: Vec<_> = units
             .iter()
             .map(|unit| {

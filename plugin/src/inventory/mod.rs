@@ -100,8 +100,11 @@ pub struct Device {
     pub id: DeviceId,
     /// The resource it is advertised under.
     pub resource: ResourceName,
-    /// Index of its physical GPU in the machine.
+    /// Index of its physical GPU in the machine: its place, which stays while another GPU is lost.
     pub gpu: u8,
+    /// What NVML, and with it the NVIDIA runtime, counts its physical GPU as now; `None` where NVML does not list it, or that is not
+    /// certain.
+    pub nvml_index: Option<u8>,
     /// What the NVIDIA runtime and CDI call it: the GPU's or the slice's UUID, without a replica's suffix.
     pub uuid: String,
     /// Whether it may be given out, and if not, why.

@@ -107,6 +107,7 @@ impl Owner {
             pause: Pause(stopped),
             book: Book::default(),
             known: None,
+            indices: BTreeMap::new(),
             warned: Vec::new(),
             caps: BTreeMap::new(),
             sickbay: sickbay_end,
@@ -179,6 +180,8 @@ pub(super) struct Keeper {
     pub(super) pause: Pause,
     pub(super) book: Book,
     known: Option<Arc<Machine>>,
+    /// What any NVML counts each GPU as, as far as that is certain: a GPU that is lost keeps its place in `known` and has no index here.
+    indices: BTreeMap<GpuUuid, u8>,
     warned: Vec<String>,
     /// Capability nodes of the MIG devices last found.
     caps: BTreeMap<InstanceAt, [u32; 2]>,
@@ -252,6 +255,9 @@ impl Keeper {
             .iter()
             .filter_map(|gpu| Some((gpu.uuid.clone()?, gpu.index)))
             .collect();
+        // One that does not answer is counted still by an NVML that is loaded already, and may not be by one that is loaded now, which
+        // counts those behind it anew.
+        let first_lost = found.unreachable.iter().map(|(index, _)| *index).min();
         let reloaded = self.book.works(self.hears);
         let merged = merge(self.known.as_deref(), found, reloaded)?;
         for (at, gpu) in merged.machine.gpus().iter().enumerate() {
@@ -298,6 +304,9 @@ impl Keeper {
             );
             self.known = Some(Arc::new(merged.machine));
         }
+        self.indices = indices;
+        self.indices
+            .retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
         self.publish();
         Ok(())
     }
@@ -422,7 +431,8 @@ impl Keeper {
             self.caps.get(&at).copied()
         };
         let health = |gpu: &GpuUuid, part: Part| self.book.health(gpu, part);
-        let units = hardware::units(&machine, health, caps);
+        let index = |gpu: &Gpu| self.indices.get(gpu.uuid.as_ref()?).copied();
+        let units = hardware::units(&machine, index, health, caps);
         // What is wrong comes first: who acts on a unit's health then knows the fault, and can store it.
         self.tell();
         self.send(Hardware::ready(machine, units));

@@ -105,6 +105,7 @@ fn device(named: &Named<'_>, resource: ResourceName, replica: Option<u16>) -> De
         },
         resource,
         gpu: unit.gpu,
+        nvml_index: unit.nvml_index,
         uuid: unit.id.to_string(),
         health: unit.health.clone(),
         minor: unit.minor,

@@ -88,7 +88,12 @@ fn hardware(boards: &[Board]) -> Hardware {
         healthy: true,
         reason: None,
     };
-    let units = units(&machine, |_, _| healthy.clone(), |_, _, _| None);
+    let units = units(
+        &machine,
+        |gpu| Some(gpu.index),
+        |_, _| healthy.clone(),
+        |_, _, _| None,
+    );
     Hardware::ready(Arc::new(machine), units)
 }
 

@@ -23,6 +23,7 @@ fn gpu(index: u8) -> Device {
         id: format!("GPU-{index}").into(),
         resource: "nvidia.com/gpu".into(),
         gpu: index,
+        nvml_index: Some(index),
         uuid: format!("GPU-{index}"),
         health: DeviceHealth {
             healthy: true,

@@ -333,6 +333,7 @@ pub fn inventory_of(gpus: u8, health: impl Fn(u8) -> DeviceHealth) -> Inventory 
             id: DeviceId::from(uuid(gpu)),
             resource: "nvidia.com/gpu".into(),
             gpu,
+            nvml_index: Some(gpu),
             uuid: uuid(gpu),
             health: health(gpu),
             minor: Some(gpu.into()),

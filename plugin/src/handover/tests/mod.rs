@@ -49,6 +49,7 @@ fn inventory(gpus: u8) -> Inventory {
         id: id(gpu),
         resource: GPU.into(),
         gpu,
+        nvml_index: Some(gpu),
         uuid: id(gpu).to_string(),
         health: DeviceHealth {
             healthy: true,

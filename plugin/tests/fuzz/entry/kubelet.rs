@@ -343,6 +343,7 @@ pub fn device(gpu: u8, uuid: &str) -> Device {
         id: uuid.into(),
         resource: RESOURCES[0].into(),
         gpu,
+        nvml_index: Some(gpu),
         uuid: uuid.to_owned(),
         health: DeviceHealth {
             healthy: true,
