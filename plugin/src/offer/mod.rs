@@ -69,24 +69,18 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
     let naming = Naming::new(config, &candidates, &mut problems);
     let mut named = Vec::new();
     for (gpu, units) in candidates {
-        let mut leave_out = |reason| {
+        if let Err(reason) = naming.serves(gpu, &units) {
             left_out.insert(LeftOut {
                 gpu: gpu.index,
                 reason,
-            })
-        };
-        if let Err(reason) = naming.serves(gpu, &units) {
-            leave_out(reason);
+            });
             continue;
         }
-        for unit in units {
-            match naming.resource(gpu, unit) {
-                Ok(resource) => named.push(Named { gpu, unit, resource }),
-                Err(reason) => {
-                    leave_out(reason);
-                }
-            }
-        }
+        named.extend(units.into_iter().map(|unit| Named {
+            gpu,
+            unit,
+            resource: naming.resource(gpu, unit),
+        }));
     }
     let devices = sharing::devices(&named, config.time_slicing.as_ref(), &mut problems);
     Inventory {

@@ -87,37 +87,24 @@ impl<'c> Naming<'c> {
         }
     }
 
-    /// The resource of a unit, or why it has none.
-    pub(super) fn resource(&self, gpu: &Gpu, unit: &Unit) -> Result<ResourceName, String> {
+    /// The resource of a unit: by the first pattern that matches, or else what it is called where there are none.
+    pub(super) fn resource(&self, gpu: &Gpu, unit: &Unit) -> ResourceName {
         let Some(slice) = &unit.slice else {
             return self.whole(gpu);
         };
         let profile = slice.profile.as_str();
         if let Some(name) = named(&self.config.mig_patterns, profile) {
-            return Ok(name);
+            return name;
         }
         match self.config.mig_strategy {
             MigStrategy::Single | MigStrategy::None => self.whole(gpu),
-            MigStrategy::Mixed if self.config.mig_patterns.is_empty() => {
-                Ok(format!("{PREFIX}mig-{}", profile.replace('+', ".")).into())
-            }
-            MigStrategy::Mixed => Err(format!(
-                "its MIG devices of profile {profile:?} match no pattern of resources.mig; \"*\" matches all that are left"
-            )),
+            MigStrategy::Mixed => format!("{PREFIX}mig-{}", profile.replace('+', ".")).into(),
         }
     }
 
     /// The resource of a whole GPU, or of what stands for it.
-    fn whole(&self, gpu: &Gpu) -> Result<ResourceName, String> {
-        if self.config.gpu_patterns.is_empty() {
-            return Ok(names::GPU_RESOURCE.into());
-        }
-        named(&self.config.gpu_patterns, model(gpu)).ok_or_else(|| {
-            format!(
-                "its model {:?} matches no pattern of resources.gpus; \"*\" matches all that are left",
-                model(gpu)
-            )
-        })
+    fn whole(&self, gpu: &Gpu) -> ResourceName {
+        named(&self.config.gpu_patterns, model(gpu)).unwrap_or_else(|| names::GPU_RESOURCE.into())
     }
 }
 

@@ -309,12 +309,24 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
         offered(&boards, &config),
         expect(&[
             ("nvidia.com/a100", &["GPU-0"]),
+            ("nvidia.com/gpu", &["GPU-2"]),
+            ("nvidia.com/mig-2g.10gb", &["MIG-32"]),
             ("nvidia.com/mig-media", &["MIG-31"]),
             ("nvidia.com/mig-small", &["MIG-30"]),
             ("nvidia.com/small", &["GPU-1"]),
         ])
     );
-    insta::assert_debug_snapshot!(left_out(&boards, &config));
+    assert_eq!(left_out(&boards, &config), [], "what matches none keeps its name");
+
+    let single = Config {
+        mig_strategy: MigStrategy::Single,
+        ..config
+    };
+    assert_eq!(
+        offered(&[cut(&["2g.10gb"])], &single),
+        expect(&[("nvidia.com/a100", &["MIG-00"])]),
+        "a slice that no pattern matches is called like its GPU"
+    );
 }
 
 #[test]
