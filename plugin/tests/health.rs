@@ -651,6 +651,33 @@ async fn a_quarantine_survives_a_restart() {
 }
 
 #[tokio::test]
+async fn an_xid_that_counted_because_it_was_enabled_counts_no_more_once_it_is_not() {
+    let sim = Sim::of("l4-4x-pcie");
+    let enabled = HealthChecks {
+        enabled: "31".parse().unwrap(),
+        ..HealthChecks::default()
+    };
+    let mut eye = Eye::open_with(&sim, EVENTS_ALONE, enabled.clone());
+    eye.ready().await;
+    sim.installed.controller.raise_xid(1, 31).unwrap();
+    eye.until_sick(1).await;
+    let stored = eye.stored().await;
+    eye.owner.stop();
+
+    let mut eye = Eye::open_with(&sim, QUICK, enabled);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored.clone());
+    eye.until_sick(1).await;
+    eye.owner.stop();
+
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored);
+    assert_eq!(eye.proofs().await, [Proof::Lifted]);
+    eye.healthy().await;
+}
+
+#[tokio::test]
 async fn a_person_lifts_a_quarantine() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);

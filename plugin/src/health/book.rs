@@ -8,7 +8,7 @@ use gantry_api::{DeviceHealth, FaultEvidence, GpuFault};
 use gantry_topology::{GpuUuid, Mig};
 
 use super::fault::Part;
-use super::{Class, Extent, Fault, HealthChecks, Vitals};
+use super::{Class, Extent, Fault, HealthChecks, Table, Vitals};
 
 /// What is wrong, by GPU and as a whole.
 #[derive(Debug, Clone, Default)]
@@ -156,9 +156,10 @@ impl Book {
         }
     }
 
-    /// Takes in the faults that an earlier run recorded in the same boot; those of another boot are over. What is known of the GPUs
-    /// now is held against them at once.
-    pub fn adopt(&mut self, stored: Vec<GpuFault>, boot_id: &str, checks: &HealthChecks) {
+    /// Takes in the faults that an earlier run recorded in the same boot; those of another boot are over. Each counts as its Xid would
+    /// count now, by `table` and `checks`: the class that is stored may be due to a setting of then, and holds only for an Xid that
+    /// `table` does not have. What is known of the GPUs now is held against them at once.
+    pub fn adopt(&mut self, stored: Vec<GpuFault>, boot_id: &str, table: &Table, checks: &HealthChecks) {
         for one in stored {
             // Without a boot id nobody can tell: then they stand.
             let rebooted = !boot_id.is_empty() && !one.boot_id.is_empty() && one.boot_id != boot_id;
@@ -169,8 +170,10 @@ impl Book {
                 self.end(&gpu, &fault, Proof::Rebooted);
                 continue;
             }
-            // Disabled since: an operator's way to end it.
-            let Some(class) = checks.judge(fault.xid, fault.class) else {
+            let class = table.get(fault.xid).map_or(fault.class, |xid| xid.class);
+            let judged = checks.judge(fault.xid, class);
+            // Disabled since, or enabled no longer: an operator's way to end it.
+            let Some(class) = judged.filter(|class| class.is_unhealthy()) else {
                 self.end(&gpu, &fault, Proof::Lifted);
                 continue;
             };

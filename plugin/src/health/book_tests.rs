@@ -231,7 +231,7 @@ fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
         uncorrected: Some(uncorrected),
         ..Vitals::default()
     };
-    let checks = HealthChecks::default();
+    let (table, checks) = (Table::built_in(), HealthChecks::default());
     let mut before = Book::default();
     for name in ["a", "b"] {
         before.vitals(&gpu(name), seen(1, 0), &checks);
@@ -243,12 +243,12 @@ fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
     for adopt_first in [true, false] {
         let mut after = Book::default();
         if adopt_first {
-            after.adopt(stored.clone(), "boot-1", &checks);
+            after.adopt(stored.clone(), "boot-1", &table, &checks);
         }
         after.vitals(&gpu("a"), seen(1, 0), &checks);
         after.vitals(&gpu("b"), seen(2, 0), &checks);
         if !adopt_first {
-            after.adopt(stored.clone(), "boot-1", &checks);
+            after.adopt(stored.clone(), "boot-1", &table, &checks);
         }
         assert_eq!(reason(&after, "a").as_deref(), Some("Xid 46"));
         assert_eq!(reason(&after, "b"), None);
@@ -257,7 +257,7 @@ fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
     }
 
     let mut rebooted = Book::default();
-    rebooted.adopt(stored.clone(), "boot-2", &checks);
+    rebooted.adopt(stored.clone(), "boot-2", &table, &checks);
     assert_eq!(reason(&rebooted, "a"), None);
     assert_eq!(proofs(&mut rebooted), [Proof::Rebooted; 2]);
 
@@ -266,8 +266,44 @@ fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
         disabled: "46".parse().unwrap(),
         ..HealthChecks::default()
     };
-    disabled.adopt(stored, "boot-1", &checks);
+    disabled.adopt(stored, "boot-1", &table, &checks);
     assert_eq!(reason(&disabled, "a"), None);
+}
+
+#[test]
+fn a_stored_fault_counts_as_its_xid_does_now() {
+    let table = Table::built_in();
+    // With 31, an application's, enabled: stored as what it was made to count as. 4711 is in no table.
+    let mut before = Book::default();
+    for (name, xid, class) in [
+        ("a", 31, Class::Resettable),
+        ("b", 79, Class::Application),
+        ("c", 4711, Class::Fatal),
+    ] {
+        before.fault(
+            &gpu(name),
+            Fault {
+                xid,
+                ..fault(class, name)
+            },
+        );
+    }
+    let stored = before.faults("boot");
+    let sick = |enabled: &str| {
+        let checks = HealthChecks {
+            enabled: enabled.parse().unwrap(),
+            ..HealthChecks::default()
+        };
+        let mut after = Book::default();
+        after.adopt(stored.clone(), "boot", &table, &checks);
+        let sick: Vec<&str> = ["a", "b", "c"]
+            .into_iter()
+            .filter(|name| reason(&after, name).is_some())
+            .collect();
+        (sick, proofs(&mut after))
+    };
+    assert_eq!(sick("31"), (vec!["a", "b", "c"], vec![]));
+    assert_eq!(sick(""), (vec!["b", "c"], vec![Proof::Lifted]));
 }
 
 #[test]

@@ -356,7 +356,7 @@ impl Keeper {
         while let Ok(order) = self.sickbay.orders.try_recv() {
             match order {
                 Order::Adopt(faults) => {
-                    self.book.adopt(faults, &self.boot_id, &self.checks);
+                    self.book.adopt(faults, &self.boot_id, &self.table, &self.checks);
                     adopted = true;
                 }
                 Order::Lift(lift) => {
