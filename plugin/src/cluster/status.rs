@@ -1,13 +1,13 @@
 //! The node's account in the API's words. Pure: what is published follows from inventory, hand-over and readiness alone.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use gantry_api::{
     DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance, ResourceKind,
-    ResourceName, ResourceStatus, SharingPolicy, Slice,
+    ResourceStatus, SharingPolicy, Slice,
 };
 use gantry_topology::{Link, Machine};
 use jiff::Timestamp;
@@ -170,17 +170,33 @@ fn dated(mut condition: Condition, before: Option<&GpuNodeStatus>, now: Timestam
     condition
 }
 
-/// The devices that somebody holds, or that are kept apart after somebody did.
-fn held<'i>(inventory: &'i Inventory, holders: &[Holder]) -> Vec<&'i Device> {
-    let held: HashSet<(&ResourceName, &DeviceId)> = holders
+/// The IDs that somebody holds, or that are kept apart after somebody did: as they were offered when they were given out.
+fn in_use(holders: &[Holder]) -> impl Iterator<Item = &DeviceId> {
+    holders
         .iter()
         .filter(|holder| holder.provenance != Provenance::Granted || holder.state == HolderState::Quarantined)
-        .flat_map(|holder| holder.devices.iter().map(move |id| (&holder.resource, id)))
-        .collect();
+        .flat_map(|holder| &holder.devices)
+}
+
+/// The devices that are in use. An ID of before a changed configuration stands for what its GPU or MIG device is offered as now: the
+/// whole of it for all its replicas, a replica that there is no more for one.
+fn held<'i>(inventory: &'i Inventory, holders: &[Holder]) -> Vec<&'i Device> {
+    let mut units: HashMap<&str, Vec<&Device>> = HashMap::new();
+    for device in &inventory.devices {
+        units.entry(&device.uuid).or_default().push(device);
+    }
+    let mut held: HashSet<&DeviceId> = HashSet::new();
+    for id in in_use(holders) {
+        let of_unit = units.get(id.unit()).map_or(&[][..], Vec::as_slice);
+        let is_whole = id.unit() == id.as_str();
+        match of_unit.iter().find(|device| device.id == *id) {
+            Some(device) => held.extend([&device.id]),
+            None if is_whole => held.extend(of_unit.iter().map(|device| &device.id)),
+            None => held.extend(of_unit.last().map(|device| &device.id)),
+        }
+    }
     let devices = inventory.devices.iter();
-    devices
-        .filter(|device| held.contains(&(&device.resource, &device.id)))
-        .collect()
+    devices.filter(|device| held.contains(&device.id)).collect()
 }
 
 /// The resources with their terms and how much of them there is.
@@ -228,7 +244,10 @@ fn summary(
         .filter(|device| !device.health.healthy)
         .map(|device| device.gpu)
         .collect();
-    let held: BTreeSet<u8> = held(inventory, holders).iter().map(|device| device.gpu).collect();
+    let places = inventory.whereabouts();
+    let held: BTreeSet<u8> = in_use(holders)
+        .filter_map(|id| places.get(id.unit()).copied())
+        .collect();
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     gantry_api::gpunode::Summary {
         model: models(machine),
@@ -334,6 +353,73 @@ mod tests {
             (late, "NoDevices")
         );
         assert_eq!(third.message, "no library");
+    }
+
+    #[test]
+    fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_holds() {
+        use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
+
+        use crate::config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
+        use crate::inventory::Hardware;
+        use crate::offer::offer;
+
+        let gpus: Vec<Gpu> = (0..2)
+            .map(|index| Gpu {
+                index,
+                uuid: Some(format!("GPU-{index}").parse().unwrap()),
+                ..Gpu::default()
+            })
+            .collect();
+        let machine = Machine::new(MachineParts {
+            paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
+            gpus,
+            ..MachineParts::default()
+        });
+        let hardware = Hardware::of(Arc::new(machine.unwrap()));
+        let shared = |replicas| Config {
+            time_slicing: Some(TimeSlicing {
+                rename_by_default: true,
+                fail_requests_greater_than_one: false,
+                resources: vec![Replicated {
+                    name: "nvidia.com/gpu".into(),
+                    rename: None,
+                    devices: SharedOf::All,
+                    replicas,
+                }],
+            }),
+            ..Config::default()
+        };
+        let denied = Config {
+            deny: vec![Selector::Index(1)],
+            ..Config::default()
+        };
+        // What was given out as `id`, counted while it is offered by `config`: devices, GPUs.
+        let counted = |id: &str, config: &Config| {
+            let inventory = offer(&hardware, config);
+            let holder = Holder {
+                namespace: "ml".to_owned(),
+                pod: "notebook-0".to_owned(),
+                uid: None,
+                resource: "nvidia.com/of-then".into(),
+                devices: vec![id.into()],
+                provenance: Provenance::PodResources,
+                state: HolderState::Live,
+            };
+            let holders = [holder];
+            let devices = held(&inventory, &holders);
+            let ids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
+            let resources = resources(&inventory, &devices);
+            let gpus = summary(&inventory, &holders, &resources).held;
+            (ids.join(" "), gpus)
+        };
+        let (whole, two) = (Config::default(), shared(2));
+        assert_eq!(counted("GPU-1", &whole), ("GPU-1".to_owned(), 1));
+        assert_eq!(counted("GPU-1", &two), ("GPU-1::0 GPU-1::1".to_owned(), 1));
+        assert_eq!(counted("GPU-1::0", &two), ("GPU-1::0".to_owned(), 1));
+        assert_eq!(counted("GPU-1::5", &two), ("GPU-1::1".to_owned(), 1));
+        assert_eq!(counted("GPU-1::5", &whole), ("GPU-1".to_owned(), 1));
+        assert_eq!(counted("GPU-1", &denied), (String::new(), 1));
+        assert_eq!(counted("eth1", &whole), (String::new(), 0));
     }
 
     #[test]

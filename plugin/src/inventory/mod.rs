@@ -175,6 +175,22 @@ impl Inventory {
         }
     }
 
+    /// The index in the machine of the GPU that each GPU or MIG device is on, by UUID, whatever it is offered as, and whether it is
+    /// offered at all: whoever was given it before the configuration changed holds it still.
+    pub fn whereabouts(&self) -> BTreeMap<&str, u8> {
+        let gpus = self.machine.gpus().iter();
+        let found = gpus.flat_map(|gpu| {
+            let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+            let slices = instances.flat_map(|instance| &instance.compute);
+            let slices = slices.map(|compute| (compute.uuid.as_str(), gpu.index));
+            let whole = gpu.uuid.iter().map(|uuid| (uuid.as_str(), gpu.index));
+            whole.chain(slices)
+        });
+        let offered = self.devices.iter();
+        let offered = offered.map(|device| (device.uuid.as_str(), device.gpu));
+        found.chain(offered).collect()
+    }
+
     /// A channel that holds [`Inventory::starting`]: what discovery publishes into.
     pub fn channel() -> (watch::Sender<Arc<Self>>, watch::Receiver<Arc<Self>>) {
         watch::channel(Arc::new(Self::starting()))

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use gantry_api::DeviceId;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,8 +18,8 @@ pub(super) struct Holders(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     listing: Listing,
-    /// UUID of each device's physical GPU.
-    gpus: BTreeMap<DeviceId, String>,
+    /// UUID of each GPU's and MIG device's physical GPU, by its own UUID.
+    gpus: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -44,9 +43,9 @@ impl Holders {
             let gpu = inventory.machine.gpus().iter().find(|gpu| gpu.index == index)?;
             Some(gpu.uuid.as_ref()?.to_string())
         };
-        let devices = inventory.devices.iter();
-        let gpus = devices
-            .filter_map(|device| Some((device.id.clone(), gpu(device.gpu)?)))
+        let places = inventory.whereabouts().into_iter();
+        let gpus = places
+            .filter_map(|(uuid, place)| Some((uuid.to_owned(), gpu(place)?)))
             .collect();
         self.change(|known| known.gpus = gpus);
     }
@@ -56,7 +55,9 @@ impl Holders {
         let family: Family<Holds, Gauge> = Family::default();
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (holding, devices) in &known.listing.0 {
-            for gpu in devices.iter().filter_map(|device| known.gpus.get(device)) {
+            // By unit: who runs since before a changed configuration holds IDs that are offered no more.
+            let gpus = devices.iter().filter_map(|device| known.gpus.get(device.unit()));
+            for gpu in gpus {
                 let labels = Holds {
                     resource: holding.resource.to_string(),
                     gpu: gpu.clone(),
@@ -81,7 +82,7 @@ mod tests {
 
     use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 
-    use crate::config::{Config, Replicated, SharedOf, TimeSlicing};
+    use crate::config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
     use crate::handover::{Holding, Listing};
     use crate::inventory::{Hardware, Inventory};
     use crate::observe::Observed;
@@ -142,6 +143,14 @@ mod tests {
                 format!("{}}} 1", labels("GPU-1"))
             ]
         );
+        observed.inventory(&offer(&hardware, &Config::default()));
+        assert_eq!(lines(&observed).len(), 2, "a container runs on when sharing ends");
+        let denied = Config {
+            deny: vec![Selector::Index(0)],
+            ..Config::default()
+        };
+        observed.inventory(&offer(&hardware, &denied));
+        assert_eq!(lines(&observed).len(), 2, "and when its GPU is offered no more");
         observed.holders(Listing::default());
         assert!(lines(&observed).is_empty(), "the pod is gone");
     }
