@@ -210,3 +210,23 @@ async fn the_files_of_a_folder_are_chosen_from_by_the_same_label() {
         "a bound from below, which no load can break"
     );
 }
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_in_the_way_of_those_who_choose_it_alone() {
+    let scene = Scene::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a"), "flags: {migStrategy: single}").unwrap();
+    let logo = folder.path().join("logo.png");
+    std::fs::write(&logo, b"\x89PNG\r\n\x1a\n").unwrap();
+    scene.label(Some("a")).await;
+    let (followed, mut reports) = scene.follow(Configs::Folder(folder.path().into()));
+    let mut configs = followed.configs().await;
+    becomes(&mut configs, MigStrategy::Single).await;
+    assert_eq!(reports.borrow().problem, None);
+
+    scene.label(Some("logo.png")).await;
+    let problem = format!("{}: cannot be read: it is not UTF-8", logo.display());
+    reported(&mut reports, &problem).await;
+    std::fs::write(&logo, "flags: {migStrategy: mixed}").unwrap();
+    becomes(&mut configs, MigStrategy::Mixed).await;
+}

@@ -77,10 +77,10 @@ impl Choice {
     ///
     /// # Errors
     /// When there is none by that name, or none is named and no fallback finds one.
-    pub fn choose(
+    pub fn choose<T>(
         &self,
         label: Option<&str>,
-        configs: &BTreeMap<String, String>,
+        configs: &BTreeMap<String, T>,
     ) -> Result<Option<String>, ChoiceError> {
         let label = label
             .filter(|name| !name.is_empty())

@@ -28,6 +28,9 @@ struct Known<T> {
     listed: bool,
 }
 
+/// The configurations by name, each with its text or what keeps it from being read.
+type Texts = BTreeMap<String, Result<String, String>>;
+
 enum State<T> {
     Unasked,
     Absent,
@@ -94,7 +97,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
         Configs::ConfigMap { .. } => None,
     };
     let mut label: Known<Option<String>> = Known::UNASKED;
-    let mut configs: Known<BTreeMap<String, String>> = Known::UNASKED;
+    let mut configs: Known<Texts> = Known::UNASKED;
     let mut failing = String::new();
     let mut last = None;
     let mut doubt = files::Doubt::default();
@@ -148,7 +151,10 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
             },
             event = maps.next() => match event {
                 Some(Ok(event)) => {
-                    configs.note(event, |map: &ConfigMap| map.data.clone().unwrap_or_default());
+                    configs.note(event, |map: &ConfigMap| {
+                        let data = map.data.clone().unwrap_or_default();
+                        data.into_iter().map(|(key, text)| (key, Ok(text))).collect()
+                    });
                     None
                 }
                 Some(Err(error)) => Some(format!("its watch fails: {error}")),
@@ -173,11 +179,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
     }
 }
 
-fn sighting(
-    of: &PerNode,
-    label: &Known<Option<String>>,
-    configs: &Known<BTreeMap<String, String>>,
-) -> Option<Sighting> {
+fn sighting(of: &PerNode, label: &Known<Option<String>>, configs: &Known<Texts>) -> Option<Sighting> {
     let (label, configs) = match (&label.state, &configs.state) {
         (State::There(label), State::There(configs)) => (label, configs),
         (State::Absent, _) => return Some(problem(of, format!("there is no node {}", of.node))),
@@ -186,10 +188,16 @@ fn sighting(
     };
     let chosen = of.choice.choose(label.as_deref(), configs);
     Some(match chosen {
-        Ok(Some(key)) => Sighting {
-            source: format!("{}, {key}", name(of)),
-            text: Ok(configs.get(&key).cloned().unwrap_or_default()),
-        },
+        Ok(Some(key)) => {
+            let text = configs.get(&key).cloned().unwrap_or(Ok(String::new()));
+            Sighting {
+                source: match (&of.configs, &text) {
+                    (Configs::Folder(folder), Err(_)) => folder.join(&key).display().to_string(),
+                    _ => format!("{}, {key}", name(of)),
+                },
+                text: text.map_err(|reason| format!("cannot be read: {reason}")),
+            }
+        }
         Ok(None) => Sighting {
             source: format!("{}, none chosen", name(of)),
             text: Ok(String::new()),

@@ -156,8 +156,9 @@ fn readable(metadata: &Metadata, pipes: Pipes) -> io::Result<()> {
     )))
 }
 
-/// The files of a folder by name; folders and hidden files, which a mounted ConfigMap has, are none of them.
-pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, String>> {
+/// The files of a folder by name, each with its text or what keeps it from being read: only of the one that is chosen does that matter.
+/// Folders and hidden files, which a mounted ConfigMap has, are none of them.
+pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, Result<String, String>>> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -167,7 +168,8 @@ pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, String>> {
         if name.starts_with('.') || !entry.path().is_file() {
             continue;
         }
-        files.insert(name, text(&entry.path(), Pipes::Refused)?);
+        let text = text(&entry.path(), Pipes::Refused);
+        files.insert(name, text.map_err(|error| error.to_string()));
     }
     Ok(files)
 }
