@@ -33,6 +33,8 @@ fn an_empty_file_means_the_defaults() {
         "{}",
         "version: \"\"\n",
         "flags:\nsharing:\n",
+        "---\n---\n",
+        "# nothing\n...\n",
     ] {
         assert_eq!(read(text), Config::default(), "{text:?}");
     }
@@ -199,6 +201,36 @@ fn lenient_takes_unknown_keys_for_a_warning_and_keys_in_any_case() {
     );
     // A value that cannot be is a mistake all the same.
     assert!(load("x", "flags: {migStrategy: some}", &[], Strictness::Lenient).is_err());
+}
+
+#[test]
+fn a_file_is_its_first_document_and_another_that_says_something_is_told_of() {
+    let first = "---\nflags: {migStrategy: mixed}\n";
+    let mixed = read(first);
+    assert_eq!(mixed.mig_strategy, MigStrategy::Mixed);
+    for end in ["---\n", "---", "...\n", "--- # the end\n\n---\n"] {
+        let loaded = read_with(&format!("{first}{end}"), Strictness::Strict);
+        assert_eq!(
+            (loaded.config, loaded.warnings),
+            (mixed.clone(), vec![]),
+            "{end:?}"
+        );
+    }
+    let two = format!("{first}---\n\nflags: {{migStrategy: single}}\n");
+    let told = "line 5: another YAML document begins here (behind --- or ...), and only the first one counts; a config file is one document";
+    assert_eq!(wrong(&two).to_string(), format!("config.yaml: {told}"));
+    let loaded = read_with(&two, Strictness::Lenient);
+    assert_eq!(loaded.config, mixed);
+    assert_eq!(
+        loaded
+            .warnings
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>(),
+        [told]
+    );
+    let both = wrong(&two.replace("mixed", "mixd")).to_string();
+    assert!(both.contains("mixd") && both.contains(told), "{both}");
 }
 
 #[test]

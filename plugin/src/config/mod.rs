@@ -2,6 +2,7 @@
 //! k8s-device-plugin. Plain data with the invalid states left out; where a value came from is forgotten here.
 
 mod args;
+mod documents;
 mod duration;
 mod effective;
 pub mod file;
@@ -24,10 +25,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use args::{ConfigArgs, Leniency};
+pub use documents::load;
 pub use gfd::Gfd;
 pub use overrides::{GfdOverrides, Overrides};
 pub use problem::{Fault, Problem, Problems};
-pub use read::{Layer, Loaded, Strictness, load};
+pub use read::{Layer, Loaded, Strictness};
 pub use schema::json_schema;
 pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
 

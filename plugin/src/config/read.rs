@@ -47,7 +47,12 @@ pub struct Loaded {
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) -> Result<Loaded, Problems> {
+pub(super) fn load(
+    source: &str,
+    text: &str,
+    layers: &[Layer],
+    strictness: Strictness,
+) -> Result<Loaded, Problems> {
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
     let mut tree = match tree(text, strictness) {
