@@ -239,6 +239,17 @@ fn sharing_of_mig_devices_that_cannot_be_there_is_warned_of() {
     assert_eq!(read_with(text, Strictness::Strict).warnings.len(), 1);
     let mixed = format!("{text}\nflags: {{migStrategy: mixed}}");
     assert!(read_with(&mixed, Strictness::Strict).warnings.is_empty());
+
+    // Names that the file gives to MIG devices are theirs under single too.
+    let named = "resources: {mig: [{pattern: 1g.10gb, name: small}]}
+sharing: {timeSlicing: {resources: [{name: small, replicas: 2}]}}";
+    let warnings = |strategy: &str| {
+        let text = format!("{named}\nflags: {{migStrategy: {strategy}}}");
+        read_with(&text, Strictness::Strict).warnings.len()
+    };
+    assert_eq!(["none", "single", "mixed"].map(warnings), [1, 0, 0]);
+    let single = format!("{text}\nflags: {{migStrategy: single}}");
+    assert_eq!(read_with(&single, Strictness::Strict).warnings.len(), 1);
 }
 
 #[test]

@@ -60,9 +60,7 @@ impl Resolver<'_> {
         let time_slicing = file.sharing.time_slicing.map(|shared| self.sharing(shared));
         let gpu_patterns = self.patterns("gpus", file.resources.gpus);
         let mig_patterns = self.patterns("mig", file.resources.mig);
-        if mig_strategy != MigStrategy::Mixed {
-            self.warn_of_absent_mig(time_slicing.as_ref(), &mig_patterns);
-        }
+        self.warn_of_absent_mig(mig_strategy, time_slicing.as_ref(), &mig_patterns);
         let mut feature_flags = plugin.cdi_feature_flags.clone().unwrap_or_default();
         feature_flags.sort_unstable();
         feature_flags.dedup();
@@ -281,11 +279,22 @@ impl Resolver<'_> {
     }
 
     /// Sharing of what cannot be there is a slip more often than a choice; NVIDIA's plugin says nothing.
-    fn warn_of_absent_mig(&mut self, sharing: Option<&TimeSlicing>, named: &[ResourcePattern]) {
+    fn warn_of_absent_mig(
+        &mut self,
+        strategy: MigStrategy,
+        sharing: Option<&TimeSlicing>,
+        named: &[ResourcePattern],
+    ) {
         for (index, entry) in sharing.iter().flat_map(|sharing| &sharing.resources).enumerate() {
-            let is_mig =
-                entry.name.as_str().contains("/mig-") || named.iter().any(|named| named.name == entry.name);
-            if is_mig {
+            let is_named = named.iter().any(|named| named.name == entry.name);
+            let is_mig = is_named || entry.name.as_str().contains("/mig-");
+            let is_served = match strategy {
+                MigStrategy::Mixed => true,
+                // By the names of resources.mig, and by those of whole GPUs.
+                MigStrategy::Single => is_named,
+                MigStrategy::None => false,
+            };
+            if is_mig && !is_served {
                 let text = format!(
                     "{} is advertised only where migStrategy is mixed: this entry has no effect",
                     entry.name
