@@ -236,7 +236,7 @@ impl Observed {
         let missing = match &inventory.state {
             State::Starting => Some("looking for GPUs".to_owned()),
             State::Absent(reason) => Some(reason.clone()),
-            State::Ready if inventory.devices.is_empty() => Some("this node has no GPU".to_owned()),
+            State::Ready if inventory.devices.is_empty() => Some(nothing_served(inventory)),
             State::Ready => None,
         };
         self.change(|readiness| readiness.devices = missing);
@@ -261,9 +261,59 @@ impl Observed {
     }
 }
 
+/// Why an inventory without devices has none. Which GPU is left out for which reason is told elsewhere.
+fn nothing_served(inventory: &Inventory) -> String {
+    let Some(first) = inventory.left_out.first() else {
+        return "this node has no GPU".to_owned();
+    };
+    match inventory.machine.gpus().len() {
+        1 => format!("the GPU of this node is not served: {}", first.reason),
+        gpus => format!("none of the {gpus} GPUs is served: {}", first.reason),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+
     use super::*;
+    use crate::config::{Config, Selector};
+    use crate::inventory::Hardware;
+    use crate::offer::offer;
+
+    #[test]
+    fn where_all_gpus_are_left_out_it_is_said_why() {
+        let missing = |gpus: u8, config: &Config| {
+            let gpu = |index| Gpu {
+                index,
+                uuid: format!("GPU-{index}").parse().ok(),
+                ..Gpu::default()
+            };
+            let parts = MachineParts {
+                gpus: (0..gpus).map(gpu).collect(),
+                paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
+                ..MachineParts::default()
+            };
+            let hardware = Hardware::of(Arc::new(Machine::new(parts).unwrap()));
+            let observed = Observed::default();
+            observed.inventory(&offer(&hardware, config));
+            observed.readiness().missing().remove(0)
+        };
+        let none = Config {
+            allow: vec![Selector::Index(9)],
+            ..Config::default()
+        };
+        assert_eq!(
+            missing(4, &none),
+            "no devices: none of the 4 GPUs is served: devices.allow does not name it"
+        );
+        assert_eq!(
+            missing(1, &none),
+            "no devices: the GPU of this node is not served: devices.allow does not name it"
+        );
+        assert_eq!(missing(0, &none), "no devices: this node has no GPU");
+        assert_eq!(missing(4, &Config::default()), "no resource is served yet");
+    }
 
     #[test]
     fn ready_means_devices_found_and_accepted_by_kubelet() {
