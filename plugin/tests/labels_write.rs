@@ -15,6 +15,7 @@ use gantry_plugin::labels::{Access, Identity, LabelName, Labeller, Labels, Targe
 use gantry_plugin::observe::Observed;
 use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 use http::{Request, Response};
+use jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -375,6 +376,39 @@ async fn labels_follow_the_configuration_into_the_file_and_back_into_the_object(
         "{:?}",
         server.writes()
     );
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn the_timestamp_is_that_of_the_configuration_also_if_it_came_while_labels_could_not_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let in_the_way = folder.path().join("file");
+    std::fs::write(&in_the_way, "").unwrap();
+    let path = folder.path().join("gfd");
+    let into = |file: &Path| {
+        let mut config = config(Some(file));
+        config.gfd.no_timestamp = false;
+        config
+    };
+    // No file can be made below a file.
+    let scene = Scene::start(
+        Target::File,
+        Access::Kubeconfig(None),
+        into(&in_the_way.join("gfd")),
+    );
+    scene.inventory.send_replace(inventory(2, true));
+    let observed = Arc::clone(&scene.observed);
+    eventually("the failure", || observed.readiness().labels == Some(false)).await;
+    let failed = Timestamp::now().as_second();
+    eventually("the next second", || Timestamp::now().as_second() > failed).await;
+    let changed = Timestamp::now().as_second();
+    scene.config.send_replace(Arc::new(into(&path)));
+    eventually("the file", || path.exists()).await;
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut lines = text.lines();
+    let since = lines.find_map(|line| line.strip_prefix("nvidia.com/gfd.timestamp="));
+    let since: i64 = since.unwrap().parse().unwrap();
+    assert!(since >= changed, "{since} is of before {changed}");
     scene.end().await;
 }
 

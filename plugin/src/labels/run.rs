@@ -77,11 +77,17 @@ impl Labeller {
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut state = State::default();
         let mut since = Timestamp::now();
+        let mut known = Arc::clone(&self.config.borrow());
         let mut written_at = Instant::now();
         let mut settled = false;
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             let config = Arc::clone(&self.config.borrow_and_update());
+            // Here, where it is taken in: a round that is due for another reason, such as a failure, takes it in as well.
+            if !Arc::ptr_eq(&known, &config) {
+                since = Timestamp::now();
+                known = Arc::clone(&config);
+            }
             let Some(settings) = Settings::of(self.target, &config.gfd) else {
                 return;
             };
@@ -101,10 +107,7 @@ impl Labeller {
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 changed = self.inventory.changed() => if changed.is_err() { return },
-                changed = self.config.changed(), if !settled => match changed {
-                    Ok(()) => since = Timestamp::now(),
-                    Err(_) => settled = true,
-                },
+                changed = self.config.changed(), if !settled => settled = changed.is_err(),
                 () = passed(written_at, interval) => {
                     written_at = Instant::now();
                     state.written = None;
