@@ -41,6 +41,14 @@ const ADOPTION: Duration = Duration::from_millis(250);
 /// When the options contradict each other or a thread cannot be had. A missing driver, kubelet or API server is no error: it
 /// is waited for, and readiness says so.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    run_with(args, Patience::default(), shutdown).await
+}
+
+/// [`run`] with another patience with a driver that hangs or fails.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToken) -> anyhow::Result<()> {
     crate::footprint::one_heap();
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
@@ -95,7 +103,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         sickbay: sickbay.clone(),
         publish: publish_hardware,
         observed: Arc::clone(&observed),
-        patience: Patience::default(),
+        patience,
     };
     tokio::spawn(watchdog.run(shutdown.clone()));
     let known = sickbay.clone();

@@ -28,4 +28,5 @@ mod recurring;
 mod watchdog;
 
 pub use args::Args;
-pub use daemon::{run, serve};
+pub use daemon::{run, run_with, serve};
+pub use watchdog::Patience;

@@ -12,16 +12,16 @@ use crate::health::{Outage, OutageKind};
 use crate::inventory::{Hardware, Pulse, Sickbay};
 use crate::observe::Observed;
 
-/// When what is concluded.
+/// When what is concluded of an NVML that hangs or fails.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub struct Patience {
     /// Between two looks.
-    pub(crate) look: Duration,
+    pub look: Duration,
     /// NVML may be silent for so long. A driver without persistence takes seconds for each GPU when it is first asked.
-    pub(crate) silent: Duration,
+    pub silent: Duration,
     /// NVML may be silent, or fail though the driver is there, for so long before a new process is worth a try: what a container may
     /// open can be taken from it while it runs, and only a new one gets it back.
-    pub(crate) dead: Duration,
+    pub dead: Duration,
 }
 
 impl Default for Patience {

@@ -5,8 +5,6 @@
 mod sim;
 mod support;
 
-use std::net::SocketAddr;
-
 use gantry_plugin::config::source::Configs;
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::{ConfigMap, Node as KubeNode};
@@ -16,9 +14,8 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use sim::Sim;
 use support::door::Door;
+use support::probes::{a_moment, awaited, get};
 use support::{Node, own_address, soon};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
@@ -184,39 +181,4 @@ async fn warning(client: &kube::Client) -> String {
         }
     };
     soon("the Event", found).await
-}
-
-async fn a_moment() {
-    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-}
-
-async fn awaited(address: SocketAddr, path: &str, part: &str) -> (u16, String) {
-    let answer = async {
-        loop {
-            let (code, body) = get(address, path).await;
-            if body.contains(part) {
-                return (code, body);
-            }
-            a_moment().await;
-        }
-    };
-    soon(part, answer).await
-}
-
-async fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    let connect = async {
-        loop {
-            match TcpStream::connect(address).await {
-                Ok(stream) => return stream,
-                Err(_) => a_moment().await,
-            }
-        }
-    };
-    let mut stream = soon("a listener", connect).await;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }

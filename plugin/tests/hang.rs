@@ -1,0 +1,84 @@
+//! A driver that hangs under the whole daemon: what kubelet and the probes are told while no call comes back, and once they do again.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod sim;
+mod support;
+
+use std::time::Duration;
+
+use gantry_plugin::Patience;
+use gantry_proto::deviceplugin::ListAndWatchResponse;
+use sim::Sim;
+use support::probes::{a_moment, awaited, get};
+use support::{Node, soon};
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+/// A call takes so long that it counts as hanging, and comes back before the test gives up.
+const SLOW: Duration = Duration::from_secs(6);
+/// A minute, in short. Longer than the wait for an event, which is no hanging.
+const SILENT: Duration = Duration::from_secs(2);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_it_answers() {
+    let sim = Sim::of("workstation-2x");
+    let mut node = Node::new(0);
+    let listen = node.listen();
+    let layout = sim.installed.layout.clone();
+    let library = sim.installed.library.clone();
+    let node = node.with(|args| {
+        args.nvml_library = library;
+        args.proc_root = layout.proc;
+        args.sys_root = layout.sys;
+        args.dev_root = layout.dev;
+    });
+    let mut kubelet = node.kubelet();
+    let patience = Patience {
+        look: Duration::from_millis(50),
+        silent: SILENT,
+        dead: Duration::from_secs(3600),
+    };
+    let shutdown = CancellationToken::new();
+    let daemon = gantry_plugin::run_with(node.args().clone(), patience, shutdown.clone());
+    let daemon = tokio::spawn(daemon);
+    let mut plugin = kubelet.plugin().await;
+    let mut lists = plugin.watch().await;
+    comes(&mut lists, ["Healthy"; 2]).await;
+
+    let controller = &sim.installed.controller;
+    controller.slow_call("nvmlEventSetWait_v2", SLOW).unwrap();
+    comes(&mut lists, ["Unhealthy"; 2]).await;
+    let (code, body) = awaited(listen, "/readyz", "NVML hangs: no answer for more than 2 s").await;
+    assert_eq!(code, 503, "{body}");
+    assert_eq!(get(listen, "/healthz").await.0, 200, "it may come back");
+    // What kubelet insists on is served meanwhile.
+    let id = sim.uuid(0);
+    let container = plugin.allocate(&[id]).await.unwrap();
+    assert_eq!(container.envs["NVIDIA_VISIBLE_DEVICES"], id);
+
+    controller.clear_rule("nvmlEventSetWait_v2").unwrap();
+    comes(&mut lists, ["Healthy"; 2]).await;
+    soon("readiness", async {
+        while get(listen, "/readyz").await.0 != 200 {
+            a_moment().await;
+        }
+    })
+    .await;
+    shutdown.cancel();
+    soon("the daemon's end", daemon).await.unwrap().unwrap();
+}
+
+/// Waits for a list with devices in these states.
+async fn comes(lists: &mut Streaming<ListAndWatchResponse>, wanted: [&str; 2]) {
+    let coming = async {
+        loop {
+            let list = lists.next().await.unwrap().unwrap();
+            let states = list.devices.iter().map(|device| device.health.as_str());
+            if states.eq(wanted) {
+                return;
+            }
+        }
+    };
+    soon(&format!("a list of devices that are {wanted:?}"), coming).await;
+}
