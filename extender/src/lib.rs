@@ -8,12 +8,13 @@
 //! ```
 //!
 //! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`,
-//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
+//! `wire`. State without I/O: `index`. I/O: `connect`, `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
 pub mod announce;
 pub mod args;
 pub mod bind;
+mod connect;
 pub mod decide;
 pub mod devices;
 pub mod explain;
@@ -47,18 +48,17 @@ pub use args::Args;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::ResourceName;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{LeaseArgs, TlsArgs};
 use crate::bind::Binder;
+use crate::connect::connect;
 use crate::decide::Options;
 use crate::gang::events::Events;
 use crate::gang::objects::Objects;
@@ -70,9 +70,6 @@ use crate::service::Service;
 use crate::tls::Tls;
 use crate::watch::{Contact, Feed};
 use crate::watched::Watched;
-
-/// Longest time to connect to the API server.
-const CONNECT: Duration = Duration::from_secs(5);
 
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
 ///
@@ -412,23 +409,6 @@ fn read_resources(written: &[String]) -> anyhow::Result<Vec<ResourceName>> {
         }
     }
     Ok(resources)
-}
-
-async fn connect(kubeconfig: Option<&std::path::Path>) -> anyhow::Result<Client> {
-    let mut config = match kubeconfig {
-        Some(path) => {
-            let file =
-                Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("kubeconfig {}", path.display()))?
-        }
-        None => Config::incluster().context("no --kubeconfig, and not in a pod of a cluster")?,
-    };
-    config.read_timeout = Some(watch::SILENCE);
-    config.write_timeout = Some(watch::SILENCE);
-    config.connect_timeout = Some(CONNECT);
-    Client::try_from(config).context("cannot make a client of the API server")
 }
 
 #[cfg(test)]

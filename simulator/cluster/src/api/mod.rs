@@ -110,6 +110,8 @@ impl ApiServer {
         let url = self.url().parse()?;
         let mut config = kube::Config::new(url);
         config.proxy_url = None;
+        // Who asks sees every refusal.
+        config.default_retry = false;
         Ok(kube::Client::try_from(config)?)
     }
 
