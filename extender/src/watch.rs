@@ -2,6 +2,7 @@
 //! scheduler back too. Decides nothing.
 
 mod contact;
+mod steady;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +12,8 @@ use futures::stream::{BoxStream, SelectAll};
 use gantry_api::{NodeName, ResourceName};
 use gantry_gang::NodeFacts;
 use gantry_gang::protocol::Object;
-use kube::runtime::utils::Backoff;
+use kube::runtime::watcher as watch;
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 
@@ -245,8 +245,7 @@ fn read<K: Send + 'static>(
     let contact = Arc::clone(contact);
     // Why it failed the last time: what lasts is said once.
     let mut said: Option<String> = None;
-    events
-        .backoff(Retry(Retry::FIRST))
+    steady::steady(events)
         .filter_map(move |event| {
             match &event {
                 // Nothing has come yet.
@@ -292,30 +291,6 @@ pub fn is_ending(error: &kube::Error) -> bool {
 /// Whether the API server does not know the kind. Of Gangs there are none then: a cluster from before them goes on as it did.
 fn is_undefined(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
-}
-
-/// Doubles from a tenth of a second to two seconds: three watches of one process are no load worth waiting longer for.
-struct Retry(Duration);
-
-impl Retry {
-    const FIRST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(2);
-}
-
-impl Iterator for Retry {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let now = self.0;
-        self.0 = (now * 2).min(Self::LONGEST);
-        Some(now)
-    }
-}
-
-impl Backoff for Retry {
-    fn reset(&mut self) {
-        self.0 = Self::FIRST;
-    }
 }
 
 /// Asks the API server whether it is there, and lets time pass in the index.

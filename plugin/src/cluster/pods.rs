@@ -121,10 +121,12 @@ async fn run(client: Client, cluster: Cluster) {
     let mut pauses = Pauses::default();
     let mut listing: Vec<PodSeen> = Vec::new();
     let mut reachable = None;
+    let mut begun = false;
     loop {
         let event = tokio::select! {
             event = stream.next() => event,
-            () = tokio::time::sleep(QUIET), if reachable == Some(false) => {
+            // A list that has not been answered is no watch.
+            () = tokio::time::sleep(QUIET), if reachable == Some(false) && !begun => {
                 reachable = Some(true);
                 cluster.observed.cluster(true);
                 pauses.reset();
@@ -137,9 +139,11 @@ async fn run(client: Client, cluster: Cluster) {
             cluster.observed.cluster(false);
             return;
         };
+        // Comes before every list, also before one that fails, and says nothing of the API server.
+        begun = matches!(event, Ok(Event::Init));
         match event {
             Ok(event) => {
-                if reachable != Some(true) {
+                if !begun && reachable != Some(true) {
                     reachable = Some(true);
                     cluster.observed.cluster(true);
                     pauses.reset();
@@ -274,7 +278,90 @@ fn is_extended(resource: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+    use tokio::time::Instant;
+    use tower_test::mock;
+
     use super::*;
+    use crate::handover::{Desk, Handover};
+    use crate::inventory::{Inventory, Sickbay};
+    use crate::observe::Observed;
+
+    fn cluster() -> Cluster {
+        let observed = Arc::new(Observed::default());
+        let (notes, _) = mpsc::channel(1);
+        let handover = Handover::new("node-1".into());
+        Cluster {
+            node: "node-1".into(),
+            kubeconfig: None,
+            inventory: Inventory::channel().1,
+            desk: Arc::new(Desk::new(handover, Arc::clone(&observed), Some(notes))),
+            observed,
+            sickbay: Sickbay::of_nobody(),
+        }
+    }
+
+    fn answer(code: u16, body: &Value) -> Response<Body> {
+        let body = Body::from(body.to_string().into_bytes());
+        Response::builder().status(code).body(body).unwrap()
+    }
+
+    fn version() -> Value {
+        json!({
+            "major": "1", "minor": "1", "gitVersion": "", "gitCommit": "", "gitTreeState": "", "buildDate": "",
+            "goVersion": "", "compiler": "", "platform": "",
+        })
+    }
+
+    #[tokio::test]
+    async fn lists_that_go_on_failing_are_tried_ever_more_rarely_and_are_no_sign_of_life() {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let cluster = cluster();
+        let observed = Arc::clone(&cluster.observed);
+        let task = tokio::spawn(run(Client::new(service, "default"), cluster));
+        let failure =
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "code": 500});
+        let mut lists = Vec::new();
+        while lists.len() < 5 {
+            let (request, send) = api.next_request().await.unwrap();
+            send.send_response(match request.uri().path() {
+                "/api/v1/pods" => {
+                    let reachable = observed.readiness().cluster;
+                    assert_eq!(reachable, (!lists.is_empty()).then_some(false));
+                    lists.push(Instant::now());
+                    answer(500, &failure)
+                }
+                "/version" => answer(200, &version()),
+                _ => answer(
+                    404,
+                    &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}),
+                ),
+            });
+        }
+        for (lists, pause) in lists.windows(2).zip([100, 200, 400, 800]) {
+            assert!(lists[1] - lists[0] >= Duration::from_millis(pause));
+        }
+        // Once there is a list the API server is there.
+        let mut readiness = observed.changes();
+        let answers = async {
+            loop {
+                let (request, send) = api.next_request().await.unwrap();
+                let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []});
+                let lists = request.uri().path() == "/api/v1/pods";
+                send.send_response(answer(200, &if lists { list } else { version() }));
+            }
+        };
+        tokio::select! {
+            () = answers => {}
+            told = readiness.wait_for(|now| now.cluster == Some(true)) => drop(told.unwrap()),
+        }
+        task.abort();
+    }
 
     fn read(pod: &str) -> Option<PodSeen> {
         pod_seen(&serde_json::from_str(pod).unwrap(), &"node-1".into())

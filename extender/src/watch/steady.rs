@@ -1,0 +1,113 @@
+//! A watch that is never given up: after an error it is let be for a while, ever longer as long as nothing comes of it. Decides nothing.
+
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt, stream};
+use kube::runtime::watcher::{Error, Event};
+
+/// What the watch brings, errors too.
+pub(super) fn steady<K: Send + 'static>(
+    events: impl Stream<Item = Result<Event<K>, Error>> + Send + 'static,
+) -> impl Stream<Item = Result<Event<K>, Error>> + Send + 'static {
+    let steady = Steady {
+        events: events.boxed(),
+        pauses: Pauses::default(),
+        pause: None,
+    };
+    stream::unfold(steady, |mut steady| async move {
+        let event = steady.next().await?;
+        Some((event, steady))
+    })
+}
+
+struct Steady<K> {
+    events: BoxStream<'static, Result<Event<K>, Error>>,
+    pauses: Pauses,
+    /// Before the next one is asked for.
+    pause: Option<Duration>,
+}
+
+impl<K> Steady<K> {
+    async fn next(&mut self) -> Option<Result<Event<K>, Error>> {
+        if let Some(pause) = self.pause.take() {
+            tokio::time::sleep(pause).await;
+        }
+        let event = self.events.next().await?;
+        match &event {
+            // Comes before every list, also before one that fails, be it with the last of its pages.
+            Ok(Event::Init | Event::InitApply(_)) => {}
+            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => self.pauses = Pauses::default(),
+            Err(_) => self.pause = Some(self.pauses.next()),
+        }
+        Some(event)
+    }
+}
+
+/// Doubles from a tenth of a second to two seconds: four watches of one process are no load worth waiting longer for.
+struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(Duration::from_millis(100))
+    }
+}
+
+impl Pauses {
+    const LONGEST: Duration = Duration::from_secs(2);
+
+    fn next(&mut self) -> Duration {
+        let now = self.0;
+        self.0 = (now * 2).min(Self::LONGEST);
+        now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// The pauses, in milliseconds, that what comes of a watch brings about.
+    async fn pauses(events: Vec<Result<Event<()>, Error>>) -> Vec<u128> {
+        let mut events = std::pin::pin!(steady(stream::iter(events)));
+        let mut pauses = Vec::new();
+        let mut asked = Instant::now();
+        while events.next().await.is_some() {
+            pauses.push(asked.elapsed().as_millis());
+            asked = Instant::now();
+        }
+        pauses
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_goes_on_failing_is_tried_ever_more_rarely() {
+        // A missing right, or a kind that is not defined: each list begins, and fails.
+        let mut events = Vec::new();
+        for _ in 0..7 {
+            events.push(Ok(Event::Init));
+            events.push(Err(Error::NoResourceVersion));
+        }
+        // One that fails midway is no better.
+        events.extend([
+            Ok(Event::Init),
+            Ok(Event::InitApply(())),
+            Err(Error::NoResourceVersion),
+        ]);
+        events.push(Ok(Event::Init));
+        let expected = [
+            0, 0, 100, 0, 200, 0, 400, 0, 800, 0, 1600, 0, 2000, 0, 2000, 0, 0, 2000,
+        ];
+        assert_eq!(pauses(events).await, expected);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whatever_comes_of_a_watch_makes_the_next_pause_a_short_one() {
+        for good in [Event::InitDone, Event::Apply(()), Event::Delete(())] {
+            let failed = || Err(Error::NoResourceVersion);
+            let events = vec![failed(), failed(), failed(), Ok(good), failed(), Ok(Event::Init)];
+            assert_eq!(pauses(events).await, [0, 100, 200, 400, 0, 100]);
+        }
+    }
+}
