@@ -18,6 +18,10 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// # Errors
 /// A kubeconfig that cannot be read or used; none where this is no pod. That the API server does not answer is no error.
 pub async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
+    Client::try_from(configuration(kubeconfig).await?).context("cannot make a client of the API server")
+}
+
+async fn configuration(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file =
@@ -30,18 +34,23 @@ pub async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     };
     config.read_timeout = Some(SILENCE);
     config.write_timeout = Some(SILENCE);
+    // A pooled connection may have been idle for longer than that when it is used again.
+    config.reset_reader_on_write = true;
     config.connect_timeout = Some(CONNECT);
     // The client would send whatever is answered by 429, 503 or 504 again for minutes without a word, a Binding past its time too. Who asks
     // knows better when to try again, if at all.
     config.default_retry = false;
-    Client::try_from(config).context("cannot make a client of the API server")
+    Ok(config)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::path::PathBuf;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use tempfile::TempDir;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
@@ -73,6 +82,20 @@ mod tests {
         }
     }
 
+    /// The folder of a kubeconfig for this address, and its path.
+    fn kubeconfig(address: SocketAddr) -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let config = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+            "users": [{"name": "c", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        });
+        std::fs::write(&path, config.to_string()).unwrap();
+        (folder, path)
+    }
+
     /// A client of an API server that answers by 429 once, and how often that was asked.
     async fn refused_once() -> (Client, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -84,15 +107,7 @@ mod tests {
                 tokio::spawn(answer(stream, Arc::clone(&counted)));
             }
         });
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("kubeconfig");
-        let config = serde_json::json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
-            "users": [{"name": "c", "user": {}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
-        });
-        std::fs::write(&path, config.to_string()).unwrap();
+        let (_folder, path) = kubeconfig(address);
         (connect(Some(&path)).await.unwrap(), asked)
     }
 
@@ -107,5 +122,16 @@ mod tests {
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         client.apiserver_version().await.unwrap();
         assert_eq!(asked.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn silence_counts_from_the_last_request_and_not_from_before_it() {
+        let (_folder, path) = kubeconfig("127.0.0.1:1".parse().unwrap());
+        let config = configuration(Some(&path)).await.unwrap();
+        assert_eq!(config.read_timeout, Some(SILENCE));
+        assert!(
+            config.reset_reader_on_write,
+            "a pooled connection is silent until it is used again"
+        );
     }
 }
