@@ -30,6 +30,8 @@ const QUIET: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 20;
 /// Longest note the API server takes is 1,024 bytes.
 const MAX_NOTE: usize = 1000;
+/// Longest name the API server takes.
+const MAX_NAME: usize = 253;
 /// Nodes named per reason.
 const NAMED: usize = 3;
 /// Resources named where one is not offered.
@@ -45,31 +47,50 @@ pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutd
     let work = async {
         loop {
             tokio::time::sleep(LOOK).await;
-            for (pod, note) in due(&store, &mut told, Instant::now()) {
-                let outcome = match tokio::time::timeout(TIMEOUT, publish(&client, &pod, note)).await {
-                    Ok(Ok(())) => "published",
-                    Ok(Err(error)) if is_ending(&error) => "failed",
-                    Ok(Err(error)) => {
-                        tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error = %chain(&error), "cannot publish event");
-                        "failed"
-                    }
-                    Err(_) => "failed",
-                };
-                metrics.events.get_or_create(&Outcome { outcome }).inc();
-            }
+            tell(&client, &store, &metrics, &mut told, Instant::now()).await;
         }
     };
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
 }
 
+/// Tells whoever is to be told something now.
+async fn tell(client: &Client, store: &Store, metrics: &Metrics, told: &mut Told, now: Instant) {
+    for (pod, note) in due(store, told, now) {
+        let outcome = match tokio::time::timeout(TIMEOUT, publish(client, &pod, note)).await {
+            Ok(Ok(())) => "published",
+            // It goes too.
+            Ok(Err(error)) if is_ending(&error) => "failed",
+            Ok(Err(error)) => {
+                tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error = %chain(&error), "cannot publish event");
+                told.missed(&pod.uid);
+                "failed"
+            }
+            Err(_) => {
+                told.missed(&pod.uid);
+                "failed"
+            }
+        };
+        metrics.events.get_or_create(&Outcome { outcome }).inc();
+    }
+}
+
 /// What pods were told, and the notes of one snapshot.
 #[derive(Default)]
 struct Told {
-    /// What each was told, and when it was last found to be so.
-    pods: HashMap<PodUid, (Instant, String)>,
+    /// What each was told, and when it was last found to be so; nothing if it could not be told then.
+    pods: HashMap<PodUid, (Instant, Option<String>)>,
     /// The snapshot that `notes` speak of.
     generation: u64,
     notes: HashMap<Arc<Request>, Option<String>>,
+}
+
+impl Told {
+    /// A pod has not heard what it was to be told: it is told again, but not at once.
+    fn missed(&mut self, pod: &PodUid) {
+        if let Some((_, note)) = self.pods.get_mut(pod) {
+            *note = None;
+        }
+    }
 }
 
 /// The pods to be told something new now, and what.
@@ -112,10 +133,10 @@ fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<(Arc<PodFacts>, Stri
             continue;
         };
         match before {
-            Some((at, before)) if before == note => *at = now,
+            Some((at, Some(before))) if before == note => *at = now,
             _ => {
                 let note = note.clone();
-                told.pods.insert(pod.uid.clone(), (now, note.clone()));
+                told.pods.insert(pod.uid.clone(), (now, Some(note.clone())));
                 due.push((pod, note));
             }
         }
@@ -231,7 +252,7 @@ async fn publish(client: &Client, pod: &PodFacts, note: String) -> Result<(), ku
     let now = jiff::Timestamp::now();
     let event = Event {
         metadata: ObjectMeta {
-            name: Some(format!("{}.{:x}", pod.name, now.as_nanosecond())),
+            name: Some(event_name(&pod.name, now)),
             namespace: Some(pod.namespace.to_string()),
             ..ObjectMeta::default()
         },
@@ -255,6 +276,15 @@ async fn publish(client: &Client, pod: &PodFacts, note: String) -> Result<(), ku
     let events: Api<Event> = Api::namespaced(client.clone(), &pod.namespace);
     events.create(&PostParams::default(), &event).await?;
     Ok(())
+}
+
+/// A name for an Event about something of this name, which may itself be as long as names may be.
+pub fn event_name(about: &str, now: jiff::Timestamp) -> String {
+    let moment = format!("{:x}", now.as_nanosecond());
+    let about = &about[..about.floor_char_boundary(MAX_NAME.saturating_sub(moment.len() + 1))];
+    // A part of a name ends with a letter or digit.
+    let about = about.trim_end_matches(['-', '.']);
+    format!("{about}.{moment}")
 }
 
 #[cfg(test)]

@@ -201,3 +201,52 @@ async fn the_event_names_the_pod_by_uid_and_says_the_note() {
     send.send_response(Response::new(Body::from(body.to_vec())));
     published.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn a_pod_that_could_not_be_told_is_told_again_but_not_at_once() {
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    let (service, mut api) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let client = Client::new(service, "default");
+    // The API server takes the second Event.
+    let answers = tokio::spawn(async move {
+        for code in [503, 201] {
+            let (request, send) = api.next_request().await.unwrap();
+            let body = request.into_body().collect_bytes().await.unwrap().to_vec();
+            send.send_response(Response::builder().status(code).body(Body::from(body)).unwrap());
+        }
+        api
+    });
+    let cluster = cluster();
+    cluster.pod(&short("a", 4));
+    let (metrics, mut told, began) = (Metrics::new(), Told::default(), Instant::now());
+    for seconds in [0, 1, 59, 60, 61, 120] {
+        let now = began + Duration::from_secs(seconds);
+        tell(&client, &cluster.store, &metrics, &mut told, now).await;
+        let count = |outcome| metrics.events.get_or_create(&Outcome { outcome }).get();
+        let expected = (1, u64::from(seconds >= 60));
+        assert_eq!(
+            (count("failed"), count("published")),
+            expected,
+            "after {seconds} s"
+        );
+    }
+    drop(answers.await.unwrap());
+}
+
+#[test]
+fn the_name_of_an_event_is_one_however_long_that_of_the_pod_is() {
+    let now = jiff::Timestamp::from_second(1_767_225_600).unwrap();
+    assert_eq!(event_name("a", now), "a.18867251edfa0000");
+    let long = event_name(&"a".repeat(253), now);
+    assert_eq!(long.len(), 253);
+    assert!(long.ends_with("a.18867251edfa0000"), "{long}");
+    // Where it is cut stands what no part of a name may end with.
+    let odd = format!("{}.-.-{}", "a".repeat(232), "b".repeat(17));
+    assert_eq!(
+        event_name(&odd, now),
+        format!("{}.18867251edfa0000", "a".repeat(232))
+    );
+    assert!(event_name(&"\u{e4}".repeat(200), now).len() <= 253);
+}

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::objects::{Name, Objects};
+use crate::explain::event_name;
 use crate::metrics::{Metrics, Outcome};
 use crate::watch::{chain, is_ending};
 
@@ -269,7 +270,7 @@ fn event(about: &About, uid: String, tiding: Tiding, now: jiff::Timestamp) -> Ev
     }
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+            name: Some(event_name(name, now)),
             namespace: Some(namespace.to_string()),
             ..ObjectMeta::default()
         },
