@@ -446,6 +446,17 @@ async fn a_node_that_was_registered_again_owns_its_gpunode_anew() {
         .account("the account", |status| !held(status, "job").is_empty())
         .await;
     assert_eq!(owner().await, Some(second));
+    // Nor is there a need for anything to change, or for the garbage collector to have been there.
+    nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
+    let third = register().await;
+    let owned = async {
+        while owner().await.as_ref() != Some(&third) {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    };
+    // That is looked for every quarter of a minute.
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(90), owned).await;
+    waited.expect("the GpuNode goes with the third Node");
 }
 
 #[tokio::test]

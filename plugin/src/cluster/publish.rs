@@ -1,15 +1,16 @@
 //! Writes the node's `GpuNode`: the machine when it changes, the account when it changes, never oftener than a few times a
 //! second. The only writer of that object.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
 use gantry_topology::Machine;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Patch, PatchParams};
+use kube::api::{GetParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use serde_json::json;
 use tokio::time::Instant;
@@ -23,6 +24,11 @@ use crate::inventory::{Inventory, State};
 const SHORTEST: Duration = Duration::from_millis(200);
 /// The object is written again after this time even if nothing changed, should somebody have deleted or changed it.
 const REPEAT: Duration = Duration::from_secs(300);
+/// Between two looks whether the object is still there and goes with the Node that there is now: where it is missing the node's devices
+/// are granted to nobody. Two objects' metadata, which the API server has in memory.
+const LOOK: Duration = Duration::from_secs(15);
+/// By how much at most that differs from node to node, for many are started at once.
+const SPREAD: Duration = Duration::from_secs(4);
 /// Longest time a single write may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The same when the plugin is leaving.
@@ -59,6 +65,8 @@ impl Publisher {
         let mut diagnoses = self.cluster.sickbay.diagnosis();
         let mut pauses = Pauses::default();
         let mut repeat = Instant::now() + REPEAT;
+        let between = between(&self.cluster.node);
+        let mut look = Instant::now() + between;
         loop {
             changes.mark_unchanged();
             inventories.mark_unchanged();
@@ -103,12 +111,41 @@ impl Publisher {
                 _ = diagnoses.changed() => {}
                 () = tokio::time::sleep_until(repeat) => {
                     repeat = Instant::now() + REPEAT;
-                    self.machine = None;
-                    self.status = None;
+                    self.forget();
+                }
+                () = tokio::time::sleep_until(look) => {
+                    let looked = tokio::select! {
+                        () = shutdown.cancelled() => break,
+                        looked = tokio::time::timeout(DEADLINE, self.is_lost()) => looked,
+                    };
+                    look = Instant::now() + between;
+                    match looked {
+                        Ok(Ok(true)) => {
+                            info!("the GpuNode is gone, or was of an earlier Node of this name; it is written anew");
+                            self.forget();
+                        }
+                        Ok(Ok(false)) => {}
+                        Ok(Err(error)) => debug!(%error, "cannot look for the own GpuNode"),
+                        Err(_) => debug!("cannot look for the own GpuNode in time"),
+                    }
                 }
             }
         }
         self.leave().await;
+    }
+
+    /// All of it is written anew.
+    fn forget(&mut self) {
+        self.machine = None;
+        self.status = None;
+    }
+
+    /// Whether what was written has to be written anew, for the object is gone or about to be.
+    async fn is_lost(&self) -> Result<bool, kube::Error> {
+        if self.machine.is_none() && self.status.is_none() {
+            return Ok(false);
+        }
+        is_lost(&self.nodes, &self.api, &self.cluster.node).await
     }
 
     /// Writes what differs from what was last written.
@@ -230,6 +267,32 @@ impl Publisher {
     }
 }
 
+/// The pause between two looks, of each node another.
+fn between(node: &NodeName) -> Duration {
+    let mut hasher = std::hash::DefaultHasher::new();
+    node.hash(&mut hasher);
+    let spread = u64::try_from(SPREAD.as_millis()).unwrap_or(u64::MAX);
+    LOOK - SPREAD / 2 + Duration::from_millis(hasher.finish() % spread)
+}
+
+/// Whether the `GpuNode` is missing, or does not go with the Node that there is now: the garbage collector takes it then. A Node that is
+/// gone takes its `GpuNode` with it, and none is wanted. Answers may be a little old, by which one that was just written is written again.
+async fn is_lost(nodes: &Api<Node>, api: &Api<GpuNode>, name: &NodeName) -> Result<bool, kube::Error> {
+    let any = GetParams::any();
+    let uid = match nodes.get_metadata_opt_with(name.as_str(), &any).await {
+        Ok(None) => return Ok(false),
+        Ok(Some(node)) => node.metadata.uid,
+        // Without the right to read it the object goes with no Node.
+        Err(kube::Error::Api(status)) if status.code == 403 => None,
+        Err(error) => return Err(error),
+    };
+    let Some(found) = api.get_metadata_opt_with(name.as_str(), &any).await? else {
+        return Ok(true);
+    };
+    let mut owners = found.metadata.owner_references.iter().flatten();
+    Ok(uid.is_some_and(|uid| !owners.any(|owner| owner.uid == uid)))
+}
+
 /// Comes back so long after `shutdown`.
 async fn passed(shutdown: &CancellationToken, time: Duration) {
     shutdown.cancelled().await;
@@ -238,4 +301,88 @@ async fn passed(shutdown: &CancellationToken, time: Duration) {
 
 fn parameters() -> PatchParams {
     PatchParams::apply(names::PLUGIN).force()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::Value;
+    use tower_test::mock;
+
+    use super::*;
+
+    /// Whether the GpuNode counts as lost where the Node, then it, are answered so.
+    async fn lost(node: (u16, Value), gpu_node: (u16, Value)) -> Result<bool, kube::Error> {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let answers = async move {
+            while let Some((request, send)) = api.next_request().await {
+                let uri = request.uri();
+                assert_eq!(uri.query(), Some("&resourceVersion=0"), "from memory");
+                let (code, answer) = match uri.path() {
+                    "/api/v1/nodes/node-1" => &node,
+                    "/apis/gantry.dev/v1alpha1/gpunodes/node-1" => &gpu_node,
+                    other => panic!("{other}"),
+                };
+                let body = Body::from(answer.to_string().into_bytes());
+                send.send_response(Response::builder().status(*code).body(body).unwrap());
+            }
+        };
+        tokio::spawn(answers);
+        let client = Client::new(service, "default");
+        is_lost(&Api::all(client.clone()), &Api::all(client), &"node-1".into()).await
+    }
+
+    fn node(uid: &str) -> (u16, Value) {
+        let metadata = json!({"name": "node-1", "uid": uid});
+        (
+            200,
+            json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata}),
+        )
+    }
+
+    fn owned_by(uid: Option<&str>) -> (u16, Value) {
+        let (code, mut answer) = node("g");
+        let owner = uid.map(|uid| json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": uid}));
+        answer["metadata"]["ownerReferences"] = owner.into_iter().collect();
+        (code, answer)
+    }
+
+    fn refused(code: u16, reason: &str) -> (u16, Value) {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code});
+        (code, status)
+    }
+
+    #[tokio::test]
+    async fn a_gpunode_that_is_gone_or_goes_with_an_earlier_node_is_lost() {
+        let gone = || refused(404, "NotFound");
+        let forbidden = || refused(403, "Forbidden");
+        for (node, gpu_node, expected) in [
+            (node("second"), owned_by(Some("second")), false),
+            (node("second"), gone(), true),
+            (node("second"), owned_by(Some("first")), true),
+            (node("second"), owned_by(None), true),
+            // No Node, no GpuNode.
+            (gone(), gone(), false),
+            (gone(), owned_by(Some("first")), false),
+            (forbidden(), owned_by(None), false),
+            (forbidden(), gone(), true),
+        ] {
+            let case = format!("{node:?} {gpu_node:?}");
+            assert_eq!(lost(node, gpu_node).await.unwrap(), expected, "{case}");
+        }
+        let away = || refused(503, "ServiceUnavailable");
+        lost(away(), gone()).await.unwrap_err();
+        lost(node("second"), away()).await.unwrap_err();
+    }
+
+    #[test]
+    fn nodes_do_not_all_look_at_once() {
+        let mut pauses: Vec<Duration> = (0..100)
+            .map(|number| between(&format!("node-{number}").as_str().into()))
+            .collect();
+        pauses.sort_unstable();
+        assert!(pauses[0] >= LOOK - SPREAD / 2 && pauses[99] <= LOOK + SPREAD / 2);
+        assert!(pauses[90] - pauses[10] > SPREAD / 2);
+    }
 }
