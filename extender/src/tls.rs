@@ -69,14 +69,23 @@ pub enum TlsError {
 pub struct Tls {
     files: Files,
     now: ArcSwap<ServerConfig>,
+    /// What the files held when they were first read.
+    first: Read,
 }
 
 /// The files' bytes, by which a change is known.
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Read {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
+}
+
+/// The key is nobody's to see.
+impl std::fmt::Debug for Read {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Read")
+    }
 }
 
 impl Tls {
@@ -85,10 +94,12 @@ impl Tls {
     /// # Errors
     /// See [`TlsError`].
     pub fn load(files: Files) -> Result<Self, TlsError> {
-        let config = files.read().and_then(|read| files.config(&read))?;
+        let first = files.read()?;
+        let config = files.config(&first)?;
         Ok(Self {
             files,
             now: ArcSwap::from_pointee(config),
+            first,
         })
     }
 
@@ -104,7 +115,8 @@ impl Tls {
 
     /// Takes new files up as they come, until `shutdown`.
     pub async fn follow(&self, shutdown: CancellationToken) {
-        let mut known = self.files.read().ok();
+        // What is served, and not what the files hold by now: they may have changed since.
+        let mut known = self.first.clone();
         let mut said = String::new();
         while shutdown
             .run_until_cancelled(tokio::time::sleep(LOOK))
@@ -113,12 +125,12 @@ impl Tls {
         {
             // A few KiB from the page cache, on a task of its own.
             match self.files.read() {
-                Ok(read) if known.as_ref() == Some(&read) => {}
+                Ok(read) if known == read => {}
                 Ok(read) => match self.files.config(&read) {
                     Ok(config) => {
                         self.now.store(Arc::new(config));
                         tracing::info!(cert = %self.files.cert.display(), "new TLS files taken up");
-                        known = Some(read);
+                        known = read;
                         said.clear();
                     }
                     Err(error) => complain(&error, &mut said),
@@ -326,6 +338,22 @@ pub(crate) mod tests {
             wrong(|files, all| files.client_ca = Some(all.path("a.key"))),
             "--client-ca F/a.key: no certificate in PEM"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_that_change_before_they_are_followed_are_taken_up() {
+        let authority = Authority::new();
+        authority.issue("a");
+        let tls = Arc::new(Tls::load(authority.files("a")).unwrap());
+        let first = tls.config();
+        authority.issue("a");
+        let shutdown = CancellationToken::new();
+        let (following, stop) = (Arc::clone(&tls), shutdown.clone());
+        let task = tokio::spawn(async move { following.follow(stop).await });
+        tokio::time::sleep(LOOK * 3).await;
+        assert!(!Arc::ptr_eq(&first, &tls.config()));
+        shutdown.cancel();
+        task.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
