@@ -4,6 +4,7 @@
 mod contact;
 mod steady;
 
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use gantry_gang::protocol::Object;
 use kube::runtime::watcher as watch;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
+use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 pub use contact::Contact;
@@ -177,22 +179,15 @@ impl Feed {
             objects,
             ..
         } = self;
-        let config = watcher::Config::default().timeout(WATCH_SECONDS);
         let mut all = SelectAll::new();
         let mut reader = Reader::new(watched.clone());
-        let pods = watch(
-            Api::<SlimPod>::all(contact.noting(client, Source::Pods)),
-            config.clone(),
-        );
+        let pods = Api::<SlimPod>::all(contact.noting(client, Source::Pods));
         all.push(read(pods, Source::Pods, contact, move |pod, gone| {
             let pod = reader.read(pod)?;
             Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
         }));
         let (wanted, mut words) = (watched.clone(), Words::default());
-        let nodes = watch(
-            Api::<SlimNode>::all(contact.noting(client, Source::Nodes)),
-            config.clone(),
-        );
+        let nodes = Api::<SlimNode>::all(contact.noting(client, Source::Nodes));
         all.push(read(nodes, Source::Nodes, contact, move |node, gone| {
             let name = node.name_any();
             Some(if gone {
@@ -203,10 +198,7 @@ impl Feed {
             })
         }));
         let (wanted, kinds) = (watched.clone(), Arc::clone(kinds));
-        let gpu_nodes = watch(
-            Api::<LooseGpuNode>::all(contact.noting(client, Source::GpuNodes)),
-            config.clone(),
-        );
+        let gpu_nodes = Api::<LooseGpuNode>::all(contact.noting(client, Source::GpuNodes));
         all.push(read(gpu_nodes, Source::GpuNodes, contact, move |node, gone| {
             let name = node.name_any();
             if gone {
@@ -218,10 +210,7 @@ impl Feed {
             Some(News::GpuNode(name.into(), Box::new(inventory)))
         }));
         let objects = Arc::clone(objects);
-        let gangs = watch(
-            Api::<LooseGang>::all(contact.noting(client, Source::Gangs)),
-            config,
-        );
+        let gangs = Api::<LooseGang>::all(contact.noting(client, Source::Gangs));
         all.push(read(gangs, Source::Gangs, contact, move |gang, gone| {
             let (name, object) = gang.read()?;
             if gone {
@@ -234,18 +223,22 @@ impl Feed {
     }
 }
 
-/// One watch as news. Errors are logged and retried; an object that cannot be read fails its list or watch, which is tried again: nothing
+/// One watch as news. Errors are logged and retried; an object that cannot be read fails its list or watch, and all is listed again: nothing
 /// is decided without it.
-fn read<K: Send + 'static>(
-    events: impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Send + 'static,
+fn read<K>(
+    api: Api<K>,
     source: Source,
     contact: &Arc<Contact>,
     mut news: impl FnMut(K, bool) -> Option<News> + Send + 'static,
-) -> BoxStream<'static, News> {
+) -> BoxStream<'static, News>
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let contact = Arc::clone(contact);
     // Why it failed the last time: what lasts is said once.
     let mut said: Option<String> = None;
-    steady::steady(events)
+    steady::steady(move || watch(api.clone(), config.clone()))
         .filter_map(move |event| {
             match &event {
                 // Nothing has come yet.

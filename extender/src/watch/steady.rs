@@ -1,4 +1,5 @@
-//! A watch that is never given up: after an error it is let be for a while, ever longer as long as nothing comes of it. Decides nothing.
+//! A watch that is never given up: after an error it is let be for a while, ever longer as long as nothing comes of it, and where something
+//! was lost it is begun anew. Decides nothing.
 
 use std::time::Duration;
 
@@ -6,12 +7,17 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
 use kube::runtime::watcher::{Error, Event};
 
-/// What the watch brings, errors too.
-pub(super) fn steady<K: Send + 'static>(
-    events: impl Stream<Item = Result<Event<K>, Error>> + Send + 'static,
-) -> impl Stream<Item = Result<Event<K>, Error>> + Send + 'static {
+/// What a watch brings that `begin` begins, errors too.
+pub(super) fn steady<K, S>(
+    mut begin: impl FnMut() -> S + Send + 'static,
+) -> impl Stream<Item = Result<Event<K>, Error>> + Send + 'static
+where
+    K: Send + 'static,
+    S: Stream<Item = Result<Event<K>, Error>> + Send + 'static,
+{
     let steady = Steady {
-        events: events.boxed(),
+        events: begin().boxed(),
+        begin: Box::new(move || begin().boxed()),
         pauses: Pauses::default(),
         pause: None,
     };
@@ -21,8 +27,11 @@ pub(super) fn steady<K: Send + 'static>(
     })
 }
 
+type Events<K> = BoxStream<'static, Result<Event<K>, Error>>;
+
 struct Steady<K> {
-    events: BoxStream<'static, Result<Event<K>, Error>>,
+    events: Events<K>,
+    begin: Box<dyn FnMut() -> Events<K> + Send>,
     pauses: Pauses,
     /// Before the next one is asked for.
     pause: Option<Duration>,
@@ -38,10 +47,21 @@ impl<K> Steady<K> {
             // Comes before every list, also before one that fails, be it with the last of its pages.
             Ok(Event::Init | Event::InitApply(_)) => {}
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => self.pauses = Pauses::default(),
-            Err(_) => self.pause = Some(self.pauses.next()),
+            Err(error) => {
+                if has_lost(error) {
+                    self.events = (self.begin)();
+                }
+                self.pause = Some(self.pauses.next());
+            }
         }
         Some(event)
     }
+}
+
+/// Whether something came that could not be read. The watch would go on behind it, and it would be missing until the next list. What cannot
+/// be read as a change is read as a `Status` by the client, which any object is; a connection that broke is no such loss.
+fn has_lost(error: &Error) -> bool {
+    matches!(error, Error::WatchFailed(cause) if !matches!(cause, kube::Error::ReadEvents(_)))
 }
 
 /// Doubles from a tenth of a second to two seconds: four watches of one process are no load worth waiting longer for.
@@ -71,7 +91,8 @@ mod tests {
 
     /// The pauses, in milliseconds, that what comes of a watch brings about.
     async fn pauses(events: Vec<Result<Event<()>, Error>>) -> Vec<u128> {
-        let mut events = std::pin::pin!(steady(stream::iter(events)));
+        let mut events = Some(events);
+        let mut events = std::pin::pin!(steady(move || stream::iter(events.take().unwrap())));
         let mut pauses = Vec::new();
         let mut asked = Instant::now();
         while events.next().await.is_some() {
@@ -109,5 +130,41 @@ mod tests {
             let events = vec![failed(), failed(), failed(), Ok(good), failed(), Ok(Event::Init)];
             assert_eq!(pauses(events).await, [0, 100, 200, 400, 0, 100]);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_something_was_lost_the_watch_is_begun_anew() {
+        let io = || std::io::Error::other("broken off");
+        let unreadable = || serde_json::from_str::<()>("{}").unwrap_err();
+        let status = || Box::new(serde_json::from_str(r#"{"type": "ADDED", "object": {}}"#).unwrap());
+        let mut begins = vec![
+            // Another list, and the watch after it.
+            vec![Ok(Event::InitDone), Ok(Event::Apply(4))],
+            vec![
+                Ok(Event::Apply(2)),
+                Err(Error::WatchFailed(kube::Error::Api(status()))),
+                Ok(Event::Apply(3)),
+            ],
+            vec![
+                Err(Error::WatchFailed(kube::Error::ReadEvents(io()))),
+                Ok(Event::Apply(1)),
+                Err(Error::WatchFailed(kube::Error::SerdeError(unreadable()))),
+                Ok(Event::Apply(3)),
+            ],
+        ];
+        let begun = Instant::now();
+        let events: Vec<_> = steady(move || stream::iter(begins.pop().unwrap()))
+            .filter_map(async |event| event.ok())
+            .collect()
+            .await;
+        let applied: Vec<i32> = events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Apply(number) => Some(*number),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(applied, [1, 2, 4]);
+        assert_eq!(begun.elapsed(), Duration::from_millis(300), "a pause before each");
     }
 }

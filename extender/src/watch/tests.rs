@@ -15,6 +15,8 @@ use crate::snapshot::Standing;
 struct Played {
     objects: HashMap<&'static str, Vec<Value>>,
     events: HashMap<&'static str, Vec<Value>>,
+    /// What is listed once the events of a path were sent.
+    later: HashMap<&'static str, Vec<Value>>,
     /// Lists of these paths fail so many times before they succeed.
     failures: HashMap<&'static str, u32>,
     /// Gangs are not defined.
@@ -69,12 +71,11 @@ impl Played {
             return Response::builder().status(404).body(body).ok();
         }
         if request.uri().query().unwrap_or_default().contains("watch=true") {
-            let lines: Vec<String> = self
-                .events
-                .remove(path)?
-                .iter()
-                .map(|event| format!("{event}\n"))
-                .collect();
+            let events = self.events.remove(path)?;
+            if let Some(objects) = self.later.remove(path) {
+                self.objects.insert(path, objects);
+            }
+            let lines: Vec<String> = events.iter().map(|event| format!("{event}\n")).collect();
             return Some(Response::new(Body::from(lines.concat().into_bytes())));
         }
         if let Some(left) = self.failures.get_mut(path).filter(|left| **left > 0) {
@@ -256,6 +257,35 @@ async fn one_unreadable_gpu_node_does_not_stop_the_others() {
         snapshot.standing(snapshot.find("broken").unwrap()),
         Standing::Ours(_)
     ));
+}
+
+#[tokio::test]
+async fn what_a_watch_brings_and_cannot_be_read_is_listed_instead() {
+    let played = Played {
+        objects: HashMap::from([
+            (NODES, vec![node("n")]),
+            (GPU_NODES, vec![gpu_node("n", &bridged())]),
+        ]),
+        events: HashMap::from([(
+            PODS,
+            vec![
+                json!({"type": "ADDED", "object": {"metadata": {"name": "a", "resourceVersion": "11"}, "spec": "nonsense"}}),
+                json!({"type": "ADDED", "object": versioned(bound(pod("c", 1), "n", 2, Some("7")))}),
+            ],
+        )]),
+        // By then it can be.
+        later: HashMap::from([(
+            PODS,
+            vec![
+                bound(pod("a", 2), "n", 1, Some("0,1")),
+                bound(pod("c", 1), "n", 2, Some("7")),
+            ],
+        )]),
+        ..Played::default()
+    };
+    let (store, contact) = until(played, |store| free(store, "n").as_deref() == Some("2,3,4,5,6")).await;
+    assert!(store.snapshot().synced);
+    assert!(contact.last().is_some());
 }
 
 #[tokio::test]
