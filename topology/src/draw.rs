@@ -193,9 +193,7 @@ impl Picture<'_> {
             row
         };
         let mut rows = Vec::new();
-        for island in islands(&all, |a, b| {
-            machine.switch_links_between(a, b) > 0
-        }) {
+        for island in islands(&all, |a, b| machine.switch_links_between(a, b) > 0) {
             if let [a, b, ..] = *island.as_slice() {
                 let most = island
                     .iter()

@@ -252,12 +252,22 @@ fn blank_cells_stay_blank_in_an_indented_copy_and_no_value_moves_into_one() {
         let text = format!("{header}GPU0\t X \tSYS{values}\nGPU1\tSYS\t X {values}\n");
         let whole = read(&text);
         for indent in 0..9 {
-            assert_eq!(read(&spread(&text, 8, indent)), whole, "{values:?} indented by {indent}");
-            let tabs: String = text.lines().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect();
+            assert_eq!(
+                read(&spread(&text, 8, indent)),
+                whole,
+                "{values:?} indented by {indent}"
+            );
+            let tabs: String = text
+                .lines()
+                .map(|line| format!("{}{line}\n", " ".repeat(indent)))
+                .collect();
             assert_eq!(read(&tabs), whole, "{values:?} with tabs, indented by {indent}");
             for stop in [2, 4, 6] {
                 if let Ok(other) = parse(&spread(&text, stop, indent)) {
-                    assert_eq!(other, whole, "{values:?} with tabs of {stop}, indented by {indent}");
+                    assert_eq!(
+                        other, whole,
+                        "{values:?} with tabs of {stop}, indented by {indent}"
+                    );
                 }
             }
         }
@@ -270,7 +280,15 @@ fn what_a_terminal_has_around_the_output_changes_nothing() {
     let legend = "\nLegend:\n\n  X    = Self\n";
     for text in [bare.to_owned(), format!("{bare}{legend}")] {
         let whole = read(&text);
-        for prompt in ["$ ", "# ", "root@node:~# ", "[me@node ~]$ ", "sh-5.1$\n", "PS C:\\Users\\me>", "\nroot@node:~# \n\n"] {
+        for prompt in [
+            "$ ",
+            "# ",
+            "root@node:~# ",
+            "[me@node ~]$ ",
+            "sh-5.1$\n",
+            "PS C:\\Users\\me>",
+            "\nroot@node:~# \n\n",
+        ] {
             assert_eq!(read(&format!("{text}{prompt}")), whole, "{prompt:?}");
         }
         for date in ["Tue Mar  5 10:11:12 2024", "Tue 05 Mar 2024 10:11:12 AM UTC"] {

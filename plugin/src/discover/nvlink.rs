@@ -1,8 +1,8 @@
 //! NVLinks into bundles: each GPU tells the far end of each of its active links; here they become links between pairs of GPUs
 //! and links into NVSwitches. A link that is down is not there.
 
-use gantry_topology::machine::MAX_LINKS_PER_GPU;
 use gantry_topology::machine::Fabric;
+use gantry_topology::machine::MAX_LINKS_PER_GPU;
 use gantry_topology::{Gpu, NvLinkBundle, NvLinkPorts, PcieAddress};
 
 use super::Warnings;
@@ -217,7 +217,10 @@ mod tests {
             }),
             ..Gpu::default()
         };
-        assert_eq!(islands(&[Some(7), Some(3), Some(7), Some(3)].map(gpu)), [0, 1, 0, 1]);
+        assert_eq!(
+            islands(&[Some(7), Some(3), Some(7), Some(3)].map(gpu)),
+            [0, 1, 0, 1]
+        );
         assert_eq!(islands(&[Some(7), Some(7)].map(gpu)), [0, 0]);
         assert_eq!(islands(&[None, None].map(gpu)), [0, 0]);
     }

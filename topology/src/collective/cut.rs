@@ -155,8 +155,7 @@ fn single_gpus(links: &Collective, set: GpuSet) -> Narrowest {
         within.map(|gpu| links.switch[gpu]).sum()
     };
     let direct = |gpu: usize| -> u32 { set.iter().map(|other| u32::from(links.direct[gpu][other])).sum() };
-    let out =
-        |gpu: usize| direct(gpu) + links.switch[gpu].min(switch(links.island[gpu]) - links.switch[gpu]);
+    let out = |gpu: usize| direct(gpu) + links.switch[gpu].min(switch(links.island[gpu]) - links.switch[gpu]);
     Narrowest {
         scaled: u64::from(set.iter().map(out).min().unwrap_or(0)) * SCALE / larger,
         links: set.iter().map(direct).min().unwrap_or(0),

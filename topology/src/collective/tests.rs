@@ -221,10 +221,7 @@ fn any_machine(most: usize, switched: bool) -> impl Strategy<Value = Machine> {
         let links =
             proptest::collection::vec(prop_oneof![2 => Just(0u8), 3 => 1..4u8], gpus * (gpus - 1) / 2);
         let switch = proptest::collection::vec(if switched { 0..5u8 } else { 0..1u8 }, gpus);
-        let islands = prop_oneof![
-            Just(vec![0u8; gpus]),
-            proptest::collection::vec(0..3u8, gpus)
-        ];
+        let islands = prop_oneof![Just(vec![0u8; gpus]), proptest::collection::vec(0..3u8, gpus)];
         (sockets, links, switch, islands).prop_map(|(sockets, links, switch, islands)| {
             let count = u8::try_from(sockets.len()).unwrap();
             let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b)));

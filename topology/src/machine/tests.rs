@@ -49,7 +49,10 @@ fn gpus_on_a_switch_reach_each_other_at_the_lesser_count() {
         ports.island = 1;
     }
     let apart = Machine::new(parts).unwrap();
-    assert!(matches!(apart.link(1, 0), Link::Pcie(_)), "the switches are not joined");
+    assert!(
+        matches!(apart.link(1, 0), Link::Pcie(_)),
+        "the switches are not joined"
+    );
 }
 
 #[test]

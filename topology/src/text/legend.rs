@@ -54,7 +54,9 @@ pub(super) fn read(
             }
         } else if part == Some(Part::Links)
             && !text.is_empty()
-            && entry_end.as_deref().is_some_and(|above| continues_entry(above, &text))
+            && entry_end
+                .as_deref()
+                .is_some_and(|above| continues_entry(above, &text))
         {
             // An entry broken by the terminal, maybe right before a #.
             entry_end = Some(last_piece(&text).to_owned());

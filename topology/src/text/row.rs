@@ -95,7 +95,10 @@ fn layout(header: &Header, label: Glyph, places: &[Glyph]) -> Layout {
     let stands_at = |place: &Glyph, from: usize| place.visual == from || place.visual == from + 1;
     let on_tab_stops = |indent: &usize| {
         let stops = (1..).map(|cell: usize| indent + 8 * cell);
-        places.iter().zip(stops).all(|(place, stop)| stands_at(place, stop))
+        places
+            .iter()
+            .zip(stops)
+            .all(|(place, stop)| stands_at(place, stop))
     };
     let mut indents = vec![0, label.visual];
     indents.dedup();

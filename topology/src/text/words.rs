@@ -100,10 +100,9 @@ pub(super) fn goes_on_with_links(glyphs: &[Glyph], start: usize) -> bool {
     let word = word_at(glyphs, start);
     let ends_a_link = |head: &str| {
         let count = head.strip_prefix('V').unwrap_or(head);
-        let ends_a_count = !head.is_empty() && count.len() <= 2 && count.chars().all(|ch| ch.is_ascii_digit());
-        let ends_a_class = PathClass::ALL
-            .iter()
-            .any(|class| class.as_str().ends_with(head));
+        let ends_a_count =
+            !head.is_empty() && count.len() <= 2 && count.chars().all(|ch| ch.is_ascii_digit());
+        let ends_a_class = PathClass::ALL.iter().any(|class| class.as_str().ends_with(head));
         ends_a_count || ends_a_class
     };
     let ends = word.char_indices().map(|(at, _)| at).chain([word.len()]);
