@@ -204,12 +204,13 @@ impl Index {
     pub(super) fn ending(&self) -> Option<(Occupant, Range<i64>)> {
         let now = self.now;
         let mut pods: Vec<OccupantPod> = Vec::new();
-        let mut overdue = i64::MAX..i64::MIN;
+        let mut overdue: Option<Range<i64>> = None;
         let mut goes = |ends: i64| {
             let until = ends.saturating_add(OVERDUE);
             let goes = now.unix < until;
             if goes {
-                overdue = overdue.start.min(until)..overdue.end.max(until);
+                let known = overdue.take().unwrap_or(until..until);
+                overdue = Some(known.start.min(until)..known.end.max(until));
             }
             goes
         };
@@ -263,7 +264,7 @@ impl Index {
             checkpointed: false,
             budgets: Vec::new(),
         };
-        (!ending.pods.is_empty()).then_some((ending, overdue))
+        overdue.map(|overdue| (ending, overdue))
     }
 
     /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they are for that one

@@ -72,6 +72,9 @@ fn a_gang_is_told_when_the_cluster_has_become_too_small_for_it() {
     }
 }
 
+/// Makes a gang of a name.
+type Front<'f> = &'f dyn Fn(&Cluster, &str);
+
 #[test]
 fn gangs_that_may_have_nobody_stopped_do_not_keep_others_behind_them_from_it() {
     let never = |cluster: &Cluster, name: &str| {
@@ -84,7 +87,7 @@ fn gangs_that_may_have_nobody_stopped_do_not_keep_others_behind_them_from_it() {
     let hopeless = |cluster: &Cluster, name: &str| drop(gang(cluster, name, 3, 20));
     // They would need what is of their own priority, too.
     let in_vain = |cluster: &Cluster, name: &str| drop(gang(cluster, name, 2, 20));
-    let fronts: [&dyn Fn(&Cluster, &str); 3] = [&never, &hopeless, &in_vain];
+    let fronts: [Front<'_>; 3] = [&never, &hopeless, &in_vain];
     for front in fronts {
         let cluster = Cluster::new(Options::default());
         full(&cluster, "n1", 0);
@@ -157,6 +160,9 @@ fn bystander(cluster: &Cluster, name: &str, cpu: u32, change: impl FnOnce(&mut V
 
 fn nothing(_: &mut Value) {}
 
+/// Changes a pod.
+type Change<'c> = &'c dyn Fn(&mut Value);
+
 /// A gang of one member of eight GPUs and so many cores.
 fn with_cores(cluster: &Cluster, name: &str, cores: u32) {
     let mut pods = members(name, 1, 8);
@@ -182,7 +188,7 @@ fn pods_without_devices_are_stopped_where_they_have_what_a_gang_lacks() {
     );
     // It has ended by itself before it was evicted.
     bystander(&cluster, "batch", 20, |pod| {
-        pod["status"]["phase"] = "Succeeded".into()
+        pod["status"]["phase"] = "Succeeded".into();
     });
     assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
 }
@@ -193,7 +199,7 @@ fn a_host_port_of_a_pod_without_devices_comes_free_with_it() {
     cluster.add("n1", &bridged());
     let ports = json!([{"containerPort": 80, "hostPort": 80}]);
     bystander(&cluster, "web", 1, |pod| {
-        pod["spec"]["containers"][0]["ports"] = ports.clone()
+        pod["spec"]["containers"][0]["ports"] = ports.clone();
     });
     bystander(&cluster, "other", 1, nothing);
     let mut pods = members("high", 1, 8);
@@ -228,7 +234,7 @@ fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
     let equal = |pod: &mut Value| pod["spec"]["priority"] = 10.into();
     let leaving = |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = "2025-12-31T00:00:00Z".into();
     let (daemon, node, job) = (owned("DaemonSet"), owned("Node"), owned("Job"));
-    let stays: [(&str, &dyn Fn(&mut Value)); 6] = [
+    let stays: [(&str, Change<'_>); 6] = [
         ("daemon", &daemon),
         ("static", &node),
         ("mirror", &mirror),
