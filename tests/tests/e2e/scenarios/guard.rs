@@ -99,6 +99,10 @@ pub(super) async fn a_plugin_changes_of_its_node_what_it_is_for_and_nothing_else
         cluster: bed.cluster(),
         node: bed.cluster().nodes()[0].name(),
     };
+    let why = "may not write its Node's metadata";
+    plugin
+        .is_held_to(why, async |change| plugin.patch_status(change).await)
+        .await?;
     let own = json!({ "status": { "conditions": [condition("GPUHealthy")] } });
     plugin.patch_status(&own).await.context("its own condition")?;
     let nodes: Api<Node> = Api::all(bed.client());
@@ -114,7 +118,6 @@ pub(super) async fn a_plugin_changes_of_its_node_what_it_is_for_and_nothing_else
     }
     for change in metadata_changes() {
         let change = json!({ "metadata": change });
-        let why = "may not write its Node's metadata";
         refused_for(why, &change, plugin.patch_status(&change).await)?;
     }
     let none = json!({ "status": { "conditions": [{ "type": "GPUHealthy", "$patch": "delete" }] } });
@@ -128,17 +131,10 @@ pub(super) async fn a_plugin_changes_of_its_node_what_it_is_for_and_nothing_else
 }
 
 async fn labels_only(plugin: &Plugin<'_>) -> Result<()> {
-    let mut tried = 0;
-    until("the policy is followed", POLICY_LIMIT, async || {
-        // Another one each time: what is there already is no change.
-        tried += 1;
-        let foreign = json!({ "metadata": { "labels": { "example.com/guard": format!("x{tried}") } } });
-        let answer = plugin.patch(&foreign).await;
-        refused_for("labels of nvidia.com/ and gantry.dev/ only", &foreign, answer)
-    })
-    .await?;
-    let clear = ["label", "node", plugin.node, "example.com/guard-"];
-    plugin.cluster.kubectl(&clear).await?;
+    let why = "labels of nvidia.com/ and gantry.dev/ only";
+    plugin
+        .is_held_to(why, async |change| plugin.patch(change).await)
+        .await?;
     let label = |value: Value| json!({ "metadata": { "labels": { "nvidia.com/guard": value } } });
     for value in [json!("x"), Value::Null] {
         plugin.patch(&label(value)).await.context("a label of its own")?;
@@ -170,6 +166,21 @@ impl Plugin<'_> {
 
     async fn patch(&self, change: &Value) -> Result<()> {
         self.send(None, &Patch::Merge(change)).await
+    }
+
+    /// Waits until a policy that was just applied is followed, by what it refuses.
+    async fn is_held_to(&self, why: &str, patch: impl AsyncFn(&Value) -> Result<()>) -> Result<()> {
+        let mut tried = 0;
+        until("the policy is followed", POLICY_LIMIT, async || {
+            // Another one each time: what is there already is no change.
+            tried += 1;
+            let change = json!({ "metadata": { "labels": { "example.com/guard": format!("x{tried}") } } });
+            refused_for(why, &change, patch(&change).await)
+        })
+        .await?;
+        let clear = ["label", "node", self.node, "example.com/guard-"];
+        self.cluster.kubectl(&clear).await?;
+        Ok(())
     }
 
     async fn send(&self, subresource: Option<&str>, patch: &Patch<&Value>) -> Result<()> {
