@@ -17,7 +17,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// A kubeconfig that cannot be read or used; none where this is no pod. That the API server does not answer is no error.
-pub async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
+pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     Client::try_from(configuration(kubeconfig).await?).context("cannot make a client of the API server")
 }
 
