@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use gantry_api::{GangPhase, GangStatus, PodUid};
 use gantry_gang::protocol::{self, Gangs, Now, Object, Settings};
-use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
+use gantry_gang::{GangKey, Needs, OwnerFacts, OwnerRef};
 use indexmap::IndexSet;
 
 pub use report::GangReport;
@@ -156,6 +156,11 @@ impl State {
         self.keep.renumber(renumbered);
         // Soon known anew.
         self.offers.clear();
+    }
+
+    /// The needs of pods that only a call of kube-scheduler speaks of.
+    pub(super) fn heard_needs(&self) -> impl Iterator<Item = &Needs> {
+        self.hearsay.values().map(|hearsay| &*hearsay.pod.needs)
     }
 }
 

@@ -18,6 +18,9 @@ use crate::gang::terrain::{Barred, Room};
 use crate::pod::{Bystander, Kin, PodFacts, Shared};
 use crate::snapshot::NodeIx;
 
+/// So many labels that terms are about are no matter.
+const FEW: usize = 64;
+
 /// What the index knows of nodes and pods besides devices.
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
@@ -33,10 +36,12 @@ pub(super) struct Rooms {
     kin: HashMap<Kinship, BTreeMap<NodeIx, u32>>,
     /// Those of them that keep others off.
     wary: HashSet<Kinship>,
-    /// Labels that terms are about: those of required affinity and anti-affinity, and of spreading, of any pod there was.
+    /// Labels that terms are about: those of required affinity and anti-affinity, and of spreading, of any pod there was of late.
     about: BTreeSet<Arc<str>>,
-    /// It grew: needs that were worked out before lack labels.
-    grew: bool,
+    /// How many there were when they were last gathered from the pods that are there.
+    gathered: usize,
+    /// There are others: needs that were worked out before have not the same labels.
+    relabelled: bool,
     needs: Shared<Needs>,
     /// Nodes on which more fits now.
     gained: BTreeSet<NodeIx>,
@@ -235,17 +240,40 @@ impl Rooms {
         for required in selectors.flatten() {
             if !self.about.contains(&required.key) {
                 self.about.insert(Arc::clone(&required.key));
-                self.grew = true;
+                self.relabelled = true;
             }
         }
+    }
+
+    /// Forgets labels that no term is about any more, once they may be the larger half: where each run has a label of its own they would grow
+    /// without end. `heard` are the needs of pods that are not there yet.
+    fn forget<'n>(&mut self, heard: impl Iterator<Item = &'n Needs>) {
+        let before = self.about.len();
+        if before <= FEW.max(self.gathered * 2) {
+            return;
+        }
+        let mut about = BTreeSet::new();
+        let mut gather = |required: &Requirement| {
+            if !about.contains(&required.key) {
+                about.insert(Arc::clone(&required.key));
+            }
+        };
+        heard.flat_map(all_selectors).flatten().for_each(&mut gather);
+        for there in self.pods.values() {
+            selectors(&there.kin.apart_from).flatten().for_each(&mut gather);
+            if let Load::Among(needs) = &there.load {
+                all_selectors(needs).flatten().for_each(&mut gather);
+            }
+        }
+        self.about = about;
+        self.gathered = self.about.len();
+        self.relabelled |= self.gathered < before;
     }
 
     /// A pod's needs with where its volumes can be reached, and with those of its labels that terms are about. All others would only make
     /// equal pods differ: many controllers number theirs by a label.
     fn completed(&mut self, needs: &Arc<Needs>, kin: &Kin, volumes: Vec<Arc<Vec<NodeTerm>>>) -> Arc<Needs> {
-        self.learn(selectors(&needs.apart_from));
-        self.learn(selectors(&needs.together_with));
-        self.learn(needs.spread.iter().map(|spread| &spread.selector));
+        self.learn(all_selectors(needs));
         let about = kin.labels.iter().filter(|(key, _)| self.about.contains(*key));
         let labels: BTreeMap<_, _> = about
             .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
@@ -343,6 +371,12 @@ impl Rooms {
 /// What terms find pods by.
 fn selectors(terms: &[PodTerm]) -> impl Iterator<Item = &Vec<Requirement>> {
     terms.iter().map(|term| &term.selector)
+}
+
+/// What the terms of a pod with these needs find others by.
+fn all_selectors(needs: &Needs) -> impl Iterator<Item = &Vec<Requirement>> {
+    let terms = selectors(&needs.apart_from).chain(selectors(&needs.together_with));
+    terms.chain(needs.spread.iter().map(|spread| &spread.selector))
 }
 
 impl Index {
@@ -462,7 +496,11 @@ impl Index {
     /// Brings rooms and fabric up to date, and needs of which it has turned out which labels terms are about, or where volumes are. Before anything
     /// is planned.
     pub(super) fn settle_rooms(&mut self) {
-        let (labels, volumes) = (std::mem::take(&mut self.rooms.grew), self.volumes.take_changed());
+        self.rooms.forget(self.gangs.heard_needs());
+        let (labels, volumes) = (
+            std::mem::take(&mut self.rooms.relabelled),
+            self.volumes.take_changed(),
+        );
         if labels || volumes {
             let waiting: Vec<PodFacts> = self
                 .pods

@@ -447,6 +447,55 @@ fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
 }
 
 #[test]
+fn labels_that_no_term_is_about_any_more_are_forgotten() {
+    let term = Term {
+        app: 1,
+        key: "zone",
+        everywhere: true,
+    };
+    let shy = Pod {
+        apart: Some(term),
+        gpus: false,
+        node: Some(0),
+        ..PLAIN
+    };
+    let mut world = world_of(&[PLAIN, shy.clone()]);
+    let show = |world: &mut World, uid: &str, label: &str, gone: bool| {
+        let mut pod = shy.json(uid);
+        pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+            json!([{"topologyKey": "zone", "labelSelector": {"matchLabels": {label: "1"}}}]);
+        match world.reader.read(serde_json::from_value(pod).unwrap()).unwrap() {
+            Seen::Bystander(pod) if gone => world.index.bystander_gone(&pod.uid),
+            Seen::Bystander(pod) => world.index.bystander_applied(*pod),
+            Seen::Facts(_) => panic!("it asks for nothing that is watched"),
+        }
+        world.index.publish();
+    };
+    let labels = |world: &World| -> Vec<String> {
+        let needs = &world.index.pod("p0").unwrap().needs;
+        needs.labels.keys().map(ToString::to_string).collect()
+    };
+    show(&mut world, "x", "index", false);
+    assert_eq!(labels(&world), ["app", "index"]);
+    show(&mut world, "x", "index", true);
+    for number in 0..500 {
+        for gone in [false, true] {
+            show(
+                &mut world,
+                &format!("run-{number}"),
+                &format!("run-{number}"),
+                gone,
+            );
+            assert!(world.index.rooms.about.len() <= FEW + 1);
+        }
+    }
+    assert_eq!(labels(&world), ["app"]);
+    // It is about one again.
+    show(&mut world, "x", "index", false);
+    assert_eq!(labels(&world), ["app", "index"]);
+}
+
+#[test]
 fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
     let mut world = world_of(&[Pod {
         gpus: false,
