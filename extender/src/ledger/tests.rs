@@ -232,7 +232,7 @@ fn a_pod_without_a_grant_counts_for_the_slice_it_will_most_likely_get() {
         &[(6, 0), (6, 4), (7, 0), (7, 4)],
     ));
     cluster.pod(&bound(pod_of("a", MIG, 1), "n", 1, None));
-    assert_eq!(cluster.free_of("n", MIG), "1,2,3");
+    assert_eq!(cluster.free_of("n", MIG), "0,2,3");
 }
 
 #[test]
