@@ -13,6 +13,7 @@
 mod budgets;
 mod whatif;
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,6 +27,9 @@ use self::whatif::WhatIf;
 use super::plan::{fits, plan};
 use super::terrain::Terrain;
 use crate::snapshot::NodeIx;
+
+/// So many nodes are looked at in all tries of one search to spare victims; more may have to go on a large cluster than would be needed.
+const SPARED: usize = 1 << 19;
 
 /// What is stopped as a whole: a gang, or a pod by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +113,7 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     let sets = Sets {
         cluster: &cluster,
         wanted,
+        tries: Tries::new(SPARED / cluster.nodes().max(1)),
     };
     let room = |victims: &[&Occupant]| sets.room(victims);
 
@@ -142,7 +147,7 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
             victims = near;
         }
         victims.sort_by(|a, b| b.cost().cmp(&a.cost()).then_with(|| b.name().cmp(&a.name())));
-        Some(spare(&victims, &room))
+        Some(spare(&victims, &room, &sets.tries))
     });
     let victims = outcomes.min_by_key(|victims| loss(victims))?;
     let mut placement = cluster.without(&victims, |terrain| plan(terrain, wanted)).ok()?;
@@ -187,13 +192,34 @@ fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
     Some(high)
 }
 
-/// Those of them that must go: one after the other is spared, in the order given, if there is room without.
-fn spare<'o>(victims: &[&'o Occupant], room: &impl Fn(&[&Occupant]) -> bool) -> Vec<&'o Occupant> {
+/// How often it is tried to spare somebody, in one search: each costs a plan, while nothing else is decided.
+#[derive(Debug)]
+struct Tries(Cell<usize>);
+
+impl Tries {
+    fn new(tries: usize) -> Self {
+        Self(Cell::new(tries))
+    }
+
+    /// One less; false if there was none.
+    fn another(&self) -> bool {
+        let left = self.0.get();
+        self.0.set(left.saturating_sub(1));
+        left > 0
+    }
+}
+
+/// Those of them that must go: one after the other is spared, in the order given, if there is room without, as long as there are tries.
+fn spare<'o>(
+    victims: &[&'o Occupant],
+    room: &impl Fn(&[&Occupant]) -> bool,
+    tries: &Tries,
+) -> Vec<&'o Occupant> {
     let mut kept = victims.to_vec();
     let mut size = kept.len();
     let mut at = 0;
     // Whole stretches at once while that goes well.
-    while at < kept.len() {
+    while at < kept.len() && tries.another() {
         size = size.clamp(1, kept.len() - at);
         let mut fewer = kept.clone();
         fewer.drain(at..at + size);

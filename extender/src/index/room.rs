@@ -156,17 +156,18 @@ impl Rooms {
             before.node == there.node && before.load == there.load && before.kin == there.kin
         });
         if same {
-            if let Some(known) = self.pods.get_mut(&uid) {
+            let priority = there.stoppable.as_ref().map(|what| what.priority);
+            let before = self.pods.get_mut(&uid).and_then(|known| {
                 known.claiming = there.claiming;
-                known.stoppable = there.stoppable;
-            }
+                std::mem::replace(&mut known.stoppable, there.stoppable)
+            });
+            self.uncount(before.map(|what| what.priority));
+            self.count(priority);
             return;
         }
         self.remove(&uid);
         self.moves += u64::from(there.watched);
-        if let Some(what) = &there.stoppable {
-            *self.by_priority.entry(what.priority).or_default() += 1;
-        }
+        self.count(there.stoppable.as_ref().map(|what| what.priority));
         if let Some(node) = there.node {
             self.room(node).left.sub(there.load.resources());
             self.narrowed.entry(node).or_default();
@@ -180,19 +181,31 @@ impl Rooms {
         self.pods.insert(uid, there);
     }
 
+    /// One more that may be stopped.
+    fn count(&mut self, priority: Option<i32>) {
+        if let Some(priority) = priority {
+            *self.by_priority.entry(priority).or_default() += 1;
+        }
+    }
+
+    /// One fewer.
+    fn uncount(&mut self, priority: Option<i32>) {
+        if let Some(priority) = priority
+            && let Some(count) = self.by_priority.get_mut(&priority)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.by_priority.remove(&priority);
+            }
+        }
+    }
+
     fn remove(&mut self, uid: &PodUid) {
         let Some(there) = self.pods.remove(uid) else {
             return;
         };
         self.moves += u64::from(there.watched);
-        if let Some(what) = &there.stoppable
-            && let Some(count) = self.by_priority.get_mut(&what.priority)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.by_priority.remove(&what.priority);
-            }
-        }
+        self.uncount(there.stoppable.as_ref().map(|what| what.priority));
         let Some(node) = there.node else {
             return;
         };
@@ -303,9 +316,9 @@ impl Rooms {
 
     /// The pods without devices that are of lower priority, and may be stopped.
     pub(super) fn below(&self, priority: i32) -> impl Iterator<Item = Loose<'_>> {
-        let any = self.has_below(priority);
+        let any = self.has_below(priority).then(|| self.loose());
         let lower = move |pod: &Loose<'_>| pod.what.priority < priority && pod.what.ends.is_none();
-        self.loose().filter(move |pod| any && lower(pod))
+        any.into_iter().flatten().filter(lower)
     }
 
     /// The pods without devices that might be stopped, or are being stopped.

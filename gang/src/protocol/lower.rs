@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::gang::{Env, Gang, State};
 use super::standing::after;
-use crate::terms::{Authority, Terms};
+use crate::terms::{Authority, Repair, Terms};
 
 impl Gang {
     /// The terms, if the minimum in them is the word of an object.
@@ -26,6 +26,7 @@ impl Gang {
         let State::Decided(decided) = &mut self.state else {
             return;
         };
+        let before = (decided.min, decided.by_role.clone());
         decided.min = decided.min.min(terms.min);
         if let Some(by_role) = &mut decided.by_role {
             by_role.retain_mut(|(role, min)| {
@@ -34,21 +35,28 @@ impl Gang {
                 *min > 0
             });
         }
+        if (decided.min, &decided.by_role) != (before.0, &before.1) {
+            // Who went may have gone for that.
+            decided.lost_since = None;
+        }
     }
 
-    /// Whether too few members are left for certain. Where an object says how many are needed it may just have been lowered: the pods that went for
-    /// that are seen in one watch, and the object in another.
-    pub(super) fn lost_for_certain(&mut self, env: &Env<'_>) -> bool {
-        let lost = self.lost_too_many();
+    /// Whether it has to be started anew, for too few members were left. Where an object says how many are needed it may just have been lowered: the
+    /// pods that went for that are seen in one watch, and the object in another. Who comes in place of a lost member meanwhile undoes no loss.
+    pub(super) fn is_to_restart(&mut self, env: &Env<'_>) -> bool {
+        let restarts = self.repair() == Repair::Restart;
+        let lost = restarts && self.lost_too_many();
         let may_be_lowered = self.terms_of_object().is_some();
         let State::Decided(decided) = &mut self.state else {
             return false;
         };
-        if !lost {
+        if !restarts {
             decided.lost_since = None;
-            return false;
+        } else if lost {
+            decided.lost_since.get_or_insert(env.now.at);
         }
-        let since = *decided.lost_since.get_or_insert(env.now.at);
-        !may_be_lowered || env.now.at >= after(since, env.settings.settle)
+        decided
+            .lost_since
+            .is_some_and(|since| !may_be_lowered || env.now.at >= after(since, env.settings.settle))
     }
 }

@@ -30,6 +30,8 @@ impl Gang {
             && self.waits_beside_light()
             && self.members.are_of_others()
             && self.members.came_after()
+            // Where more may be than are needed, they may be some of those.
+            && self.lacks_nobody(0)
     }
 
     /// Some that are alive are not of those that run without devices.

@@ -214,19 +214,20 @@ impl Gang {
     fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
         // Also for what was lowered while the decision was being written.
         self.lower_minimum();
-        self.bind_those_aside(env);
         self.fill(env);
         if self.evicted_whole && self.evicted_lost {
             self.leave_evicted(env);
             return true;
         }
-        if self.repair() == Repair::Restart && self.lost_for_certain(env) {
+        if self.is_to_restart(env) {
             self.restart(env);
             return true;
         }
+        let called = self.bind_those_aside(env);
         self.keep_or_release(env);
         let satisfied = self.enough(Count::settled);
-        if satisfied {
+        // Who is just being bound is not idle.
+        if satisfied && !called {
             self.release_idle_extras(env);
         }
         let State::Decided(decided) = &mut self.state else {
@@ -249,11 +250,13 @@ impl Gang {
     }
 
     /// Members that have come and left are bound without being brought again.
-    fn bind_those_aside(&mut self, env: &mut Env<'_>) {
+    fn bind_those_aside(&mut self, env: &mut Env<'_>) -> bool {
         let aside = self.members.call_back(|_| true);
-        if !aside.is_empty() {
+        let any = !aside.is_empty();
+        if any {
             env.work.push(Work::Bind(aside));
         }
+        any
     }
 
     /// Gives kept slots to members that wait and that they suit.

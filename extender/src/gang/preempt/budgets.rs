@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gantry_gang::protocol::Wanted;
 
 use super::whatif::WhatIf;
-use super::{Budget, Occupant, spare};
+use super::{Budget, Occupant, Tries, spare};
 use crate::gang::plan::{fits, plan};
 
 /// Most turns of the search for a set before it is given up. Each costs a few plans, and those cost more the more nodes there are.
@@ -21,6 +21,7 @@ const LOOKS: usize = 16_384;
 pub(super) struct Sets<'s, 't, 'a> {
     pub(super) cluster: &'s WhatIf<'t, 'a>,
     pub(super) wanted: &'s Wanted,
+    pub(super) tries: Tries,
 }
 
 impl Sets<'_, '_, '_> {
@@ -100,7 +101,7 @@ impl Sets<'_, '_, '_> {
         let (mut counted, rest): (Vec<&Occupant>, Vec<&Occupant>) =
             units.iter().copied().partition(|unit| !unit.budgets.is_empty());
         counted.sort_by(|a, b| b.cost().cmp(&a.cost()).then_with(|| b.name().cmp(&a.name())));
-        let kept = spare(&counted, &|kept| self.room(&[&rest, kept].concat()));
+        let kept = spare(&counted, &|kept| self.room(&[&rest, kept].concat()), &self.tries);
         [rest, kept].concat()
     }
 }

@@ -185,6 +185,24 @@ fn of_many_nodes_with_more_replicas_than_may_go_the_one_with_few_is_found() {
 }
 
 #[test]
+fn so_many_tries_are_made_to_spare_somebody_and_no_more() {
+    let (world, _) = full("ab", 1);
+    let units: Vec<Occupant> = (0..100)
+        .map(|number| unit(&format!("u{number}"), 0, &[(0, "0")], &world))
+        .collect();
+    let units: Vec<&Occupant> = units.iter().collect();
+    for (tries, looks) in [(1000, 106), (40, 40)] {
+        let looked = Cell::new(0);
+        let needed = |victims: &[&Occupant]| {
+            looked.set(looked.get() + 1);
+            victims.len() == units.len()
+        };
+        assert_eq!(spare(&units, &needed, &Tries::new(tries)).len(), 100);
+        assert_eq!(looked.get(), looks);
+    }
+}
+
+#[test]
 fn sick_gpus_do_not_come_back() {
     let (mut world, wanted) = full("a", 1);
     let classes = Arc::make_mut(&mut world.snapshot.classes);

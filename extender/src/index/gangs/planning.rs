@@ -169,24 +169,26 @@ impl Index {
     /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue. It waits no longer than
     /// for those who were on their way when it began to: where pods come and go all the time there may always be some, and others get what they leave.
     fn awaits_ending(&mut self, wanted: &Wanted) -> bool {
-        let Some((ending, overdue)) = self.ending() else {
+        let would_fit = self.ending().filter(|(ending, _)| {
+            self.on_terrain(Some(wanted), |terrain| {
+                preempt::fits_without(terrain, wanted, ending)
+            })
+        });
+        let Some((_, overdue)) = would_fit else {
+            // The next time it waits anew.
+            self.gangs.awaits.remove(&wanted.gang);
             return false;
         };
         let until = self.gangs.awaits.get(&wanted.gang).copied();
         let until = until.unwrap_or(overdue.end);
+        self.gangs.awaits.insert(Arc::clone(&wanted.gang), until);
         if self.now.unix >= until {
             return false;
         }
-        let fits = self.on_terrain(Some(wanted), |terrain| {
-            preempt::fits_without(terrain, wanted, &ending)
-        });
-        if fits {
-            let next = overdue.start.min(until);
-            let known = self.gangs.overdue.unwrap_or(next);
-            self.gangs.overdue = Some(known.min(next));
-            self.gangs.awaits.insert(Arc::clone(&wanted.gang), until);
-        }
-        fits
+        let next = overdue.start.min(until);
+        let known = self.gangs.overdue.unwrap_or(next);
+        self.gangs.overdue = Some(known.min(next));
+        true
     }
 
     /// Where a gang goes once others were stopped for it.

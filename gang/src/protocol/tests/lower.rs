@@ -109,6 +109,28 @@ fn a_gang_is_not_started_anew_because_its_pods_go_before_its_owner_is_seen_to_be
 }
 
 #[test]
+fn who_comes_at_once_in_place_of_a_lost_member_does_not_keep_its_gang_from_being_started_anew() {
+    let mut world = of_five(Repair::Restart);
+    go(&mut world, [3, 4], Repair::Restart);
+    for number in [3, 4] {
+        world.see(member(&format!("new{number}"), owned("worker", Repair::Restart)));
+    }
+    assert!(
+        !world
+            .take_work()
+            .iter()
+            .any(|work| matches!(work, Work::Delete { .. }))
+    );
+    world.pass(1);
+    let work = world.take_work();
+    let deleted = work.iter().find_map(|work| match work {
+        Work::Delete { pods, .. } => Some(pods.len()),
+        _ => None,
+    });
+    assert_eq!(deleted, Some(5), "{work:?}");
+}
+
+#[test]
 fn a_minimum_that_is_raised_holds_from_the_next_start_on() {
     let mut world = of_five(Repair::Hold);
     says(&mut world, 9);

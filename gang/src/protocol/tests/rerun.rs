@@ -201,6 +201,31 @@ fn a_job_that_comes_while_the_one_before_still_runs_is_another_run_once_that_is_
 }
 
 #[test]
+fn where_more_may_be_than_are_needed_a_job_that_comes_later_is_one_of_those() {
+    let mut world = World::new();
+    let of = |job: &str| {
+        let mut of = claim("a", 2);
+        of.wish.max = Some(3);
+        of.made_by = Some(job.into());
+        of
+    };
+    for (pod, job) in [("a0", "one"), ("a1", "two")] {
+        world.see(member(pod, of(job)));
+    }
+    world.plan();
+    world.come_all("a", 2);
+    world.write();
+    world.bind("a0");
+    world.bind("a1");
+    world.see(member("a2", of("three")));
+    world.refuse("no room");
+    end(&mut world, &["a0"], &of("one"));
+    end(&mut world, &["a1"], &of("two"));
+    world.room += 1;
+    assert_eq!(world.next().unwrap().must, 0, "it joins the two");
+}
+
+#[test]
 fn a_run_that_is_not_done_goes_on_with_whoever_takes_its_place() {
     let mut world = World::new();
     with_group(&mut world, 4);

@@ -145,7 +145,11 @@ fn a_whole_gpu_is_not_broken_while_another_slice_will_do() {
     let chosen = choose(None, &spots, &all_but(&spots, &[3]), &[], 2, Sharing::Packed);
     assert_eq!(chosen, [4, 5]);
     let chosen = choose(None, &spots, &all_but(&spots, &[3]), &[], 3, Sharing::Packed);
-    assert_eq!(chosen, [0, 4, 5], "only then the other");
+    assert_eq!(
+        chosen,
+        [2, 4, 5],
+        "only then the other, where 3g and 4g at 0 stay possible"
+    );
 }
 
 #[test]
@@ -194,7 +198,8 @@ fn slices_that_are_wanted_together_break_one_whole_gpu_only() {
     // GPU 0 has room for one, GPU 1 for two; nothing is in use.
     let spots = [slice(0, 0, 4), slice(1, 0, 4), slice(1, 4, 4)];
     assert_eq!(choose(None, &spots, &[0, 1, 2], &[], 2, Sharing::Packed), [1, 2]);
-    assert_eq!(choose(None, &spots, &[0, 1, 2], &[], 1, Sharing::Packed), [0]);
+    // For one alone either will do: at 4 fewer places are lost.
+    assert_eq!(choose(None, &spots, &[0, 1, 2], &[], 1, Sharing::Packed), [2]);
 }
 
 #[test]
@@ -203,8 +208,8 @@ fn slices_are_spread_over_gpus_where_that_is_wanted() {
     let spots = [slice(0, 0, 4), slice(0, 4, 4), slice(1, 0, 4), slice(1, 4, 4)];
     let free = all_but(&spots, &[0]);
     assert_eq!(choose(None, &spots, &free, &[], 1, Sharing::Packed), [1]);
-    assert_eq!(choose(None, &spots, &free, &[], 1, Sharing::Distributed), [2]);
-    assert_eq!(choose(None, &spots, &free, &[], 2, Sharing::Distributed), [1, 2]);
+    assert_eq!(choose(None, &spots, &free, &[], 1, Sharing::Distributed), [3]);
+    assert_eq!(choose(None, &spots, &free, &[], 2, Sharing::Distributed), [1, 3]);
 }
 
 #[test]

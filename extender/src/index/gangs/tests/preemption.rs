@@ -335,3 +335,55 @@ fn what_ending_pods_leave_to_a_gang_before_it_is_not_waited_for() {
     gang(&cluster, "second", 1, 10);
     assert_eq!(evicted(&cluster), ["n2-0".into()]);
 }
+
+/// A node of which one half may come free for a gang, and the other may not.
+fn half(cluster: &Cluster, node: &str) {
+    cluster.add(node, &bridged());
+    for (name, gpus, priority) in [("low", "0-3", 0), ("high", "4-7", 50)] {
+        let mut pod = bound(pod(&format!("{node}-{name}"), 4), node, 1, Some(gpus));
+        pod["spec"]["priority"] = priority.into();
+        cluster.pod(&pod);
+    }
+}
+
+#[test]
+fn a_gang_that_waited_in_vain_for_pods_that_were_ending_waits_for_the_next() {
+    let cluster = Cluster::new(Options::default());
+    half(&cluster, "n2");
+    half(&cluster, "n3");
+    cluster.add("n1", &bridged());
+    let first = leaving(low(&cluster, "n1", 50), 32);
+    cluster.pod(&first);
+    gang(&cluster, "g", 1, 10);
+    assert!(reason(&cluster, "g").contains("being deleted"));
+    // Another gets what it leaves.
+    let mut next = bound(pod("next", 8), "n1", 1, Some("0-7"));
+    next["spec"]["priority"] = 50.into();
+    cluster.gone(&first).pod(&next);
+    cluster.wait(100);
+    full(&cluster, "n4", 50);
+    cluster.wait(1);
+    cluster.pod(&leaving(next, 140));
+    full(&cluster, "n5", 0);
+    cluster.wait(1);
+    assert_eq!(evicted(&cluster), []);
+    assert!(reason(&cluster, "g").contains("being deleted"));
+}
+
+#[test]
+fn a_pod_that_its_daemon_set_left_behind_counts_no_more_than_once() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n1", &bridged());
+    bystander(&cluster, "batch", 20, nothing);
+    let owner =
+        json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
+    bystander(&cluster, "agent", 1, |pod| {
+        pod["metadata"]["ownerReferences"] = owner;
+    });
+    bystander(&cluster, "agent", 1, nothing);
+    cluster
+        .store
+        .update(|index| index.bystander_gone(&"agent".into()));
+    with_cores(&cluster, "high", 60);
+    assert_eq!(evicted(&cluster), ["batch".into()]);
+}
