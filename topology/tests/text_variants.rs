@@ -275,6 +275,26 @@ fn blank_cells_stay_blank_in_an_indented_copy_and_no_value_moves_into_one() {
 }
 
 #[test]
+fn a_value_that_a_terminal_broke_is_not_read_as_two_where_a_cell_is_blank() {
+    let header = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n";
+    let text =
+        |row: &str| format!("{header}GPU0\t X \tNODE\t0-15,64-127,200-255\t1\t\t2\nGPU1\tNODE\t X \t{row}\n");
+    let whole = read(&text("0-15,64-127,200-255\t\t\tN/A"));
+    assert_eq!(values(&whole)[1], ["0-15,64-127,200-255", "-", "-"]);
+    for broken in [
+        "0-15,64-127,2\n00-255\t\t\tN/A",
+        "0-15,64-127,\n200-255\t\t\tN/A",
+        "0-15,64-1\n27,200-255    N/A",
+    ] {
+        let refused = parse(&text(broken)).expect_err(broken);
+        assert_eq!(refused.line, 3, "{broken:?}: {refused}");
+    }
+    // No value goes over the break: what is read is the only way to read it.
+    let broken = read(&text("0-15,64-127,200-255\t1\nN/A"));
+    assert_eq!(values(&broken)[1], ["0-15,64-127,200-255", "1", "-"]);
+}
+
+#[test]
 fn what_a_terminal_has_around_the_output_changes_nothing() {
     let bare = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t0-7\t0\nGPU1\tSYS\t X \t8-15\t1\n";
     let legend = "\nLegend:\n\n  X    = Self\n";

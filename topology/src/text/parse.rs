@@ -7,7 +7,7 @@ use super::header::Header;
 use super::legend;
 use super::row::{self, Row, after_label};
 use super::words::{Title, goes_on_with_links, is_links, numbered};
-use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches};
+use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches, values};
 use crate::machine::{Link, MAX_LINKS_PER_GPU};
 
 /// Reads a topology text.
@@ -222,6 +222,8 @@ impl<'a> Reader<'a> {
                 let row = header.names.get(device).cloned().unwrap_or_default();
                 Err(line.refuse_at_start(TopoProblem::AmbiguousWrap { row }))
             }
+            // Read whole it leaves a cell blank, read in two it leaves none: which it was cannot be told.
+            (Err(refused), Ok(_)) if is_unclear(&refused) && splits_value(&parts) => Err(refused),
             (Ok(row), _) | (_, Ok(row)) => {
                 self.at += parts.len();
                 Ok(row)
@@ -244,6 +246,27 @@ fn closer(cut: TopoError, joined: TopoError) -> TopoError {
         TopoProblem::CutRow { .. } | TopoProblem::AmbiguousWrap { .. } => joined,
         _ => cut,
     }
+}
+
+fn is_unclear(refused: &TopoError) -> bool {
+    matches!(
+        refused.problem,
+        TopoProblem::AmbiguousWrap { .. } | TopoProblem::AmbiguousValue { .. }
+    )
+}
+
+/// Whether the characters right before a break and right behind it make a single value together.
+fn splits_value(parts: &[&Line]) -> bool {
+    parts.windows(2).any(|pair| {
+        let [above, below] = pair else { return false };
+        let start = above
+            .glyphs
+            .iter()
+            .rposition(|glyph| glyph.is_blank())
+            .map_or(0, |blank| blank + 1);
+        let (head, tail) = (word_at(&above.glyphs, start), word_at(&below.glyphs, 0));
+        !head.is_empty() && !tail.is_empty() && values::is_value(&format!("{head}{tail}"))
+    })
 }
 
 fn same(a: &Row, b: &Row) -> bool {

@@ -75,6 +75,11 @@ fn is_unknown(text: &str) -> bool {
     text.eq_ignore_ascii_case("N/A") || text == "-1"
 }
 
+/// Whether a word is a value as it should be, or `N/A`.
+pub(super) fn is_value(text: &str) -> bool {
+    is_unknown(text) || text.parse::<IdList>().is_ok()
+}
+
 /// Whether a value, or `N/A`, begins here: what tells a row that ends early from a misspelt link.
 pub(super) fn begins_value(glyphs: &[Glyph], at: usize) -> bool {
     let word = word_at(glyphs, at);
