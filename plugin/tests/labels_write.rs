@@ -169,6 +169,22 @@ async fn a_pod_of_no_daemonset_owns_nothing() {
 }
 
 #[tokio::test]
+async fn a_node_feature_keeps_its_owners_while_the_pod_cannot_be_read() {
+    for (code, replaced) in [(429, 0), (500, 0), (503, 0), (403, 1), (404, 1)] {
+        let stale = object(&json!({"nvidia.com/gpu.count": "8"}));
+        let server = Server::new(move |(method, path, body)| match method.as_str() {
+            "GET" if path.contains("/pods/") => status(code, "the pod cannot be read"),
+            "GET" => (200, stale.clone()),
+            _ => (200, body.clone()),
+        });
+        let (identity, labels) = (identity(Some("plugin-x")), labels(&[("gpu.count", "4")]));
+        let wrote = write::to_node_feature(&server.client, &identity, &labels).await;
+        assert_eq!(wrote.is_ok(), replaced > 0, "{code}");
+        assert_eq!(server.writes().len(), replaced, "{code}");
+    }
+}
+
+#[tokio::test]
 async fn a_node_feature_that_says_something_else_is_replaced_whole() {
     let stale = object(&json!({"nvidia.com/gpu.count": "8", "nvidia.com/mig-1g.5gb.count": "7"}));
     let server = Server::new(move |(method, _, body)| match method.as_str() {

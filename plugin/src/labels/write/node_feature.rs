@@ -36,7 +36,7 @@ pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels)
         .unwrap_or_else(|| client.default_namespace());
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource());
     let name = name(identity);
-    let mut object = node_feature(identity, labels, owners(client, identity, namespace).await);
+    let mut object = node_feature(identity, labels, owners(client, identity, namespace).await?);
     let refused = |error| match error {
         // The object that is not there yet is no error; a kind or namespace that is not there is.
         kube::Error::Api(answer) if answer.code == 404 => WriteError::NoNodeFeature {
@@ -95,10 +95,11 @@ fn is_so(known: &DynamicObject, object: &DynamicObject) -> bool {
 }
 
 /// The DaemonSet of this pod and the pod, so that labels go when the plugin is uninstalled, and not before: a pod of anything else,
-/// a Job's for instance, owns nothing, for its labels are to outlive it.
-async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Owners {
+/// a Job's for instance, owns nothing, for its labels are to outlive it. Where the pod can just now not be read that is an error: the
+/// object is replaced whole, and would lose its owners.
+async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Result<Owners, WriteError> {
     let Some(name) = &identity.pod else {
-        return Owners::new();
+        return Ok(Owners::new());
     };
     let pod = match Api::<Pod>::namespaced(client.clone(), namespace)
         .get_metadata_opt(name)
@@ -111,12 +112,18 @@ async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Owners
                 pod = name,
                 "POD_NAME and NAMESPACE name no pod: the NodeFeature has no owner"
             );
-            return Owners::new();
+            return Ok(Owners::new());
         }
-        Err(error) => {
-            warn!(namespace, pod = name, %error, "the pod cannot be read: the NodeFeature has no owner");
-            return Owners::new();
+        Err(kube::Error::Api(answer)) if matches!(answer.code, 403 | 404) => {
+            warn!(
+                namespace,
+                pod = name,
+                answer = answer.message,
+                "the pod cannot be read: the NodeFeature has no owner"
+            );
+            return Ok(Owners::new());
         }
+        Err(error) => return Err(error.into()),
     };
     let set = pod
         .owner_references
@@ -124,7 +131,7 @@ async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Owners
         .flatten()
         .find(|owner| owner.kind == "DaemonSet");
     let (Some(set), Some(uid)) = (set, pod.uid) else {
-        return Owners::new();
+        return Ok(Owners::new());
     };
     let set = OwnerReference {
         controller: Some(true),
@@ -138,5 +145,5 @@ async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Owners
         uid,
         ..OwnerReference::default()
     };
-    vec![set, pod]
+    Ok(vec![set, pod])
 }
