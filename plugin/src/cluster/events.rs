@@ -2,16 +2,18 @@
 //! say of the Node. The log has it all anyway.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use gantry_api::{DeviceId, NodeName, names};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::Cluster;
+use super::{Cluster, Pauses};
 use crate::handover::{Note, PodName};
 
 /// Most Events written in one go: somebody who forges grants must not flood the API server.
@@ -23,6 +25,10 @@ const MOST_NAMED: usize = 16;
 const MOST_TEXT: usize = 1024;
 /// Most texts that are remembered, so that one that comes again is counted and not written anew.
 const MOST_TEXTS: usize = 16;
+/// How often at most an Event is sent that the API server does not take just now.
+const TRIES: usize = 5;
+/// After this time it is not sent again: others wait behind it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Tells of this node.
 pub(super) struct Teller {
@@ -52,7 +58,7 @@ impl Teller {
 
     /// Writes one Event on the Node, and whether it could be. One that cannot be written is in the log.
     pub(super) async fn tell(&mut self, event: Event) -> bool {
-        let published = self.recorder(&event).publish(&event, &self.node).await;
+        let published = publish_one(&self.recorder(&event), &event, &self.node).await;
         if let Err(error) = &published {
             debug!(%error, reason = event.reason, note = event.note, "Event not published");
         }
@@ -80,6 +86,31 @@ fn recorder(client: Client, node: &NodeName) -> Recorder {
     Recorder::new(client, reporter)
 }
 
+/// Writes an Event. An API server that has too much to do, or is away for a moment, is asked again a few times.
+async fn publish_one(recorder: &Recorder, event: &Event, of: &ObjectReference) -> Result<(), kube::Error> {
+    let begun = Instant::now();
+    let mut pauses = Pauses::default();
+    for _ in 1..TRIES {
+        match recorder.publish(event, of).await {
+            Err(error) if may_pass(&error) && begun.elapsed() < PATIENCE => {
+                debug!(%error, reason = event.reason, "Event not published yet");
+                tokio::time::sleep(pauses.next()).await;
+            }
+            published => return published,
+        }
+    }
+    recorder.publish(event, of).await
+}
+
+/// Whether an error may be gone in a moment.
+fn may_pass(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(answer) => matches!(answer.code, 429 | 503 | 504),
+        kube::Error::HyperError(_) | kube::Error::Service(_) => true,
+        _ => false,
+    }
+}
+
 /// Publishes until `shutdown`, and does not wait then for what the API server has not answered.
 pub(super) async fn publish(
     client: Client,
@@ -98,7 +129,7 @@ async fn follow(client: Client, cluster: Cluster, mut notes: mpsc::Receiver<Note
     let mut batch = Vec::new();
     while notes.recv_many(&mut batch, 256).await > 0 {
         for (event, pod) in batch.drain(..).filter_map(|note| event(&note)).take(MOST) {
-            if let Err(error) = recorder.publish(&event, &reference(&pod)).await {
+            if let Err(error) = publish_one(&recorder, &event, &reference(&pod)).await {
                 debug!(%error, reason = event.reason, pod = pod.name, "Event not published");
             }
         }
@@ -179,8 +210,59 @@ fn reference(pod: &PodName) -> ObjectReference {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+    use tower_test::mock;
+
     use super::*;
     use crate::handover::Refusal;
+
+    /// Whether an Event is told to an API server that answers with these codes, one after the other and the last for ever, and how
+    /// often it is sent. 0: a connection that breaks.
+    async fn told(codes: &'static [u16]) -> (bool, usize) {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        tokio::spawn(async move {
+            while let Some((request, send)) = api.next_request().await {
+                let at = counted.fetch_add(1, Ordering::SeqCst).min(codes.len() - 1);
+                let answer = match codes[at] {
+                    201 => request.into_body().collect_bytes().await.unwrap(),
+                    0 => {
+                        send.send_error("connection reset");
+                        continue;
+                    }
+                    code => json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code})
+                        .to_string()
+                        .into(),
+                };
+                let answer = Body::from(answer.to_vec());
+                send.send_response(Response::builder().status(codes[at]).body(answer).unwrap());
+            }
+        });
+        let mut teller = Teller::new(Client::new(service, "default"), &"node-1".into());
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "GpuUnhealthy".to_owned(),
+            note: None,
+            action: "CheckHealth".to_owned(),
+            secondary: None,
+        };
+        (teller.tell(event).await, asked.load(Ordering::SeqCst))
+    }
+
+    #[tokio::test]
+    async fn an_event_that_is_not_taken_just_now_is_sent_again_a_few_times() {
+        assert_eq!(told(&[201]).await, (true, 1));
+        assert_eq!(told(&[429, 503, 504, 201]).await, (true, 4));
+        assert_eq!(told(&[0, 201]).await, (true, 2), "a connection that breaks");
+        assert_eq!(told(&[503]).await, (false, TRIES));
+        assert_eq!(told(&[403, 201]).await, (false, 1), "it stays forbidden");
+    }
 
     #[test]
     fn a_refused_grant_says_what_is_wrong_with_it() {
