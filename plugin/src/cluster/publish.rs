@@ -41,6 +41,8 @@ pub(super) struct Publisher {
     cluster: Cluster,
     machine: Option<Arc<Machine>>,
     status: Option<GpuNodeStatus>,
+    /// Whether the object has to be written whatever was written last.
+    anew: bool,
     /// The Node as last read.
     owner: Option<OwnerReference>,
 }
@@ -53,6 +55,7 @@ impl Publisher {
             cluster,
             machine: None,
             status: None,
+            anew: false,
             owner: None,
         }
     }
@@ -136,7 +139,7 @@ impl Publisher {
 
     /// All of it is written anew.
     fn forget(&mut self) {
-        self.machine = None;
+        self.anew = true;
         self.status = None;
     }
 
@@ -154,8 +157,14 @@ impl Publisher {
         if inventory.state == State::Starting {
             return Ok(());
         }
-        if inventory.state == State::Ready && self.machine.as_ref() != Some(&inventory.machine) {
-            self.write_machine(&inventory.machine).await?;
+        if inventory.state == State::Ready {
+            if self.anew || self.machine.as_ref() != Some(&inventory.machine) {
+                self.write_machine(&inventory.machine).await?;
+            }
+        } else if self.anew {
+            // Without a driver too: an object that goes with no Node that there is would be collected.
+            let machine = self.published(&inventory).await?;
+            self.write_machine(&machine).await?;
         }
         let status = self.current(&inventory);
         if !self.knows_holders(&inventory) || self.status.as_ref() == Some(&status) {
@@ -195,8 +204,20 @@ impl Publisher {
         )
     }
 
+    /// The machine as it was last written, if need be by an earlier run: without a driver nothing better is known.
+    async fn published(&self, inventory: &Inventory) -> Result<Arc<Machine>, kube::Error> {
+        if let Some(machine) = &self.machine {
+            return Ok(Arc::clone(machine));
+        }
+        let stored = self.api.get_opt(self.cluster.node.as_str()).await?;
+        Ok(stored.map_or_else(
+            || Arc::clone(&inventory.machine),
+            |stored| Arc::new(stored.spec.machine),
+        ))
+    }
+
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
-        self.find_owner().await;
+        self.find_owner().await?;
         let mut node = GpuNode::new(
             self.cluster.node.as_str(),
             GpuNodeSpec {
@@ -215,6 +236,7 @@ impl Publisher {
             .await?;
         info!(gpus = machine.gpus().len(), "machine published");
         self.machine = Some(Arc::clone(machine));
+        self.anew = false;
         Ok(())
     }
 
@@ -233,8 +255,8 @@ impl Publisher {
 
     /// The Node, so that the `GpuNode` goes with it. Asked for with every write: a Node that was deleted and registered again
     /// has another UID, and an object with the old one would be collected as garbage. Without the right to read it the object
-    /// stays behind.
-    async fn find_owner(&mut self) {
+    /// stays behind. Any other failure is tried again: an object without its owner would be as lost.
+    async fn find_owner(&mut self) -> Result<(), kube::Error> {
         match self.nodes.get_metadata_opt(self.cluster.node.as_str()).await {
             Ok(node) => {
                 let uid = node.and_then(|node| node.metadata.uid);
@@ -247,10 +269,13 @@ impl Publisher {
                     block_owner_deletion: None,
                 });
             }
-            Err(error) => {
-                debug!(%error, known = self.owner.is_some(), "the Node cannot be read");
+            Err(kube::Error::Api(answer)) if answer.code == 403 => {
+                let (message, known) = (&answer.message, self.owner.is_some());
+                debug!(message, known, "the Node cannot be read");
             }
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     async fn leave(&mut self) {
@@ -305,12 +330,16 @@ fn parameters() -> PatchParams {
 
 #[cfg(test)]
 mod tests {
+    use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
     use http::{Request, Response};
     use kube::client::Body;
     use serde_json::Value;
     use tower_test::mock;
 
     use super::*;
+    use crate::handover::{Desk, Handover};
+    use crate::inventory::Sickbay;
+    use crate::observe::Observed;
 
     /// Whether the GpuNode counts as lost where the Node, then it, are answered so.
     async fn lost(node: (u16, Value), gpu_node: (u16, Value)) -> Result<bool, kube::Error> {
@@ -374,6 +403,93 @@ mod tests {
         let away = || refused(503, "ServiceUnavailable");
         lost(away(), gone()).await.unwrap_err();
         lost(node("second"), away()).await.unwrap_err();
+    }
+
+    /// A publisher of a node without a driver.
+    fn publisher(client: Client) -> Publisher {
+        let observed = Arc::new(Observed::default());
+        let handover = Handover::new("node-1".into());
+        let absent = Inventory::absent("no driver");
+        let cluster = Cluster {
+            node: "node-1".into(),
+            kubeconfig: None,
+            inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
+            desk: Arc::new(Desk::new(handover, Arc::clone(&observed), None)),
+            observed,
+            sickbay: Sickbay::of_nobody(),
+        };
+        Publisher::new(client, cluster)
+    }
+
+    /// Publishes what is lost to an API server where the Node is answered so and an earlier run has published a machine, and what
+    /// that server was then sent.
+    async fn publish_lost(code: u16, answer: Value) -> (Result<(), kube::Error>, Vec<Value>) {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some((request, send)) = api.next_request().await {
+                let (parts, body) = request.into_parts();
+                let (code, body) = match (parts.method.as_str(), parts.uri.path()) {
+                    ("GET", "/api/v1/nodes/node-1") => (code, answer.clone()),
+                    ("GET", _) => (200, stored()),
+                    _ => {
+                        let body = body.collect_bytes().await.unwrap();
+                        let body: Value = serde_json::from_slice(&body).unwrap();
+                        sent.send(body.clone()).unwrap();
+                        (200, body)
+                    }
+                };
+                let body = Body::from(body.to_string().into_bytes());
+                send.send_response(Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        let mut publisher = publisher(Client::new(service, "default"));
+        publisher.forget();
+        let published = publisher.publish().await;
+        drop(publisher);
+        let mut all = Vec::new();
+        while let Ok(body) = received.try_recv() {
+            all.push(body);
+        }
+        (published, all)
+    }
+
+    /// What an earlier run has published.
+    fn stored() -> Value {
+        let machine = Machine::new(MachineParts {
+            gpus: vec![Gpu::default()],
+            paths: PathMatrix::from_fn(1, |_, _| PathClass::Pix),
+            ..MachineParts::default()
+        })
+        .unwrap();
+        serde_json::to_value(GpuNode::new("node-1", GpuNodeSpec { machine })).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_lost_gpunode_goes_with_the_node_again_also_without_a_driver_and_keeps_its_machine() {
+        let (code, answer) = node("second");
+        let (published, sent) = publish_lost(code, answer).await;
+        published.unwrap();
+        assert_eq!(sent[0]["metadata"]["ownerReferences"][0]["uid"], "second");
+        assert_eq!(sent[0]["spec"], stored()["spec"]);
+    }
+
+    #[tokio::test]
+    async fn without_knowing_the_node_nothing_is_written_unless_it_may_not_be_read() {
+        for (code, reason) in [
+            (429, "TooManyRequests"),
+            (503, "ServiceUnavailable"),
+            (401, "Unauthorized"),
+        ] {
+            let (code, answer) = refused(code, reason);
+            let (published, sent) = publish_lost(code, answer).await;
+            published.unwrap_err();
+            assert_eq!(sent, Vec::<Value>::new(), "{code}");
+        }
+        let (code, answer) = refused(403, "Forbidden");
+        let (published, sent) = publish_lost(code, answer).await;
+        published.unwrap();
+        assert_eq!(sent[0]["metadata"].get("ownerReferences"), None);
     }
 
     #[test]
