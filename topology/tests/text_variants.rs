@@ -320,6 +320,16 @@ fn what_a_terminal_has_around_the_output_changes_nothing() {
             assert_eq!(machine.unwrap().gpus().len(), 2, "{end:?}");
         }
     }
+    let cut = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7,16-23\nGPU1\tSYS\t X \t0-7,16";
+    for prompt in ["", "\nme@node:~$ ", "\n\nme@node:~$ \n"] {
+        let refused = parse(&format!("{cut}{prompt}")).unwrap_err();
+        let place = (refused.line, refused.column);
+        assert_eq!(place, (3, 14), "{prompt:?}: {refused}");
+    }
+    // A blank behind it says that the value is whole, as tabs say that a cell is blank.
+    assert_eq!(values(&read(&format!("{cut} \nme@node:~$ ")))[1][0], "0-7,16");
+    let blank = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t\n";
+    assert_eq!(read(&format!("{blank}me@node:~$ ")), read(blank));
     let typed = parse(&format!("{bare}root@node:~# exit")).unwrap_err();
     assert_eq!((typed.line, typed.column), (4, 1), "{typed}");
     let blank = "GPU0 GPU1 CPU Affinity\nGPU0 X SYS\nGPU1 SYS X\n";

@@ -34,7 +34,7 @@ pub(super) struct Line {
     pub(super) glyphs: Vec<Glyph>,
     /// A blank at the end of the line: where a missing word is reported.
     pub(super) end: Glyph,
-    /// Whether a line end follows; only the last line of a text can lack it.
+    /// Whether a line end surely ends it: the last line of a text may lack it, and the last above a shell's prompt may be cut.
     pub(super) terminated: bool,
 }
 

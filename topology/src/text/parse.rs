@@ -324,6 +324,13 @@ fn drop_prompt(lines: &mut Vec<Line>) {
     });
     if is_prompt {
         lines.truncate(last);
+        // What was copied may have been cut before the prompt came: a value at the end may go on, unless a blank ends it.
+        let above = lines.iter_mut().rfind(|line| line.first().is_some());
+        if let Some(above) = above
+            && above.glyphs.last().is_some_and(|glyph| !glyph.is_blank())
+        {
+            above.terminated = false;
+        }
     }
 }
 
