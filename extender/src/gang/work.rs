@@ -34,6 +34,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(10);
 /// After so many tries a write is given up: what it was for is asked for again, or is over.
 const TRIES: u32 = 20;
+/// So often it is tried to mark a pod before it is deleted; then it is deleted without.
+const MARKS: u32 = 3;
 
 const JSON: &str = "application/json";
 
@@ -89,6 +91,8 @@ enum End {
     Forbidden(String),
     /// It is not known to be done.
     Failed(String),
+    /// The pod could not be marked now, and was not deleted.
+    Unmarked(String),
 }
 
 /// What is to be done, and what of it may be.
@@ -127,6 +131,8 @@ struct Open {
     due: Instant,
     failed: u32,
     busy: bool,
+    /// Tries to mark it that are left; 0 once it is marked, or cannot be.
+    marks: u32,
 }
 
 struct Worker {
@@ -180,6 +186,7 @@ impl Worker {
                 due,
                 failed: 0,
                 busy: false,
+                marks: MARKS,
             });
         }
     }
@@ -206,9 +213,9 @@ impl Worker {
                 continue;
             };
             open.busy = true;
-            let (client, deed, first) = (self.client.clone(), deed.clone(), open.failed == 0);
+            let (client, deed, marks) = (self.client.clone(), deed.clone(), open.marks);
             self.running.push(Box::pin(async move {
-                let end = perform(&client, &pod, &deed, first).await;
+                let end = perform(&client, &pod, &deed, marks).await;
                 (pod, deed, end)
             }));
         }
@@ -224,7 +231,7 @@ impl Worker {
             End::Moot => "moot",
             End::Budget(_) => "budget",
             End::Forbidden(_) => "forbidden",
-            End::Failed(_) => "failed",
+            End::Failed(_) | End::Unmarked(_) => "failed",
         };
         let write = Write {
             verb: deed.label(),
@@ -243,13 +250,13 @@ impl Worker {
             }
             End::Moot => {}
             End::Forbidden(why) => self.forbidden(pod, deed, why),
-            End::Budget(why) | End::Failed(why) if failed == 0 => {
+            End::Budget(why) | End::Failed(why) | End::Unmarked(why) if failed == 0 => {
                 tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "cannot do it yet, trying again");
                 if matches!(end, End::Budget(_)) {
                     self.hindered(pod, deed, why);
                 }
             }
-            End::Budget(why) | End::Failed(why) => {
+            End::Budget(why) | End::Failed(why) | End::Unmarked(why) => {
                 tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, failed, "cannot do it yet");
             }
         }
@@ -260,6 +267,10 @@ impl Worker {
             open.busy = false;
             open.due = Instant::now() + (AGAIN * 2u32.pow(failed.min(16))).min(LONGEST);
             open.failed += 1;
+            open.marks = match end {
+                End::Unmarked(_) => open.marks.saturating_sub(1),
+                _ => 0,
+            };
         }
     }
 
@@ -367,7 +378,7 @@ fn find(store: &Store, uid: &PodUid, deed: &Deed) -> Option<Pod> {
     })
 }
 
-async fn perform(client: &Client, pod: &Pod, deed: &Deed, first: bool) -> End {
+async fn perform(client: &Client, pod: &Pod, deed: &Deed, marks: u32) -> End {
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
     let preconditions = json!({"uid": pod.uid.as_str()});
     match deed {
@@ -386,8 +397,12 @@ async fn perform(client: &Client, pod: &Pod, deed: &Deed, first: bool) -> End {
         }
         Deed::Delete(why) => {
             // Once is enough, however often it has to be tried.
-            if first && let Err((404 | 409, _)) = mark_disrupted(client, pod, &path, why).await {
-                return End::Moot;
+            if marks > 0 {
+                match mark_disrupted(client, pod, &path, why).await {
+                    Err((404 | 409, _)) => return End::Moot,
+                    Err((0 | 408 | 429 | 500.., why)) if marks > 1 => return End::Unmarked(why),
+                    _ => {}
+                }
             }
             let options =
                 json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});

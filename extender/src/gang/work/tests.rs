@@ -245,16 +245,41 @@ async fn a_pod_that_is_deleted_for_its_gang_says_before_that_it_did_not_fail_by_
     assert_eq!(options["preconditions"]["uid"], "a");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_pod_that_cannot_be_marked_is_deleted_all_the_same() {
-    let stage = Stage::start(vec![refused(422)]);
+/// What is asked until a pod is deleted, if that is answered first.
+async fn deleted(answers: &[u16]) -> Vec<String> {
+    let stage = Stage::start(answers.iter().copied().map(refused).collect());
     let delete = Work::Delete {
         pods: vec!["a".into()],
         why: "gang ml/train is started anew".into(),
     };
     stage.orders.send(delete).unwrap();
     stage.until("delete", "done").await;
-    assert_eq!(stage.asked().len(), 2);
+    let verb = |(line, _): (String, Value)| line.split(' ').next().unwrap().to_owned();
+    stage.asked().into_iter().map(verb).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_cannot_be_marked_is_deleted_all_the_same() {
+    for code in [401, 403, 422] {
+        assert_eq!(deleted(&[code]).await, ["PATCH", "DELETE"], "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_is_not_deleted_before_it_is_marked_if_only_the_api_server_is_busy() {
+    for code in [408, 429, 500, 503, 504] {
+        let asked = deleted(&[code, code]).await;
+        assert_eq!(asked, ["PATCH", "PATCH", "PATCH", "DELETE"], "{code}");
+    }
+    // Marked once is enough, however often it has to be deleted.
+    let asked = deleted(&[429, 200, 500]).await;
+    assert_eq!(asked, ["PATCH", "PATCH", "DELETE", "DELETE"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_never_takes_the_mark_does_not_keep_the_gang_from_its_restart() {
+    let asked = deleted(&[503; 3]).await;
+    assert_eq!(asked, ["PATCH", "PATCH", "PATCH", "DELETE"]);
 }
 
 #[tokio::test(start_paused = true)]
