@@ -62,6 +62,9 @@ pub enum Failure {
     /// The API server refuses the Binding.
     #[error("the API server refuses the binding: {0}")]
     Rejected(String),
+    /// The API server has too much to do, and has done nothing.
+    #[error("the API server refuses the binding for now: {0}")]
+    Busy(String),
     /// The API server did not answer, or not in time. The binding may or may not exist.
     #[error("the API server does not answer: {0}")]
     Unanswered(String),
@@ -76,7 +79,7 @@ impl Failure {
             Self::Undecided(_) => "undecided",
             Self::Gone(_) => "gone",
             Self::BoundByOther(_) => "bound_by_other",
-            Self::Rejected(_) => "rejected",
+            Self::Rejected(_) | Self::Busy(_) => "rejected",
             Self::Unanswered(_) => "unanswered",
         }
     }
@@ -117,6 +120,8 @@ enum Written {
     Conflict(String),
     Missing,
     Never(String),
+    /// Not now, and nothing was done.
+    Later(String),
     Perhaps(String),
 }
 
@@ -207,6 +212,7 @@ impl Binder {
             Written::Yes => Ok(()),
             Written::Missing => Err(Failure::Gone(full_name(target))),
             Written::Never(message) => Err(Failure::Rejected(message)),
+            Written::Later(message) => Err(Failure::Busy(message)),
             Written::Conflict(message) => match self.look(target, plan, deadline).await {
                 Seen::Ours => Ok(()),
                 Seen::Other(node) => Err(Failure::BoundByOther(node)),
@@ -270,6 +276,7 @@ impl Binder {
             Err(kube::Error::Api(status)) => match status.code {
                 409 => Written::Conflict(status.message.clone()),
                 404 => Written::Missing,
+                408 | 429 => Written::Later(status.message.clone()),
                 // Refused before anything was done.
                 400..=499 => Written::Never(status.message.clone()),
                 _ => Written::Perhaps(status.message.clone()),

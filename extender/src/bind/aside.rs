@@ -13,7 +13,7 @@ use crate::gang::events::{Events, Tiding};
 use crate::index::{Index, Target};
 use crate::metrics::Metrics;
 
-/// Between the first bind that was not answered and the second; each further one waits twice as long.
+/// Between the first bind that was not answered, or put off, and the second; each further one waits twice as long.
 const AGAIN: Duration = Duration::from_secs(1);
 /// After this wait there is no further one.
 const LONGEST: Duration = Duration::from_secs(16);
@@ -47,12 +47,14 @@ pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, s
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
 }
 
-/// Binds a member. An API server that does not answer is asked again: kube-scheduler would come back by itself, and it does not know of this bind.
+/// Binds a member. An API server that does not answer, or not now, is asked again: kube-scheduler would come back by itself, and it does not know of this bind.
 async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
     let mut pause = AGAIN;
     loop {
         match binder.bind(target).await {
-            Err(Failure::Unanswered(_)) if pause <= LONGEST => tokio::time::sleep(pause).await,
+            Err(Failure::Unanswered(_) | Failure::Busy(_)) if pause <= LONGEST => {
+                tokio::time::sleep(pause).await;
+            }
             ended => return ended,
         }
         pause *= 2;

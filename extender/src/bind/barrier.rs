@@ -14,7 +14,7 @@ use crate::index::{Admitted, Outcome, Reserved, Store, Target};
 pub(super) const POSTS: usize = 64;
 /// A member that waits asks again after so long, whether its gang's bell rang or not.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// Between the first try of a Binding that was not answered and the second; each further one waits twice as long.
+/// Between the first try of a Binding that was not answered, or put off, and the second; each further one waits twice as long.
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl Binder {
@@ -93,16 +93,20 @@ impl Binder {
         };
         let tries = async {
             let mut pause = AGAIN;
+            let mut unanswered = false;
             loop {
                 // The semaphore is never closed.
                 let permit = self.posts.acquire().await;
                 let result = self.write(target, Some(&plan), Some(&annotation), deadline).await;
                 drop(permit);
+                unanswered |= matches!(result, Err(Failure::Unanswered(_)));
                 match result {
-                    Err(Failure::Unanswered(_)) if Instant::now() + pause < deadline => {
+                    Err(Failure::Unanswered(_) | Failure::Busy(_)) if Instant::now() + pause < deadline => {
                         tokio::time::sleep(pause).await;
                         pause *= 2;
                     }
+                    // What was sent before may still be done.
+                    Err(Failure::Busy(why)) if unanswered => break Err(Failure::Unanswered(why)),
                     result => break result,
                 }
             }

@@ -161,15 +161,17 @@ async fn a_pod_that_is_gone_gives_its_devices_back() {
 
 #[tokio::test]
 async fn a_refusal_gives_the_devices_back() {
-    for code in [403, 422, 429] {
+    for (code, said) in [
+        (403, "the API server refuses the binding: no"),
+        (422, "the API server refuses the binding: no"),
+        (408, "the API server refuses the binding for now: no"),
+        (429, "the API server refuses the binding for now: no"),
+    ] {
         let (cluster, binder, api) = setup();
         let result = play(&binder, api, move |mut api| async move {
             asked(&mut api).await.2.send_response(status(code, "no"));
         });
-        assert_eq!(
-            result.await,
-            Err("the API server refuses the binding: no".to_owned())
-        );
+        assert_eq!(result.await, Err(said.to_owned()));
         assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
     }
 }

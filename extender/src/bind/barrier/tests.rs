@@ -263,6 +263,42 @@ async fn a_binding_that_is_not_answered_is_tried_again() {
     }
 }
 
+/// Four members are bound by an API server that refuses the first so many Bindings by `code`; what they hear.
+async fn put_off(code: u16, refusals: usize) -> Vec<Result<(), String>> {
+    let (cluster, binder, mut api) = setup(Duration::from_secs(60));
+    let binds: Vec<_> = (0..4).map(|number| bind(&binder, number)).collect();
+    commit(&cluster).await;
+    let server = tokio::spawn(async move {
+        let mut left = refusals;
+        while let Some((request, send)) = api.next_request().await {
+            assert_eq!(request.method(), "POST");
+            send.send_response(status(if left > 0 { code } else { 201 }));
+            left = left.saturating_sub(1);
+        }
+    });
+    let mut said = Vec::new();
+    for bind in binds {
+        said.push(bind.await.unwrap());
+    }
+    server.abort();
+    said
+}
+
+#[tokio::test]
+async fn a_member_of_a_decided_gang_whose_binding_is_put_off_is_bound_by_another_try() {
+    for code in [408, 429] {
+        let said = put_off(code, 6).await;
+        assert_eq!(said, vec![Ok(()); 4], "{code}");
+    }
+}
+
+#[tokio::test]
+async fn a_binding_that_is_refused_for_good_is_not_tried_again() {
+    let said = put_off(403, 1).await;
+    let refused = said.iter().filter(|said| said.is_err()).count();
+    assert_eq!(refused, 1, "{said:?}");
+}
+
 #[tokio::test]
 async fn hundreds_of_members_wait_at_once_and_all_are_bound() {
     const MEMBERS: u32 = 256;
