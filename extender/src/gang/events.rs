@@ -1,6 +1,8 @@
 //! What people are told of gangs as it happens: Events on the Gang and on pods, in words of members and GPUs. Bounded: what cannot be
 //! written in time is left out, for the Gang's status says the same.
 
+mod writer;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,16 +12,15 @@ use gantry_gang::GangKey;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::Client;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::objects::{Name, Objects};
 use crate::explain::event_name;
-use crate::metrics::{Metrics, Outcome};
-use crate::watch::{chain, is_ending};
+use crate::metrics::Metrics;
+use writer::Writer;
 
 /// The condition of a gang whose pods several conventions name.
 const CONTESTED: &str = "Contested";
@@ -29,8 +30,8 @@ const WAITING: usize = 1024;
 const EARLY: Duration = Duration::from_secs(60);
 /// Longest note the API server takes is 1,024 bytes.
 const MAX_NOTE: usize = 1000;
-/// Time limit of one write.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// So often it is looked whether objects are there for which Events wait.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Something to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -209,10 +210,14 @@ pub async fn run(
 ) {
     // Of a gang whose object is not there yet: told as soon as it is.
     let mut early: BTreeMap<Name, (Tiding, Instant)> = BTreeMap::new();
-    while let Some(received) = shutdown
-        .run_until_cancelled(tokio::time::timeout(Duration::from_secs(1), mailbox.0.recv()))
-        .await
-    {
+    let mut writer = Writer::new(client, metrics);
+    loop {
+        let look = Instant::now() + LOOK;
+        let until = writer.due().map_or(look, |due| due.min(look));
+        let received = tokio::time::timeout_at(until, mailbox.0.recv());
+        let Some(received) = shutdown.run_until_cancelled(received).await else {
+            return;
+        };
         match received {
             Ok(None) => return,
             Ok(Some((About::Gang(name), tiding))) => {
@@ -221,40 +226,26 @@ pub async fn run(
                 }
             }
             Ok(Some((about @ About::Pod { .. }, tiding))) => {
-                write(&client, &about, String::new(), tiding, &metrics).await;
+                let now = jiff::Timestamp::now();
+                writer.write(event(&about, String::new(), tiding, now)).await;
             }
             Err(_) => {}
         }
+        writer.again().await;
         let here: Vec<(Name, String)> = early
             .keys()
             .filter_map(|name| Some((name.clone(), objects.get(name)?.uid.to_string())))
             .collect();
         for (name, uid) in here {
             if let Some((tiding, _)) = early.remove(&name) {
-                write(&client, &About::Gang(name), uid, tiding, &metrics).await;
+                let now = jiff::Timestamp::now();
+                writer.write(event(&About::Gang(name), uid, tiding, now)).await;
             }
         }
         // Its object was never made, or is gone: the next of the name is another gang.
         let now = Instant::now();
         early.retain(|_, (_, until)| now < *until);
     }
-}
-
-async fn write(client: &Client, about: &About, uid: String, tiding: Tiding, metrics: &Metrics) {
-    let event = event(about, uid, tiding, jiff::Timestamp::now());
-    let namespace = event.metadata.namespace.clone().unwrap_or_default();
-    let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
-    let params = PostParams::default();
-    let outcome = match tokio::time::timeout(TIMEOUT, events.create(&params, &event)).await {
-        Ok(Ok(_)) => "published",
-        Ok(Err(error)) if is_ending(&error) => "failed",
-        Ok(Err(error)) => {
-            tracing::warn!(%namespace, error = %chain(&error), "cannot publish event");
-            "failed"
-        }
-        Err(_) => "failed",
-    };
-    metrics.events.get_or_create(&Outcome { outcome }).inc();
 }
 
 fn event(about: &About, uid: String, tiding: Tiding, now: jiff::Timestamp) -> Event {
