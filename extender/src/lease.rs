@@ -19,8 +19,12 @@ pub use record::Settings;
 use crate::watch::chain;
 use record::{Intent, Renewal, Seen};
 
-/// Time limit of the write that gives the Lease back: the process is waited for.
-const RELEASE: Duration = Duration::from_secs(1);
+/// Time limit of giving the Lease back: the process is waited for, and the Lease runs out not much later.
+const RELEASE: Duration = Duration::from_secs(3);
+/// Time limit of one request for that.
+const RELEASE_ATTEMPT: Duration = Duration::from_secs(1);
+/// Between the first try to give it back and the second; each further one waits twice as long.
+const RELEASE_AGAIN: Duration = Duration::from_millis(100);
 
 /// Stands for election until `stop`, then gives the Lease back, so that another leads at once. What it becomes shows in `leadership`.
 pub async fn run(client: Client, settings: Settings, leadership: Arc<Leadership>, stop: CancellationToken) {
@@ -227,26 +231,45 @@ impl Elector {
             return;
         }
         let limit = Instant::now() + RELEASE;
-        // The version known may be old: a renewal may have been under way.
-        for _ in 0..2 {
-            let seen = match self.seen.take() {
-                Some(seen) => seen,
-                None => match limited(limit, self.leases.get(&self.settings.name)).await {
-                    Ok(lease) => Seen::new(lease, None, Instant::now()),
-                    Err(_) => return,
-                },
-            };
-            if seen.holder() != self.settings.identity {
-                return;
-            }
-            match self.write(&self.settings.released(&seen), limit).await {
-                Ok(_) => {
-                    tracing::info!(lease = %self.settings.name, "lease given back");
+        let mut pause = RELEASE_AGAIN;
+        loop {
+            match self.give_back(limit.min(Instant::now() + RELEASE_ATTEMPT)).await {
+                Ok(()) => return,
+                Err(error) if Instant::now() + pause < limit => {
+                    tracing::debug!(lease = %self.settings.name, %error, "cannot give the lease back yet");
+                }
+                Err(error) => {
+                    tracing::warn!(lease = %self.settings.name, %error, "cannot give the lease back, it runs out");
                     return;
                 }
-                Err(Failed::Conflict) => {}
-                Err(_) => return,
             }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    /// Fails if the Lease may still be ours. The version known may be old: a renewal, or a try of this, may have been under way.
+    async fn give_back(&mut self, limit: Instant) -> Result<(), String> {
+        let seen = match self.seen.take() {
+            Some(seen) => seen,
+            None => match limited(limit, self.leases.get(&self.settings.name)).await {
+                Ok(lease) => Seen::new(lease, None, Instant::now()),
+                Err(Failed::Missing) => return Ok(()),
+                Err(Failed::Conflict) => return Err("it cannot be read".to_owned()),
+                Err(Failed::Other(error)) => return Err(error),
+            },
+        };
+        if seen.holder() != self.settings.identity {
+            return Ok(());
+        }
+        match self.write(&self.settings.released(&seen), limit).await {
+            Ok(_) => {
+                tracing::info!(lease = %self.settings.name, "lease given back");
+                Ok(())
+            }
+            Err(Failed::Missing) => Ok(()),
+            Err(Failed::Conflict) => Err("somebody else wrote it meanwhile".to_owned()),
+            Err(Failed::Other(error)) => Err(error),
         }
     }
 }

@@ -203,6 +203,40 @@ async fn a_leader_that_stops_in_order_is_followed_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_that_cannot_be_given_back_at_once_is_given_back_a_little_later() {
+    for link in [Link::Refused, Link::Dead, Link::Deaf] {
+        let api = Arc::new(Api::default());
+        let a = Candidate::start(&api, "a");
+        a.leads_within(MINUTE).await;
+        let b = Candidate::start(&api, "b");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        a.set(link);
+        a.stop.cancel();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(!a.leadership.leads(), "{link:?}");
+        a.set(Link::Good);
+        let took = b.leads_within(MINUTE).await;
+        assert!(took < Duration::from_secs(2), "{link:?}: {took:?}");
+        a.task.await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_cannot_give_its_lease_back_is_not_waited_for_long() {
+    for link in [Link::Refused, Link::Dead] {
+        let api = Arc::new(Api::default());
+        let a = Candidate::start(&api, "a");
+        a.leads_within(MINUTE).await;
+        a.set(link);
+        let began = Instant::now();
+        a.stop.cancel();
+        a.task.await.unwrap();
+        assert!(began.elapsed() <= Duration::from_secs(3), "{link:?}");
+        assert_eq!(api.holder(), "a");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_that_cannot_renew_ends_before_its_lease_does() {
     for link in [Link::Dead, Link::Refused, Link::Deaf] {
         let api = Arc::new(Api::default());
