@@ -136,10 +136,10 @@ mod tests {
 
     /// Tells of so many pods, while the API server answers by these codes and then well: the names under which Events came, and how many were
     /// published and how many failed.
-    async fn told(pods: usize, codes: &[u16]) -> (Vec<String>, u64, u64) {
+    async fn told(pods: usize, codes: Vec<u16>) -> (Vec<String>, u64, u64) {
         let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (came, mut codes) = (Arc::clone(&names), codes.to_vec().into_iter());
+        let (came, mut codes) = (Arc::clone(&names), codes.into_iter());
         tokio::spawn(async move {
             while let Some((request, send)) = api.next_request().await {
                 let body = request.into_body().collect_bytes().await.unwrap();
@@ -201,23 +201,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_event_that_the_api_server_has_no_time_for_is_written_later_under_the_same_name() {
-        let (names, published, failed) = told(1, &[429, 503, 504, BROKEN]).await;
+        let (names, published, failed) = told(1, vec![429, 503, 504, BROKEN]).await;
         assert_eq!((names.len(), published, failed), (5, 1, 0));
         assert!(names.iter().all(|name| *name == names[0]), "{names:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_event_that_is_there_though_its_writing_was_not_answered_well_is_published() {
-        let (names, published, failed) = told(1, &[504, 409]).await;
+        let (names, published, failed) = told(1, vec![504, 409]).await;
         assert_eq!((names.len(), published, failed), (2, 1, 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_event_is_given_up_after_some_tries_and_at_once_if_it_is_refused() {
-        let (names, published, failed) = told(1, &[503; 20]).await;
+        let (names, published, failed) = told(1, vec![503; 20]).await;
         assert_eq!((names.len(), published, failed), (5, 0, 1));
         for code in [403, 404, 409, 422] {
-            let (names, published, failed) = told(1, &[code]).await;
+            let (names, published, failed) = told(1, vec![code]).await;
             assert_eq!((names.len(), published, failed), (1, 0, 1), "{code}");
         }
     }
@@ -225,7 +225,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_that_is_put_off_does_not_keep_others_from_being_written() {
         // As many are told at once as nearly fill the mailbox; half of them are put off once.
-        let (names, published, failed) = told(1000, &[429; 500]).await;
+        let (names, published, failed) = told(1000, vec![429; 500]).await;
         assert_eq!((names.len(), published, failed), (1500, 1000, 0));
         let again = &names[1000..];
         assert!(again.iter().all(|name| names[..500].contains(name)), "{again:?}");
