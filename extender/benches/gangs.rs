@@ -9,6 +9,7 @@ use divan::counter::ItemsCount;
 use gantry_api::{DeviceId, NodeName, names};
 use gantry_extender::devices::DeviceSet;
 use gantry_extender::gang::plan::plan;
+use gantry_extender::gang::preempt::{Occupant, OccupantPod, preempt};
 use gantry_extender::gang::terrain::{Barred, Exact, Room, Shape, Terrain};
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
@@ -42,6 +43,21 @@ fn refusal_on_5000_nodes(bencher: Bencher<'_, '_>) {
     let cluster = Cluster::new(5_000);
     let wanted = gang(1_000, 8, Some("rack"));
     bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
+}
+
+/// Whose end makes room for a gang of 64 nodes, where pods of lower priority are on all of 5,000: so many on each, that have all of its GPUs between them, or none
+/// and nearly all of its CPU.
+#[divan::bench(args = [(1, true), (8, true), (20, false)], sample_count = 10)]
+fn preemption_on_5000_nodes(bencher: Bencher<'_, '_>, (pods, gpus): (u32, bool)) {
+    let mut cluster = Cluster::new(5_000);
+    let occupants = cluster.occupy(pods, gpus);
+    let mut wanted = gang(64, 8, None);
+    wanted.priority = 10;
+    assert!(
+        cluster.preempt(&wanted, &occupants) >= 64,
+        "somebody goes on every node"
+    );
+    bencher.bench(|| cluster.preempt(divan::black_box(&wanted), &occupants));
 }
 
 /// Gangs a second at 640 nodes, by members of eight GPUs.
@@ -215,8 +231,64 @@ impl Cluster {
         cluster
     }
 
+    /// Puts so many pods of the lowest priority on every node that no gang fits, and names them.
+    fn occupy(&mut self, pods: u32, gpus: bool) -> Vec<Occupant> {
+        let mut occupants = Vec::new();
+        let mut full: Vec<Standing> = Vec::new();
+        let share = Resources {
+            milli_cpu: if gpus { 1_000 } else { 9_000 },
+            pods: 1,
+            ..Resources::default()
+        };
+        for (node, (room, ids)) in (0u32..).zip(self.rooms.iter_mut().zip(&self.ids)) {
+            let each = ids.len() / pods as usize;
+            for number in 0..pods {
+                room.left.sub(&share);
+                let held = ids.iter().flatten().skip(number as usize * each).take(each);
+                let held: Vec<DeviceId> = held.cloned().collect();
+                occupants.push(Occupant {
+                    pods: vec![OccupantPod {
+                        uid: format!("{node}-{number}").as_str().into(),
+                        node: NodeIx(node),
+                        devices: match gpus {
+                            true => vec![(names::GPU_RESOURCE.into(), held)],
+                            false => Vec::new(),
+                        },
+                        resources: share.clone(),
+                    }],
+                    priority: 0,
+                    since: i64::from(node * pods + number),
+                    checkpointed: false,
+                    budgets: Vec::new(),
+                });
+            }
+        }
+        for standing in self.snapshot.classes.iter() {
+            let mut standing = Standing::clone(standing);
+            if let Standing::Ours(class) = &mut standing {
+                let free: DeviceSet = if gpus { DeviceSet::EMPTY } else { (0..8).collect() };
+                class.pools[0].free = free.clone();
+                class.pools[0].open = free;
+            }
+            full.push(standing);
+        }
+        self.snapshot.classes = Arc::new(full.into_iter().map(Arc::new).collect());
+        occupants
+    }
+
+    /// The number of pods that would have to go.
+    fn preempt(&self, wanted: &Wanted, occupants: &[Occupant]) -> usize {
+        let placement = self.on_terrain(|terrain| preempt(terrain, wanted, occupants));
+        placement.map_or(0, |placement| placement.victims.len())
+    }
+
     /// The number of members placed.
     fn plan(&self, wanted: &Wanted) -> usize {
+        self.on_terrain(|terrain| plan(terrain, wanted))
+            .map_or(0, |placement| placement.places.len())
+    }
+
+    fn on_terrain<T>(&self, then: impl FnOnce(&Terrain<'_>) -> T) -> T {
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
             Standing::Ours(class) => Some(Exact {
                 class: class.clone(),
@@ -224,7 +296,7 @@ impl Cluster {
             }),
             Standing::Foreign { .. } | Standing::Gone => None,
         };
-        let terrain = Terrain {
+        then(&Terrain {
             snapshot: &self.snapshot,
             rooms: &self.rooms,
             fabric: &self.fabric,
@@ -232,8 +304,7 @@ impl Cluster {
             barred: &|_, _| Barred::default(),
             gone: &[],
             exact: &exact,
-        };
-        plan(&terrain, wanted).map_or(0, |placement| placement.places.len())
+        })
     }
 }
 
