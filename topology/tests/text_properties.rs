@@ -283,7 +283,7 @@ fn lists() -> impl Strategy<Value = Option<IdList>> {
 fn machines() -> impl Strategy<Value = Machine> {
     let nic = (
         ".{1,12}|mlx5_[0-9]|NIC[0-9]|GPU[0-9]|bnxt_re[0-9]|hfi1_0",
-        prop::option::of(".{0,12}|[\\[0-9mK\\\\x^]{1,6}|nvidia-smi topo -m|Legend:|a: b"),
+        prop::option::of(".{0,12}|[$#>]{1,2}|[\\[0-9mK\\\\x^]{1,6}|nvidia-smi topo -m|Legend:|a: b"),
     );
     (1usize..=12, prop::collection::vec(nic, 0..5), 0u8..=2)
         .prop_flat_map(|(gpus, nics, kind)| {

@@ -339,7 +339,17 @@ fn what_a_terminal_has_around_the_output_changes_nothing() {
 
 #[test]
 fn a_device_name_that_looks_like_something_else_is_printed_readably() {
-    for device in ["K%[K", "nvidia-smi topo -m", "Legend:", "[0m", "a\nb", ""] {
+    for device in [
+        "$",
+        "#",
+        "a>",
+        "K%[K",
+        "nvidia-smi topo -m",
+        "Legend:",
+        "[0m",
+        "a\nb",
+        "",
+    ] {
         let machine = Machine::new(MachineParts {
             gpus: vec![Gpu::default()],
             nics: vec![Nic {

@@ -320,7 +320,7 @@ fn drop_prompt(lines: &mut Vec<Line>) {
     let is_prompt = lines.get(last).is_some_and(|line| {
         let text = line.text();
         let of_the_matrix = numbered(&text, "GPU").or(numbered(&text, "NIC")).is_some();
-        text.ends_with(['$', '#', '>']) && !of_the_matrix
+        text.ends_with(['$', '#', '>']) && !of_the_matrix && !explains_a_row(&text, lines)
     });
     if is_prompt {
         lines.truncate(last);
@@ -332,6 +332,14 @@ fn drop_prompt(lines: &mut Vec<Line>) {
             above.terminated = false;
         }
     }
+}
+
+/// `mlx5_0: device`, where `mlx5_0` has a row: an entry of the NICs' legend, whatever its device is called.
+fn explains_a_row(text: &str, lines: &[Line]) -> bool {
+    text.split_once(": ").is_some_and(|(name, _)| {
+        let label = |line: &Line| word_at(&line.glyphs, skip_blanks(&line.glyphs, 0));
+        lines.iter().any(|line| label(line) == name)
+    })
 }
 
 /// Lines that no row runs over.
