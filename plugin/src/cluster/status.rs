@@ -298,8 +298,27 @@ fn best_link(machine: &Machine) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
+
     use super::*;
     use crate::observe::Configuration;
+
+    /// A machine of `GPU-0` and `GPU-1`.
+    fn two_gpus() -> Arc<Machine> {
+        let gpus: Vec<Gpu> = (0..2)
+            .map(|index| Gpu {
+                index,
+                uuid: Some(format!("GPU-{index}").parse().unwrap()),
+                ..Gpu::default()
+            })
+            .collect();
+        let machine = Machine::new(MachineParts {
+            paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
+            gpus,
+            ..MachineParts::default()
+        });
+        Arc::new(machine.unwrap())
+    }
 
     fn readiness(devices: Option<&str>) -> Readiness {
         Readiness {
@@ -357,25 +376,11 @@ mod tests {
 
     #[test]
     fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_holds() {
-        use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
-
         use crate::config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
         use crate::inventory::Hardware;
         use crate::offer::offer;
 
-        let gpus: Vec<Gpu> = (0..2)
-            .map(|index| Gpu {
-                index,
-                uuid: Some(format!("GPU-{index}").parse().unwrap()),
-                ..Gpu::default()
-            })
-            .collect();
-        let machine = Machine::new(MachineParts {
-            paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
-            gpus,
-            ..MachineParts::default()
-        });
-        let hardware = Hardware::of(Arc::new(machine.unwrap()));
+        let hardware = Hardware::of(two_gpus());
         let shared = |replicas| Config {
             time_slicing: Some(TimeSlicing {
                 rename_by_default: true,
@@ -424,23 +429,9 @@ mod tests {
 
     #[test]
     fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
-        use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
-
         use crate::health::{Cause, Extent, Trouble};
         use crate::inventory::Device;
 
-        let gpus: Vec<Gpu> = (0..2)
-            .map(|index| Gpu {
-                index,
-                uuid: Some(format!("GPU-{index}").parse().unwrap()),
-                ..Gpu::default()
-            })
-            .collect();
-        let machine = Machine::new(MachineParts {
-            paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
-            gpus,
-            ..MachineParts::default()
-        });
         let device = |gpu: u8, replica: u16| Device {
             id: format!("GPU-{gpu}::{replica}").into(),
             resource: "nvidia.com/gpu".into(),
@@ -457,7 +448,7 @@ mod tests {
             replica: Some(replica),
         };
         let devices = vec![device(0, 0), device(0, 1), device(1, 0), device(1, 1)];
-        let inventory = Inventory::ready(Arc::new(machine.unwrap()), devices);
+        let inventory = Inventory::ready(two_gpus(), devices);
         let diagnosis = Diagnosis {
             troubles: vec![Trouble {
                 gpu: "GPU-1".parse().unwrap(),

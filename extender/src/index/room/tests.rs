@@ -426,19 +426,23 @@ const PLAIN: Pod = Pod {
     spread: None,
 };
 
-#[test]
-fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
-    let term = Term {
-        app: 1,
-        key: "zone",
-        everywhere: true,
-    };
-    let shy = Pod {
-        apart: Some(term),
+/// A pod on the first node that wants none of another app in its zone.
+fn shy() -> Pod {
+    Pod {
+        apart: Some(Term {
+            app: 1,
+            key: "zone",
+            everywhere: true,
+        }),
         gpus: false,
         node: Some(0),
         ..PLAIN
-    };
+    }
+}
+
+#[test]
+fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
+    let shy = shy();
     let world = world_of(&[PLAIN, PLAIN, shy]);
     let needs = |uid: &str| Arc::clone(&world.index.pod(uid).unwrap().needs);
     assert!(Arc::ptr_eq(&needs("p0"), &needs("p1")));
@@ -448,17 +452,7 @@ fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
 
 #[test]
 fn labels_that_no_term_is_about_any_more_are_forgotten() {
-    let term = Term {
-        app: 1,
-        key: "zone",
-        everywhere: true,
-    };
-    let shy = Pod {
-        apart: Some(term),
-        gpus: false,
-        node: Some(0),
-        ..PLAIN
-    };
+    let shy = shy();
     let mut world = world_of(&[PLAIN, shy.clone()]);
     let show = |world: &mut World, uid: &str, label: &str, gone: bool| {
         let mut pod = shy.json(uid);

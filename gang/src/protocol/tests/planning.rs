@@ -5,7 +5,7 @@ use gantry_api::GangPhase;
 use proptest::prelude::*;
 
 use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
-use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Wanted, Work};
 use crate::terms::Repair;
 
 #[test]
@@ -452,10 +452,8 @@ fn extras_come_and_go_without_the_gang() {
     assert_eq!(world.gangs.release_extras(world.now(), &key("a")), 0);
 }
 
-#[test]
-fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
-    let mut world = World::new();
-    world.bound_gang("v", 2, 2);
+/// Gang `a` is planned where `v0` was, for which `v0` and `v1` have to go.
+fn preempts_both(world: &mut World) -> Wanted {
     world.members("a", 1, 1);
     let wanted = world.next().unwrap();
     let placement = Placement {
@@ -464,8 +462,16 @@ fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
         ..Placement::default()
     };
     world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    wanted
+}
+
+#[test]
+fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
+    let mut world = World::new();
+    world.bound_gang("v", 2, 2);
+    let wanted = preempts_both(&mut world);
     assert_eq!(world.phase("a"), GangPhase::Preempting);
-    let by = wanted.gang.clone();
+    let by = wanted.gang;
     let pods = vec![uid("v0"), uid("v1")];
     assert_eq!(world.take_work(), [Work::Evict { pods, by }]);
     assert_eq!(world.reserved(), ["v-g0"]);
@@ -500,14 +506,7 @@ fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
 fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
     let mut world = World::new();
     world.bound_gang("v", 2, 2);
-    world.members("a", 1, 1);
-    let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n0", "v-g0")],
-        victims: vec![uid("v0"), uid("v1")],
-        ..Placement::default()
-    };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    preempts_both(&mut world);
     world.gone("v0");
     world.see(member("v2", claim("v", 2)));
     world.room += 1;
@@ -527,14 +526,7 @@ fn the_rest_of_a_gang_that_goes_for_another_is_evicted_and_deleted_only_if_it_as
     ] {
         let mut world = World::new();
         world.bound_gang_of("v", 2, &with_repair(claim("v", 2), repair));
-        world.members("a", 1, 1);
-        let wanted = world.next().unwrap();
-        let placement = Placement {
-            places: vec![place("n0", "v-g0")],
-            victims: vec![uid("v0"), uid("v1")],
-            ..Placement::default()
-        };
-        world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+        preempts_both(&mut world);
         world.gone("v0");
         world.take_work();
         // A budget does not let the other go.
