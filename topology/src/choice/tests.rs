@@ -2,7 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bandwidth::LinkRate;
-use crate::machine::{Gpu, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
+use crate::machine::{
+    Gpu, MAX_LINKS_PER_GPU, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix,
+};
 
 fn set(text: &str) -> GpuSet {
     text.parse().unwrap()
@@ -284,6 +286,14 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
                 let gpus = switch.len();
                 let count = u8::try_from(gpus).unwrap();
                 let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| [a, b]));
+                let mut left: Vec<u8> = switch.iter().map(|links| MAX_LINKS_PER_GPU - links).collect();
+                let mut fits = |pair: [u8; 2], links: u8| {
+                    let fits = pair.iter().all(|gpu| left[usize::from(*gpu)] >= links);
+                    pair.iter()
+                        .filter(|_| fits)
+                        .for_each(|gpu| left[usize::from(*gpu)] -= links);
+                    fits
+                };
                 let machine = Machine::new(MachineParts {
                     gpus: (0..count)
                         .zip(switch.iter().zip(&numa))
@@ -306,7 +316,7 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
                         .collect(),
                     nvlinks: pairs
                         .zip(links)
-                        .filter(|(_, links)| *links > 0)
+                        .filter(|(pair, links)| *links > 0 && fits(*pair, *links))
                         .map(|(gpus, links)| NvLinkBundle { gpus, links })
                         .collect(),
                     paths: PathMatrix::from_fn(gpus + nics, |a, b| {
