@@ -106,7 +106,7 @@ impl Gang {
     }
 
     /// The write has ended.
-    pub(super) fn committed(&mut self, env: &Env<'_>, id: &str, result: Result<(), CommitFailure>) {
+    pub(super) fn committed(&mut self, env: &mut Env<'_>, id: &str, result: Result<(), CommitFailure>) {
         let State::Committing(committing) = &mut self.state else {
             return;
         };
@@ -119,14 +119,27 @@ impl Gang {
             Err(CommitFailure::Refused(words)) if !committing.doubt => {
                 self.strike(env, format!("its decision cannot be written: {words}").into());
             }
+            // A write before this one may still come to be, so this one has to: nobody else brings the end about.
+            Err(CommitFailure::Refused(words)) => {
+                committing.refused = Some(words);
+                self.commit_again(env);
+            }
             Err(failure) => {
                 committing.expects = Expects::Object;
                 committing.doubt |= failure == CommitFailure::Unknown;
-                committing.refused = match failure {
-                    CommitFailure::Refused(words) => Some(words),
-                    CommitFailure::Conflict | CommitFailure::Unknown => None,
-                };
+                committing.refused = None;
             }
+        }
+    }
+
+    /// Asks for the same decision to be written once more.
+    fn commit_again(&mut self, env: &mut Env<'_>) {
+        if let State::Committing(committing) = &mut self.state {
+            committing.expects = Expects::Outcome;
+            env.work.push(Work::Commit {
+                gang: self.key.clone(),
+                decision: committing.decision.clone(),
+            });
         }
     }
 
@@ -169,16 +182,12 @@ impl Gang {
     pub(super) fn not_committed(&mut self, env: &mut Env<'_>) {
         let arrived = self.members.count().of(Class::Arrived) > 0;
         let complete = arrived && self.terms().is_some() && self.enough(Count::ready);
-        let State::Committing(committing) = &mut self.state else {
+        let State::Committing(committing) = &self.state else {
             return;
         };
         if complete || committing.doubt {
             // The first write may still happen: so the same is written again, never another.
-            committing.expects = Expects::Outcome;
-            env.work.push(Work::Commit {
-                gang: self.key.clone(),
-                decision: committing.decision.clone(),
-            });
+            self.commit_again(env);
         } else {
             // It certainly does not stand, and members have withdrawn meanwhile.
             let until = after(env.now.at, env.settings.grace);

@@ -183,6 +183,7 @@ fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
         world.text("a"),
         "gang default/a cannot be decided: gangs is forbidden"
     );
+    assert_eq!(world.commit().1, decision, "nobody would show it otherwise");
     world.show("a", shows(&decision));
     assert_eq!(
         world.phase("a"),
