@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_gang::dialect::{self, PodView};
-use gantry_gang::protocol::{Gangs, Member, Now, Settings, ShapeId, Stage};
+use gantry_gang::protocol::{Gangs, Member, Now, OwnerWanted, Settings, ShapeId, Stage};
 use gantry_gang::{OwnerKind, OwnerRef};
 use serde_json::json;
 
@@ -81,7 +81,11 @@ fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
     }
     gangs.member_seen(now, member("workers", 0));
     gangs.member_seen(now, member("workers", 1));
-    assert_eq!(gangs.owners_wanted(), std::slice::from_ref(&owner));
+    let wanted = OwnerWanted {
+        owner: owner.clone(),
+        unread: !known_first,
+    };
+    assert_eq!(gangs.owners_wanted(), [wanted]);
     if !known_first {
         gangs.owner_seen(now, &owner, Some(facts));
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_gang::protocol::OwnerWanted;
 use gantry_gang::{OwnerFacts, OwnerKind, OwnerRef};
 use kube::Client;
 use kube::api::ApiResource;
@@ -30,7 +31,7 @@ const NEWS: usize = 256;
 /// Watches until `shutdown`. `wanted` says which owners are needed now; `seen` is told what each says, or `None` where there is none.
 pub async fn run(
     client: Client,
-    wanted: impl Fn() -> Vec<OwnerRef>,
+    wanted: impl Fn() -> Vec<OwnerWanted>,
     seen: impl Fn(&OwnerRef, Option<Arc<OwnerFacts>>),
     shutdown: CancellationToken,
 ) {
@@ -79,7 +80,7 @@ struct Clerk {
 }
 
 impl Clerk {
-    fn want(&mut self, wanted: Vec<OwnerRef>) -> Told {
+    fn want(&mut self, wanted: Vec<OwnerWanted>) -> Told {
         let (changes, told) = self.desk.want(Instant::now().into_std(), wanted);
         for kind in changes.end {
             self.resources.remove(&kind);

@@ -239,6 +239,7 @@ impl Gangs {
 fn leave_owner(owners: &mut BTreeMap<OwnerRef, Owner>, owner: &OwnerRef, gang: &Arc<GangKey>) {
     if let Some(entry) = owners.get_mut(owner) {
         entry.gangs.remove(gang);
+        // What was read of it is forgotten with the next tick: members that move from one of its gangs to another need it still.
         if entry.gangs.is_empty() && entry.known.is_none() {
             owners.remove(owner);
         }

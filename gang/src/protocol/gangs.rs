@@ -416,6 +416,8 @@ impl Gangs {
         for key in due {
             self.finish(now, &key);
         }
+        // Nobody tells of what no gang goes by: by the time that one comes again it may say something else.
+        self.owners.retain(|_, owner| !owner.gangs.is_empty());
         self.drop_strays(now);
         self.more_wait = self.let_in(now);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Gangs;
-use super::types::Now;
+use super::types::{Now, OwnerWanted};
 use crate::claim::{Claim, OwnerFacts, OwnerRef};
 use crate::dialect::settle;
 
@@ -37,9 +37,14 @@ impl Gangs {
     }
 
     /// The owners that gangs wait for or go by.
-    pub fn owners_wanted(&self) -> Vec<OwnerRef> {
-        let wanted = self.owners.iter().filter(|(_, owner)| !owner.gangs.is_empty());
-        wanted.map(|(owner, _)| owner.clone()).collect()
+    pub fn owners_wanted(&self) -> Vec<OwnerWanted> {
+        let wanted = self.owners.iter().filter(|(_, entry)| !entry.gangs.is_empty());
+        wanted
+            .map(|(owner, entry)| OwnerWanted {
+                owner: owner.clone(),
+                unread: entry.known.is_none(),
+            })
+            .collect()
     }
 
     /// The claim of a member whose owner is known to start its roles apart: each is a gang of its own.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Decision, DeviceId, GangSpec, GangStatus, NodeName, PodUid, ResourceName};
 
-use crate::claim::Claim;
+use crate::claim::{Claim, OwnerRef};
 use crate::dialect::value::MOST_MEMBERS;
 use crate::fabric::Levels;
 use crate::key::GangKey;
@@ -187,6 +187,15 @@ pub struct Placed {
     pub node: NodeName,
     /// Its devices.
     pub devices: Devices,
+}
+
+/// An object that says how large a gang is, and that is to be followed as long as it is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnerWanted {
+    /// Which object.
+    pub owner: OwnerRef,
+    /// Nothing is known of it: what was told before it was wanted this time does not count.
+    pub unread: bool,
 }
 
 /// What the caller has to do. Each is said once; what was not done is said again after a restart, because it is still true.

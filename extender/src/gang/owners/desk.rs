@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gantry_gang::protocol::OwnerWanted;
 use gantry_gang::{OwnerFacts, OwnerKind, OwnerRef, dialect};
 use serde_json::Value;
 
@@ -71,16 +72,18 @@ pub(super) struct Changes {
 
 impl Desk {
     /// Other owners are wanted.
-    pub(super) fn want(&mut self, now: Instant, wanted: Vec<OwnerRef>) -> (Changes, Told) {
-        let mut parts: BTreeMap<Place, BTreeSet<Arc<str>>> = BTreeMap::new();
-        for owner in wanted {
+    pub(super) fn want(&mut self, now: Instant, wanted: Vec<OwnerWanted>) -> (Changes, Told) {
+        let mut parts: BTreeMap<Place, (BTreeSet<Arc<str>>, bool)> = BTreeMap::new();
+        for OwnerWanted { owner, unread } in wanted {
             let place = (owner.kind, owner.namespace, owner.name);
-            parts.entry(place).or_default().insert(owner.part);
+            let (parts, any_unread) = parts.entry(place).or_default();
+            parts.insert(owner.part);
+            *any_unread |= unread;
         }
         self.owners.retain(|place, _| parts.contains_key(place));
         let mut changes = Changes::default();
         let mut told = Told::new();
-        for (place, parts) in parts {
+        for (place, (parts, unread)) in parts {
             let kind = self.kinds.entry(place.0).or_insert_with(|| {
                 changes.begin.push(place.0);
                 Kind {
@@ -91,11 +94,13 @@ impl Desk {
             kind.idle = None;
             let absent = kind.state == State::Absent;
             let owner = self.owners.entry(place.clone()).or_default();
-            if owner.parts == parts {
+            // It was told, and has been forgotten since, for no gang went by it for a moment.
+            let forgotten = unread && owner.known == Known::Told;
+            if owner.parts == parts && !forgotten {
                 continue;
             }
             // Objects are not kept: what another part of it says has to be asked.
-            let new = parts.difference(&owner.parts).next().is_some();
+            let new = forgotten || parts.difference(&owner.parts).next().is_some();
             owner.parts = parts;
             if absent {
                 owner.tell(&place, None, &mut told);

@@ -7,7 +7,9 @@ use kube::client::Body;
 use serde_json::json;
 use tower_test::mock;
 
-use super::{Arc, CancellationToken, Client, Desk, Duration, OwnerKind, OwnerRef, Place, Value, run};
+use super::{
+    Arc, CancellationToken, Client, Desk, Duration, OwnerKind, OwnerRef, OwnerWanted, Place, Value, run,
+};
 
 /// An API server that serves what its test has put into it; it can be changed while it runs.
 #[derive(Default)]
@@ -160,9 +162,18 @@ impl World {
             }
         });
         let (wanted, told) = (Arc::clone(&world.wanted), Arc::clone(&world.told));
+        let known = Arc::clone(&world.told);
         tokio::spawn(run(
             Client::new(service, "default"),
-            move || wanted.lock().unwrap().clone(),
+            move || {
+                let wanted = wanted.lock().unwrap().clone().into_iter();
+                let known = known.lock().unwrap();
+                let unread = |owner| OwnerWanted {
+                    unread: !known.contains_key(&owner),
+                    owner,
+                };
+                wanted.map(unread).collect()
+            },
             move |owner, facts| {
                 told.lock()
                     .unwrap()
@@ -382,11 +393,19 @@ async fn questions_that_are_not_answered_hold_up_no_other() {
     world.until(&none, None).await;
 }
 
+/// A JobSet of which nothing is known.
+fn unread(name: &str) -> OwnerWanted {
+    OwnerWanted {
+        owner: wanted(OwnerKind::JobSet, name, ""),
+        unread: true,
+    }
+}
+
 #[test]
 fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
     let now = Instant::now();
     let mut desk = Desk::default();
-    let (changes, _) = desk.want(now, vec![wanted(OwnerKind::JobSet, "a", "")]);
+    let (changes, _) = desk.want(now, vec![unread("a")]);
     assert_eq!(changes.begin, [OwnerKind::JobSet]);
     assert!(desk.ask(now).is_empty(), "the list may bring it");
     desk.list_ends(OwnerKind::JobSet);
@@ -397,11 +416,37 @@ fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
     assert!(desk.answered(now, &place, Ok(Some(job_set("a", 4)))).is_empty());
 }
 
+/// The last gang that went by it is over, the next is there before anybody has looked.
+#[test]
+fn an_owner_that_was_told_and_forgotten_meanwhile_is_asked_for_again() {
+    let now = Instant::now();
+    let mut desk = Desk::default();
+    let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
+    desk.want(now, vec![unread("a")]);
+    desk.list_ends(OwnerKind::JobSet);
+    assert_eq!(desk.seen(&place, &job_set("a", 4)).len(), 1);
+    let read = OwnerWanted {
+        unread: false,
+        ..unread("a")
+    };
+    desk.want(now, vec![read]);
+    assert!(desk.ask(now).is_empty());
+    desk.want(now, vec![unread("a")]);
+    assert_eq!(desk.ask(now), std::slice::from_ref(&place));
+    assert_eq!(desk.answered(now, &place, Ok(Some(job_set("a", 8)))).len(), 1);
+    desk.absent(OwnerKind::JobSet);
+    assert_eq!(
+        desk.want(now, vec![unread("a")]).1.len(),
+        1,
+        "there is none, and that is said again"
+    );
+}
+
 #[test]
 fn a_kind_is_watched_on_for_a_while_when_no_gang_needs_it() {
     let now = Instant::now();
     let mut desk = Desk::default();
-    let one = vec![wanted(OwnerKind::JobSet, "a", "")];
+    let one = vec![unread("a")];
     desk.want(now, one.clone());
     assert!(desk.want(now, Vec::new()).0.end.is_empty());
     assert!(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{Grant, PodUid};
-use gantry_gang::protocol::{Asks, Devices, Member, Object, ShapeId, Stage};
+use gantry_gang::protocol::{Asks, Devices, Member, Object, OwnerWanted, ShapeId, Stage};
 use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
 
 use crate::index::{Index, Source};
@@ -52,7 +52,7 @@ impl Index {
     }
 
     /// The objects that say how large gangs are: those that should be watched.
-    pub fn owners_wanted(&self) -> Vec<OwnerRef> {
+    pub fn owners_wanted(&self) -> Vec<OwnerWanted> {
         self.gangs.core.owners_wanted()
     }
 
@@ -280,8 +280,11 @@ impl Index {
         for uid in over {
             self.tell_gone(&uid);
         }
-        let wanted: HashSet<OwnerRef> = self.gangs.core.owners_wanted().into_iter().collect();
-        self.gangs.owners.retain(|owner, _| wanted.contains(owner));
+        let wanted = self.gangs.core.owners_wanted().into_iter();
+        let read: HashSet<OwnerRef> = wanted
+            .filter_map(|wanted| (!wanted.unread).then_some(wanted.owner))
+            .collect();
+        self.gangs.owners.retain(|owner, _| read.contains(owner));
         self.sweep_shapes();
         if self.gangs.leading {
             self.gangs.core.tick(now);

@@ -63,8 +63,7 @@ impl Index {
 
     /// Whether an object that says how large a gang is has not been read yet.
     pub fn owners_unread(&self) -> bool {
-        let wanted = self.gangs.core.owners_wanted();
-        wanted.iter().any(|owner| !self.gangs.owners.contains_key(owner))
+        self.gangs.core.owners_wanted().iter().any(|wanted| wanted.unread)
     }
 
     /// The gangs that wait for a place, in the order in which they are planned.

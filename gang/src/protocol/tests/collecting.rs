@@ -7,7 +7,7 @@ use gantry_api::{GangPhase, GangSpec};
 
 use super::world::{World, bound, claim, key, leaving, member, uid};
 use crate::claim::{Claim, Maker, OwnerFacts, OwnerKind, OwnerRef, Size};
-use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage, Work};
+use crate::protocol::{Answer, Arrival, Member, Object, OwnerWanted, Settings, Stage, Work};
 use crate::terms::{Fault, work};
 
 fn gated(mut member: Member, by_us_alone: bool) -> Member {
@@ -182,12 +182,17 @@ fn every_role_needs_its_minimum() {
 fn a_size_that_the_owner_knows_is_asked_of_the_owner() {
     let mut world = World::new();
     world.see(member("a0", owned()));
-    assert_eq!(world.gangs.owners_wanted(), [owner()]);
+    let wanted = |unread| {
+        let owner = owner();
+        [OwnerWanted { owner, unread }]
+    };
+    assert_eq!(world.gangs.owners_wanted(), wanted(true));
     assert_eq!(
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
     );
     world.gangs.owner_seen(world.now(), &owner(), None);
+    assert_eq!(world.gangs.owners_wanted(), wanted(false));
     assert_eq!(
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io), which says how many members are needed, does not exist or may not be read"
@@ -208,6 +213,45 @@ fn a_size_that_the_owner_knows_is_asked_of_the_owner() {
     world.gone("a0");
     world.pass(60);
     assert_eq!(world.gangs.owners_wanted(), []);
+}
+
+/// Between two gangs that go by it nobody tells what becomes of an owner.
+#[test]
+fn a_gang_made_again_does_not_go_by_what_its_owner_said_before() {
+    let mut world = World::new();
+    let says = |world: &mut World, min| {
+        let facts = OwnerFacts {
+            min: Some(min),
+            said: "minMember".into(),
+            ..OwnerFacts::default()
+        };
+        let now = world.now();
+        world.gangs.owner_seen(now, &owner(), Some(Arc::new(facts)));
+    };
+    world.see(member("a0", owned()));
+    says(&mut world, 1);
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+    world.gone("a0");
+    world.pass(60);
+    world.see(member("a1", owned()));
+    assert_eq!(
+        world.text("a"),
+        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
+    );
+    says(&mut world, 2);
+    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+}
+
+#[test]
+fn what_is_told_of_an_owner_that_no_gang_goes_by_is_not_kept() {
+    let mut world = World::new();
+    world.gangs.owner_seen(world.now(), &owner(), None);
+    world.pass(1);
+    world.see(member("a0", owned()));
+    assert_eq!(
+        world.text("a"),
+        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
+    );
 }
 
 #[test]
