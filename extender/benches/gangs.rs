@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, reason = "benchmarks")]
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use divan::Bencher;
@@ -10,7 +11,7 @@ use gantry_api::{DeviceId, NodeName, names};
 use gantry_extender::devices::DeviceSet;
 use gantry_extender::gang::plan::plan;
 use gantry_extender::gang::preempt::{Occupant, OccupantPod, preempt};
-use gantry_extender::gang::terrain::{Barred, Exact, Room, Shape, Terrain};
+use gantry_extender::gang::terrain::{Barred, EFFORT, Exact, Room, Shape, Terrain};
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
 use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
@@ -304,6 +305,7 @@ impl Cluster {
             barred: &|_, _| Barred::default(),
             gone: &[],
             exact: &exact,
+            effort: &Cell::new(EFFORT),
         })
     }
 }

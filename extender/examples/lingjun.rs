@@ -7,6 +7,7 @@
 
 #![allow(missing_docs, clippy::print_stdout, reason = "a program, not a library")]
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use anyhow::Context;
 use gantry_api::{DeviceId, NodeName, names};
 use gantry_extender::devices::DeviceSet;
 use gantry_extender::gang::plan::plan;
-use gantry_extender::gang::terrain::{Barred, Exact, Room, Shape, Terrain};
+use gantry_extender::gang::terrain::{Barred, EFFORT, Exact, Room, Shape, Terrain};
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
 use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
@@ -367,6 +368,7 @@ impl Cluster {
             barred: &|_, _| Barred::default(),
             gone: &[],
             exact: &exact,
+            effort: &Cell::new(EFFORT),
         };
         // Members of eight, or one of fewer.
         let each = size.min(8);

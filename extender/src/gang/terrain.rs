@@ -1,6 +1,7 @@
 //! The cluster at one moment as a plan for a gang needs it: devices by class, what else nodes have, the fabric, what members ask for. Borrowed
 //! values only.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -29,7 +30,12 @@ pub struct Terrain<'a> {
     pub gone: &'a [&'a PodUid],
     /// One node with each device by itself, to choose the very devices from.
     pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
+    /// Steps that all plans made from it may still take where they try everything ([`EFFORT`] at first).
+    pub effort: &'a Cell<u32>,
 }
+
+/// Steps of trying everything that one look for a gang's places may take, what-ifs and all: some tenths of a second.
+pub const EFFORT: u32 = 1 << 20;
 
 /// One node with each device by itself.
 #[derive(Debug, Clone)]

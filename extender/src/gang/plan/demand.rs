@@ -10,6 +10,8 @@ pub(super) type Counts = Vec<u32>;
 
 /// Combinations of shapes that are tried for the least a gang can do with.
 const MOST_MIXES: usize = 256;
+/// The same times the shapes in each: laying a mix out takes the longer the more shapes it has.
+const MOST_MIXED: usize = 8 * MOST_MIXES;
 
 /// What a gang asks to have placed.
 #[derive(Debug)]
@@ -116,16 +118,18 @@ impl<'w> Demand<'w> {
             return vec![first];
         }
         let base = self.sum(self.members.iter().take(self.needed));
-        let all = self.sum(self.members.iter());
-        let mut mixes = Vec::new();
-        mix(
-            &base,
-            &all,
-            self.must - base.iter().sum::<u32>(),
-            &mut base.clone(),
-            0,
-            &mut mixes,
-        );
+        let more = self.must - base.iter().sum::<u32>();
+        let spare: Counts = self
+            .all()
+            .iter()
+            .zip(&base)
+            .map(|(all, base)| all - base)
+            .collect();
+        let most = (MOST_MIXED / self.shapes.len()).clamp(1, MOST_MIXES);
+        let mut mixes: Vec<Counts> = ways(&spare, more, most)
+            .into_iter()
+            .map(|way| way.iter().zip(&base).map(|(more, base)| base + more).collect())
+            .collect();
         let away = |mix: &Counts| -> u32 { mix.iter().zip(&first).map(|(a, b)| a.abs_diff(*b)).sum() };
         mixes.sort_by(|a, b| away(a).cmp(&away(b)).then_with(|| b.cmp(a)));
         mixes
@@ -154,20 +158,78 @@ impl<'w> Demand<'w> {
     }
 }
 
-/// Every way to add `more` members to the mix from shape `slot` on.
-fn mix(base: &Counts, all: &Counts, more: u32, now: &mut Counts, slot: usize, mixes: &mut Vec<Counts>) {
-    if mixes.len() >= MOST_MIXES {
-        return;
+/// The first `most` ways to take `count` of so many of each kind as there are, those with more of the first kinds first. None if there
+/// are too few. Steps from one way straight to the next: there may be ever so many kinds.
+fn ways(there: &[u32], count: u32, most: usize) -> Vec<Counts> {
+    let mut way = vec![0; there.len()];
+    if fill(there, &mut way, 0, count) > 0 {
+        return Vec::new();
     }
-    let Some(spare) = all.get(slot).map(|all| all - base[slot]) else {
-        if more == 0 {
-            mixes.push(now.clone());
+    let mut ways = vec![way.clone()];
+    while ways.len() < most {
+        // The last kind of which one less can be made up for by those behind it.
+        let (mut taken, mut room) = (0, 0);
+        let step = (0..there.len()).rev().find(|&at| {
+            let found = way[at] > 0 && room > 0;
+            if !found {
+                taken += way[at];
+                room += there[at] - way[at];
+            }
+            found
+        });
+        let Some(step) = step else { break };
+        way[step] -= 1;
+        fill(there, &mut way, step + 1, taken + 1);
+        ways.push(way.clone());
+    }
+    ways
+}
+
+/// Takes `count` of the kinds from `from` on, as many of each as there are before any of the next. What is left over.
+fn fill(there: &[u32], way: &mut [u32], from: usize, count: u32) -> u32 {
+    let kinds = way.iter_mut().zip(there).skip(from);
+    kinds.fold(count, |left, (taken, there)| {
+        *taken = left.min(*there);
+        left - *taken
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Counts, ways};
+
+    /// All ways, by trying everything.
+    fn all(there: &[u32], count: u32) -> Vec<Counts> {
+        let Some((first, rest)) = there.split_first() else {
+            return if count == 0 { vec![Vec::new()] } else { Vec::new() };
+        };
+        let takes = (0..=count.min(*first)).rev();
+        takes
+            .flat_map(|take| {
+                let behind = all(rest, count - take).into_iter();
+                behind.map(move |way| [vec![take], way].concat())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn of_very_many_kinds_of_which_all_are_needed_there_is_one_way_and_it_is_found_at_once() {
+        let there = vec![1; 20_000];
+        assert_eq!(ways(&there, 20_000, 256), [there]);
+    }
+
+    #[test]
+    fn no_more_ways_are_looked_for_than_asked_for() {
+        assert_eq!(ways(&[1; 64], 32, 256).len(), 256);
+    }
+
+    proptest! {
+        #[test]
+        fn ways_are_all_there_are_in_order(there in prop::collection::vec(0u32..4, 0..6), count in 0u32..12, most in 1usize..40) {
+            let expected: Vec<Counts> = all(&there, count).into_iter().take(most).collect();
+            prop_assert_eq!(ways(&there, count, most), expected);
         }
-        return;
-    };
-    for take in (0..=spare.min(more)).rev() {
-        now[slot] = base[slot] + take;
-        mix(base, all, more - take, now, slot + 1, mixes);
     }
-    now[slot] = base[slot];
 }

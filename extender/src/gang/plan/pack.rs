@@ -168,10 +168,15 @@ fn depths(survey: &Survey<'_>) -> Vec<usize> {
     let slots = survey.shapes.len();
     let mut depth = vec![0; slots];
     for _ in 1..slots {
+        let mut changed = false;
         for rule in survey.rules.near.iter().filter(|rule| !rule.settled) {
             let others = (0..slots).filter(|slot| *slot != rule.slot && rule.to[*slot]);
-            let after = others.map(|slot| depth[slot] + 1).min().unwrap_or(0);
-            depth[rule.slot] = after.min(slots);
+            let after = others.map(|slot| depth[slot] + 1).min().unwrap_or(0).min(slots);
+            changed |= depth[rule.slot] != after;
+            depth[rule.slot] = after;
+        }
+        if !changed {
+            break;
         }
     }
     depth
@@ -193,7 +198,7 @@ fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
     });
     let mut orders = vec![first.clone()];
     // Each shape first once, the others as they were; then the other way round.
-    for at in 1..first.len() {
+    for at in (1..first.len()).take(MOST_ORDERS) {
         let mut order = first.clone();
         let moved = order.remove(at);
         order.insert(0, moved);

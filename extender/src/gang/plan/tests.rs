@@ -337,6 +337,28 @@ fn slices_of_several_shapes_lie_in_one_rack_each() {
     assert_eq!(racks(eight), ["r1", "r1", "r2", "r2"]);
 }
 
+/// Given a gang of which all must be placed, of as many shapes as members, and one GPU too few: what else it could do with is not
+/// looked for among the ways to do with fewer.
+#[test]
+fn a_gang_of_very_many_shapes_that_does_not_fit_is_refused_at_once() {
+    let mut world = twelve();
+    let members: Vec<(u32, ShapeId)> = (0..=96)
+        .map(|milli_cpu| {
+            let resources = Resources {
+                milli_cpu,
+                ..Resources::default()
+            };
+            let needs = Needs {
+                resources,
+                ..Needs::default()
+            };
+            (1, world.shape_of(1, needs))
+        })
+        .collect();
+    assert!(world.plan(&gang(&members[..96])).is_ok());
+    assert!(world.plan(&gang(&members)).is_err());
+}
+
 #[test]
 fn several_shapes_share_nodes() {
     let mut world = World::new();

@@ -63,6 +63,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
             barred: self.terrain.barred,
             gone: &gone,
             exact: &exact,
+            effort: self.terrain.effort,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Plans gangs, one at a time, on the snapshot just published: whoever is next by the state machine's word gets a place as a whole, or a reason.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use gantry_api::{PodUid, ResourceName};
@@ -7,7 +8,7 @@ use gantry_gang::Terms;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
 
 use super::supply;
-use crate::gang::terrain::{Exact, Shape, Terrain};
+use crate::gang::terrain::{EFFORT, Exact, Shape, Terrain};
 use crate::gang::{plan, preempt};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
@@ -230,6 +231,7 @@ impl Index {
             barred: &barred,
             gone: &[],
             exact: &exact,
+            effort: &Cell::new(EFFORT),
         })
     }
 

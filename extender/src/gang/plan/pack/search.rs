@@ -10,8 +10,8 @@ use crate::gang::plan::order;
 use crate::gang::plan::survey::Survey;
 use crate::snapshot::NodeIx;
 
-/// Steps of trying everything.
-const MOST_STEPS: u32 = 50_000;
+/// Steps of one try of everything.
+const MOST_STEPS: u32 = 1 << 18;
 
 /// Where so many members of each shape go on some nodes; `None` if they do not fit, or the steps do not suffice to know.
 pub(super) fn search(
@@ -58,12 +58,12 @@ impl Search<'_, '_> {
         if self.left.iter().all(|left| *left == 0) {
             return self.state.is_even(self.survey) && order::comes_about(self.survey, &self.state.on);
         }
-        self.steps += 1;
+        let tired = self.is_tired();
         let short = self
             .after
             .get(index)
             .is_none_or(|after| after.iter().zip(&self.left).any(|(after, left)| after < left));
-        if short || self.steps > MOST_STEPS || self.failed.contains(&(index, self.left.clone())) {
+        if short || tired || self.failed.contains(&(index, self.left.clone())) {
             return false;
         }
         if self.on_node(index, 0) {
@@ -72,6 +72,18 @@ impl Search<'_, '_> {
         if !self.survey.relates() {
             self.failed.insert((index, self.left.clone()));
         }
+        false
+    }
+
+    /// Whether no further step may be taken; else it is counted. Each may look at every shape, so more shapes are more steps.
+    fn is_tired(&mut self) -> bool {
+        let effort = &self.survey.terrain.effort;
+        let left = effort.get();
+        if self.steps >= MOST_STEPS || left == 0 {
+            return true;
+        }
+        self.steps += 1;
+        effort.set(left - 1);
         false
     }
 
@@ -84,6 +96,9 @@ impl Search<'_, '_> {
                 .is_none_or(|node| self.state.is_near_on(self.survey, *node));
             return held && self.at(index + 1);
         };
+        if self.is_tired() {
+            return false;
+        }
         // How even it is shows only in the end.
         let most = room(self.survey, &self.state, node, slot, self.tier).min(self.left[slot]);
         for count in (0..=most).rev() {
@@ -99,9 +114,6 @@ impl Search<'_, '_> {
                 self.state.put(self.survey, node, slot, count, true);
                 self.left[slot] += count;
                 self.runs.pop();
-            }
-            if self.steps > MOST_STEPS {
-                return false;
             }
         }
         false

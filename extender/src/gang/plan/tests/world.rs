@@ -1,5 +1,6 @@
 //! A cluster for plans: nodes of eight GPUs in racks and zones, as values.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use gantry_gang::{
 use crate::devices::DeviceSet;
 use crate::fixtures::{GPU, kind, request, switched};
 use crate::gang::plan::{Explanation, explain, plan};
-use crate::gang::terrain::{Barred, Exact, Room, Shape, Terrain};
+use crate::gang::terrain::{Barred, EFFORT, Exact, Room, Shape, Terrain};
 use crate::kind::Kind;
 use crate::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
 
@@ -191,6 +192,7 @@ impl World {
             barred: &|needs, _| barred(needs),
             gone: &[],
             exact: &exact,
+            effort: &Cell::new(EFFORT),
         })
     }
 
