@@ -103,7 +103,7 @@ fn qualified(access: &Access, devices: &[&Device], channel: bool) -> Vec<String>
     let config = &*access.config;
     let mut names: Vec<String> = Vec::new();
     for device in devices {
-        if let Some(name) = access.entries.gpu(device, config.device_id_strategy)
+        if let Some(name) = access.entries.gpu(device)
             && !names.contains(&name)
         {
             names.push(name);

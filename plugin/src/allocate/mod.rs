@@ -96,7 +96,7 @@ impl Responder {
             .any(|strategy| strategy.is_cdi())
         {
             for device in devices {
-                if !access.entries.have(device, access.config.device_id_strategy) {
+                if !access.entries.have(device) {
                     warn!(device = %device.id, "no CDI specification has this device: the container is not told of it by CDI");
                 }
             }

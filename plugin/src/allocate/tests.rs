@@ -8,7 +8,7 @@ use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use proptest::strategy::Strategy as Generator;
 
 use super::*;
-use crate::cdi::{Host, Kind};
+use crate::cdi::{Class, Host, Kind, Names, Spec};
 use crate::config::{DeviceIdStrategy, Imex, Strategy};
 use crate::inventory::{Inventory, Slice};
 
@@ -62,19 +62,28 @@ fn nodes(names: &[&str]) -> Nodes {
 
 const CONTROL: [&str; 3] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"];
 
-/// What is in force once the specifications of these devices are written.
-fn access(config: Config, nodes: Nodes, devices: &[Device]) -> Access {
+/// The specifications that a fresh start writes for these devices, and the names in them.
+fn written(config: &Config, nodes: &Nodes, devices: &[Device]) -> (BTreeMap<Class, Spec>, Names) {
     let machine = Arc::new(Machine::new(MachineParts::default()).unwrap());
     let inventory = Inventory::ready(machine, devices.to_vec());
     let host = Host {
         nodes: nodes.clone(),
         ..Host::default()
     };
-    let specs = crate::cdi::specs(&Kind::default(), &config, &inventory, &host);
+    let mut names = Names::default();
+    names.learn(&inventory, config.device_id_strategy);
+    let specs = crate::cdi::specs(&Kind::default(), config, &inventory, &host, &names);
+    (specs, names)
+}
+
+/// What is in force once the specifications of these devices are written.
+fn access(config: Config, nodes: Nodes, devices: &[Device]) -> Access {
+    let (specs, names) = written(&config, &nodes, devices);
+    let entries = Entries::of(&Kind::default(), &specs, &names, config.device_id_strategy);
     Access {
         config: Arc::new(config),
         nodes: Arc::new(nodes),
-        entries: Arc::new(Entries::of(&Kind::default(), &specs)),
+        entries: Arc::new(entries),
     }
 }
 
@@ -420,17 +429,15 @@ proptest! {
     }
 
     #[test]
-    fn no_name_is_given_that_no_specification_has(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8), written in 0..8_usize) {
+    fn no_name_is_given_that_no_specification_has(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8), known in 0..8_usize) {
         // Those written are not all that are allocated, as after a failure to write.
-        let written = &devices[..written.min(devices.len())];
-        let machine = Arc::new(Machine::new(MachineParts::default()).unwrap());
-        let host = Host { nodes: nodes.clone(), ..Host::default() };
-        let specs = crate::cdi::specs(&Kind::default(), &config, &Inventory::ready(machine, written.to_vec()), &host);
+        let known = &devices[..known.min(devices.len())];
+        let (specs, _) = written(&config, &nodes, known);
         let there: BTreeSet<String> = specs
             .iter()
             .flat_map(|(class, spec)| spec.names().map(|name| Kind::default().qualified(*class, name)))
             .collect();
-        let response = answer(&access(config, nodes, written), &devices.iter().collect::<Vec<_>>());
+        let response = answer(&access(config, nodes, known), &devices.iter().collect::<Vec<_>>());
         let annotated = response.annotations.values().flat_map(|names| names.split(',').map(str::to_owned));
         for name in response.cdi_devices.iter().map(|device| device.name.clone()).chain(annotated) {
             prop_assert!(there.contains(&name), "{} of {:?}", name, there);

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::kind::{Class, Kind, entry_name};
+use super::kind::{Class, Kind};
+use super::names::Names;
 use super::spec::Spec;
 use crate::config::DeviceIdStrategy;
 use crate::inventory::Device;
@@ -12,26 +13,39 @@ use crate::inventory::Device;
 pub struct Entries {
     kind: Kind,
     names: BTreeMap<Class, BTreeSet<String>>,
+    /// What GPUs and MIG devices are called, by UUID.
+    gpus: BTreeMap<String, String>,
 }
 
 impl Entries {
-    /// The devices of these specifications.
-    pub fn of(kind: &Kind, specs: &BTreeMap<Class, Spec>) -> Self {
-        let names = |spec: &Spec| spec.names().map(str::to_owned).collect();
-        Self {
+    /// The devices of these specifications, GPUs and MIG devices by the names that they have under this strategy.
+    pub fn of(kind: &Kind, specs: &BTreeMap<Class, Spec>, names: &Names, strategy: DeviceIdStrategy) -> Self {
+        let of_spec = |spec: &Spec| spec.names().map(str::to_owned).collect();
+        let mut entries = Self {
             kind: kind.clone(),
-            names: specs.iter().map(|(class, spec)| (*class, names(spec))).collect(),
-        }
+            names: specs
+                .iter()
+                .map(|(class, spec)| (*class, of_spec(spec)))
+                .collect(),
+            gpus: BTreeMap::new(),
+        };
+        entries.gpus = names
+            .under(strategy)
+            .filter(|(_, name)| entries.contains(Class::Gpu, name))
+            .map(|(uuid, name)| (uuid.to_owned(), name.to_owned()))
+            .collect();
+        entries
     }
 
     /// Whether a GPU or MIG device has one.
-    pub fn have(&self, device: &Device, strategy: DeviceIdStrategy) -> bool {
-        self.contains(Class::Gpu, &entry_name(device, strategy))
+    pub fn have(&self, device: &Device) -> bool {
+        self.gpus.contains_key(&device.uuid)
     }
 
     /// The whole name of a GPU or MIG device, if it has an entry.
-    pub fn gpu(&self, device: &Device, strategy: DeviceIdStrategy) -> Option<String> {
-        self.qualified(Class::Gpu, &entry_name(device, strategy))
+    pub fn gpu(&self, device: &Device) -> Option<String> {
+        let name = self.gpus.get(&device.uuid)?;
+        Some(self.kind.qualified(Class::Gpu, name))
     }
 
     /// The whole name of a device, if it has an entry.

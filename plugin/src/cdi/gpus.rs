@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::host::Host;
-use super::kind::{ALL, Class, Kind, entry_name};
+use super::kind::{ALL, Class, Kind};
+use super::names::Names;
 use super::spec::{Device, Edits, Mount, Node, Spec};
 use super::{File, hooks};
 use crate::allocate::{VISIBLE_DEVICES, capability_node, gpu_node};
@@ -15,21 +16,24 @@ use crate::inventory::{self, Inventory};
 pub(super) const READ_ONLY: &[&str] = &["ro", "nosuid", "nodev", "rbind", "rprivate"];
 const SOCKET: &[&str] = &["nosuid", "nodev", "rbind", "rprivate", "noexec"];
 
-pub(super) fn spec(kind: &Kind, config: &Config, inventory: &Inventory, host: &Host) -> Option<Spec> {
+pub(super) fn spec(
+    kind: &Kind,
+    config: &Config,
+    inventory: &Inventory,
+    host: &Host,
+    names: &Names,
+) -> Option<Spec> {
     let mut all = Edits::default();
-    let mut seen = BTreeSet::new();
     let mut devices = Vec::new();
-    for device in &inventory.devices {
-        let name = entry_name(device, config.device_id_strategy);
-        let container_edits = device_edits(config, inventory, host, device);
-        // Replicas of a device are one to a runtime.
-        if !container_edits.is_empty() && seen.insert(name.clone()) {
+    for entry in names.entries(inventory, config.device_id_strategy) {
+        let container_edits = device_edits(config, inventory, host, &entry.device);
+        if entry.offered {
             all.unite(&container_edits);
-            devices.push(Device {
-                name,
-                container_edits,
-            });
         }
+        devices.push(Device {
+            name: entry.name.to_owned(),
+            container_edits,
+        });
     }
     devices.push(Device {
         name: ALL.to_owned(),

@@ -146,8 +146,8 @@ pub fn runtime_id(device: &Device, strategy: DeviceIdStrategy) -> String {
     index.map_or_else(|| device.uuid.clone(), |gpu| indexed(gpu, device))
 }
 
-/// What our specification calls a device. It is ours to resolve, and a container of a running pod starts again with the name that it
-/// was given: a GPU keeps its place's name while another is lost.
+/// What our specification calls a device that has no name yet, if nobody else has it: see [`super::Names`]. It is ours to resolve: a GPU
+/// has its place's name while another is lost.
 pub(super) fn entry_name(device: &Device, strategy: DeviceIdStrategy) -> String {
     device_name(&match strategy {
         DeviceIdStrategy::Uuid => device.uuid.clone(),

@@ -8,6 +8,7 @@ mod gpus;
 mod hooks;
 mod host;
 mod kind;
+mod names;
 mod spec;
 mod writer;
 
@@ -16,6 +17,7 @@ pub use entries::Entries;
 pub use host::Host;
 pub(crate) use host::nodes;
 pub use kind::{ALL, Class, Kind, KindError, VENDOR, device_name, runtime_id};
+pub use names::Names;
 pub use spec::{Device, Edits, Hook, Mount, Node, Spec};
 pub use writer::{Channels, Writer};
 
@@ -24,9 +26,15 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 use crate::inventory::Inventory;
 
-/// The specifications that containers of these devices need. A class that nothing is to be said of has none; where no strategy
-/// needs CDI, none is there.
-pub fn specs(kind: &Kind, config: &Config, inventory: &Inventory, host: &Host) -> BTreeMap<Class, Spec> {
+/// The specifications that containers of these devices need, and of those that `names` knows besides. A class that nothing is to be said
+/// of has none; where no strategy needs CDI, none is there.
+pub fn specs(
+    kind: &Kind,
+    config: &Config,
+    inventory: &Inventory,
+    host: &Host,
+    names: &Names,
+) -> BTreeMap<Class, Spec> {
     if !config
         .device_list_strategy
         .iter()
@@ -34,7 +42,7 @@ pub fn specs(kind: &Kind, config: &Config, inventory: &Inventory, host: &Host) -
     {
         return BTreeMap::new();
     }
-    let gpus = gpus::spec(kind, config, inventory, host);
+    let gpus = gpus::spec(kind, config, inventory, host, names);
     let others = classes::specs(kind, config, host);
     gpus.map(|spec| (Class::Gpu, spec))
         .into_iter()

@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use super::entries::Entries;
 use super::host::{self, Host};
 use super::kind::{Class, Kind};
+use super::names::Names;
 use super::spec::Spec;
 use crate::allocate::Access;
 use crate::config::{Config, Strategy};
@@ -58,6 +59,7 @@ pub struct Channels {
 #[derive(Debug, Default)]
 struct Progress {
     host: Host,
+    names: Names,
     looked: Option<(Instant, Arc<Config>, Arc<gantry_topology::Machine>)>,
     /// The inode of each file that this run wrote.
     written: BTreeMap<Class, u64>,
@@ -153,9 +155,13 @@ impl Writer {
             // Nothing is known of the devices that there were: what is written stands.
             return false;
         }
+        if uses_cdi(config) {
+            progress.names.learn(inventory, config.device_id_strategy);
+        }
+        let specs = super::specs(&self.kind, config, inventory, &progress.host, &progress.names);
         let mut there = BTreeMap::new();
         let mut failed = BTreeMap::new();
-        for (class, spec) in super::specs(&self.kind, config, inventory, &progress.host) {
+        for (class, spec) in specs {
             match self.write(class, &spec, &mut progress.written) {
                 Ok(()) => {
                     there.insert(class, spec);
@@ -196,7 +202,12 @@ impl Writer {
             Access {
                 config: Arc::clone(config),
                 nodes,
-                entries: Arc::new(Entries::of(&self.kind, &there)),
+                entries: Arc::new(Entries::of(
+                    &self.kind,
+                    &there,
+                    &progress.names,
+                    config.device_id_strategy,
+                )),
             }
         };
         access.send_if_modified(|current| {
@@ -274,14 +285,12 @@ fn uses_cdi(config: &Config) -> bool {
 
 /// The inventory with those devices unhealthy that a container could have by CDI alone and that no specification has.
 fn usable(inventory: Arc<Inventory>, access: &Access) -> Arc<Inventory> {
-    let strategy = access.config.device_id_strategy;
     let by_cdi_alone = access
         .config
         .device_list_strategy
         .iter()
         .all(|way: &Strategy| way.is_cdi());
-    let lacks =
-        |device: &crate::inventory::Device| device.health.healthy && !access.entries.have(device, strategy);
+    let lacks = |device: &crate::inventory::Device| device.health.healthy && !access.entries.have(device);
     if !by_cdi_alone || !inventory.devices.iter().any(lacks) {
         return inventory;
     }

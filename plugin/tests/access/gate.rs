@@ -20,12 +20,12 @@ use super::rules::names;
 use super::{cdi, gpu, machine, slice, touch};
 
 /// A gate that runs, and what it is fed.
-struct Gate {
-    root: tempfile::TempDir,
-    inventory: watch::Sender<Arc<Inventory>>,
-    config: watch::Sender<Arc<Config>>,
+pub(super) struct Gate {
+    pub(super) root: tempfile::TempDir,
+    pub(super) inventory: watch::Sender<Arc<Inventory>>,
+    pub(super) config: watch::Sender<Arc<Config>>,
     passed: watch::Receiver<Arc<Inventory>>,
-    access: watch::Receiver<Arc<Access>>,
+    pub(super) access: watch::Receiver<Arc<Access>>,
     observed: Arc<Observed>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
@@ -34,13 +34,17 @@ struct Gate {
 impl Gate {
     /// `before` may put things in the way.
     fn start(config: Config, devices: Vec<Device>, before: impl FnOnce(&Path)) -> Self {
+        Self::start_with(config, Inventory::ready(machine(4), devices), before)
+    }
+
+    pub(super) fn start_with(config: Config, inventory: Inventory, before: impl FnOnce(&Path)) -> Self {
         let root = tempfile::tempdir().unwrap();
         before(root.path());
         let config = Arc::new(Config {
             container_driver_root: root.path().join("driver"),
             ..config
         });
-        let inventory = watch::Sender::new(Arc::new(Inventory::ready(machine(4), devices)));
+        let inventory = watch::Sender::new(Arc::new(inventory));
         let (pass, passed) = Inventory::channel();
         let at_start = Access::at_start(&config, &root.path().join("dev")).unwrap();
         let (access_sender, access) = watch::channel(Arc::new(at_start));
@@ -65,11 +69,11 @@ impl Gate {
         }
     }
 
-    fn path(&self, class: Class) -> std::path::PathBuf {
+    pub(super) fn path(&self, class: Class) -> std::path::PathBuf {
         writer(self.root.path()).path(class)
     }
 
-    async fn passes(&mut self, wanted: impl FnMut(&Arc<Inventory>) -> bool) -> Arc<Inventory> {
+    pub(super) async fn passes(&mut self, wanted: impl FnMut(&Arc<Inventory>) -> bool) -> Arc<Inventory> {
         let passed = soon(self.passed.wait_for(wanted)).await.unwrap();
         Arc::clone(&passed)
     }
@@ -83,7 +87,7 @@ impl Gate {
     }
 }
 
-async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future)
         .await
         .expect("it did not come about")
@@ -98,7 +102,7 @@ fn writer(root: &Path) -> Writer {
     }
 }
 
-fn is_ready(inventory: &Arc<Inventory>) -> bool {
+pub(super) fn is_ready(inventory: &Arc<Inventory>) -> bool {
     inventory.state == State::Ready
 }
 
@@ -305,7 +309,7 @@ async fn a_driver_that_is_not_mounted_degrades_and_does_not_hold_back() {
     );
 }
 
-fn with(current: &Config, config: Config) -> Arc<Config> {
+pub(super) fn with(current: &Config, config: Config) -> Arc<Config> {
     Arc::new(Config {
         container_driver_root: current.container_driver_root.clone(),
         ..config

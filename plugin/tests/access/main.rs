@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gate;
+mod names;
 mod rules;
 mod spec;
 
@@ -14,7 +15,9 @@ use std::sync::Arc;
 use gantry_api::DeviceHealth;
 use gantry_plugin::config::{Config, Strategy};
 use gantry_plugin::inventory::{Device, Slice};
-use gantry_topology::{Gpu, Host as MachineHost, Machine, MachineParts, PathClass, PathMatrix};
+use gantry_topology::{
+    ComputeInstance, Gpu, GpuInstance, Host as MachineHost, Machine, MachineParts, Mig, PathClass, PathMatrix,
+};
 
 const VERSION: &str = "570.86.15";
 
@@ -57,20 +60,52 @@ fn slice(gpu_index: u8, index: u8) -> Device {
 }
 
 fn machine(gpus: u8) -> Arc<Machine> {
+    let gpus: Vec<Device> = (0..gpus).map(gpu).collect();
+    machine_of(&gpus, &[])
+}
+
+/// The machine that has these whole GPUs and these MIG devices.
+fn machine_of(gpus: &[Device], slices: &[Device]) -> Arc<Machine> {
+    let instance = |device: &Device| {
+        let slice = device.slice.as_ref()?;
+        Some(GpuInstance {
+            id: slice.gpu_instance,
+            profile: slice.profile.clone(),
+            start: slice.start,
+            size: slice.size,
+            compute: vec![ComputeInstance {
+                id: slice.compute_instance,
+                uuid: device.uuid.parse().unwrap(),
+                profile: slice.profile.clone(),
+                attributes: None,
+            }],
+        })
+    };
+    let cut = |gpu: &Device| {
+        let on = slices.iter().filter(|slice| slice.gpu == gpu.gpu);
+        let instances: Vec<GpuInstance> = on.filter_map(instance).collect();
+        (!instances.is_empty()).then_some(Mig {
+            enabled: true,
+            instances,
+        })
+    };
     let parts = MachineParts {
         host: MachineHost {
             driver: Some(VERSION.into()),
             ..MachineHost::default()
         },
-        gpus: (0..gpus)
-            .map(|index| Gpu {
-                index,
-                minor: Some(index.into()),
-                bus_id: Some(format!("0000:{index:02x}:00.0").parse().unwrap()),
+        gpus: gpus
+            .iter()
+            .map(|device| Gpu {
+                index: device.gpu,
+                uuid: Some(device.uuid.parse().unwrap()),
+                minor: device.minor,
+                bus_id: Some(format!("0000:{:02x}:00.0", device.gpu).parse().unwrap()),
+                mig: cut(device),
                 ..Gpu::default()
             })
             .collect(),
-        paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
+        paths: PathMatrix::from_fn(gpus.len(), |_, _| PathClass::Sys),
         ..MachineParts::default()
     };
     Arc::new(Machine::new(parts).unwrap())

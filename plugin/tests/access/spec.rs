@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use gantry_plugin::cdi::{Class, Host, Kind, specs};
+use gantry_plugin::cdi::{Class, Host, Kind, Names, Spec, specs};
 use gantry_plugin::config::{Config, DeviceIdStrategy, Imex};
 use gantry_plugin::inventory::{Device, Inventory};
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, proptest};
@@ -38,9 +38,16 @@ fn driver_root(toolkit: bool) -> tempfile::TempDir {
     root
 }
 
+/// The specifications of a fresh start.
+fn specs_of(config: &Config, inventory: &Inventory, host: &Host) -> BTreeMap<Class, Spec> {
+    let mut names = Names::default();
+    names.learn(inventory, config.device_id_strategy);
+    specs(&Kind::default(), config, inventory, host, &names)
+}
+
 fn text(config: &Config, dev: &Path, sys: &Path, inventory: &Inventory) -> String {
     let host = Host::look(config, &inventory.machine, dev, sys);
-    let specs = specs(&Kind::default(), config, inventory, &host);
+    let specs = specs_of(config, inventory, &host);
     assert_eq!(specs.keys().collect::<Vec<_>>(), [&Class::Gpu]);
     specs[&Class::Gpu].text()
 }
@@ -118,7 +125,7 @@ fn a_node_that_is_seen_has_its_numbers_and_a_group_that_it_is_closed_to_others_f
             cdi_feature_flags: flags.to_vec(),
             ..cdi()
         };
-        let text = specs(&Kind::default(), &config, &inventory, &host)[&Class::Gpu].text();
+        let text = specs_of(&config, &inventory, &host)[&Class::Gpu].text();
         check(&text);
         serde_json::from_str(&text).unwrap()
     };
@@ -216,7 +223,7 @@ proptest! {
         };
         let inventory = Inventory::ready(machine(4), devices);
         let host = Host::look(&config, &inventory.machine, dev.path(), Path::new("/nowhere"));
-        let written: BTreeMap<Class, _> = specs(&Kind::default(), &config, &inventory, &host);
+        let written: BTreeMap<Class, _> = specs_of(&config, &inventory, &host);
         for spec in written.values() {
             check(&spec.text());
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_plugin::allocate::{Access, Nodes, answer};
-use gantry_plugin::cdi::{Class, Entries, Host, Kind, device_name, specs};
+use gantry_plugin::cdi::{Class, Entries, Host, Kind, Names, device_name, specs};
 use gantry_plugin::config::{Config, DeviceIdStrategy, Strategy};
 use gantry_plugin::inventory::Inventory;
 
@@ -26,7 +26,9 @@ pub fn names(kind: &str, uuid: &str) {
             device_list_strategy: vec![Strategy::CdiAnnotations, Strategy::CdiCri],
             ..Config::default()
         });
-        let written = specs(&kind, &config, &inventory, &Host::default());
+        let mut names = Names::default();
+        names.learn(&inventory, strategy);
+        let written = specs(&kind, &config, &inventory, &Host::default(), &names);
         let mut known = BTreeSet::new();
         for (class, spec) in &written {
             serde_json::from_str::<serde_json::Value>(&spec.text()).unwrap();
@@ -40,7 +42,7 @@ pub fn names(kind: &str, uuid: &str) {
         let access = Access {
             config,
             nodes: Arc::new(Nodes::default()),
-            entries: Arc::new(Entries::of(&kind, &written)),
+            entries: Arc::new(Entries::of(&kind, &written, &names, strategy)),
         };
         let answer = answer(&access, &inventory.devices.iter().collect::<Vec<_>>());
         let given: Vec<String> = answer.cdi_devices.into_iter().map(|device| device.name).collect();

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use gantry_api::DeviceHealth;
 use gantry_plugin::allocate::{Access, Facts, Nodes, Responder};
-use gantry_plugin::cdi::{Entries, Host, Kind, specs};
+use gantry_plugin::cdi::{Entries, Host, Kind, Names, specs};
 use gantry_plugin::config::{Config, Strategy};
 use gantry_plugin::handover::{Desk, Handover};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
@@ -319,7 +319,11 @@ static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
         pass_device_specs: true,
         ..Config::default()
     });
-    let written = specs(&Kind::default(), &config, &inventory, &Host::default());
+    let strategy = config.device_id_strategy;
+    let mut names = Names::default();
+    names.learn(&inventory, strategy);
+    let kind = Kind::default();
+    let written = specs(&kind, &config, &inventory, &Host::default(), &names);
     let control = Facts {
         numbers: None,
         mode: 0o666,
@@ -328,7 +332,7 @@ static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
     let access = Access {
         config,
         nodes: Arc::new([("nvidiactl".to_owned(), control)].into_iter().collect::<Nodes>()),
-        entries: Arc::new(Entries::of(&Kind::default(), &written)),
+        entries: Arc::new(Entries::of(&kind, &written, &names, strategy)),
     };
     Fixed {
         table: Arc::new(Table::build(&inventory.machine)),

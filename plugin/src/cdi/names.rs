@@ -1,0 +1,201 @@
+//! What each GPU and MIG device is called in our specifications, and which entries stay: a container of a running pod starts again with
+//! the name it was given, so that a name never moves to another device. For the life of a run; values only.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::kind::{ALL, device_name, entry_name};
+use crate::config::DeviceIdStrategy;
+use crate::inventory::{Device, Inventory};
+
+/// The names that this run gave. Those of an earlier run are not known: its specification does not tell whose they were.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    /// Whose each name is, by UUID; also of devices that are gone.
+    owners: BTreeMap<String, String>,
+    /// Every device that has a name, by UUID.
+    known: BTreeMap<String, Known>,
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    /// As it was offered last.
+    device: Device,
+    by_uuid: Option<String>,
+    by_index: Option<String>,
+}
+
+/// A device as a specification has it.
+pub(super) struct Entry<'a> {
+    pub(super) name: &'a str,
+    /// As it is now.
+    pub(super) device: Device,
+    /// Whether it can be given to a container, or is there for those that have it.
+    pub(super) offered: bool,
+}
+
+impl Names {
+    /// Gives names to the devices that are offered and have none under this strategy: the one that NVIDIA's plugin would give, or, where
+    /// that is or was another device's, the UUID.
+    pub fn learn(&mut self, inventory: &Inventory, strategy: DeviceIdStrategy) {
+        for device in inventory.devices.iter().filter(|device| can_have_entry(device)) {
+            let known = self
+                .known
+                .entry(device.uuid.clone())
+                .and_modify(|known| known.device = device.clone())
+                .or_insert_with(|| Known {
+                    device: device.clone(),
+                    by_uuid: None,
+                    by_index: None,
+                });
+            let name = known.under(strategy);
+            if name.is_none() {
+                *name = [entry_name(device, strategy), device_name(&device.uuid)]
+                    .into_iter()
+                    .find(|name| claim(&mut self.owners, name, &device.uuid));
+            }
+        }
+    }
+
+    /// What every device that has a name is called under this strategy, by UUID.
+    pub(super) fn under(&self, strategy: DeviceIdStrategy) -> impl Iterator<Item = (&str, &str)> {
+        let named = self.known.iter();
+        named.filter_map(move |(uuid, known)| Some((uuid.as_str(), known.name(strategy)?)))
+    }
+
+    /// What the specification has: the devices that are offered, in their order, and behind them what else this run wrote of devices that
+    /// the machine has still. They may be denied by now, or have been called otherwise.
+    pub(super) fn entries(&self, inventory: &Inventory, strategy: DeviceIdStrategy) -> Vec<Entry<'_>> {
+        let places = inventory.whereabouts();
+        let devices = inventory.devices.iter();
+        let offered: BTreeSet<&str> = devices
+            .clone()
+            .filter(|device| can_have_entry(device))
+            .map(|device| device.uuid.as_str())
+            .collect();
+        let first = devices.filter_map(|device| {
+            let known = self.known.get(&device.uuid)?;
+            Some((known.name(strategy)?, known))
+        });
+        let rest = self.known.values().flat_map(|known| {
+            let names = [&known.by_uuid, &known.by_index].into_iter().flatten();
+            names.map(move |name| (name.as_str(), known))
+        });
+        let mut seen = BTreeSet::new();
+        first
+            .chain(rest)
+            .filter(|(name, _)| seen.insert(*name))
+            .filter_map(|(name, known)| {
+                let place = *places.get(known.device.uuid.as_str())?;
+                let offered = offered.contains(known.device.uuid.as_str());
+                let device = if offered {
+                    known.device.clone()
+                } else {
+                    known.moved(place, inventory)?
+                };
+                Some(Entry {
+                    name,
+                    device,
+                    offered,
+                })
+            })
+            .collect()
+    }
+}
+
+impl Known {
+    fn name(&self, strategy: DeviceIdStrategy) -> Option<&str> {
+        match strategy {
+            DeviceIdStrategy::Uuid => self.by_uuid.as_deref(),
+            DeviceIdStrategy::Index => self.by_index.as_deref(),
+        }
+    }
+
+    fn under(&mut self, strategy: DeviceIdStrategy) -> &mut Option<String> {
+        match strategy {
+            DeviceIdStrategy::Uuid => &mut self.by_uuid,
+            DeviceIdStrategy::Index => &mut self.by_index,
+        }
+    }
+
+    /// The device, which is no longer offered, on the GPU that is at `place` now.
+    fn moved(&self, place: u8, inventory: &Inventory) -> Option<Device> {
+        let gpu = inventory.machine.gpus().get(usize::from(place));
+        let minor = gpu.and_then(|gpu| gpu.minor).or(self.device.minor);
+        // The nodes of a MIG device's capabilities go with its GPU's, and where a driver that was loaded anew put them is not known.
+        let lost = self.device.slice.is_some() && minor != self.device.minor;
+        (!lost).then(|| Device {
+            gpu: place,
+            minor,
+            ..self.device.clone()
+        })
+    }
+}
+
+/// Without its GPU's node no other makes sense.
+fn can_have_entry(device: &Device) -> bool {
+    device.minor.is_some()
+}
+
+/// Whether a name is this device's, now if it was nobody's.
+fn claim(owners: &mut BTreeMap<String, String>, name: &str, uuid: &str) -> bool {
+    name != ALL && owners.entry(name.to_owned()).or_insert_with(|| uuid.to_owned()) == uuid
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gantry_api::DeviceHealth;
+    use gantry_topology::{Machine, MachineParts};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// GPU `which` of all there ever are, at this place among those that are offered.
+    fn device(which: u8, place: usize) -> Device {
+        let place = u8::try_from(place).unwrap();
+        Device {
+            id: format!("GPU-{which}").into(),
+            resource: "nvidia.com/gpu".into(),
+            gpu: place,
+            nvml_index: Some(place),
+            uuid: format!("GPU-{which}"),
+            health: DeviceHealth {
+                healthy: true,
+                reason: None,
+            },
+            minor: Some(which.into()),
+            numa: None,
+            slice: None,
+            replica: None,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_and_goes_no_name_is_ever_that_of_two_devices(
+            steps in prop::collection::vec((prop::sample::subsequence(vec![0, 1, 2, 3, 4, 5], 0..=6).prop_shuffle(), any::<bool>()), 1..8),
+        ) {
+            let mut names = Names::default();
+            let mut owners: BTreeMap<String, String> = BTreeMap::new();
+            for (offered, by_index) in steps {
+                let strategy = if by_index { DeviceIdStrategy::Index } else { DeviceIdStrategy::Uuid };
+                let devices: Vec<Device> = offered.iter().enumerate().map(|(place, which)| device(*which, place)).collect();
+                let fresh = owners.is_empty();
+                let machine = Arc::new(Machine::new(MachineParts::default()).unwrap());
+                let inventory = Inventory::ready(machine, devices);
+                names.learn(&inventory, strategy);
+                for entry in names.entries(&inventory, strategy) {
+                    let owner = owners.entry(entry.name.to_owned()).or_insert_with(|| entry.device.uuid.clone());
+                    prop_assert_eq!(&*owner, &entry.device.uuid, "{} moved", entry.name);
+                }
+                let called: BTreeMap<&str, &str> = names.under(strategy).collect();
+                for device in &inventory.devices {
+                    let name = called.get(device.uuid.as_str());
+                    prop_assert_eq!(owners.get(*name.unwrap()), Some(&device.uuid));
+                    prop_assert!(!fresh || *name.unwrap() == entry_name(device, strategy));
+                }
+            }
+        }
+    }
+}
