@@ -86,7 +86,7 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     };
     let settings = Settings {
         nvml_library: args.nvml_library.clone(),
-        driver_root: config.borrow().container_driver_root.clone(),
+        config: config.clone(),
         proc_root: args.proc_root.clone(),
         sys_root: args.sys_root.clone(),
         dev_root: args.dev_root.clone(),

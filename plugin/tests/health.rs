@@ -60,7 +60,7 @@ impl Eye {
     fn open_with(sim: &Sim, timing: Timing, checks: HealthChecks) -> Self {
         let settings = Settings {
             nvml_library: sim.options().library,
-            driver_root: "/nowhere".into(),
+            config: watch::channel(Arc::default()).1,
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_plugin::config::Config;
 use gantry_plugin::health::HealthChecks;
 use gantry_plugin::inventory::{Hardware, Owner, Settings, State, Timing};
 use sim::Sim;
@@ -44,9 +45,20 @@ impl Node {
     }
 
     fn start_with(library: PathBuf, sim: &Sim, timing: Timing, checks: HealthChecks) -> Self {
+        let (_, config) = watch::channel(Arc::default());
+        Self::start_by(config, library, sim, timing, checks)
+    }
+
+    fn start_by(
+        config: watch::Receiver<Arc<Config>>,
+        library: PathBuf,
+        sim: &Sim,
+        timing: Timing,
+        checks: HealthChecks,
+    ) -> Self {
         let settings = Settings {
             nvml_library: library,
-            driver_root: "/nowhere".into(),
+            config,
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),
@@ -120,6 +132,31 @@ async fn every_gpu_is_a_unit_with_what_kubelet_needs() {
         assert_eq!(unit.numa, gpu.numa);
         assert!(unit.health.healthy && unit.health.reason.is_none());
     }
+}
+
+#[tokio::test]
+async fn nvml_is_looked_for_below_the_driver_root_in_effect_when_it_was_corrected() {
+    let sim = Sim::of("workstation-2x");
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("usr/lib64");
+    std::fs::create_dir_all(&folder).unwrap();
+    // A name that no dynamic loader finds elsewhere.
+    let name = "libgantry-test-ml.so.1";
+    std::os::unix::fs::symlink(sim.options().library, folder.join(name)).unwrap();
+    let wrong = Config {
+        container_driver_root: root.path().join("wrong"),
+        ..Config::default()
+    };
+    let (configure, config) = watch::channel(Arc::new(wrong));
+    let mut node = Node::start_by(config, name.into(), &sim, QUICK, HealthChecks::default());
+    node.until("no library", |now| matches!(now.state, State::Absent(_)))
+        .await;
+    let right = Config {
+        container_driver_root: root.path().to_owned(),
+        ..Config::default()
+    };
+    configure.send_replace(Arc::new(right));
+    assert_eq!(node.ready().await.units.len(), 2);
 }
 
 #[tokio::test]

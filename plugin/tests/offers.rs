@@ -31,9 +31,10 @@ struct Scene {
 impl Scene {
     fn of(machine: &str, config: Config) -> Self {
         let sim = Sim::of(machine);
+        let (config, configs) = watch::channel(Arc::new(config));
         let settings = Settings {
             nvml_library: sim.options().library,
-            driver_root: "/nowhere".into(),
+            config: configs.clone(),
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),
@@ -43,7 +44,6 @@ impl Scene {
         let mut node = Node::new(0);
         let kubelet = node.kubelet();
         node.boot();
-        let (config, configs) = watch::channel(Arc::new(config));
         let stop = node.shutdown.clone();
         tokio::spawn(offer::follow(hardware, configs, node.inventory.clone(), stop));
         Self {

@@ -17,7 +17,7 @@ use gantry_api::{DeviceHealth, DeviceId, ResourceName};
 use gantry_topology::{Machine, MachineParts};
 use tokio::sync::watch;
 
-use crate::config::SharedDevices;
+use crate::config::{Config, SharedDevices};
 
 pub use diagnosis::{Diagnosis, Lift, LiftError, Sickbay, StoredFault};
 #[cfg(test)]
@@ -32,8 +32,9 @@ pub use pulse::Pulse;
 pub struct Settings {
     /// Path or soname of NVML.
     pub nvml_library: PathBuf,
-    /// Where this process sees the root of the driver: NVML is looked for below it first if only its name is given.
-    pub driver_root: PathBuf,
+    /// What the plugin is told to do. Of it the container driver root counts, where this process sees the root of the driver: NVML is
+    /// looked for below it first if only its name is given, by the root in effect whenever it is loaded.
+    pub config: watch::Receiver<Arc<Config>>,
     /// Where `/proc` is read.
     pub proc_root: PathBuf,
     /// Where `/sys` is read.

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -26,6 +26,7 @@ use super::merge::merge;
 use super::pulse::Pulse;
 use super::session::{End, Session};
 use super::{Diagnosis, Hardware, Settings, Sickbay, State, StoredFault};
+use crate::config::Config;
 use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
 use crate::health::{Book, HealthChecks, Loss, Outage, OutageKind, Part, Table, Vitals, XidCounts};
 use crate::nvml::{self, Nvml};
@@ -98,7 +99,7 @@ impl Owner {
                 proc_root: settings.proc_root.clone(),
                 sys_root: settings.sys_root.clone(),
             },
-            driver_root: settings.driver_root.clone(),
+            config: settings.config.clone(),
             checks,
             timing,
             table: Table::built_in(),
@@ -171,7 +172,7 @@ impl Pause {
 /// What the thread keeps between one reading and the next.
 pub(super) struct Keeper {
     pub(super) options: NvmlOptions,
-    driver_root: PathBuf,
+    config: watch::Receiver<Arc<Config>>,
     pub(super) checks: HealthChecks,
     pub(super) timing: Timing,
     pub(super) table: Table,
@@ -224,8 +225,9 @@ fn run(mut keeper: Keeper) {
 
 /// One life of a loaded NVML.
 fn live_once(keeper: &mut Keeper, failures: &mut u32) -> End {
-    // Each time anew: the driver may have been installed meanwhile.
-    let library = nvml::find(&keeper.options.library, &keeper.driver_root);
+    // Each time anew: the driver may have been installed meanwhile, or its root corrected.
+    let root = keeper.config.borrow().container_driver_root.clone();
+    let library = nvml::find(&keeper.options.library, &root);
     match Nvml::load(&library) {
         Ok(nvml) => Session { nvml: &nvml }.run(keeper, failures),
         Err(error) => End::Failed(error.into()),
