@@ -1,7 +1,12 @@
 //! What the manifests give the node daemon: the least that works, and more on nodes only that were named for it.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use gantry_plugin::cdi::Driver;
+use gantry_plugin::config::Config;
 use k8s_openapi::api::core::v1::NodeStatus;
 use serde::de::value::Error;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
@@ -74,6 +79,67 @@ fn no_node_has_both() {
         let all = term["matchExpressions"].as_array().unwrap();
         // A term alone is enough, and all of one must hold.
         assert!(all.contains(&elsewhere), "{term}");
+    }
+}
+
+/// Looked for, and not shown to the daemon: anybody may put something there in the host's /tmp, and MPS is not served.
+const NOT_SHOWN: &str = "tmp/nvidia-mps";
+
+/// What the daemon is shown of the host below the container driver root: each path there, and the type of its volume.
+fn shown(daemon_set: &Value) -> Vec<(String, String)> {
+    let pod = &daemon_set["spec"]["template"]["spec"];
+    let root = Config::default().container_driver_root;
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap().iter();
+    mounts
+        .filter_map(|mount| {
+            let place = Path::new(mount["mountPath"].as_str().unwrap());
+            let place = place.strip_prefix(&root).ok()?.to_str().unwrap().to_owned();
+            assert_eq!(mount["readOnly"], json!(true), "{place}");
+            let mut volumes = pod["volumes"].as_array().unwrap().iter();
+            let host = &volumes.find(|volume| volume["name"] == mount["name"]).unwrap()["hostPath"];
+            assert_eq!(host["path"], json!(format!("/{place}")));
+            Some((place, host["type"].as_str().unwrap().to_owned()))
+        })
+        .collect()
+}
+
+#[test]
+fn the_daemon_is_shown_every_place_where_the_drivers_files_may_be_and_nothing_for_nothing() {
+    let looked_for: BTreeSet<&str> = Driver::looked_for().collect();
+    assert!(looked_for.contains(NOT_SHOWN));
+    let places = shown(&plain());
+    let is_shown = |path: &str| {
+        let mut places = places.iter();
+        places.any(|(place, _)| Path::new(path).starts_with(place))
+    };
+    for path in looked_for.iter().filter(|path| **path != NOT_SHOWN) {
+        // Of links of the host's root, what they lead to: /lib to /usr/lib, /var/run to /run.
+        let real = format!("usr/{path}");
+        let real = path.strip_prefix("var/").unwrap_or(&real);
+        let seen = is_shown(path) || looked_for.contains(real) && is_shown(real);
+        assert!(seen, "/{path} of the host is looked for, and no volume shows it");
+    }
+    for (place, _) in &places {
+        let mut paths = looked_for.iter();
+        let used = place == "dev" || paths.any(|path| Path::new(path).starts_with(place));
+        assert!(
+            used,
+            "/{place} of the host is shown, and nothing is looked for in it"
+        );
+    }
+}
+
+#[test]
+fn no_folder_that_a_host_may_lack_holds_the_daemon_back_or_is_left_behind() {
+    for (place, kind) in shown(&plain()) {
+        let expected = match place.as_str() {
+            // Every host has them.
+            "usr" | "dev" | "etc" => "Directory",
+            // Gone with the next boot.
+            path if path.starts_with("run/") => "DirectoryOrCreate",
+            path => panic!("a host may lack /{path}, or keep it if it is made"),
+        };
+        assert_eq!(kind, expected, "/{place}");
     }
 }
 

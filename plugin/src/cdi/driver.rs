@@ -110,6 +110,17 @@ pub struct Library {
 }
 
 impl Driver {
+    /// Every path that is looked for below the root, and every folder that is looked through: what this process must be shown of the host.
+    pub fn looked_for() -> impl Iterator<Item = &'static str> {
+        let folders = LIBRARIES.into_iter().chain(PROGRAMS).chain(FIRMWARE);
+        folders.chain(SOCKETS).chain(STORAGE).chain(GRAPHICS)
+    }
+
+    /// Whether any is missing of what GPUDirect Storage reads.
+    pub fn lacks_storage(&self) -> bool {
+        self.storage.len() < STORAGE.len()
+    }
+
     /// Finds the driver of this version under `root`; without a version, the one whose `libcuda.so` is there. `explicit` asks for
     /// libraries without a version too.
     pub fn find(root: &Path, version: Option<&str>, explicit: bool) -> Self {

@@ -262,6 +262,10 @@ impl Progress {
                 "the CDI hook program (--nvidia-cdi-hook-path) is not seen on the host: libraries are mounted under the names programs are linked to, and no hook is run",
             ),
             (
+                cdi && config.gds && self.host.driver.lacks_storage(),
+                "GPUDirect Storage is on (gdsEnabled), and etc/cufile.json and run/udev are not both found under the container driver root (--container-driver-root): by CDI containers get only the one that is",
+            ),
+            (
                 ready && config.imex.channel && !self.host.nodes.has_imex_channel(),
                 "there is no IMEX channel 0 (/dev/nvidia-caps-imex-channels/channel0): containers get none",
             ),
@@ -331,4 +335,46 @@ fn replace(path: &Path, text: &str) -> io::Result<u64> {
     write().inspect_err(|_| {
         let _ = fs::remove_file(&beside);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::driver::{Driver, File};
+    use super::*;
+
+    #[test]
+    fn files_that_gpudirect_storage_lacks_in_containers_are_warned_of_where_they_come_by_cdi() {
+        let file = |path: &str| File {
+            path: path.into(),
+            real: path.into(),
+        };
+        let both = [file("etc/cufile.json"), file("run/udev")];
+        let warned = |way: Strategy, gds: bool, storage: &[File]| {
+            let mut progress = Progress::default();
+            progress.host.driver = Driver {
+                storage: storage.to_vec(),
+                ..Driver::default()
+            };
+            let config = Config {
+                device_list_strategy: vec![way],
+                gds,
+                ..Config::default()
+            };
+            let inventory = Inventory {
+                state: State::Ready,
+                ..Inventory::starting()
+            };
+            progress.warn(&config, &inventory, &Observed::default());
+            let mut warnings = progress.warnings.iter();
+            warnings.any(|warning| warning.contains("etc/cufile.json"))
+        };
+        assert!(warned(Strategy::CdiCri, true, &[]));
+        assert!(warned(Strategy::CdiAnnotations, true, &both[1..]));
+        assert!(!warned(Strategy::CdiCri, true, &both));
+        assert!(!warned(Strategy::CdiCri, false, &[]), "nobody asked for it");
+        assert!(
+            !warned(Strategy::Envvar, true, &[]),
+            "the NVIDIA runtime finds them"
+        );
+    }
 }
