@@ -17,7 +17,7 @@ pub struct DomainIx(pub u32);
 
 /// The tree of domains. The root, number 0, is the whole cluster and stands above the first level.
 ///
-/// Numbers go level by level, in a level by parent, under one parent by name: equal clusters have equal numbers, and domains of one
+/// Numbers go level by level, in a level by parent, under one parent by what they are called: equal clusters have equal numbers, and domains of one
 /// level are neighbours in number as they are in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fabric {
@@ -34,10 +34,10 @@ pub struct Fabric {
 pub struct Domain {
     /// Which level it is of: an index into [`Levels`]; `None` for the whole cluster.
     pub level: Option<usize>,
-    /// The label's value; the node's name if `unlabelled`.
+    /// What people call it within its level: the label's value; `rack r1` and the node's name for nodes that lack the label.
     pub name: Arc<str>,
-    /// It is one node without the label: a domain by itself, so that strangers never count as neighbours.
-    pub unlabelled: bool,
+    /// What its nodes have in common.
+    pub by: KnownBy,
     /// The domain it lies in; the root has none.
     pub parent: Option<DomainIx>,
     /// The domains directly in it, by name.
@@ -45,6 +45,21 @@ pub struct Domain {
     /// The nodes directly in it (only in the smallest domains), by number.
     pub nodes: Vec<u32>,
 }
+
+/// What makes nodes one domain of a level. Strangers never count as neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KnownBy {
+    /// The value of the level's label. The whole cluster counts as such.
+    Label,
+    /// They lack that label and share the value of this smaller level's, of those that they have the largest: whichever domain of the level it
+    /// is that they are in, they are in it together.
+    Smaller(usize),
+    /// It is one node that has neither the label nor that of a smaller level.
+    Node,
+}
+
+/// Of a node at a level: the level's label if it has it, or else that of the next smaller level of which it has one. The level, and the value.
+type Mark<'a> = Option<(usize, &'a Arc<str>)>;
 
 impl Default for Fabric {
     fn default() -> Self {
@@ -55,7 +70,8 @@ impl Default for Fabric {
 impl Fabric {
     /// Builds the tree. Nodes are numbered as they come; `None` is one that is gone.
     ///
-    /// The same value under two parents is two domains: racks may be called 1 in every zone.
+    /// The same value under two parents is two domains: racks may be called 1 in every zone. Two nodes share a domain of a level if at it, or at a
+    /// smaller one, they share a label's value and agree about all labels above: both have the same value or neither has one.
     pub fn build<'a>(levels: Levels, nodes: impl IntoIterator<Item = Option<&'a NodeFacts>>) -> Self {
         let nodes: Vec<Option<&NodeFacts>> = nodes.into_iter().collect();
         let mut fabric = Self {
@@ -63,27 +79,28 @@ impl Fabric {
             domains: vec![Domain {
                 level: None,
                 name: "cluster".into(),
-                unlabelled: false,
+                by: KnownBy::Label,
                 parent: None,
                 children: Vec::new(),
                 nodes: Vec::new(),
             }],
             of_node: vec![Self::ROOT; nodes.len()],
         };
-        let labels: Vec<Arc<str>> = fabric
-            .levels
-            .0
-            .iter()
-            .map(|level| Arc::clone(&level.label))
-            .collect();
-        for (level, label) in labels.iter().enumerate() {
-            let values: Vec<Option<&Arc<str>>> = nodes
-                .iter()
-                .map(|node| node.and_then(|node| node.labels.get(label)))
-                .collect();
-            if values.iter().any(Option::is_some) {
-                fabric.divide(level, &nodes, &values);
+        let mut levels: Vec<(usize, Vec<Mark<'_>>)> = Vec::new();
+        for (level, made_by) in fabric.levels.0.iter().enumerate().rev() {
+            let below = levels.last().map(|(_, marks)| marks);
+            let marks = nodes.iter().enumerate().map(|(number, node)| {
+                let value = node.and_then(|node| node.labels.get(&made_by.label));
+                let own = value.map(|value| (level, value));
+                own.or_else(|| *below?.get(number)?)
+            });
+            let marks: Vec<Mark<'_>> = marks.collect();
+            if marks.iter().flatten().any(|(by, _)| *by == level) {
+                levels.push((level, marks));
             }
+        }
+        for (level, marks) in levels.iter().rev() {
+            fabric.divide(*level, &nodes, marks);
         }
         for (number, node) in (0..).zip(&nodes) {
             if let (Some(_), Some(domain)) = (node, fabric.of_node.get(number as usize))
@@ -95,16 +112,20 @@ impl Fabric {
         fabric
     }
 
-    /// Divides the smallest domains so far by one more label.
-    fn divide(&mut self, level: usize, nodes: &[Option<&NodeFacts>], values: &[Option<&Arc<str>>]) {
-        /// A domain to be: in which it lies, its name, whether it is a node by itself.
-        type Part<'a> = (DomainIx, &'a Arc<str>, bool);
+    /// Divides the smallest domains so far by one more level.
+    fn divide(&mut self, level: usize, nodes: &[Option<&NodeFacts>], marks: &[Mark<'_>]) {
+        /// A domain to be: in which it lies, what it is called, what its nodes have in common.
+        type Part<'a> = (DomainIx, &'a Arc<str>, KnownBy);
         let mut parts: HashMap<Part<'_>, u32> = HashMap::new();
         // The part of every node, by the order of discovery first.
         let mut part_of = Vec::with_capacity(nodes.len());
-        for ((node, value), parent) in nodes.iter().zip(values).zip(&self.of_node) {
+        for ((node, mark), parent) in nodes.iter().zip(marks).zip(&self.of_node) {
             part_of.push(node.map(|node| {
-                let part = (*parent, value.unwrap_or(&node.name), value.is_none());
+                let part = match *mark {
+                    Some((by, value)) if by == level => (*parent, value, KnownBy::Label),
+                    Some((by, value)) => (*parent, value, KnownBy::Smaller(by)),
+                    None => (*parent, &node.name, KnownBy::Node),
+                };
                 let next = u32::try_from(parts.len()).unwrap_or(u32::MAX);
                 *parts.entry(part).or_insert(next)
             }));
@@ -112,7 +133,7 @@ impl Fabric {
         let mut sorted: Vec<(Part<'_>, u32)> = parts.into_iter().collect();
         sorted.sort_unstable();
         let mut numbers = vec![Self::ROOT; sorted.len()];
-        for ((parent, name, unlabelled), discovered) in sorted {
+        for ((parent, name, by), discovered) in sorted {
             let number = DomainIx(u32::try_from(self.domains.len()).unwrap_or(u32::MAX));
             if let Some(place) = numbers.get_mut(discovered as usize) {
                 *place = number;
@@ -120,10 +141,17 @@ impl Fabric {
             if let Some(parent) = self.domains.get_mut(parent.0 as usize) {
                 parent.children.push(number);
             }
+            let smaller = match by {
+                KnownBy::Smaller(smaller) => self.levels.0.get(smaller),
+                KnownBy::Label | KnownBy::Node => None,
+            };
             self.domains.push(Domain {
                 level: Some(level),
-                name: Arc::clone(name),
-                unlabelled,
+                name: smaller.map_or_else(
+                    || Arc::clone(name),
+                    |smaller| format!("{} {name}", smaller.name).into(),
+                ),
+                by,
                 parent: Some(parent),
                 children: Vec::new(),
                 nodes: Vec::new(),
@@ -200,15 +228,17 @@ impl Fabric {
         found
     }
 
-    /// A domain for people: `rack r7`, `cluster`; `node n3` for a node that is a domain by itself.
+    /// A domain for people: `rack r7`, `cluster`; for nodes that lack the label `zone of rack r7` or `node n3`.
     pub fn words(&self, domain: DomainIx) -> String {
         let Some(domain) = self.domain(domain) else {
             return "cluster".to_owned();
         };
-        match domain.level.and_then(|level| self.levels.0.get(level)) {
-            Some(_) if domain.unlabelled => format!("node {}", domain.name),
-            Some(level) => format!("{} {}", level.name, domain.name),
-            None => "cluster".to_owned(),
+        let level = domain.level.and_then(|level| self.levels.0.get(level));
+        match (level, domain.by) {
+            (Some(level), KnownBy::Label) => format!("{} {}", level.name, domain.name),
+            (Some(level), KnownBy::Smaller(_)) => format!("{} of {}", level.name, domain.name),
+            (Some(_), KnownBy::Node) => format!("node {}", domain.name),
+            (None, _) => "cluster".to_owned(),
         }
     }
 }

@@ -21,7 +21,7 @@ pub mod room;
 pub mod terms;
 
 pub use claim::{Claim, Hint, Maker, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
-pub use fabric::{DomainIx, Fabric, Level, Levels, Scope};
+pub use fabric::{DomainIx, Fabric, KnownBy, Level, Levels, Scope};
 pub use key::{Dialect, GangKey};
 pub use needs::{Misfit, Needs};
 pub use room::{Lack, NodeFacts, Resources, Taint, TaintEffect};

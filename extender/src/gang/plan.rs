@@ -253,7 +253,7 @@ fn domain(survey: &Survey<'_>, nodes: &Anchors) -> Arc<str> {
     let holding = (0u32..)
         .zip(&survey.fabric.domains)
         .filter(|(number, _)| nodes.all_in(DomainIx(*number)));
-    let Some((_, smallest)) = holding.last() else {
+    let Some((number, smallest)) = holding.last() else {
         return "cluster".into();
     };
     let level = |level: Option<usize>| {
@@ -266,7 +266,7 @@ fn domain(survey: &Survey<'_>, nodes: &Anchors) -> Arc<str> {
     let below = used
         .filter_map(|child| survey.domain(*child))
         .find_map(|child| level(child.level));
-    let own = level(smallest.level).map(|level| format!("{level} {}", smallest.name));
+    let own = smallest.level.map(|_| survey.fabric.words(DomainIx(number)));
     match (below, own) {
         (Some(below), Some(own)) => format!("{children} {below}s of {own}").into(),
         (Some(below), None) => format!("{children} {below}s").into(),

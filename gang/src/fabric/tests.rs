@@ -48,12 +48,18 @@ fn racks_of_one_name_in_two_zones_are_two_and_strangers_are_no_neighbours() {
         node("n4", &[]),
         node("n5", &[("r", "1")]),
         node("n6", &[("z", "a")]),
+        node("n7", &[("r", "1")]),
+        node("n8", &[("r", "2")]),
     ];
     let gone = [None];
     let fabric = Fabric::build(levels("zone=z,rack=r"), nodes.iter().map(Some).chain(gone));
     assert_eq!(
         drawn(&fabric),
         "cluster []
+  zone of rack 1 []
+    rack 1 [5, 7]
+  zone of rack 2 []
+    rack 2 [8]
   zone a []
     rack 1 [1, 2]
     node n3 [3]
@@ -62,17 +68,58 @@ fn racks_of_one_name_in_two_zones_are_two_and_strangers_are_no_neighbours() {
     rack 1 [0]
   node n4 []
     node n4 [4]
-  node n5 []
-    rack 1 [5]
 "
     );
-    assert_eq!(fabric.of_node[7], Fabric::ROOT);
-    assert_eq!(fabric.nodes_in(Fabric::ROOT), [1, 2, 3, 6, 0, 4, 5]);
+    assert_eq!(fabric.of_node[9], Fabric::ROOT);
+    assert_eq!(fabric.nodes_in(Fabric::ROOT), [5, 7, 8, 1, 2, 3, 6, 0, 4]);
     let at = |node: usize| fabric.of_node[node];
     assert_eq!(fabric.words(fabric.common(at(1), at(2))), "rack 1");
     assert_eq!(fabric.words(fabric.common(at(1), at(3))), "zone a");
+    assert_eq!(fabric.words(fabric.common(at(5), at(7))), "rack 1");
+    for other in [0, 1, 4, 8] {
+        assert_eq!(fabric.words(fabric.common(at(5), at(other))), "cluster");
+    }
     assert_eq!(fabric.words(fabric.common(at(0), at(1))), "cluster");
     assert_eq!(fabric.of_node_at(3, 0), fabric.of_node_at(1, 0));
+}
+
+#[test]
+fn a_block_that_lacks_a_tier_keeps_those_below_it() {
+    let tier = |tier: &str| format!("fabric.topograph.run/tier-{tier}");
+    let (spine, block, leaf) = (tier("2"), tier("1"), tier("0"));
+    let two: [(&str, &[(&str, &str)]); 6] = [
+        ("a0", &[(&spine, "s"), (&block, "a"), (&leaf, "a-l0")]),
+        ("b0", &[(&block, "b"), (&leaf, "b-l0")]),
+        ("b1", &[(&block, "b"), (&leaf, "b-l0")]),
+        ("b2", &[(&block, "b"), (&leaf, "b-l1")]),
+        // A leaf without its block, and its like under a spine.
+        ("c0", &[(&leaf, "b-l0")]),
+        ("c1", &[(&spine, "s"), (&leaf, "b-l0")]),
+    ];
+    let nodes = two.map(|(name, labels)| node(name, labels));
+    let fabric = Fabric::build(levels("topograph"), nodes.iter().map(Some));
+    assert_eq!(
+        drawn(&fabric),
+        "cluster []
+  tier-2 of tier-1 b []
+    tier-1 b []
+      tier-0 b-l0 [1, 2]
+      tier-0 b-l1 [3]
+  tier-2 of tier-0 b-l0 []
+    tier-1 of tier-0 b-l0 []
+      tier-0 b-l0 [4]
+  tier-2 s []
+    tier-1 a []
+      tier-0 a-l0 [0]
+    tier-1 of tier-0 b-l0 []
+      tier-0 b-l0 [5]
+"
+    );
+    let names: Vec<&str> = fabric
+        .of_level(0)
+        .map(|tier| &*fabric.domain(tier).unwrap().name)
+        .collect();
+    assert_eq!(names, ["tier-1 b", "tier-0 b-l0", "s"]);
 }
 
 #[test]
@@ -227,19 +274,49 @@ proptest! {
     }
 
     #[test]
-    fn two_nodes_share_a_domain_exactly_if_they_share_its_label_and_all_above(nodes in any_nodes()) {
+    fn two_nodes_share_a_domain_exactly_if_they_share_a_label_of_it_or_below_and_agree_about_all_above(nodes in any_nodes()) {
         let levels = levels("zone=z,rack=r,clique=c");
         let fabric = Fabric::build(levels.clone(), nodes.iter().map(Option::as_ref));
         for (a, one) in (0..).zip(&nodes) {
             for (b, other) in (0..).zip(&nodes) {
                 let (Some(one), Some(other)) = (one, other) else { continue };
-                let mut shared = true;
-                for (level, made_by) in levels.0.iter().enumerate().filter(|(level, _)| fabric.in_use(*level)) {
-                    let (x, y) = (one.labels.get(&made_by.label), other.labels.get(&made_by.label));
-                    shared &= a == b || (x.is_some() && x == y);
+                let value = |node: &NodeFacts, level: usize| node.labels.get(&levels.0[level].label).cloned();
+                let agree = |level: usize| value(one, level) == value(other, level);
+                let meet = |level: usize| value(one, level).is_some() && (0..=level).all(agree);
+                for level in (0..3).filter(|level| fabric.in_use(*level)) {
+                    let shared = a == b || (level..3).any(meet);
                     prop_assert_eq!(fabric.of_node_at(a, level) == fabric.of_node_at(b, level), shared);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_domain_is_known_by_what_its_nodes_have_in_common(nodes in any_nodes()) {
+        let levels = levels("zone=z,rack=r,clique=c");
+        let fabric = Fabric::build(levels.clone(), nodes.iter().map(Option::as_ref));
+        let mut named = BTreeSet::new();
+        for (number, domain) in (0..).map(DomainIx).zip(&fabric.domains) {
+            let Some(level) = domain.level else { continue };
+            let within = fabric.nodes_in(number);
+            for node in &within {
+                let node = nodes[*node as usize].as_ref().unwrap();
+                let value = |level: usize| node.labels.get(&levels.0[level].label);
+                let name = match domain.by {
+                    KnownBy::Label => value(level).unwrap().to_string(),
+                    KnownBy::Smaller(by) => {
+                        prop_assert!(by > level && (level..by).all(|level| value(level).is_none()));
+                        format!("{} {}", levels.0[by].name, value(by).unwrap())
+                    }
+                    KnownBy::Node => {
+                        prop_assert!(within.len() == 1 && (level..3).all(|level| value(level).is_none()));
+                        node.name.to_string()
+                    }
+                };
+                prop_assert_eq!(&*domain.name, &*name);
+            }
+            // Nobody would know two of the same words under one parent apart.
+            prop_assert!(named.insert((domain.parent, fabric.words(number))));
         }
     }
 }

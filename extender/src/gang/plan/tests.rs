@@ -152,6 +152,37 @@ fn a_required_level_is_kept_and_a_preferred_one_is_left_if_need_be() {
 }
 
 #[test]
+fn a_rack_holds_a_gang_also_where_nobody_says_its_zone() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", ALL).node("z1/r1", "b", "0");
+    world.node("/r1", "m", ALL).node("/r1", "n", ALL);
+    world.node("/r2", "o", ALL).node("", "p", ALL);
+    let eight = world.shape(8);
+    let mut two = gang(&[(2, eight)]);
+    for scope in ["rack", "zone"] {
+        level(&mut two, scope, true);
+        assert_eq!(world.line(&two), "rack r1: m[0,1,2,3,4,5,6,7] n[0,1,2,3,4,5,6,7]");
+    }
+    let mut three = gang(&[(3, eight)]);
+    level(&mut three, "zone", true);
+    let tried = world.explain(&three).levels.into_iter();
+    let tried: Vec<String> = tried
+        .map(|tried| {
+            format!(
+                "{} of {}: {}, {}",
+                tried.level, tried.domains, tried.best, tried.fits
+            )
+        })
+        .collect();
+    assert_eq!(
+        tried,
+        ["node of 6: a, 1", "rack of 4: r1, 2", "zone of 4: rack r1, 2"]
+    );
+    level(&mut three, "zone", false);
+    assert!(world.line(&three).starts_with("2 zones: "));
+}
+
+#[test]
 fn a_level_that_is_none_is_refused_by_name() {
     let mut world = twelve();
     let eight = world.shape(8);

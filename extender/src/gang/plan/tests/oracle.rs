@@ -12,7 +12,7 @@ use crate::devices::DeviceSet;
 
 #[derive(Debug, Clone)]
 struct Case {
-    /// Zone, rack, free GPUs as bits, CPU left.
+    /// Zone, rack (each without a label above its last), free GPUs as bits, CPU left.
     nodes: Vec<(u8, u8, u8, i64)>,
     /// GPUs, CPU, kept apart by node.
     shapes: Vec<(u32, i64, bool)>,
@@ -24,7 +24,7 @@ struct Case {
 
 prop_compose! {
     fn case()(
-        nodes in prop::collection::vec((0u8..2, 0u8..3, any::<u8>(), 0i64..5), 1..6),
+        nodes in prop::collection::vec((0u8..=ZONES, 0u8..=RACKS, any::<u8>(), 0i64..5), 1..6),
         shapes in prop::collection::vec((1u32..6, 0i64..3, prop::bool::weighted(0.2)), 1..3),
         first in 1u32..6,
         second in 0u32..4,
@@ -35,6 +35,10 @@ prop_compose! {
         Case { nodes, shapes, must: must.min(members.iter().sum()), members, level }
     }
 }
+
+/// Zones and racks with a label. One more is none.
+const ZONES: u8 = 2;
+const RACKS: u8 = 3;
 
 const LEVELS: [&str; 3] = ["zone", "rack", "node"];
 
@@ -68,7 +72,9 @@ impl Case {
             let (zone, rack, bits, cpu) = self.nodes[*index];
             let free: DeviceSet = (0..8).filter(|gpu| bits >> gpu & 1 == 1).collect();
             let name = format!("n{index}");
-            world.node_with(&format!("z{zone}/r{rack}"), &name, &free, 0);
+            let zone = (zone < ZONES).then(|| format!("z{zone}")).unwrap_or_default();
+            let rack = (rack < RACKS).then(|| format!("r{rack}")).unwrap_or_default();
+            world.node_with(&format!("{zone}/{rack}"), &name, &free, 0);
             world.room(&name, |_, left| left.milli_cpu = cpu);
         }
         let shapes: Vec<ShapeId> = self
@@ -88,10 +94,18 @@ impl Case {
     /// The domain of each node at a width: 0 the node, 1 the rack, 2 the zone, 3 the cluster.
     fn domain(&self, node: usize, width: usize) -> usize {
         let (zone, rack, ..) = self.nodes[node];
+        let (zoned, racked) = (zone < ZONES, rack < RACKS);
+        let alone = 1000 + node;
+        let in_rack = 100 + usize::from(zone) * 10 + usize::from(rack);
         match width {
             0 => node,
-            1 => usize::from(zone) * 10 + usize::from(rack),
-            2 => usize::from(zone),
+            1 if racked => in_rack,
+            // Where no node has the label there is no such level: every node is by itself.
+            2 if !self.nodes.iter().any(|node| node.0 < ZONES) => alone,
+            2 if zoned => usize::from(zone),
+            // In whichever zone: in one, as it is one rack.
+            2 if racked => in_rack,
+            1 | 2 => alone,
             _ => 0,
         }
     }
