@@ -66,13 +66,20 @@ pub(super) async fn larger_than_the_cluster_is_refused_with_its_arithmetic(bed: 
     let crew = Crew::new("whale", 6, 4);
     scene.create(&crew).await?;
     // Five sets of four GPUs are on the three machines: 2, 2 and 1.
+    let refused = "cannot fit: 6 members of 4 GPUs do not fit together in the cluster even if it were empty";
+    let tried = "cluster: 5 of 6 fit, 5 if nothing else were there, 24 GPUs asked, 20 free, 20 healthy of 20";
     let status = scene
-        .status_where("whale", "refused with numbers", |status| {
-            status.message.contains('6') && status.message.contains('5') && status.bound == 0
+        .status_where("whale", "refused with its arithmetic", |status| {
+            status.reason == refused && status.message.contains(tried)
         })
         .await?;
-    ensure!(status.phase == GangPhase::Queued, "{}", brief(&status));
-    scene.pod_says(&crew.pod_name(0), &["whale"]).await?;
+    ensure!(
+        status.phase == GangPhase::Queued && status.bound == 0,
+        "{}",
+        brief(&status)
+    );
+    // The last to come: those before it may have been told of something else, and nobody wakes what cannot go.
+    scene.pod_says(&crew.pod_name(5), &["whale", refused]).await?;
     scene.holds_nothing(&crew).await?;
     // What can never run delays nobody.
     let small = Crew::new("shrimp", 5, 4);
