@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION, GPU_RESOURCE};
 use gantry_api::{Gang, GangPhase, GangStatus};
 use gantry_e2e::until;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::bed::Bed;
@@ -350,16 +350,6 @@ impl<'a> Scene<'a> {
     /// Undoes [`Scene::let_in`].
     pub(crate) async fn close(&self) -> Result<()> {
         self.delete("doorman").await
-    }
-
-    /// Marks a node as one that takes no more pods, or not.
-    pub(crate) async fn cordon(&self, node: &str, is_cordoned: bool) -> Result<()> {
-        let nodes: Api<Node> = Api::all(self.bed.client());
-        let patch = json!({ "spec": { "unschedulable": is_cordoned } });
-        nodes
-            .patch(node, &PatchParams::default(), &Patch::Merge(&patch))
-            .await?;
-        Ok(())
     }
 
     async fn pods_said(&self, prefix: &str) -> String {

@@ -128,31 +128,77 @@ pub(super) async fn the_extender_is_killed_while_a_gang_is_being_bound(bed: &Bed
 
 pub(super) async fn a_node_is_lost_between_plan_and_decision(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-node").await?;
-    // Eight GPUs in all, and more than one machine has them: laid on one, they can go to another.
+    // Eight GPUs in all, and two machines have them: laid on one, they can go to the other.
     let crew = Crew::new("movable", 4, 2).with(GANG_ARRIVAL_ANNOTATION, "300");
     scene
         .create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?)
         .await?;
     scene.create_all([crew.pod_kept_out(3)?]).await?;
     let status = scene.phase("movable", GangPhase::Planned).await?;
-    // The domain may be a node's name or not; each machine takes its turn to be away, so that one of them was planned.
-    let nodes = bed.cluster().nodes();
-    let planned = nodes.iter().find(|node| status.domain.contains(node.name()));
-    let away = planned.or(nodes.first()).context("there are nodes")?;
-    scene.cordon(away.name(), true).await?;
-    scene.let_in().await?;
-    let ran = scene.runs(&crew).await;
-    scene.close().await?;
-    scene.cordon(away.name(), false).await?;
-    let stays = ran?;
-    if planned.is_some() {
-        ensure!(
-            stays.iter().all(|stay| stay.node != away.name()),
-            "bound to a node that takes no pods"
-        );
-    }
+    let planned = status.domain.strip_prefix("node ");
+    let lost = planned.with_context(|| format!("planned on {}, not on one node", status.domain))?;
+    let outcome = places_moved(&scene, &crew, lost).await;
+    // Back, whatever came of it.
+    node_returns(bed, lost).await?;
+    outcome?;
     scene.disband(&crew).await?;
     nothing_is_left(bed).await
+}
+
+/// The node that a gang is on its way to is lost: all of it goes to the other that holds it.
+async fn places_moved(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> {
+    let all = scene.bed.gpus().await?.all();
+    let other = all.iter().find(|(node, gpus)| *node != lost && gpus.len() == 8);
+    let (other, _) = other.context("no other machine of eight GPUs")?;
+    node_lost(scene.bed, lost).await?;
+    let to = format!("node {other}");
+    scene
+        .status_where(&crew.name, &format!("on its way to {to}"), |status| {
+            status.phase == GangPhase::Planned && status.domain == to && status.bound == 0
+        })
+        .await?;
+    scene.let_in().await?;
+    let ran = scene.runs(crew).await;
+    scene.close().await?;
+    for stay in ran? {
+        ensure!(stay.node == *other, "{stay:?} is not on {other}");
+    }
+    let status = scene.status(&crew.name).await?;
+    ensure!(
+        status.domain == to && status.strikes == 0,
+        "{} in {}",
+        brief(&status),
+        status.domain
+    );
+    Ok(())
+}
+
+/// All that is on the node is away, and its Node object is removed.
+async fn node_lost(bed: &Bed, lost: &str) -> Result<()> {
+    let node = bed.cluster().node(lost)?;
+    for program in ["kubelet", PLUGIN] {
+        node.program(program)?.kill().await?;
+    }
+    Api::<Node>::all(bed.client())
+        .delete(lost, &DeleteParams::default())
+        .await?;
+    Ok(())
+}
+
+/// Undoes [`node_lost`]: the node is back with another Node object. The plugin's token was for the one that is gone.
+async fn node_returns(bed: &Bed, lost: &str) -> Result<()> {
+    let node = bed.cluster().node(lost)?;
+    if !node.program("kubelet")?.is_running() {
+        node.sandbox().run_again("kubelet").await?;
+    }
+    let nodes: Api<Node> = Api::all(bed.client());
+    until(format!("{lost} registered"), GANG_LIMIT, async || {
+        nodes.get(lost).await.map(drop)
+    })
+    .await?;
+    let gpus = bed.gpus().await?;
+    gpus.restart_plugin(bed.cluster(), lost, &[]).await?;
+    Ok(bed.cluster().wait_until_ready().await?)
 }
 
 pub(super) async fn kubelet_is_away_while_a_gang_is_bound_to_its_node(bed: &Bed) -> Result<()> {
@@ -190,31 +236,16 @@ pub(super) async fn a_node_is_deleted_under_a_bound_gang(bed: &Bed) -> Result<()
     let stays = scene.runs(&crew).await?;
     let lost = stays.first().context("the gang has members")?.node.clone();
     let outcome = node_deleted(&scene, &crew, &stays, &lost).await;
-    // Back with another Node object, whatever came of it. The plugin's token was for the one that is gone.
-    let node = bed.cluster().node(&lost)?;
-    node.sandbox().run_again("kubelet").await?;
-    let nodes: Api<Node> = Api::all(bed.client());
-    until(format!("{lost} registered"), GANG_LIMIT, async || {
-        nodes.get(&lost).await.map(drop)
-    })
-    .await?;
-    let gpus = bed.gpus().await?;
-    gpus.restart_plugin(bed.cluster(), &lost, &[]).await?;
-    bed.cluster().wait_until_ready().await?;
+    // Back, whatever came of it.
+    node_returns(bed, &lost).await?;
     outcome?;
     scene.disband(&crew).await?;
     nothing_is_left(bed).await
 }
 
-/// All that is on the node is away, and its Node object is removed. The members that were there are replaced elsewhere, and the others stay.
+/// The members that were on the lost node are replaced elsewhere, and the others stay.
 async fn node_deleted(scene: &Scene<'_>, crew: &Crew, stays: &[Stay], lost: &str) -> Result<()> {
-    let node = scene.bed.cluster().node(lost)?;
-    for program in ["kubelet", PLUGIN] {
-        node.program(program)?.kill().await?;
-    }
-    Api::<Node>::all(scene.bed.client())
-        .delete(lost, &DeleteParams::default())
-        .await?;
+    node_lost(scene.bed, lost).await?;
     // As kube-controller-manager does a minute later: pods of a node that is not there go by force.
     let (gone, left): (Vec<&Stay>, Vec<&Stay>) = stays.iter().partition(|stay| stay.node == lost);
     for stay in &gone {
