@@ -532,6 +532,24 @@ fn replacements_and_extras_stay_near_the_others() {
 }
 
 #[test]
+fn members_beyond_the_minimum_that_find_no_room_are_not_called_none_of_one() {
+    let mut world = World::new();
+    world.node("z/r1", "a", "0,1").node("z/r2", "b", ALL);
+    let four = world.shape(4);
+    for (members, words) in [
+        (1, "1 member of 4 GPUs does not fit within one rack"),
+        (3, "none of 3 members of 4 GPUs fits within one rack"),
+    ] {
+        let mut more = gang(&[(members, four)]);
+        more.must = 0;
+        more.placed = vec![sibling("a", 0)];
+        level(&mut more, "rack", true);
+        terms(&mut more, |terms| terms.max = 8);
+        assert_eq!(world.line(&more), words);
+    }
+}
+
+#[test]
 fn inside_the_nodes_bandwidth_goes_before_what_is_left_over() {
     let mut world = World::of(&bridged());
     // Loose GPUs of broken pairs would fit exactly; whole pairs are faster.

@@ -323,17 +323,14 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
         };
     }
     let explanation = Explanation::of(views);
-    let who = if demand.must < demand.most {
-        format!(
-            "{} of {}",
-            demand.must,
-            members(survey, &demand.first(demand.most))
-        )
-    } else {
-        members(survey, &demand.first(demand.most))
+    let all = members(survey, &demand.first(demand.most));
+    // Members beyond the minimum come one by one: where no more must be placed, not one can be.
+    let (who, verb, together) = match demand.must {
+        _ if demand.most == 1 => (all, "does not fit", ""),
+        0 => (format!("none of {all}"), "fits", ""),
+        must if must < demand.most => (format!("{must} of {all}"), "do not fit", "together "),
+        _ => (all, "do not fit", "together "),
     };
-    let one = demand.most == 1;
-    let verb = if one { "does" } else { "do" };
     let within = match views.bounds {
         Bounds::Within(Scope::Cluster, _)
         | Bounds::Free
@@ -347,14 +344,13 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
         ),
         Bounds::Unknown => String::new(),
     };
-    let together = if one { "" } else { "together " };
     if let Some(skew) = uneven(views) {
         let (hopeless, even) = match explanation.hopeless {
             false => (false, ""),
             true => (true, " even if it were empty"),
         };
         let reason = format!(
-            "{who} {verb} not fit {together}{within}{even} as their topologySpreadConstraints ask: no {} may have more than {} above the one with the fewest",
+            "{who} {verb} {together}{within}{even} as their topologySpreadConstraints ask: no {} may have more than {} above the one with the fewest",
             skew.key, skew.max
         );
         return Refused {
@@ -364,9 +360,9 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
         };
     }
     let reason = if explanation.hopeless {
-        format!("{who} {verb} not fit {together}{within} even if it were empty")
+        format!("{who} {verb} {together}{within} even if it were empty")
     } else {
-        format!("{who} {verb} not fit {together}{within}")
+        format!("{who} {verb} {together}{within}")
     };
     Refused {
         message: format!("{reason}: {explanation}").into(),
