@@ -180,7 +180,11 @@ pub(super) async fn with_our_gate_is_not_even_seen_before_it_is_complete(bed: &B
 }
 
 /// Tells a story with an extender that has options beyond the manifests'.
-async fn with_options(bed: &Bed, options: &[&str], story: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+pub(super) async fn with_options(
+    bed: &Bed,
+    options: &[&str],
+    story: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
     let binary = gantry::binary().context("no gantry beside this test")?;
     let control = bed.cluster().control();
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();

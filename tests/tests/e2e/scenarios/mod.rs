@@ -7,6 +7,7 @@ mod gangs;
 mod gangs_dialects;
 mod gangs_failures;
 mod gangs_input;
+mod gangs_levels;
 mod gangs_lost;
 mod gangs_native;
 mod gangs_near;
@@ -97,6 +98,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_failures::two_extenders_take_over_from_each_other,
         gangs_input::that_cannot_be_followed_is_named_on_the_gang_and_its_pods,
         gangs_input::of_people_goes_first_and_changes_nothing_that_runs,
+        gangs_levels::a_gang_lies_as_its_level_its_slices_and_its_ranks_ask,
         gangs_near::members_that_must_be_near_a_sibling_come_after_it,
         gangs_native::pod_groups_of_kubernetes_are_gangs,
         gangs_native::pod_groups_are_gangs_also_where_kube_scheduler_tries_them_as_a_whole,
