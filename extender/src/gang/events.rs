@@ -133,9 +133,16 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
             let place = format!("{} members have places in {}", now.min, place(now));
             say("GangPlaced", false, place)
         }
-        GangPhase::Bound if phase.is_some_and(|phase| phase < GangPhase::Bound) => {
+        GangPhase::Bound
+            if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Repairing) =>
+        {
+            let again = if phase == Some(GangPhase::Repairing) {
+                "whole again: "
+            } else {
+                ""
+            };
             let note = format!(
-                "{} of {} members are bound in {}",
+                "{again}{} of {} members are bound in {}",
                 now.bound,
                 now.members,
                 place(now)
@@ -329,6 +336,7 @@ mod tests {
             "GangPlaced 8 members have places in rack r7",
             "GangBound 8 of 8 members are bound in rack r7",
             "MemberLost keeps a place for a lost member",
+            "GangBound whole again: 8 of 8 members are bound in rack r7",
         ];
         assert_eq!(told, wanted);
     }
