@@ -379,6 +379,11 @@ impl Members {
         self.gated.iter().chain(asked).cloned().collect()
     }
 
+    /// Members whose gate somebody was asked to remove, and is still there.
+    pub(super) fn asked(&self) -> impl Iterator<Item = &Kept> {
+        self.asked.iter().filter_map(|(_, uid)| self.all.get(uid))
+    }
+
     /// When somebody was first asked to remove a gate that is still there.
     pub(super) fn first_asked(&self) -> Option<Instant> {
         self.asked.first().map(|(at, _)| *at)

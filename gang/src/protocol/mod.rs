@@ -32,6 +32,7 @@ mod commit;
 mod facts;
 mod gang;
 mod gangs;
+mod gated;
 mod lower;
 mod members;
 mod objects;

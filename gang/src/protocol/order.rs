@@ -75,7 +75,9 @@ impl Gang {
             let Some(kept) = self.members.get(uid) else {
                 continue;
             };
-            let Some(shape) = kept.member.shape else { continue };
+            let Some(shape) = kept.member.shape.filter(|_| self.may_come(kept)) else {
+                continue;
+            };
             let wanted = WantedMember {
                 uid: uid.clone(),
                 shape,

@@ -114,23 +114,8 @@ impl Gang {
         }
     }
 
-    /// Once the quorum exists, our gates go: kube-scheduler may see the members.
-    fn ungate(&mut self, env: &mut Env<'_>) {
-        if self.terms().is_none() || !self.enough(Count::exist) {
-            return;
-        }
-        let in_vain = |asked: Instant| env.now.at >= after(asked, env.settings.nudge);
-        let due = self.members.to_ungate(in_vain);
-        for uid in &due {
-            self.members.change(uid, |kept| kept.ungated = Some(env.now.at));
-        }
-        if !due.is_empty() {
-            env.work.push(Work::Ungate(due));
-        }
-    }
-
     fn step_planned(&mut self, env: &mut Env<'_>) -> bool {
-        if self.terms().is_none() || !self.enough(Count::exist) {
+        if self.terms().is_none() || !self.enough(Count::exist) || self.is_kept_gated() {
             self.unplan();
             return true;
         }
@@ -353,11 +338,14 @@ impl Gang {
     /// It is worth planning now, given room.
     pub(super) fn wants_plan(&self, now: Instant) -> bool {
         let paused = self.tries.pause.as_ref().is_some_and(|(until, _)| now < *until);
-        if paused || self.members.unplaced().is_empty() {
+        if paused || self.members.unplaced().is_empty() || !self.any_may_come() {
             return false;
         }
         match &self.state {
-            State::Open => self.terms().is_some() && self.enough(Count::exist) && !self.waits_for_rest(now),
+            State::Open => {
+                let complete = self.terms().is_some() && self.enough(Count::exist);
+                complete && !self.waits_for_rest(now) && !self.is_kept_gated()
+            }
             State::Decided(_) => self.working_terms().is_some() && self.may_grow() > 0,
             _ => false,
         }

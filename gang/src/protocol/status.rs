@@ -85,6 +85,10 @@ impl Gang {
         match self.phase(now) {
             GangPhase::Collecting => self.words_collecting(now),
             GangPhase::Invalid => self.words_invalid(),
+            GangPhase::Queued if self.is_kept_gated() => Words::new(
+                "waits until its scheduling gates can be removed",
+                self.hindered.as_deref().unwrap_or_default(),
+            ),
             GangPhase::Queued => match &self.tries.refused {
                 None => Words::new("waits its turn", "it is planned as soon as those before it are"),
                 Some(refused) if refused.hopeless => {

@@ -89,6 +89,68 @@ fn our_gates_go_when_the_quorum_exists_and_not_before() {
 }
 
 #[test]
+fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_they_may() {
+    let mut world = World::new();
+    for name in ["a0", "a1"] {
+        world.see(gated(member(name, claim("a", 2)), true));
+    }
+    let ungate = Work::Ungate(vec![uid("a0"), uid("a1")]);
+    assert_eq!(world.take_work(), [ungate.clone()]);
+    world.plan();
+    assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
+
+    let why = "pod a0: its scheduling gate cannot be removed: no; manifests/gates.yaml gives that right";
+    world.gangs.hindered(world.now(), &key("a"), Some(why.into()));
+    assert_eq!(world.reserved(), Vec::<String>::new(), "nobody can come to them");
+    assert_eq!(
+        world.text("a"),
+        "gang default/a waits until its scheduling gates can be removed"
+    );
+    let status = world.status("a");
+    assert_eq!((status.phase, status.strikes), (GangPhase::Queued, 0));
+    assert_eq!(status.message, why);
+    world.room += 1;
+    assert_eq!(world.next(), None);
+    assert_eq!(
+        world.gangs.head(world.now()),
+        None,
+        "no nodes are kept for it either"
+    );
+
+    // It is asked for again and again meanwhile, so that it goes on once it may.
+    world.take_work();
+    world.pass(10);
+    assert_eq!(world.take_work(), [ungate]);
+    assert_eq!(world.next(), None);
+    world.gangs.hindered(world.now(), &key("a"), None);
+    for name in ["a0", "a1"] {
+        world.see(member(name, claim("a", 2)));
+    }
+    world.plan();
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+}
+
+#[test]
+fn a_gang_is_planned_without_those_whose_gates_may_not_be_removed_if_the_others_are_enough() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.see(gated(member("a2", claim("a", 2)), true));
+    world
+        .gangs
+        .hindered(world.now(), &key("a"), Some("no right".into()));
+    let wanted = world.plan();
+    assert_eq!((wanted.must, wanted.members.len()), (2, 2));
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.come_all("a", 2);
+    world.write();
+    world.bind("a0");
+    world.bind("a1");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    world.room += 1;
+    assert_eq!(world.next(), None, "a2 could not come to a place");
+}
+
+#[test]
 fn members_without_devices_count_as_arrived_once_they_exist() {
     let mut world = World::new();
     world.see(light(member("launcher", claim("a", 2))));
