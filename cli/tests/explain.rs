@@ -5,9 +5,10 @@ mod support;
 
 use std::path::Path;
 
-use gantry_api::GpuNode;
+use gantry_api::{Gang, GpuNode};
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, core::NamespaceResourceScope};
 use serde_json::{Value, json};
@@ -86,6 +87,7 @@ fn explain(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String) {
 /// An API server with two nodes, `a` and `b`.
 struct Stage {
     pods: Api<Pod>,
+    gangs: Api<Gang>,
     folder: tempfile::TempDir,
     stop: CancellationToken,
 }
@@ -103,10 +105,30 @@ impl Stage {
             node(&client, name).await;
         }
         Self {
-            pods: Api::default_namespaced(client),
+            pods: Api::default_namespaced(client.clone()),
+            gangs: Api::default_namespaced(client),
             folder,
             stop,
         }
+    }
+
+    /// The extender says something of a gang.
+    async fn says(&self, gang: &str, phase: &str, words: Value) {
+        let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "Gang",
+            "metadata": {"name": gang, "namespace": "default"}, "spec": {}});
+        create(&self.gangs, object).await;
+        // Of an age that is the same as long as a test may run.
+        let since = Timestamp::from_second(Timestamp::now().as_second() - 185 * 60).unwrap();
+        let mut status = json!({"phase": phase, "name": gang, "dialect": "Annotation", "min": 2, "members": 2,
+            "decidedBy": "annotation gantry.dev/gang-min of its pods", "waitingSince": since.to_string()});
+        for (field, value) in words.as_object().unwrap() {
+            status[field] = value.clone();
+        }
+        let status = Patch::Merge(json!({"status": status}));
+        self.gangs
+            .patch_status(gang, &PatchParams::default(), &status)
+            .await
+            .unwrap();
     }
 
     /// What `gantry explain` says.
@@ -168,10 +190,17 @@ async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
 
     let (code, text) = stage.see(&["gang", "train"]).await;
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.starts_with("gang default/train: Queued\n"), "{text}");
+    assert!(
+        text.starts_with("gang default/train: the extender says nothing of it yet\n"),
+        "{text}"
+    );
     assert!(text.contains("size: 2 of 2 members exist"), "{text}");
     assert!(
-        text.contains("tried for 2 members of 4 GPUs, of which 2 must fit:"),
+        text.contains("if planned now: Queued: waits for room: "),
+        "{text}"
+    );
+    assert!(
+        text.contains("  tried for 2 members of 4 GPUs, of which 2 must fit:"),
         "{text}"
     );
     assert!(
@@ -202,6 +231,170 @@ async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
             "{text}"
         );
     }
+}
+
+/// What became of a gang whose members do not come to their places.
+fn backs_off() -> Value {
+    json!({
+        "reason": "is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))",
+        "message": "the wait doubles with every try that fails",
+        "strikes": 3,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_there_is_room() {
+    let stage = Stage::start().await;
+    for rank in 0..2 {
+        create(&stage.pods, member(&format!("train-{rank}"), 4, None, "train", 2)).await;
+    }
+    stage.says("train", "Backoff", backs_off()).await;
+
+    let (_, text) = stage.see(&["gang", "train"]).await;
+    insta::assert_snapshot!(text, @r"
+    gang default/train: Backoff
+    the extender says: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
+      the wait doubles with every try that fails
+      3 tries have failed
+    size: 2 of 2 members exist; decided by annotation gantry.dev/gang-min of its pods
+    convention: Annotation; Gang object: train
+    waits: 3 h, priority 0
+    place in the queue: 1
+    if planned now: Planned, cluster: it would get its places
+    members:
+      rank 0  train-0  Pending  would go to a GPU 0,1,2,3
+      rank 1  train-1  Pending  would go to b GPU 0,1,2,3
+    ");
+    let (_, text) = stage.see(&["queue"]).await;
+    assert_eq!(
+        text,
+        "  1  default/train  priority 0  waits 3 h  Backoff: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))\n"
+    );
+    let (_, text) = stage.see(&["pod", "train-0"]).await;
+    insta::assert_snapshot!(text, @r"
+    pod default/train-0 asks for 4 nvidia.com/gpu
+    its gang, which goes as a whole: gang default/train: Backoff: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
+    devices enough on 2 of 2 nodes:
+      a: 22 GB/s among them
+      b: 22 GB/s among them
+    it waits for the rest of its gang: see `gantry explain gang`
+    ");
+    let (_, text) = stage.see(&["gang", "train", "--json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["said"]["phase"], "Backoff");
+    assert_eq!(report["said"]["strikes"], 3);
+    assert_eq!(report["if_planned_now"]["phase"], "Planned");
+    assert_eq!(report["position"], 1);
+    assert_eq!(report["places"][0]["decided"], false);
+    assert_eq!(report["members"][0]["node"], Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_that_has_a_place_which_is_not_decided_is_not_said_to_wait_in_the_queue() {
+    let stage = Stage::start().await;
+    for node in ["a", "b"] {
+        create(&stage.pods, pod(&format!("low-{node}"), 4, Some(node))).await;
+    }
+    for rank in 0..2 {
+        for (gang, gpus) in [("train", 4), ("small", 1)] {
+            create(
+                &stage.pods,
+                member(&format!("{gang}-{rank}"), gpus, None, gang, 2),
+            )
+            .await;
+        }
+    }
+    let waits = "waits for pods that have to go for it";
+    let words = json!({"reason": waits, "message": "their devices are kept for it", "domain": "cluster"});
+    stage.says("train", "Preempting", words).await;
+    stage
+        .says(
+            "small",
+            "Planned",
+            json!({"reason": "has its places", "domain": "node a"}),
+        )
+        .await;
+
+    let (_, text) = stage.see(&["gang", "train"]).await;
+    insta::assert_snapshot!(text, @r"
+    gang default/train: Preempting, cluster
+    the extender says: waits for pods that have to go for it
+      their devices are kept for it
+    size: 2 of 2 members exist; decided by annotation gantry.dev/gang-min of its pods
+    convention: Annotation; Gang object: train
+    waits: 3 h, priority 0
+    if planned now: Queued: waits for room: 2 members of 4 GPUs do not fit together in the cluster
+      tried for 2 members of 4 GPUs, of which 2 must fit:
+        node, best a of 2: 0 of 2 fit, 1 if it were empty; 0 of 4 GPUs free, 8 asked
+          1 node(s): fewer than 4 GPUs free
+        cluster, best cluster of 1: 0 of 2 fit, 2 if it were empty; 0 of 8 GPUs free, 8 asked
+          2 node(s): fewer than 4 GPUs free
+      fits when default/low-a, default/low-b ended
+    members:
+      rank 0  train-0  Pending
+      rank 1  train-1  Pending
+    ");
+    let (_, text) = stage.see(&["gang", "small"]).await;
+    assert!(
+        text.starts_with("gang default/small: Planned, node a\n"),
+        "{text}"
+    );
+    let (_, text) = stage.see(&["queue"]).await;
+    assert_eq!(text, "no gang waits for a place\n");
+    let (_, text) = stage.see(&["pod", "small-0"]).await;
+    assert!(
+        text.contains("places that do not show here are kept for gang(s) default/train\n"),
+        "{text}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_the_options_of_the_extender_tell_is_not_said_of_the_gang() {
+    let stage = Stage::start().await;
+    let gated = |mut pod: Value| {
+        pod["spec"]["schedulingGates"] = json!([{"name": "gantry.dev/gang"}]);
+        pod
+    };
+    let leveled = |mut pod: Value| {
+        pod["metadata"]["annotations"]["gantry.dev/gang-required-level"] = "rack".into();
+        pod
+    };
+    for rank in 0..2 {
+        let name = |gang: &str| format!("{gang}-{rank}");
+        create(&stage.pods, gated(member(&name("gated"), 1, None, "gated", 2))).await;
+        create(
+            &stage.pods,
+            leveled(member(&name("leveled"), 1, None, "leveled", 2)),
+        )
+        .await;
+    }
+    let room = json!({"reason": "waits for room: no rack has 2 GPUs free"});
+    stage.says("leveled", "Queued", room).await;
+
+    let (_, text) = stage.see(&["gang", "gated"]).await;
+    assert!(
+        text.contains("if planned now: Collecting: 0 of 2 members exist\n"),
+        "{text}"
+    );
+    let (_, text) = stage.see(&["gang", "gated", "--gates"]).await;
+    assert!(text.contains("if planned now: Planned"), "{text}");
+    let (_, text) = stage.see(&["gang", "leveled"]).await;
+    insta::assert_snapshot!(text, @r#"
+    gang default/leveled: Queued
+    the extender says: waits for room: no rack has 2 GPUs free
+    size: 2 of 2 members exist; decided by annotation gantry.dev/gang-min of its pods
+    convention: Annotation; Gang object: leveled
+    waits: 3 h, priority 0
+    if planned now: Invalid: is not valid: level: "rack" is not among the levels given with --fabric; there is node alone
+    members:
+      rank 0  leveled-0  Pending
+      rank 1  leveled-1  Pending
+    "#);
+    let (_, text) = stage.see(&["queue"]).await;
+    assert_eq!(
+        text,
+        "  -  default/leveled  priority 0  waits 3 h  Queued: waits for room: no rack has 2 GPUs free\n"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

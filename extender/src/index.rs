@@ -34,7 +34,10 @@ use gantry_gang::protocol::{Now, Settings};
 pub use binds::Outcome;
 pub use budgets::Disruptions;
 pub use entry::Totals;
-pub use gangs::{Admitted, Belongs, Called, GangReport, GangTotals, GangView, MemberView, PlaceView};
+pub use gangs::{
+    Admitted, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView, PlaceView, Said,
+    Trial,
+};
 pub use inspect::{Bound, NodeReport, PodReport};
 pub use lists::Source;
 pub use read::{LooseGpuNode, SlimNode, advertised, described, inventory};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::{Gang, GpuNode, ResourceName};
-use gantry_gang::Levels;
 use gantry_gang::protocol::Settings;
+use gantry_gang::{GangKey, Levels};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -40,13 +40,35 @@ pub struct Terms {
     pub options: Options,
     /// The levels of the fabric.
     pub fabric: Levels,
+    /// Whether it removes our scheduling gate.
+    pub gates: bool,
 }
 
-/// Lists the cluster of a kubeconfig (or of the pod this runs in) into an index, and plans the gangs that wait, as the extender would.
+/// What a look has shown.
+pub struct Seen {
+    /// The cluster, with the places of gangs that are decided.
+    pub store: Arc<Store>,
+    /// The gangs that wait, in the order in which they are planned.
+    pub queue: Vec<Arc<GangKey>>,
+}
+
+impl Seen {
+    /// Plans the gangs that wait, as the extender would now if it had planned none yet.
+    pub fn plan(&self) {
+        self.store.update(|index| index.set_planning(true));
+        for _ in 0..PLANS {
+            if !self.store.update(Index::plan_next) {
+                break;
+            }
+        }
+    }
+}
+
+/// Lists the cluster of a kubeconfig (or of the pod this runs in) into an index. Gangs that wait are not planned before [`Seen::plan`].
 ///
 /// # Errors
 /// The kubeconfig cannot be read; the cluster cannot be listed within `limit`: then the log says why.
-pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> anyhow::Result<Arc<Store>> {
+pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> anyhow::Result<Seen> {
     let client = crate::connect(kubeconfig).await?;
     reach(&client).await?;
     let watched = Watched::new(terms.resources);
@@ -54,8 +76,10 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     index.set_fabric(terms.fabric.clone());
     index.set_gangs(Settings {
         levels: terms.fabric,
+        gates: terms.gates,
         ..Settings::default()
     });
+    index.set_planning(false);
     let store = Arc::new(Store::new(index));
     let shutdown = CancellationToken::new();
     let feed = Feed {
@@ -95,12 +119,8 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
             limit.as_secs()
         )
     })?;
-    for _ in 0..PLANS {
-        if !store.update(Index::plan_next) {
-            break;
-        }
-    }
-    Ok(store)
+    let queue = store.read(Index::gangs_in_line);
+    Ok(Seen { store, queue })
 }
 
 /// Asks for one object of every kind that is needed: what keeps the cluster from being read is said at once, and not after many tries.

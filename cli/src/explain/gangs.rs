@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use gantry_api::GangPhase;
 use gantry_extender::gang::plan::Tried;
-use gantry_extender::index::{GangReport, GangView, MemberView};
+use gantry_extender::index::{GangReport, GangStanding, MemberView, Said, Trial};
 
 /// Members named one by one.
 const MEMBERS: usize = 64;
@@ -15,11 +16,11 @@ const REASONS: usize = 4;
 /// A gang, at `now` in seconds since 1970.
 pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     let gang = &report.gang;
-    let mut out = format!("gang {}/{}: {:?}", gang.namespace, gang.name, gang.phase);
-    if !gang.domain.is_empty() {
-        let _ = write!(out, ", {}", gang.domain);
+    let mut out = format!("gang {}/{}: ", gang.namespace, gang.name);
+    match &gang.said {
+        Some(said) => said_of(&mut out, said),
+        None => line(&mut out, "the extender says nothing of it yet"),
     }
-    out.push('\n');
     let decided = gang.decided_by.as_deref().unwrap_or("nobody yet");
     let size = match gang.min {
         0 => format!(
@@ -36,17 +37,12 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
         &mut out,
         &format!("convention: {}; Gang object: {}", gang.dialect, gang.object),
     );
-    match gang.bound_at {
-        Some(at) => line(&mut out, &format!("bound: {} ago", age(now - at))),
-        None => line(
-            &mut out,
-            &format!(
-                "waits: {}, priority {}: {}",
-                age(now - gang.waiting_since),
-                gang.priority,
-                reason(gang)
-            ),
-        ),
+    if let Some(at) = gang.bound_at {
+        line(&mut out, &format!("bound: {} ago", age(now - at)));
+    }
+    if let Some(since) = gang.waiting_since {
+        let waits = format!("waits: {}, priority {}", age(now - since), gang.priority);
+        line(&mut out, &waits);
     }
     if let Some(position) = gang.position {
         let behind = match report.ahead.is_empty() {
@@ -55,27 +51,7 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
         };
         line(&mut out, &format!("place in the queue: {position}{behind}"));
     }
-    if gang.has_nodes_kept {
-        line(&mut out, "nodes are kept free for it until it fits");
-    }
-    if let Some(tried) = &report.tried {
-        line(
-            &mut out,
-            &format!("tried for {}, of which {} must fit:", tried.members, tried.must),
-        );
-        for level in &tried.levels {
-            tried_level(&mut out, level);
-        }
-        if tried.hopeless {
-            line(&mut out, "it would not fit if nothing else were on the cluster");
-        }
-    }
-    if !report.would_have_to_end.is_empty() {
-        line(
-            &mut out,
-            &format!("fits when {} ended", some(&report.would_have_to_end, ENDS)),
-        );
-    }
+    if_planned_now(&mut out, report);
     line(&mut out, "members:");
     for member in gang.members.iter().take(MEMBERS) {
         line(&mut out, &format!("  {}", member_line(gang, member)));
@@ -90,32 +66,111 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     out
 }
 
+/// What the extender says of a gang.
+fn said_of(out: &mut String, said: &Said) {
+    let mut head = format!("{:?}", said.phase);
+    if !said.domain.is_empty() {
+        let _ = write!(head, ", {}", said.domain);
+    }
+    line(out, &head);
+    line(out, &format!("the extender says: {}", said.reason));
+    if !said.message.is_empty() && !said.reason.ends_with(&said.message) {
+        line(out, &format!("  {}", said.message));
+    }
+    if let Some(why) = said.hindered.as_ref().filter(|why| **why != said.message) {
+        line(out, &format!("  hindered: {why}"));
+    }
+    match said.strikes {
+        0 => {}
+        1 => line(out, "  1 try has failed"),
+        strikes => line(out, &format!("  {strikes} tries have failed")),
+    }
+}
+
+/// What a plan of now comes to.
+fn if_planned_now(out: &mut String, report: &GangReport) {
+    let gang = &report.gang;
+    let trial = gang.if_planned_now.as_ref();
+    if trial.is_none() && report.tried.is_none() {
+        return;
+    }
+    let said = gang.said.as_ref();
+    let words = match trial {
+        Some(trial) if said.is_some_and(|said| is_the_same(gang, said, trial)) => "the same".to_owned(),
+        Some(trial) => trial_words(gang, trial),
+        None => "members that have no place would still have none".to_owned(),
+    };
+    line(out, &format!("if planned now: {words}"));
+    if trial.is_some_and(|trial| trial.has_nodes_kept) {
+        line(out, "  nodes are kept free for it until it fits");
+    }
+    if let Some(tried) = &report.tried {
+        line(
+            out,
+            &format!("  tried for {}, of which {} must fit:", tried.members, tried.must),
+        );
+        for level in &tried.levels {
+            tried_level(out, level);
+        }
+        if tried.hopeless {
+            line(out, "  it would not fit if nothing else were on the cluster");
+        }
+    }
+    if !report.would_have_to_end.is_empty() {
+        let ends = some(&report.would_have_to_end, ENDS);
+        line(out, &format!("  fits when {ends} ended"));
+    }
+}
+
+fn is_the_same(gang: &GangStanding, said: &Said, trial: &Trial) -> bool {
+    said.phase == trial.phase && said.reason == reason(gang, trial)
+}
+
+fn trial_words(gang: &GangStanding, trial: &Trial) -> String {
+    let mut words = format!("{:?}", trial.phase);
+    if !trial.domain.is_empty() {
+        let _ = write!(words, ", {}", trial.domain);
+    }
+    // Nobody is on the way to places of which only this look knows.
+    let reason = match trial.phase {
+        GangPhase::Planned => "it would get its places",
+        _ => reason(gang, trial),
+    };
+    let _ = write!(words, ": {reason}");
+    words
+}
+
 /// The queue, at `now` in seconds since 1970.
-pub(crate) fn queue(waiting: &[GangView], now: i64) -> String {
+pub(crate) fn queue(waiting: &[GangStanding], now: i64) -> String {
     if waiting.is_empty() {
         return "no gang waits for a place\n".to_owned();
     }
     let mut out = String::new();
-    for (at, gang) in waiting.iter().enumerate() {
+    for gang in waiting {
+        let position = gang.position.map_or_else(|| "-".to_owned(), |at| at.to_string());
+        let words = match (&gang.said, &gang.if_planned_now) {
+            (Some(said), _) => format!("{:?}: {}", said.phase, said.reason),
+            (None, Some(trial)) => format!("if planned now: {}", trial_words(gang, trial)),
+            (None, None) => String::new(),
+        };
+        let waits = gang.waiting_since.map_or(0, |since| now - since);
         let text = format!(
-            "{:>3}  {}/{}  priority {}  waits {}  {}",
-            at + 1,
+            "{position:>3}  {}/{}  priority {}  waits {}  {words}",
             gang.namespace,
             gang.name,
             gang.priority,
-            age(now - gang.waiting_since),
-            reason(gang)
+            age(waits),
         );
         line(&mut out, &text);
     }
     out
 }
 
-/// Why it waits, without the name that stands before it already.
-fn reason(gang: &GangView) -> &str {
+/// Why it would be no further, without the name that stands before it already.
+fn reason<'a>(gang: &GangStanding, trial: &'a Trial) -> &'a str {
     let name = format!("gang {}/{}", gang.namespace, gang.name);
-    let rest = gang.reason.strip_prefix(&name);
-    rest.map_or(&*gang.reason, |rest| rest.trim_start_matches(':').trim_start())
+    let rest = trial.reason.strip_prefix(&name);
+    rest.map_or(&*trial.reason, |rest| rest.trim_start_matches(':').trim_start())
 }
 
 fn tried_level(out: &mut String, level: &Tried) {
@@ -123,7 +178,10 @@ fn tried_level(out: &mut String, level: &Tried) {
         true => String::new(),
         false => format!(", best {} of {}", level.best, level.domains),
     };
-    let mut text = format!("  {}{best}: {} of {} fit", level.level, level.fits, level.wanted);
+    let mut text = format!(
+        "    {}{best}: {} of {} fit",
+        level.level, level.fits, level.wanted
+    );
     if level.empty != level.fits {
         let _ = write!(text, ", {} if it were empty", level.empty);
     }
@@ -140,11 +198,11 @@ fn tried_level(out: &mut String, level: &Tried) {
     }
     line(out, &text);
     for (reason, nodes) in level.reasons.iter().take(REASONS) {
-        line(out, &format!("    {nodes} node(s): {reason}"));
+        line(out, &format!("      {nodes} node(s): {reason}"));
     }
 }
 
-fn member_line(gang: &GangView, member: &MemberView) -> String {
+fn member_line(gang: &GangStanding, member: &MemberView) -> String {
     let mut text = String::new();
     if let Some(rank) = member.rank {
         let _ = write!(text, "rank {rank}  ");
@@ -159,7 +217,12 @@ fn member_line(gang: &GangView, member: &MemberView) -> String {
         .find(|place| place.pod.as_ref() == Some(&member.uid));
     match (place, &member.node) {
         (Some(place), _) => {
-            let _ = write!(text, "  {} {}", place.node, place.words);
+            let would = if place.decided || place.bound {
+                ""
+            } else {
+                "would go to "
+            };
+            let _ = write!(text, "  {would}{} {}", place.node, place.words);
         }
         (None, Some(node)) => {
             let _ = write!(text, "  {node}");

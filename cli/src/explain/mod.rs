@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use gantry_api::names;
 use gantry_extender::decide::{ForeignNodes, Options, Policy};
 use gantry_extender::index::{Index, Store, system_clock};
-use gantry_extender::offline::{self, Terms};
+use gantry_extender::offline::{self, Seen, Terms};
 use gantry_gang::Levels;
 
 use crate::runtime::BadInput;
@@ -78,6 +78,10 @@ pub(crate) struct ExplainArgs {
     #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels, global = true)]
     fabric: Levels,
 
+    /// The extender removes scheduling gates: its --gates
+    #[arg(long, env = "GANTRY_GATES", global = true)]
+    gates: bool,
+
     /// Print JSON instead of text
     #[arg(long, global = true)]
     json: bool,
@@ -130,12 +134,13 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         resources,
         options,
         fabric: args.fabric.clone(),
+        gates: args.gates,
     };
-    let store = offline::look(kubeconfig.as_deref(), terms, LIMIT).await?;
+    let seen = offline::look(kubeconfig.as_deref(), terms, LIMIT).await?;
     let output = match &args.what {
-        What::Pod { name } => pod(&store, &args, name)?,
-        What::Gang { name } => gang(&store, &args, name)?,
-        What::Queue => queue(&store, &args)?,
+        What::Pod { name } => pod(&seen.store, &args, name)?,
+        What::Gang { name } => gang(&seen, &args, name)?,
+        What::Queue => queue(&seen, &args)?,
     };
     match io::stdout().lock().write_all(output.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -173,8 +178,10 @@ fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> 
     Ok(text::pod(&report))
 }
 
-fn gang(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
-    let report = store.read(|index| index.inspect_gang(&args.namespace, name));
+fn gang(seen: &Seen, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
+    seen.plan();
+    let store = &seen.store;
+    let report = store.read(|index| index.inspect_gang(&seen.queue, &args.namespace, name));
     let report = report.ok_or_else(|| {
         let hint = store.read(|index| hint(index, args, name, Index::gang_names));
         BadInput(anyhow!("no gang {name} in namespace {}{hint}", args.namespace))
@@ -210,8 +217,9 @@ fn hint(index: &Index, args: &ExplainArgs, name: &str, names: fn(&Index, &str) -
     }
 }
 
-fn queue(store: &Store, args: &ExplainArgs) -> anyhow::Result<String> {
-    let waiting = store.read(Index::waiting_gangs);
+fn queue(seen: &Seen, args: &ExplainArgs) -> anyhow::Result<String> {
+    seen.plan();
+    let waiting = seen.store.read(|index| index.waiting_gangs(&seen.queue));
     if args.json {
         return json(&waiting);
     }

@@ -53,6 +53,20 @@ pub(crate) fn pod(report: &PodReport) -> String {
         };
         line(&mut out, why);
     }
+    if !report.places_kept_for.is_empty() {
+        let gangs = match report.places_kept_for.len() {
+            count if count <= ENDS => report.places_kept_for.join(", "),
+            count => format!(
+                "{} and {} more",
+                report.places_kept_for[..ENDS].join(", "),
+                count - ENDS
+            ),
+        };
+        line(
+            &mut out,
+            &format!("places that do not show here are kept for gang(s) {gangs}"),
+        );
+    }
     if !waits.is_empty() {
         line(
             &mut out,
@@ -114,6 +128,7 @@ mod tests {
             name: "trainer-0".into(),
             asks: "4 nvidia.com/gpu".to_owned(),
             gang: None,
+            places_kept_for: Vec::new(),
             bound,
             nodes,
         }
@@ -160,13 +175,15 @@ mod tests {
     #[test]
     fn a_member_of_a_gang_that_waits() {
         let mut member = report(None, vec![node("n1", None, Some(300.0), &[])]);
-        member.gang = Some("gang default/train: 3 of 4 members exist".into());
+        member.gang = Some("gang default/train: Collecting: 3 of 4 members exist".into());
+        member.places_kept_for = vec!["default/other".to_owned()];
         insta::assert_snapshot!(pod(&member), @r"
         pod default/trainer-0 asks for 4 nvidia.com/gpu
-        its gang, which goes as a whole: gang default/train: 3 of 4 members exist
+        its gang, which goes as a whole: gang default/train: Collecting: 3 of 4 members exist
         devices enough on 1 of 1 nodes:
           n1: 300 GB/s among them
         it waits for the rest of its gang: see `gantry explain gang`
+        places that do not show here are kept for gang(s) default/other
         ");
     }
 

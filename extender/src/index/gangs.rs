@@ -16,6 +16,7 @@ mod planning;
 mod prey;
 mod report;
 mod shapes;
+mod standing;
 mod supply;
 mod verbs;
 mod view;
@@ -31,6 +32,7 @@ use gantry_gang::{GangKey, Needs, OwnerFacts, OwnerRef};
 use indexmap::IndexSet;
 
 pub use report::GangReport;
+pub use standing::{GangStanding, Said, Trial};
 pub use verbs::{Admitted, Belongs};
 pub use view::{GangTotals, GangView, MemberView, PlaceView};
 pub use work::Called;
@@ -45,6 +47,8 @@ pub(super) struct State {
     settings: Settings,
     /// Whether this process decides. One that stands by is fed all the same, but keeps no places and says nothing.
     leading: bool,
+    /// Whether gangs are planned.
+    planning: bool,
     /// Whether the state machine was told that all lists were complete.
     synced: bool,
     /// Pods that the state machine was told of.
@@ -90,6 +94,7 @@ impl State {
             core: Gangs::new(settings.clone()),
             settings,
             leading: true,
+            planning: true,
             synced: false,
             told: BTreeSet::new(),
             hearsay: HashMap::new(),

@@ -24,8 +24,10 @@ pub struct PodReport {
     pub name: Arc<str>,
     /// What it asks for: `4 nvidia.com/gpu`.
     pub asks: String,
-    /// The gang it belongs to, and in a few words how that stands: `gang ml/train waits for room: ...`.
+    /// The gang it belongs to, and in a few words how that stands by its Gang object: `gang ml/train: Queued: waits for room: ...`.
     pub gang: Option<Arc<str>>,
+    /// Other gangs that have places which only the extender knows, for they are not decided: `namespace/name`.
+    pub places_kept_for: Vec<String>,
     /// Where it is, and what it has there.
     pub bound: Option<Bound>,
     /// Every node, best first, while it waits.
@@ -109,14 +111,13 @@ impl Index {
                     .then_with(|| a.node.cmp(&b.node))
             });
         }
+        let gang = self.gang_of(&pod.uid).map(|key| &**key);
         Ok(PodReport {
             namespace: Arc::clone(&pod.namespace),
             name: Arc::clone(&pod.name),
             asks: asks.join(", "),
-            gang: self.gang_of(&pod.uid).and_then(|key| {
-                let view = self.gang_view(&key.namespace, &key.object_name())?;
-                Some(view.reason)
-            }),
+            gang: gang.and_then(|key| self.in_few_words(key)),
+            places_kept_for: self.with_places(gang),
             bound,
             nodes,
         })

@@ -103,7 +103,7 @@ pub(super) fn known(name: &str, levels: &Levels) -> Option<Arc<str>> {
 pub(super) fn unknown(name: &str, levels: &Levels) -> String {
     if levels.0.is_empty() {
         return format!(
-            "{} is not known: there is {NODE} alone, for the extender's configuration names no levels of the fabric",
+            "{} is not among the levels given with --fabric; there is {NODE} alone",
             shown(name)
         );
     }
@@ -111,7 +111,7 @@ pub(super) fn unknown(name: &str, levels: &Levels) -> String {
     let names: Vec<&str> = names.chain([NODE]).collect();
     let meant = nearest(name, &names).map_or_else(String::new, |level| format!("; did you mean `{level}`?"));
     format!(
-        "{} is not known; the levels are {}{meant}",
+        "{} is not among the levels given with --fabric; there are {}{meant}",
         shown(name),
         names.join(", ")
     )

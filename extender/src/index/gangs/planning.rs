@@ -55,9 +55,14 @@ fn until_gone(refused: &Refused) -> Refused {
 }
 
 impl Index {
+    /// Whether gangs are planned at all from now on: somebody who only looks may want to see first who waits.
+    pub fn set_planning(&mut self, planning: bool) {
+        self.gangs.planning = planning;
+    }
+
     /// Plans the gang that is next; false if none is to be planned now.
     pub fn plan_next(&mut self) -> bool {
-        if !self.gangs.leading || !self.is_synced() {
+        if !self.gangs.planning || !self.gangs.leading || !self.is_synced() {
             return false;
         }
         let Some(wanted) = self.gangs.core.next(self.now, self.gangs.room) else {

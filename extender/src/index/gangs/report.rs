@@ -1,11 +1,14 @@
 //! Why a gang is where it is, or why it waits: what was tried at each level of the fabric, what is missing, who is ahead of it, and whose end
 //! would let it fit. For people; nothing is decided or changed here.
 
+use std::sync::Arc;
+
 use gantry_api::PodUid;
+use gantry_gang::GangKey;
 use gantry_gang::protocol::Wanted;
 use serde::Serialize;
 
-use super::GangView;
+use super::standing::GangStanding;
 use crate::gang::plan::{self, Explanation};
 use crate::gang::preempt;
 use crate::index::Index;
@@ -15,10 +18,10 @@ use crate::index::Index;
 pub struct GangReport {
     /// The gang.
     #[serde(flatten)]
-    pub gang: GangView,
+    pub gang: GangStanding,
     /// Gangs that are planned before it, the first first: `namespace/name`.
     pub ahead: Vec<String>,
-    /// What was tried for the members that have no place; absent if all have one.
+    /// What a plan of now tried for the members that it has no place for; absent if all have one.
     pub tried: Option<Explanation>,
     /// Pods that would have to end for it to fit, whole gangs at a time and with as little loss as can be; empty if it fits, or if no end
     /// of pods helps.
@@ -26,24 +29,15 @@ pub struct GangReport {
 }
 
 impl Index {
-    /// What is to be said of the newest gang of a name, or of the name of a Gang object.
-    pub fn inspect_gang(&self, namespace: &str, name: &str) -> Option<GangReport> {
-        let gang = self.gang_view(namespace, name)?;
-        let key = self
-            .gangs
-            .core
-            .views()
-            .map(|view| view.key())
-            .find(|key| *key.namespace == *gang.namespace && key.object_name() == gang.object)?;
-        let queue = self.gangs.core.queue(self.now);
-        let ahead = queue
-            .iter()
-            .take_while(|other| *other != key)
-            .map(ToString::to_string);
-        let ahead = match gang.position {
-            Some(_) => ahead.collect(),
-            None => Vec::new(),
-        };
+    /// What is to be said of the newest gang of a name, or of the name of a Gang object. `queue` is the order of those that wait
+    /// ([`Index::gangs_in_line`]).
+    pub fn inspect_gang(&self, queue: &[Arc<GangKey>], namespace: &str, name: &str) -> Option<GangReport> {
+        let view = self.gangs_named(namespace, name).into_iter().next()?;
+        let key = view.key();
+        let gang = self.standing(view, queue);
+        let ahead = gang.position.map_or(0, |position| position.saturating_sub(1));
+        let ahead = queue.iter().take(ahead).map(ToString::to_string);
+        let ahead = ahead.collect();
         let wanted = self.gangs.core.wanted(key);
         let wanted = wanted.filter(|wanted| !wanted.members.is_empty());
         let tried = wanted
@@ -64,13 +58,6 @@ impl Index {
     /// Whether an object that says how large a gang is has not been read yet.
     pub fn owners_unread(&self) -> bool {
         self.gangs.core.owners_wanted().iter().any(|wanted| wanted.unread)
-    }
-
-    /// The gangs that wait for a place, in the order in which they are planned.
-    pub fn waiting_gangs(&self) -> Vec<GangView> {
-        let queue = self.gangs.core.queue(self.now);
-        let views = queue.iter().filter_map(|key| self.gangs.core.view(key));
-        views.map(|view| self.show(view, &queue)).collect()
     }
 
     /// What gangs of a namespace are called.

@@ -1,6 +1,6 @@
 //! Gangs for people and metrics: what each is, where its members are or will be, why it waits. Owned values; nothing is decided here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, GangPhase, NodeName, PodUid};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::index::Index;
 
 /// A gang.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GangView {
     /// Its namespace.
     pub namespace: Arc<str>,
@@ -79,6 +79,8 @@ pub struct PlaceView {
     pub words: String,
     /// The member that has it; absent while it is kept for one to come.
     pub pod: Option<PodUid>,
+    /// It stands in the decision that the Gang object shows.
+    pub decided: bool,
     /// Its member is bound.
     pub bound: bool,
 }
@@ -99,6 +101,13 @@ pub struct GangTotals {
 impl Index {
     /// The gangs of a name, or of the name of a Gang object, the newest first: there may be several of different conventions or lives.
     pub fn gang_views(&self, namespace: &str, name: &str) -> Vec<GangView> {
+        let queue = self.gangs.core.queue(self.now);
+        let found = self.gangs_named(namespace, name);
+        found.into_iter().map(|view| self.show(view, &queue)).collect()
+    }
+
+    /// The same, to look at.
+    pub(super) fn gangs_named(&self, namespace: &str, name: &str) -> Vec<View<'_>> {
         let mut found: Vec<View<'_>> = self
             .gangs
             .core
@@ -107,8 +116,7 @@ impl Index {
             .filter(|view| *view.key().name == *name || view.key().object_name() == name)
             .collect();
         found.sort_by_key(|view| (std::cmp::Reverse(view.waiting_since()), view.key()));
-        let queue = self.gangs.core.queue(self.now);
-        found.into_iter().map(|view| self.show(view, &queue)).collect()
+        found
     }
 
     /// The newest gang of a name.
@@ -171,11 +179,16 @@ impl Index {
         members.sort_by(|a, b| {
             (a.rank.is_none(), a.rank, &a.name, &a.uid).cmp(&(b.rank.is_none(), b.rank, &b.name, &b.uid))
         });
+        let status = self.status_of(key);
+        let decision = status.and_then(|status| status.decision.as_ref());
+        let slots = decision.iter().flat_map(|decision| &decision.slots);
+        let decided: HashSet<_> = slots.map(|slot| (&slot.node, slot.pod.as_ref())).collect();
         let places = view.slots().map(|slot| PlaceView {
             node: slot.node.clone(),
             devices: slot.devices.iter().flat_map(|(_, ids)| ids).cloned().collect(),
             words: self.in_words(slot.node, slot.devices),
             pod: slot.pod.cloned(),
+            decided: decided.contains(&(slot.node, slot.pod)),
             bound: slot.bound,
         });
         GangView {

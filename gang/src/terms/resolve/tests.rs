@@ -298,7 +298,9 @@ fn a_level_goes_by_its_name_or_its_label() {
     }
     assert_eq!(
         faults(&[with("rakc")], OwnerState::NotNeeded, None),
-        ["level: \"rakc\" is not known; the levels are zone, rack, node; did you mean `rack`?"]
+        [
+            "level: \"rakc\" is not among the levels given with --fabric; there are zone, rack, node; did you mean `rack`?"
+        ]
     );
 }
 
@@ -331,7 +333,7 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
     );
     assert_eq!(
         check::unknown("rack", &none),
-        "\"rack\" is not known: there is node alone, for the extender's configuration names no levels of the fabric"
+        "\"rack\" is not among the levels given with --fabric; there is node alone"
     );
     let sliced = Wish {
         level: level("node", true),

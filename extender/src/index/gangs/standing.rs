@@ -1,0 +1,225 @@
+//! How a gang stands by the extender's own word, which is in the Gang object, beside what a plan of now comes to: for a look at the cluster by somebody
+//! who has planned for himself and carries nothing out. The two are never mixed.
+
+use std::sync::Arc;
+
+use gantry_api::{GangPhase, GangStatus};
+use gantry_gang::GangKey;
+use gantry_gang::protocol::View;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Serialize;
+
+use super::{GangView, MemberView, PlaceView};
+use crate::index::Index;
+
+/// The condition of a gang for which something may not be done.
+const HINDERED: &str = "Hindered";
+
+/// A gang, as it stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GangStanding {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// What its pods call it.
+    pub name: Arc<str>,
+    /// Name of its Gang object.
+    pub object: String,
+    /// By which convention its pods say that they are a gang.
+    pub dialect: &'static str,
+    /// What the extender says of it; absent while it has said nothing.
+    pub said: Option<Said>,
+    /// What comes of it when it is planned now, in its turn; absent if it is decided or bound.
+    pub if_planned_now: Option<Trial>,
+    /// Who decided its size, if that is known.
+    pub decided_by: Option<Arc<str>>,
+    /// Members that are useful only together; 0 while that is not known.
+    pub min: u32,
+    /// Members that exist, or have ended well.
+    pub exist: u32,
+    /// The highest priority of its members.
+    pub priority: i32,
+    /// Since when it waits, in seconds since 1970; absent if it does not.
+    pub waiting_since: Option<i64>,
+    /// When its minimum was bound, in seconds since 1970.
+    pub bound_at: Option<i64>,
+    /// Its place in the queue of gangs that wait, from 1; absent if it has a place, or does not wait as far as is known here.
+    pub position: Option<usize>,
+    /// Its members, by rank, then name.
+    pub members: Vec<MemberView>,
+    /// Its places: those that are decided, and those that it would get if it were planned now.
+    pub places: Vec<PlaceView>,
+}
+
+/// What the extender says of a gang: from the status of its Gang object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Said {
+    /// How far it is.
+    pub phase: GangPhase,
+    /// Why it is no further, in a few words.
+    pub reason: String,
+    /// The same at length.
+    pub message: String,
+    /// The part of the fabric that holds it; empty if it has no place.
+    pub domain: String,
+    /// Tries that have failed since it was bound last.
+    pub strikes: u32,
+    /// What may not be done for it, and what would help.
+    pub hindered: Option<String>,
+}
+
+/// What comes of a gang when it is planned now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Trial {
+    /// How far it would be.
+    pub phase: GangPhase,
+    /// Why no further: `gang ml/train waits for room: ...`.
+    pub reason: Arc<str>,
+    /// Why it would have no place, at length.
+    pub refused: Option<Arc<str>>,
+    /// The part of the fabric that would hold it; empty if it would have no place.
+    pub domain: Arc<str>,
+    /// Nodes would be kept for it until it fits.
+    pub has_nodes_kept: bool,
+}
+
+impl Index {
+    /// The gangs that wait for a place, in the order in which they are planned: without those of which the extender says that they have one. To be
+    /// asked before any are planned here.
+    pub fn gangs_in_line(&self) -> Vec<Arc<GangKey>> {
+        let mut queue = self.gangs.core.queue(self.now);
+        queue.retain(|key| self.status_of(key).is_none_or(|status| !has_place(status.phase)));
+        queue
+    }
+
+    /// Those gangs; behind them others of which the extender says that they wait, and it is not seen here why.
+    pub fn waiting_gangs(&self, queue: &[Arc<GangKey>]) -> Vec<GangStanding> {
+        let waits = |view: &View<'_>| {
+            let said = self.status_of(view.key()).map(|status| status.phase);
+            matches!(said, Some(GangPhase::Queued | GangPhase::Backoff)) && !queue.contains(view.key())
+        };
+        let others = self.gangs.core.views().filter(waits);
+        let queued = queue.iter().filter_map(|key| self.gangs.core.view(key));
+        queued
+            .chain(others)
+            .map(|view| self.standing(view, queue))
+            .collect()
+    }
+
+    /// What the extender says of a gang.
+    pub(super) fn status_of(&self, key: &GangKey) -> Option<&GangStatus> {
+        let name = (Arc::clone(&key.namespace), Arc::from(key.object_name()));
+        let status = &self.gangs.objects.get(&name)?.status;
+        (GangKey::of_status(&key.namespace, status).as_ref() == Some(key)).then_some(status)
+    }
+
+    /// The gangs other than `but` of which the extender says that they have a place which is not decided.
+    pub(in crate::index) fn with_places(&self, but: Option<&GangKey>) -> Vec<String> {
+        let keys = self.gangs.core.views().map(|view| view.key());
+        let others = keys.filter(|key| Some(&***key) != but);
+        let placed = others.filter(|key| self.status_of(key).is_some_and(|status| has_place(status.phase)));
+        placed.map(ToString::to_string).collect()
+    }
+
+    /// How a gang stands, in a few words.
+    pub(in crate::index) fn in_few_words(&self, key: &GangKey) -> Option<Arc<str>> {
+        let words = match self.status_of(key) {
+            Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.reason),
+            None => {
+                let view = self.gangs.core.view(key)?;
+                format!(
+                    "the extender says nothing of it yet; if planned now: {}",
+                    view.text()
+                )
+            }
+        };
+        Some(words.into())
+    }
+
+    pub(super) fn standing(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangStanding {
+        let settled = view.is_decided() || view.phase() >= GangPhase::Bound;
+        let status = self.status_of(view.key());
+        let GangView {
+            namespace,
+            name,
+            object,
+            dialect,
+            decided_by,
+            phase,
+            reason,
+            refused,
+            min,
+            exist,
+            priority,
+            waiting_since,
+            bound_at,
+            position,
+            has_nodes_kept,
+            domain,
+            mut members,
+            places,
+        } = self.show(view, queue);
+        for member in &mut members {
+            let mut places = places.iter();
+            let place = places.find(|place| place.pod.as_ref() == Some(&member.uid));
+            if place.is_some_and(|place| !place.decided && !place.bound) {
+                // Where it would go is said of the place.
+                member.node = None;
+            }
+        }
+        let waits = bound_at.is_none().then_some(waiting_since);
+        let by_object = status.map(|status| status.decided_by.as_str());
+        let by_object = by_object.filter(|decided_by| !decided_by.is_empty());
+        GangStanding {
+            namespace,
+            name,
+            object,
+            dialect,
+            said: status.map(said),
+            if_planned_now: (!settled).then_some(Trial {
+                phase,
+                reason,
+                refused,
+                domain,
+                has_nodes_kept,
+            }),
+            decided_by: decided_by.or_else(|| by_object.map(Arc::from)),
+            min: if min > 0 {
+                min
+            } else {
+                status.map_or(0, |status| status.min)
+            },
+            exist,
+            priority,
+            waiting_since: status.map_or(waits, |status| unix(status.waiting_since.as_ref())),
+            bound_at: status.map_or(bound_at, |status| unix(status.bound_at.as_ref())),
+            position,
+            members,
+            places,
+        }
+    }
+}
+
+/// Whether a gang has a place that is kept for it and not decided.
+fn has_place(phase: GangPhase) -> bool {
+    matches!(
+        phase,
+        GangPhase::Preempting | GangPhase::Planned | GangPhase::Committing
+    )
+}
+
+fn said(status: &GangStatus) -> Said {
+    let mut conditions = status.conditions.iter();
+    let hindered = conditions.find(|condition| condition.type_ == HINDERED && condition.status == "True");
+    Said {
+        phase: status.phase,
+        reason: status.reason.clone(),
+        message: status.message.clone(),
+        domain: status.domain.clone(),
+        strikes: status.strikes,
+        hindered: hindered.map(|condition| condition.message.clone()),
+    }
+}
+
+fn unix(time: Option<&Time>) -> Option<i64> {
+    time.map(|time| time.0.as_second())
+}
