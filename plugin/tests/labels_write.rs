@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -359,6 +359,7 @@ async fn a_file_follows_devices_and_configuration_and_stays_at_the_end() {
     eventually("a change", || holds(&first, "gantry.dev/gpu.healthy=0\n")).await;
     scene.config.send_replace(Arc::new(config(Some(&second))));
     eventually("the other file", || holds(&second, "nvidia.com/gpu.count=2\n")).await;
+    eventually("the former file to go", || !first.exists()).await;
     let observed = Arc::clone(&scene.observed);
     eventually("readiness to say so", || {
         observed.readiness().labels == Some(true)
@@ -369,13 +370,39 @@ async fn a_file_follows_devices_and_configuration_and_stays_at_the_end() {
 }
 
 #[tokio::test]
-async fn labels_follow_the_configuration_into_the_file_and_back_into_the_object() {
+async fn labels_follow_the_configuration_from_the_file_into_the_object_and_back_and_stand_in_one_of_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gfd");
-    let server = Server::new(|(method, _, body)| match method.as_str() {
-        "GET" => status(404, "not found"),
-        _ => (201, body.clone()),
+    let stored = Arc::new(Mutex::new(None));
+    let kept = Arc::clone(&stored);
+    let refusals = Arc::new(AtomicUsize::new(2));
+    let refused = Arc::clone(&refusals);
+    let server = Server::new(move |(method, _, body)| {
+        let mut stored = kept.lock().unwrap();
+        match (method.as_str(), stored.clone()) {
+            ("GET", Some(object)) => (200, object),
+            ("GET", None) => status(404, "not found"),
+            ("DELETE", _)
+                if refused
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+                    .is_ok() =>
+            {
+                status(500, "etcd is away")
+            }
+            ("DELETE", _) => {
+                *stored = None;
+                (
+                    200,
+                    json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}),
+                )
+            }
+            _ => {
+                *stored = Some(body.clone());
+                (201, body.clone())
+            }
+        }
     });
+    let stands = || stored.lock().unwrap().is_some();
     let by = |use_node_feature_api| {
         let mut config = config(Some(&path));
         config.gfd.use_node_feature_api = use_node_feature_api;
@@ -385,13 +412,40 @@ async fn labels_follow_the_configuration_into_the_file_and_back_into_the_object(
     scene.inventory.send_replace(inventory(2, true));
     eventually("the file", || path.exists()).await;
     assert_eq!(server.seen(), []);
-    scene.config.send_replace(Arc::new(by(true)));
-    eventually("the object", || !server.writes().is_empty()).await;
-    assert!(
-        server.writes()[0].1.contains("nodefeatures"),
-        "{:?}",
-        server.writes()
-    );
+    for _ in 0..2 {
+        scene.config.send_replace(Arc::new(by(true)));
+        eventually("the object alone", || stands() && !path.exists()).await;
+        assert!(
+            server.writes()[0].1.contains("nodefeatures"),
+            "{:?}",
+            server.writes()
+        );
+        // The object goes although the API server refuses that at first; its labels would be published for ever.
+        scene.config.send_replace(Arc::new(by(false)));
+        eventually("the file alone", || path.exists() && !stands()).await;
+    }
+    assert_eq!(refusals.load(Ordering::Relaxed), 0);
+    scene.end().await;
+    assert!(path.exists());
+}
+
+#[tokio::test]
+async fn an_object_that_could_not_be_made_is_not_taken_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gfd");
+    let server = Server::new(|_| status(403, "nodefeatures is forbidden"));
+    let mut first = config(Some(&path));
+    first.gfd.use_node_feature_api = true;
+    let mut second = config(Some(&path));
+    second.gfd.use_node_feature_api = false;
+    let scene = Scene::start(Target::Gfd, Access::Client(server.client.clone()), first);
+    scene.inventory.send_replace(inventory(2, true));
+    let observed = Arc::clone(&scene.observed);
+    eventually("the failure", || observed.readiness().labels == Some(false)).await;
+    scene.config.send_replace(Arc::new(second));
+    eventually("the file", || observed.readiness().labels == Some(true)).await;
+    assert!(path.exists());
+    assert!(server.writes().is_empty(), "{:?}", server.writes());
     scene.end().await;
 }
 

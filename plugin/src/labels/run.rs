@@ -2,6 +2,7 @@
 //! later and later, and said once; nothing here ends the daemon. At the end labels stay: a node does not lose its GPUs because
 //! its plugin is replaced.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::write;
+use super::write::{self, WriteError};
 use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
 use crate::config::Config;
 use crate::inventory::{self, Inventory};
@@ -63,10 +64,21 @@ impl std::fmt::Debug for Access {
     }
 }
 
+/// A place where labels stay until they are taken away. Those on the Node are not among them: no configuration leads away from there.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// The NodeFeature object.
+    Object,
+    /// A file.
+    File(PathBuf),
+}
+
 /// What has been written, and what stands in the way.
 #[derive(Debug, Default)]
 struct State {
     written: Option<(Settings, Labels)>,
+    /// Where labels of this run may stand: those of a former place would be published beside the true ones.
+    standing: BTreeSet<Standing>,
     failures: u32,
     /// The last failure, which is logged once.
     failure: String,
@@ -145,7 +157,8 @@ impl Labeller {
             return;
         }
         let Some((settings, labels)) = &wanted else { return };
-        let wrote = tokio::time::timeout(DEADLINE, self.write(settings, labels)).await;
+        let wrote = self.write(&mut state.standing, settings, labels);
+        let wrote = tokio::time::timeout(DEADLINE, wrote).await;
         let wrote = wrote.unwrap_or_else(|_| {
             Err(anyhow::anyhow!(
                 "the API server does not answer within {DEADLINE:?}"
@@ -158,29 +171,58 @@ impl Labeller {
                 if state.failures > 0 {
                     info!(failures = state.failures, "labels are written again");
                 }
-                *state = State {
-                    written: wanted,
-                    ..State::default()
-                };
+                state.written = wanted;
+                state.failures = 0;
+                state.failure.clear();
             }
             Err(error) => {
                 state.failures += 1;
                 let failure = format!("{error:#}");
                 if state.failure != failure {
-                    warn!(pause = ?state.pause(), "labels are not written, and may be out of date: {failure}");
+                    warn!(pause = ?state.pause(), "labels may be out of date: {failure}");
                     state.failure = failure;
                 }
             }
         }
     }
 
-    async fn write(&mut self, settings: &Settings, labels: &Labels) -> anyhow::Result<()> {
+    /// Writes the labels, and then takes away those that stand where they are written no longer.
+    async fn write(
+        &mut self,
+        standing: &mut BTreeSet<Standing>,
+        settings: &Settings,
+        labels: &Labels,
+    ) -> anyhow::Result<()> {
+        let here = Standing::of(settings);
         match settings.place {
             Place::File => write::file::write(labels, settings.output_file.as_deref())?,
             Place::NodeFeature => {
-                write::to_node_feature(&self.client().await?, &self.identity, labels).await?;
+                let client = self.client().await?;
+                // Before it is sent: what is not answered may have arrived. What is refused has not.
+                let is_new = standing.insert(Standing::Object);
+                let wrote = write::to_node_feature(&client, &self.identity, labels).await;
+                let refused = matches!(
+                    wrote,
+                    Err(WriteError::Forbidden { .. } | WriteError::NoNodeFeature { .. })
+                );
+                if is_new && refused {
+                    standing.remove(&Standing::Object);
+                }
+                wrote?;
             }
             Place::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
+        }
+        standing.extend(here.clone());
+        while let Some(former) = standing.iter().find(|at| Some(*at) != here.as_ref()).cloned() {
+            match &former {
+                Standing::Object => write::withdraw(&self.client().await?, &self.identity).await?,
+                Standing::File(path) => {
+                    let new = settings.output_file.as_deref();
+                    write::file::remove(path, new.filter(|_| settings.place == Place::File))?;
+                }
+            }
+            info!(?former, place = ?settings.place, "labels have another place; those of the former one are gone");
+            standing.remove(&former);
         }
         Ok(())
     }
@@ -193,6 +235,17 @@ impl Labeller {
         };
         self.access = Access::Client(client.clone());
         Ok(client)
+    }
+}
+
+impl Standing {
+    /// Where what is written with these settings stays.
+    fn of(settings: &Settings) -> Option<Self> {
+        match settings.place {
+            Place::NodeFeature => Some(Self::Object),
+            Place::File => settings.output_file.clone().map(Self::File),
+            Place::Node => None,
+        }
     }
 }
 

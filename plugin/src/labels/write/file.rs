@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use super::super::Labels;
@@ -48,6 +48,25 @@ pub fn write(labels: &Labels, path: Option<&Path>) -> Result<(), WriteError> {
     written
 }
 
+/// Removes the file `path`, if it is there, unless it is the file `new` by another name.
+///
+/// # Errors
+/// The operating system's, with the path.
+pub fn remove(path: &Path, new: Option<&Path>) -> Result<(), WriteError> {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let there = identity(path);
+    if there.is_some() && new.is_some_and(|new| identity(new) == there) {
+        return Ok(());
+    }
+    match fs::remove_file(path) {
+        Err(problem) if problem.kind() != io::ErrorKind::NotFound => Err(WriteError::Remove {
+            path: path.to_owned(),
+            problem,
+        }),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +97,25 @@ mod tests {
         let names: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
         assert_eq!(names.len(), 1, "{names:?}");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+    }
+
+    #[test]
+    fn a_file_of_before_is_removed_unless_it_is_the_new_one_by_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gfd");
+        let twin = folder
+            .path()
+            .join("../")
+            .join(folder.path().file_name().unwrap())
+            .join("gfd");
+        write(&labels(&[("gpu.count", "8")]), Some(&path)).unwrap();
+        remove(&path, Some(&twin)).unwrap();
+        assert!(path.exists());
+        remove(&path, Some(&folder.path().join("other"))).unwrap();
+        assert!(!path.exists());
+        remove(&path, None).unwrap();
+        let error = remove(folder.path(), None).unwrap_err();
+        assert!(error.to_string().contains("published still"), "{error}");
     }
 
     #[test]

@@ -25,6 +25,29 @@ pub enum WriteError {
         #[source]
         problem: std::io::Error,
     },
+    /// A file that labels are written to no longer cannot be removed.
+    #[error(
+        "cannot remove {}, where labels were written before; what it says is published still",
+        path.display()
+    )]
+    Remove {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system says.
+        #[source]
+        problem: std::io::Error,
+    },
+    /// The object that labels are written to no longer cannot be deleted.
+    #[error(
+        "cannot delete NodeFeature {name}, where labels were written before; what it says is published still"
+    )]
+    Delete {
+        /// Name of the object.
+        name: String,
+        /// The API server's.
+        #[source]
+        problem: Box<WriteError>,
+    },
     /// Standard output is closed.
     #[error("cannot write labels to standard output")]
     Output(#[source] std::io::Error),
@@ -83,6 +106,14 @@ pub async fn to_node_feature(
     labels: &Labels,
 ) -> Result<(), WriteError> {
     node_feature::write(client, identity, labels).await
+}
+
+/// Deletes the NodeFeature object, if there is one.
+///
+/// # Errors
+/// The API server's, with what to do.
+pub async fn withdraw(client: &Client, identity: &Identity) -> Result<(), WriteError> {
+    node_feature::delete(client, identity).await
 }
 
 /// Puts the labels on the Node itself.

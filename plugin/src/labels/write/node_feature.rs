@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tracing::{debug, warn};
@@ -30,11 +30,8 @@ pub fn node_feature(identity: &Identity, labels: &Labels, owners: Owners) -> Dyn
 
 /// Reads the object and writes it if it is another: replaced as a whole, so that no label of an earlier writer is left.
 pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels) -> Result<(), WriteError> {
-    let namespace = identity
-        .namespace
-        .as_deref()
-        .unwrap_or_else(|| client.default_namespace());
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource());
+    let namespace = namespace(client, identity);
+    let api = objects(client, namespace);
     let name = name(identity);
     let mut object = node_feature(identity, labels, owners(client, identity, namespace).await?);
     let refused = |error| match error {
@@ -60,6 +57,29 @@ pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels)
     }
     debug!(namespace, name, labels = labels.len(), "NodeFeature written");
     Ok(())
+}
+
+/// Deletes the object. Where there is none, nor the kind of it, nothing is to be done.
+pub(super) async fn delete(client: &Client, identity: &Identity) -> Result<(), WriteError> {
+    let name = name(identity);
+    let api = objects(client, namespace(client, identity));
+    match api.delete(&name, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(()),
+        Err(error) => Err(WriteError::Delete {
+            name,
+            problem: Box::new(error.into()),
+        }),
+    }
+}
+
+fn namespace<'a>(client: &'a Client, identity: &'a Identity) -> &'a str {
+    let namespace = identity.namespace.as_deref();
+    namespace.unwrap_or_else(|| client.default_namespace())
+}
+
+fn objects(client: &Client, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), namespace, &resource())
 }
 
 fn resource() -> ApiResource {
