@@ -105,7 +105,10 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
         Some(Place::NodeFeature) => {
             let identity = identity(&args)?;
             let client = write::connect(args.kubeconfig.as_deref()).await?;
-            Ok(write::to_node_feature(&client, &identity, &labels).await?)
+            if let Some(reason) = write::to_node_feature(&client, &identity, &labels).await? {
+                tracing::warn!("{reason}");
+            }
+            Ok(())
         }
         Some(Place::Node) => {
             let identity = identity(&args)?;

@@ -61,6 +61,10 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 #[cfg(test)]
+#[path = "../tests/support/log.rs"]
+pub(crate) mod log;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -2,6 +2,8 @@
 //! a restart, and what is seen without one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+#[path = "support/log.rs"]
+mod log;
 mod sim;
 
 use std::collections::BTreeMap;
@@ -18,6 +20,7 @@ use gantry_plugin::health::{HealthChecks, OutageKind, Proof};
 use gantry_plugin::inventory::{Diagnosis, Hardware, Lift, Owner, Settings, State, Timing};
 use gantry_plugin::offer;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use log::Log;
 use sim::Sim;
 use tokio::sync::watch;
 
@@ -246,6 +249,29 @@ async fn a_wait_that_fails_for_ever_neither_spins_nor_floods() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(!eye.snapshots.has_changed().unwrap());
+    controller.clear_rule("nvmlEventSetWait_v2").unwrap();
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn a_failure_that_lasts_is_told_and_not_told_again_with_every_attempt() {
+    let log = Log::default();
+    // For all threads, those of other tests among them, whose failures have other numbers.
+    tracing::subscriber::set_global_default(log.clone()).unwrap();
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.fail_call("nvmlEventSetWait_v2", 997, None).unwrap();
+    eye.until_sick(4).await;
+    let waits = 40;
+    let before = controller.calls();
+    while controller.calls().since(&before).of("nvmlEventSetWait_v2") < waits {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Every second of them ended a life of NVML's.
+    let told = log.of("997");
+    assert!((1..10).contains(&told), "{told} of {waits}");
     controller.clear_rule("nvmlEventSetWait_v2").unwrap();
     eye.healthy().await;
 }

@@ -6,14 +6,13 @@
 mod support;
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use gantry_api::DeviceHealth;
+use support::log::Log;
 use support::{FakeKubelet, Node, inventory_of, soon, uuid};
 use tokio_stream::StreamExt;
 use tonic::Code;
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
 
 #[tokio::test]
 async fn a_resource_is_registered_with_its_options() {
@@ -66,50 +65,10 @@ async fn a_kubelet_that_died_and_left_its_socket_is_waited_for() {
     kubelet.registration().await;
 }
 
-/// Keeps the fields of every warning of this thread, each event as one text.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-struct Fields<'a>(&'a mut String);
-
-impl Visit for Fields<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        *self.0 += &format!("{field}={value:?} ");
-    }
-}
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut text = String::new();
-        event.record(&mut Fields(&mut text));
-        self.0.lock().unwrap().push(text);
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
-impl Warnings {
-    fn of(&self, part: &str) -> usize {
-        let all = self.0.lock().unwrap();
-        all.iter().filter(|text| text.contains(part)).count()
-    }
-}
-
 #[tokio::test]
 async fn a_kubelet_that_refuses_is_asked_again_but_not_complained_of_each_time() {
-    let warnings = Warnings::default();
-    let _here = tracing::subscriber::set_default(warnings.clone());
+    let log = Log::default();
+    let _here = tracing::subscriber::set_default(log.clone());
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     kubelet.refuses(Some("too many resources"));
@@ -119,14 +78,14 @@ async fn a_kubelet_that_refuses_is_asked_again_but_not_complained_of_each_time()
         kubelet.registration().await;
     }
     // The answer to the last but one has been read.
-    let told = warnings.of("too many resources");
+    let told = log.of("too many resources");
     assert!((1..REFUSALS - 1).contains(&told), "{told} of {REFUSALS}");
     kubelet.refuses(Some("another reason"));
     // Told of before the same reason would be told of again.
-    while warnings.of("another reason") == 0 {
+    while log.of("another reason") == 0 {
         kubelet.registration().await;
     }
-    assert_eq!(warnings.of("too many resources"), told);
+    assert_eq!(log.of("too many resources"), told);
     kubelet.refuses(None);
     kubelet.registration().await;
 }

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "support/log.rs"]
+mod log;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,6 +21,7 @@ use http::{Request, Response};
 use jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
+use log::Log;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -185,6 +189,39 @@ async fn a_node_feature_keeps_its_owners_while_the_pod_cannot_be_read() {
 }
 
 #[tokio::test]
+async fn an_object_without_an_owner_is_told_of_and_not_with_every_write() {
+    let log = Log::default();
+    let _here = tracing::subscriber::set_default(log.clone());
+    let stored = Mutex::new(None);
+    let server = Server::new(move |(method, path, body)| {
+        let mut stored = stored.lock().unwrap();
+        match method.as_str() {
+            "GET" if path.contains("/pods/") => status(403, "pods is forbidden"),
+            "GET" => stored
+                .clone()
+                .map_or_else(|| status(404, "not found"), |object| (200, object)),
+            _ => {
+                *stored = Some(body.clone());
+                (200, body.clone())
+            }
+        }
+    });
+    let access = Access::Client(server.client.clone());
+    let scene = Scene::start_as(
+        identity(Some("plugin-x")),
+        Target::NodeFeature,
+        access,
+        config(None),
+    );
+    for gpus in 1..=3 {
+        scene.inventory.send_replace(inventory(gpus, true));
+        eventually("the object", || server.writes().len() == usize::from(gpus)).await;
+    }
+    scene.end().await;
+    assert_eq!(log.of("the NodeFeature has no owner"), 1);
+}
+
+#[tokio::test]
 async fn a_node_feature_that_says_something_else_is_replaced_whole() {
     let stale = object(&json!({"nvidia.com/gpu.count": "8", "nvidia.com/mig-1g.5gb.count": "7"}));
     let server = Server::new(move |(method, _, body)| match method.as_str() {
@@ -295,13 +332,17 @@ struct Scene {
 
 impl Scene {
     fn start(target: Target, access: Access, config: Config) -> Self {
+        Self::start_as(identity(None), target, access, config)
+    }
+
+    fn start_as(identity: Identity, target: Target, access: Access, config: Config) -> Self {
         let inventory = watch::Sender::new(Arc::new(Inventory::starting()));
         let config = watch::Sender::new(Arc::new(config));
         let observed = Arc::<Observed>::default();
         let stop = CancellationToken::new();
         let labeller = Labeller {
             target,
-            identity: identity(None),
+            identity,
             sys_root: "/nowhere".into(),
             access,
             inventory: inventory.subscribe(),

@@ -12,7 +12,7 @@ mod status;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_api::NodeName;
 use kube::Client;
@@ -25,6 +25,7 @@ use tracing::warn;
 use crate::handover::{Desk, Note};
 use crate::inventory::{Inventory, Sickbay};
 use crate::observe::Observed;
+use crate::recurring::{Recurring, chain};
 
 pub(crate) use config::tell_of_problems;
 
@@ -54,17 +55,20 @@ impl Cluster {
     /// Follows pods and publishes until `shutdown`.
     pub async fn run(self, notes: mpsc::Receiver<Note>, shutdown: CancellationToken) {
         let mut pauses = Pauses::default();
+        let mut unreached = Recurring::default();
         let client = loop {
             match connect(self.kubeconfig.as_deref()).await {
                 Ok(client) => break client,
                 Err(error) => {
                     self.observed.cluster(false);
                     let pause = pauses.next();
-                    warn!(
-                        error = &error as &dyn std::error::Error,
-                        ?pause,
-                        "no way to the API server, trying again"
-                    );
+                    if unreached.tells(&chain(&error), Instant::now()) {
+                        warn!(
+                            error = &error as &dyn std::error::Error,
+                            ?pause,
+                            "no way to the API server, trying again"
+                        );
+                    }
                     tokio::select! {
                         () = shutdown.cancelled() => return,
                         () = tokio::time::sleep(pause) => {}

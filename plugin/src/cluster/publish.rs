@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 
 use super::{Cluster, Pauses, status};
 use crate::inventory::{Inventory, State};
+use crate::recurring::{Recurring, chain};
 
 /// Shortest time between two writes of the account. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_millis(200);
@@ -67,6 +68,7 @@ impl Publisher {
         let mut readiness = self.cluster.observed.changes();
         let mut diagnoses = self.cluster.sickbay.diagnosis();
         let mut pauses = Pauses::default();
+        let mut unpublished = Recurring::default();
         let mut repeat = Instant::now() + REPEAT;
         let between = between(&self.cluster.node);
         let mut look = Instant::now() + between;
@@ -83,19 +85,24 @@ impl Publisher {
             let wait = match published {
                 Ok(Ok(())) => {
                     pauses.reset();
+                    unpublished.over();
                     None
                 }
                 Ok(Err(error)) => {
                     let pause = pauses.next();
-                    warn!(
-                        error = &error as &dyn std::error::Error,
-                        ?pause,
-                        "cannot publish the GpuNode, trying again"
-                    );
+                    if unpublished.tells(&chain(&error), Instant::now().into_std()) {
+                        warn!(
+                            error = &error as &dyn std::error::Error,
+                            ?pause,
+                            "cannot publish the GpuNode, trying again"
+                        );
+                    }
                     Some(pause)
                 }
                 Err(_) => {
-                    warn!(after = ?DEADLINE, "the API server takes no GpuNode, trying again");
+                    if unpublished.tells("no answer", Instant::now().into_std()) {
+                        warn!(after = ?DEADLINE, "the API server takes no GpuNode, trying again");
+                    }
                     Some(pauses.next())
                 }
             };
@@ -340,6 +347,7 @@ mod tests {
     use crate::handover::{Desk, Handover};
     use crate::inventory::Sickbay;
     use crate::observe::Observed;
+    use crate::recurring::log::Log;
 
     /// Whether the GpuNode counts as lost where the Node, then it, are answered so.
     async fn lost(node: (u16, Value), gpu_node: (u16, Value)) -> Result<bool, kube::Error> {
@@ -490,6 +498,30 @@ mod tests {
         let (published, sent) = publish_lost(code, answer).await;
         published.unwrap();
         assert_eq!(sent[0]["metadata"].get("ownerReferences"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_is_away_is_asked_again_but_not_complained_of_each_time() {
+        const REFUSALS: usize = 50;
+        let log = Log::default();
+        let _here = tracing::subscriber::set_default(log.clone());
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let shutdown = CancellationToken::new();
+        let enough = shutdown.clone();
+        tokio::spawn(async move {
+            for _ in 0..REFUSALS {
+                let (_, send) = api.next_request().await.unwrap();
+                let (code, answer) = refused(503, "ServiceUnavailable");
+                let body = Body::from(answer.to_string().into_bytes());
+                send.send_response(Response::builder().status(code).body(body).unwrap());
+            }
+            enough.cancel();
+        });
+        let mut publisher = publisher(Client::new(service, "default"));
+        publisher.forget();
+        publisher.run(shutdown).await;
+        let told = log.of("cannot publish the GpuNode");
+        assert!((1..REFUSALS / 5).contains(&told), "{told} of {REFUSALS}");
     }
 
     #[test]

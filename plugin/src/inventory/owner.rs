@@ -30,6 +30,7 @@ use crate::config::Config;
 use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
 use crate::health::{Book, HealthChecks, Loss, Outage, OutageKind, Part, Table, Vitals, XidCounts};
 use crate::nvml::{self, Nvml};
+use crate::recurring::Recurring;
 
 /// How long the owner waits for what.
 #[derive(Debug, Clone, Copy)]
@@ -116,6 +117,8 @@ impl Owner {
             diagnosis: Diagnosis::default(),
             started: Instant::now(),
             hears: true,
+            failing: Recurring::default(),
+            unheard: Recurring::default(),
             reloads: 0,
         };
         let thread = std::thread::Builder::new()
@@ -192,6 +195,9 @@ pub(super) struct Keeper {
     started: Instant,
     /// Whether the last wait for events succeeded. An NVML that answers and cannot be waited for fails all the same.
     hears: bool,
+    /// That nothing can be asked, and that a wait for events failed: both may come again every few seconds for ever.
+    failing: Recurring,
+    pub(super) unheard: Recurring,
     /// How often NVML is to be loaded anew still, should it not count the GPUs that the kernel has.
     pub(super) reloads: u8,
     /// The kernel's name for this boot; empty if it does not tell.
@@ -332,6 +338,12 @@ impl Keeper {
         self.hears = well;
     }
 
+    /// NVML was read and waited for, and neither failed: the next failure is news.
+    pub(super) fn works(&mut self) {
+        self.failing.over();
+        self.unheard.over();
+    }
+
     /// Takes in what one GPU says of its state, between two readings.
     pub(super) fn vitals(&mut self, gpu: &GpuUuid, vitals: Vitals) {
         self.book.vitals(gpu, vitals, &self.checks);
@@ -394,7 +406,9 @@ impl Keeper {
 
     /// Takes in a failure: nothing can be asked now.
     pub(super) fn failed(&mut self, failure: &DiscoverError, failures: u32) {
-        tracing::warn!(failures, "{failure}");
+        if self.failing.tells(&failure.to_string(), Instant::now()) {
+            tracing::warn!(failures, "{failure}");
+        }
         let kind = match () {
             () if failure.is_driver_gone() => OutageKind::DriverGone,
             () if failure.is_library_missing() => OutageKind::LibraryMissing,

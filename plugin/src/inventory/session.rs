@@ -89,6 +89,9 @@ impl<'nvml> Session<'nvml> {
             let watched = self.watch(keeper, &ears, &seen, &bound, &mut deaf, pause);
             if !deaf {
                 *failures = 0;
+                if unread == 0 && watched.is_ok() {
+                    keeper.works();
+                }
             }
             let turn = match watched? {
                 Turn::Stop => return Ok(End::Stop),
@@ -194,7 +197,9 @@ impl<'nvml> Session<'nvml> {
                     keeper.heard(heard.is_ok());
                     match heard {
                         Err(error) if !error.is_driver_gone() && !*deaf => {
-                            tracing::warn!("waiting for events failed, listening anew: {error}");
+                            if keeper.unheard.tells(&error.to_string(), Instant::now()) {
+                                tracing::warn!("waiting for events failed, listening anew: {error}");
+                            }
                             *deaf = true;
                             return Ok(Turn::Listen);
                         }

@@ -19,6 +19,7 @@ use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target,
 use crate::config::Config;
 use crate::inventory::{self, Inventory};
 use crate::observe::Observed;
+use crate::recurring::Recurring;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -82,6 +83,8 @@ struct State {
     failures: u32,
     /// The last failure, which is logged once.
     failure: String,
+    /// That the object has no owner, which every write finds anew.
+    no_owner: Recurring,
 }
 
 impl Labeller {
@@ -157,7 +160,7 @@ impl Labeller {
             return;
         }
         let Some((settings, labels)) = &wanted else { return };
-        let wrote = self.write(&mut state.standing, settings, labels);
+        let wrote = self.write(state, settings, labels);
         let wrote = tokio::time::timeout(DEADLINE, wrote).await;
         let wrote = wrote.unwrap_or_else(|_| {
             Err(anyhow::anyhow!(
@@ -187,12 +190,8 @@ impl Labeller {
     }
 
     /// Writes the labels, and then takes away those that stand where they are written no longer.
-    async fn write(
-        &mut self,
-        standing: &mut BTreeSet<Standing>,
-        settings: &Settings,
-        labels: &Labels,
-    ) -> anyhow::Result<()> {
+    async fn write(&mut self, state: &mut State, settings: &Settings, labels: &Labels) -> anyhow::Result<()> {
+        let standing = &mut state.standing;
         let here = Standing::of(settings);
         match settings.place {
             Place::File => write::file::write(labels, settings.output_file.as_deref())?,
@@ -208,7 +207,12 @@ impl Labeller {
                 if is_new && refused {
                     standing.remove(&Standing::Object);
                 }
-                wrote?;
+                let now = Instant::now().into_std();
+                match wrote? {
+                    Some(reason) if state.no_owner.tells(&reason.to_string(), now) => warn!("{reason}"),
+                    Some(_) => {}
+                    None => state.no_owner.over(),
+                }
             }
             Place::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
         }

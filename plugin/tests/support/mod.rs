@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod door;
+pub mod log;
 pub mod probes;
 
 use std::collections::BTreeSet;

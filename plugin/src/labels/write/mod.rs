@@ -11,7 +11,7 @@ use kube::Client;
 
 use super::{Identity, Labels};
 
-pub use node_feature::{Owners, node_feature};
+pub use node_feature::{NoOwner, Owners, node_feature};
 
 /// Why labels could not be written, and what a person can do.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +96,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     Ok(crate::cluster::connect(kubeconfig).await?)
 }
 
-/// Writes the NodeFeature object, if it is not so already.
+/// Writes the NodeFeature object, if it is not so already. What comes back is worth a warning: why the object has no owner.
 ///
 /// # Errors
 /// The API server's, with what to do.
@@ -104,7 +104,7 @@ pub async fn to_node_feature(
     client: &Client,
     identity: &Identity,
     labels: &Labels,
-) -> Result<(), WriteError> {
+) -> Result<Option<NoOwner>, WriteError> {
     node_feature::write(client, identity, labels).await
 }
 

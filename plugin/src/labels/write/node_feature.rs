@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::super::{Identity, Labels};
 use super::WriteError;
@@ -18,6 +18,29 @@ const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
 
 /// Who the object goes with when it is deleted.
 pub type Owners = Vec<OwnerReference>;
+
+/// Why the object goes with nobody, and stays when the plugin is uninstalled.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoOwner {
+    /// There is no such pod.
+    #[error("POD_NAME and NAMESPACE name no pod ({namespace}/{pod}): the NodeFeature has no owner")]
+    NoPod {
+        /// Namespace of the pod.
+        namespace: String,
+        /// Its name.
+        pod: String,
+    },
+    /// It may not be read.
+    #[error("the pod {namespace}/{pod} cannot be read ({answer}): the NodeFeature has no owner")]
+    Unreadable {
+        /// Namespace of the pod.
+        namespace: String,
+        /// Its name.
+        pod: String,
+        /// The API server's words.
+        answer: String,
+    },
+}
 
 /// The object of `node`, as it is to be.
 pub fn node_feature(identity: &Identity, labels: &Labels, owners: Owners) -> DynamicObject {
@@ -29,11 +52,20 @@ pub fn node_feature(identity: &Identity, labels: &Labels, owners: Owners) -> Dyn
 }
 
 /// Reads the object and writes it if it is another: replaced as a whole, so that no label of an earlier writer is left.
-pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels) -> Result<(), WriteError> {
+/// Tells why it has no owner, where it should have one.
+pub(super) async fn write(
+    client: &Client,
+    identity: &Identity,
+    labels: &Labels,
+) -> Result<Option<NoOwner>, WriteError> {
     let namespace = namespace(client, identity);
     let api = objects(client, namespace);
     let name = name(identity);
-    let mut object = node_feature(identity, labels, owners(client, identity, namespace).await?);
+    let (owners, no_owner) = match owners(client, identity, namespace).await? {
+        Ok(owners) => (owners, None),
+        Err(reason) => (Owners::new(), Some(reason)),
+    };
+    let mut object = node_feature(identity, labels, owners);
     let refused = |error| match error {
         // The object that is not there yet is no error; a kind or namespace that is not there is.
         kube::Error::Api(answer) if answer.code == 404 => WriteError::NoNodeFeature {
@@ -44,7 +76,7 @@ pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels)
         error => error.into(),
     };
     match api.get_opt(&name).await.map_err(refused)? {
-        Some(known) if is_so(&known, &object) => return Ok(()),
+        Some(known) if is_so(&known, &object) => return Ok(no_owner),
         Some(known) => {
             object.metadata.resource_version = known.metadata.resource_version;
             let replaced = api.replace(&name, &PostParams::default(), &object).await;
@@ -56,7 +88,7 @@ pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels)
         }
     }
     debug!(namespace, name, labels = labels.len(), "NodeFeature written");
-    Ok(())
+    Ok(no_owner)
 }
 
 /// Deletes the object. Where there is none, nor the kind of it, nothing is to be done.
@@ -117,31 +149,29 @@ fn is_so(known: &DynamicObject, object: &DynamicObject) -> bool {
 /// The DaemonSet of this pod and the pod, so that labels go when the plugin is uninstalled, and not before: a pod of anything else,
 /// a Job's for instance, owns nothing, for its labels are to outlive it. Where the pod can just now not be read that is an error: the
 /// object is replaced whole, and would lose its owners.
-async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Result<Owners, WriteError> {
+async fn owners(
+    client: &Client,
+    identity: &Identity,
+    namespace: &str,
+) -> Result<Result<Owners, NoOwner>, WriteError> {
     let Some(name) = &identity.pod else {
-        return Ok(Owners::new());
+        return Ok(Ok(Owners::new()));
     };
-    let pod = match Api::<Pod>::namespaced(client.clone(), namespace)
-        .get_metadata_opt(name)
-        .await
-    {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+    let pod = match pods.get_metadata_opt(name).await {
         Ok(Some(pod)) => pod.metadata,
         Ok(None) => {
-            warn!(
-                namespace,
-                pod = name,
-                "POD_NAME and NAMESPACE name no pod: the NodeFeature has no owner"
-            );
-            return Ok(Owners::new());
+            return Ok(Err(NoOwner::NoPod {
+                namespace: namespace.to_owned(),
+                pod: name.clone(),
+            }));
         }
         Err(kube::Error::Api(answer)) if matches!(answer.code, 403 | 404) => {
-            warn!(
-                namespace,
-                pod = name,
-                answer = answer.message,
-                "the pod cannot be read: the NodeFeature has no owner"
-            );
-            return Ok(Owners::new());
+            return Ok(Err(NoOwner::Unreadable {
+                namespace: namespace.to_owned(),
+                pod: name.clone(),
+                answer: answer.message.clone(),
+            }));
         }
         Err(error) => return Err(error.into()),
     };
@@ -151,7 +181,7 @@ async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Result
         .flatten()
         .find(|owner| owner.kind == "DaemonSet");
     let (Some(set), Some(uid)) = (set, pod.uid) else {
-        return Ok(Owners::new());
+        return Ok(Ok(Owners::new()));
     };
     let set = OwnerReference {
         controller: Some(true),
@@ -165,5 +195,5 @@ async fn owners(client: &Client, identity: &Identity, namespace: &str) -> Result
         uid,
         ..OwnerReference::default()
     };
-    Ok(vec![set, pod])
+    Ok(Ok(vec![set, pod]))
 }
