@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gantry_api::{DeviceHealth, DeviceId, ResourceName};
-use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_plugin::config::{Config, MigStrategy, Replicated, Selector, SharedOf, TimeSlicing};
 use gantry_plugin::inventory::{Device, Hardware, Inventory, Slice};
 use gantry_plugin::labels::{Facts, Host, HostDriver, HostOptions, Labels, Vgpu, labels};
 use gantry_plugin::offer::offer;
@@ -371,6 +371,23 @@ fn the_single_strategy_is_called_invalid_where_it_offers_nothing() {
 }
 
 #[test]
+#[test]
+fn by_the_mixed_strategy_what_is_not_offered_is_not_counted() {
+    let machine = cut(machine("dgx-a100"), |gpu| match gpu {
+        0 | 1 => Some(&["1g.5gb", "1g.5gb"]),
+        2 => Some(&["3g.20gb"]),
+        _ => None,
+    });
+    let config = Config {
+        deny: vec![Selector::Index(0), Selector::Index(2)],
+        ..strategy(MigStrategy::Mixed)
+    };
+    let labels = plain(&machine, &config);
+    assert_eq!(get(&labels, "nvidia.com/mig-1g.5gb.count"), Some("2"));
+    assert_eq!(get(&labels, "nvidia.com/mig-3g.20gb.count"), None);
+    assert_eq!(get(&labels, "nvidia.com/mig-3g.20gb.product"), None);
+}
+
 fn a_gpu_with_mig_on_is_counted_and_not_shared_without_a_strategy() {
     let machine = cut(machine("dgx-a100"), |_| Some(&["1g.5gb"]));
     let labels = plain(&machine, &shared(4));

@@ -1,7 +1,7 @@
 //! The labels of a resource: product, count, replicas, memory, what a MIG device has. Whole GPUs under `gpu.`, MIG devices under
 //! the same name by the strategy `single` and under `mig-<profile>.` by `mixed`, as NVIDIA's gpu-feature-discovery has them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_topology::{ComputeInstance, Gpu, MigAttributes};
 
@@ -79,18 +79,14 @@ fn single(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
         return;
     }
     leading(set, facts, &served);
-    for (profile, mut devices) in profiles(&served) {
-        devices.retain(|(_, compute)| {
-            let mut offered = facts.inventory.devices.iter();
-            offered.any(|device| device.uuid == compute.uuid.as_str())
-        });
+    for (profile, devices) in profiles(facts, &served) {
         mig(set, facts, GPU, &profile, &devices);
     }
 }
 
 /// Each profile is a resource.
 fn mixed(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
-    for (profile, devices) in profiles(products) {
+    for (profile, devices) in profiles(facts, products) {
         mig(set, facts, &format!("mig-{profile}"), &profile, &devices);
     }
 }
@@ -217,12 +213,20 @@ fn mig_devices(gpu: &Gpu) -> impl Iterator<Item = MigDevice<'_>> {
     devices.into_iter().map(move |(_, compute)| (gpu, compute))
 }
 
-/// All MIG devices by profile, spelled as in a resource's name: `1g.10gb.me` for `1g.10gb+me`.
-fn profiles<'a>(products: &[Product<'a>]) -> BTreeMap<String, Vec<MigDevice<'a>>> {
+/// The MIG devices that are offered, by profile, spelled as in a resource's name: `1g.10gb.me` for `1g.10gb+me`.
+fn profiles<'a>(facts: &Facts<'_>, products: &[Product<'a>]) -> BTreeMap<String, Vec<MigDevice<'a>>> {
+    let offered: BTreeSet<&str> = facts
+        .inventory
+        .devices
+        .iter()
+        .map(|device| device.uuid.as_str())
+        .collect();
     let mut profiles: BTreeMap<String, Vec<MigDevice<'a>>> = BTreeMap::new();
     for device in cut_gpus(products).flat_map(mig_devices) {
-        let profile = device.1.profile.replace('+', ".");
-        profiles.entry(profile).or_default().push(device);
+        if offered.contains(device.1.uuid.as_str()) {
+            let profile = device.1.profile.replace('+', ".");
+            profiles.entry(profile).or_default().push(device);
+        }
     }
     profiles
 }
