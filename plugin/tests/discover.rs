@@ -303,6 +303,34 @@ fn without_sysfs_the_gpus_are_found_and_the_nics_are_not() {
 }
 
 #[test]
+fn a_gpu_whose_numa_node_the_kernel_does_not_know_has_that_of_the_cpus_near_it() {
+    let sim = Sim::of("hgx-h100");
+    let gpus = sim.installed.facts.machine().gpus();
+    let file = |gpu: usize, name: &str| {
+        let address = gpus[gpu].bus_id.as_ref().unwrap();
+        let devices = sim.installed.layout.sys.join("bus/pci/devices");
+        devices.join(address.as_str()).join(name)
+    };
+    std::fs::write(file(5, "numa_node"), "-1\n").unwrap();
+    std::fs::write(file(6, "numa_node"), "-1\n").unwrap();
+    std::fs::write(file(6, "local_cpulist"), "0-207\n").unwrap();
+    let nvml = Nvml::load(&sim.options().library).unwrap();
+    let found = discover::read(&nvml, &sim.options()).unwrap();
+    assert_eq!(found.machine.gpus()[5].numa, gpus[5].numa);
+    assert_eq!(found.machine.gpus()[6].numa, None);
+    let told: Vec<_> = found
+        .warnings
+        .iter()
+        .filter(|warning| warning.contains("NUMA node"))
+        .collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].contains(gpus[6].bus_id.as_ref().unwrap().as_str()),
+        "{told:?}"
+    );
+}
+
+#[test]
 fn processes_on_a_gpu_are_listed_however_many_there_are() {
     let sim = Sim::of("workstation-2x");
     let processes: Vec<_> = (1..=300)

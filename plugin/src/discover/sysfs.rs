@@ -1,7 +1,7 @@
 //! Reading sysfs: places of PCI devices, NUMA nodes, RDMA adapters. A file that is not there is an answer ("unknown"), never
 //! an error. Symbolic links are followed inside the tree, which may lie anywhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -70,14 +70,22 @@ impl Sysfs {
 
     /// How many NUMA nodes the machine has; 0 if sysfs does not say.
     pub(super) fn numa_nodes(&self) -> usize {
-        let is_node = |name: &str| {
-            name.strip_prefix("node")
-                .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+        self.nodes().len()
+    }
+
+    /// The CPUs of each NUMA node that has any.
+    pub(super) fn cpus_by_node(&self) -> BTreeMap<u32, IdList> {
+        let cpus = |node: u32| {
+            let folder = self.root.join(format!("devices/system/node/node{node}"));
+            Some((node, self.read(&folder.join("cpulist"))?.parse().ok()?))
         };
-        names(&self.root.join("devices/system/node"))
-            .iter()
-            .filter(|name| is_node(name))
-            .count()
+        self.nodes().into_iter().filter_map(cpus).collect()
+    }
+
+    fn nodes(&self) -> BTreeSet<u32> {
+        let number = |name: &String| name.strip_prefix("node")?.parse().ok();
+        let all = names(&self.root.join("devices/system/node"));
+        all.iter().filter_map(number).collect()
     }
 
     /// The RDMA adapters on PCIe, by name as a person counts (`mlx5_2` before `mlx5_10`). Virtual functions are left out: they
