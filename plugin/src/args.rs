@@ -323,6 +323,17 @@ mod tests {
     }
 
     #[test]
+    fn flags_of_nvidias_config_manager_go_by_their_own_names_too() {
+        let ours = ["--config-dir=/configs", "--config-label=example.com/gpu"];
+        let nvidias = ["--config-file-srcdir=/configs", "--node-label=example.com/gpu"];
+        for [folder, label] in [ours, nvidias] {
+            let args = parse(&["--node-name=a", folder, label]).unwrap();
+            assert_eq!(args.config.configs(), Some(Configs::Folder("/configs".into())));
+            assert_eq!(args.config.config_label, "example.com/gpu");
+        }
+    }
+
+    #[test]
     fn a_config_map_is_named_with_its_namespace() {
         let args = parse(&[
             "--node-name=a",

@@ -27,6 +27,7 @@ pub struct ConfigArgs {
     /// Folder with several configurations instead, such as a mounted ConfigMap
     #[arg(
         long,
+        alias = "config-file-srcdir",
         env = "CONFIG_FILE_SRCDIR",
         value_name = "DIR",
         conflicts_with = "config_map"
@@ -36,6 +37,7 @@ pub struct ConfigArgs {
     /// Label of the node that names its configuration
     #[arg(
         long,
+        alias = "node-label",
         env = "NODE_LABEL",
         value_name = "LABEL",
         value_parser = NonEmptyStringValueParser::new(),
