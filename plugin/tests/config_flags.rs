@@ -236,6 +236,24 @@ fn the_first_variable_that_is_set_counts_and_the_last_flag() {
 }
 
 #[test]
+fn of_a_setting_that_both_of_nvidias_programs_have_the_plugins_variable_goes_first() {
+    let both = config(
+        "",
+        &[
+            ("GFD_MIG_STRATEGY", "single"),
+            ("MIG_STRATEGY", "mixed"),
+            ("GFD_FAIL_ON_INIT_ERROR", "true"),
+            ("FAIL_ON_INIT_ERROR", "false"),
+        ],
+        &[],
+    );
+    assert_eq!(effective(&both, "flags.migStrategy"), "mixed");
+    assert_eq!(effective(&both, "flags.failOnInitError"), false);
+    let twin = config("", &[("GFD_MIG_STRATEGY", "single")], &[]);
+    assert_eq!(effective(&twin, "flags.migStrategy"), "single");
+}
+
+#[test]
 fn lists_take_commas_and_several_flags() {
     let strategies =
         |env: &[(&str, &str)], flags: &[(&str, &str)]| config("", env, flags).device_list_strategy.len();
@@ -267,6 +285,7 @@ fn a_wrong_flag_or_variable_is_named() {
             ("sleep-interval", "1 hour"),
             ("device-discovery-strategy", "tegra"),
             ("cdi-disable-hooks", "chmd"),
+            ("cdi-feature-flags", "disable-ipc-discoverr"),
         ],
     )
     .unwrap_err();

@@ -66,13 +66,39 @@ fn elsewhere_the_daemon_has_no_capability() {
     assert_eq!(rights.get("privileged"), None);
 }
 
+/// What a node has to have for the daemon, any one of them.
+fn terms(daemon_set: &Value) -> &[Value] {
+    daemon_set
+        .pointer("/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms")
+        .and_then(Value::as_array)
+        .unwrap()
+}
+
+#[test]
+fn the_daemon_runs_where_nvidias_does_and_where_a_person_says_so() {
+    let daemon_set = plain();
+    let asked: Vec<&Value> = terms(&daemon_set)
+        .iter()
+        .flat_map(|term| term["matchExpressions"].as_array().unwrap())
+        .filter(|expression| expression["key"] != MIG)
+        .collect();
+    let is_true = |key: &str| json!({"key": key, "operator": "In", "values": ["true"]});
+    let keys = [
+        "gantry.dev/gpu",
+        "nvidia.com/gpu.present",
+        "feature.node.kubernetes.io/pci-10de.present",
+    ];
+    assert_eq!(asked, keys.map(is_true).iter().collect::<Vec<_>>());
+    assert_eq!(
+        mig().pointer("/spec/template/spec/nodeSelector"),
+        Some(&json!({MIG: "true"}))
+    );
+}
+
 #[test]
 fn no_node_has_both() {
     let daemon_set = plain();
-    let terms = daemon_set
-        .pointer("/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms")
-        .and_then(Value::as_array)
-        .unwrap();
+    let terms = terms(&daemon_set);
     assert_eq!(terms.len(), 3);
     let elsewhere = json!({"key": MIG, "operator": "NotIn", "values": ["true"]});
     for term in terms {

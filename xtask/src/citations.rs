@@ -1,5 +1,7 @@
 //! Tests that documents name as proof must be there: a renamed test would leave a claim without one.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
 
 use crate::run::root;
@@ -7,7 +9,7 @@ use crate::run::root;
 /// The documents that name tests, as `file::name` or, after another in the same cell, `::name`.
 const DOCUMENTS: [&str; 1] = ["COMPATIBILITY.md"];
 
-/// Fails if a document names a test that is not in the file it names.
+/// Fails if a document names a test that is not in the file it names, or something there that is no test.
 pub(crate) fn check() -> Result<()> {
     let mut missing = Vec::new();
     let mut count = 0;
@@ -16,14 +18,19 @@ pub(crate) fn check() -> Result<()> {
             .with_context(|| format!("cannot read {document}"))?;
         for citation in citations(&text) {
             count += 1;
-            let source = std::fs::read_to_string(root().join(citation.file)).unwrap_or_default();
-            if !source.contains(&format!("fn {}(", citation.name)) {
+            let read = |file: &Path| std::fs::read_to_string(root().join(file)).unwrap_or_default();
+            let file = Path::new(citation.file);
+            let main = read(&file.with_file_name("main.rs"));
+            if !is_test(&read(file), citation.name) && !is_trial(&read(file), &main, &citation) {
                 missing.push(format!("{document}: {}::{}", citation.file, citation.name));
             }
         }
     }
     if !missing.is_empty() {
-        bail!("documents name tests that are not there:\n{}", missing.join("\n"));
+        bail!(
+            "documents name tests that are not there, or that are no tests:\n{}",
+            missing.join("\n")
+        );
     }
     println!("all {count} tests that documents name are there");
     Ok(())
@@ -55,6 +62,38 @@ fn citations(text: &str) -> Vec<Citation<'_>> {
     found
 }
 
+/// Whether `source` has a function of this name that is marked as a test; those of proptest are marked alike.
+fn is_test(source: &str, name: &str) -> bool {
+    let definition = format!("fn {name}(");
+    let lines: Vec<&str> = source.lines().map(str::trim).collect();
+    lines.iter().enumerate().any(|(at, line)| {
+        line.contains(&definition)
+            && lines[..at]
+                .iter()
+                .rev()
+                .take_while(|above| above.starts_with('#') || above.starts_with("//"))
+                .any(|above| *above == "#[test]" || above.starts_with("#[tokio::test"))
+    })
+}
+
+/// Whether it is played by a test program of our own (`harness = false`): listed among the stories of its file, or given to a trial by
+/// the program's main file.
+fn is_trial(source: &str, main: &str, citation: &Citation<'_>) -> bool {
+    let name = citation.name;
+    let is_there = source.contains(&format!("fn {name}("));
+    let listed = source
+        .split_once("stories![")
+        .and_then(|(_, rest)| rest.split_once(']'))
+        .is_some_and(|(list, _)| list.split(',').any(|story| story.trim() == name));
+    let module = Path::new(citation.file).file_stem().unwrap_or_default();
+    let called = format!("{}::{name}", module.to_string_lossy());
+    let given = main.lines().any(|line| {
+        let mut words = line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
+        words.any(|word| word == called)
+    });
+    is_there && (listed || given)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,6 +104,44 @@ mod tests {
             citations("| x `a::b` | same | p/a.rs::one, ::two |\n| y | | q/b.rs::three (reads back) |"),
             [("p/a.rs", "one"), ("p/a.rs", "two"), ("q/b.rs", "three")]
                 .map(|(file, name)| Citation { file, name })
+        );
+    }
+    #[test]
+    fn a_test_is_marked_as_one() {
+        let source = "
+            #[test]
+            fn plain() {}
+            /// What it is for.
+            #[tokio::test(flavor = \"multi_thread\")]
+            #[ignore]
+            async fn of_tokio() {}
+            fn helper() {}
+            #[inline]
+            fn helps_too() { plain() }
+        ";
+        for (name, expected) in [
+            ("plain", true),
+            ("of_tokio", true),
+            ("helper", false),
+            ("helps_too", false),
+            ("nowhere", false),
+        ] {
+            assert_eq!(is_test(source, name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_story_is_listed_in_its_file_or_given_to_a_trial() {
+        let source = "stories![one, two,]\nfn one() {}\nfn three() {}\nfn four() {}";
+        let main =
+            "trial(\"a name\", true, async move || tales::three(1).await)\nother::four, tales::four_more";
+        let is = |name| {
+            let file = "tests/tests/e2e/tales.rs";
+            is_trial(source, main, &Citation { file, name })
+        };
+        assert_eq!(
+            ["one", "two", "three", "four"].map(is),
+            [true, false, true, false]
         );
     }
 }

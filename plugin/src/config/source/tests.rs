@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::config::MigStrategy;
+use crate::recurring::log::Log;
 
 /// What is awaited comes in a moment; this is for a machine under load.
 const SOON: Duration = Duration::from_secs(20);
@@ -98,6 +99,30 @@ async fn a_file_written_over_is_read_again_and_a_bad_one_changes_nothing() {
     write(&path, "mixed");
     let report = followed.report(|report| report.problem.is_none()).await;
     assert_eq!((report.loads, report.failures), (2, 2));
+}
+
+#[tokio::test]
+async fn the_configuration_in_effect_is_in_the_log_at_the_start_and_at_every_change() {
+    let log = Log::default();
+    let _here = tracing::subscriber::set_default(log.clone());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    write(&path, "single");
+    let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
+    followed.config(MigStrategy::Single).await;
+    let told = |strategy: MigStrategy| {
+        let config = Config {
+            mig_strategy: strategy,
+            ..Config::default()
+        };
+        // As the log quotes it.
+        log.of(&format!("config={:?} ", config.to_json()))
+    };
+    assert_eq!((told(MigStrategy::Single), told(MigStrategy::Mixed)), (1, 0));
+    write(&path, "mixed");
+    followed.config(MigStrategy::Mixed).await;
+    followed.report(|report| report.loads == 2).await;
+    assert_eq!((told(MigStrategy::Single), told(MigStrategy::Mixed)), (1, 1));
 }
 
 #[tokio::test]
