@@ -23,6 +23,8 @@ use crate::recurring::{Recurring, chain};
 
 /// Shortest time between two writes of the account. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_millis(200);
+/// From a change until it is written: kubelet, whose question has made it, gets its answer first, for both are the work of one thread.
+const GATHER: Duration = Duration::from_millis(2);
 /// The object is written again after this time even if nothing changed, should somebody have deleted or changed it.
 const REPEAT: Duration = Duration::from_secs(300);
 /// Between two looks whether the object is still there and goes with the Node that there is now: where it is missing the node's devices
@@ -140,6 +142,7 @@ impl Publisher {
                     }
                 }
             }
+            tokio::time::sleep(GATHER).await;
         }
         self.leave().await;
     }
