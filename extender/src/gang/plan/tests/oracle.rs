@@ -72,8 +72,16 @@ impl Case {
             let (zone, rack, bits, cpu) = self.nodes[*index];
             let free: DeviceSet = (0..8).filter(|gpu| bits >> gpu & 1 == 1).collect();
             let name = format!("n{index}");
-            let zone = (zone < ZONES).then(|| format!("z{zone}")).unwrap_or_default();
-            let rack = (rack < RACKS).then(|| format!("r{rack}")).unwrap_or_default();
+            let zone = if zone < ZONES {
+                format!("z{zone}")
+            } else {
+                String::new()
+            };
+            let rack = if rack < RACKS {
+                format!("r{rack}")
+            } else {
+                String::new()
+            };
             world.node_with(&format!("{zone}/{rack}"), &name, &free, 0);
             world.room(&name, |_, left| left.milli_cpu = cpu);
         }
