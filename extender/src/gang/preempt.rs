@@ -97,6 +97,39 @@ pub fn fits_without(terrain: &Terrain<'_>, wanted: &Wanted, gone: &Occupant) -> 
     WhatIf::new(terrain, &[gone]).without(&[gone], |terrain| fits(terrain, wanted))
 }
 
+/// Where a gang goes once some of those are gone who may go for it, in this order, and which of them; `None` if it does not fit without all of them. Nobody
+/// goes who is nowhere where it would lie.
+pub fn make_way(
+    terrain: &Terrain<'_>,
+    wanted: &Wanted,
+    spares: &[&Occupant],
+) -> Option<(Vec<usize>, Placement)> {
+    let cluster = WhatIf::new(terrain, spares);
+    let placed = |gone: &[&Occupant]| cluster.without(gone, |terrain| plan(terrain, wanted)).ok();
+    let holds = |gone: &[&Occupant]| cluster.without(gone, |terrain| fits(terrain, wanted));
+    let count = shortest(spares.len(), |count| holds(&spares[..count]))?;
+    let mut go: Vec<usize> = (0..count).collect();
+    let mut placement = placed(&spares[..count])?;
+    let used: BTreeSet<&str> = placement.places.iter().map(|place| place.node.as_str()).collect();
+    let names = &terrain.snapshot.names;
+    let near = |at: &usize| {
+        let mut pods = spares[*at].pods.iter();
+        pods.any(|pod| {
+            names
+                .name(pod.node)
+                .is_some_and(|name| used.contains(name.as_str()))
+        })
+    };
+    let fewer: Vec<usize> = go.iter().copied().filter(near).collect();
+    if fewer.len() < go.len() {
+        let gone: Vec<&Occupant> = fewer.iter().map(|at| spares[*at]).collect();
+        if let Some(found) = placed(&gone) {
+            (go, placement) = (fewer, found);
+        }
+    }
+    Some((go, placement))
+}
+
 /// Where a gang goes once its victims are gone; `None` if there is no way. Without victims if it fits as it is.
 pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -> Option<Placement> {
     if let Ok(placement) = plan(terrain, wanted) {

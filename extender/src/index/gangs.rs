@@ -6,6 +6,7 @@
 //!                  plans (planning.rs) <──────┘   └──> answers (verbs.rs), work (work.rs), views (view.rs)
 //! ```
 
+mod extras;
 mod keep;
 mod members;
 mod nominated;
@@ -74,6 +75,8 @@ pub(super) struct State {
     held: supply::Held,
     /// What gangs asked for when they were refused last.
     asked: HashMap<Arc<GangKey>, planning::Asked>,
+    /// The same of gangs that could not take what others gave back for them.
+    vain: HashMap<Arc<GangKey>, planning::Asked>,
     offers: offers::Offers,
     keep: keep::Keep,
     prey: prey::Prey,
@@ -111,6 +114,7 @@ impl State {
             free: supply::Free::default(),
             held: supply::Held::default(),
             asked: HashMap::new(),
+            vain: HashMap::new(),
             offers: offers::Offers::default(),
             keep: keep::Keep::default(),
             prey: prey::Prey::default(),
@@ -237,6 +241,7 @@ impl Index {
         gangs.called.clear();
         gangs.aside.clear();
         gangs.asked.clear();
+        gangs.vain.clear();
         gangs.awaits.clear();
         gangs.offers.clear();
         gangs.work.clear();

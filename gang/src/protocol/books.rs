@@ -94,6 +94,7 @@ impl Gangs {
         let turn = ready.then(|| gang.turn());
         let considered = gang.tries.considered;
         let preempts = gang.preempts();
+        let may_spare = gang.may_spare();
         let due = gang.due(&self.settings, now.at);
         let before = std::mem::replace(&mut gang.timer, due);
         let devices = gang.slots.devices();
@@ -104,11 +105,8 @@ impl Gangs {
             let gang = key.clone();
             self.slot_changes.push(SlotChange { gang, slot, place });
         }
-        if wants_plan {
-            self.planable.insert(key.clone());
-        } else {
-            self.planable.remove(key);
-        }
+        set(&mut self.planable, key, wants_plan);
+        set(&mut self.stocked, key, may_spare);
         if self.ready.get(key) != turn.as_ref() {
             match turn {
                 Some(turn) => self.ready.insert(key.clone(), turn),
@@ -210,6 +208,7 @@ impl Gangs {
         self.planable.remove(key);
         self.untried.remove(key);
         self.ready.remove(key);
+        self.stocked.remove(key);
         if let Some(victims) = self.preempting.remove(key) {
             self.mark(&victims, false);
         }
@@ -233,6 +232,14 @@ impl Gangs {
                 self.follow_object(now, &name);
             }
         }
+    }
+}
+
+fn set(gangs: &mut BTreeSet<Arc<GangKey>>, key: &Arc<GangKey>, is_in: bool) {
+    if is_in {
+        gangs.insert(key.clone());
+    } else {
+        gangs.remove(key);
     }
 }
 

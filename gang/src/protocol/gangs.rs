@@ -40,6 +40,8 @@ pub struct Gangs {
     pub(super) ready: BTreeMap<Arc<GangKey>, Turn>,
     /// Those of them that were not planned since room last grew: none of the others need be looked at.
     pub(super) untried: BTreeSet<Arc<GangKey>>,
+    /// Gangs that may have places of members beyond their minimum to give back.
+    pub(super) stocked: BTreeSet<Arc<GangKey>>,
     /// Pods that are one too many.
     pub(super) beyond: Line,
     /// Some of them can come in now.
@@ -94,6 +96,7 @@ impl Gangs {
             planable: BTreeSet::new(),
             ready: BTreeMap::new(),
             untried: BTreeSet::new(),
+            stocked: BTreeSet::new(),
             beyond: Line::default(),
             more_wait: false,
             line: None,
@@ -301,12 +304,18 @@ impl Gangs {
         self.of_gang(now, gang, |gang, _| gang.unfit(&|id, _| slots.contains(&id)));
     }
 
-    /// Gives back the places of members of a gang beyond its minimum that are not on their way through a bind: others need them more. How
-    /// many.
-    pub fn release_extras(&mut self, now: Now, gang: &GangKey) -> u32 {
+    /// Gives back places of members of a gang beyond its minimum: others need them more. Only such as [`View::spares`] names. How many.
+    pub fn release_extras(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) -> u32 {
         let mut released = 0;
-        self.of_gang(now, gang, |gang, _| released = gang.release_extras());
+        self.of_gang(now, gang, |gang, _| released = gang.release_extras(slots));
         released
+    }
+
+    /// Gangs that may have places to give back ([`View::spares`]), by name.
+    pub fn stocked(&self) -> impl Iterator<Item = View<'_>> {
+        let now = self.clock.map(|now| now.at);
+        let gangs = self.stocked.iter().filter_map(|key| self.gangs.get(key));
+        gangs.filter_map(move |gang| Some(View { gang, now: now? }))
     }
 
     /// What filter answers for a pod. `offered` says which nodes kube-scheduler offers.

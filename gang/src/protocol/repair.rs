@@ -1,13 +1,15 @@
 //! What becomes of a decided gang that loses members: a lost member's place is kept for its replacement, the gang is started anew as a
 //! whole, or the place is given up. What the gang does not need for its minimum is never kept.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::PodUid;
 
 use super::gang::{Env, Gang, State};
-use super::members::{Class, Count};
+use super::members::{Class, Count, Kept};
 use super::slots::Holder;
 use super::standing::{after, backoff};
 use super::types::{Settings, Work};
@@ -84,33 +86,64 @@ impl Gang {
         })
     }
 
-    /// Gives back the places of members beyond the minimum that are not on their way through a bind. How many.
-    pub(super) fn release_extras(&mut self) -> u32 {
-        let mut released = 0;
-        for uid in self.members.on_the_way().clone() {
-            let idle = self
-                .members
-                .get(&uid)
-                .is_some_and(|kept| !kept.here && !kept.pinned());
-            let role = self.members.get(&uid).map(|kept| kept.member.claim.role.clone());
-            let spare = role.is_some_and(|role| self.spares(&role));
-            if idle
-                && spare
-                && let Some((id, _)) = self.slot_of(&uid)
-            {
-                self.drop_slot(id);
-                released += 1;
-            }
-        }
-        released
+    /// Whether there may be any of [`Gang::spares`]; cheap.
+    pub(super) fn may_spare(&self) -> bool {
+        let begun = !matches!(
+            self.state,
+            State::Open | State::Restarting { .. } | State::Over { .. }
+        );
+        let beyond = self.members.count().placed() > self.min() && self.min() > 0;
+        begun && beyond && !self.preempts() && !self.members.on_the_way().is_empty()
     }
 
-    /// Whether the gang has its minimum without one member of a role that is on its way.
-    fn spares(&self, role: &str) -> bool {
-        let total = self.members.count().placed() > self.min();
-        let of_role = self.members.count_of(role).placed();
-        let needed = self.role_min(role);
-        total && of_role > needed && self.knows_roles()
+    /// Slots of members beyond the minimum that are not at the barrier nor on their way through a bind: who has not come goes before who has, then
+    /// the last rank. None while pods have to go for the gang: what those hold is of no use to others.
+    pub(super) fn spares(&self) -> Vec<u32> {
+        if !self.may_spare() || !self.knows_roles() {
+            return Vec::new();
+        }
+        let on_the_way = self.members.on_the_way().iter();
+        let mut idle: Vec<&Kept> = on_the_way
+            .filter_map(|uid| self.members.get(uid))
+            .filter(|kept| !kept.here && !kept.pinned())
+            .collect();
+        idle.sort_by(|a, b| {
+            let last = |kept: &Kept| {
+                let rank = kept.member.claim.rank.map_or(u64::MAX, u64::from);
+                (kept.arrived, Reverse((rank, kept.member.created)))
+            };
+            let order = last(a).cmp(&last(b));
+            order.then_with(|| b.member.uid.cmp(&a.member.uid))
+        });
+        let mut beyond = self.members.count().placed().saturating_sub(self.min());
+        let mut of_role: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut spares = Vec::new();
+        for kept in idle {
+            let role = &*kept.member.claim.role;
+            let of_role = of_role.entry(role).or_insert_with(|| {
+                let placed = self.members.count_of(role).placed();
+                placed.saturating_sub(self.role_min(role))
+            });
+            if beyond > 0
+                && *of_role > 0
+                && let Some(id) = kept.slot
+            {
+                beyond -= 1;
+                *of_role -= 1;
+                spares.push(id);
+            }
+        }
+        spares
+    }
+
+    /// Gives back some of [`Gang::spares`]. How many.
+    pub(super) fn release_extras(&mut self, slots: &BTreeSet<u32>) -> u32 {
+        let mut released = 0;
+        for id in self.spares().into_iter().filter(|id| slots.contains(id)) {
+            self.drop_slot(id);
+            released += 1;
+        }
+        released
     }
 
     /// Deletes all members, so that their controller makes all of them anew.

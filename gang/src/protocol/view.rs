@@ -7,7 +7,7 @@ use gantry_api::{GangPhase, NodeName, PodUid};
 
 use super::gang::{Gang, State};
 use super::members::{Class, Count};
-use super::slots::Holder;
+use super::slots::{Holder, Slot};
 use super::types::{Devices, Refused, ShapeId, Stage};
 use crate::key::GangKey;
 use crate::terms::Terms;
@@ -222,14 +222,26 @@ impl<'a> View<'a> {
         })
     }
 
+    /// Places that it can do without, and that nobody has come to for good: what is given back first where others need it more
+    /// ([`super::Gangs::release_extras`]), in that order.
+    pub fn spares(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
+        let gang = self.gang;
+        let spares = gang.spares().into_iter();
+        spares.filter_map(move |id| Some(slot_view(id, gang.slots.get(id)?)))
+    }
+
     /// Its slots, by number.
     pub fn slots(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
-        self.gang.slots.iter().map(|(id, slot)| SlotView {
-            slot: id,
-            node: &slot.node,
-            devices: &slot.devices,
-            pod: slot.holder.pod(),
-            bound: matches!(slot.holder, Holder::Bound(_)),
-        })
+        self.gang.slots.iter().map(|(id, slot)| slot_view(id, slot))
+    }
+}
+
+fn slot_view(id: u32, slot: &Slot) -> SlotView<'_> {
+    SlotView {
+        slot: id,
+        node: &slot.node,
+        devices: &slot.devices,
+        pod: slot.holder.pod(),
+        bound: matches!(slot.holder, Holder::Bound(_)),
     }
 }

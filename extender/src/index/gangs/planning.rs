@@ -37,7 +37,7 @@ impl Tries {
 /// What a gang asks for, as far as the words of a refusal go by it.
 pub(super) type Asked = (Arc<Terms>, usize, u32);
 
-fn asked_for(wanted: &Wanted) -> Asked {
+pub(super) fn asked_for(wanted: &Wanted) -> Asked {
     (Arc::clone(&wanted.terms), wanted.members.len(), wanted.must)
 }
 
@@ -77,8 +77,12 @@ impl Index {
             None => self.plan_beside_kept(&wanted),
         };
         let mut awaits = false;
+        let hopeless = matches!(&result, Err(refused) if refused.hopeless);
+        let released = (result.is_err() && !hopeless).then(|| self.release_extras(&wanted));
+        let released = released.flatten();
+        let given_back = released.is_some();
+        result = released.map_or(result, Ok);
         if let Err(refused) = &mut result {
-            let hopeless = refused.hopeless;
             let searched = self.may_search(&wanted, hopeless);
             awaits = searched && self.awaits_ending(&wanted);
             if awaits {
@@ -106,6 +110,9 @@ impl Index {
             _ => self.gangs.asked.remove(&wanted.gang),
         };
         self.gangs.core.placed(self.now, &wanted.gang, result);
+        if given_back {
+            self.note_released(&wanted);
+        }
         true
     }
 

@@ -1,4 +1,5 @@
 mod aside;
+mod extras;
 mod order;
 mod preemption;
 mod restart;

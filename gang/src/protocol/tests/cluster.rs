@@ -189,7 +189,15 @@ impl Cluster {
                 self.lost_nodes.insert(node);
             }
             Op::ReleaseExtras(gang) => {
-                self.gangs.release_extras(self.now(), &key(GANGS[gang % 3]));
+                let key = key(GANGS[gang % 3]);
+                let view = self.gangs.view(&key);
+                let spares: BTreeSet<u32> = view
+                    .iter()
+                    .flat_map(|view| view.spares())
+                    .map(|spare| spare.slot)
+                    .collect();
+                let released = self.gangs.release_extras(self.now(), &key, &spares);
+                assert_eq!(released as usize, spares.len());
             }
             Op::DropObject(gang) => {
                 let name = GANGS[gang % 3];

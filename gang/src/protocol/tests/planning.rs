@@ -1,5 +1,7 @@
 //! The queue, refusals, back-off, time limits: what becomes of a gang before the decision.
 
+use std::collections::BTreeSet;
+
 use gantry_api::GangPhase;
 
 use proptest::prelude::*;
@@ -440,16 +442,40 @@ fn a_pod_made_anew_takes_the_place_of_the_one_before() {
     assert_eq!(world.node("a2"), "n0");
 }
 
+/// The places of a gang that it can do without.
+fn spares(world: &World, gang: &str) -> BTreeSet<u32> {
+    let view = world.gangs.view(&key(gang)).unwrap();
+    view.spares().map(|spare| spare.slot).collect()
+}
+
 #[test]
 fn extras_come_and_go_without_the_gang() {
     let mut world = World::new();
     world.members("a", 4, 2);
     world.plan();
     world.come("a0");
-    assert_eq!(world.gangs.release_extras(world.now(), &key("a")), 2);
+    let extras = spares(&world, "a");
+    assert_eq!(extras.len(), 2);
+    assert_eq!(world.gangs.release_extras(world.now(), &key("a"), &extras), 2);
     assert_eq!(world.phase("a"), GangPhase::Planned);
     assert_eq!(world.reserved().len(), 2);
-    assert_eq!(world.gangs.release_extras(world.now(), &key("a")), 0);
+    assert_eq!(spares(&world, "a"), BTreeSet::new());
+    assert_eq!(world.gangs.release_extras(world.now(), &key("a"), &extras), 0);
+}
+
+#[test]
+fn the_last_ranks_are_given_back_first_and_none_that_a_role_needs() {
+    let mut world = World::new();
+    for rank in 0..4 {
+        let claim = with_rank(claim("a", 2), rank);
+        // The UIDs run the other way.
+        world.see(member(&format!("a{}", 3 - rank), claim));
+    }
+    world.plan();
+    let view = world.gangs.view(&key("a")).unwrap();
+    let pods: Vec<&str> = view.spares().map(|spare| spare.pod.unwrap().as_str()).collect();
+    assert_eq!(pods, ["a0", "a1"]);
+    assert_eq!(world.gangs.stocked().count(), 1);
 }
 
 /// Gang `a` is planned where `v0` was, for which `v0` and `v1` have to go.
