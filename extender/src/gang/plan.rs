@@ -8,7 +8,8 @@
 //! 4. The **fewest parts** of the levels below, where there are any (racks of a zone).
 //! 5. The **least left over**: of the parts of the fabric that hold the members the one that has room for the fewest more, and within it, at each
 //!    level down to the nodes, the fewest parts with the least left over. What is left over is left where something is broken already; one node
-//!    for all goes where the rack is.
+//!    for all goes where the rack is. In the smallest domains that are so chosen they lie as **level** as can be on no more nodes, whole slices if there
+//!    are any: 16 and 16, not 18 and 14.
 //! 6. What the pods **prefer** (affinity, taints), then the fewest free devices.
 //! 7. The **names**: equal input, equal answer.
 //!
@@ -19,6 +20,7 @@ mod demand;
 mod earmark;
 mod fill;
 mod lay;
+mod level;
 mod order;
 mod pack;
 mod rules;

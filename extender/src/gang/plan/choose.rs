@@ -8,7 +8,7 @@ use gantry_gang::DomainIx;
 
 use super::demand::{Counts, Demand};
 use super::fill::{Anchors, Filler, Run};
-use super::pack::{Packing, State, nodes_of, pack};
+use super::pack::{Packing, State, leveled, nodes_of, pack};
 use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::slices::{Slices, by_slices, ordinals};
 use super::survey::Survey;
@@ -25,6 +25,12 @@ pub(super) struct Chosen {
     /// How wide it lies, from 0; then how slow it is.
     pub(super) rank: (Reverse<u32>, usize, usize),
     pub(super) runs: Vec<Run>,
+}
+
+/// The same for several shapes, and where it lies.
+struct Packed {
+    chosen: Chosen,
+    place: Place,
 }
 
 /// Chooses within one survey.
@@ -78,16 +84,29 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 None
             };
         }
+        let grounds = scopes
+            .iter()
+            .map(|scope| places(self.survey, self.anchors, *scope));
+        let grounds: Vec<Vec<Place>> = grounds.collect();
+        let (packed, counts) = self.several_shapes(demand, &grounds)?;
+        let Packed { mut chosen, place } = packed;
+        let state = State::of(self.survey);
+        let packing = self.packing(chosen.rank.2, &state);
+        chosen.runs = leveled(packing, place, &counts, chosen.runs);
+        Some(chosen)
+    }
+
+    /// Members of several shapes, and how many of each: all, or those that must be and as many extras as fit.
+    fn several_shapes(&self, demand: &Demand<'_>, grounds: &[Vec<Place>]) -> Option<(Packed, Counts)> {
         let all = demand.first(demand.most);
-        if let Some(chosen) = self.shapes(&scopes, &all) {
-            return Some(chosen);
+        if let Some(packed) = self.shapes(grounds, &all) {
+            return Some((packed, all));
         }
         let least = demand.least();
-        let chosen = least.iter().find_map(|counts| {
-            self.shapes(&scopes, counts)
-                .map(|chosen| (chosen, counts.clone()))
-        });
-        let (mut chosen, mut counts) = chosen?;
+        let packed = least
+            .into_iter()
+            .find_map(|counts| Some((self.shapes(grounds, &counts)?, counts)));
+        let (mut packed, mut counts) = packed?;
         // Extras while they fit, shape by shape as the ranks come.
         let mut total: u32 = counts.iter().sum();
         let all = demand.all();
@@ -95,13 +114,23 @@ impl<'s, 'a> Chooser<'s, 'a> {
             while total < demand.most && counts[slot] < all[slot] {
                 let mut more = counts.clone();
                 more[slot] += 1;
-                let Some(better) = self.shapes(&scopes, &more) else {
+                let Some(better) = self.shapes(grounds, &more) else {
                     break;
                 };
-                (chosen, counts, total) = (better, more, total + 1);
+                (packed, counts, total) = (better, more, total + 1);
             }
         }
-        Some(chosen)
+        Some((packed, counts))
+    }
+
+    fn packing<'p>(&'p self, tier: usize, state: &'p State) -> Packing<'p, 'a> {
+        Packing {
+            survey: self.survey,
+            tier,
+            loose: &self.loose,
+            anchors: self.anchors,
+            state,
+        }
     }
 
     /// All members that may be placed, or those that must.
@@ -110,13 +139,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
         counts.iter().find_map(|counts| {
             let members = ordinals(demand.wanted, demand.pick(counts));
             (0..self.survey.tiers()).find_map(|tier| {
-                let packing = Packing {
-                    survey: self.survey,
-                    tier,
-                    loose: &self.loose,
-                    anchors: self.anchors,
-                    state: &State::of(self.survey),
-                };
+                let state = State::of(self.survey);
+                let packing = self.packing(tier, &state);
                 let runs = by_slices(packing, self.sums.get(tier)?, slices, &members)?;
                 let rank = (Reverse(counts.iter().sum()), width, tier);
                 Some(Chosen { rank, runs })
@@ -211,7 +235,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     let mut filler = filler.clone();
                     match slices {
                         Some(slices) => filler.fill_sliced(*domain, slices, members)?,
-                        None => filler.fill(*domain, members)?,
+                        None => filler.fill_level(*domain, members)?,
                     }
                     let runs = filler.runs;
                     let evenness = (runs.len(), runs.iter().map(|run| run.count).max());
@@ -287,9 +311,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     /// Where so many members of each shape go.
-    fn shapes(&self, scopes: &[Scope], counts: &Counts) -> Option<Chosen> {
-        for (width, scope) in scopes.iter().enumerate() {
-            let places = places(self.survey, self.anchors, *scope);
+    fn shapes(&self, grounds: &[Vec<Place>], counts: &Counts) -> Option<Packed> {
+        for (width, places) in grounds.iter().enumerate() {
             for tier in 0..self.survey.tiers() {
                 let fits = |place: &&Place| {
                     (0..counts.len()).all(|slot| self.takes(**place, slot, tier) >= counts[slot])
@@ -309,23 +332,17 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     .map(|place| (over(*place), *place))
                     .collect();
                 found.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(&name(b.1))));
-                let packing = Packing {
-                    survey: self.survey,
-                    tier,
-                    loose: &self.loose,
-                    anchors: self.anchors,
-                    state: &State::of(self.survey),
-                };
+                let state = State::of(self.survey);
+                let packing = self.packing(tier, &state);
                 let packed = found
                     .iter()
                     .filter(|(_, place)| self.may_be_even(*place, counts, tier))
                     .take(MOST_PACKED)
-                    .find_map(|(_, place)| pack(packing, *place, counts));
-                if let Some(runs) = packed {
-                    return Some(Chosen {
-                        rank: (Reverse(counts.iter().sum()), width, tier),
-                        runs,
-                    });
+                    .find_map(|(_, place)| Some((*place, pack(packing, *place, counts)?)));
+                if let Some((place, runs)) = packed {
+                    let rank = (Reverse(counts.iter().sum()), width, tier);
+                    let chosen = Chosen { rank, runs };
+                    return Some(Packed { chosen, place });
                 }
             }
         }

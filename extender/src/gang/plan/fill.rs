@@ -59,6 +59,11 @@ impl Anchors {
         self.domains.contains_key(&domain)
     }
 
+    /// Whether they are in more domains, or on more nodes.
+    pub(super) fn is_wider_than(&self, other: &Self) -> bool {
+        self.domains.len() > other.domains.len() || self.nodes.len() > other.nodes.len()
+    }
+
     pub(super) fn add(&mut self, survey: &Survey<'_>, node: NodeIx) {
         if !self.nodes.insert(node) {
             return;
@@ -250,7 +255,7 @@ impl<'s, 'a> Filler<'s, 'a> {
         }
     }
 
-    fn is_fresh(&self, domain: DomainIx) -> bool {
+    pub(super) fn is_fresh(&self, domain: DomainIx) -> bool {
         self.survey.domain(domain).is_some_and(|of| {
             of.children.iter().all(|child| self.is_fresh(*child))
                 && of.nodes.iter().all(|node| self.survey.is_fresh(NodeIx(*node)))

@@ -5,12 +5,15 @@ mod evenly;
 mod search;
 mod state;
 
+use gantry_gang::DomainIx;
+
 use self::evenly::evenly;
 use self::search::search;
 pub(super) use self::state::State;
 use self::state::more;
 use super::demand::Counts;
 use super::fill::{Anchors, Filler, Run};
+use super::level::{is_wider, unevenness};
 use super::order;
 use super::scope::Place;
 use super::survey::Survey;
@@ -58,7 +61,7 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
         } else if survey.rules.spreads() {
             in_row(packing, &nodes, counts, order)
         } else {
-            by_tree(packing, place, counts, order)
+            by_tree(packing, place, counts, order, Filler::fill)
         };
         let lets_in = |runs: &Vec<Run>| packing.lets_in(runs);
         let found = found.filter(lets_in).or_else(|| {
@@ -81,8 +84,35 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
     search(packing, &open, counts, &order)
 }
 
+/// What was packed, as level over the smallest domains of the place as can be without lying wider.
+pub(super) fn leveled(packing: Packing<'_, '_>, place: Place, counts: &Counts, packed: Vec<Run>) -> Vec<Run> {
+    let survey = packing.survey;
+    if survey.relates() || !packing.anchors.is_empty() {
+        return packed;
+    }
+    let mut order: Vec<usize> = Vec::new();
+    for run in &packed {
+        if !order.contains(&run.slot) {
+            order.push(run.slot);
+        }
+    }
+    let back: Vec<usize> = order.iter().rev().copied().collect();
+    let level = [order, back]
+        .iter()
+        .filter_map(|order| by_tree(packing, place, counts, order, Filler::fill_level))
+        .filter(|level| packing.lets_in(level) && !is_wider(survey, level, &packed))
+        .min_by_key(|level| unevenness(survey, level));
+    level.unwrap_or(packed)
+}
+
 /// One shape after the other, each along the tree.
-fn by_tree(packing: Packing<'_, '_>, place: Place, counts: &Counts, order: &[usize]) -> Option<Vec<Run>> {
+fn by_tree<'s, 'a>(
+    packing: Packing<'s, 'a>,
+    place: Place,
+    counts: &Counts,
+    order: &[usize],
+    fill: impl Fn(&mut Filler<'s, 'a>, DomainIx, u32) -> Option<()>,
+) -> Option<Vec<Run>> {
     let Packing {
         survey,
         tier,
@@ -112,7 +142,7 @@ fn by_tree(packing: Packing<'_, '_>, place: Place, counts: &Counts, order: &[usi
                     more(survey, &state, node, slot, tier)
                 });
                 filler.begun = std::mem::take(&mut begun);
-                filler.fill(domain, members)?;
+                fill(&mut filler, domain, members)?;
                 begun = filler.begun;
                 filler.runs
             }

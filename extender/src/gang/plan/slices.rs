@@ -8,9 +8,10 @@ use gantry_gang::protocol::Wanted;
 
 use super::demand::Asked;
 use super::fill::{Filler, Run};
+use super::level::is_wider;
 use super::pack::{Packing, pack};
 use super::scope::Place;
-use super::split::{Part, split};
+use super::split::{Part, level, split};
 use super::survey::Survey;
 
 /// Slices of a gang.
@@ -45,14 +46,47 @@ impl Filler<'_, '_> {
         whole * slices.size + if rest >= last { last } else { 0 }
     }
 
-    /// Lays members in slices on the nodes of a domain; `None` if they do not fit so.
+    /// Lays members in slices on the nodes of a domain, as many in one domain of the level as in another if that makes it no wider; `None` if they do not
+    /// fit so.
     pub(super) fn fill_sliced(&mut self, domain: DomainIx, slices: Slices, members: u32) -> Option<()> {
         let blocks = self.rooms_of(domain, slices.level);
         if let [(block, _)] = blocks[..] {
-            return self.fill(block, members);
+            return self.fill_level(block, members);
         }
-        self.fill_slices(domain, slices, members / slices.size)?;
-        let rest = members % slices.size;
+        let mut even = self.clone();
+        let mut shares = Vec::new();
+        self.share_slices(domain, slices, members / slices.size, &mut shares)?;
+        self.fill_shares(domain, slices, &shares, members % slices.size)?;
+        let parts = shares.iter().map(|(block, _)| {
+            let part = even.part(*block);
+            Part {
+                room: part.room / slices.size,
+                ..part
+            }
+        });
+        let parts: Vec<Part> = parts.collect();
+        let level = level(&parts, members / slices.size).unwrap_or_default();
+        for ((_, count), level) in shares.iter_mut().zip(level) {
+            *count = level;
+        }
+        let laid = even.fill_shares(domain, slices, &shares, members % slices.size);
+        if laid.is_some() && !even.begun.is_wider_than(&self.begun) {
+            *self = even;
+        }
+        Some(())
+    }
+
+    /// So many slices in each of some domains of the level, and `rest` members more.
+    fn fill_shares(
+        &mut self,
+        domain: DomainIx,
+        slices: Slices,
+        shares: &[(DomainIx, u32)],
+        rest: u32,
+    ) -> Option<()> {
+        for (block, count) in shares {
+            self.fill_level(*block, count * slices.size)?;
+        }
         if rest == 0 {
             return Some(());
         }
@@ -63,13 +97,21 @@ impl Filler<'_, '_> {
         self.fill(block, rest)
     }
 
-    fn fill_slices(&mut self, domain: DomainIx, slices: Slices, count: u32) -> Option<()> {
+    /// How many slices each domain of the level gets, in as few of those as can be.
+    fn share_slices(
+        &self,
+        domain: DomainIx,
+        slices: Slices,
+        count: u32,
+        shares: &mut Vec<(DomainIx, u32)>,
+    ) -> Option<()> {
         if count == 0 {
             return Some(());
         }
         let of = self.survey.domain(domain)?;
         if of.level.is_some_and(|level| level >= slices.level) || of.children.is_empty() {
-            return self.fill(domain, count * slices.size);
+            shares.push((domain, count));
+            return Some(());
         }
         let parts: Vec<Part> = of
             .children
@@ -83,7 +125,7 @@ impl Filler<'_, '_> {
             })
             .collect();
         for (child, count) in of.children.iter().zip(split(&parts, count)?) {
-            self.fill_slices(*child, slices, count)?;
+            self.share_slices(*child, slices, count, shares)?;
         }
         Some(())
     }
@@ -185,10 +227,62 @@ pub(super) fn by_slices(
             counts[asked.slot] += 1;
         }
     }
+    let tight = one_by_one(packing, sums, slices, (&all, &groups), |_, _| true)?;
+    // Where others of the gang have places it lies near those.
+    if !packing.anchors.is_empty() {
+        return Some(tight.runs);
+    }
+    // As many slices in one domain as in another, as far as numbers tell how many each takes.
+    let total = |slot: usize| {
+        groups
+            .iter()
+            .map(|(_, counts)| u64::from(counts[slot]))
+            .sum::<u64>()
+    };
+    let parts = tight.laid.iter().map(|(block, laid)| {
+        let takes = |slot: usize| u64::from(sums.get(block.0 as usize * slots + slot).copied().unwrap_or(0));
+        let asked = (0..slots).filter(|slot| total(*slot) > 0);
+        let most = asked
+            .map(|slot| takes(slot) * groups.len() as u64 / total(slot))
+            .min();
+        let room = u32::try_from(most.unwrap_or(0)).unwrap_or(u32::MAX).max(*laid);
+        Part { room, fresh: false }
+    });
+    let parts: Vec<Part> = parts.collect();
+    let quotas: BTreeMap<DomainIx, u32> = level(&parts, count(groups.len()))
+        .into_iter()
+        .flat_map(|level| tight.laid.keys().copied().zip(level))
+        .collect();
+    let even = one_by_one(packing, sums, slices, (&all, &groups), |block, laid| {
+        quotas.get(&block).is_some_and(|quota| laid < *quota)
+    });
+    let even = even.filter(|even| !is_wider(survey, &even.runs, &tight.runs));
+    Some(even.unwrap_or(tight).runs)
+}
+
+/// Slices that are laid.
+struct Laid {
+    runs: Vec<Run>,
+    /// How many in which domain.
+    laid: BTreeMap<DomainIx, u32>,
+}
+
+/// Lays slices, one after the other, in domains that may take one more beside so many.
+fn one_by_one(
+    packing: Packing<'_, '_>,
+    sums: &[u32],
+    slices: Slices,
+    (all, groups): (&[DomainIx], &[(u32, Vec<u32>)]),
+    may_take: impl Fn(DomainIx, u32) -> bool,
+) -> Option<Laid> {
+    let survey = packing.survey;
+    let slots = survey.shapes.len();
+    let mut laid_in: BTreeMap<DomainIx, u32> = BTreeMap::new();
     let mut state = packing.state.clone();
     let mut anchors = packing.anchors.clone();
     let mut runs = Vec::new();
     for (slice, counts) in groups {
+        let slice = *slice;
         let mates = packing
             .anchors
             .ordinals
@@ -196,9 +290,13 @@ pub(super) fn by_slices(
             .find(|(ordinal, _)| ordinal / slices.size == slice);
         let own = mates.and_then(|(_, node)| all.iter().find(|block| survey.lies_in(*node, **block)));
         let mut candidates: Vec<(bool, u64, DomainIx)> = Vec::new();
-        for block in &all {
+        for block in all {
+            let laid = laid_in.get(block).copied().unwrap_or(0);
             let takes = |slot: usize| sums.get(block.0 as usize * slots + slot).copied().unwrap_or(0);
-            if own.is_none_or(|own| own == block) && (0..slots).all(|slot| takes(slot) >= counts[slot]) {
+            if may_take(*block, laid)
+                && own.is_none_or(|own| own == block)
+                && (0..slots).all(|slot| takes(slot) >= counts[slot])
+            {
                 let over = (0..slots).map(|slot| u64::from(takes(slot) - counts[slot])).sum();
                 candidates.push((!anchors.are_in(*block), over, *block));
             }
@@ -210,13 +308,15 @@ pub(super) fn by_slices(
                 state: &state,
                 ..packing
             };
-            pack(packing, Place::Domain(*block), &counts)
-        })?;
+            Some((*block, pack(packing, Place::Domain(*block), counts)?))
+        });
+        let (block, laid) = laid?;
+        *laid_in.entry(block).or_default() += 1;
         for run in &laid {
             state.put(survey, run.node, run.slot, run.count, false);
             anchors.add(survey, run.node);
         }
         runs.extend(laid);
     }
-    Some(runs)
+    Some(Laid { runs, laid: laid_in })
 }

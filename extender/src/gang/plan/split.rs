@@ -1,5 +1,5 @@
 //! Splits a number of members among parts (domains or nodes) that take so many each: the fewest parts, then the least room left over in
-//! those, and what is left over where something is broken already. Numbers only.
+//! those, and what is left over where something is broken already; or over all of some parts as level as can be. Numbers only.
 
 use std::collections::BTreeMap;
 
@@ -51,6 +51,36 @@ pub(super) fn split(parts: &[Part], members: u32) -> Option<Vec<u32>> {
         let less = over.min(given[index].saturating_sub(1));
         given[index] -= less;
         over -= less;
+    }
+    Some(given)
+}
+
+/// So many over all of the parts as level as their rooms allow; `None` if all together are too small. Whoever gets one more than others is fresh, or comes
+/// before them.
+pub(super) fn level(parts: &[Part], count: u32) -> Option<Vec<u32>> {
+    if parts.is_empty() {
+        return (count == 0).then(Vec::new);
+    }
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by_key(|&at| parts[at].room);
+    let mut left = count;
+    let mut found = None;
+    for (full, &at) in order.iter().enumerate() {
+        let others = u32::try_from(order.len() - full).unwrap_or(u32::MAX);
+        let room = parts[at].room;
+        if u64::from(room) * u64::from(others) >= u64::from(left) {
+            found = Some((left / others, left % others));
+            break;
+        }
+        // It is full below the height of the others.
+        left -= room;
+    }
+    let (height, more) = found?;
+    let mut given: Vec<u32> = parts.iter().map(|part| part.room.min(height)).collect();
+    let mut open: Vec<usize> = (0..parts.len()).filter(|&at| parts[at].room > height).collect();
+    open.sort_by_key(|&at| (!parts[at].fresh, at));
+    for at in open.into_iter().take(more as usize) {
+        given[at] += 1;
     }
     Some(given)
 }
@@ -218,7 +248,45 @@ mod tests {
             .min()
     }
 
+    /// Every way to give each part at least one: the least difference of the most and the fewest.
+    fn level_oracle(rooms: &[u32], left: u32, most: u32, least: u32) -> Option<u32> {
+        let Some((room, rest)) = rooms.split_first() else {
+            return (left == 0).then_some(most - least);
+        };
+        (1..=left.min(*room))
+            .filter_map(|give| level_oracle(rest, left - give, most.max(give), least.min(give)))
+            .min()
+    }
+
+    #[test]
+    fn who_is_not_fresh_gets_less_and_then_the_last() {
+        let mut parts = parts(&[18, 18, 18]);
+        parts[1].fresh = true;
+        parts[2].fresh = true;
+        assert_eq!(level(&parts, 50).unwrap(), [16, 17, 17]);
+        assert_eq!(level(&parts, 49).unwrap(), [16, 17, 16]);
+        assert_eq!(level(&parts, 55), None);
+        assert_eq!(level(&[], 0), Some(vec![]));
+    }
+
     proptest! {
+        #[test]
+        fn no_way_over_the_same_parts_is_more_level(
+            rooms in prop::collection::vec((1u32..8, any::<bool>()), 1..6),
+            more in 0u32..40,
+        ) {
+            let parts: Vec<Part> = rooms.iter().map(|&(room, fresh)| Part { room, fresh }).collect();
+            let rooms: Vec<u32> = rooms.iter().map(|(room, _)| *room).collect();
+            let count = u32::try_from(rooms.len()).unwrap() + more;
+            let given = level(&parts, count);
+            let oracle = level_oracle(&rooms, count, 0, u32::MAX);
+            prop_assert_eq!(given.is_some(), oracle.is_some());
+            let Some(given) = given else { return Ok(()) };
+            prop_assert_eq!(given.iter().sum::<u32>(), count);
+            prop_assert!(given.iter().zip(&rooms).all(|(given, room)| given <= room));
+            prop_assert_eq!(Some(given.iter().max().unwrap() - given.iter().min().unwrap()), oracle);
+        }
+
         #[test]
         fn the_fewest_parts_with_the_least_left_over(
             rooms in prop::collection::vec((0u32..9, any::<bool>()), 0..10),

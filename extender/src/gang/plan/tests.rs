@@ -1,6 +1,7 @@
 mod apart;
 mod earmarked;
 mod even;
+mod level;
 mod near;
 mod oracle;
 pub(in crate::gang) mod world;
