@@ -38,7 +38,19 @@ fn thousand_members_on_5000_nodes(bencher: Bencher<'_, '_>, gpus: u32) {
     bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
 }
 
-/// The same gang where it does not fit, so that the refusal is worked out.
+/// A leader of one GPU and workers of eight, of which 500 are needed: all fit, and some three thousand do.
+#[divan::bench(args = [999, 4_000], sample_count = 10)]
+fn leader_and_workers_on_5000_nodes(bencher: Bencher<'_, '_>, workers: u32) {
+    let cluster = Cluster::new(5_000);
+    let mut wanted = gang(1 + workers, 8, None);
+    wanted.members[0].shape = ShapeId(0);
+    wanted.must = 500;
+    let placed = cluster.plan(&wanted);
+    assert!(placed >= 1_000, "{placed} are placed");
+    bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
+}
+
+/// A thousand members where they do not fit, so that the refusal is worked out.
 #[divan::bench]
 fn refusal_on_5000_nodes(bencher: Bencher<'_, '_>) {
     let cluster = Cluster::new(5_000);

@@ -18,6 +18,9 @@ use crate::snapshot::NodeIx;
 const MOST_FILLED: usize = 8;
 /// Domains that are tried for several shapes.
 const MOST_PACKED: usize = 64;
+/// So many nodes are looked at for all mixes of shapes that a gang could do with, but for so many mixes at least.
+const MIXED: usize = 1 << 17;
+const FEWEST_MIXES: usize = 8;
 
 /// What was chosen: where how many go. Ordered as good: the first of several is the best.
 #[derive(Debug)]
@@ -103,22 +106,29 @@ impl<'s, 'a> Chooser<'s, 'a> {
             return Some((packed, all));
         }
         let least = demand.least();
+        let nodes = self.survey.terrain.snapshot.nodes.len();
+        let tries = (MIXED / nodes.max(1)).max(FEWEST_MIXES);
+        let step = least.len().div_ceil(tries).max(1);
         let packed = least
             .into_iter()
+            .step_by(step)
             .find_map(|counts| Some((self.shapes(grounds, &counts)?, counts)));
         let (mut packed, mut counts) = packed?;
         // Extras while they fit, shape by shape as the ranks come.
-        let mut total: u32 = counts.iter().sum();
         let all = demand.all();
         for slot in 0..counts.len() {
-            while total < demand.most && counts[slot] < all[slot] {
-                let mut more = counts.clone();
-                more[slot] += 1;
-                let Some(better) = self.shapes(grounds, &more) else {
-                    break;
-                };
-                (packed, counts, total) = (better, more, total + 1);
-            }
+            let open = demand.most.saturating_sub(counts.iter().sum());
+            let base = counts.clone();
+            most_that(open.min(all[slot].saturating_sub(base[slot])), |more| {
+                let mut tried = base.clone();
+                tried[slot] += more;
+                let better = self.shapes(grounds, &tried);
+                let fits = better.is_some();
+                if let Some(better) = better {
+                    (packed, counts) = (better, tried);
+                }
+                fits
+            });
         }
         Some((packed, counts))
     }
@@ -312,10 +322,16 @@ impl<'s, 'a> Chooser<'s, 'a> {
 
     /// Where so many members of each shape go.
     fn shapes(&self, grounds: &[Vec<Place>], counts: &Counts) -> Option<Packed> {
+        let asked = counts.iter().zip(&self.survey.shapes).map(|(count, shape)| {
+            let devices: u64 = shape.request.asks.iter().map(|ask| u64::from(ask.devices)).sum();
+            u64::from(*count) * devices
+        });
+        let asked: u64 = asked.sum();
         for (width, places) in grounds.iter().enumerate() {
             for tier in 0..self.survey.tiers() {
                 let fits = |place: &&Place| {
                     (0..counts.len()).all(|slot| self.takes(**place, slot, tier) >= counts[slot])
+                        && asked <= self.free(**place)
                 };
                 let over = |place: Place| -> u64 {
                     (0..counts.len())
@@ -349,6 +365,14 @@ impl<'s, 'a> Chooser<'s, 'a> {
         None
     }
 
+    /// Devices that are free in a place, of all that the gang asks for.
+    fn free(&self, place: Place) -> u64 {
+        u64::from(match place {
+            Place::Node(node) => self.survey.free_devices(node),
+            Place::Domain(domain) => self.loose.get(domain.0 as usize).copied().unwrap_or(0),
+        })
+    }
+
     /// Whether constraints on how members spread may let them lie within a place.
     fn may_be_even(&self, place: Place, counts: &Counts, tier: usize) -> bool {
         let mut skews = self
@@ -366,5 +390,50 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 self.survey.takes(node, slot, tier)
             })
         })
+    }
+}
+
+/// The most up to a number that fit, where fewer fit too and none is known to. Where not all fewer do it is some number that fits while one more does not,
+/// and never below what counting up to the first that does not fit would find.
+fn most_that(most: u32, mut fit: impl FnMut(u32) -> bool) -> u32 {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if fit(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_that_fit_are_found_in_few_tries() {
+        for fitting in 0..=1_000 {
+            let mut tries = 0;
+            let found = most_that(1_000, |count| {
+                tries += 1;
+                count <= fitting
+            });
+            assert_eq!(found, fitting);
+            assert!(tries <= 10, "{tries}");
+        }
+        assert_eq!(most_that(0, |_| unreachable!()), 0);
+    }
+
+    #[test]
+    fn what_is_found_is_no_less_than_by_counting_up() {
+        for pattern in 0u32..1 << 8 {
+            let fits = |count: u32| count == 0 || pattern >> (count - 1) & 1 == 1;
+            let found = most_that(8, fits);
+            assert!(fits(found) && (found == 8 || !fits(found + 1)));
+            let counted = (1..=8).take_while(|count| fits(*count)).count();
+            assert!(found as usize >= counted);
+        }
     }
 }
