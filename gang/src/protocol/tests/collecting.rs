@@ -95,7 +95,7 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
         world.see(gated(member(name, claim("a", 2)), true));
     }
     let ungate = Work::Ungate(vec![uid("a0"), uid("a1")]);
-    assert_eq!(world.take_work(), [ungate.clone()]);
+    assert_eq!(world.take_work(), std::slice::from_ref(&ungate));
     world.plan();
     assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
 
