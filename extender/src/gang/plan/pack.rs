@@ -87,7 +87,7 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
 /// What was packed, as level over the smallest domains of the place as can be without lying wider.
 pub(super) fn leveled(packing: Packing<'_, '_>, place: Place, counts: &Counts, packed: Vec<Run>) -> Vec<Run> {
     let survey = packing.survey;
-    if survey.relates() || !packing.anchors.is_empty() {
+    if survey.relates() || !packing.anchors.is_empty() || unevenness(survey, &packed) <= 1 {
         return packed;
     }
     let mut order: Vec<usize> = Vec::new();
@@ -97,12 +97,19 @@ pub(super) fn leveled(packing: Packing<'_, '_>, place: Place, counts: &Counts, p
         }
     }
     let back: Vec<usize> = order.iter().rev().copied().collect();
-    let level = [order, back]
-        .iter()
-        .filter_map(|order| by_tree(packing, place, counts, order, Filler::fill_level))
-        .filter(|level| packing.lets_in(level) && !is_wider(survey, level, &packed))
-        .min_by_key(|level| unevenness(survey, level));
-    level.unwrap_or(packed)
+    let mut best = packed;
+    for order in [order, back] {
+        let level = by_tree(packing, place, counts, &order, Filler::fill_level);
+        let level = level.filter(|level| packing.lets_in(level) && !is_wider(survey, level, &best));
+        best = match level {
+            Some(level) if unevenness(survey, &level) < unevenness(survey, &best) => level,
+            _ => best,
+        };
+        if unevenness(survey, &best) <= 1 {
+            break;
+        }
+    }
+    best
 }
 
 /// One shape after the other, each along the tree.
