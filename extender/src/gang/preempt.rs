@@ -20,12 +20,12 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::Resources;
-use gantry_gang::protocol::{Devices, Placement, Wanted};
+use gantry_gang::protocol::{Devices, Placement, Refused, Wanted};
 
 use self::budgets::Sets;
 use self::whatif::WhatIf;
 use super::plan::{fits, plan};
-use super::terrain::Terrain;
+use super::terrain::{EFFORT, Terrain};
 use crate::snapshot::NodeIx;
 
 /// So many nodes are looked at in all tries of one search to spare victims; more may have to go on a large cluster than would be needed.
@@ -97,6 +97,14 @@ pub fn fits_without(terrain: &Terrain<'_>, wanted: &Wanted, gone: &Occupant) -> 
     WhatIf::new(terrain, &[gone]).without(&[gone], |terrain| fits(terrain, wanted))
 }
 
+/// A plan that does not depend on what tries before it have taken of the effort for all.
+fn plan_anew(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
+    let left = terrain.effort.replace(EFFORT);
+    let planned = plan(terrain, wanted);
+    terrain.effort.set(left);
+    planned
+}
+
 /// Where a gang goes once some of those are gone who may go for it, in this order, and which of them; `None` if it does not fit without all of them. Nobody
 /// goes who is nowhere where it would lie.
 pub fn make_way(
@@ -105,7 +113,7 @@ pub fn make_way(
     spares: &[&Occupant],
 ) -> Option<(Vec<usize>, Placement)> {
     let cluster = WhatIf::new(terrain, spares);
-    let placed = |gone: &[&Occupant]| cluster.without(gone, |terrain| plan(terrain, wanted)).ok();
+    let placed = |gone: &[&Occupant]| cluster.without(gone, |terrain| plan_anew(terrain, wanted)).ok();
     let holds = |gone: &[&Occupant]| cluster.without(gone, |terrain| fits(terrain, wanted));
     let count = shortest(spares.len(), |count| holds(&spares[..count]))?;
     let mut go: Vec<usize> = (0..count).collect();
@@ -132,7 +140,7 @@ pub fn make_way(
 
 /// Where a gang goes once its victims are gone; `None` if there is no way. Without victims if it fits as it is.
 pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -> Option<Placement> {
-    if let Ok(placement) = plan(terrain, wanted) {
+    if let Ok(placement) = plan_anew(terrain, wanted) {
         return Some(placement);
     }
     let may_go = |occupant: &&Occupant| {
@@ -183,7 +191,9 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
         Some(spare(&victims, &room, &sets.tries))
     });
     let victims = outcomes.min_by_key(|victims| loss(victims))?;
-    let mut placement = cluster.without(&victims, |terrain| plan(terrain, wanted)).ok()?;
+    let mut placement = cluster
+        .without(&victims, |terrain| plan_anew(terrain, wanted))
+        .ok()?;
     placement.victims = victims
         .iter()
         .flat_map(|victim| &victim.pods)

@@ -35,7 +35,7 @@ pub struct Terrain<'a> {
 }
 
 /// Steps of trying everything that one look for a gang's places may take, what-ifs and all: some tenths of a second.
-pub const EFFORT: u32 = 1 << 20;
+pub const EFFORT: u32 = 1 << 21;
 
 /// One node with each device by itself.
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use gantry_api::{PodUid, names};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Work;
+use gantry_gang::protocol::{Hindrance, Work};
 use http::{Method, Request};
 use kube::Client;
 use serde_json::{Value, json};
@@ -58,6 +58,13 @@ impl Deed {
             Self::Ungate => "ungate",
             Self::Evict(_) | Self::EvictRest(_) => "evict",
             Self::Delete(_) => "delete",
+        }
+    }
+
+    fn hindrance(&self) -> Hindrance {
+        match self {
+            Self::Ungate => Hindrance::Gates,
+            Self::Evict(_) | Self::EvictRest(_) | Self::Delete(_) => Hindrance::Removal,
         }
     }
 
@@ -292,16 +299,22 @@ impl Worker {
     /// Says once for a gang that a right is missing, in its status as long as it is.
     fn forbidden(&mut self, pod: &Pod, deed: &Deed, why: &str) {
         let why = format!("{why}; {} gives that right", deed.right());
+        let tiding = hindrance(pod, deed, &why);
         let known = self.gang(pod, deed).map(|gang| (gang, deed.label()));
+        // Each time: a gang that was made again is not hindered yet.
+        if let Some((gang, _)) = &known
+            && !self.store.read(|index| index.is_hindered(gang, deed.hindrance()))
+        {
+            let note: Arc<str> = tiding.note.as_str().into();
+            self.store
+                .update(|index| index.hindered(gang, deed.hindrance(), Some(note)));
+        }
         if known.as_ref().is_some_and(|known| self.forbidden.contains(known)) {
             tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "still forbidden");
             return;
         }
         tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "forbidden, trying again");
         let Some((gang, label)) = known else { return };
-        let tiding = hindrance(pod, deed, &why);
-        let note: Arc<str> = tiding.note.as_str().into();
-        self.store.update(|index| index.hindered(&gang, Some(note)));
         self.events.gang(&gang, tiding);
         self.forbidden.insert((gang, label));
     }
@@ -314,7 +327,8 @@ impl Worker {
         if let Some(gang) = self.gang(pod, deed)
             && self.forbidden.remove(&(Arc::clone(&gang), deed.label()))
         {
-            self.store.update(|index| index.hindered(&gang, None));
+            self.store
+                .update(|index| index.hindered(&gang, deed.hindrance(), None));
         }
         // Of gangs that are over.
         let store = &self.store;

@@ -67,6 +67,8 @@ pub(super) struct State {
     /// Grows whenever a gang that was refused may fit now.
     room: u64,
     tries: planning::Tries,
+    /// The same for those who give places back.
+    givings: planning::Tries,
     /// Gangs that would fit once pods are gone that are ending, and until when each waits for that, in seconds since 1970.
     awaits: HashMap<Arc<GangKey>, i64>,
     /// When the first of those is overdue whose end was waited for, in seconds since 1970.
@@ -109,6 +111,7 @@ impl State {
             troubled: HashMap::new(),
             room: 0,
             tries: planning::Tries::default(),
+            givings: planning::Tries::default(),
             awaits: HashMap::new(),
             overdue: None,
             free: supply::Free::default(),

@@ -12,7 +12,7 @@ use super::members::{Count, Members};
 use super::parked::{Kind, Parked};
 use super::slots::{Holder, Slot, Slots};
 use super::status::Told;
-use super::types::{Now, Refused, Settings, Work};
+use super::types::{Hindrance, Now, Refused, Settings, Work};
 use crate::claim::OwnerRef;
 use crate::key::GangKey;
 use crate::terms::{Fault, Repair, Terms};
@@ -68,7 +68,7 @@ pub(super) struct Gang {
     /// The owner that it goes by.
     pub(super) owner: Option<OwnerRef>,
     /// What has to be done to pods for it may not be done, and what would help.
-    pub(super) hindered: Option<Arc<str>>,
+    pub(super) hindered: BTreeMap<Hindrance, Arc<str>>,
 }
 
 /// How far a gang is. What people see of it ([`gantry_api::GangPhase`]) follows from this and the members.
@@ -213,7 +213,7 @@ impl Gang {
             evicted_whole: false,
             evicted_lost: false,
             owner: None,
-            hindered: None,
+            hindered: BTreeMap::new(),
         }
     }
 

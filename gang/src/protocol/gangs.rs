@@ -14,8 +14,8 @@ use super::objects::ObjectName;
 use super::order::Turn;
 use super::recovery::Known;
 use super::types::{
-    Answer, Arrival, BindEnd, CommitFailure, Member, Now, Placement, Refused, Settings, SlotChange, Stage,
-    Work,
+    Answer, Arrival, BindEnd, CommitFailure, Hindrance, Member, Now, Placement, Refused, Settings,
+    SlotChange, Stage, Work,
 };
 use super::view::View;
 use crate::claim::OwnerRef;
@@ -356,9 +356,15 @@ impl Gangs {
         answer
     }
 
-    /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
-    pub fn hindered(&mut self, now: Now, gang: &GangKey, why: Option<Arc<str>>) {
-        self.of_gang(now, gang, |gang, _| gang.hindered = why);
+    /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all. What was said first stays until then:
+    /// of many pods each says it of itself.
+    pub fn hindered(&mut self, now: Now, gang: &GangKey, what: Hindrance, why: Option<Arc<str>>) {
+        self.of_gang(now, gang, |gang, _| {
+            match why {
+                Some(why) => gang.hindered.entry(what).or_insert(why),
+                None => return drop(gang.hindered.remove(&what)),
+            };
+        });
     }
 
     /// What kube-scheduler says of nodes that it does not offer for a member, in words that stay the same while that does: by this a gang that

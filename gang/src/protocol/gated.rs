@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::gang::{Env, Gang};
 use super::members::{Count, Kept};
 use super::standing::after;
-use super::types::{Stage, Work};
+use super::types::{Hindrance, Stage, Work};
 
 impl Gang {
     /// Once the quorum exists, our gates go: kube-scheduler may see the members.
@@ -25,22 +25,26 @@ impl Gang {
         }
     }
 
+    fn gates_stay(&self) -> bool {
+        self.hindered.contains_key(&Hindrance::Gates)
+    }
+
     /// Whether a member can come to a place: our gate does not keep it back, or nothing is known to be in the way of removing it.
     pub(super) fn may_come(&self, kept: &Kept) -> bool {
         let gated = kept.member.stage == (Stage::Gated { by_us_alone: true });
-        !(gated && kept.ungated.is_some() && self.hindered.is_some())
+        !(gated && kept.ungated.is_some() && self.gates_stay())
     }
 
     /// Whether a member without a place can come to one.
     pub(super) fn any_may_come(&self) -> bool {
         let mut unplaced = self.members.unplaced().iter();
-        self.hindered.is_none()
+        !self.gates_stay()
             || unplaced.any(|uid| self.members.get(uid).is_some_and(|kept| self.may_come(kept)))
     }
 
     /// Too few can come to a place, because our gate may not be removed from the others.
     pub(super) fn is_kept_gated(&self) -> bool {
-        if self.hindered.is_none() {
+        if !self.gates_stay() {
             return false;
         }
         let mut by_role: BTreeMap<&Arc<str>, u32> = BTreeMap::new();

@@ -52,7 +52,8 @@ mod view;
 
 pub use gangs::Gangs;
 pub use types::{
-    Answer, Arrival, Asks, BindEnd, CommitFailure, Devices, Member, Now, Object, OwnerWanted, Place, Placed,
-    Placement, Refused, Reserved, Settings, ShapeId, Sibling, SlotChange, Stage, Wanted, WantedMember, Work,
+    Answer, Arrival, Asks, BindEnd, CommitFailure, Devices, Hindrance, Member, Now, Object, OwnerWanted,
+    Place, Placed, Placement, Refused, Reserved, Settings, ShapeId, Sibling, SlotChange, Stage, Wanted,
+    WantedMember, Work,
 };
 pub use view::{MemberView, SlotView, View};

@@ -12,7 +12,7 @@ use super::gang::{Env, Gang, State};
 use super::members::{Class, Count, Kept};
 use super::slots::Holder;
 use super::standing::{after, backoff};
-use super::types::{Settings, Work};
+use super::types::{Hindrance, Settings, Work};
 use crate::terms::Repair;
 
 impl Gang {
@@ -90,14 +90,15 @@ impl Gang {
     pub(super) fn may_spare(&self) -> bool {
         let begun = !matches!(
             self.state,
-            State::Open | State::Restarting { .. } | State::Over { .. }
+            State::Open | State::Committing(_) | State::Restarting { .. } | State::Over { .. }
         );
         let beyond = self.members.count().placed() > self.min() && self.min() > 0;
         begun && beyond && !self.preempts() && !self.members.on_the_way().is_empty()
     }
 
     /// Slots of members beyond the minimum that are not at the barrier nor on their way through a bind: who has not come goes before who has, then
-    /// the last rank. None while pods have to go for the gang: what those hold is of no use to others.
+    /// the last rank. None while pods have to go for the gang: what those hold is of no use to others. Nor such as stand in the decision: whoever takes over
+    /// would keep them, and somebody else has them by then. A slice is given back as a whole or not at all.
     pub(super) fn spares(&self) -> Vec<u32> {
         if !self.may_spare() || !self.knows_roles() {
             return Vec::new();
@@ -105,7 +106,7 @@ impl Gang {
         let on_the_way = self.members.on_the_way().iter();
         let mut idle: Vec<&Kept> = on_the_way
             .filter_map(|uid| self.members.get(uid))
-            .filter(|kept| !kept.here && !kept.pinned())
+            .filter(|kept| !kept.here && !kept.pinned() && !self.is_in_decision(&kept.member.uid))
             .collect();
         idle.sort_by(|a, b| {
             let last = |kept: &Kept| {
@@ -133,7 +134,40 @@ impl Gang {
                 spares.push(id);
             }
         }
-        spares
+        self.in_whole_slices(spares)
+    }
+
+    fn is_in_decision(&self, uid: &PodUid) -> bool {
+        match &self.state {
+            State::Decided(decided) => decided.written.contains_key(uid),
+            _ => false,
+        }
+    }
+
+    /// Those of some slots whose slice is among them with all that have a place in it.
+    fn in_whole_slices(&self, mut slots: Vec<u32>) -> Vec<u32> {
+        if self.working_terms().is_none_or(|terms| terms.slice.is_none()) {
+            return slots;
+        }
+        let among: BTreeSet<u32> = slots.iter().copied().collect();
+        let broken: BTreeSet<Option<u32>> = self
+            .slots
+            .iter()
+            .filter(|(id, _)| !among.contains(id))
+            .map(|(id, _)| self.slice_of(id))
+            .collect();
+        slots.retain(|id| {
+            let slice = self.slice_of(*id);
+            slice.is_some() && !broken.contains(&slice)
+        });
+        slots
+    }
+
+    /// Which slice a slot is of, where the gang has any and its place in them is known.
+    pub(super) fn slice_of(&self, slot: u32) -> Option<u32> {
+        let size = self.working_terms()?.slice?;
+        let slot = self.slots.get(slot)?;
+        slot.ordinal.or(slot.rank)?.checked_div(size)
     }
 
     /// Gives back some of [`Gang::spares`]. How many.
@@ -178,7 +212,7 @@ impl Gang {
     pub(super) fn step_restarting(&mut self, env: &mut Env<'_>, again: Instant) -> bool {
         if self.members.old_present() == 0 {
             // Whoever removed them, it was done.
-            self.hindered = None;
+            self.hindered.remove(&Hindrance::Removal);
             self.state = State::Open;
             self.settle_until = after(env.now.at, env.settings.settle);
             return true;

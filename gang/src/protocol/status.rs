@@ -11,6 +11,7 @@ use super::agreed::Agreed;
 use super::commit::by_pod;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
+use super::types::Hindrance;
 use crate::dialect::value::cut;
 use crate::key::Dialect;
 use crate::terms::Repair;
@@ -87,7 +88,7 @@ impl Gang {
             GangPhase::Invalid => self.words_invalid(),
             GangPhase::Queued if self.is_kept_gated() => Words::new(
                 "waits until its scheduling gates can be removed",
-                self.hindered.as_deref().unwrap_or_default(),
+                self.hindered.get(&Hindrance::Gates).map_or("", |why| why),
             ),
             GangPhase::Queued => match &self.tries.refused {
                 None => Words::new("waits its turn", "it is planned as soon as those before it are"),
@@ -222,7 +223,7 @@ impl Gang {
         if matches!(self.state, State::Restarting { .. }) {
             let old = self.members.old_present();
             let mut message = format!("members of before that are not gone yet: {old}");
-            if let Some(why) = &self.hindered {
+            if let Some(why) = self.hindered.get(&Hindrance::Removal) {
                 message.push_str(&format!("; {why}"));
             }
             return Words::new(RESTARTING, message);
@@ -330,7 +331,7 @@ impl Gang {
             let message = format!("its pods go by {}; {passed}", self.key.dialect);
             (CONTESTED, true, "SeveralConventions".to_owned(), message)
         });
-        let hindered = self.hindered.as_ref();
+        let hindered = self.hindered.values().next();
         let hindered = hindered.map(|why| (HINDERED, true, "MissingRight".to_owned(), why.to_string()));
         let mut made = Vec::with_capacity(5);
         let all = [

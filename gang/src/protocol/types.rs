@@ -189,6 +189,15 @@ pub struct Placed {
     pub devices: Devices,
 }
 
+/// What may not be done to pods for a gang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hindrance {
+    /// Their scheduling gates may not be removed.
+    Gates,
+    /// They may not be evicted or deleted.
+    Removal,
+}
+
 /// An object that says how large a gang is, and that is to be followed as long as it is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerWanted {

@@ -8,7 +8,7 @@ use gantry_api::{GangPhase, NodeName, PodUid};
 use super::gang::{Gang, State};
 use super::members::{Class, Count};
 use super::slots::{Holder, Slot};
-use super::types::{Devices, Refused, ShapeId, Stage};
+use super::types::{Devices, Hindrance, Refused, ShapeId, Stage};
 use crate::key::GangKey;
 use crate::terms::Terms;
 
@@ -123,6 +123,11 @@ impl<'a> View<'a> {
         self.gang.members.get(pod).and_then(|kept| kept.member.shape)
     }
 
+    /// Whether something may not be done to its pods.
+    pub fn is_hindered(&self, what: Hindrance) -> bool {
+        self.gang.hindered.contains_key(&what)
+    }
+
     /// The part of the fabric it was given; empty if it has no place.
     pub fn domain(&self) -> &'a Arc<str> {
         &self.gang.domain
@@ -223,11 +228,11 @@ impl<'a> View<'a> {
     }
 
     /// Places that it can do without, and that nobody has come to for good: what is given back first where others need it more
-    /// ([`super::Gangs::release_extras`]), in that order.
-    pub fn spares(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
+    /// ([`super::Gangs::release_extras`]), in that order; each with the slice it is of, if any, which goes as a whole.
+    pub fn spares(&self) -> impl Iterator<Item = (Option<u32>, SlotView<'a>)> + use<'a> {
         let gang = self.gang;
         let spares = gang.spares().into_iter();
-        spares.filter_map(move |id| Some(slot_view(id, gang.slots.get(id)?)))
+        spares.filter_map(move |id| Some((gang.slice_of(id), slot_view(id, gang.slots.get(id)?))))
     }
 
     /// Its slots, by number.

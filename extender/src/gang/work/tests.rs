@@ -223,6 +223,34 @@ async fn a_gang_that_may_not_be_started_anew_says_so_once_and_goes_on_when_it_ma
     assert_eq!(told, ["GangHindered", "GangRestarts", "GangRestarts"]);
 }
 
+/// A gang that is made again under its name knows nothing of what was forbidden before; the log and the Events do.
+#[tokio::test(start_paused = true)]
+async fn a_gang_made_again_is_hindered_again() {
+    let mut stage = Stage::start(vec![refused(403); 64]);
+    stage.cluster.pod(&member("m-0", 1, "train", 1));
+    let store = Arc::clone(&stage.cluster.store);
+    let gang = store.read(|index| index.gang_of(&"m-0".into()).cloned()).unwrap();
+    let hindered = || store.read(|index| index.is_hindered(&gang, Hindrance::Gates));
+    let ungate = || stage.orders.send(Work::Ungate(vec!["m-0".into()])).unwrap();
+    let again = async {
+        while !hindered() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(!hindered());
+    ungate();
+    stage.until("ungate", "forbidden").await;
+    assert!(hindered());
+    store.update(|index| index.hindered(&gang, Hindrance::Gates, None));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    store.update(|index| index.hindered(&gang, Hindrance::Gates, None));
+    ungate();
+    tokio::time::timeout(Duration::from_secs(600), again)
+        .await
+        .expect("it is not said again");
+    assert_eq!(stage.mailbox.taken().len(), 1, "one Event");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_deleted_for_its_gang_says_before_that_it_did_not_fail_by_itself() {
     let stage = Stage::start(Vec::new());

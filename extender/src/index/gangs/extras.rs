@@ -31,8 +31,15 @@ impl Index {
         if wanted.must == 0 || in_vain == Some(&asked_for(wanted)) {
             return None;
         }
+        if self.gangs.core.stocked().next().is_none() {
+            return None;
+        }
         let units = self.spare_units(wanted);
-        if units.is_empty() || !self.are_enough(wanted, &units) {
+        // It costs many plans: of those that wait, the first few after each growth of room.
+        if units.is_empty()
+            || !self.are_enough(wanted, &units)
+            || !self.gangs.givings.another(self.gangs.room)
+        {
             return None;
         }
         let spares: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
@@ -61,31 +68,35 @@ impl Index {
         others.sort_by_key(|view| (view.priority(), Reverse(view.waiting_since()), view.key()));
         let mut units: Vec<Unit> = Vec::new();
         for view in others {
-            let sliced = view.terms().is_some_and(|terms| terms.slice.is_some());
-            let mut own: Vec<Unit> = Vec::new();
-            for spare in view.spares() {
+            let mut own: Vec<(Option<u32>, Unit)> = Vec::new();
+            for (slice, spare) in view.spares() {
                 let Some(pod) = self.spare_pod(&view, &spare) else {
                     continue;
                 };
-                match own.first_mut().filter(|_| sliced) {
+                let same = |(of, _): &&mut (Option<u32>, Unit)| slice.is_some() && *of == slice;
+                match own.iter_mut().find(same) {
                     // A slice is not broken for it.
-                    Some(unit) => {
+                    Some((_, unit)) => {
                         unit.slots.insert(spare.slot);
                         unit.what.pods.push(pod);
                     }
-                    None => own.push(Unit {
-                        gang: Arc::clone(view.key()),
-                        slots: [spare.slot].into(),
-                        what: Occupant {
-                            pods: vec![pod],
-                            priority: view.priority(),
-                            since: view.waiting_since(),
-                            checkpointed: false,
-                            budgets: Vec::new(),
+                    None => own.push((
+                        slice,
+                        Unit {
+                            gang: Arc::clone(view.key()),
+                            slots: [spare.slot].into(),
+                            what: Occupant {
+                                pods: vec![pod],
+                                priority: view.priority(),
+                                since: view.waiting_since(),
+                                checkpointed: false,
+                                budgets: Vec::new(),
+                            },
                         },
-                    }),
+                    )),
                 }
             }
+            let own = own.into_iter().map(|(_, unit)| unit);
             units.extend(own);
         }
         units

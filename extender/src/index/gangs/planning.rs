@@ -25,7 +25,7 @@ pub(super) struct Tries {
 }
 
 impl Tries {
-    fn another(&mut self, room: u64) -> bool {
+    pub(super) fn another(&mut self, room: u64) -> bool {
         if self.room != room {
             *self = Self { room, count: 0 };
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus, NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{CommitFailure, Work};
+use gantry_gang::protocol::{CommitFailure, Hindrance, Work};
 
 use crate::index::{Index, Target};
 
@@ -68,8 +68,16 @@ impl Index {
     }
 
     /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
-    pub fn hindered(&mut self, gang: &GangKey, why: Option<Arc<str>>) {
-        self.gangs.core.hindered(self.now, gang, why);
+    pub fn hindered(&mut self, gang: &GangKey, what: Hindrance, why: Option<Arc<str>>) {
+        self.gangs.core.hindered(self.now, gang, what, why);
+    }
+
+    /// Whether it is known that something may not be done to pods for a gang; true of one that is over.
+    pub fn is_hindered(&self, gang: &GangKey, what: Hindrance) -> bool {
+        self.gangs
+            .core
+            .view(gang)
+            .is_none_or(|view| view.is_hindered(what))
     }
 
     /// A decision was written, or not.

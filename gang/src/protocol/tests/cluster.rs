@@ -194,7 +194,7 @@ impl Cluster {
                 let spares: BTreeSet<u32> = view
                     .iter()
                     .flat_map(|view| view.spares())
-                    .map(|spare| spare.slot)
+                    .map(|(_, spare)| spare.slot)
                     .collect();
                 let released = self.gangs.release_extras(self.now(), &key, &spares);
                 assert_eq!(released as usize, spares.len());

@@ -7,7 +7,7 @@ use gantry_api::{GangPhase, GangSpec};
 
 use super::world::{World, bound, claim, key, leaving, member, uid};
 use crate::claim::{Claim, Maker, OwnerFacts, OwnerKind, OwnerRef, Size};
-use crate::protocol::{Answer, Arrival, Member, Object, OwnerWanted, Settings, Stage, Work};
+use crate::protocol::{Answer, Arrival, Hindrance, Member, Object, OwnerWanted, Settings, Stage, Work};
 use crate::terms::{Fault, work};
 
 fn gated(mut member: Member, by_us_alone: bool) -> Member {
@@ -100,7 +100,9 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
     assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
 
     let why = "pod a0: its scheduling gate cannot be removed: no; manifests/gates.yaml gives that right";
-    world.gangs.hindered(world.now(), &key("a"), Some(why.into()));
+    world
+        .gangs
+        .hindered(world.now(), &key("a"), Hindrance::Gates, Some(why.into()));
     assert_eq!(world.reserved(), Vec::<String>::new(), "nobody can come to them");
     assert_eq!(
         world.text("a"),
@@ -122,12 +124,30 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
     world.pass(10);
     assert_eq!(world.take_work(), [ungate]);
     assert_eq!(world.next(), None);
-    world.gangs.hindered(world.now(), &key("a"), None);
+    world
+        .gangs
+        .hindered(world.now(), &key("a"), Hindrance::Gates, None);
     for name in ["a0", "a1"] {
         world.see(member(name, claim("a", 2)));
     }
     world.plan();
     assert_eq!(world.phase("a"), GangPhase::Planned);
+}
+
+#[test]
+fn a_gang_for_which_pods_may_not_be_evicted_keeps_its_places_while_gates_are_being_removed() {
+    let mut world = World::new();
+    world.see(gated(member("a0", claim("a", 2)), true));
+    world.see(gated(member("a1", claim("a", 2)), true));
+    world.plan();
+    world.gangs.hindered(
+        world.now(),
+        &key("a"),
+        Hindrance::Removal,
+        Some("no right".into()),
+    );
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.reserved().len(), 2);
 }
 
 #[test]
@@ -137,7 +157,7 @@ fn a_gang_is_planned_without_those_whose_gates_may_not_be_removed_if_the_others_
     world.see(gated(member("a2", claim("a", 2)), true));
     world
         .gangs
-        .hindered(world.now(), &key("a"), Some("no right".into()));
+        .hindered(world.now(), &key("a"), Hindrance::Gates, Some("no right".into()));
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (2, 2));
     assert_eq!(world.phase("a"), GangPhase::Planned);

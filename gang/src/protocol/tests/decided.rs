@@ -5,7 +5,9 @@ use gantry_api::{DecidedSlot, Decision, GangPhase, GangStatus};
 use super::world::{
     World, bound, claim, forget, key, leaving, member, place, refused, uid, with_rank, with_repair,
 };
-use crate::protocol::{Answer, Arrival, BindEnd, CommitFailure, Member, Place, Placement, Stage, Work};
+use crate::protocol::{
+    Answer, Arrival, BindEnd, CommitFailure, Hindrance, Member, Place, Placement, Stage, Work,
+};
 use crate::terms::Repair;
 
 /// Gang `a` of two members, of which two are needed, whose decision is being written.
@@ -84,7 +86,9 @@ fn a_restart_that_may_not_be_done_says_so_until_it_is() {
     assert_eq!(world.phase("a"), GangPhase::Repairing);
     world.gangs.take_statuses();
     let why = "pods may not be deleted; manifests/extender-restart.yaml gives that right";
-    world.gangs.hindered(world.now(), &key("a"), Some(why.into()));
+    world
+        .gangs
+        .hindered(world.now(), &key("a"), Hindrance::Removal, Some(why.into()));
     let (_, status) = world.gangs.take_statuses().pop().unwrap();
     assert_eq!(
         status.message,

@@ -7,8 +7,9 @@ use gantry_api::GangPhase;
 use proptest::prelude::*;
 
 use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
-use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Wanted, Work};
-use crate::terms::Repair;
+use crate::fabric::{Level, Levels};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Settings, Wanted, Work};
+use crate::terms::{LevelWish, Repair};
 
 #[test]
 fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
@@ -445,7 +446,7 @@ fn a_pod_made_anew_takes_the_place_of_the_one_before() {
 /// The places of a gang that it can do without.
 fn spares(world: &World, gang: &str) -> BTreeSet<u32> {
     let view = world.gangs.view(&key(gang)).unwrap();
-    view.spares().map(|spare| spare.slot).collect()
+    view.spares().map(|(_, spare)| spare.slot).collect()
 }
 
 #[test]
@@ -473,9 +474,58 @@ fn the_last_ranks_are_given_back_first_and_none_that_a_role_needs() {
     }
     world.plan();
     let view = world.gangs.view(&key("a")).unwrap();
-    let pods: Vec<&str> = view.spares().map(|spare| spare.pod.unwrap().as_str()).collect();
+    let pods: Vec<&str> = view
+        .spares()
+        .map(|(_, spare)| spare.pod.unwrap().as_str())
+        .collect();
     assert_eq!(pods, ["a0", "a1"]);
     assert_eq!(world.gangs.stocked().count(), 1);
+}
+
+/// Whoever takes over goes by the decision: it would keep places that somebody else has by then.
+#[test]
+fn places_that_stand_in_the_decision_are_not_given_back() {
+    let mut world = World::new();
+    world.members("a", 3, 2);
+    world.plan();
+    assert_eq!(spares(&world, "a").len(), 1);
+    world.come("a0");
+    world.come("a1");
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+    assert_eq!(spares(&world, "a"), BTreeSet::new());
+    world.write();
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert_eq!(spares(&world, "a"), BTreeSet::new());
+}
+
+#[test]
+fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
+    let rack = Level {
+        name: "rack".into(),
+        label: "rack".into(),
+    };
+    let mut world = World::with(Settings {
+        levels: Levels(vec![rack]),
+        ..Settings::default()
+    });
+    world.gangs.synced(world.now());
+    for rank in 0..4 {
+        let mut claim = with_rank(claim("a", 2), rank);
+        claim.wish.slice = Some(2);
+        claim.wish.level = Some(LevelWish {
+            level: "rack".into(),
+            required: true,
+        });
+        world.see(member(&format!("a{rank}"), claim));
+    }
+    world.plan();
+    assert_eq!(spares(&world, "a").len(), 2);
+    world.come("a3");
+    assert_eq!(
+        spares(&world, "a"),
+        BTreeSet::new(),
+        "of the second slice one is there"
+    );
 }
 
 /// Gang `a` is planned where `v0` was, for which `v0` and `v1` have to go.

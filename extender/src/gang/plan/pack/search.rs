@@ -11,7 +11,7 @@ use crate::gang::plan::survey::Survey;
 use crate::snapshot::NodeIx;
 
 /// Steps of one try of everything.
-const MOST_STEPS: u32 = 1 << 18;
+const MOST_STEPS: u32 = 1 << 17;
 
 /// Where so many members of each shape go on some nodes; `None` if they do not fit, or the steps do not suffice to know.
 pub(super) fn search(
