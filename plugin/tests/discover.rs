@@ -303,17 +303,12 @@ fn without_sysfs_the_gpus_are_found_and_the_nics_are_not() {
 }
 
 #[test]
-fn a_gpu_whose_numa_node_the_kernel_does_not_know_has_that_of_the_cpus_near_it() {
+fn a_gpu_whose_numa_node_the_kernel_does_not_know_has_none_and_that_is_told() {
     let sim = Sim::of("hgx-h100");
     let gpus = sim.installed.facts.machine().gpus();
-    let file = |gpu: usize, name: &str| {
-        let address = gpus[gpu].bus_id.as_ref().unwrap();
-        let devices = sim.installed.layout.sys.join("bus/pci/devices");
-        devices.join(address.as_str()).join(name)
-    };
-    std::fs::write(file(5, "numa_node"), "-1\n").unwrap();
-    std::fs::write(file(6, "numa_node"), "-1\n").unwrap();
-    std::fs::write(file(6, "local_cpulist"), "0-207\n").unwrap();
+    let address = gpus[6].bus_id.as_ref().unwrap();
+    let devices = sim.installed.layout.sys.join("bus/pci/devices");
+    std::fs::write(devices.join(address.as_str()).join("numa_node"), "-1\n").unwrap();
     let nvml = Nvml::load(&sim.options().library).unwrap();
     let found = discover::read(&nvml, &sim.options()).unwrap();
     assert_eq!(found.machine.gpus()[5].numa, gpus[5].numa);

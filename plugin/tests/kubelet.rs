@@ -68,7 +68,7 @@ async fn a_kubelet_that_died_and_left_its_socket_is_waited_for() {
 #[tokio::test]
 async fn a_kubelet_that_refuses_is_asked_again_but_not_complained_of_each_time() {
     let log = Log::default();
-    let _here = tracing::subscriber::set_default(log.clone());
+    let _here = log.listen();
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     kubelet.refuses(Some("too many resources"));

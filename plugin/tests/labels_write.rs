@@ -191,7 +191,7 @@ async fn a_node_feature_keeps_its_owners_while_the_pod_cannot_be_read() {
 #[tokio::test]
 async fn an_object_without_an_owner_is_told_of_and_not_with_every_write() {
     let log = Log::default();
-    let _here = tracing::subscriber::set_default(log.clone());
+    let _here = log.listen();
     let stored = Mutex::new(None);
     let server = Server::new(move |(method, path, body)| {
         let mut stored = stored.lock().unwrap();

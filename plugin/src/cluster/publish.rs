@@ -507,7 +507,7 @@ mod tests {
     async fn an_api_server_that_is_away_is_asked_again_but_not_complained_of_each_time() {
         const REFUSALS: usize = 50;
         let log = Log::default();
-        let _here = tracing::subscriber::set_default(log.clone());
+        let _here = log.listen();
         let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
         let shutdown = CancellationToken::new();
         let enough = shutdown.clone();

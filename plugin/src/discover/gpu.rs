@@ -1,8 +1,6 @@
 //! One GPU's facts: who it is, what it has, where it sits. A GPU without UUID or bus id is no GPU anyone can be given, so
 //! those two fail; everything else may stay unknown.
 
-use std::collections::BTreeSet;
-
 use gantry_topology::{Fabric, Gpu, IdList, PcieAddress, PcieLink};
 
 use super::sysfs::Sysfs;
@@ -70,37 +68,23 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
 }
 
 /// NUMA nodes near the GPU. The kernel's word stands first, for kubelet's Topology Manager counts in the kernel's nodes; NVML adds
-/// the others it holds near. Where the kernel knows none (-1), the CPUs near the GPU may tell.
+/// the others it holds near. Where the kernel knows none (-1) nobody does: it then calls all CPUs near.
 fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, warnings: &mut Warnings) -> Option<IdList> {
     let kernel = sysfs.numa_node(bus_id);
     if kernel.is_none() && sysfs.tells_numa(bus_id) {
-        return numa_by_cpus(bus_id, sysfs, warnings);
+        if sysfs.numa_nodes() > 1 {
+            warnings.add(format!(
+                "the kernel knows no NUMA node of the GPU at {bus_id}: kubelet is told of none, and its Topology Manager does not align \
+                 this GPU"
+            ));
+        }
+        return None;
     }
     let nvml = warnings.known(device.memory_affinity()).unwrap_or_default();
     match kernel {
         Some(node) if !nvml.contains(&node) => id_list(&[node]),
         _ => id_list(&nvml),
     }
-}
-
-/// The one NUMA node whose CPUs are near the GPU. Where there is but one node with CPUs, all are equally near, and none is told.
-fn numa_by_cpus(bus_id: &PcieAddress, sysfs: &Sysfs, warnings: &mut Warnings) -> Option<IdList> {
-    let nodes = sysfs.cpus_by_node();
-    if nodes.len() < 2 {
-        return None;
-    }
-    let near: BTreeSet<u32> = sysfs.local_cpus(bus_id).iter().flat_map(IdList::iter).collect();
-    let mut with_near = nodes
-        .iter()
-        .filter(|(_, cpus)| cpus.iter().any(|cpu| near.contains(&cpu)));
-    if let (Some((node, _)), None) = (with_near.next(), with_near.next()) {
-        return id_list(&[*node]);
-    }
-    warnings.add(format!(
-        "the kernel knows no NUMA node of the GPU at {bus_id}, nor do the CPUs near it tell one: kubelet is told of none, \
-         and its Topology Manager does not align this GPU"
-    ));
-    None
 }
 
 fn pcie(device: Device<'_>, warnings: &mut Warnings) -> Option<PcieLink> {
@@ -156,44 +140,6 @@ mod tests {
         assert_eq!(list(&[0, 1, 2, 8, 128, 129]).as_deref(), Some("0-2,8,128-129"));
         assert_eq!(list(&[5]).as_deref(), Some("5"));
         assert_eq!(list(&[]), None);
-    }
-
-    /// What is found of a GPU with these CPUs near it, where each of these nodes has these, and whether it is warned of.
-    fn by_cpus(near: &str, nodes: &[&str]) -> (Option<String>, bool) {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = folder.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, format!("{text}\n")).unwrap();
-        };
-        write("bus/pci/devices/0000:07:00.0/numa_node", "-1");
-        write("bus/pci/devices/0000:07:00.0/local_cpulist", near);
-        for (node, cpus) in nodes.iter().enumerate() {
-            write(&format!("devices/system/node/node{node}/cpulist"), cpus);
-        }
-        let mut warnings = Warnings::default();
-        let bus_id = "0000:07:00.0".parse().unwrap();
-        let numa = numa_by_cpus(&bus_id, &Sysfs::at(folder.path()), &mut warnings);
-        (numa.map(|list| list.to_string()), !warnings.0.is_empty())
-    }
-
-    #[test]
-    fn a_gpu_whose_node_the_kernel_does_not_know_is_near_the_node_of_its_cpus() {
-        let two = ["0-15,32-47", "16-31,48-63"];
-        let found = |node: &str| (Some(node.to_owned()), false);
-        assert_eq!(by_cpus("16-31,48-63", &two), found("1"));
-        assert_eq!(by_cpus("17", &two), found("1"));
-        assert_eq!(
-            by_cpus("0-15", &["0-15", "16-31", ""]),
-            found("0"),
-            "the third has memory alone"
-        );
-        // The kernel holds all CPUs near a device of which it knows no node.
-        assert_eq!(by_cpus("0-63", &two), (None, true));
-        assert_eq!(by_cpus("", &two), (None, true));
-        assert_eq!(by_cpus("0-15", &["0-15"]), (None, false), "equally near");
-        assert_eq!(by_cpus("0-15", &["0-15", ""]), (None, false));
-        assert_eq!(by_cpus("0-15", &[]), (None, false));
     }
 
     #[test]

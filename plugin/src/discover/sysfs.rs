@@ -1,7 +1,7 @@
 //! Reading sysfs: places of PCI devices, NUMA nodes, RDMA adapters. A file that is not there is an answer ("unknown"), never
 //! an error. Symbolic links are followed inside the tree, which may lie anywhere.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -70,22 +70,9 @@ impl Sysfs {
 
     /// How many NUMA nodes the machine has; 0 if sysfs does not say.
     pub(super) fn numa_nodes(&self) -> usize {
-        self.nodes().len()
-    }
-
-    /// The CPUs of each NUMA node that has any.
-    pub(super) fn cpus_by_node(&self) -> BTreeMap<u32, IdList> {
-        let cpus = |node: u32| {
-            let folder = self.root.join(format!("devices/system/node/node{node}"));
-            Some((node, self.read(&folder.join("cpulist"))?.parse().ok()?))
-        };
-        self.nodes().into_iter().filter_map(cpus).collect()
-    }
-
-    fn nodes(&self) -> BTreeSet<u32> {
-        let number = |name: &String| name.strip_prefix("node")?.parse().ok();
+        let number = |name: &String| name.strip_prefix("node")?.parse::<u32>().ok();
         let all = names(&self.root.join("devices/system/node"));
-        all.iter().filter_map(number).collect()
+        all.iter().filter_map(number).count()
     }
 
     /// The RDMA adapters on PCIe, by name as a person counts (`mlx5_2` before `mlx5_10`). Virtual functions are left out: they

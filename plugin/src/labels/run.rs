@@ -23,6 +23,8 @@ use crate::recurring::Recurring;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_secs(1);
+/// Before labels that could not be taken away are tried again.
+const AGAIN: Duration = Duration::from_secs(10);
 /// First and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Longest time a single write may take.
@@ -80,6 +82,10 @@ struct State {
     written: Option<(Settings, Labels)>,
     /// Where labels of this run may stand: those of a former place would be published beside the true ones.
     standing: BTreeSet<Standing>,
+    /// Whether some of them could not be taken away yet.
+    left_behind: bool,
+    /// Why not.
+    former_stays: Recurring,
     failures: u32,
     /// The last failure, which is logged once.
     failure: String,
@@ -106,7 +112,7 @@ impl Labeller {
             let Some(settings) = Settings::of(self.target, &config.gfd) else {
                 return;
             };
-            let interval = settings.interval;
+            let mut interval = settings.interval;
             let round = self.round(&mut state, settings, &inventory, &config, since);
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -118,6 +124,9 @@ impl Labeller {
             }
             if state.failures > 0 {
                 continue;
+            }
+            if state.left_behind {
+                interval = Some(interval.map_or(AGAIN, |interval| interval.min(AGAIN)));
             }
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -160,14 +169,23 @@ impl Labeller {
             return;
         }
         let Some((settings, labels)) = &wanted else { return };
-        let wrote = self.write(state, settings, labels);
-        let wrote = tokio::time::timeout(DEADLINE, wrote).await;
-        let wrote = wrote.unwrap_or_else(|_| {
-            Err(anyhow::anyhow!(
-                "the API server does not answer within {DEADLINE:?}"
-            ))
-        });
-        self.observed.labels(wrote.is_ok());
+        let wrote = in_time(self.write(state, settings, labels)).await;
+        let withdrawn = match &wrote {
+            Ok(()) => in_time(self.withdraw(&mut state.standing, settings)).await,
+            Err(_) => Ok(()),
+        };
+        self.observed.labels(wrote.is_ok() && withdrawn.is_ok());
+        // The labels are written all the same, and others that come are not to wait for it.
+        state.left_behind = withdrawn.is_err();
+        match withdrawn {
+            Ok(()) => state.former_stays.over(),
+            Err(error) => {
+                let reason = format!("{error:#}");
+                if state.former_stays.tells(&reason, Instant::now().into_std()) {
+                    warn!("labels of a former place cannot be taken away yet: {reason}");
+                }
+            }
+        }
         match wrote {
             Ok(()) => {
                 debug!(labels = labels.len(), place = ?settings.place, "labels written");
@@ -189,10 +207,9 @@ impl Labeller {
         }
     }
 
-    /// Writes the labels, and then takes away those that stand where they are written no longer.
+    /// Writes the labels.
     async fn write(&mut self, state: &mut State, settings: &Settings, labels: &Labels) -> anyhow::Result<()> {
         let standing = &mut state.standing;
-        let here = Standing::of(settings);
         match settings.place {
             Place::File => write::file::write(labels, settings.output_file.as_deref())?,
             Place::NodeFeature => {
@@ -216,7 +233,17 @@ impl Labeller {
             }
             Place::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
         }
-        standing.extend(here.clone());
+        standing.extend(Standing::of(settings));
+        Ok(())
+    }
+
+    /// Takes away labels that stand where they are written no longer.
+    async fn withdraw(
+        &mut self,
+        standing: &mut BTreeSet<Standing>,
+        settings: &Settings,
+    ) -> anyhow::Result<()> {
+        let here = Standing::of(settings);
         while let Some(former) = standing.iter().find(|at| Some(*at) != here.as_ref()).cloned() {
             match &former {
                 Standing::Object => write::withdraw(&self.client().await?, &self.identity).await?,
@@ -262,6 +289,12 @@ impl State {
             failures => (first * (1 << (failures - 1).min(16))).min(longest),
         }
     }
+}
+
+async fn in_time(done: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::time::timeout(DEADLINE, done)
+        .await
+        .unwrap_or_else(|_| anyhow::bail!("the API server does not answer within {DEADLINE:?}"))
 }
 
 /// Reading a PCI configuration space may wait for a device: not on the thread that serves kubelet.

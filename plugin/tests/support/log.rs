@@ -1,11 +1,12 @@
 //! What is told in the log while a test runs: a subscriber that keeps lines, to see how often one comes.
 
-#![allow(unreachable_pub, missing_docs)]
+#![allow(dead_code, unreachable_pub, missing_docs)]
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Metadata, Subscriber, span};
+use tracing::subscriber::DefaultGuard;
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 
 /// Keeps the fields of every line from `info` up, each as one text.
 #[derive(Debug, Clone, Default)]
@@ -40,7 +41,24 @@ impl Subscriber for Log {
     fn exit(&self, _: &span::Id) {}
 }
 
+/// While it lives the log keeps what is told on this thread.
+#[must_use]
+pub struct Listening {
+    _here: DefaultGuard,
+    _besides: Dispatch,
+}
+
 impl Log {
+    /// Keeps what is told on this thread from now on.
+    pub fn listen(&self) -> Listening {
+        Listening {
+            _here: tracing::subscriber::set_default(self.clone()),
+            // With a single subscriber alive, a line that another test's thread comes to first would be asked about there, where nobody
+            // listens, and be silent for all.
+            _besides: Dispatch::new(Self::default()),
+        }
+    }
+
     /// How many of them have `part` in them.
     pub fn of(&self, part: &str) -> usize {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -104,7 +104,7 @@ async fn a_file_written_over_is_read_again_and_a_bad_one_changes_nothing() {
 #[tokio::test]
 async fn the_configuration_in_effect_is_in_the_log_at_the_start_and_at_every_change() {
     let log = Log::default();
-    let _here = tracing::subscriber::set_default(log.clone());
+    let _here = log.listen();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
