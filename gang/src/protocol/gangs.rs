@@ -360,10 +360,11 @@ impl Gangs {
     /// of many pods each says it of itself.
     pub fn hindered(&mut self, now: Now, gang: &GangKey, what: Hindrance, why: Option<Arc<str>>) {
         self.of_gang(now, gang, |gang, _| {
-            match why {
-                Some(why) => gang.hindered.entry(what).or_insert(why),
-                None => return drop(gang.hindered.remove(&what)),
-            };
+            if let Some(why) = why {
+                gang.hindered.entry(what).or_insert(why);
+            } else {
+                gang.hindered.remove(&what);
+            }
         });
     }
 

@@ -31,9 +31,7 @@ impl Index {
         if wanted.must == 0 || in_vain == Some(&asked_for(wanted)) {
             return None;
         }
-        if self.gangs.core.stocked().next().is_none() {
-            return None;
-        }
+        self.gangs.core.stocked().next()?;
         let units = self.spare_units(wanted);
         // It costs many plans: of those that wait, the first few after each growth of room.
         if units.is_empty()
