@@ -233,7 +233,7 @@ fn member_line(gang: &GangStanding, member: &MemberView) -> String {
 }
 
 /// Names, the first few of them.
-fn some(names: &[String], most: usize) -> String {
+pub(super) fn some(names: &[String], most: usize) -> String {
     match names.len() {
         count if count <= most => names.join(", "),
         count => format!("{} and {} more", names[..most].join(", "), count - most),

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use gantry_extender::index::{NodeReport, PodReport};
 
+use super::gangs::some;
+
 /// Nodes named one by one.
 const NAMED: usize = 20;
 /// Pods named per node.
@@ -54,14 +56,7 @@ pub(crate) fn pod(report: &PodReport) -> String {
         line(&mut out, why);
     }
     if !report.places_kept_for.is_empty() {
-        let gangs = match report.places_kept_for.len() {
-            count if count <= ENDS => report.places_kept_for.join(", "),
-            count => format!(
-                "{} and {} more",
-                report.places_kept_for[..ENDS].join(", "),
-                count - ENDS
-            ),
-        };
+        let gangs = some(&report.places_kept_for, ENDS);
         line(
             &mut out,
             &format!("places that do not show here are kept for gang(s) {gangs}"),

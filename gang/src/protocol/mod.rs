@@ -51,6 +51,7 @@ mod types;
 mod view;
 
 pub use gangs::Gangs;
+pub use status::HINDERED;
 pub use types::{
     Answer, Arrival, Asks, BindEnd, CommitFailure, Devices, Hindrance, Member, Now, Object, OwnerWanted,
     Place, Placed, Placement, Refused, Reserved, Settings, ShapeId, Sibling, SlotChange, Stage, Wanted,

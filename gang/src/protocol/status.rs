@@ -20,7 +20,7 @@ use crate::terms::Repair;
 const CONTESTED: &str = "Contested";
 
 /// The condition of a gang for which something may not be done.
-const HINDERED: &str = "Hindered";
+pub const HINDERED: &str = "Hindered";
 
 /// The reason of a gang whose members are being deleted for a restart. A process that takes over knows the restart by it.
 pub(super) const RESTARTING: &str = "is being started anew";

@@ -5,15 +5,12 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::View;
+use gantry_gang::protocol::{HINDERED, View};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
 use super::{GangView, MemberView, PlaceView};
 use crate::index::Index;
-
-/// The condition of a gang for which something may not be done.
-const HINDERED: &str = "Hindered";
 
 /// A gang, as it stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
