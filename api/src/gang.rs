@@ -187,6 +187,9 @@ pub struct GangStatus {
 pub struct Decision {
     /// Tells it from every other.
     pub id: String,
+    /// Grows with every change of who has which place.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub revision: u64,
     /// The minimum it was decided for, or to which an owner or the Gang has lowered it since.
     pub min: u32,
     /// The part of the fabric, as in the status.
@@ -194,6 +197,11 @@ pub struct Decision {
     pub domain: String,
     /// The places, one per member, in their order.
     pub slots: Vec<DecidedSlot>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_first(revision: &u64) -> bool {
+    *revision == 0
 }
 
 /// The place of one member.

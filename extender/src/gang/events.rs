@@ -364,6 +364,7 @@ mod tests {
         };
         bound.decision = Some(Decision {
             id: "d".into(),
+            revision: 0,
             min: 2,
             domain: String::new(),
             slots: vec![slot(Some("a")), slot(Some("b")), slot(None)],

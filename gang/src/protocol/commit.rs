@@ -11,25 +11,7 @@ use super::members::{Class, Count};
 use super::slots::{Holder, Slot};
 use super::standing::after;
 use super::types::{CommitFailure, Work};
-
-/// The places of a decision by who has them.
-pub(super) fn by_pod(decision: &Decision) -> BTreeMap<PodUid, DecidedSlot> {
-    let slots = decision.slots.iter();
-    slots
-        .filter_map(|slot| Some((slot.pod.clone()?, slot.clone())))
-        .collect()
-}
-
-/// Whether a decision says just this of who has which place.
-pub(super) fn is_written(written: &BTreeMap<PodUid, DecidedSlot>, decision: &Decision) -> bool {
-    let mut held = 0;
-    let same = decision.slots.iter().all(|slot| {
-        let known = slot.pod.as_ref().map(|pod| written.get(pod));
-        held += usize::from(known.is_some());
-        known.is_none_or(|known| known == Some(slot))
-    });
-    same && held == written.len()
-}
+use super::written::Written;
 
 impl Gang {
     /// Asks for the decision to be written.
@@ -37,6 +19,7 @@ impl Gang {
         *env.decisions += 1;
         let decision = Decision {
             id: format!("{}-{}-{}", env.settings.identity, env.now.unix, env.decisions),
+            revision: 0,
             min: self.min(),
             domain: self.domain.to_string(),
             slots: self.decided_slots(),
@@ -66,11 +49,8 @@ impl Gang {
         let State::Decided(decided) = &self.state else {
             return false;
         };
-        let (Some((_, slot)), Some(written)) = (self.slot_of(uid), decided.written.get(uid)) else {
-            return false;
-        };
-        let slot = self.decided_slot(slot);
-        written.node == slot.node && written.devices == slot.devices
+        let slot = self.slot_of(uid).map(|(_, slot)| self.decided_slot(slot));
+        slot.is_some_and(|slot| decided.written.has(uid, &slot))
     }
 
     pub(super) fn decided_slot(&self, slot: &Slot) -> DecidedSlot {
@@ -164,7 +144,7 @@ impl Gang {
             was_bound: false,
             short: false,
             lost_since: None,
-            written: by_pod(&committing.decision),
+            written: Written::new(&committing.decision),
         });
         self.tries.pause = None;
         let stale: Vec<(u32, Holder)> = self
@@ -198,48 +178,6 @@ impl Gang {
                 end: until,
                 victims: BTreeMap::new(),
             });
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn decision(slots: &[(u8, Option<u8>)]) -> Decision {
-        let slot = |(node, pod): &(u8, Option<u8>)| DecidedSlot {
-            node: format!("n{node}").as_str().into(),
-            devices: Vec::new(),
-            rank: None,
-            ordinal: None,
-            role: String::new(),
-            pod_name: String::new(),
-            pod: pod.map(|pod| format!("p{pod}").as_str().into()),
-        };
-        Decision {
-            id: "d".into(),
-            min: 1,
-            domain: String::new(),
-            slots: slots.iter().map(slot).collect(),
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_written_is_known_without_copying_it(
-            before in prop::collection::btree_map(0..4_u8, 0..3_u8, 0..4),
-            now in prop::collection::btree_map(0..4_u8, 0..3_u8, 0..4),
-            kept in 0..2_u8,
-        ) {
-            let slots = |of: &std::collections::BTreeMap<u8, u8>| {
-                let mut slots: Vec<_> = of.iter().map(|(pod, node)| (*node, Some(*pod))).collect();
-                slots.extend((0..kept).map(|node| (node, None)));
-                decision(&slots)
-            };
-            let written = by_pod(&slots(&before));
-            prop_assert_eq!(is_written(&written, &slots(&now)), before == now);
-            prop_assert!(is_written(&written, &slots(&before)));
         }
     }
 }

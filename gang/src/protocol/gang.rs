@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{DecidedSlot, Decision, GangPhase, GangSpec, NodeName, PodUid};
+use gantry_api::{Decision, GangPhase, GangSpec, NodeName, PodUid};
 
 use super::agreed::{Agreed, Words};
 use super::members::{Count, Members};
@@ -13,6 +13,7 @@ use super::parked::{Kind, Parked};
 use super::slots::{Holder, Slot, Slots};
 use super::status::Told;
 use super::types::{Hindrance, Now, Refused, Settings, Work};
+use super::written::Written;
 use crate::claim::OwnerRef;
 use crate::key::GangKey;
 use crate::terms::{Fault, Repair, Terms};
@@ -149,8 +150,8 @@ pub(super) struct Decided {
     pub(super) short: bool,
     /// Since when fewer members are left than it needs, where all of it is to be started anew for that.
     pub(super) lost_since: Option<Instant>,
-    /// Who has which place by the object, as far as that is known: nobody is bound to a place that is not written down as his.
-    pub(super) written: BTreeMap<PodUid, DecidedSlot>,
+    /// Who has which place by the object: nobody is bound to a place that is not written down as his.
+    pub(super) written: Written,
 }
 
 /// How its tries to get a place went.

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, NodeName, PodUid};
 
-use super::commit::{by_pod, is_written};
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
 use super::members::{Class, Kept};
 use super::slots::{Holder, Slot};
 use super::status::RESTARTING;
 use super::types::{Object, Stage};
+use super::written::Written;
 use crate::key::GangKey;
 use crate::terms::Fault;
 
@@ -96,12 +96,12 @@ impl Gang {
                 }
             }
             (State::Decided(decided), shown) => match shown.filter(|shown| shown.id == decided.id) {
-                // It is shown anew with every word of the status, and seldom says anything else.
-                Some(shown) if is_written(&decided.written, shown) => {}
                 Some(shown) => {
-                    let written = by_pod(shown);
-                    if let State::Decided(decided) = &mut self.state {
-                        decided.written = written;
+                    let shown = Arc::clone(shown);
+                    if let State::Decided(decided) = &mut self.state
+                        && !decided.written.show(&shown)
+                    {
+                        self.told.forget_places();
                     }
                 }
                 // Ours stands; whoever overwrote it sees it written again.
@@ -185,7 +185,7 @@ impl Gang {
             was_bound: known.bound_at.is_some(),
             short: known.phase == GangPhase::Repairing,
             lost_since: None,
-            written: by_pod(decision),
+            written: Written::new(decision),
         });
         self.tries.pause = None;
         self.tries.strikes = known.strikes;

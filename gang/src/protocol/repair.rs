@@ -139,7 +139,7 @@ impl Gang {
 
     fn is_in_decision(&self, uid: &PodUid) -> bool {
         match &self.state {
-            State::Decided(decided) => decided.written.contains_key(uid),
+            State::Decided(decided) => decided.written.names(uid),
             _ => false,
         }
     }

@@ -8,7 +8,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::agreed::Agreed;
-use super::commit::by_pod;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
 use super::types::Hindrance;
@@ -44,6 +43,11 @@ impl Told {
     /// Whatever was said is not there any more: it has to be said again.
     pub(super) fn forget(&mut self) {
         self.status = None;
+    }
+
+    /// Somebody has written other places over those that were said.
+    pub(super) fn forget_places(&mut self) {
+        self.decision = None;
     }
 
     pub(super) fn anything(&self) -> bool {
@@ -266,11 +270,9 @@ impl Gang {
         self.told.decision = Some(version);
         status.decision = self.decision();
         if let (State::Decided(decided), Some(decision), false) =
-            (&mut self.state, &status.decision, same_decision)
+            (&mut self.state, &mut status.decision, same_decision)
         {
-            // What it says otherwise from now on is not what the object says until it is shown.
-            let now = by_pod(decision);
-            decided.written.retain(|uid, slot| now.get(uid) == Some(slot));
+            decided.written.say(decision);
         }
         Some(status)
     }
@@ -284,6 +286,7 @@ impl Gang {
         };
         Some(Decision {
             id: decided.id.clone(),
+            revision: decided.written.revision(),
             min: decided.min,
             domain: self.domain.to_string(),
             slots: self.decided_slots(),

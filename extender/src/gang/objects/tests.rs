@@ -157,6 +157,7 @@ fn decided(id: &str) -> GangStatus {
     GangStatus {
         phase: GangPhase::Committing,
         decision: Some(Decision {
+            revision: 0,
             id: id.into(),
             min: 1,
             domain: String::new(),

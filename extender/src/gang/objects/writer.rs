@@ -424,6 +424,7 @@ mod tests {
     fn decision() -> Decision {
         Decision {
             id: "1".to_owned(),
+            revision: 0,
             min: 2,
             domain: String::new(),
             slots: Vec::new(),
