@@ -278,6 +278,12 @@ impl Cluster {
         for source in Source::ALL {
             cluster.list(source, |_| {});
         }
+        // The API server has answered for a while.
+        let now = cluster.now();
+        for ago in (0..=20).rev() {
+            let contact = now - std::time::Duration::from_secs(ago);
+            cluster.store.update(|index| index.tick(now, contact));
+        }
         cluster
     }
 
@@ -371,8 +377,20 @@ impl Cluster {
 
     /// Lets time pass, with the API server answering all the while.
     pub(crate) fn wait(&self, seconds: u64) -> &Self {
-        let now = self.now() + std::time::Duration::from_secs(seconds);
+        for _ in 0..seconds {
+            let now = self.now() + std::time::Duration::from_secs(1);
+            *self.now.lock().unwrap() = now;
+            self.store.update(|index| index.tick(now, now));
+        }
+        self
+    }
+
+    /// Time passes, and the API server answers nobody until the end of it.
+    pub(crate) fn stall(&self, seconds: u64) -> &Self {
+        let before = self.now();
+        let now = before + std::time::Duration::from_secs(seconds);
         *self.now.lock().unwrap() = now;
+        self.store.update(|index| index.tick(now, before));
         self.store.update(|index| index.tick(now, now));
         self
     }

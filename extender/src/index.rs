@@ -58,6 +58,11 @@ use entry::Entry;
 /// once, while the process may live on: it died up to 2.5 s later in trials with an ignored SIGTERM; the plugin's own word, which takes
 /// over from there, lags by up to 1 s.
 pub const QUARANTINE: Duration = Duration::from_secs(5);
+/// How long after the API server has answered nobody for a while: a plugin tries again after 5 s at the latest, writes within 1 s, and its word is
+/// there 3 s later.
+pub const QUARANTINE_AFTER_A_GAP: Duration = Duration::from_secs(10);
+/// Contact is made every second; a pause that long means that plugins may not have been able to write.
+const GAP: Duration = Duration::from_secs(3);
 /// How long at most, while the plugin says that it does not know the truth. Such a node is not used much longer than that.
 pub const QUARANTINE_WITHOUT_TRUTH: Duration = Duration::from_secs(300);
 /// How long GPUs are held for a pod between prioritize and bind.
@@ -92,6 +97,8 @@ pub struct Index {
     /// The time it was told last, and when it was told both clocks.
     now: Now,
     origin: Now,
+    /// When contact was made last, and since when without a gap.
+    contact: Option<(Instant, Instant)>,
     published: Arc<Snapshot>,
 }
 
@@ -128,6 +135,7 @@ impl Index {
             budgets: Some(Vec::new()),
             now: begin,
             origin: begin,
+            contact: None,
             published: Arc::default(),
         }
     }
@@ -261,8 +269,9 @@ impl Index {
     pub fn tick(&mut self, now: Instant, contact: Instant) {
         self.moment(now);
         self.tick_gangs();
+        let steady = self.note_contact(contact);
         for (number, entry) in (0..).zip(&mut self.entries) {
-            if entry.forget_left(now, contact) {
+            if entry.forget_left(now, contact, steady) {
                 self.dirty.push(NodeIx(number));
             }
         }
@@ -275,6 +284,16 @@ impl Index {
         for uid in self.binds.expired_holds(now) {
             self.drop_hold(&uid);
         }
+    }
+
+    /// Since when contact has been made without a gap.
+    fn note_contact(&mut self, contact: Instant) -> Instant {
+        let steady = match self.contact {
+            Some((last, since)) if contact.saturating_duration_since(last) <= GAP => since,
+            _ => contact,
+        };
+        self.contact = Some((contact, steady));
+        steady
     }
 
     /// Works out what has changed and makes a new snapshot if anything a decision looks at did; whether it did.

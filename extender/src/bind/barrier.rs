@@ -104,6 +104,15 @@ impl Binder {
                     Err(Failure::Unanswered(_) | Failure::Busy(_)) if Instant::now() + pause < deadline => {
                         tokio::time::sleep(pause).await;
                         pause *= 2;
+                        // What was sent cannot be called back; it is not sent again for devices that kubelet has given to another since.
+                        if let Err(error) = self.store.update(|index| index.may_repeat(target)) {
+                            let why = error.to_string();
+                            break Err(if unanswered {
+                                Failure::Unanswered(why)
+                            } else {
+                                Failure::Busy(why)
+                            });
+                        }
                     }
                     // What was sent before may still be done.
                     Err(Failure::Busy(why)) if unanswered => break Err(Failure::Unanswered(why)),

@@ -9,7 +9,7 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::ShapeId;
 
 use super::binds::Reservation;
-use super::{QUARANTINE, QUARANTINE_WITHOUT_TRUTH};
+use super::{QUARANTINE, QUARANTINE_AFTER_A_GAP, QUARANTINE_WITHOUT_TRUTH};
 use crate::devices::DeviceSet;
 use crate::inventory::{self, Inventory};
 use crate::ledger::{self, Account, Devices, Fault};
@@ -191,15 +191,17 @@ impl Entry {
     }
 
     /// Forgets what has left for good: the quarantine is over by facts newer than its end, and the plugin knows the truth (what it
-    /// still lists as held is taken by that). True if anything was forgotten.
-    pub(super) fn forget_left(&mut self, now: Instant, contact: Instant) -> bool {
+    /// still lists as held is taken by that). The API server has answered `steady`ly since then: before, the plugin may not have been able to write.
+    /// True if anything was forgotten.
+    pub(super) fn forget_left(&mut self, now: Instant, contact: Instant, steady: Instant) -> bool {
         let ready = self
             .inventory
             .as_ref()
             .is_none_or(|inventory| inventory.not_ready.is_none());
         let before = self.leaving.len();
+        let told = contact.saturating_duration_since(steady) >= QUARANTINE_AFTER_A_GAP;
         self.leaving.retain(|(since, _)| {
-            let over = contact.saturating_duration_since(*since) >= QUARANTINE;
+            let over = told && contact.saturating_duration_since(*since) >= QUARANTINE;
             let long_over = now.saturating_duration_since(*since) >= QUARANTINE_WITHOUT_TRUTH;
             !(over && (ready || long_over))
         });

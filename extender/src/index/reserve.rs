@@ -11,6 +11,7 @@ use super::entry::Entry;
 use super::{HOLD, Index};
 use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
+use crate::inventory::Held;
 use crate::ledger::Devices;
 use crate::plan::Layout;
 use crate::request::Request;
@@ -171,6 +172,22 @@ impl Index {
         }
         let layouts = self.layouts_for(ix, target, &request)?;
         self.set_aside(ix, target, &request, &layouts)
+    }
+
+    /// Whether a Binding that was sent with what was reserved may be sent once more.
+    ///
+    /// # Errors
+    /// Another pod has its devices by now, by kubelet's word.
+    pub fn may_repeat(&mut self, target: &Target) -> Result<(), BindError> {
+        let Some(ix) = self.names.get(target.node.as_str()) else {
+            return Err(BindError::NoSuchNode(target.node.clone()));
+        };
+        self.refresh(ix);
+        let entry = self.entries.get(ix.0 as usize);
+        let known = entry.and_then(|entry| Some((entry, entry.position(&target.uid)?)));
+        known.map_or(Ok(()), |(entry, position)| {
+            entry.still_has(target, &entry.reservations[position].devices)
+        })
     }
 
     /// Sets the devices of layouts aside for a bind and writes its grant.
@@ -334,11 +351,8 @@ impl Entry {
     /// another pod meanwhile, in place of some that fell sick: the first Binding cannot be called back, but it is not to be tried again.
     pub(super) fn again(&mut self, target: &Target) -> Option<Result<Reserved, BindError>> {
         let position = self.position(&target.uid)?;
-        if self.has_given_away(&self.reservations[position].devices, &target.uid) {
-            return Some(Err(BindError::NotFree {
-                node: target.node.clone(),
-                reason: "kubelet has given what the pod was granted to another".to_owned(),
-            }));
+        if let Err(error) = self.still_has(target, &self.reservations[position].devices) {
+            return Some(Err(error));
         }
         let known = &mut self.reservations[position];
         known.calls += 1;
@@ -348,8 +362,19 @@ impl Entry {
         }))
     }
 
-    /// Whether another pod than this one has any of these devices.
-    fn has_given_away(&self, devices: &Devices, uid: &PodUid) -> bool {
+    /// Whether what a pod was granted is still to be had by it.
+    fn still_has(&self, target: &Target, devices: &Devices) -> Result<(), BindError> {
+        if !self.has_given_away(target, devices) {
+            return Ok(());
+        }
+        Err(BindError::NotFree {
+            node: target.node.clone(),
+            reason: "kubelet has given what the pod was granted to another".to_owned(),
+        })
+    }
+
+    /// Whether another pod than this one has any of these devices, or had them and may have processes that still do.
+    fn has_given_away(&self, target: &Target, devices: &Devices) -> bool {
         let Some(inventory) = &self.inventory else {
             return false;
         };
@@ -357,9 +382,28 @@ impl Entry {
             let Some((index, pool)) = inventory.pool(resource.as_str()) else {
                 return false;
             };
-            let (devices, _) = pool.find(ids);
-            let mut others = self.account.pods.iter().filter(|(other, _)| other != uid);
-            others.any(|(_, held)| held.get(index).is_some_and(|held| !(held & &devices).is_empty()))
+            let mut others = DeviceSet::EMPTY;
+            for (_, held) in self.account.pods.iter().filter(|(uid, _)| *uid != target.uid) {
+                if let Some(held) = held.get(index) {
+                    others.add(held);
+                }
+            }
+            for (resource, ids) in self.leaving.iter().flat_map(|(_, devices)| devices) {
+                others.add(&pool.taken(resource, ids));
+            }
+            // The pod itself may be there already, and its plugin be quicker than its own watch.
+            let own = |held: &Held| match &held.uid {
+                Some(uid) => *uid == target.uid,
+                None => held.namespace == target.namespace && held.pod == target.name,
+            };
+            for held in inventory
+                .holders
+                .iter()
+                .filter(|held| held.pool == index && !own(held))
+            {
+                others.add(&held.devices);
+            }
+            !(&pool.find(ids).0 & &others).is_empty()
         })
     }
 }

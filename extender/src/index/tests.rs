@@ -148,6 +148,49 @@ fn a_grant_whose_devices_kubelet_gave_to_another_is_not_tried_again() {
 }
 
 #[test]
+fn a_grant_whose_devices_the_processes_of_a_pod_that_is_gone_may_have_is_not_tried_again() {
+    for told in [false, true] {
+        let cluster = one_node();
+        cluster.pod(&pod("a", 2));
+        reserve(&cluster, "a").unwrap();
+        finish(&cluster, "a", Outcome::Unsure);
+        let other = bound(pod("b", 2), "n", 1, Some("2,3"));
+        cluster.pod(&other);
+        let held = holder("n", "b", Some("b"), "0,1");
+        let mut truth = gpu_node("n", &bridged());
+        truth["status"]["holders"] = json!([held.clone()]);
+        cluster.inventory(&truth).gone(&other);
+        if told {
+            // The quarantine is over, and the plugin says that a process is still there.
+            truth["status"]["holders"] = json!([quarantined(held)]);
+            cluster.inventory(&truth).wait(20);
+        }
+        assert!(
+            matches!(reserve(&cluster, "a"), Err(BindError::NotFree { .. })),
+            "told by the plugin: {told}"
+        );
+        let repeated = cluster.store.update(|index| index.may_repeat(&target("a", "n")));
+        assert!(matches!(repeated, Err(BindError::NotFree { .. })));
+        cluster.inventory(&gpu_node("n", &bridged())).wait(20);
+        assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1", "it is over");
+        let repeated = cluster.store.update(|index| index.may_repeat(&target("a", "n")));
+        assert_eq!(repeated, Ok(()));
+    }
+}
+
+#[test]
+fn a_bind_whose_pod_the_plugin_has_seen_before_the_watch_may_be_repeated() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2));
+    let first = reserve(&cluster, "a").unwrap();
+    finish(&cluster, "a", Outcome::Unsure);
+    let mut truth = gpu_node("n", &bridged());
+    truth["status"]["holders"] = json!([holder("n", "a", Some("a"), "0,1")]);
+    cluster.inventory(&truth);
+    assert_eq!(reserve(&cluster, "a").unwrap(), first);
+}
+
+#[test]
 fn a_bind_that_makes_no_sense_is_refused_with_its_reason() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2)).pod(&pod("big", 9)).node("foreign", 8);
@@ -316,6 +359,17 @@ fn the_quarantine_does_not_end_on_facts_from_before_its_end() {
     let (deleted, later) = (cluster.now(), cluster.now() + Duration::from_secs(60));
     cluster.store.update(|index| index.tick(later, deleted));
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_quarantine_goes_on_until_the_plugin_could_write_again_after_the_api_server_answered_nobody() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    cluster.stall(20).wait(9);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(1);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
 }
 
 #[test]
