@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{Grant, PodUid};
-use gantry_gang::protocol::{Asks, Devices, Member, Object, OwnerWanted, ShapeId, Stage};
+use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, OwnerWanted, ShapeId, Stage};
 use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
 
 use crate::index::{Index, Source};
@@ -247,6 +247,7 @@ impl Index {
             self.tell_pods();
         }
         if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {
+            self.tell_unsure();
             self.gangs.core.synced(self.now);
         }
         let overdue = self.gangs.take_overdue(self.now.unix);
@@ -254,6 +255,15 @@ impl Index {
             self.gangs.gained();
         }
         self.collect_gangs();
+    }
+
+    /// Tells of Bindings that may be on their way since an earlier time in office: their members keep the places that the decision gives them.
+    fn tell_unsure(&mut self) {
+        let mut sent: Vec<PodUid> = self.binds.reserved.keys().cloned().collect();
+        sent.sort_unstable();
+        for uid in sent {
+            self.gangs.core.bind_ended(self.now, &uid, BindEnd::Unsure);
+        }
     }
 
     /// Tells of all pods anew.

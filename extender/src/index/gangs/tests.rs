@@ -5,7 +5,7 @@ mod preemption;
 mod restart;
 mod stuck;
 
-use gantry_api::{GangPhase, GangSpec, PodUid};
+use gantry_api::{GangPhase, GangSpec, NodeName, PodUid};
 use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
 use gantry_gang::{OwnerKind, OwnerRef, dialect};
 use serde_json::{Value, json};

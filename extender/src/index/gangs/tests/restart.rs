@@ -61,3 +61,30 @@ fn what_was_decided_before_a_restart_is_kept_and_finished() {
         assert_eq!(granted(&admit(&after, uid, planned).unwrap()).len(), 8);
     }
 }
+
+#[test]
+fn a_member_whose_binding_may_be_on_its_way_keeps_its_place_when_its_extender_leads_anew() {
+    let cluster = two_nodes();
+    create(&cluster, &members("a", 2, 8));
+    let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];
+    for (uid, node) in ["a-0", "a-1"].iter().zip(&nodes) {
+        admit(&cluster, uid, node).unwrap();
+    }
+    commit(&cluster);
+    write_down(&cluster);
+    let first = granted(&admit(&cluster, "a-0", &nodes[0]).unwrap());
+    let (now, sent) = (cluster.now(), target("a-0", &nodes[0]));
+    cluster.store.update(|index| {
+        index.bind_ended(&"a-0".into(), BindEnd::Unsure);
+        index.finish(now, &sent, Outcome::Unsure);
+    });
+    cluster.store.update(|index| index.stand_down());
+    cluster.store.update(|index| index.lead());
+    // kube-scheduler offers it only where the other is to go.
+    let other = cluster.store.update(|index| {
+        let node = NodeName::from(nodes[1].as_str());
+        index.answer(&"a-0".into(), &|offered| *offered == node)
+    });
+    assert!(matches!(other, Answer::Wait(_)), "{other:?}");
+    assert_eq!(granted(&admit(&cluster, "a-0", &nodes[0]).unwrap()), first);
+}
