@@ -58,6 +58,8 @@ pub(crate) struct Process {
     leads_until: u64,
     /// It has read everything since it leads.
     entered: bool,
+    /// Counts the times that it began anew. What writes Gang objects ends with each.
+    term: u32,
     contact: u64,
     tasks: BTreeMap<u64, Task>,
     writers: BTreeMap<String, Writer>,
@@ -130,6 +132,8 @@ struct Writer {
 pub(crate) struct Request {
     /// Who waits for the answer.
     run: u32,
+    /// In which of its terms it was sent.
+    term: u32,
     /// Who sent it, and when.
     by: u32,
     sent: u64,
@@ -182,6 +186,15 @@ enum What {
         uid: String,
         deed: Deed,
     },
+}
+
+impl What {
+    fn is_of_a_gang(&self) -> bool {
+        matches!(
+            self,
+            Self::Create { .. } | Self::Get { .. } | Self::Put { .. } | Self::Remove { .. }
+        )
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -381,6 +394,7 @@ impl World {
             paused: 0,
             leads_until: 0,
             entered: false,
+            term: 0,
             contact: 0,
             tasks: BTreeMap::new(),
             writers: BTreeMap::new(),
@@ -494,6 +508,7 @@ impl World {
     /// What is known from before a term counts for nothing: everything is listed anew.
     fn begin_term(&mut self, run: u32, how: impl FnOnce(&mut Index)) {
         if let Some(process) = self.extenders.running.get_mut(&run) {
+            process.term += 1;
             process.objects.clear();
             process.writers.clear();
             process.deeds.clear();
@@ -557,7 +572,8 @@ impl World {
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        if !stalled {
+        // A watch that fails leaves the facts as old as its last good moment.
+        if !stalled && process.inbox.values().all(|inbox| inbox.open) {
             process.contact = now;
         }
         let contact = base + Duration::from_millis(process.contact);

@@ -485,6 +485,8 @@ impl World {
                 let told = process.told.is_some() || !pod.allocated.is_empty();
                 told && !process.has_its_grant(kubelet)
             });
+            // Of a node that is gone only the pod tells.
+            let deviates = deviates || process.is_none() && pod.was_given_others();
             if pod.uid != uid && pod.is_live() && pod.node.as_deref() == Some(node) && !deviates {
                 used.extend(pod.granted().iter().map(|id| (id.clone(), pod.uid.clone())));
             }

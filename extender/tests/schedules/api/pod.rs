@@ -142,6 +142,12 @@ impl Pod {
         })
     }
 
+    /// Whether kubelet has given it other devices than it was granted, by its own word.
+    pub(crate) fn was_given_others(&self) -> bool {
+        let granted = self.granted();
+        !self.allocated.iter().all(|id| granted.contains(id))
+    }
+
     fn write(&self, out: &mut String) -> fmt::Result {
         let Self { name, uid, .. } = self;
         let created = time(self.created);

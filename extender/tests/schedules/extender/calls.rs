@@ -214,8 +214,15 @@ impl World {
     }
 
     pub(crate) fn retry(&mut self, run: u32, number: u64) {
-        if !self.is_paused(run, &Event::Retry { run, task: number }) {
-            self.post(run, number);
+        if self.is_paused(run, &Event::Retry { run, task: number }) {
+            return;
+        }
+        let Some(target) = self.task(run, number).map(|task| task.target.clone()) else {
+            return;
+        };
+        match self.update(run, |index| index.may_repeat(&target)) {
+            Some(Ok(())) => self.post(run, number),
+            _ => self.end(run, number, Err("no answer".to_owned())),
         }
     }
 

@@ -24,10 +24,12 @@ impl World {
                 .map_or(0, |process| process.leads_until),
             _ => u64::MAX,
         };
+        let term = self.extenders.running.get(&run).map_or(0, |process| process.term);
         self.requests.insert(
             request,
             Request {
                 run,
+                term,
                 what,
                 limit,
                 by: run,
@@ -189,10 +191,13 @@ impl World {
         if self.extenders.running.contains_key(&run) && self.is_paused(run, &Event::Reply { request, lost }) {
             return;
         }
-        let lives = self.extenders.running.contains_key(&run);
         let Some(known) = self.requests.get_mut(&request) else {
             return;
         };
+        let process = self.extenders.running.get(&run);
+        // Whoever wrote Gang objects ended with its term. A Binding is heard of by the process.
+        let hears = process.is_some_and(|process| process.term == known.term || !known.what.is_of_a_gang());
+        let lives = process.is_some();
         let (what, answer) = if lost && known.outcome.is_none() && lives {
             // It may be carried out still; nobody will hear of it.
             known.run = 0;
@@ -203,7 +208,7 @@ impl World {
             };
             (known.what, known.outcome.filter(|_| !lost))
         };
-        if lives {
+        if hears {
             self.heard(run, what, answer);
         }
     }

@@ -38,7 +38,6 @@ impl World {
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        process.contact = now;
         let changes = &mut process.inbox(source).changes;
         let come = changes.iter().take_while(|(at, _)| *at <= now).count();
         let changes: Vec<Change> = changes.drain(..come).map(|(_, change)| change).collect();
@@ -54,13 +53,12 @@ impl World {
             self.at(self.stalled + 10, Event::Relist { run, source });
             return;
         }
-        let (now, instant) = (self.now, self.instant());
+        let instant = self.instant();
         let objects = self.api.list(source);
         let piecemeal = self.dice.mille(PIECEMEAL);
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        process.contact = now;
         let inbox = process.inbox(source);
         inbox.changes.clear();
         inbox.open = true;
