@@ -1,22 +1,25 @@
-//! Members that our scheduling gate keeps back: the gate goes once enough of them exist. While it may not be removed nobody can come to a place, so
-//! none is kept. Nothing is removed here, only asked for.
+//! Members that our scheduling gate keeps back: the gate goes once enough of them exist, or, once the gang is decided, with their place. While it may
+//! not be removed nobody can come to a place, so none is kept. Nothing is removed here, only asked for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::gang::{Env, Gang};
+use super::gang::{Env, Gang, State};
 use super::members::{Count, Kept};
 use super::standing::after;
 use super::types::{Hindrance, Stage, Work};
 
 impl Gang {
-    /// Once the quorum exists, our gates go: kube-scheduler may see the members.
+    /// Once the quorum exists, our gates go: kube-scheduler may see the members. What is decided is brought to its end: who has a place in it, or needs
+    /// none, comes whoever else is missing, as without gates.
     pub(super) fn ungate(&mut self, env: &mut Env<'_>) {
-        if self.terms().is_none() || !self.enough(Count::exist) {
+        let all = self.terms().is_some() && self.enough(Count::exist);
+        if !all && !matches!(self.state, State::Decided(_)) {
             return;
         }
         let in_vain = |asked| env.now.at >= after(asked, env.settings.nudge);
-        let due = self.members.to_ungate(in_vain);
+        let goes = |kept: &Kept| all || kept.slot.is_some() || kept.member.shape.is_none();
+        let due = self.members.to_ungate(in_vain, goes);
         for uid in &due {
             self.members.change(uid, |kept| kept.ungated = Some(env.now.at));
         }

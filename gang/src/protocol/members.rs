@@ -372,11 +372,16 @@ impl Members {
         aside
     }
 
-    /// Members whose gate is ours and has to go: nobody was asked to remove it, or it was in vain.
-    pub(super) fn to_ungate(&self, in_vain: impl Fn(Instant) -> bool) -> Vec<PodUid> {
+    /// Members whose gate is ours and has to go if it `goes`: nobody was asked to remove it, or it was in vain.
+    pub(super) fn to_ungate(
+        &self,
+        in_vain: impl Fn(Instant) -> bool,
+        goes: impl Fn(&Kept) -> bool,
+    ) -> Vec<PodUid> {
         let asked = self.asked.iter().take_while(|(at, _)| in_vain(*at));
-        let asked = asked.map(|(_, uid)| uid);
-        self.gated.iter().chain(asked).cloned().collect()
+        let due = self.gated.iter().chain(asked.map(|(_, uid)| uid));
+        let due = due.filter(|uid| self.all.get(*uid).is_some_and(&goes));
+        due.cloned().collect()
     }
 
     /// Members whose gate somebody was asked to remove, and is still there.

@@ -70,8 +70,12 @@ impl Gang {
                 false
             }
             State::Decided(_) => {
-                self.ungate(env);
-                self.step_decided(env)
+                let more = self.step_decided(env);
+                if !more {
+                    // Whom it has given a place just now too.
+                    self.ungate(env);
+                }
+                more
             }
         }
     }

@@ -329,6 +329,40 @@ fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
     assert_eq!(world.phase("a"), GangPhase::Bound);
 }
 
+fn gated(mut member: Member) -> Member {
+    member.stage = Stage::Gated { by_us_alone: true };
+    member.refused = false;
+    member
+}
+
+#[test]
+fn the_gate_of_a_replacement_goes_though_others_of_the_decided_gang_are_missing() {
+    let mut world = World::new();
+    world.bound_gang("a", 3, 3);
+    // Whether those that are gone had ended well is not known: nobody may ever come in their place.
+    world.gone("a0");
+    world.gone("a1");
+    world.take_work();
+    world.see(gated(member("a3", claim("a", 3))));
+    assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a3")])]);
+    world.see(member("a3", claim("a", 3)));
+    assert_eq!(world.bind("a3"), "n0");
+}
+
+#[test]
+fn the_gate_of_a_replacement_for_which_no_place_is_kept_goes_once_it_has_one() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 3), Repair::Ignore);
+    world.bound_gang_of("a", 3, &claim);
+    world.gone("a0");
+    world.gone("a1");
+    world.take_work();
+    world.see(gated(member("a3", claim)));
+    assert_eq!(world.take_work(), [], "it could not go anywhere");
+    world.plan_from(7);
+    assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a3")])]);
+}
+
 #[test]
 fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
     let mut world = World::new();
