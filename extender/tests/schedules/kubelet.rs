@@ -25,6 +25,8 @@ pub(crate) struct Kubelet {
     up: bool,
     /// What its watch has brought and it has not looked at.
     inbox: VecDeque<Change>,
+    /// Pods that it has let in or refused, by UID: it does so once, whatever its watch brings of them later.
+    judged: BTreeSet<String>,
     processes: BTreeMap<String, Process>,
     sick: BTreeSet<usize>,
     publishes: bool,
@@ -141,6 +143,7 @@ impl World {
                 gpus,
                 up: true,
                 inbox: VecDeque::new(),
+                judged: BTreeSet::new(),
                 processes: BTreeMap::new(),
                 sick: BTreeSet::new(),
                 publishes: false,
@@ -192,6 +195,9 @@ impl World {
     }
 
     fn let_in(&mut self, node: usize, pod: &Arc<Pod>) {
+        if !self.kubelets.all[node].judged.insert(pod.uid.clone()) {
+            return;
+        }
         let kubelet = &self.kubelets.all[node];
         let given: BTreeSet<usize> = kubelet
             .processes
