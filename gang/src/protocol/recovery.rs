@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, NodeName, PodUid};
+use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, GangStatus, NodeName, PodUid};
 
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
 use super::members::{Class, Kept};
@@ -59,6 +59,12 @@ impl Known {
         self.of.as_ref() == Some(key)
     }
 
+    /// Whether it says what whoever takes over goes by, but for the decision, as `status` does.
+    pub(super) fn says(&self, status: &GangStatus) -> bool {
+        let bound_at = status.bound_at.as_ref().map(|time| time.0.as_second());
+        (self.phase, self.completed, self.bound_at) == (status.phase, status.completed, bound_at)
+    }
+
     /// Whether it shows a decision for this gang.
     pub(super) fn has_decided(&self, key: &GangKey) -> bool {
         self.is_about(key) && self.decision.is_some()
@@ -103,6 +109,7 @@ impl Gang {
                     {
                         self.told.forget_places();
                     }
+                    self.follow_told(known, &shown);
                 }
                 // Ours stands; whoever overwrote it sees it written again.
                 None => self.told.forget(),

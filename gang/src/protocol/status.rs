@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::agreed::Agreed;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
+use super::recovery::Known;
 use super::types::Hindrance;
 use crate::dialect::value::cut;
 use crate::key::Dialect;
@@ -35,6 +36,8 @@ pub(super) struct Told {
     status: Option<GangStatus>,
     /// The decision and the version of the slots it was made from.
     decision: Option<(Option<String>, u64)>,
+    /// The object has shown it.
+    shown: bool,
     /// Since when each condition is as it is.
     since: [Option<(bool, i64)>; 5],
 }
@@ -268,6 +271,7 @@ impl Gang {
         }
         self.told.status = Some(status.clone());
         self.told.decision = Some(version);
+        self.told.shown = false;
         status.decision = self.decision();
         if let (State::Decided(decided), Some(decision), false) =
             (&mut self.state, &mut status.decision, same_decision)
@@ -275,6 +279,22 @@ impl Gang {
             decided.written.say(decision);
         }
         Some(status)
+    }
+
+    /// Holds what the object shows of the decision that stands against what was said last. That may be on its way yet; but once it was shown, whoever
+    /// overwrites it, be it a write of a process before that comes late, sees it written again: members wait for what is not written down.
+    pub(super) fn follow_told(&mut self, known: &Known, shown: &Decision) {
+        let version = (self.decision_id().map(str::to_owned), self.slots.version());
+        if self.told.decision.as_ref() != Some(&version) {
+            // More is said in any case.
+            return;
+        }
+        let Some(told) = &self.told.status else { return };
+        if known.says(told) && self.decision().as_ref() == Some(shown) {
+            self.told.shown = true;
+        } else if self.told.shown {
+            self.told.forget();
+        }
     }
 
     /// The decision that stands, or that members still have to go of.

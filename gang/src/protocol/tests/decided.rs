@@ -266,6 +266,27 @@ fn a_decision_that_is_overwritten_or_deleted_is_written_again() {
 }
 
 #[test]
+fn a_place_that_was_written_down_and_is_overwritten_is_written_down_again() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.write_down();
+    world.gone("a0");
+    let before = world.status("a");
+    world.show("a", before.clone());
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.come("a2"), Arrival::Wait, "it is not written down yet");
+    let status = world.status("a");
+    // What was said before is shown late: what is said now is on its way.
+    world.show("a", before.clone());
+    assert_eq!(world.gangs.take_statuses(), []);
+    world.show("a", status);
+    world.show("a", before);
+    assert_eq!(world.come("a2"), Arrival::Wait, "somebody has overwritten it");
+    world.write_down();
+    assert!(matches!(world.come("a2"), Arrival::Go(_)));
+}
+
+#[test]
 fn after_the_decision_the_late_pass_at_once_and_nothing_is_taken_back() {
     let mut world = World::new();
     world.members("a", 3, 2);
