@@ -58,9 +58,9 @@ pub(crate) struct Process {
     leads_until: u64,
     /// It has read everything since it leads.
     entered: bool,
-    /// Counts the times that it began anew. What writes Gang objects ends with each.
-    term: u32,
     contact: u64,
+    /// The last request before its time in office, or after the one before: those who wait for answers end with that, but for binds.
+    term_began: u64,
     tasks: BTreeMap<u64, Task>,
     writers: BTreeMap<String, Writer>,
     /// What is being done to pods.
@@ -132,8 +132,6 @@ struct Writer {
 pub(crate) struct Request {
     /// Who waits for the answer.
     run: u32,
-    /// In which of its terms it was sent.
-    term: u32,
     /// Who sent it, and when.
     by: u32,
     sent: u64,
@@ -186,15 +184,6 @@ enum What {
         uid: String,
         deed: Deed,
     },
-}
-
-impl What {
-    fn is_of_a_gang(&self) -> bool {
-        matches!(
-            self,
-            Self::Create { .. } | Self::Get { .. } | Self::Put { .. } | Self::Remove { .. }
-        )
-    }
 }
 
 #[derive(Debug, Clone)]
@@ -394,8 +383,8 @@ impl World {
             paused: 0,
             leads_until: 0,
             entered: false,
-            term: 0,
             contact: 0,
+            term_began: 0,
             tasks: BTreeMap::new(),
             writers: BTreeMap::new(),
             deeds: BTreeMap::new(),
@@ -508,7 +497,7 @@ impl World {
     /// What is known from before a term counts for nothing: everything is listed anew.
     fn begin_term(&mut self, run: u32, how: impl FnOnce(&mut Index)) {
         if let Some(process) = self.extenders.running.get_mut(&run) {
-            process.term += 1;
+            process.term_began = self.next_request;
             process.objects.clear();
             process.writers.clear();
             process.deeds.clear();

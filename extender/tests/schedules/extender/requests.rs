@@ -2,6 +2,13 @@
 
 use super::*;
 
+impl What {
+    /// Binds go on when a time in office ends; all else that writes to the cluster ends with it and is begun anew with the next.
+    fn is_for_a_bind(&self) -> bool {
+        matches!(self, Self::ReadPod { .. } | Self::Bind { .. } | Self::Look { .. })
+    }
+}
+
 impl World {
     pub(super) fn send(&mut self, run: u32, what: What) {
         self.next_request += 1;
@@ -24,12 +31,10 @@ impl World {
                 .map_or(0, |process| process.leads_until),
             _ => u64::MAX,
         };
-        let term = self.extenders.running.get(&run).map_or(0, |process| process.term);
         self.requests.insert(
             request,
             Request {
                 run,
-                term,
                 what,
                 limit,
                 by: run,
@@ -194,10 +199,7 @@ impl World {
         let Some(known) = self.requests.get_mut(&request) else {
             return;
         };
-        let process = self.extenders.running.get(&run);
-        // Whoever wrote Gang objects ended with its term. A Binding is heard of by the process.
-        let hears = process.is_some_and(|process| process.term == known.term || !known.what.is_of_a_gang());
-        let lives = process.is_some();
+        let lives = self.extenders.running.contains_key(&run);
         let (what, answer) = if lost && known.outcome.is_none() && lives {
             // It may be carried out still; nobody will hear of it.
             known.run = 0;
@@ -208,7 +210,13 @@ impl World {
             };
             (known.what, known.outcome.filter(|_| !lost))
         };
-        if hears {
+        let term_began = self
+            .extenders
+            .running
+            .get(&run)
+            .map_or(0, |process| process.term_began);
+        let ended = request <= term_began && !what.is_for_a_bind();
+        if lives && !ended {
             self.heard(run, what, answer);
         }
     }
