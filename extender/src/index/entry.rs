@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_api::{DeviceId, NodeName, PodUid, ResourceName};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::ShapeId;
 
@@ -32,8 +32,9 @@ pub(super) struct Entry {
     pub(super) places: Vec<Kept>,
     /// What pods held that vanished without their end being seen, and since when.
     pub(super) leaving: Vec<(Instant, Devices)>,
-    /// Since when devices here are of pods that are gone, whose processes perhaps are not.
-    pub(super) lingers: Option<Instant>,
+    /// Devices here of pods that are gone, whose processes perhaps are not, and since when. Each by itself: beside one that is never given back others
+    /// are, a moment after their pods are gone.
+    pub(super) lingering: HashMap<DeviceId, Instant>,
     pub(super) account: Account,
 }
 
@@ -60,16 +61,41 @@ impl Entry {
             reservations: Vec::new(),
             places: Vec::new(),
             leaving: Vec::new(),
-            lingers: None,
+            lingering: HashMap::new(),
             account: Account::default(),
         }
     }
 
     /// The account is of this time.
     pub(super) fn mark_lingering(&mut self, now: Instant) {
-        let mut pools = self.account.pools.iter();
-        let any = pools.any(|balance| !balance.leaving.is_subset(&balance.held));
-        self.lingers = any.then(|| self.lingers.unwrap_or(now));
+        let before = std::mem::take(&mut self.lingering);
+        let pools = self.inventory.iter().flat_map(|inventory| &inventory.pools);
+        for (pool, balance) in pools.zip(&self.account.pools) {
+            if balance.leaving.is_empty() {
+                continue;
+            }
+            for id in pool.ids_of(&(&balance.leaving - &balance.held)) {
+                let since = before.get(&id).copied().unwrap_or(now);
+                self.lingering.insert(id, since);
+            }
+        }
+    }
+
+    /// Healthy devices by pool that pods which are gone give back any moment, to nobody in particular: those of which `soon` says so, by since when they linger.
+    pub(super) fn returning(&self, mut soon: impl FnMut(Instant) -> bool) -> Vec<Vec<DeviceId>> {
+        let Some(inventory) = self.inventory.as_ref().filter(|_| !self.lingering.is_empty()) else {
+            return Vec::new();
+        };
+        let pools = inventory.pools.iter().zip(&self.account.pools);
+        let returning = pools.map(|(pool, balance)| {
+            let mut leaving = &balance.leaving & &pool.healthy;
+            leaving.remove(&balance.held);
+            leaving.remove(&balance.reserved);
+            let mut ids = pool.ids_of(&leaving);
+            ids.retain(|id| self.lingering.get(id).is_some_and(|since| soon(*since)));
+            ids
+        });
+        returning.collect()
     }
 
     /// Works out the account; returns the faults that are new.

@@ -237,17 +237,14 @@ impl Index {
             }
         }
         for (node, entry) in (0..).map(NodeIx).zip(&self.entries) {
-            let Some((inventory, since)) = entry.inventory.as_ref().zip(entry.lingers) else {
-                continue;
-            };
-            let pools = inventory.pools.iter().zip(&entry.account.pools);
-            let devices = pools.map(|(pool, balance)| {
-                let leaving = &(&balance.leaving - &balance.held) - &balance.reserved;
-                (pool.resource.clone(), pool.ids_of(&(&leaving & &pool.healthy)))
+            let returning = entry.returning(|since| {
+                let passed = now.at.saturating_duration_since(since).as_secs();
+                goes(now.unix.saturating_sub_unsigned(passed))
             });
-            let devices: Devices = devices.filter(|(_, ids)| !ids.is_empty()).collect();
-            let passed = now.at.saturating_duration_since(since).as_secs();
-            if !devices.is_empty() && goes(now.unix.saturating_sub_unsigned(passed)) {
+            let pools = entry.inventory.iter().flat_map(|inventory| &inventory.pools);
+            let devices = pools.zip(returning).filter(|(_, ids)| !ids.is_empty());
+            let devices: Devices = devices.map(|(pool, ids)| (pool.resource.clone(), ids)).collect();
+            if !devices.is_empty() {
                 pods.push(OccupantPod {
                     // Whose they were does not matter any more.
                     uid: "".into(),

@@ -1,6 +1,7 @@
 //! Whom a gang has stopped, as the cluster changes.
 
 use super::*;
+use crate::fixtures::{holder, quarantined};
 
 /// A node of eight GPUs that a pod of a priority has, `node-0` its name.
 fn full(cluster: &Cluster, node: &str, priority: i32) {
@@ -307,6 +308,26 @@ fn a_pod_that_does_not_end_in_its_time_is_not_waited_for() {
     assert_eq!(evicted(&cluster), []);
     cluster.wait(20);
     assert_eq!(evicted(&cluster), ["n2-0".into()]);
+}
+
+#[test]
+fn beside_a_device_that_is_never_given_back_a_gang_waits_for_those_that_are() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n1", &bridged());
+    let mut node = gpu_node("n1", &bridged());
+    node["status"]["holders"] = json!([quarantined(holder("n1", "stuck", None, "7"))]);
+    cluster.inventory(&node);
+    let most = bound(pod("most", 4), "n1", 1, Some("0-3"));
+    cluster.pod(&most);
+    full(&cluster, "n2", 0);
+    cluster.wait(80);
+    cluster.gone(&most);
+    let mut pods = members("g", 1, 7);
+    pods[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &pods);
+    assert_eq!(evicted(&cluster), []);
+    cluster.wait(6);
+    assert_eq!(super::node(&cluster, "g-0"), "n1");
 }
 
 #[test]
