@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use gantry_api::PodUid;
 
 use super::Index;
+use super::waiting::AWAITED;
 use crate::decide;
 use crate::devices::DeviceSet;
 use crate::pod::PodFacts;
@@ -40,23 +41,27 @@ impl Index {
         let cost = |(gangs, offer): &(usize, Offer)| (offer.budgets_broken, *gangs);
         let least = found.iter().map(cost).min();
         found.retain(|one| Some(cost(one)) == least);
+        if !found.is_empty() {
+            self.waiting.has_stopped(uid);
+        }
         found.into_iter().map(|(_, offer)| offer).collect()
     }
 
     /// Whether a node that takes the pod has enough devices once those that are gone have given theirs back. kube-scheduler no longer sees such pods: to
-    /// it the devices are free, and as our filter still refuses them it would have others stopped, node after node.
+    /// it the devices are free, and as our filter still refuses them it would have others stopped, node after node. Each time the room made on the node
+    /// before would be anybody's, for it nominates one node only.
     fn comes_free(&self, uid: &PodUid, request: &Request) -> bool {
         let Some(pod) = self.pods.get(uid) else {
             return false;
         };
+        let now = self.now().at;
         self.entries.iter().enumerate().any(|(ix, entry)| {
             let Some(inventory) = &entry.inventory else {
                 return false;
             };
-            let pools = inventory.pools.iter().zip(&entry.account.pools);
-            let leaving: Vec<DeviceSet> = pools
-                .map(|(pool, balance)| &(&balance.leaving - &balance.held) & &pool.healthy)
-                .collect();
+            let returning = entry.returning(|since| now.saturating_duration_since(since) < AWAITED);
+            let pools = inventory.pools.iter().zip(&returning);
+            let leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
             if leaving.iter().all(DeviceSet::is_empty) {
                 return false;
             }
@@ -327,6 +332,70 @@ mod tests {
         // Once they are given back, whatever kube-scheduler then asks is answered as ever.
         cluster.wait(6);
         assert_eq!(answer(&cluster, 4, 10, rest.clone()), rest);
+    }
+
+    /// A pod that has all of a node.
+    fn whole(cluster: &Cluster, name: &str, node: &str) -> Value {
+        let mut pod = bound(pod(name, 4), node, 1, Some("0-3"));
+        pod["spec"]["priority"] = json!(0);
+        cluster.pod(&pod);
+        pod
+    }
+
+    #[test]
+    fn a_pod_that_waited_for_what_another_got_waits_for_the_next_too() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.add("other", &plain(4));
+        whole(&cluster, "spared", "other");
+        cluster.pod(&pod("asks", 4));
+        let rest = || vec![offer("other", &["spared"])];
+        let first = whole(&cluster, "first", "n");
+        cluster.gone(&first);
+        assert_eq!(answer(&cluster, 4, 10, rest()), []);
+        cluster.wait(6);
+        let second = whole(&cluster, "second", "n");
+        cluster.wait(30);
+        // kube-scheduler asks again when it no longer sees the second one.
+        cluster.gone(&second);
+        assert_eq!(answer(&cluster, 4, 10, rest()), []);
+    }
+
+    #[test]
+    fn a_pod_does_not_wait_for_ever_for_what_others_get() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.add("other", &plain(4));
+        whole(&cluster, "spared", "other");
+        cluster.pod(&pod("asks", 4));
+        let rest = || vec![offer("other", &["spared"])];
+        let turn = |number: usize| {
+            let one = whole(&cluster, &format!("p{number}"), "n");
+            cluster.gone(&one);
+            let answered = answer(&cluster, 4, 10, rest());
+            cluster.wait(6);
+            !answered.is_empty()
+        };
+        let stopped: Vec<usize> = (0..22).filter(|number| turn(*number)).collect();
+        // Once others are stopped for it, it waits anew for what they leave.
+        assert_eq!(stopped, [10, 21]);
+    }
+
+    #[test]
+    fn beside_a_device_that_is_never_given_back_those_of_the_victims_are_waited_for() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.add("other", &plain(4));
+        let mut node = gpu_node("n", &plain(4));
+        node["status"]["holders"] = json!([quarantined(holder("n", "stuck", None, "3"))]);
+        cluster.inventory(&node);
+        whole(&cluster, "spared", "other");
+        cluster.pod(&pod("asks", 3));
+        cluster.wait(30);
+        let victim = ranked("victim", 3, 0, "0-2");
+        cluster.pod(&victim).gone(&victim);
+        let rest = vec![offer("other", &["spared"])];
+        assert_eq!(answer(&cluster, 3, 10, rest), []);
     }
 
     #[test]

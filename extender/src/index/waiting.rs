@@ -16,9 +16,12 @@ use crate::snapshot::NodeIx;
 /// Parked pods remembered at most; those beyond are woken by kube-scheduler's own flush after five minutes.
 const MAX_PARKED: usize = 10_000;
 
-/// How long a pod waits for devices that are to be given back before others are stopped for it: longer than it takes by far, unless a process
-/// of a pod that is gone does not end.
-const AWAITED: Duration = Duration::from_secs(10);
+/// How long a pod waits for devices of a pod that is gone, before others are stopped for it: longer than it takes by far to give them back, unless a
+/// process does not end.
+pub(super) const AWAITED: Duration = Duration::from_secs(10);
+
+/// How long it waits so in all, where again and again somebody else gets what is given back.
+const AWAITED_IN_ALL: Duration = Duration::from_secs(60);
 
 /// A pod that our filter refused on every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +110,12 @@ impl Waiting {
             return false;
         }
         let since = *self.awaiting.entry(uid.clone()).or_insert(now);
-        now.saturating_duration_since(since) < AWAITED
+        now.saturating_duration_since(since) < AWAITED_IN_ALL
+    }
+
+    /// Others are stopped for a pod: for what they leave it waits anew.
+    pub(super) fn has_stopped(&mut self, uid: &PodUid) {
+        self.awaiting.remove(uid);
     }
 
     pub(super) fn park(&mut self, uid: PodUid, parked: Parked) {
