@@ -9,9 +9,10 @@ use super::Index;
 use super::waiting::AWAITED;
 use crate::decide;
 use crate::devices::DeviceSet;
+use crate::inventory::Pool;
 use crate::pod::PodFacts;
 use crate::request::Request;
-use crate::snapshot::Class;
+use crate::snapshot::{Class, NodeIx};
 use crate::wire::Offer;
 
 impl Index {
@@ -28,7 +29,7 @@ impl Index {
         if self.gang_of(uid).is_some() {
             return Vec::new();
         }
-        let awaited = self.comes_free(uid, request);
+        let awaited = self.comes_free(uid, request, priority);
         let now = self.now().at;
         if self.waiting.awaits(now, uid, awaited) {
             return Vec::new();
@@ -50,27 +51,33 @@ impl Index {
     /// Whether a node that takes the pod has enough devices once those that are gone have given theirs back. kube-scheduler no longer sees such pods: to
     /// it the devices are free, and as our filter still refuses them it would have others stopped, node after node. Each time the room made on the node
     /// before would be anybody's, for it nominates one node only.
-    fn comes_free(&self, uid: &PodUid, request: &Request) -> bool {
+    fn comes_free(&self, uid: &PodUid, request: &Request, priority: i32) -> bool {
         let Some(pod) = self.pods.get(uid) else {
             return false;
         };
         let now = self.now().at;
-        self.entries.iter().enumerate().any(|(ix, entry)| {
+        (0..).zip(&self.entries).any(|(ix, entry)| {
             let Some(inventory) = &entry.inventory else {
                 return false;
             };
             let returning = entry.returning(|since| now.saturating_duration_since(since) < AWAITED);
             let pools = inventory.pools.iter().zip(&returning);
             let leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
-            if leaving.iter().all(DeviceSet::is_empty) {
+            if leaving.iter().all(DeviceSet::is_empty) || self.is_kept_from(NodeIx(ix), priority) {
                 return false;
             }
-            let facts = self.rooms().get(ix).and_then(|room| room.facts.as_ref());
+            let facts = self.rooms().get(ix as usize).and_then(|room| room.facts.as_ref());
             facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
                 && entry
                     .exact(&[])
                     .is_some_and(|class| fits_without(&class, request, &[&leaving], self.options.policy))
         })
+    }
+
+    /// Whether filter keeps pods of a priority off a node whatever is free there: it is kept for a gang.
+    fn is_kept_from(&self, node: NodeIx, priority: i32) -> bool {
+        let kept = self.kept();
+        kept.is_some_and(|kept| priority <= kept.priority && kept.has(node))
     }
 
     /// The victims on one node, and how many of them belong to gangs; `None` if no end of pods of lower priority helps.
@@ -85,16 +92,22 @@ impl Index {
             // Of a foreign node nothing is known; kube-scheduler has counted.
             return (!offer.victims.is_empty()).then(|| (gangs(&offer.victims), offer));
         };
-        let held = |uid: &str| {
-            let held = entry
-                .account
-                .pods
-                .iter()
-                .find(|(holder, _)| holder.as_str() == uid);
-            held.map(|(_, sets)| sets.as_slice())
+        if self.is_kept_from(ix, priority) {
+            return None;
+        }
+        let pools = entry.inventory.iter().flat_map(|inventory| &inventory.pools);
+        let pools: Vec<&Pool> = pools.collect();
+        // Not what is kept for gangs, which is theirs then, nor what is sick.
+        let given_back = |uid: &str| {
+            let devices = self.devices_of(self.pods.get(uid)?, ix)?;
+            let of = |pool: &&Pool| devices.iter().find(|(resource, _)| *resource == pool.resource);
+            let set = |pool: &&Pool| of(pool).map(|(_, ids)| &pool.find(ids).0 & &pool.healthy);
+            let sets = pools.iter().map(|pool| set(pool).unwrap_or_default());
+            Some(sets.collect::<Vec<_>>())
         };
         let fits = |victims: &[String]| {
-            let sets: Vec<&[DeviceSet]> = victims.iter().filter_map(|uid| held(uid)).collect();
+            let sets: Vec<Vec<DeviceSet>> = victims.iter().filter_map(|uid| given_back(uid)).collect();
+            let sets: Vec<&[DeviceSet]> = sets.iter().map(Vec::as_slice).collect();
             fits_without(&class, request, &sets, self.options.policy)
         };
         let mut victims = offer.victims.clone();
@@ -174,7 +187,7 @@ pub(super) fn fits_without(
 mod tests {
     use super::*;
     use crate::decide::Options;
-    use crate::fixtures::{Cluster, bound, gpu_node, holder, plain, pod, quarantined, request};
+    use crate::fixtures::{Cluster, bound, gpu_node, holder, member, plain, pod, quarantined, request};
     use serde_json::{Value, json};
 
     fn ranked(name: &str, gpus: u32, priority: i32, set: &str) -> Value {
@@ -332,6 +345,67 @@ mod tests {
         // Once they are given back, whatever kube-scheduler then asks is answered as ever.
         cluster.wait(6);
         assert_eq!(answer(&cluster, 4, 10, rest.clone()), rest);
+    }
+
+    #[test]
+    fn nobody_is_stopped_for_a_pod_on_a_node_that_is_kept_for_a_gang_nor_is_it_waited_for() {
+        let cluster = Cluster::new(Options {
+            patience: std::time::Duration::from_secs(60),
+            ..Options::default()
+        });
+        cluster.add("n", &plain(4));
+        cluster.add("other", &plain(4));
+        let low = whole(&cluster, "low", "n");
+        for number in 0..2 {
+            let mut member = member(&format!("g-{number}"), 4, "g", 2);
+            member["spec"]["priority"] = json!(10);
+            member["spec"]["preemptionPolicy"] = json!("Never");
+            cluster.pod(&member);
+        }
+        cluster.wait(2).wait(30).wait(31);
+        assert_eq!(cluster.store.snapshot().kept.as_ref().unwrap().nodes().count(), 2);
+        let asked = |priority| answer(&cluster, 4, priority, vec![offer("n", &["low"])]);
+        // Filter lets none of no higher priority there.
+        assert_eq!(asked(10), []);
+        assert_eq!(asked(11), [offer("n", &["low"])]);
+        cluster.add("third", &plain(4));
+        whole(&cluster, "spared", "third");
+        cluster.pod(&pod("asks", 4)).gone(&low);
+        let asked = |priority| answer(&cluster, 4, priority, vec![offer("third", &["spared"])]);
+        assert_eq!(asked(10), [offer("third", &["spared"])]);
+        assert_eq!(asked(11), []);
+    }
+
+    #[test]
+    fn what_is_kept_for_a_gang_does_not_come_free_with_who_has_it_now() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.pod(&ranked("half", 2, 0, "0-1"));
+        cluster.pod(&ranked("rest", 2, 0, "2-3"));
+        let mut member = member("g-0", 2, "g", 1);
+        member["spec"]["priority"] = json!(10);
+        cluster.pod(&member).wait(2);
+        let view = cluster
+            .store
+            .read(|index| index.gang_view("default", "g"))
+            .unwrap();
+        assert_eq!(view.phase, gantry_api::GangPhase::Preempting);
+        let both = vec![offer("n", &["half", "rest"])];
+        assert_eq!(answer(&cluster, 4, 100, both.clone()), []);
+        assert_eq!(answer(&cluster, 2, 100, both.clone()), both);
+    }
+
+    #[test]
+    fn nobody_is_stopped_for_a_device_that_is_sick() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(2));
+        let mut node = gpu_node("n", &plain(2));
+        node["status"]["devices"][0]["healthy"] = false.into();
+        cluster.inventory(&node);
+        cluster.pod(&ranked("sick", 1, 0, "0"));
+        cluster.pod(&ranked("sound", 1, 5, "1"));
+        let asked = answer(&cluster, 1, 10, vec![offer("n", &[])]);
+        assert_eq!(asked, [offer("n", &["sound"])]);
     }
 
     /// A pod that has all of a node.

@@ -266,7 +266,7 @@ impl Index {
 
     /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they are for that one
     /// when it is gone.
-    fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
+    pub(in crate::index) fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
         let entry = self.entries.get(node.0 as usize)?;
         let inventory = entry.inventory.as_ref()?;
         let (_, held) = entry.account.pods.iter().find(|(uid, _)| *uid == pod.uid)?;
