@@ -50,19 +50,24 @@ impl Index {
 
     /// Whether a node that takes the pod has enough devices once those that are gone have given theirs back. kube-scheduler no longer sees such pods: to
     /// it the devices are free, and as our filter still refuses them it would have others stopped, node after node. Each time the room made on the node
-    /// before would be anybody's, for it nominates one node only.
+    /// before would be anybody's, for it nominates one node only. On that node the pods count too that are on their way out: as it asks, it no longer
+    /// sees them, and will only have been told sooner.
     fn comes_free(&self, uid: &PodUid, request: &Request, priority: i32) -> bool {
         let Some(pod) = self.pods.get(uid) else {
             return false;
         };
         let now = self.now().at;
+        let nominated = self.waiting.nominated_for(uid);
         (0..).zip(&self.entries).any(|(ix, entry)| {
             let Some(inventory) = &entry.inventory else {
                 return false;
             };
             let returning = entry.returning(|since| now.saturating_duration_since(since) < AWAITED);
             let pools = inventory.pools.iter().zip(&returning);
-            let leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
+            let mut leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
+            if nominated == Some(&entry.name) {
+                leaving = self.with_leaving(NodeIx(ix), leaving);
+            }
             if leaving.iter().all(DeviceSet::is_empty) || self.is_kept_from(NodeIx(ix), priority) {
                 return false;
             }
@@ -72,6 +77,36 @@ impl Index {
                     .exact(&[])
                     .is_some_and(|class| fits_without(&class, request, &[&leaving], self.options.policy))
         })
+    }
+
+    /// What pods that are gone give back on a node, by pool, and what those give back that are on their way out.
+    fn with_leaving(&self, node: NodeIx, returning: Vec<DeviceSet>) -> Vec<DeviceSet> {
+        let there = self.entries.get(node.0 as usize).into_iter();
+        let pods = there
+            .flat_map(|entry| &entry.pods)
+            .filter_map(|uid| self.pods.get(uid));
+        let leaving = pods.filter(|pod| pod.leaving);
+        leaving
+            .filter_map(|pod| self.given_back(pod, node))
+            .fold(returning, |returning, mut own| {
+                own.iter_mut().zip(&returning).for_each(|(own, set)| own.add(set));
+                own
+            })
+    }
+
+    /// What a pod's end gives back on its node, by pool: not what is kept for gangs, which is theirs then, nor what is sick.
+    fn given_back(&self, pod: &PodFacts, node: NodeIx) -> Option<Vec<DeviceSet>> {
+        let devices = self.devices_of(pod, node)?;
+        let inventory = self.entries.get(node.0 as usize)?.inventory.as_ref()?;
+        let of = |pool: &Pool| devices.iter().find(|(resource, _)| *resource == pool.resource);
+        let set = |pool| of(pool).map(|(_, ids)| &pool.find(ids).0 & &pool.healthy);
+        Some(
+            inventory
+                .pools
+                .iter()
+                .map(|pool| set(pool).unwrap_or_default())
+                .collect(),
+        )
     }
 
     /// Whether filter keeps pods of a priority off a node whatever is free there: it is kept for a gang.
@@ -95,18 +130,9 @@ impl Index {
         if self.is_kept_from(ix, priority) {
             return None;
         }
-        let pools = entry.inventory.iter().flat_map(|inventory| &inventory.pools);
-        let pools: Vec<&Pool> = pools.collect();
-        // Not what is kept for gangs, which is theirs then, nor what is sick.
-        let given_back = |uid: &str| {
-            let devices = self.devices_of(self.pods.get(uid)?, ix)?;
-            let of = |pool: &&Pool| devices.iter().find(|(resource, _)| *resource == pool.resource);
-            let set = |pool: &&Pool| of(pool).map(|(_, ids)| &pool.find(ids).0 & &pool.healthy);
-            let sets = pools.iter().map(|pool| set(pool).unwrap_or_default());
-            Some(sets.collect::<Vec<_>>())
-        };
+        let held = |uid: &String| self.given_back(self.pods.get(uid.as_str())?, ix);
         let fits = |victims: &[String]| {
-            let sets: Vec<Vec<DeviceSet>> = victims.iter().filter_map(|uid| given_back(uid)).collect();
+            let sets: Vec<Vec<DeviceSet>> = victims.iter().filter_map(held).collect();
             let sets: Vec<&[DeviceSet]> = sets.iter().map(Vec::as_slice).collect();
             fits_without(&class, request, &sets, self.options.policy)
         };
@@ -453,6 +479,28 @@ mod tests {
         let stopped: Vec<usize> = (0..22).filter(|number| turn(*number)).collect();
         // Once others are stopped for it, it waits anew for what they leave.
         assert_eq!(stopped, [10, 21]);
+    }
+
+    #[test]
+    fn a_victim_that_is_on_its_way_out_where_the_other_is_gone_is_waited_for() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4));
+        cluster.add("other", &plain(4));
+        whole(&cluster, "spared", "other");
+        let first = ranked("first", 2, 0, "0-1");
+        let mut second = ranked("second", 2, 0, "2-3");
+        second["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z".into();
+        cluster.pod(&first).pod(&second).gone(&first);
+        let mut asks = pod("asks", 4);
+        cluster.pod(&asks);
+        let rest = || vec![offer("other", &["spared"])];
+        // They are nobody's victims for all that is known, and may take their time.
+        assert_eq!(answer(&cluster, 4, 10, rest()), rest());
+        asks["status"]["nominatedNodeName"] = "n".into();
+        cluster.pod(&asks);
+        assert_eq!(answer(&cluster, 4, 10, rest()), []);
+        cluster.gone(&second);
+        assert_eq!(answer(&cluster, 4, 10, rest()), []);
     }
 
     #[test]

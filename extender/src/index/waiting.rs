@@ -124,6 +124,11 @@ impl Waiting {
         }
     }
 
+    /// The node on which room is made for a pod.
+    pub(super) fn nominated_for(&self, uid: &PodUid) -> Option<&NodeName> {
+        self.nominated.get(uid).map(|(node, _)| node)
+    }
+
     pub(super) fn unpark(&mut self, uid: &PodUid) {
         self.parked.remove(uid);
     }
