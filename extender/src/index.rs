@@ -304,6 +304,7 @@ impl Index {
         self.look_at_places();
         self.work_out();
         self.keep_for_the_head();
+        self.changed |= self.waiting.take_promised();
         if !std::mem::take(&mut self.changed) {
             return false;
         }
@@ -320,6 +321,7 @@ impl Index {
             classes: self.classes.shared(),
             holds: self.binds.holds(),
             kept: self.kept(),
+            promised: self.promised(),
         });
         true
     }

@@ -106,6 +106,9 @@ impl Service {
         {
             answer.keep_off(kept, &nodes);
         }
+        if let Some(promised) = &snapshot.promised {
+            answer.leave_promised(promised, snapshot, &nodes, (priority, &request));
+        }
         if answer.simulated || uid.is_empty() {
             return answer;
         }

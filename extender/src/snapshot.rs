@@ -2,6 +2,7 @@
 //! at are one class, and decisions are made per class. Built by the index; knows nothing of pods or of where facts come from.
 
 mod names;
+mod promised;
 mod remembered;
 
 use std::collections::{BTreeSet, HashMap};
@@ -12,6 +13,7 @@ use gantry_gang::GangKey;
 use gantry_topology::Purpose;
 
 pub use names::Names;
+pub use promised::{PROMISED, Promise, Promised};
 pub use remembered::{Question, Remembered};
 
 use crate::devices::DeviceSet;
@@ -49,6 +51,8 @@ pub struct Snapshot {
     pub holds: Arc<HashMap<PodUid, Hold>>,
     /// Nodes kept for a gang that waits.
     pub kept: Option<Arc<Kept>>,
+    /// Room that is being made for pods by themselves.
+    pub promised: Option<Arc<Promised>>,
 }
 
 /// Nodes kept for a gang that waits: what comes free there is for it.

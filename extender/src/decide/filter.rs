@@ -3,7 +3,7 @@
 
 use super::{Candidates, ForeignNodes, Miss, Options, words};
 use crate::request::{Ask, Request};
-use crate::snapshot::{Class, Kept, NodeIx, Snapshot, Standing};
+use crate::snapshot::{Class, Kept, NodeIx, PROMISED, Promised, Snapshot, Standing};
 
 /// The answer, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -88,6 +88,29 @@ impl Filtered {
         let off: Vec<u32> = self.passed.extract_if(.., is_kept).collect();
         if !off.is_empty() {
             let reason = self.reason(kept.words());
+            self.refused
+                .extend(off.into_iter().map(|position| (position, reason)));
+        }
+    }
+
+    /// Refuses those that passed and have too little for a pod of a priority beside what is promised to others.
+    pub fn leave_promised(
+        &mut self,
+        promised: &Promised,
+        snapshot: &Snapshot,
+        nodes: &[Option<NodeIx>],
+        (priority, request): (i32, &Request),
+    ) {
+        let is_promised = |position: &mut u32| {
+            let node = nodes.get(*position as usize).copied().flatten();
+            node.is_some_and(|node| match snapshot.standing(node) {
+                Standing::Ours(class) => !promised.leaves(node, class, priority, request),
+                Standing::Foreign { .. } | Standing::Gone => false,
+            })
+        };
+        let off: Vec<u32> = self.passed.extract_if(.., is_promised).collect();
+        if !off.is_empty() {
+            let reason = self.reason(PROMISED.to_owned());
             self.refused
                 .extend(off.into_iter().map(|position| (position, reason)));
         }

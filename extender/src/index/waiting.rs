@@ -11,7 +11,7 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 use crate::decide::{self, ForeignNodes};
 use crate::pod::PodFacts;
 use crate::request::Request;
-use crate::snapshot::NodeIx;
+use crate::snapshot::{NodeIx, Promise, Promised, Standing};
 
 /// Parked pods remembered at most; those beyond are woken by kube-scheduler's own flush after five minutes.
 const MAX_PARKED: usize = 10_000;
@@ -53,8 +53,10 @@ pub(super) struct Waiting {
     awaiting: HashMap<PodUid, Instant>,
     /// Pods by themselves for which kube-scheduler makes room, and where; and until when that counts though it has taken it back.
     nominated: HashMap<PodUid, (NodeName, Option<Instant>)>,
-    /// For some pod it does so no longer, or elsewhere.
-    denominated: bool,
+    /// Where it does so no longer for some pod.
+    denominated: Vec<NodeName>,
+    /// It does so for others than the snapshot shows.
+    promised: bool,
     gained: HashSet<NodeIx>,
     /// The snapshot that shows the newest gain.
     gained_at: u64,
@@ -75,7 +77,9 @@ impl Waiting {
         // The node that a member is told is its gang's word, not kube-scheduler's.
         if let Some(node) = pod.nominated.as_ref().filter(|_| pod.claim.is_none()) {
             let before = self.nominated.insert(pod.uid.clone(), (node.clone(), None));
-            self.denominated |= before.is_some_and(|(before, _)| before != *node);
+            let before = before.map(|(before, _)| before);
+            self.promised |= before.as_ref() != Some(node);
+            self.denominated.extend(before.filter(|before| before != node));
         } else if let Some((_, until)) = self.nominated.get_mut(&pod.uid) {
             // It does so when our filter refuses the pod, which it does until the devices are given back: a moment after their pods are gone.
             until.get_or_insert(now + AWAITED);
@@ -87,20 +91,26 @@ impl Waiting {
         self.nominated.iter().map(|(uid, (node, _))| (uid, node))
     }
 
-    /// Whether room is made for some pod no longer, since this was last asked.
-    pub(super) fn take_denominated(&mut self, now: Instant) -> bool {
+    /// Where room is made for some pod no longer, since this was last asked.
+    fn take_denominated(&mut self, now: Instant) -> Vec<NodeName> {
         let over = |until: &Option<Instant>| until.is_some_and(|until| now >= until);
-        let before = self.nominated.len();
-        self.nominated.retain(|_, (_, until)| !over(until));
-        self.denominated |= self.nominated.len() < before;
+        let gone = self.nominated.extract_if(|_, (_, until)| over(until));
+        self.denominated.extend(gone.map(|(_, (node, _))| node));
+        self.promised |= !self.denominated.is_empty();
         std::mem::take(&mut self.denominated)
+    }
+
+    /// Whether room is made for others than when this was last asked.
+    pub(super) fn take_promised(&mut self) -> bool {
+        std::mem::take(&mut self.promised)
     }
 
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.parked.remove(uid);
         self.short.remove(uid);
         self.awaiting.remove(uid);
-        self.denominated |= self.nominated.remove(uid).is_some();
+        let nominated = self.nominated.remove(uid);
+        self.denominated.extend(nominated.map(|(node, _)| node));
     }
 
     /// Whether a pod is still to wait for devices that are to be given back, if there are such.
@@ -161,6 +171,29 @@ impl Waiting {
 }
 
 impl super::Index {
+    /// Room that is being made for pods by themselves, for decisions about others.
+    pub(super) fn promised(&self) -> Option<Arc<Promised>> {
+        let promise = |(uid, node): (&PodUid, &NodeName)| {
+            let pod = self.pods.get(uid)?;
+            let request = pod.request.as_ref().ok()?;
+            Some(Promise {
+                node: self.names.get(node.as_str())?,
+                priority: pod.priority,
+                request: request.of(&self.managed.managed()),
+            })
+        };
+        Promised::new(self.waiting.nominated().filter_map(promise).collect())
+    }
+
+    /// Whether room is made for some pod no longer. Others that were kept off for it are worth another look.
+    pub(super) fn promises_end(&mut self) -> bool {
+        let nodes = self.waiting.take_denominated(self.now.at);
+        for node in nodes.iter().filter_map(|node| self.names.get(node.as_str())) {
+            self.waiting.gained(node);
+        }
+        !nodes.is_empty()
+    }
+
     /// A pod was refused on every node by the snapshot of `parked.generation`.
     pub fn park(&mut self, uid: PodUid, parked: Parked) {
         let gained_since = parked.generation < self.waiting.gained_at;
@@ -188,7 +221,7 @@ impl super::Index {
     pub fn retake(&mut self, uid: &PodUid, generation: u64) -> Option<Parked> {
         let parked = self.waiting.parked.get(uid)?;
         let mut nodes = (0u32..).map(NodeIx).take(self.entries.len());
-        if parked.generation != generation || !nodes.any(|node| self.fits(node, &parked.request)) {
+        if parked.generation != generation || !nodes.any(|node| self.may_go(uid, node, &parked.request)) {
             return None;
         }
         self.waiting.parked.remove(uid)
@@ -218,10 +251,10 @@ impl super::Index {
             .parked
             .iter()
             .filter(|(_, parked)| parked.generation < self.waiting.gained_at)
-            .filter(|(_, parked)| nodes.iter().any(|node| self.fits(*node, &parked.request)))
+            .filter(|(uid, parked)| nodes.iter().any(|node| self.may_go(uid, *node, &parked.request)))
             .map(|(uid, parked)| (uid.clone(), parked.clone()))
             .collect();
-        let priority = |uid: &PodUid| self.pods.get(uid).map_or(0, |pod| pod.priority);
+        let priority = |uid: &PodUid| self.priority_of(uid);
         woken.sort_by_cached_key(|(uid, parked)| (Reverse(priority(uid)), parked.generation, uid.clone()));
         let highest = woken.first().map(|(uid, _)| priority(uid));
         let first = woken
@@ -242,6 +275,19 @@ impl super::Index {
     /// Pods that kube-scheduler's own count refuses.
     pub fn short(&self) -> Vec<Short> {
         self.waiting.short.values().cloned().collect()
+    }
+
+    fn priority_of(&self, uid: &PodUid) -> i32 {
+        self.pods.get(uid).map_or(0, |pod| pod.priority)
+    }
+
+    /// Whether a pod fits on a node beside what is promised to others there.
+    fn may_go(&self, uid: &PodUid, node: NodeIx, request: &Request) -> bool {
+        let leaves = |promised: &Arc<Promised>| match self.published.standing(node) {
+            Standing::Ours(class) => promised.leaves(node, class, self.priority_of(uid), request),
+            Standing::Foreign { .. } | Standing::Gone => true,
+        };
+        self.fits(node, request) && self.published.promised.as_ref().is_none_or(leaves)
     }
 
     fn fits(&self, node: NodeIx, request: &Request) -> bool {

@@ -115,6 +115,75 @@ async fn a_pod_refused_everywhere_is_parked_until_it_has_somewhere_to_go() {
 }
 
 #[tokio::test]
+async fn what_comes_free_piece_by_piece_for_a_pod_is_no_less_important_ones_meanwhile() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("a", &bridged());
+    let service = service(&cluster);
+    let ranked = |name: &str, gpus: u32, priority: i32| {
+        let mut pod = pod(name, gpus);
+        pod["spec"]["priority"] = json!(priority);
+        pod
+    };
+    let [first, second] = ["0-3", "4-7"].map(|set| bound(pod(set, 4), "a", 1, Some(set)));
+    cluster.pod(&first).pod(&second);
+    let mut high = ranked("high", 6, 10);
+    high["status"]["nominatedNodeName"] = "a".into();
+    let low = ranked("low", 2, 0);
+    cluster.pod(&high).pod(&low);
+    cluster.gone(&first).wait(6);
+    let passes =
+        |pod: &Value| read(&service.filter(&body(pod, &["a"])).unwrap())["NodeNames"] == json!(["a"]);
+    let woken = || {
+        let woken = cluster.store.update(|index| index.take_wakeable(10));
+        woken.iter().map(|(uid, _)| uid.to_string()).collect::<Vec<_>>()
+    };
+    let answer = read(&service.filter(&body(&low, &["a"])).unwrap());
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"]["a"],
+        json!("node(s) where room is made for a pod of higher priority")
+    );
+    assert!(passes(&ranked("equal", 2, 10)));
+    assert!(!passes(&high), "it needs six");
+    // kube-scheduler takes its nomination back, as it does where no end of others helps.
+    high["status"]["nominatedNodeName"] = Value::Null;
+    cluster.pod(&high).wait(5);
+    assert!(!passes(&low));
+    cluster.gone(&second).wait(4);
+    assert_eq!(woken(), [""; 0]);
+    cluster.wait(2);
+    assert_eq!(woken(), ["high"]);
+    assert!(passes(&high));
+    // Beside it there is enough.
+    assert!(passes(&low));
+}
+
+#[tokio::test]
+async fn what_a_pod_does_not_come_for_is_anybodys_in_the_end() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("a", &bridged());
+    let service = service(&cluster);
+    let mut high = pod("high", 8);
+    high["spec"]["priority"] = json!(10);
+    high["status"]["nominatedNodeName"] = "a".into();
+    let low = pod("low", 2);
+    cluster.pod(&high).pod(&low);
+    let passes = || read(&service.filter(&body(&low, &["a"])).unwrap())["NodeNames"] == json!(["a"]);
+    let woken = || cluster.store.update(|index| index.take_wakeable(10)).len();
+    assert!(!passes());
+    high["status"]["nominatedNodeName"] = Value::Null;
+    cluster.pod(&high).wait(9);
+    assert_eq!((passes(), woken()), (false, 0));
+    cluster.wait(2);
+    assert_eq!((woken(), passes()), (1, true));
+    // Nor when it is gone.
+    high["status"]["nominatedNodeName"] = "a".into();
+    cluster.pod(&high);
+    assert!(!passes());
+    cluster.gone(&high);
+    assert_eq!((woken(), passes()), (1, true));
+}
+
+#[tokio::test]
 async fn a_member_is_answered_its_node_and_no_other_or_why_it_waits() {
     let cluster = cluster();
     let service = service(&cluster);

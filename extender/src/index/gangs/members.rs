@@ -251,7 +251,8 @@ impl Index {
             self.gangs.core.synced(self.now);
         }
         let overdue = self.gangs.take_overdue(self.now.unix);
-        if self.room_gained() || self.waiting.take_denominated(self.now.at) || overdue {
+        let end = self.promises_end();
+        if self.room_gained() || end || overdue {
             self.gangs.gained();
         }
         self.collect_gangs();
