@@ -1,6 +1,7 @@
 //! Room that is being made for pods by themselves. kube-scheduler keeps pods of lower priority off it until filter refuses the pod that it is for; and
 //! filter does, until the last of the devices is given back. They come one after the other, and must not be anybody's meanwhile. Pure.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
@@ -22,33 +23,37 @@ pub struct Promise {
     pub request: Arc<Request>,
 }
 
-/// Room that is being made.
+/// Room that is being made, by node: a call asks for each of its nodes.
 #[derive(Debug, Clone)]
-pub struct Promised(Vec<Promise>);
+pub struct Promised(HashMap<NodeIx, Vec<Promise>>);
 
 impl Promised {
     /// `None` for nobody.
     pub fn new(promises: Vec<Promise>) -> Option<Arc<Self>> {
-        (!promises.is_empty()).then(|| Arc::new(Self(promises)))
+        let mut by_node: HashMap<NodeIx, Vec<Promise>> = HashMap::new();
+        for promise in promises {
+            by_node.entry(promise.node).or_default().push(promise);
+        }
+        (!by_node.is_empty()).then(|| Arc::new(Self(by_node)))
     }
 
     /// Whether a node, of this class, has enough for a pod of a priority beside what is promised to pods of a higher one.
     pub fn leaves(&self, node: NodeIx, class: &Class, priority: i32, request: &Request) -> bool {
+        let Some(here) = self.0.get(&node) else {
+            return true;
+        };
         request.asks.iter().all(|ask| {
-            let promised = self.to_higher(node, priority, &ask.resource);
+            let promised = to_higher(here, priority, &ask.resource);
             let pool = class.pools.iter().find(|pool| pool.resource == ask.resource);
             promised == 0 || pool.is_none_or(|pool| pool.free.len() >= promised + ask.devices as usize)
         })
     }
+}
 
-    fn to_higher(&self, node: NodeIx, priority: i32, resource: &ResourceName) -> usize {
-        let here = self
-            .0
-            .iter()
-            .filter(|promise| promise.node == node && promise.priority > priority);
-        let asks = here.flat_map(|promise| &promise.request.asks);
-        asks.filter(|ask| ask.resource == *resource)
-            .map(|ask| ask.devices as usize)
-            .sum()
-    }
+fn to_higher(here: &[Promise], priority: i32, resource: &ResourceName) -> usize {
+    let higher = here.iter().filter(|promise| promise.priority > priority);
+    let asks = higher.flat_map(|promise| &promise.request.asks);
+    asks.filter(|ask| ask.resource == *resource)
+        .map(|ask| ask.devices as usize)
+        .sum()
 }
