@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use gantry_api::PodUid;
 
-use super::gang::{Env, Gang, State};
+use super::gang::{Env, Gang, State, Tries};
 use super::members::{Class, Count, Kept};
 use super::slots::Holder;
 use super::standing::{after, backoff};
@@ -206,6 +206,27 @@ impl Gang {
             again: after(env.now.at, env.settings.evict),
             of,
         };
+    }
+
+    /// Nobody of it is bound, none of its places is kept, and it lacks members of its minimum: they were stopped for others, or their nodes are gone.
+    pub(super) fn has_nothing_left(&self) -> bool {
+        let nothing = self.slots.is_empty() && self.members.count().of(Class::Bound) == 0;
+        nothing && !self.members.unplaced().is_empty() && self.missing(Count::settled) > 0
+    }
+
+    /// Those who come are planned as a whole, as they were the first time. Member by member, two such gangs could each get what the other lacks, and
+    /// neither would ever run.
+    pub(super) fn undecide(&mut self, env: &Env<'_>) {
+        if let Some(id) = self.decision_id().map(str::to_owned) {
+            self.bury(id);
+        }
+        if self.bound_at.take().is_some() {
+            self.waiting_since = env.now.unix;
+        }
+        self.tries = Tries::default();
+        self.evicted_whole = false;
+        self.evicted_lost = false;
+        self.unplan();
     }
 
     /// Members of the life before must be gone before those of the new one are looked at: they must not mix.

@@ -212,6 +212,10 @@ impl Gang {
             self.restart(env);
             return true;
         }
+        if self.has_nothing_left() {
+            self.undecide(env);
+            return true;
+        }
         let called = self.bind_those_aside(env);
         self.keep_or_release(env);
         let satisfied = self.enough(Count::settled);

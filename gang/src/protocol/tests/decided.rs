@@ -424,6 +424,45 @@ fn the_place_of_a_member_that_is_stopped_for_another_pod_is_not_kept_from_that()
 }
 
 #[test]
+fn gangs_of_which_nothing_is_left_are_planned_as_a_whole_again() {
+    let mut world = World::new();
+    for gang in ["a", "b"] {
+        world.bound_gang(gang, 2, 2);
+        for (pod, node) in [(format!("{gang}0"), "n0"), (format!("{gang}1"), "n1")] {
+            world.see(Member {
+                preempted: true,
+                ..leaving(bound(member(&pod, claim(gang, 2)), node))
+            });
+            world.gone(&pod);
+        }
+    }
+    world.take_work();
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(
+        world.status("a").decision,
+        None,
+        "what it said is nobody's any more"
+    );
+    world.see(member("a3", claim("a", 2)));
+    world.see(member("b2", claim("b", 2)));
+    world.see(member("b3", claim("b", 2)));
+    world.pass(10);
+    let wanted = world.plan();
+    assert_eq!(
+        (&*wanted.gang.name, wanted.must, wanted.members.len()),
+        ("a", 2, 2)
+    );
+    // There is room for one of the two.
+    assert_eq!(world.refuse("no room").must, 2);
+    assert!(matches!(world.answer("b2"), Answer::Wait(_)));
+    assert_eq!(world.come("a2"), Arrival::Wait);
+    assert_eq!(world.come("a3"), Arrival::Wait);
+    world.write();
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+}
+
+#[test]
 fn hold_keeps_a_place_of_a_rank_for_that_rank() {
     let mut world = World::new();
     for (pod, rank) in [("a0", 0), ("a1", 1)] {
