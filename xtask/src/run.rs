@@ -12,10 +12,20 @@ pub(crate) fn root() -> PathBuf {
     manifest.parent().map_or(manifest.clone(), PathBuf::from)
 }
 
+/// What cargo tells a program that it runs of the program's own package. Build scripts that look at it would be run again, with all that
+/// is built on them, whenever a task follows on a cargo that no task has started, or the other way round.
+const OF_THIS_PACKAGE: [&str; 2] = ["CARGO_MANIFEST_", "CARGO_PKG_"];
+
 /// `cargo` as this process was started by, in the workspace root.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(args);
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if OF_THIS_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(&*name);
+        }
+    }
     command
 }
 
@@ -70,4 +80,22 @@ fn describe(command: &Command) -> String {
     ];
     words.extend(command.get_args().map(|arg| arg.to_string_lossy().into_owned()));
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_is_not_told_of_the_package_that_starts_it() {
+        // Cargo sets these for tests, too.
+        for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
+            assert!(std::env::var_os(name).is_some());
+            let command = cargo(&["build"]);
+            assert!(
+                command.get_envs().any(|env| env == (name.as_ref(), None)),
+                "{name}"
+            );
+        }
+    }
 }
