@@ -20,7 +20,8 @@ pub(crate) fn check() -> Result<()> {
             count += 1;
             let read = |file: &Path| std::fs::read_to_string(root().join(file)).unwrap_or_default();
             let file = Path::new(citation.file);
-            let main = read(&file.with_file_name("main.rs"));
+            let main =
+                read(&file.with_file_name("main.rs")) + scenarios(&read(&file.with_file_name("mod.rs")));
             if !is_test(&read(file), citation.name) && !is_trial(&read(file), &main, &citation) {
                 missing.push(format!("{document}: {}::{}", citation.file, citation.name));
             }
@@ -76,8 +77,15 @@ fn is_test(source: &str, name: &str) -> bool {
     })
 }
 
-/// Whether it is played by a test program of our own (`harness = false`): listed among the stories of its file, or given to a trial by
-/// the program's main file.
+/// The end-to-end scenarios that the head of their folder lists, each as `module::name`.
+fn scenarios(head: &str) -> &str {
+    head.split_once("scenarios![\n")
+        .and_then(|(_, rest)| rest.split_once("\n    ]"))
+        .map_or("", |(list, _)| list)
+}
+
+/// Whether it is played by a test program of our own (`harness = false`): listed among the stories of its file, given to a trial by
+/// the program's main file, or one of the scenarios.
 fn is_trial(source: &str, main: &str, citation: &Citation<'_>) -> bool {
     let name = citation.name;
     let is_there = source.contains(&format!("fn {name}("));
@@ -128,6 +136,16 @@ mod tests {
         ] {
             assert_eq!(is_test(source, name), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn a_scenario_is_listed_in_the_head_of_its_folder() {
+        let head =
+            "use other::two;\nvec\n    scenarios![\n        ways::one,\n        else_where::two,\n    ]\n";
+        let file = "tests/tests/e2e/scenarios/ways.rs";
+        let is = |name| is_trial("fn one(\nfn two(", scenarios(head), &Citation { file, name });
+        assert_eq!(["one", "two", "three"].map(is), [true, false, false]);
+        assert_eq!(scenarios("ways::one"), "");
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod placement;
 mod shapes;
 mod smoke;
 mod stock;
+mod ways;
 
 use std::pin::Pin;
 
@@ -78,6 +79,10 @@ pub(crate) fn all() -> Vec<Scenario> {
         modes::slices_of_each_profile_are_resources_of_their_own,
         modes::slices_all_alike_are_gpus,
         modes::a_changed_config_is_taken_up_and_a_bad_one_is_not,
+        ways::devices_reach_the_container_by_every_strategy,
+        ways::kubelet_counts_uuids_where_containers_see_indices,
+        ways::a_node_has_whole_gpus_beside_shared_ones,
+        ways::slices_are_shared_too,
         stock::a_pod_without_gpus_is_never_touched,
         gangs::of_two_that_need_most_of_the_cluster_one_runs_and_one_waits,
         gangs::larger_than_the_cluster_is_refused_with_its_arithmetic,

@@ -179,7 +179,7 @@ pub(super) async fn a_changed_config_is_taken_up_and_a_bad_one_is_not(bed: &Bed)
 }
 
 /// What the strategy "mixed" makes of a machine: counted from the machine file.
-fn offered(hardware: &Hardware) -> Vec<(String, usize)> {
+pub(super) fn offered(hardware: &Hardware) -> Vec<(String, usize)> {
     let mut counts = std::collections::BTreeMap::new();
     for gpu in hardware.machine().gpus() {
         match gpu.mig.as_ref().filter(|mig| mig.enabled) {
@@ -195,7 +195,7 @@ fn offered(hardware: &Hardware) -> Vec<(String, usize)> {
     counts.into_iter().collect()
 }
 
-fn write_config(cluster: &Cluster, node: &str, text: &str) -> Result<PathBuf> {
+pub(super) fn write_config(cluster: &Cluster, node: &str, text: &str) -> Result<PathBuf> {
     let folder = cluster.node(node)?.sandbox().folder().join("config");
     std::fs::create_dir_all(&folder)?;
     let path = folder.join("config.yaml");
@@ -215,7 +215,14 @@ fn chosen(name: &str, resource: &str, count: usize, node: &str) -> Result<Pod> {
     Ok(pod)
 }
 
-async fn run_on(api: &Api<Pod>, name: &str, resource: &str, count: usize, node: &str) -> Result<Pod> {
+/// Runs a pod of so many of a resource on a node, by the scheduler's way.
+pub(super) async fn run_on(
+    api: &Api<Pod>,
+    name: &str,
+    resource: &str,
+    count: usize,
+    node: &str,
+) -> Result<Pod> {
     pods::run(api, &chosen(name, resource, count, node)?).await
 }
 
