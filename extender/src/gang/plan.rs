@@ -243,7 +243,7 @@ fn placement(
     Placement {
         places,
         domain: domain(survey, &all),
-        victims: Vec::new(),
+        ..Placement::default()
     }
 }
 

@@ -172,6 +172,8 @@ pub(super) struct Tries {
     pub(super) misses: BTreeMap<NodeName, u32>,
     /// What kube-scheduler said last of nodes that it does not offer.
     pub(super) said: Option<Arc<str>>,
+    /// Others were on their way out for it when the process before ended, which kept their devices for it.
+    pub(super) resumes: bool,
 }
 
 /// What a step of a gang needs, and where it says what is to be done.

@@ -262,7 +262,8 @@ impl Gangs {
             self.line = line;
         }
         if let Ok(placement) = result {
-            self.mark_victims(&key, placement.victims);
+            let victims = placement.victims.into_iter();
+            self.mark_victims(&key, victims.chain(placement.leaving.into_keys()).collect());
         }
     }
 

@@ -118,6 +118,7 @@ impl Gang {
             placed,
             without: self.tries.without.iter().cloned().collect(),
             priority: self.members.priority(),
+            resumes: self.tries.resumes,
         })
     }
 
@@ -177,7 +178,7 @@ impl Gang {
             self.missing(Count::settled).max(1)
         };
         let pairs = self.pair(&placement.places);
-        let overdone = decided && !placement.victims.is_empty();
+        let overdone = decided && placement.waits();
         if pairs.len() < must as usize || overdone {
             let reason = if overdone {
                 "nobody is stopped for members of a gang that is decided"
@@ -228,31 +229,34 @@ impl Gang {
         self.tries.refused = None;
         self.tries.pause = None;
         self.tries.misses.clear();
+        self.tries.resumes = false;
         if decided {
             self.wake(env, woken);
             return;
         }
         self.domain = placement.domain.clone();
         let arrival = self.arrival(env.settings);
-        let (limit, end) = if placement.victims.is_empty() {
-            (arrival, end(env.now.at, arrival, env.settings))
-        } else {
+        let (limit, end) = if placement.waits() {
             let evict = env.settings.evict;
             (
                 evict,
                 after(env.now.at, evict.saturating_add(env.settings.ending)),
             )
+        } else {
+            (arrival, end(env.now.at, arrival, env.settings))
         };
+        let victims = placement.victims.iter().map(|uid| (uid.clone(), None));
+        let leaving = placement.leaving.iter().map(|(uid, by)| (uid.clone(), Some(*by)));
         self.state = State::Planned(Planned {
             until: after(env.now.at, limit),
             last: after(env.now.at, limit.saturating_add(env.settings.grace)),
             most: self.members.count().ready(),
             end,
-            victims: placement.victims.iter().map(|uid| (uid.clone(), None)).collect(),
+            victims: victims.chain(leaving).collect(),
         });
-        if placement.victims.is_empty() {
+        if !placement.waits() {
             self.wake(env, woken);
-        } else {
+        } else if !placement.victims.is_empty() {
             env.work.push(Work::Evict {
                 pods: placement.victims.clone(),
                 by: self.key.clone(),

@@ -125,7 +125,8 @@ impl Gang {
         }
     }
 
-    /// A gang that waited when the process before ended goes on waiting, and does not begin anew: its age counts in the queue.
+    /// A gang that waited when the process before ended goes on waiting, and does not begin anew: its age counts in the queue, and what those leave
+    /// who were stopped for it is its own.
     fn follow_age(&mut self, known: &Known) {
         let Some(since) = known.waiting_since.filter(|_| known.is_about(&self.key)) else {
             return;
@@ -133,6 +134,7 @@ impl Gang {
         let of_then = self.members.iter().any(|kept| kept.member.created <= since);
         if !self.told.anything() && of_then {
             self.waiting_since = self.waiting_since.min(since);
+            self.tries.resumes = known.phase == GangPhase::Preempting;
         }
     }
 

@@ -1,5 +1,6 @@
 //! What goes into the state machine of gangs and what comes out of it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,6 +105,8 @@ pub struct Wanted {
     pub without: Vec<NodeName>,
     /// The highest priority of its members, by which it may preempt.
     pub priority: i32,
+    /// The process before had others stopped for it: what those leave is for it ([`Placement::leaving`]).
+    pub resumes: bool,
 }
 
 /// A member of the gang that has a place, or a place that is kept for one.
@@ -141,6 +144,16 @@ pub struct Placement {
     pub domain: Arc<str>,
     /// Pods that have to go before the devices are free.
     pub victims: Vec<PodUid>,
+    /// Others whose devices it has once they are gone: they are on their way out already, and are to be gone by then, in seconds since 1970.
+    pub leaving: BTreeMap<PodUid, i64>,
+}
+
+impl Placement {
+    /// Whether any pod has to be gone before the devices are free.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        !self.victims.is_empty() || !self.leaving.is_empty()
+    }
 }
 
 /// Why a gang gets no place.

@@ -264,6 +264,27 @@ impl Index {
         overdue.map(|overdue| (ending, overdue))
     }
 
+    /// Those of them that are pods, each by itself.
+    pub(super) fn each_ending(&self) -> impl Iterator<Item = Occupant> + use<> {
+        let ending = self.ending().into_iter().flat_map(|(ending, _)| ending.pods);
+        let pods = ending.filter(|pod| !pod.uid.as_str().is_empty());
+        pods.map(|pod| Occupant {
+            pods: vec![pod],
+            priority: i32::MIN,
+            since: 0,
+            checkpointed: false,
+            budgets: Vec::new(),
+        })
+    }
+
+    /// By when a pod that is on its way out is to be gone, in seconds since 1970.
+    pub(super) fn ends_by(&self, uid: &PodUid) -> Option<i64> {
+        match self.pods.get(uid) {
+            Some(pod) => pod.ends,
+            None => self.rooms.loose().find(|pod| pod.uid == uid)?.what.ends,
+        }
+    }
+
     /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they are for that one
     /// when it is gone.
     pub(in crate::index) fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {

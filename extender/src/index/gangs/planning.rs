@@ -8,6 +8,7 @@ use gantry_gang::Terms;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
 
 use super::supply;
+use crate::gang::preempt::Occupant;
 use crate::gang::terrain::{EFFORT, Exact, Shape, Terrain};
 use crate::gang::{plan, preempt};
 use crate::index::Index;
@@ -85,10 +86,14 @@ impl Index {
         if let Err(refused) = &mut result {
             let searched = self.may_search(&wanted, hopeless);
             awaits = searched && self.awaits_ending(&wanted);
+            let found = match awaits {
+                true => wanted.resumes.then(|| self.resume(&wanted)).flatten(),
+                false => searched.then(|| self.preempt(&wanted)).flatten(),
+            };
             if awaits {
                 *refused = until_gone(refused);
             }
-            match (searched && !awaits).then(|| self.preempt(&wanted)).flatten() {
+            match found {
                 Some(placement) => result = Ok(placement),
                 None => {
                     if !hopeless {
@@ -202,6 +207,18 @@ impl Index {
         let known = self.gangs.overdue.unwrap_or(next);
         self.gangs.overdue = Some(known.min(next));
         true
+    }
+
+    /// Where a gang goes for which others were stopped by the process before, once as many of those are gone who are on their way out as it takes.
+    /// Who it was that was stopped is not written anywhere.
+    fn resume(&self, wanted: &Wanted) -> Option<Placement> {
+        let units: Vec<Occupant> = self.each_ending().collect();
+        let mut placement =
+            self.on_terrain(Some(wanted), |terrain| preempt::preempt(terrain, wanted, &units))?;
+        let leaving = std::mem::take(&mut placement.victims).into_iter();
+        let leaving = leaving.map(|uid| self.ends_by(&uid).map(|by| (uid, by)));
+        placement.leaving = leaving.collect::<Option<_>>()?;
+        Some(placement)
     }
 
     /// Where a gang goes once others were stopped for it.

@@ -380,6 +380,7 @@ impl Cluster {
                 places: places.collect(),
                 domain: "cluster".into(),
                 victims,
+                ..Placement::default()
             })
         } else {
             Err(Refused {

@@ -680,6 +680,27 @@ fn pods_that_take_their_time_to_end_are_waited_for_and_no_others_have_to_go() {
 }
 
 #[test]
+fn what_others_leave_who_are_on_their_way_out_is_kept_for_a_gang_and_nobody_is_evicted_for_it() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        leaving: [(uid("slow"), world.now().unix + 600)].into(),
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.take_work(), []);
+    insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
+    world.pass(719);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    assert_eq!(world.reserved(), ["g0"]);
+    world.gangs.victim_gone(world.now(), &uid("slow"));
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.woken(), ["a0"]);
+}
+
+#[test]
 fn pods_that_are_late_by_their_own_word_are_let_be() {
     let mut world = preempting();
     world.gangs.victim_gone(world.now(), &uid("quick"));

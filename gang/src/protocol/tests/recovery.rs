@@ -352,7 +352,7 @@ fn a_decision_that_is_written_late_over_places_of_others_is_buried() {
     let placement = Placement {
         places: vec![place("n1", "a-g1")],
         domain: "node n1".into(),
-        victims: Vec::new(),
+        ..Placement::default()
     };
     world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
     for pod in pods {

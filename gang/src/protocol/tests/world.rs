@@ -186,7 +186,7 @@ impl World {
         let placement = Placement {
             places: places.collect(),
             domain: "rack r7".into(),
-            victims: Vec::new(),
+            ..Placement::default()
         };
         self.gangs.placed(self.now(), &wanted.gang, Ok(placement));
         wanted

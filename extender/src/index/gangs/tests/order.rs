@@ -86,15 +86,11 @@ fn a_pod_that_is_stopped_with_a_long_grace_period_is_waited_for_and_no_other_is_
     create(&cluster, &high);
     let stopped = evicted(&cluster).unwrap();
     assert_eq!(stopped.len(), 1);
-    let mut ending = if stopped[0].as_str() == "left" {
-        left
-    } else {
-        right
+    let stopped = match stopped[0].as_str() {
+        "left" => left,
+        _ => right,
     };
-    let by = cluster.store.read(|index| index.now()).unix + 1800;
-    let by = k8s_openapi::jiff::Timestamp::from_second(by).unwrap();
-    ending["metadata"]["deletionTimestamp"] = by.to_string().into();
-    cluster.pod(&ending);
+    let ending = ending(&cluster, stopped, 1800);
     for _ in 0..30 {
         cluster.wait(60);
         assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
@@ -102,6 +98,60 @@ fn a_pod_that_is_stopped_with_a_long_grace_period_is_waited_for_and_no_other_is_
     }
     cluster.gone(&ending).wait(6);
     assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
+}
+
+/// The pod on its way out, for so many seconds more.
+fn ending(cluster: &Cluster, mut pod: Value, left: i64) -> Value {
+    let by = cluster.store.read(|index| index.now()).unix + left;
+    let by = k8s_openapi::jiff::Timestamp::from_second(by).unwrap();
+    pod["metadata"]["deletionTimestamp"] = by.to_string().into();
+    cluster.pod(&pod);
+    pod
+}
+
+#[test]
+fn what_pods_leave_that_were_stopped_for_a_gang_is_its_own_also_for_the_next_who_leads() {
+    let cluster = two_nodes();
+    let single = |name: &str, node: &str| bound(pod(name, 8), node, 1, Some("0-7"));
+    let (left, right) = (single("left", "m"), single("right", "n"));
+    cluster.pod(&left).pod(&right);
+    let mut high = members("high", 2, 8);
+    for pod in &mut high {
+        pod["spec"]["priority"] = 10.into();
+    }
+    create(&cluster, &high);
+    assert_eq!(evicted(&cluster).map(|pods| pods.len()), Some(2));
+    let (left, right) = (ending(&cluster, left, 1800), ending(&cluster, right, 1800));
+    write_down(&cluster);
+    cluster.store.update(|index| index.stand_down());
+    cluster.store.update(|index| index.lead());
+    assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
+    assert_eq!(evicted(&cluster), None, "they are on their way out");
+
+    cluster.gone(&left).wait(6);
+    cluster.pod(&pod("vulture", 8));
+    assert!(admit(&cluster, "vulture", "m").is_err());
+    cluster.wait(600);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
+    cluster.gone(&right).wait(6);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
+}
+
+#[test]
+fn what_pods_leave_that_end_by_themselves_is_not_kept_for_who_waits_for_it_also_not_by_the_next_who_leads() {
+    let cluster = two_nodes();
+    let single = |name: &str, node: &str| bound(pod(name, 8), node, 1, Some("0-7"));
+    let (left, right) = (single("left", "m"), single("right", "n"));
+    let (left, _) = (ending(&cluster, left, 1800), ending(&cluster, right, 1800));
+    create(&cluster, &members("waits", 2, 8));
+    assert_eq!(phase(&cluster, "waits"), GangPhase::Queued);
+    write_down(&cluster);
+    cluster.store.update(|index| index.stand_down());
+    cluster.store.update(|index| index.lead());
+    assert_eq!(phase(&cluster, "waits"), GangPhase::Queued);
+    cluster.gone(&left).wait(6);
+    cluster.pod(&pod("passes", 8));
+    assert!(admit(&cluster, "passes", "m").is_ok());
 }
 
 #[test]
