@@ -106,6 +106,19 @@ pub(super) async fn the_extender_and_the_scheduler_are_killed_with_gangs_in_ever
     gangs.end(&scene).await
 }
 
+pub(super) async fn kubelets_are_killed_with_gangs_in_every_state(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-kubelets").await?;
+    let gangs = Gangs::form(&scene).await?;
+    for node in bed.cluster().nodes() {
+        node.program("kubelet")?.kill().await?;
+        node.sandbox().run_again("kubelet").await?;
+    }
+    bed.cluster().wait_until_ready().await?;
+    bed.gpus().await?.wait_until_ready(bed.cluster()).await?;
+    gangs.stand(&scene).await?;
+    gangs.end(&scene).await
+}
+
 pub(super) async fn the_extender_is_killed_while_a_gang_is_being_bound(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-commit").await?;
     let control = bed.cluster().control();

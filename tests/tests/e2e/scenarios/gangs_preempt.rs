@@ -19,7 +19,7 @@ use crate::records::Stay;
 use crate::{pods, records};
 
 /// The priority class of whoever preempts here; everybody else has priority 0.
-const IMPORTANT: &str = "e2e-important";
+pub(super) const IMPORTANT: &str = "e2e-important";
 
 pub(super) async fn a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget_protects_it(
     bed: &Bed,
@@ -112,7 +112,7 @@ pub(super) async fn a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_fo
     nothing_is_left(bed).await
 }
 
-async fn make_class(bed: &Bed) -> Result<()> {
+pub(super) async fn make_class(bed: &Bed) -> Result<()> {
     let class = json!({
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
@@ -153,7 +153,7 @@ async fn are_gone(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     Ok(())
 }
 
-async fn is_gone(scene: &Scene<'_>, name: &str) -> Result<()> {
+pub(super) async fn is_gone(scene: &Scene<'_>, name: &str) -> Result<()> {
     let gone = until(format!("{name} gone"), GANG_LIMIT, async || {
         match scene.pods.get_opt(name).await {
             Ok(None) => Ok(()),

@@ -13,6 +13,7 @@ mod gangs_native;
 mod gangs_near;
 mod gangs_owned;
 mod gangs_preempt;
+mod gangs_states;
 mod guard;
 mod modes;
 mod placement;
@@ -96,6 +97,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_preempt::a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget_protects_it,
         gangs_preempt::a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_for_it,
         gangs_failures::the_extender_and_the_scheduler_are_killed_with_gangs_in_every_state,
+        gangs_failures::kubelets_are_killed_with_gangs_in_every_state,
+        gangs_states::a_lost_member_slow_victims_and_what_is_invalid_outlive_whoever_is_killed,
         gangs_failures::the_extender_is_killed_while_a_gang_is_being_bound,
         gangs_failures::a_node_is_lost_between_plan_and_decision,
         gangs_failures::kubelet_is_away_while_a_gang_is_bound_to_its_node,
