@@ -367,17 +367,19 @@ impl Rooms {
         self.settle(nodes, true);
     }
 
-    /// Brings the rooms to the number of nodes, and the fabric up to date if that is worth while now.
-    fn settle(&mut self, nodes: usize, build: bool) {
+    /// Brings the rooms to the number of nodes, and the fabric up to date if that is worth while now. Whether it was not.
+    fn settle(&mut self, nodes: usize, build: bool) -> bool {
         if let Some(last) = nodes.checked_sub(1).and_then(|last| u32::try_from(last).ok()) {
             self.room(NodeIx(last));
         }
-        if build && std::mem::take(&mut self.stale) {
+        let stale = build && std::mem::take(&mut self.stale);
+        if stale {
             let levels = std::mem::take(&mut self.fabric.levels);
             self.fabric = Fabric::build(levels, self.rooms.iter().map(|room| room.facts.as_deref()));
         }
         // Numbers of nodes of which nothing is known are not in the fabric, which is the same as before.
         self.fabric.of_node.resize(self.rooms.len(), Fabric::ROOT);
+        stale
     }
 }
 
@@ -533,7 +535,10 @@ impl Index {
         }
         // While nodes are listed there are more with every batch.
         let listing = self.relists.contains_key(&super::Source::Nodes);
-        self.rooms.settle(self.entries.len(), !listing);
+        if self.rooms.settle(self.entries.len(), !listing) {
+            // Nodes that came while they were listed were in no domain that a gang could have been planned in.
+            self.gangs.reshaped();
+        }
     }
 
     /// Whether more fits on any node with devices than when this was last asked: what was refused may be tried again.

@@ -60,6 +60,19 @@ fn a_gang_whose_planned_nodes_are_not_offered_is_planned_on_those_that_are() {
     );
 }
 
+#[test]
+fn a_gang_is_planned_on_a_node_that_comes_while_nodes_are_listed_anew() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("m", &bridged());
+    cluster.inventory(&gpu_node("n", &bridged()));
+    create(&cluster, &members("a", 2, 8));
+    assert_eq!(phase(&cluster, "a"), GangPhase::Queued);
+    cluster.list(Source::Nodes, |cluster| {
+        cluster.node("m", 8).node("n", 8);
+    });
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+}
+
 /// What one kind of members is offered says nothing of where the others can go.
 #[test]
 fn members_of_another_shape_are_not_kept_to_the_nodes_that_were_offered_for_one() {
