@@ -109,14 +109,29 @@ pub(super) async fn the_extender_and_the_scheduler_are_killed_with_gangs_in_ever
 pub(super) async fn kubelets_are_killed_with_gangs_in_every_state(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-kubelets").await?;
     let gangs = Gangs::form(&scene).await?;
-    for node in bed.cluster().nodes() {
+    kill_kubelets(&scene).await?;
+    gangs.stand(&scene).await?;
+    gangs.end(&scene).await
+}
+
+/// Kills every kubelet, and waits until each has taken up the pods that it had: it admits those before any that come.
+pub(super) async fn kill_kubelets(scene: &Scene<'_>) -> Result<()> {
+    let cluster = scene.bed.cluster();
+    for node in cluster.nodes() {
         node.program("kubelet")?.kill().await?;
         node.sandbox().run_again("kubelet").await?;
     }
-    bed.cluster().wait_until_ready().await?;
-    bed.gpus().await?.wait_until_ready(bed.cluster()).await?;
-    gangs.stand(&scene).await?;
-    gangs.end(&scene).await
+    cluster.wait_until_ready().await?;
+    scene.bed.gpus().await?.wait_until_ready(cluster).await?;
+    let names: Vec<&str> = cluster.nodes().iter().map(|node| node.name()).collect();
+    let comes = |node: &&str| pods::pinned(&format!("comes-{node}"), 0, node);
+    scene
+        .create_all(names.iter().map(comes).collect::<Result<Vec<_>>>()?)
+        .await?;
+    for node in names {
+        pods::running(&scene.pods, &format!("comes-{node}")).await?;
+    }
+    Ok(())
 }
 
 pub(super) async fn the_extender_is_killed_while_a_gang_is_being_bound(bed: &Bed) -> Result<()> {

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::churn::nothing_is_left;
+use super::gangs_failures::kill_kubelets;
 use super::gangs_preempt::{IMPORTANT, is_gone, make_class};
 use crate::bed::Bed;
 use crate::gangs::{Crew, Scene, brief};
@@ -96,12 +97,7 @@ impl Gangs {
             is_at_work_again(scene, program).await?;
             self.stand(scene).await?;
         }
-        for node in cluster.nodes() {
-            node.program("kubelet")?.kill().await?;
-            node.sandbox().run_again("kubelet").await?;
-        }
-        cluster.wait_until_ready().await?;
-        scene.bed.gpus().await?.wait_until_ready(cluster).await?;
+        kill_kubelets(scene).await?;
         self.stand(scene).await?;
 
         scene.create_all([self.torn.pod(1)?]).await?;
@@ -133,8 +129,8 @@ async fn is_at_work_again(scene: &Scene<'_>, program: &str) -> Result<()> {
         scene.phase("witness", GangPhase::Collecting).await?;
         scene.disband(&witness).await
     } else {
-        pods::run(&scene.pods, &pods::sleeper("witness", 0)?).await?;
-        scene.delete("witness").await
+        pods::run(&scene.pods, &pods::sleeper("comes", 0)?).await?;
+        Ok(())
     }
 }
 
