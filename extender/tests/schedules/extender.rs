@@ -429,13 +429,6 @@ impl World {
         }
     }
 
-    pub(crate) fn calm_extenders(&mut self) {
-        let now = self.now;
-        for process in self.extenders.running.values_mut() {
-            process.paused = process.paused.min(now);
-        }
-    }
-
     /// Whether a process stands still; then the event comes when it goes on.
     fn is_paused(&mut self, run: u32, event: &Event) -> bool {
         let Some(process) = self.extenders.running.get(&run) else {
