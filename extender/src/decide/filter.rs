@@ -81,16 +81,7 @@ impl Filtered {
 
     /// Refuses those that passed and are kept for a gang. `nodes` are the candidates' numbers.
     pub fn keep_off(&mut self, kept: &Kept, nodes: &[Option<NodeIx>]) {
-        let is_kept = |position: &mut u32| {
-            let node = nodes.get(*position as usize).copied().flatten();
-            node.is_some_and(|node| kept.has(node))
-        };
-        let off: Vec<u32> = self.passed.extract_if(.., is_kept).collect();
-        if !off.is_empty() {
-            let reason = self.reason(kept.words());
-            self.refused
-                .extend(off.into_iter().map(|position| (position, reason)));
-        }
+        self.refuse_where(nodes, |node| kept.has(node), || kept.words());
     }
 
     /// Refuses those that passed and have too little for a pod of a priority beside what is promised to others.
@@ -101,16 +92,27 @@ impl Filtered {
         nodes: &[Option<NodeIx>],
         (priority, request): (i32, &Request),
     ) {
-        let is_promised = |position: &mut u32| {
-            let node = nodes.get(*position as usize).copied().flatten();
-            node.is_some_and(|node| match snapshot.standing(node) {
-                Standing::Ours(class) => !promised.leaves(node, class, priority, request),
-                Standing::Foreign { .. } | Standing::Gone => false,
-            })
+        let is_promised = |node| match snapshot.standing(node) {
+            Standing::Ours(class) => !promised.leaves(node, class, priority, request),
+            Standing::Foreign { .. } | Standing::Gone => false,
         };
-        let off: Vec<u32> = self.passed.extract_if(.., is_promised).collect();
+        self.refuse_where(nodes, is_promised, || PROMISED.to_owned());
+    }
+
+    /// Refuses those that passed and are on such nodes.
+    fn refuse_where(
+        &mut self,
+        nodes: &[Option<NodeIx>],
+        is_off: impl Fn(NodeIx) -> bool,
+        why: impl FnOnce() -> String,
+    ) {
+        let is_off = |position: &mut u32| {
+            let node = nodes.get(*position as usize).copied().flatten();
+            node.is_some_and(&is_off)
+        };
+        let off: Vec<u32> = self.passed.extract_if(.., is_off).collect();
         if !off.is_empty() {
-            let reason = self.reason(PROMISED.to_owned());
+            let reason = self.reason(why());
             self.refused
                 .extend(off.into_iter().map(|position| (position, reason)));
         }

@@ -442,12 +442,18 @@ mod tests {
         pod
     }
 
-    #[test]
-    fn a_pod_that_waited_for_what_another_got_waits_for_the_next_too() {
+    /// A node, and another that a pod has which need not be stopped.
+    fn beside_spared() -> Cluster {
         let cluster = Cluster::new(Options::default());
         cluster.add("n", &plain(4));
         cluster.add("other", &plain(4));
         whole(&cluster, "spared", "other");
+        cluster
+    }
+
+    #[test]
+    fn a_pod_that_waited_for_what_another_got_waits_for_the_next_too() {
+        let cluster = beside_spared();
         cluster.pod(&pod("asks", 4));
         let rest = || vec![offer("other", &["spared"])];
         let first = whole(&cluster, "first", "n");
@@ -463,10 +469,7 @@ mod tests {
 
     #[test]
     fn a_pod_does_not_wait_for_ever_for_what_others_get() {
-        let cluster = Cluster::new(Options::default());
-        cluster.add("n", &plain(4));
-        cluster.add("other", &plain(4));
-        whole(&cluster, "spared", "other");
+        let cluster = beside_spared();
         cluster.pod(&pod("asks", 4));
         let rest = || vec![offer("other", &["spared"])];
         let turn = |number: usize| {
@@ -483,10 +486,7 @@ mod tests {
 
     #[test]
     fn a_victim_that_is_on_its_way_out_where_the_other_is_gone_is_waited_for() {
-        let cluster = Cluster::new(Options::default());
-        cluster.add("n", &plain(4));
-        cluster.add("other", &plain(4));
-        whole(&cluster, "spared", "other");
+        let cluster = beside_spared();
         let first = ranked("first", 2, 0, "0-1");
         let mut second = ranked("second", 2, 0, "2-3");
         second["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z".into();

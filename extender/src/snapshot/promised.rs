@@ -44,8 +44,8 @@ impl Promised {
         };
         request.asks.iter().all(|ask| {
             let promised = to_higher(here, priority, &ask.resource);
-            let pool = class.pools.iter().find(|pool| pool.resource == ask.resource);
-            promised == 0 || pool.is_none_or(|pool| pool.free.len() >= promised + ask.devices as usize)
+            let pool = class.pool(ask.resource.as_str());
+            promised == 0 || pool.is_none_or(|(_, pool)| pool.free.len() >= promised + ask.devices as usize)
         })
     }
 }
