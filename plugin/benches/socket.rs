@@ -48,30 +48,36 @@ fn main() {
     }
 }
 
-/// `GetPreferredAllocation` without the socket: 8 GPUs offered, 20 granted pods known, 8 of them live.
+/// `GetPreferredAllocation` without the socket: all devices offered, four pods known that are granted two GPUs each.
 fn in_process() {
-    let inventory = inventory(8);
-    let mut handover = Handover::new("node-1".into());
-    handover.inventory(&inventory);
-    handover.table(Some(Arc::new(Table::build(&inventory.machine))));
-    handover.sync((0..4).map(|pod| granted(pod, &[2 * pod, 2 * pod + 1])).collect());
-    let offered: Devices = (0..8).map(|gpu| DeviceId::from(uuid(gpu))).collect();
+    let whole = inventory(8);
+    let pods: Vec<PodSeen> = (0..4).map(|pod| granted(pod, &[2 * pod, 2 * pod + 1])).collect();
     for (what, size) in [
         ("granted pair", 2),
         ("no grant, best 3 of what is left", 3),
         ("no grant, 8", 8),
     ] {
-        let request = [Request {
-            resource: "nvidia.com/gpu".into(),
-            offered: offered.clone(),
-            must: Devices::new(),
-            size,
-        }];
-        let times = measure(CALLS, || {
-            std::hint::black_box(handover.prefer(std::hint::black_box(&request), Patience::default()));
-        });
-        report(&format!("GetPreferredAllocation in process, {what}"), times);
+        ask(what, &whole, pods.clone(), size);
     }
+    ask("2 of 80 replicas", &replicas(), Vec::new(), 2);
+    ask("2 of 56 slices", &slices(), Vec::new(), 2);
+}
+
+fn ask(what: &str, inventory: &Inventory, pods: Vec<PodSeen>, size: usize) {
+    let mut handover = Handover::new("node-1".into());
+    handover.inventory(inventory);
+    handover.table(Some(Arc::new(Table::build(&inventory.machine))));
+    handover.sync(pods);
+    let request = [Request {
+        resource: "nvidia.com/gpu".into(),
+        offered: inventory.devices.iter().map(|device| device.id.clone()).collect(),
+        must: Devices::new(),
+        size,
+    }];
+    let times = measure(CALLS, || {
+        std::hint::black_box(handover.prefer(std::hint::black_box(&request), Patience::default()));
+    });
+    report(&format!("GetPreferredAllocation in process, {what}"), times);
 }
 
 fn granted(pod: u8, gpus: &[u8]) -> PodSeen {
@@ -105,25 +111,7 @@ fn granted(pod: u8, gpus: &[u8]) -> PodSeen {
 
 /// The question with all devices free, where GPUs are shared by ten or cut into seven.
 async fn many_devices() {
-    let replicas = inventory_with(10, |device, k| {
-        device.id = format!("{}::{k}", device.uuid).into();
-        device.replica = Some(k);
-    });
-    let slices = inventory_with(7, |device, k| {
-        device.uuid = format!("MIG-{}-{k}", device.uuid);
-        device.id = device.uuid.as_str().into();
-        let start = u8::try_from(k).unwrap();
-        device.slice = Some(Arc::new(Slice {
-            index: start,
-            gpu_instance: u32::from(start) + 7,
-            compute_instance: 0,
-            profile: "1g.10gb".to_owned(),
-            start,
-            size: 1,
-            caps: None,
-        }));
-    });
-    for (what, inventory, sizes) in [("replicas", replicas, [1, 2]), ("slices", slices, [1, 2])] {
+    for (what, inventory) in [("replicas", replicas()), ("slices", slices())] {
         let ids: Vec<String> = inventory
             .devices
             .iter()
@@ -132,7 +120,7 @@ async fn many_devices() {
         let (directory, shutdown, daemon) = daemon(inventory);
         let mut kubelet = FakeKubelet::start(&directory);
         let mut plugin = kubelet.plugin().await;
-        for size in sizes {
+        for size in [1, 2] {
             let request = PreferredAllocationRequest {
                 container_requests: vec![ContainerPreferredAllocationRequest {
                     available_device_ids: ids.clone(),
@@ -153,6 +141,32 @@ async fn many_devices() {
         shutdown.cancel();
         daemon.join().unwrap();
     }
+}
+
+/// Eight GPUs, each shared by ten.
+fn replicas() -> Inventory {
+    inventory_with(10, |device, k| {
+        device.id = format!("{}::{k}", device.uuid).into();
+        device.replica = Some(k);
+    })
+}
+
+/// Eight GPUs, each cut into seven.
+fn slices() -> Inventory {
+    inventory_with(7, |device, k| {
+        device.uuid = format!("MIG-{}-{k}", device.uuid);
+        device.id = device.uuid.as_str().into();
+        let start = u8::try_from(k).unwrap();
+        device.slice = Some(Arc::new(Slice {
+            index: start,
+            gpu_instance: u32::from(start) + 7,
+            compute_instance: 0,
+            profile: "1g.10gb".to_owned(),
+            start,
+            size: 1,
+            caps: None,
+        }));
+    })
 }
 
 /// Eight GPUs with `each` devices on every one.
