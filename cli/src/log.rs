@@ -55,6 +55,9 @@ impl Args {
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_ansi(std::io::stderr().is_terminal())
+            // A line that cannot be written would be told of on standard error too, by a macro that panics if that fails: a daemon whose
+            // log nobody reads any more has to go on.
+            .log_internal_errors(false)
             .with_writer(std::io::stderr);
         // A second start in one process would be refused; there is none.
         let started = match self.log_format {

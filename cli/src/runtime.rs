@@ -73,8 +73,8 @@ fn watch_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
             }
         };
         next().await;
-        tracing::info!("stopping");
         shutdown.cancel();
+        tracing::info!("stopping");
         next().await;
         std::process::exit(130);
     });

@@ -6,7 +6,7 @@ mod support;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -137,6 +137,62 @@ fn a_hangup_has_the_config_file_read_again_and_ends_nothing() {
     kill_process(pid, Signal::TERM).unwrap();
     said.lines(&["stopping"]);
     assert!(child.wait().unwrap().success());
+}
+
+/// Ends the daemon as kubelet does, and waits for it.
+fn terminate(mut daemon: Child) -> std::process::ExitStatus {
+    let pid = Pid::from_raw(i32::try_from(daemon.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(status) = daemon.try_wait().unwrap() {
+            return status;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    daemon.kill().unwrap();
+    panic!("it does not end when asked to");
+}
+
+#[test]
+fn a_daemon_whose_log_nobody_takes_goes_on_and_stops_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let plugins = format!("--device-plugin-dir={}", folder.path().join("plugins").display());
+    let kubeconfig = folder.path().join("kubeconfig");
+    let config = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "c", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    });
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
+    let plugin = [
+        "plugin",
+        "--no-cluster",
+        "--listen=127.0.0.1:0",
+        "--nvml-library=/absent.so",
+        &plugins,
+    ];
+    let extender = ["extender", "--listen=127.0.0.1:0", &kubeconfig];
+    for words in [&plugin[..], &extender] {
+        // Whoever read it is gone.
+        let mut daemon = command(words).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = String::new();
+        BufReader::new(daemon.stderr.take().unwrap())
+            .read_line(&mut first)
+            .unwrap();
+        // What it says from here on it says to nobody.
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(daemon.try_wait().unwrap().is_none(), "{words:?} has ended");
+        assert!(terminate(daemon).success(), "{words:?}");
+        // The disk is full.
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut daemon = command(words).stderr(full).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(daemon.try_wait().unwrap().is_none(), "{words:?} has ended");
+        assert!(terminate(daemon).success(), "{words:?}");
+    }
 }
 
 #[test]
