@@ -91,3 +91,38 @@ pub mod labels {
     /// Before a product's name: memory of one of its GPUs, in MiB.
     pub const MEMORY_OF: &str = "gpu-memory.";
 }
+
+/// Whether this may name a namespace or a Service: an RFC 1123 label.
+pub fn is_label(text: &str) -> bool {
+    text.len() <= 63 && is_part(text)
+}
+
+/// Whether this may name an object: an RFC 1123 subdomain, labels of any length with dots between them.
+pub fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_part)
+}
+
+fn is_part(text: &str) -> bool {
+    let simple = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    let edge = |byte: Option<&u8>| byte.is_some_and(|byte| simple(*byte));
+    edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(|byte| simple(*byte) || *byte == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_the_api_server_takes() {
+        for name in ["a", "gantry-system", "0-1"] {
+            assert!(is_label(name) && is_subdomain(name), "{name}");
+        }
+        assert!(is_subdomain("gantry.example") && !is_label("gantry.example"));
+        for name in ["", "A", "a_b", "-a", "a-", "a..b", ".a", "\u{e9}"] {
+            assert!(!is_label(name) && !is_subdomain(name), "{name}");
+        }
+        assert!(!is_label(&"a".repeat(64)) && is_subdomain(&"a".repeat(253)));
+        assert!(!is_subdomain(&"a".repeat(254)));
+    }
+}

@@ -30,7 +30,7 @@ pub(crate) struct ChooseArgs {
     source: SourceArgs,
 
     /// How many GPUs the job needs
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = size)]
     size: usize,
 
     /// GPUs that are free, such as 0,2,3 or 0-3 [default: all but those with MIG on]
@@ -48,6 +48,12 @@ pub(crate) struct ChooseArgs {
     /// Print JSON instead of text
     #[arg(long)]
     json: bool,
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let most = gantry_topology::machine::MAX_GPUS;
+    text.parse()
+        .map_err(|_| format!("write a whole number, 1 to {most}"))
 }
 
 /// Runs `gantry choose`.

@@ -115,10 +115,33 @@ fn bad_input_is_named_with_its_place_and_exits_with_2() {
     );
     let absent = folder.path().join("absent.yaml").display().to_string();
     let file = machine("a40-8x-bridged.yaml");
+    let node = write("node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n");
+    let gpu_node = write(
+        "gpunode.yaml",
+        "kind: GpuNode\nspec:\n  machine:\n    gpus:\n    - indx: 0\n    paths: [X]\n",
+    );
+    let text = write("topo.txt", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n");
     for (words, named) in [
         (
             vec!["choose", "--size", "1", "--from", truncated.as_str()],
             "truncated.txt",
+        ),
+        (
+            vec!["topo", "--from", node.as_str()],
+            "node.yaml: this is an object of kind Node; give a GpuNode",
+        ),
+        (
+            vec!["topo", "--from", gpu_node.as_str()],
+            "line 5, column 7: unknown field \"indx\" (did you mean \"index\"?)",
+        ),
+        (
+            vec!["topo", "--from", file.as_str(), "--model", "A100"],
+            "a model is said of it (\"A100\")",
+        ),
+        (vec!["topo", "--from", text.as_str(), "--model", ""], "--model"),
+        (
+            vec!["choose", "--from", text.as_str(), "--size", "two"],
+            "write a whole number",
         ),
         (vec!["topo", "--from", truncated.as_str()], "line 3"),
         (
@@ -162,6 +185,25 @@ fn bad_input_is_named_with_its_place_and_exits_with_2() {
         );
         assert!(run.stderr.contains(named), "{words:?}: {}", run.stderr);
     }
+}
+
+#[test]
+fn a_model_whose_rates_nobody_knows_is_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topo.txt");
+    std::fs::write(&path, "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n").unwrap();
+    let said = |model: &str| {
+        let run = gantry(&["topo", "--from", &path.display().to_string(), "--model", model]);
+        assert_eq!(run.code, 0, "{}", run.stderr);
+        run.stderr
+    };
+    assert_eq!(said("NVIDIA A100-SXM4-80GB"), "");
+    let near = said("H10O");
+    assert!(
+        near.contains("rates are not known") && near.contains("did you mean H100?"),
+        "{near}"
+    );
+    assert!(!said("Instinct MI300X").contains("did you mean"));
 }
 
 #[test]

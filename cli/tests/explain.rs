@@ -415,6 +415,6 @@ async fn a_cluster_that_cannot_be_read_is_said_to_be_so_at_once() {
     assert_eq!(text.lines().count(), 1, "{text}");
     std::fs::remove_file(&file).unwrap();
     let (code, text) = stage.see(&["queue"]).await;
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(text.starts_with("gantry: there is no kubeconfig "), "{text}");
 }

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gantry_api::names;
 use gantry_gang::Levels;
 
 use crate::decide::{ForeignNodes, Policy};
@@ -134,7 +135,7 @@ pub struct LeaseArgs {
     pub leader_elect: bool,
 
     /// Name of the Lease.
-    #[arg(long, env = "GANTRY_LEASE_NAME", value_name = "NAME", default_value = gantry_api::names::EXTENDER)]
+    #[arg(long, env = "GANTRY_LEASE_NAME", value_name = "NAME", default_value = names::EXTENDER, value_parser = object_name)]
     pub lease_name: String,
 
     /// Namespace of the Lease.
@@ -142,7 +143,8 @@ pub struct LeaseArgs {
         long,
         env = "GANTRY_LEASE_NAMESPACE",
         value_name = "NAMESPACE",
-        default_value = "gantry-system"
+        default_value = "gantry-system",
+        value_parser = label
     )]
     pub lease_namespace: String,
 
@@ -157,7 +159,7 @@ pub struct LeaseArgs {
 
     /// Service without a selector, in the namespace of the Lease: who leads keeps it pointing to itself (by an EndpointSlice), so that nobody else
     /// is asked.
-    #[arg(long, env = "GANTRY_LEADER_SERVICE", value_name = "NAME", requires_all = ["leader_elect", "leader_address"])]
+    #[arg(long, env = "GANTRY_LEADER_SERVICE", value_name = "NAME", requires_all = ["leader_elect", "leader_address"], value_parser = label)]
     pub leader_service: Option<String>,
 
     /// The address at which that Service's clients reach this process: its pod's.
@@ -181,6 +183,28 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The name of an object in the cluster, which the API server would refuse otherwise: an RFC 1123 subdomain.
+fn object_name(text: &str) -> Result<String, String> {
+    if names::is_subdomain(text) {
+        return Ok(text.to_owned());
+    }
+    Err(
+        "write lower-case letters, digits, - and ., at most 253, beginning and ending with a letter or digit"
+            .to_owned(),
+    )
+}
+
+/// The name of a namespace or a Service: an RFC 1123 label.
+fn label(text: &str) -> Result<String, String> {
+    if names::is_label(text) {
+        return Ok(text.to_owned());
+    }
+    Err(
+        "write lower-case letters, digits and -, at most 63, beginning and ending with a letter or digit"
+            .to_owned(),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Args as _;
@@ -201,6 +225,24 @@ mod tests {
             .to_string();
         let quoted = help.split('"').skip(1).step_by(2);
         quoted.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn names_that_the_api_server_would_refuse_are_refused_at_once() {
+        let parse = |words: &[&str]| {
+            let command = Args::augment_args(clap::Command::new("extender").no_binary_name(true));
+            command.try_get_matches_from(words).map(|_| ())
+        };
+        parse(&["--lease-name=a.b", "--lease-namespace=a-b"]).unwrap();
+        for words in [
+            "--lease-name=A_B",
+            "--lease-name=",
+            "--lease-namespace=",
+            "--lease-namespace=a.b",
+        ] {
+            let refused = parse(&[words]).unwrap_err().to_string();
+            assert!(refused.contains("write lower-case letters"), "{refused}");
+        }
     }
 
     #[test]

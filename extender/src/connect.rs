@@ -1,7 +1,7 @@
 //! The way to the API server: by a kubeconfig, or by the pod's service account. Says how long is waited; what fails is told to whoever asked, and
 //! tried again there or nowhere.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -23,13 +23,9 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client>
 
 async fn configuration(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
-        Some(path) => {
-            let file =
-                Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("kubeconfig {}", path.display()))?
-        }
+        Some(path) => Config::from_custom_kubeconfig(read(path)?, &KubeConfigOptions::default())
+            .await
+            .with_context(|| format!("kubeconfig {}", path.display()))?,
         None => Config::incluster().context("no --kubeconfig, and not in a pod of a cluster")?,
     };
     config.read_timeout = Some(SILENCE);
@@ -43,10 +39,26 @@ async fn configuration(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     Ok(config)
 }
 
+/// One kubeconfig, or several as the variable `KUBECONFIG` lists them: those that are there, merged as kubectl merges them.
+fn read(paths: &Path) -> anyhow::Result<Kubeconfig> {
+    let one =
+        |path: &Path| Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()));
+    let listed: Vec<PathBuf> = std::env::split_paths(paths)
+        .filter(|path| path.exists())
+        .collect();
+    if paths.exists() || listed.is_empty() {
+        return one(paths);
+    }
+    listed.iter().try_fold(Kubeconfig::default(), |merged, path| {
+        merged
+            .merge(one(path)?)
+            .with_context(|| format!("kubeconfig {} does not go with those before it", path.display()))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
-    use std::path::PathBuf;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -122,6 +134,20 @@ mod tests {
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         client.apiserver_version().await.unwrap();
         assert_eq!(asked.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn of_a_list_of_kubeconfigs_the_first_to_name_something_counts() {
+        let (_first, first) = kubeconfig("127.0.0.1:1".parse().unwrap());
+        let (_second, second) = kubeconfig("127.0.0.1:2".parse().unwrap());
+        let list = |paths: &[&Path]| PathBuf::from(std::env::join_paths(paths).unwrap());
+        let absent = first.with_file_name("absent");
+        for paths in [[&*absent, &*first, &*second], [&*first, &*absent, &*second]] {
+            let config = configuration(Some(&list(&paths))).await.unwrap();
+            assert_eq!(config.cluster_url.to_string(), "http://127.0.0.1:1/");
+        }
+        let error = configuration(Some(&list(&[&absent, &absent]))).await.unwrap_err();
+        assert!(error.to_string().starts_with("kubeconfig "), "{error}");
     }
 
     #[tokio::test]

@@ -93,7 +93,7 @@ pub struct Args {
     pub kubelet_socket: Option<String>,
 
     /// Address of /metrics, /healthz and /readyz
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9410")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9410")]
     pub listen: SocketAddr,
 
     /// The extended resource of whole GPUs that no pattern of the config file matches [default: nvidia.com/gpu]

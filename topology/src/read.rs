@@ -1,6 +1,8 @@
 //! Reads a machine from either of its forms, told apart by content: a machine file (YAML or JSON) or the text of
 //! `nvidia-smi topo -m`. Errors name the place and what is allowed there. Also writes machine files; no files are opened here.
 
+use serde::de::DeserializeOwned;
+
 use crate::machine::{MAX_GPUS, MAX_LINKS_PER_GPU, MAX_MEMORY_UNITS, Machine, MachineError, MachineParts};
 use crate::text::{self, Hints, TopoError};
 
@@ -61,6 +63,14 @@ pub enum ReadError {
         /// What is wrong there.
         problem: String,
     },
+    /// A hint of the GPUs' model with a machine that says it itself.
+    #[error(
+        "a model is said of it ({model:?}), but only the output of `nvidia-smi topo -m` leaves that open"
+    )]
+    ModelIsSaid {
+        /// The hint.
+        model: String,
+    },
     /// Well-formed, but no machine: fields contradict each other.
     #[error(transparent)]
     Contradictory(#[from] MachineError),
@@ -94,7 +104,7 @@ pub fn read(text: &str) -> Result<Machine, ReadError> {
 /// [`read`] with hints for what a topology text does not say. A machine file says all itself.
 ///
 /// # Errors
-/// As [`read`].
+/// As [`read`]; or a hint comes with a machine file.
 pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
     if text.len() > MAX_BYTES {
         return Err(ReadError::TooLong {
@@ -110,19 +120,32 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
     else {
         return Err(ReadError::Empty);
     };
-    if first.starts_with('{') {
-        return machine(read_json(text)?);
-    }
-    if looks_like_topology(text) {
+    let is_json = first.starts_with('{');
+    if !is_json && looks_like_topology(text) {
         return Ok(text::read_machine_with(text, hints)?);
     }
-    if first.starts_with("---") || first.starts_with('%') || is_key(first) {
-        return machine(read_yaml(text)?);
+    let is_yaml = first.starts_with("---") || first.starts_with('%') || is_key(first);
+    match &hints.model {
+        Some(model) if is_json || is_yaml => Err(ReadError::ModelIsSaid { model: model.clone() }),
+        _ if is_json => machine(read_json(text)?),
+        _ if is_yaml => machine(read_yaml(text)?),
+        _ => Err(ReadError::Unrecognised {
+            line: index + 1,
+            found: first.chars().take(40).collect(),
+        }),
     }
-    Err(ReadError::Unrecognised {
-        line: index + 1,
-        found: first.chars().take(40).collect(),
-    })
+}
+
+/// Reads something that holds a machine, such as an object of a cluster, from YAML or JSON, with the errors of a machine file.
+///
+/// # Errors
+/// The place, what stands there, what is allowed.
+pub fn read_object<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
+    if text.trim_start().starts_with('{') {
+        // Flow YAML begins like JSON.
+        return read_json(text).or_else(|error| read_yaml(text).map_err(|_| error));
+    }
+    read_yaml(text)
 }
 
 fn machine(parts: MachineParts) -> Result<Machine, ReadError> {
@@ -164,7 +187,7 @@ fn is_key(line: &str) -> bool {
     })
 }
 
-fn read_yaml(text: &str) -> Result<MachineParts, ReadError> {
+fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
     let mut options = serde_saphyr::Options::default();
     options.with_snippet = false;
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
@@ -179,13 +202,15 @@ fn read_yaml(text: &str) -> Result<MachineParts, ReadError> {
             }
             other => {
                 let problem = without_place(&other.to_string());
-                let number = problem
-                    .strip_prefix("invalid ")
-                    .and_then(|kind| Some((kind, text.lines().nth(line.checked_sub(1)?)?)))
-                    .and_then(|(kind, source)| {
-                        let (before, rest) = split_at_char(source, column - 1)?;
+                let number = line
+                    .checked_sub(1)
+                    .and_then(|index| split_at_char(text.lines().nth(index)?, column - 1))
+                    .and_then(|(before, rest)| {
                         let found = rest.split([' ', ',', '}', ']', '\t', '#']).next()?;
-                        not_in_range(before, &format!("{found:?}"), kind)
+                        match problem.strip_prefix("invalid ") {
+                            Some(kind) => not_in_range(before, &format!("{found:?}"), kind),
+                            None => not_of_shape(before, problem.strip_prefix("expected ")?),
+                        }
                     });
                 ReadError::Malformed {
                     line,
@@ -203,15 +228,31 @@ fn split_at_char(line: &str, at: usize) -> Option<(&str, &str)> {
     line.split_at_checked(at)
 }
 
+/// The key that ends a line before its value.
+fn key_before(before: &str) -> Option<&str> {
+    let (key, _) = before.rsplit_once(':')?;
+    key.trim_end_matches(['"', ' '])
+        .rsplit(|ch: char| !ch.is_ascii_alphanumeric())
+        .next()
+        .filter(|key| !key.is_empty())
+}
+
+/// What is said of a value that is a text, a list or a set of fields where its field is another of these. `wanted`: the YAML library's word.
+fn not_of_shape(before: &str, wanted: &str) -> Option<String> {
+    let wanted = match wanted {
+        "sequence start" => "a list",
+        "mapping start" => "a set of fields",
+        "string scalar" => "a text",
+        _ => return None,
+    };
+    let field = key_before(before).unwrap_or("value");
+    Some(format!("{field}: must be {wanted}"))
+}
+
 /// What is said of a number that its field cannot hold: the field, which ends the line `before` the value, what was found there, and
 /// what is allowed. `kind` is the libraries' name of the field's type; `None` where it is no whole number.
 fn not_in_range(before: &str, found: &str, kind: &str) -> Option<String> {
-    let field = before.rsplit_once(':').map_or("", |(key, _)| key);
-    let field = field.trim_end_matches(['"', ' ']);
-    let field = field
-        .rsplit(|ch: char| !ch.is_ascii_alphanumeric())
-        .next()
-        .unwrap_or_default();
+    let field = key_before(before);
     let widest = match kind {
         "u8" => u64::from(u8::MAX),
         "u16" => u64::from(u16::MAX),
@@ -219,7 +260,7 @@ fn not_in_range(before: &str, found: &str, kind: &str) -> Option<String> {
         "u64" => u64::MAX,
         _ => return None,
     };
-    let (least, most) = match field {
+    let (least, most) = match field.unwrap_or_default() {
         "index" | "gpus" => (0, MAX_GPUS as u64 - 1),
         "links" => (1, u64::from(MAX_LINKS_PER_GPU)),
         "switchLinks" => (0, u64::from(MAX_LINKS_PER_GPU)),
@@ -230,13 +271,13 @@ fn not_in_range(before: &str, found: &str, kind: &str) -> Option<String> {
         "size" => (1, u64::from(MAX_MEMORY_UNITS)),
         _ => (0, widest),
     };
-    let field = if field.is_empty() { "value" } else { field };
+    let field = field.unwrap_or("value");
     Some(format!(
         "{field}: {found}, must be a whole number from {least} to {most}"
     ))
 }
 
-fn read_json(text: &str) -> Result<MachineParts, ReadError> {
+fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
     serde_json::from_str(text).map_err(|error| {
         let (line, column) = (error.line().max(1), error.column().max(1));
         let problem = without_place(&error.to_string());

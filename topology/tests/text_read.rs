@@ -9,7 +9,9 @@
 #[path = "text/files.rs"]
 mod files;
 
+use gantry_topology::read::read_with;
 use gantry_topology::read::to_yaml;
+use gantry_topology::text::Hints;
 use gantry_topology::{ReadError, read};
 use proptest::prelude::*;
 
@@ -116,6 +118,13 @@ const REFUSED: &[(&str, &str)] = &[
     ("broken YAML", "gpus: [\n- index: 0\n"),
     ("broken JSON", "{\"gpus\": [,]}"),
     ("cut JSON", "{\"gpus\": [{\"index\": 0}"),
+    ("a map for a list", "gpus: {}\npaths:\n- X\n"),
+    (
+        "a list for a text",
+        "gpus:\n- index: 0\n  model: [A100]\npaths:\n- X\n",
+    ),
+    ("a number for a row", "gpus:\n- index: 0\npaths: [0]\n"),
+    ("a map for a row", "gpus:\n- index: 0\npaths: [{X: X}]\n"),
     ("text behind JSON", "{\"gpus\": [], \"paths\": []} and more"),
 ];
 
@@ -127,6 +136,38 @@ fn what_is_refused_says_where_and_what_is_allowed() {
         report.push_str(&format!("{case}\n    {refused}\n"));
     }
     insta::assert_snapshot!(report);
+}
+
+#[test]
+fn a_row_of_the_matrix_may_be_a_list_of_words() {
+    let of_texts = read("gpus: [{index: 0}, {index: 1}]\npaths:\n- X PIX\n- PIX X\n").unwrap();
+    for text in [
+        "gpus: [{index: 0}, {index: 1}]\npaths: [[X, PIX], [PIX, X]]\n",
+        r#"{"gpus": [{"index": 0}, {"index": 1}], "paths": [["X", "PIX"], ["PIX", "X"]]}"#,
+    ] {
+        assert_eq!(read(text).unwrap(), of_texts);
+    }
+}
+
+#[test]
+fn a_model_is_said_of_what_leaves_it_open_and_of_nothing_else() {
+    let hints = Hints {
+        model: Some("A100".to_owned()),
+    };
+    for text in [
+        "gpus: [{index: 0}]\npaths: [X]\n",
+        r#"{"gpus": [{"index": 0}], "paths": ["X"]}"#,
+    ] {
+        let refused = read_with(text, &hints).unwrap_err();
+        assert_eq!(
+            refused,
+            ReadError::ModelIsSaid {
+                model: "A100".to_owned()
+            }
+        );
+    }
+    let machine = read_with("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", &hints).unwrap();
+    assert_eq!(machine.gpus()[0].model.as_deref(), Some("A100"));
 }
 
 #[test]

@@ -56,6 +56,36 @@ fn only_the_memory_node_is_known() {
 }
 
 #[test]
+fn nodes_of_memory_of_gpus_stand_in_the_lists_of_their_sockets() {
+    let lists = |lists: [&str; 4]| {
+        let cpus = ["0-71", "0-71", "72-143", "72-143"];
+        let mut text = "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n".to_owned();
+        for gpu in 0..4 {
+            let cells: Vec<&str> = (0..4)
+                .map(|other| if other == gpu { "X" } else { "NV18" })
+                .collect();
+            text.push_str(&format!(
+                "GPU{gpu}\t{}\t{}\t{}\n",
+                cells.join("\t"),
+                cpus[gpu],
+                lists[gpu]
+            ));
+        }
+        let machine = read_machine(&text).unwrap();
+        let pairs = [(0, 1), (0, 2), (2, 3)];
+        pairs.map(|(a, b)| machine.paths().get(a, b).as_str())
+    };
+    let apart = ["NODE", "SYS", "NODE"];
+    assert_eq!(lists(["0", "0", "1", "1"]), apart);
+    assert_eq!(lists(["0,2-17", "0,2-17", "1,18-33", "1,18-33"]), apart);
+    assert_eq!(
+        lists(["0-1", "0-1", "0-1", "0-1"]),
+        ["SYS", "SYS", "SYS"],
+        "that tells nothing"
+    );
+}
+
+#[test]
 fn nics_of_other_makers() {
     for name in [
         "hfi1_0",

@@ -126,8 +126,12 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         .kubeconfig
         .clone()
         .filter(|path| !path.as_os_str().is_empty());
-    if let Some(path) = &named {
-        anyhow::ensure!(path.is_file(), "there is no kubeconfig {}", path.display());
+    if let Some(paths) = &named {
+        let there = |path: PathBuf| path.exists() && !path.is_dir();
+        // The variable may list several.
+        if !there(paths.clone()) && !std::env::split_paths(paths).any(there) {
+            return Err(BadInput(anyhow!("there is no kubeconfig {}", paths.display())).into());
+        }
     }
     let kubeconfig = named.or_else(home_kubeconfig);
     let terms = Terms {

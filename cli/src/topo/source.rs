@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use gantry_api::GpuNode;
 use gantry_plugin::discover::{self, NvmlOptions};
 use gantry_topology::Machine;
-use gantry_topology::read::{MAX_BYTES, read_with};
+use gantry_topology::bandwidth::known_model;
+use gantry_topology::read::{MAX_BYTES, ReadError, read_object, read_with};
 use gantry_topology::text::Hints;
 use serde::Deserialize;
 
@@ -29,7 +31,7 @@ pub(crate) struct SourceArgs {
     nvml: bool,
 
     /// GPU model of an `nvidia-smi topo -m` text, which names none; bandwidths depend on it
-    #[arg(long, value_name = "NAME", requires = "from")]
+    #[arg(long, value_name = "NAME", requires = "from", value_parser = NonEmptyStringValueParser::new())]
     model: Option<String>,
 
     /// Path or name of NVIDIA's management library
@@ -82,6 +84,13 @@ impl SourceArgs {
     }
 
     fn read(&self, path: &Path) -> anyhow::Result<Seen> {
+        if let Some(Err(nearest)) = self.model.as_deref().map(known_model) {
+            let nearest = nearest.map_or(String::new(), |name| format!("; did you mean {name}?"));
+            tracing::warn!(
+                "--model {:?}: its rates are not known, so the shape of its links says them{nearest}",
+                self.model.as_deref().unwrap_or_default()
+            );
+        }
         let hints = Hints {
             model: self.model.clone(),
         };
@@ -105,7 +114,10 @@ pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Resu
         .with_context(|| format!("cannot read {name}"))?;
     let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
     let text = text.trim_start_matches('\u{feff}');
-    if let Some(form) = form(text) {
+    if let Some(form) = form(text).with_context(|| name.to_owned())? {
+        if let Some(model) = hints.model.clone() {
+            return Err(ReadError::ModelIsSaid { model }).with_context(|| name.to_owned());
+        }
         return Ok(read_node(text, form).with_context(|| name.to_owned())?.into());
     }
     let machine = read_with(text, hints).with_context(|| name.to_owned())?;
@@ -132,11 +144,16 @@ struct Nodes {
 }
 
 /// Whether a text is what `kubectl get gpunode` prints with `-o yaml` or `-o json`. A machine file has no `kind`.
-fn form(text: &str) -> Option<Form> {
+///
+/// # Errors
+/// It is an object of another kind.
+fn form(text: &str) -> anyhow::Result<Option<Form>> {
     let form = |kind: &str| match kind.trim_matches(['"', '\'']) {
-        "GpuNode" => Some(Form::Node),
-        "List" | "GpuNodeList" => Some(Form::List),
-        _ => None,
+        "GpuNode" => Ok(Some(Form::Node)),
+        "List" | "GpuNodeList" => Ok(Some(Form::List)),
+        other => Err(anyhow!(
+            "this is an object of kind {other}; give a GpuNode, such as of `kubectl get gpunode NODE -o yaml`"
+        )),
     };
     if text.trim_start().starts_with('{')
         && let Ok(head) = serde_json::from_str::<Head>(text)
@@ -144,16 +161,18 @@ fn form(text: &str) -> Option<Form> {
         return form(&head.kind);
     }
     let kind = |line: &str| line.strip_prefix("kind:").map(|kind| kind.trim().to_owned());
-    let outermost = text.lines().find_map(kind);
-    let indented = || text.lines().find_map(|line| kind(line.trim()));
-    form(&outermost.or_else(indented)?)
+    if let Some(outermost) = text.lines().find_map(kind) {
+        return form(&outermost);
+    }
+    let indented = text.lines().find_map(|line| kind(line.trim()));
+    Ok(indented.and_then(|kind| form(&kind).ok().flatten()))
 }
 
 fn read_node(text: &str, form: Form) -> anyhow::Result<GpuNode> {
     if form == Form::Node {
-        return of_cluster(text).context("no GpuNode");
+        return read_object(text).context("no GpuNode");
     }
-    let Nodes { mut items } = of_cluster(text).context("no list of GpuNodes")?;
+    let Nodes { mut items } = read_object(text).context("no list of GpuNodes")?;
     match (items.pop(), items.len()) {
         (Some(only), 0) => Ok(only),
         (None, _) => Err(anyhow!("the list holds no GpuNode; is the name right?")),
@@ -168,14 +187,6 @@ fn read_node(text: &str, form: Form) -> anyhow::Result<GpuNode> {
             ))
         }
     }
-}
-
-fn of_cluster<T: serde::de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {
-    if text.trim_start().starts_with('{') {
-        // Flow YAML begins like JSON.
-        return Ok(serde_json::from_str(text).or_else(|_| serde_saphyr::from_str(text))?);
-    }
-    Ok(serde_saphyr::from_str(text)?)
 }
 
 /// The text of a file: UTF-8, or UTF-16 with the mark that Windows' shell writes in front.

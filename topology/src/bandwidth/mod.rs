@@ -4,6 +4,8 @@
 mod host;
 mod product;
 
+pub use product::known_model;
+
 use crate::machine::{Gpu, Machine, PathClass};
 
 /// The rate of one link in one direction, in MB/s (10^6 bytes per second): whole numbers, so that equal links compare equal.

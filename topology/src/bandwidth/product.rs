@@ -99,6 +99,24 @@ pub(super) fn of(machine: &Machine, gpu: &Gpu) -> Product {
         .unwrap_or_else(|| by_shape(machine, usize::from(gpu.index)))
 }
 
+/// Whether a model's name is one of those whose rates are known; otherwise the known one spelt most like it, if any is close.
+///
+/// # Errors
+/// It is none of them.
+pub fn known_model(model: &str) -> Result<(), Option<String>> {
+    if by_name(model).is_some() {
+        return Ok(());
+    }
+    let model = model.to_ascii_uppercase();
+    let names = PRODUCTS.iter().map(|(words, _)| words.join(" "));
+    let nearest = names
+        .map(|name| (strsim::damerau_levenshtein(&model, &name), name))
+        .min();
+    Err(nearest
+        .filter(|(distance, name)| *distance <= 2.min(name.len() / 2))
+        .map(|(_, name)| name))
+}
+
 fn by_name(text: &str) -> Option<Product> {
     let upper = text.to_ascii_uppercase();
     // "8xA100" and "8x A100" name the same GPU.

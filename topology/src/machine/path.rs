@@ -4,7 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// How far apart two devices are on PCIe, nearest first. Names are nvidia-smi's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,7 +71,7 @@ impl FromStr for PathClass {
 /// The path class of every pair of devices: GPUs first, then NICs. Symmetric by construction; written as one line of words
 /// per device, `X` on the diagonal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Vec<String>", into = "Vec<String>")]
+#[serde(try_from = "Vec<Row>", into = "Vec<String>")]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
 pub struct PathMatrix {
@@ -157,6 +158,46 @@ pub enum PathMatrixError {
         /// What stands on the other side.
         mirrored: PathClass,
     },
+}
+
+/// One line of the matrix as it is read: the words in one text, or a list of them.
+struct Row(String);
+
+impl<'de> Deserialize<'de> for Row {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RowVisitor)
+    }
+}
+
+struct RowVisitor;
+
+impl<'de> Visitor<'de> for RowVisitor {
+    type Value = Row;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a row of words such as \"X PIX SYS\"")
+    }
+
+    fn visit_str<E>(self, words: &str) -> Result<Row, E> {
+        Ok(Row(words.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut words: A) -> Result<Row, A::Error> {
+        let mut row = Vec::new();
+        while let Some(word) = words.next_element::<String>()? {
+            row.push(word);
+        }
+        Ok(Row(row.join(" ")))
+    }
+}
+
+impl TryFrom<Vec<Row>> for PathMatrix {
+    type Error = PathMatrixError;
+
+    fn try_from(rows: Vec<Row>) -> Result<Self, PathMatrixError> {
+        let rows: Vec<String> = rows.into_iter().map(|Row(words)| words).collect();
+        Self::try_from(rows)
+    }
 }
 
 impl TryFrom<Vec<String>> for PathMatrix {

@@ -1,7 +1,7 @@
 //! Infers the PCIe class that an `NV#` cell hides. Paths in a tree are ultrametric: where two GPUs see a third device at different
 //! distances, they see each other at the farther one. What that leaves open is bounded by ways over other devices and by NUMA.
 
-use super::TopoText;
+use super::{GpuLine, TopoText};
 use crate::machine::{Link, PathClass, PathMatrix};
 
 /// The path class of every pair: as printed, or inferred.
@@ -117,14 +117,22 @@ fn bounds(known: &[Vec<Option<PathClass>>]) -> Vec<Vec<Option<PathClass>>> {
     bounds
 }
 
-/// Whether two GPUs are surely on one NUMA node: both name the same single one, or name none but have the same CPUs.
+/// Whether two GPUs are surely on one NUMA node: both name the same single one, or name none but have the same CPUs. Where a GPU's own
+/// memory counts as nodes too, each of a socket names several (`0,2-17`): they are one if the CPUs are the same and other GPUs name others.
 fn same_numa_node(text: &TopoText, a: usize, b: usize) -> bool {
     let (Some(a), Some(b)) = (text.gpus.get(a), text.gpus.get(b)) else {
         return false;
     };
+    let same_cpus = a.cpus.is_some() && a.cpus == b.cpus;
     match (&a.numa, &b.numa) {
-        (Some(numa_a), Some(numa_b)) => numa_a == numa_b && numa_a.iter().count() == 1,
-        (None, None) => a.cpus.is_some() && a.cpus == b.cpus,
+        (Some(numa_a), Some(numa_b)) => {
+            let elsewhere = |other: &GpuLine| {
+                let nodes = other.numa.as_ref();
+                nodes.is_some_and(|nodes| nodes.iter().all(|node| numa_a.iter().all(|own| own != node)))
+            };
+            numa_a == numa_b && (numa_a.iter().count() == 1 || (same_cpus && text.gpus.iter().any(elsewhere)))
+        }
+        (None, None) => same_cpus,
         _ => false,
     }
 }
