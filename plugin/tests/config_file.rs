@@ -245,7 +245,10 @@ fn sharing_of_mig_devices_that_cannot_be_there_is_warned_of() {
 sharing: {timeSlicing: {resources: [{name: small, replicas: 2}]}}";
     let warnings = |strategy: &str| {
         let text = format!("{named}\nflags: {{migStrategy: {strategy}}}");
-        read_with(&text, Strictness::Strict).warnings.len()
+        let told = read_with(&text, Strictness::Strict).warnings;
+        told.iter()
+            .filter(|told| told.to_string().contains("has no effect"))
+            .count()
     };
     assert_eq!(["none", "single", "mixed"].map(warnings), [1, 0, 0]);
     let single = format!("{text}\nflags: {{migStrategy: single}}");
@@ -260,9 +263,12 @@ fn one_name_for_shared_and_for_whole_devices_is_warned_of() {
         let warnings = read_with(&text, Strictness::Strict).warnings;
         warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    let warning = "line 1: sharing.timeSlicing.resources[0].devices: if nvidia.com/gpu has other devices too, a pod cannot tell whether it gets a shared one or not; give these a rename";
+    let told = "If nvidia.com/gpu has other devices too, a pod cannot tell whether it gets a shared one or not; give these a rename";
     for devices in [", devices: [0]", ", devices: 1", ", devices: [0], rename: gpu"] {
-        assert_eq!(warnings(devices, ""), [warning], "{devices}");
+        let warnings = warnings(devices, "");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].starts_with("line 1: sharing.timeSlicing.resources[0].devices: "));
+        assert!(warnings[0].ends_with(told), "{warnings:?}");
     }
     for (entry, more) in [
         ("", ""),
@@ -270,7 +276,51 @@ fn one_name_for_shared_and_for_whole_devices_is_warned_of() {
         (", devices: [0], rename: half", ""),
         (", devices: [0]", "renameByDefault: true, "),
     ] {
-        assert!(warnings(entry, more).is_empty(), "{entry} {more}");
+        let warnings = warnings(entry, more);
+        assert!(
+            !warnings.iter().any(|warning| warning.ends_with(told)),
+            "{entry} {more}"
+        );
+    }
+}
+
+#[test]
+fn what_nvidias_plugin_ignores_is_told_with_the_names_that_pods_must_ask_for() {
+    let warnings = |text: &str| {
+        let warnings = read_with(text, Strictness::Strict).warnings;
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let text = "flags: {migStrategy: mixed}
+resources:
+  gpus:
+  - {pattern: \"*A100*\", name: gpu-a100}
+  - {pattern: \"*\", name: gpu-other}
+  mig:
+  - {pattern: 1g.10gb+me, name: small}
+sharing:
+  timeSlicing:
+    resources:
+    - {name: gpu-a100, rename: half, devices: [0], replicas: 2}
+    - {name: small, rename: small.shared, replicas: 2}
+";
+    assert_eq!(
+        warnings(text),
+        [
+            "line 4: resources.gpus[0]: NVIDIA's plugin ignores this and serves nvidia.com/gpu; here pods must ask for nvidia.com/gpu-a100",
+            "line 5: resources.gpus[1]: NVIDIA's plugin ignores this and serves nvidia.com/gpu; here pods must ask for nvidia.com/gpu-other, and nothing is called nvidia.com/gpu",
+            "line 7: resources.mig[0]: NVIDIA's plugin ignores this and serves nvidia.com/mig-1g.10gb.me; here pods must ask for nvidia.com/small",
+            "line 11: sharing.timeSlicing.resources[0].rename: NVIDIA's plugin ignores this and serves nvidia.com/gpu-a100; here pods must ask for nvidia.com/half",
+            "line 11: sharing.timeSlicing.resources[0].devices: NVIDIA's plugin ignores this and shares every nvidia.com/gpu-a100; here the others stay unshared, and pods must ask for nvidia.com/gpu-a100 to get one",
+            "line 12: sharing.timeSlicing.resources[1].rename: NVIDIA's plugin ignores this and serves nvidia.com/small; here pods must ask for nvidia.com/small.shared",
+        ]
+    );
+    for same in [
+        "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, rename: nvidia.com/gpu.shared, devices: all, replicas: 2}]}}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu, replicas: 2}]}}",
+        "resources: {gpus: [{pattern: \"*\", name: gpu}]}",
+        "flags: {migStrategy: mixed}\nresources: {mig: [{pattern: 1g.10gb+me, name: mig-1g.10gb.me}]}",
+    ] {
+        assert!(warnings(same).is_empty(), "{same}: {:?}", warnings(same));
     }
 }
 

@@ -7,6 +7,7 @@ mod duration;
 mod effective;
 pub mod file;
 mod gfd;
+mod notes;
 mod overrides;
 mod problem;
 mod read;

@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
+use super::notes::{Note, entry_key, key, notes};
 use super::tree::{Node, Step};
 use super::value::{Resource, Strategies, is_label};
-use super::{
-    Config, Fault, Gfd, Imex, MigStrategy, Problem, Replicated, ResourcePattern, SharedOf, TimeSlicing,
-};
+use super::{Config, Fault, Gfd, Imex, Problem, Replicated, ResourcePattern, SharedOf, TimeSlicing};
 
 /// Longest name after the slash of an annotation's key.
 const MAX_ANNOTATION: usize = 63;
@@ -22,6 +21,9 @@ pub(super) fn resolve(file: File, tree: &Node) -> (Config, Vec<Problem>, Vec<Pro
         problems: Vec::new(),
     };
     let config = resolver.config(file);
+    for Note { path, text } in notes(&config) {
+        resolver.warn_at(&path, text);
+    }
     (config, resolver.warnings, resolver.problems)
 }
 
@@ -60,7 +62,6 @@ impl Resolver<'_> {
         let time_slicing = file.sharing.time_slicing.map(|shared| self.sharing(shared));
         let gpu_patterns = self.patterns("gpus", file.resources.gpus);
         let mig_patterns = self.patterns("mig", file.resources.mig);
-        self.warn_of_absent_mig(mig_strategy, time_slicing.as_ref(), &mig_patterns);
         let mut feature_flags = plugin.cdi_feature_flags.clone().unwrap_or_default();
         feature_flags.sort_unstable();
         feature_flags.dedup();
@@ -233,22 +234,6 @@ impl Resolver<'_> {
                     self.refuse_at(&entry_key(index, "name"), Fault::Invalid(text));
                 }
             }
-            let renamed = match &entry.rename {
-                Some(rename) => *rename != entry.name,
-                None => rename_by_default,
-            };
-            if !renamed
-                && entry
-                    .devices
-                    .as_ref()
-                    .is_some_and(|devices| *devices != SharedOf::All)
-            {
-                let text = format!(
-                    "if {} has other devices too, a pod cannot tell whether it gets a shared one or not; give these a rename",
-                    entry.name.0
-                );
-                self.warn_at(&entry_key(index, "devices"), text);
-            }
             let before = shared
                 .resources
                 .iter()
@@ -275,32 +260,6 @@ impl Resolver<'_> {
                     replicas: entry.replicas.0,
                 })
                 .collect(),
-        }
-    }
-
-    /// Sharing of what cannot be there is a slip more often than a choice; NVIDIA's plugin says nothing.
-    fn warn_of_absent_mig(
-        &mut self,
-        strategy: MigStrategy,
-        sharing: Option<&TimeSlicing>,
-        named: &[ResourcePattern],
-    ) {
-        for (index, entry) in sharing.iter().flat_map(|sharing| &sharing.resources).enumerate() {
-            let is_named = named.iter().any(|named| named.name == entry.name);
-            let is_mig = is_named || entry.name.as_str().contains("/mig-");
-            let is_served = match strategy {
-                MigStrategy::Mixed => true,
-                // By the names of resources.mig, and by those of whole GPUs.
-                MigStrategy::Single => is_named,
-                MigStrategy::None => false,
-            };
-            if is_mig && !is_served {
-                let text = format!(
-                    "{} is advertised only where migStrategy is mixed: this entry has no effect",
-                    entry.name
-                );
-                self.warn_at(&entry_key(index, "name"), text);
-            }
         }
     }
 
@@ -335,20 +294,6 @@ impl Resolver<'_> {
             fault,
         }
     }
-}
-
-fn key(name: &str) -> Step {
-    Step::Key(name.to_owned())
-}
-
-fn entry_key(index: usize, name: &str) -> [Step; 5] {
-    [
-        key("sharing"),
-        key("timeSlicing"),
-        key("resources"),
-        Step::Index(index),
-        key(name),
-    ]
 }
 
 /// What `entry` says again that one of `others`, each with its place, has said already.

@@ -1,0 +1,156 @@
+//! What a person may want to know of a configuration that can be served: what it means here and not with NVIDIA's plugin, and what is a
+//! slip more often than a choice. A pure function of the configuration; each note has the place of the key that it is about.
+
+use gantry_api::{ResourceName, names};
+
+use super::tree::Step;
+use super::{Config, MigStrategy, Replicated, ResourcePattern, SharedOf, TimeSlicing};
+
+/// A note for people, and the key that it is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Note {
+    pub(super) path: Vec<Step>,
+    pub(super) text: String,
+}
+
+/// Everything there is to tell about `config`, at most one note of a kind for each key.
+pub(super) fn notes(config: &Config) -> Vec<Note> {
+    let mut notes = Vec::new();
+    patterns(config, &mut notes);
+    if let Some(sharing) = &config.time_slicing {
+        for (index, entry) in sharing.resources.iter().enumerate() {
+            absent_mig(config, index, entry, &mut notes);
+            rename(sharing, index, entry, &mut notes);
+            devices(sharing, index, entry, &mut notes);
+        }
+    }
+    notes
+}
+
+/// NVIDIA's plugin drops the section `resources`: whoever comes from it with such a file asks for names that are served no longer.
+fn patterns(config: &Config, notes: &mut Vec<Note>) {
+    let sections = [("gpus", &config.gpu_patterns), ("mig", &config.mig_patterns)];
+    for (section, patterns) in sections {
+        for (index, entry) in patterns.iter().enumerate() {
+            let Some(theirs) = nvidias(config.mig_strategy, section == "mig", entry) else {
+                continue;
+            };
+            if theirs == entry.name {
+                continue;
+            }
+            let left = if section == "gpus" && entry.pattern == "*" && !is_served(config, &theirs) {
+                format!(", and nothing is called {theirs}")
+            } else {
+                String::new()
+            };
+            notes.push(Note {
+                path: [key("resources"), key(section), Step::Index(index)].into(),
+                text: format!(
+                    "NVIDIA's plugin ignores this and serves {theirs}; here pods must ask for {}{left}",
+                    entry.name
+                ),
+            });
+        }
+    }
+}
+
+/// What NVIDIA's plugin calls what an entry of `resources` matches; `None` where it serves nothing of the kind.
+fn nvidias(strategy: MigStrategy, is_mig: bool, entry: &ResourcePattern) -> Option<ResourceName> {
+    match (is_mig, strategy) {
+        (true, MigStrategy::None) => None,
+        (true, MigStrategy::Mixed) => Some(
+            format!(
+                "{}/mig-{}",
+                names::RESOURCE_DOMAIN,
+                entry.pattern.replace('+', ".")
+            )
+            .into(),
+        ),
+        (false, _) | (true, MigStrategy::Single) => Some(names::GPU_RESOURCE.into()),
+    }
+}
+
+/// Whether something else than the patterns `*` of GPUs is given this name.
+fn is_served(config: &Config, name: &ResourceName) -> bool {
+    let patterns = config.gpu_patterns.iter().chain(&config.mig_patterns);
+    let entries = config.time_slicing.iter().flat_map(|sharing| &sharing.resources);
+    let mut given = patterns
+        .map(|entry| &entry.name)
+        .chain(entries.filter_map(|entry| entry.rename.as_ref()));
+    given.any(|given| given == name)
+}
+
+/// Sharing of what cannot be there is a slip more often than a choice; NVIDIA's plugin says nothing.
+fn absent_mig(config: &Config, index: usize, entry: &Replicated, notes: &mut Vec<Note>) {
+    let is_named = config.mig_patterns.iter().any(|named| named.name == entry.name);
+    let is_mig = is_named || entry.name.as_str().contains("/mig-");
+    let is_served = match config.mig_strategy {
+        MigStrategy::Mixed => true,
+        // By the names of resources.mig, and by those of whole GPUs.
+        MigStrategy::Single => is_named,
+        MigStrategy::None => false,
+    };
+    if is_mig && !is_served {
+        notes.push(Note {
+            path: entry_key(index, "name").into(),
+            text: format!(
+                "{} is advertised only where migStrategy is mixed: this entry has no effect",
+                entry.name
+            ),
+        });
+    }
+}
+
+/// NVIDIA's plugin drops a `rename`, but for the one that `renameByDefault` would give.
+fn rename(sharing: &TimeSlicing, index: usize, entry: &Replicated, notes: &mut Vec<Note>) {
+    let theirs = match sharing.rename_by_default {
+        true => ResourceName::from(format!("{}.shared", entry.name)),
+        false => entry.name.clone(),
+    };
+    if let Some(ours) = entry.rename.as_ref().filter(|ours| **ours != theirs) {
+        notes.push(Note {
+            path: entry_key(index, "rename").into(),
+            text: format!("NVIDIA's plugin ignores this and serves {theirs}; here pods must ask for {ours}"),
+        });
+    }
+}
+
+/// NVIDIA's plugin shares all devices, whatever `devices` says.
+fn devices(sharing: &TimeSlicing, index: usize, entry: &Replicated, notes: &mut Vec<Note>) {
+    if entry.devices == SharedOf::All {
+        return;
+    }
+    let is_renamed = match &entry.rename {
+        Some(rename) => *rename != entry.name,
+        None => sharing.rename_by_default,
+    };
+    let name = &entry.name;
+    let mut text =
+        format!("NVIDIA's plugin ignores this and shares every {name}; here the others stay unshared");
+    if is_renamed {
+        text.push_str(&format!(", and pods must ask for {name} to get one"));
+    } else {
+        text.push_str(&format!(
+            ". If {name} has other devices too, a pod cannot tell whether it gets a shared one or not; give these a rename"
+        ));
+    }
+    notes.push(Note {
+        path: entry_key(index, "devices").into(),
+        text,
+    });
+}
+
+pub(super) fn key(name: &str) -> Step {
+    Step::Key(name.to_owned())
+}
+
+/// The place of a key of an entry of `sharing.timeSlicing.resources`.
+pub(super) fn entry_key(index: usize, name: &str) -> [Step; 5] {
+    [
+        key("sharing"),
+        key("timeSlicing"),
+        key("resources"),
+        Step::Index(index),
+        key(name),
+    ]
+}
