@@ -87,7 +87,7 @@ sharing:
 imex: {channelIDs: [0], required: true}
 devices:
   allow: [0, "1", GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c, "00000000:3B:00.0", "NVIDIA A100*"]
-  deny: ["NVIDIA DGX Display"]
+  deny: ["NVIDIA DGX Display", "07:00.0"]
 "#,
     );
     assert_eq!(config.mig_strategy, MigStrategy::Mixed);
@@ -136,7 +136,13 @@ devices:
             Selector::Model("NVIDIA A100*".into()),
         ]
     );
-    assert_eq!(config.deny, [Selector::Model("NVIDIA DGX Display".into())]);
+    assert_eq!(
+        config.deny,
+        [
+            Selector::Model("NVIDIA DGX Display".into()),
+            Selector::BusId("0000:07:00.0".parse().unwrap()),
+        ]
+    );
     // What is printed reads the same, in both forms.
     assert_eq!(read(&config.to_json()), config);
     assert_eq!(read(&config.to_yaml().unwrap()), config);
@@ -422,6 +428,12 @@ fn slips_are_explained() {
         "resources: {gpus: [{pattern: \"*\", name: gpu}, {pattern: A100, name: a100}]}",
         "resources: {gpus: [{pattern: A100}]}",
         "devices: {deny: [-1, true]}",
+        "devices: {deny: [\"4:0\", \"07:00\"]}",
+        "devices: {deny: [f91de5ca-1a2b-3c4d-5e6f-0123456789ab]}",
+        "devices: {deny: [gpu-f91de5ca-1a2b-3c4d-5e6f-0123456789ab]}",
+        "devices: {allow: [Mig-f91de5ca-1a2b-3c4d-5e6f-0123456789ab]}",
+        "devices: {deny: [GPU-zzz]}",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [GPU-zzz]}]}}",
         "flags: {migStrategy: single}\nflags: {}\n",
         "flags: [\n",
         "- a\n- b\n",

@@ -225,7 +225,7 @@ pub struct ImexFile {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Devices {
-    /// GPUs that may be served, by index, UUID, PCIe address or model; empty: all.
+    /// GPUs that may be served, by index, UUID, PCIe address or model (in any case; * stands for anything); empty: all.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<Selector>,
     /// GPUs that are not served, whatever allow says.

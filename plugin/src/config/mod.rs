@@ -205,7 +205,7 @@ pub enum Selector {
     Uuid(String),
     /// PCIe address.
     BusId(gantry_topology::PcieAddress),
-    /// Product name; `*` stands for anything.
+    /// Product name in any case; `*` stands for anything.
     Model(String),
 }
 

@@ -2,6 +2,7 @@
 //! YAML, in JSON and on the command line; nothing here knows where a value stood.
 
 use gantry_api::{ResourceName, names};
+use gantry_topology::{GpuUuid, MigUuid};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -224,14 +225,14 @@ impl TryFrom<&Value> for DeviceRef {
             Value::String(text) => text.trim().to_owned(),
             other => other.to_string(),
         };
-        let reference = match text.split_once(':') {
-            Some((gpu, mig)) => gpu
+        let reference = match (text.split_once(':'), uuid(&text)) {
+            (Some((gpu, mig)), _) => gpu
                 .parse()
                 .ok()
                 .zip(mig.parse().ok())
                 .map(|(gpu, mig)| Self::Mig(gpu, mig)),
-            None if is_uuid(&text) => Some(Self::Uuid(text.clone())),
-            None => text.parse().ok().map(Self::Gpu),
+            (None, Some(uuid)) => Some(Self::Uuid(uuid?)),
+            (None, None) => text.parse().ok().map(Self::Gpu),
         };
         reference.ok_or_else(|| {
             format!("{value} is no device; write an index (0), a MIG index (\"0:1\") or a UUID (GPU-... or MIG-...)")
@@ -248,16 +249,32 @@ impl TryFrom<Value> for Selector {
             Value::Number(number) => number.to_string(),
             _ => String::new(),
         };
-        let index = || text.parse().map(Self::Index).ok();
-        let uuid = || is_uuid(&text).then(|| Self::Uuid(text.clone()));
-        let bus_id = || text.parse().map(Self::BusId).ok();
+        if let Ok(index) = text.parse() {
+            return Ok(Self::Index(index));
+        }
+        if let Some(uuid) = uuid(&text) {
+            return uuid.map(Self::Uuid);
+        }
+        if let Some(meant) = nearly_uuid(&text) {
+            return Err(format!("{value} names no GPU; did you mean {meant}?"));
+        }
+        if text.contains(':') {
+            // As lspci prints it: domain 0000 is left out.
+            let address = text.parse().or_else(|_| format!("0000:{text}").parse());
+            return address.map(Self::BusId).map_err(|_| {
+                format!("{value} is no PCIe address; write 0000:3b:00.0 or 3b:00.0. A MIG device is named by its UUID (MIG-...)")
+            });
+        }
+        // What else is there is a model: a slip in one cannot be told from another model.
         let digits = text
             .chars()
             .all(|ch| ch.is_ascii_digit() || ch == '-' || ch == '.');
-        let model = || (!digits).then(|| Self::Model(text.clone()));
-        index().or_else(uuid).or_else(bus_id).or_else(model).ok_or_else(|| {
-            format!("{value} names no GPU; write an index (0), a UUID (GPU-... or MIG-...), a PCIe address (0000:3b:00.0) or a model, where * stands for anything")
-        })
+        if digits {
+            return Err(format!(
+                "{value} names no GPU; write an index (0), a UUID (GPU-... or MIG-...), a PCIe address (0000:3b:00.0) or a model, where * stands for anything"
+            ));
+        }
+        Ok(Self::Model(text))
     }
 }
 
@@ -271,11 +288,30 @@ impl From<Selector> for Value {
     }
 }
 
-fn is_uuid(text: &str) -> bool {
-    text.starts_with("GPU-") || text.starts_with("MIG-")
+/// The UUID of a GPU or MIG device, if `text` begins as one, or else what is wrong with it.
+fn uuid(text: &str) -> Option<Result<String, String>> {
+    let checked = match text.get(..4)? {
+        "GPU-" => text.parse::<GpuUuid>().map(String::from),
+        "MIG-" => text.parse::<MigUuid>().map(String::from),
+        _ => return None,
+    };
+    Some(checked.map_err(|error| error.to_string()))
 }
 
-/// A whole number, also where a file has it as text or as `4.0`.
+/// What was meant by a UUID without its prefix, or with one in another case.
+fn nearly_uuid(text: &str) -> Option<String> {
+    let (first, rest) = text.split_once('-')?;
+    for prefix in ["GPU", "MIG"] {
+        if first.eq_ignore_ascii_case(prefix) {
+            return Some(format!("{prefix}-{rest}"));
+        }
+    }
+    let hexadecimal = |part: &str| part.chars().all(|ch| ch.is_ascii_hexdigit());
+    let lengths = text.split('-').map(str::len);
+    (lengths.eq([8, 4, 4, 4, 12]) && text.split('-').all(hexadecimal)).then(|| format!("GPU-{text}"))
+}
+
+/// A whole number, also where a file has it as `4.0`.
 fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let number = value.as_f64()?;

@@ -65,14 +65,21 @@ impl<'c> Selection<'c> {
 fn means_gpu(selector: &Selector, gpu: &Gpu) -> bool {
     match selector {
         Selector::Index(index) => gpu.index == *index,
-        Selector::Uuid(uuid) => gpu.uuid.as_ref().is_some_and(|own| own.as_str() == uuid),
+        Selector::Uuid(uuid) => gpu
+            .uuid
+            .as_ref()
+            .is_some_and(|own| own.as_str().eq_ignore_ascii_case(uuid)),
         Selector::BusId(address) => gpu.bus_id.as_ref() == Some(address),
-        Selector::Model(model) => pattern::matches(model, gpu.model.as_deref().unwrap_or_default()),
+        // Case that is not minded costs nobody a GPU; minded, it gives one out that was to be kept.
+        Selector::Model(model) => {
+            let own = gpu.model.as_deref().unwrap_or_default();
+            pattern::matches(&model.to_lowercase(), &own.to_lowercase())
+        }
     }
 }
 
 fn means_slice(selector: &Selector, unit: &Unit) -> bool {
-    matches!(selector, Selector::Uuid(uuid) if unit.slice.is_some() && unit.id.as_str() == uuid)
+    matches!(selector, Selector::Uuid(uuid) if unit.slice.is_some() && unit.id.as_str().eq_ignore_ascii_case(uuid))
 }
 
 fn text(selector: &Selector) -> String {

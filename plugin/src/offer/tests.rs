@@ -330,6 +330,25 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
 }
 
 #[test]
+fn lists_name_models_in_any_case() {
+    let boards = [whole(), model("NVIDIA T4"), cut(&["1g.5gb", "1g.5gb"])];
+    let config = Config {
+        deny: vec![
+            Selector::Model("nvidia t4*".to_owned()),
+            Selector::Uuid("MIG-21".to_owned()),
+        ],
+        ..with(MigStrategy::Mixed)
+    };
+    assert_eq!(
+        offered(&boards, &config),
+        expect(&[
+            ("nvidia.com/gpu", &["GPU-0"]),
+            ("nvidia.com/mig-1g.5gb", &["MIG-20"])
+        ])
+    );
+}
+
+#[test]
 fn lists_say_which_gpus_are_served() {
     let boards = [whole(), whole(), model("NVIDIA T4"), cut(&["1g.5gb", "1g.5gb"])];
     let config = Config {
