@@ -33,6 +33,7 @@ fn an_empty_file_means_the_defaults() {
         "{}",
         "version: \"\"\n",
         "flags:\nsharing:\n",
+        "flags:\n  migStrategy:\nsharing: {mps: }\nresources: {gpus: }\n",
         "---\n---\n",
         "# nothing\n...\n",
     ] {
@@ -412,6 +413,8 @@ fn slips_are_explained() {
         "flags: {gfd: {sleepInterval: 60 s}}",
         "imex: {channelIDs: [0, 1]}",
         "sharing: {timeSlicing: {}}",
+        "sharing:\n  timeSlicing:\n",
+        "sharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 2\n      rename:\n      devices:\n",
         "sharing: {timeSlicing: {resources: []}}",
         "sharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 1\n",
         "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu}]}}",

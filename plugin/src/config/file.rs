@@ -10,6 +10,13 @@ use super::{DeviceIdStrategy, MigStrategy, Selector, SharedDevices, SharedOf};
 /// Keys that are read in a second place too: where they may stand, and where they belong.
 pub(super) const MOVED: [(&str, &str); 1] = [("flags.gfd.useNodeFeatureAPI", "flags.useNodeFeatureAPI")];
 
+/// Keys that must have a value where they stand, as with NVIDIA's plugin: a template that renders nothing would share all GPUs, or none.
+pub(super) const VALUED: [&str; 3] = [
+    "sharing.timeSlicing",
+    "sharing.timeSlicing.resources[].devices",
+    "sharing.timeSlicing.resources[].rename",
+];
+
 /// A config file of NVIDIA's k8s-device-plugin, version v1, with this plugin's own section `devices`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]

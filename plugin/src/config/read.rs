@@ -3,7 +3,7 @@
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
-use super::file::{File, MOVED};
+use super::file::{File, MOVED, VALUED};
 use super::problem::nearest;
 use super::tree::{Branch, MAX_DEPTH, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
@@ -65,6 +65,7 @@ pub(super) fn load(
     for (from, to) in MOVED {
         tree.rehome(from, to);
     }
+    without_value(&tree, "", &mut problems);
     let known = schema::known();
     let unknown = match strictness {
         Strictness::Strict => &mut problems,
@@ -151,7 +152,32 @@ fn limit(message: &str) -> Option<String> {
     })
 }
 
-/// Takes out what the schema does not know, and keys without a value, which mean nothing in Go either.
+/// Tells of keys that must not stand without a value. `form` is the path of `node` with `[]` for every index.
+fn without_value(node: &Node, form: &str, problems: &mut Vec<Problem>) {
+    match &node.branch {
+        Branch::Leaf(Value::Null) if VALUED.iter().any(|valued| valued.eq_ignore_ascii_case(form)) => {
+            problems.push(Problem {
+                line: node.line,
+                at: node.at.clone(),
+                fault: Fault::Invalid("the key has no value; write one, or leave the key out".to_owned()),
+            });
+        }
+        Branch::Leaf(_) => {}
+        Branch::List(list) => {
+            let form = format!("{form}[]");
+            for node in list {
+                without_value(node, &form, problems);
+            }
+        }
+        Branch::Map(entries) => {
+            for (key, node) in entries {
+                without_value(node, &below(form, key), problems);
+            }
+        }
+    }
+}
+
+/// Takes out what the schema does not know, and keys without a value: where they may stand ([`VALUED`]) they mean nothing in Go either.
 fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut Vec<Problem>) {
     let is_root = node.at.is_empty();
     if is_root && node.branch == Branch::Leaf(Value::Null) {
