@@ -292,6 +292,35 @@ fn one_name_for_shared_and_for_whole_devices_is_warned_of() {
 }
 
 #[test]
+fn one_name_for_gpus_and_mig_devices_is_warned_of() {
+    let warnings = |text: &str| {
+        let warnings = read_with(text, Strictness::Strict).warnings;
+        let mut told = warnings.iter().map(ToString::to_string);
+        told.find(|told| told.contains("whole GPUs are called"))
+    };
+    let named = "resources: {mig: [{pattern: 1g.5gb, name: gpu}]}";
+    let renamed = "sharing: {timeSlicing: {resources: [{name: mig-1g.5gb, rename: gpu, replicas: 2}]}}";
+    let told = "whole GPUs are called nvidia.com/gpu too: a pod cannot tell whether it gets a GPU or a MIG device; give these another name";
+    let mixed = |text: &str| warnings(&format!("{text}\nflags: {{migStrategy: mixed}}"));
+    assert_eq!(
+        [mixed(named), mixed(renamed)],
+        [
+            Some(format!("line 1: resources.mig[0].name: {told}")),
+            Some(format!("line 1: sharing.timeSlicing.resources[0].rename: {told}")),
+        ]
+    );
+    let both = "resources: {gpus: [{pattern: \"*\", name: a100}], mig: [{pattern: 1g.5gb, name: NAME}]}";
+    assert!(mixed(&both.replace("NAME", "a100")).is_some());
+    assert_eq!(mixed(&both.replace("NAME", "gpu")), None, "no GPU is called so");
+    let single = format!("{named}\nflags: {{migStrategy: single}}");
+    assert_eq!(
+        warnings(&single),
+        None,
+        "there GPUs are left out where most are cut"
+    );
+}
+
+#[test]
 fn what_nvidias_plugin_ignores_is_told_with_the_names_that_pods_must_ask_for() {
     let warnings = |text: &str| {
         let warnings = read_with(text, Strictness::Strict).warnings;

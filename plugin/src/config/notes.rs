@@ -17,6 +17,7 @@ pub(super) struct Note {
 pub(super) fn notes(config: &Config) -> Vec<Note> {
     let mut notes = Vec::new();
     patterns(config, &mut notes);
+    names_of_gpus(config, &mut notes);
     if let Some(sharing) = &config.time_slicing {
         for (index, entry) in sharing.resources.iter().enumerate() {
             absent_mig(config, index, entry, &mut notes);
@@ -80,17 +81,51 @@ fn is_served(config: &Config, name: &ResourceName) -> bool {
     given.any(|given| given == name)
 }
 
+/// Under `mixed` GPUs and MIG devices are served side by side: with one name for both, a pod cannot tell which it gets.
+fn names_of_gpus(config: &Config, notes: &mut Vec<Note>) {
+    if config.mig_strategy != MigStrategy::Mixed {
+        return;
+    }
+    let gpus = &config.gpu_patterns;
+    let is_gpus = |name: &ResourceName| {
+        let by_default =
+            name.as_str() == names::GPU_RESOURCE && gpus.iter().all(|entry| entry.pattern != "*");
+        by_default || gpus.iter().any(|entry| entry.name == *name)
+    };
+    let patterns = config.mig_patterns.iter().enumerate().map(|(index, entry)| {
+        let path = [key("resources"), key("mig"), Step::Index(index), key("name")];
+        (path.to_vec(), &entry.name)
+    });
+    let entries = config.time_slicing.iter().flat_map(|sharing| &sharing.resources);
+    let renames = entries.enumerate().filter_map(|(index, entry)| {
+        let rename = entry.rename.as_ref().filter(|_| is_mig(config, &entry.name))?;
+        Some((entry_key(index, "rename").to_vec(), rename))
+    });
+    for (path, name) in patterns.chain(renames).filter(|(_, name)| is_gpus(name)) {
+        notes.push(Note {
+            path,
+            text: format!(
+                "whole GPUs are called {name} too: a pod cannot tell whether it gets a GPU or a MIG device; give these another name"
+            ),
+        });
+    }
+}
+
+/// Whether a resource is of MIG devices, as far as its name tells.
+fn is_mig(config: &Config, name: &ResourceName) -> bool {
+    config.mig_patterns.iter().any(|named| named.name == *name) || name.as_str().contains("/mig-")
+}
+
 /// Sharing of what cannot be there is a slip more often than a choice; NVIDIA's plugin says nothing.
 fn absent_mig(config: &Config, index: usize, entry: &Replicated, notes: &mut Vec<Note>) {
     let is_named = config.mig_patterns.iter().any(|named| named.name == entry.name);
-    let is_mig = is_named || entry.name.as_str().contains("/mig-");
     let is_served = match config.mig_strategy {
         MigStrategy::Mixed => true,
         // By the names of resources.mig, and by those of whole GPUs.
         MigStrategy::Single => is_named,
         MigStrategy::None => false,
     };
-    if is_mig && !is_served {
+    if is_mig(config, &entry.name) && !is_served {
         notes.push(Note {
             path: entry_key(index, "name").into(),
             text: format!(

@@ -1,5 +1,7 @@
 //! Time slicing: a unit that is shared is as many devices as it has replicas. Every unit is offered once, shared or not.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use gantry_api::{DeviceId, ResourceName};
 
 use super::Named;
@@ -129,18 +131,44 @@ fn means(device: &DeviceRef, named: &Named<'_>) -> bool {
     }
 }
 
-/// A pod cannot tell which it gets where one name stands for shared devices and for whole ones.
+/// A pod cannot tell which it gets where one name stands for shared devices and for unshared ones, for GPUs and MIG devices, or for
+/// MIG devices of several profiles. The strategy `single` lets none of the latter two come here.
 fn tell_of_mixtures(devices: &[Device], problems: &mut Vec<String>) {
-    let mut mixed: Vec<&ResourceName> = Vec::new();
-    for shared in devices.iter().filter(|device| device.replica == Some(0)) {
-        let unshared = |other: &Device| other.replica.is_none() && other.resource == shared.resource;
-        if !mixed.contains(&&shared.resource) && devices.iter().any(unshared) {
-            mixed.push(&shared.resource);
+    let mut resources: BTreeMap<&ResourceName, Mixture<'_>> = BTreeMap::new();
+    for device in devices {
+        let mixture = resources.entry(&device.resource).or_default();
+        mixture.shared |= device.replica.is_some();
+        mixture.unshared |= device.replica.is_none();
+        match &device.slice {
+            Some(slice) => _ = mixture.profiles.insert(&slice.profile),
+            None => mixture.whole = true,
         }
     }
-    for resource in mixed {
+    for (resource, mixture) in resources {
+        if mixture.shared && mixture.unshared {
+            problems.push(format!(
+                "sharing.timeSlicing: {resource} names both shared devices and others; give the shared ones a rename"
+            ));
+        }
+        let profiles: Vec<&str> = mixture.profiles.into_iter().collect();
+        let what = match (mixture.whole, profiles.len()) {
+            (true, 1..) => format!("whole GPUs and MIG devices ({})", profiles.join(", ")),
+            (false, 2..) => format!("MIG devices of several profiles ({})", profiles.join(", ")),
+            _ => continue,
+        };
         problems.push(format!(
-            "sharing.timeSlicing: {resource} names both shared devices and others; give the shared ones a rename"
+            "{resource} names {what}, and a pod cannot tell which it gets; name them apart in resources.mig, or in a rename of sharing.timeSlicing"
         ));
     }
+}
+
+/// What one name stands for.
+#[derive(Default)]
+struct Mixture<'d> {
+    shared: bool,
+    unshared: bool,
+    /// Whether GPUs that are not cut are among it.
+    whole: bool,
+    /// Profiles of the MIG devices among it.
+    profiles: BTreeSet<&'d str>,
 }

@@ -330,6 +330,35 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
 }
 
 #[test]
+fn one_name_for_gpus_and_mig_devices_or_for_several_profiles_is_told() {
+    let boards = [whole(), cut(&["1g.5gb", "1g.5gb", "2g.10gb"])];
+    let named = |pattern: &str, name: &str| Config {
+        mig_patterns: vec![ResourcePattern {
+            pattern: pattern.to_owned(),
+            name: name.into(),
+        }],
+        ..with(MigStrategy::Mixed)
+    };
+    let apart = "name them apart in resources.mig, or in a rename of sharing.timeSlicing";
+    assert_eq!(
+        problems(&boards, &named("1g.5gb", "nvidia.com/gpu")),
+        [format!(
+            "nvidia.com/gpu names whole GPUs and MIG devices (1g.5gb), and a pod cannot tell which it gets; {apart}"
+        )]
+    );
+    assert_eq!(
+        problems(&boards, &named("*", "nvidia.com/slice")),
+        [format!(
+            "nvidia.com/slice names MIG devices of several profiles (1g.5gb, 2g.10gb), and a pod cannot tell which it gets; {apart}"
+        )]
+    );
+    let renamed = share("nvidia.com/mig-1g.5gb", SharedOf::All, 2, Some("nvidia.com/gpu"));
+    assert_eq!(problems(&boards, &sharing(vec![renamed])).len(), 2);
+    assert!(problems(&boards, &named("1g.5gb", "nvidia.com/small")).is_empty());
+    assert!(problems(&boards, &with(MigStrategy::Single)).is_empty());
+}
+
+#[test]
 fn lists_name_models_in_any_case() {
     let boards = [whole(), model("NVIDIA T4"), cut(&["1g.5gb", "1g.5gb"])];
     let config = Config {
