@@ -486,6 +486,31 @@ async fn where_instances_lie_is_worked_out_where_nvml_does_not_tell() {
 }
 
 #[tokio::test]
+async fn a_gpu_that_nobody_may_ask_how_it_is_cut_is_left_out_without_a_word_of_making_or_ending_its_slices() {
+    let sim = Sim::of("a100-1x-mig");
+    // NVML_ERROR_NO_PERMISSION
+    let controller = &sim.installed.controller;
+    controller
+        .fail_call("nvmlDeviceGetMigDeviceHandleByIndex", 4, None)
+        .unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    let reason = |hardware: &Hardware| {
+        let config = Config {
+            mig_strategy: MigStrategy::Mixed,
+            ..Config::default()
+        };
+        let left_out = offer::offer(hardware, &config).left_out;
+        assert_eq!(left_out.len(), 1);
+        left_out[0].reason.clone()
+    };
+    let told = reason(&*eye.ready().await);
+    assert!(told.contains("label the node gantry.dev/mig=true"), "{told}");
+    assert!(!told.contains("-cgi") && !told.contains("turn MIG off"), "{told}");
+    eye.a_while(&sim).await;
+    assert_eq!(reason(&eye.snapshots.borrow()), told);
+}
+
+#[tokio::test]
 async fn a_gpu_that_cannot_be_asked_how_it_is_cut_is_cut_as_before() {
     let sim = Sim::of("a100-1x-mig");
     let mut eye = Eye::open(&sim, QUICK);

@@ -1,6 +1,7 @@
 //! What there is to offer: whole GPUs and MIG devices with their health, as the owner of NVML publishes them. Knows nothing of
 //! kubelet, resources or configuration.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::{DeviceHealth, DeviceId};
@@ -19,6 +20,8 @@ pub struct Hardware {
     pub machine: Arc<Machine>,
     /// What can be given out one by one, in the order of GPUs and, on a GPU, of where slices start.
     pub units: Vec<Unit>,
+    /// GPUs, by their index in the machine, whose MIG is on and whose MIG devices NVML did not tell: that they have no unit says nothing.
+    pub cut_unknown: BTreeSet<u8>,
 }
 
 /// A GPU that is not cut, or one MIG device of a GPU that is.
@@ -57,6 +60,7 @@ impl Hardware {
             state: State::Ready,
             machine,
             units,
+            cut_unknown: BTreeSet::new(),
         }
     }
 
@@ -80,6 +84,7 @@ impl Hardware {
             state,
             machine: no_machine(),
             units: Vec::new(),
+            cut_unknown: BTreeSet::new(),
         }
     }
 }

@@ -9,7 +9,7 @@
 //!                                                     GPU added or taken out: load anew
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -112,6 +112,7 @@ impl Owner {
             indices: BTreeMap::new(),
             warned: Vec::new(),
             caps: BTreeMap::new(),
+            cut_unknown: BTreeSet::new(),
             sickbay: sickbay_end,
             pulse: pulse.clone(),
             diagnosis: Diagnosis::default(),
@@ -189,6 +190,8 @@ pub(super) struct Keeper {
     warned: Vec<String>,
     /// Capability nodes of the MIG devices last found.
     caps: BTreeMap<InstanceAt, [u32; 2]>,
+    /// See [`Hardware::cut_unknown`].
+    cut_unknown: BTreeSet<u8>,
     sickbay: SickbayEnd,
     pulse: Pulse,
     diagnosis: Diagnosis,
@@ -268,6 +271,7 @@ impl Keeper {
         let first_lost = found.unreachable.iter().map(|(index, _)| *index).min();
         let reloaded = self.book.works(self.hears);
         let merged = merge(self.known.as_deref(), found, reloaded)?;
+        self.cut_unknown.clear();
         for (at, gpu) in merged.machine.gpus().iter().enumerate() {
             let Some(uuid) = &gpu.uuid else { continue };
             if let Some(loss) = merged.missing.get(uuid) {
@@ -281,6 +285,8 @@ impl Keeper {
             }
             if index.is_some_and(|index| !mig_unread.contains(index)) {
                 self.book.cut(uuid, gpu.mig.as_ref());
+            } else if index.is_some() && gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
+                self.cut_unknown.insert(gpu.index);
             }
             self.book.links(uuid, links_up(&merged.machine, at));
         }
@@ -451,7 +457,10 @@ impl Keeper {
         let units = hardware::units(&machine, index, health, caps);
         // What is wrong comes first: who acts on a unit's health then knows the fault, and can store it.
         self.tell();
-        self.send(Hardware::ready(machine, units));
+        self.send(Hardware {
+            cut_unknown: self.cut_unknown.clone(),
+            ..Hardware::ready(machine, units)
+        });
     }
 
     /// Publishes what is wrong, if it differs from what was published last.

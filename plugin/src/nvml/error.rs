@@ -27,7 +27,7 @@ pub enum NvmlError {
         call: &'static str,
     },
     /// A call failed.
-    #[error("{call}{} failed: {code}{}", OnGpu(*.gpu), Advice(*.code))]
+    #[error("{call}{} failed: {code}{}", OnGpu(*.gpu), Advice(call, *.code))]
     Call {
         /// The function.
         call: &'static str,
@@ -185,17 +185,22 @@ impl fmt::Display for OnGpu {
     }
 }
 
-/// What a person can do about a code, after a semicolon; nothing where the code says it all.
-struct Advice(Code);
+/// What a person can do about a call's code, after a semicolon; nothing where the code says it all.
+struct Advice(&'static str, Code);
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
+        let Self(call, code) = self;
+        f.write_str(match code {
             Code::DriverNotLoaded | Code::Uninitialized => {
                 "; load the kernel module (modprobe nvidia) and look at dmesg if it does not stay"
             }
             Code::LibRmVersionMismatch => {
                 "; reload the kernel module or reboot: the driver was updated under it"
+            }
+            // Root without the capability is shown GPUs, and not how they are cut.
+            Code::NoPermission if call.contains("Mig") || call.contains("GpuInstance") => {
+                "; MIG takes CAP_SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all in a container: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml)"
             }
             Code::NoPermission => "; run as root with access to /dev/nvidiactl and /dev/nvidia*",
             Code::LibraryNotFound => "; mount the whole driver, not libnvidia-ml.so.1 alone",
@@ -225,6 +230,17 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "nvmlDeviceGetUUID on GPU 3 failed: the GPU needs a reset; drain the GPU and run nvidia-smi --gpu-reset"
+        );
+        let denied = |call| NvmlError::Call {
+            call,
+            gpu: None,
+            code: Code::of(sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION),
+        };
+        assert!(denied("nvmlInit_v2").to_string().contains("run as root"));
+        let mig = denied("nvmlDeviceGetMigDeviceHandleByIndex").to_string();
+        assert!(
+            mig.contains("gantry.dev/mig=true") && !mig.contains("root"),
+            "{mig}"
         );
         let unknown = NvmlError::Call {
             call: "nvmlInit_v2",

@@ -1,7 +1,7 @@
 //! The MIG strategy and the names of resources. Where NVIDIA's plugin ends because one GPU breaks the strategy, that GPU is left
 //! out here: one GPU in MIG mode by mistake does not cost a node the other seven.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::{ResourceName, names};
 use gantry_topology::Gpu;
@@ -13,6 +13,8 @@ use crate::inventory::Unit;
 /// How units are named on this node.
 pub(super) struct Naming<'c> {
     config: &'c Config,
+    /// GPUs whose MIG devices are not known.
+    cut_unknown: &'c BTreeSet<u8>,
     /// What [`MigStrategy::Single`] serves under one name.
     kind: Option<Kind>,
 }
@@ -26,13 +28,15 @@ enum Kind {
     Whole,
 }
 
-const NO_INSTANCES: &str =
-    "MIG is on and no MIG device is made: make some (nvidia-smi mig -cgi), or turn MIG off";
+/// A process without the rights that plugin-mig.yaml gives may be shown none of the MIG devices there are.
+const NO_INSTANCES: &str = "MIG is on and no MIG device is seen: if nvidia-smi -L on the node shows some, label the node gantry.dev/mig=true (manifests/plugin-mig.yaml), for this process may not see them; else make some (nvidia-smi mig -cgi), or turn MIG off";
+const UNKNOWN_INSTANCES: &str = "MIG is on, and NVML does not tell which MIG devices there are: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml) if this process may not ask; the log has NVML's answer";
 
 impl<'c> Naming<'c> {
     /// By `config`, for the units that may be served. Patterns that match nothing here go to `problems`.
     pub(super) fn new(
         config: &'c Config,
+        cut_unknown: &'c BTreeSet<u8>,
         candidates: &[(&Gpu, Vec<&Unit>)],
         problems: &mut Vec<String>,
     ) -> Self {
@@ -58,6 +62,7 @@ impl<'c> Naming<'c> {
         }
         Self {
             config,
+            cut_unknown,
             kind: (config.mig_strategy == MigStrategy::Single)
                 .then(|| commonest(candidates))
                 .flatten(),
@@ -72,7 +77,10 @@ impl<'c> Naming<'c> {
                 "MIG is on, so that nothing runs on the GPU as a whole: set the MIG strategy to single or mixed, or turn MIG off"
                     .to_owned(),
             ),
-            MigStrategy::Single | MigStrategy::Mixed if cut && units.is_empty() => Err(NO_INSTANCES.to_owned()),
+            MigStrategy::Single | MigStrategy::Mixed if cut && units.is_empty() => {
+                let unknown = self.cut_unknown.contains(&gpu.index);
+                Err(if unknown { UNKNOWN_INSTANCES } else { NO_INSTANCES }.to_owned())
+            }
             MigStrategy::None | MigStrategy::Mixed => Ok(()),
             MigStrategy::Single => match (kind(units), &self.kind) {
                 (Some(own), Some(served)) if own == *served => Ok(()),
