@@ -51,7 +51,7 @@ pub struct Flags {
     /// How MIG devices are advertised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_strategy: Option<MigStrategy>,
-    /// Whether a node without NVML or GPUs ends the program.
+    /// NVIDIA's setting that a node without NVML or GPUs ends the program; read and not used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fail_on_init_error: Option<bool>,
     /// Host directory of the driver.
@@ -223,7 +223,7 @@ pub struct ImexFile {
     /// Channels that containers get: none or channel 0.
     #[serde(rename = "channelIDs", skip_serializing_if = "Option::is_none")]
     pub channel_ids: Option<ChannelIds>,
-    /// Whether a missing channel ends the program.
+    /// Whether a missing channel ends the program at the start, and refuses a configuration that comes later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub required: Option<bool>,
 }

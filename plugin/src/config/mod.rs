@@ -89,7 +89,7 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigStrategy {
-    /// Not at all: every GPU is a whole one, also where MIG is on.
+    /// Not at all: GPUs are served whole, and one whose MIG is on is left out.
     #[default]
     None,
     /// Under the name of whole GPUs; all must be alike.
@@ -191,7 +191,8 @@ pub enum CdiHook {
 pub struct Imex {
     /// Whether containers get channel 0; NVIDIA's plugin allows no other.
     pub channel: bool,
-    /// Whether a missing channel ends the program; otherwise it is left out with a warning.
+    /// Whether a missing channel ends the program at the start and refuses a configuration that comes later; otherwise it is left out
+    /// with a warning.
     pub required: bool,
 }
 

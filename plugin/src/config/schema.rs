@@ -8,6 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, js
 use serde_json::Value;
 
 use super::file::File;
+use super::settings::SETTINGS;
 use super::tree::Step;
 use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
 use super::{Selector, SharedOf, Strategy};
@@ -17,7 +18,19 @@ pub fn json_schema() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<File>();
     schema.insert("title".to_owned(), "gantry plugin configuration".into());
-    schema.to_value()
+    let mut schema = schema.to_value();
+    // What a setting means is said once, for the command line and the reference too.
+    for setting in SETTINGS {
+        if let Some(Value::Object(property)) = schema.pointer_mut(&pointer(setting.key)) {
+            property.insert("description".to_owned(), format!("{}.", setting.help).into());
+        }
+    }
+    schema
+}
+
+/// Where the schema has the property of a dotted key.
+fn pointer(key: &str) -> String {
+    key.split('.').map(|name| format!("/properties/{name}")).collect()
 }
 
 /// [`json_schema`], made once: it follows from the types alone, and making it takes longer than reading a file by it.
@@ -145,6 +158,20 @@ form!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_schema_says_of_every_setting_what_the_command_line_and_the_reference_say() {
+        let schema = json_schema();
+        for setting in SETTINGS {
+            let property = schema.pointer(&pointer(setting.key)).unwrap();
+            assert_eq!(
+                property["description"],
+                format!("{}.", setting.help),
+                "{}",
+                setting.key
+            );
+        }
+    }
 
     #[test]
     fn the_schema_is_made_once_for_all_files_that_are_read() {
