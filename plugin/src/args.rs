@@ -146,6 +146,9 @@ impl Args {
     where
         E: std::error::Error + Send + Sync + 'static,
     {
+        if let Some(unread) = self.config.unread() {
+            tracing::warn!("{unread}");
+        }
         let place = match self.config.configs() {
             Some(configs) => {
                 let node = self
@@ -359,6 +362,46 @@ mod tests {
         ] {
             assert!(parse(&["--node-name=a", wrong]).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_file_that_a_flag_names_goes_over_configurations_that_a_variable_names() {
+        use clap::{CommandFactory, FromArgMatches};
+
+        // A variable that cargo sets for every test.
+        let by_variable = |ids: &[&'static str], words: &[&str]| {
+            let command = ids.iter().fold(Command::command(), |command, id| {
+                command.mut_arg(id, |argument| argument.env("CARGO_MANIFEST_DIR"))
+            });
+            let line = [&["plugin", "--node-name=a"], words].concat();
+            let matches = command.try_get_matches_from(line).unwrap();
+            Command::from_arg_matches(&matches).unwrap().args.config
+        };
+        let here = env!("CARGO_MANIFEST_DIR");
+        let folder = Some(Configs::Folder(here.into()));
+
+        let flag = by_variable(&["config_dir"], &["--config-file=deny.yaml"]);
+        assert_eq!((flag.configs(), flag.unread()), (None, None));
+        assert_eq!(flag.file(), Some("deny.yaml".into()));
+        let empty = by_variable(&["config_dir"], &["--config-file="]);
+        assert_eq!((empty.configs(), empty.unread()), (folder.clone(), None));
+
+        let other = by_variable(&["config_file"], &["--config-map=gpu/configs"]);
+        assert!(other.configs().is_some() && other.unread().is_none());
+
+        let variables = by_variable(&["config_file", "config_dir"], &[]);
+        assert_eq!(variables.configs(), folder);
+        assert_eq!(
+            variables.unread(),
+            Some(format!(
+                "CONFIG_FILE is not read: the node's label chooses from the folder {here}"
+            ))
+        );
+        let flags = by_variable(&[], &["--config-file=x", "--config-map=gpu/configs"]);
+        assert_eq!(
+            flags.unread().as_deref(),
+            Some("--config-file is not read: the node's label chooses from the ConfigMap gpu/configs")
+        );
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, FromArgMatches};
 
 use super::Strictness;
 use super::overrides::boolean;
@@ -16,7 +17,12 @@ const LABEL: &str = "nvidia.com/device-plugin.config";
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Config file")]
 pub struct ConfigArgs {
-    /// Config file, YAML or JSON, watched for changes
+    /// Which of these are flags. It stands first: clap forgets where a value came from once it is read.
+    #[command(flatten)]
+    pub origins: Origins,
+
+    /// Config file, YAML or JSON, watched for changes. Several configurations go before it, but variables that name them do not go
+    /// before this flag
     #[arg(long, env = "CONFIG_FILE", value_name = "FILE")]
     pub config_file: Option<String>,
 
@@ -68,6 +74,41 @@ pub struct ConfigArgs {
     pub check_config: Option<PathBuf>,
 }
 
+/// What of this stands on the command line: a flag goes over a variable, also where the two are of different settings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Origins {
+    /// The one config file.
+    file: bool,
+    /// Several configurations.
+    configs: bool,
+}
+
+impl FromArgMatches for Origins {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_flag = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        Ok(Self {
+            file: is_flag("config_file"),
+            configs: is_flag("config_map") || is_flag("config_dir"),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for Origins {
+    /// Takes no flag of its own.
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        command
+    }
+}
+
 /// What an unknown key of the config file means.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Leniency {
@@ -106,6 +147,7 @@ impl Default for ConfigArgs {
             default_config: None,
             fallback_strategies: vec![Fallback::Named, Fallback::Single],
             leniency: Leniency::default(),
+            origins: Origins::default(),
             check_config: None,
         }
     }
@@ -119,12 +161,30 @@ impl ConfigArgs {
             .or_else(|| filled(self.config_file.as_ref()))
     }
 
-    /// The several configurations, if there are several.
+    /// The several configurations, if there are several and no flag names one file instead.
     pub fn configs(&self) -> Option<Configs> {
+        let Origins { file, configs } = self.origins;
+        if file && !configs && filled(self.config_file.as_ref()).is_some() {
+            return None;
+        }
         match &self.config_map {
             Some(map) => Some(map.clone()),
             None => filled(self.config_dir.as_ref()).map(Configs::Folder),
         }
+    }
+
+    /// What to tell of a config file that is named in the same way as several configurations, which go before it.
+    pub fn unread(&self) -> Option<String> {
+        let Origins { file, configs } = self.origins;
+        filled(self.config_file.as_ref()).filter(|_| file == configs)?;
+        let name = if file { "--config-file" } else { "CONFIG_FILE" };
+        let from = match self.configs()? {
+            Configs::Folder(folder) => format!("the folder {}", folder.display()),
+            Configs::ConfigMap { namespace, name } => format!("the ConfigMap {namespace}/{name}"),
+        };
+        Some(format!(
+            "{name} is not read: the node's label chooses from {from}"
+        ))
     }
 
     /// Which of several counts on a node without the label.
