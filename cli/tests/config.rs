@@ -39,7 +39,9 @@ fn a_bad_file_is_told_line_by_line() {
     let lenient = check("flags: {migStratgy: mixed}", &["--lenient-config"]);
     assert_eq!(lenient.code, 0);
     assert!(
-        lenient.stderr.contains("warning: line 1: flags.migStratgy"),
+        lenient
+            .stderr
+            .contains("warning: /config.yaml: line 1: flags.migStratgy"),
         "{}",
         lenient.stderr
     );
@@ -66,9 +68,62 @@ fn what_a_node_would_only_warn_of_is_told_before_too() {
     assert_eq!(run.code, 0);
     assert!(
         run.stderr
-            .contains("warning: line 1: sharing.timeSlicing.resources[0].devices: "),
+            .contains("warning: /config.yaml: line 1: sharing.timeSlicing.resources[0].devices: "),
         "{}",
         run.stderr
+    );
+}
+
+#[test]
+fn a_config_map_is_read_key_by_key() {
+    let manifest = |shared: &str| {
+        format!(
+            "apiVersion: v1
+kind: Namespace
+metadata: {{name: gpu}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: device-plugin-config, namespace: gpu}}
+data:
+  mixed: |
+    flags: {{migStrategy: mixed}}
+    devices: {{deny: [0]}}
+  shared.yaml: |
+    sharing:
+      timeSlicing:
+        resources: [{shared}]
+"
+        )
+    };
+    let run = check(&manifest("{name: gpu, replicas: 2, devices: [1]}"), &[]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    let documents: Vec<&str> = run.stdout.split("---\n").collect();
+    assert_eq!(documents.len(), 3);
+    assert!(documents[1].contains("/config.yaml, mixed\n") && documents[1].contains("migStrategy: mixed"));
+    assert!(documents[2].contains("/config.yaml, shared.yaml\n") && documents[2].contains("replicas: 2"));
+    assert!(
+        run.stderr.contains(
+            "warning: /config.yaml, shared.yaml: line 3: sharing.timeSlicing.resources[0].devices: "
+        ),
+        "{}",
+        run.stderr
+    );
+
+    let wrong = manifest("{name: gpu, replicas: 1}").replace("migStrategy", "migStratgy");
+    let run = check(&wrong, &[]);
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""));
+    for told in [
+        "/config.yaml, mixed: not served:\n  line 1: flags.migStratgy: ",
+        "/config.yaml, shared.yaml: not served:\n  line 3: sharing.timeSlicing.resources[0].replicas: ",
+    ] {
+        assert!(run.stderr.contains(told), "{}", run.stderr);
+    }
+    let run = check("kind: ConfigMap\nmetadata: {name: x}\n", &[]);
+    assert_eq!(run.code, 1);
+    assert!(
+        run.stderr
+            .contains("/config.yaml: the ConfigMap has no configuration")
     );
 }
 

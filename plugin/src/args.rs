@@ -16,7 +16,7 @@ use crate::config::reference::Flag;
 use crate::config::settings::SETTINGS;
 use crate::config::source::{PerNode, Place, Source, SourceError};
 use crate::config::value::Resource;
-use crate::config::{self, Loaded, Overrides};
+use crate::config::{self, Loaded, Overrides, Problems};
 use crate::health::{HealthChecks, XidList};
 use crate::labels::LabelsArgs;
 
@@ -175,8 +175,25 @@ impl Args {
     /// # Errors
     /// The file cannot be read, or everything that is wrong with it.
     pub fn config_now(&self) -> Result<Loaded, SourceError> {
+        let (source, text) = self.config_text()?;
+        Ok(self.config_of(&source, &text)?)
+    }
+
+    /// What stands in the config file as it is, after what to call it in problems; nothing where there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn config_text(&self) -> Result<(String, String), SourceError> {
         self.source_at(self.config.file().map_or(Place::Flags, Place::File))
-            .now()
+            .text_now()
+    }
+
+    /// The configuration that `text`, called `source` in problems, makes with flags and environment.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn config_of(&self, source: &str, text: &str) -> Result<Loaded, Problems> {
+        self.source_at(Place::Flags).read(source, text)
     }
 
     fn source_at(&self, place: Place) -> Source {

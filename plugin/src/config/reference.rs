@@ -78,7 +78,8 @@ environment, and the config file (`--config-file`, YAML or JSON, version v1). A 
 the file over the default. The file's JSON schema is `plugin-config.schema.json`.
 
 The file is read strictly: a key that nobody knows is an error which names the nearest one. `--lenient-config` makes it a warning, as
-with NVIDIA's plugin. `gantry plugin --check-config FILE` prints the configuration in effect, or everything that is wrong.
+with NVIDIA's plugin. `gantry plugin --check-config FILE` prints the configuration in effect, or everything that is wrong;
+the file may be a ConfigMap's manifest, each key of which is read.
 ";
 
 /// Adds the leaves of `schema` that have no flag.

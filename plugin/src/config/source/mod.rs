@@ -306,7 +306,18 @@ impl Source {
     /// # Errors
     /// The file cannot be read, or everything that is wrong with it.
     pub fn now(&self) -> Result<Loaded, SourceError> {
-        Ok(self.load(&self.first(Pipes::Read)?)?)
+        let (source, text) = self.text_now()?;
+        Ok(self.read(&source, &text)?)
+    }
+
+    /// The text of it, after what to call it in problems, by the same rules.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn text_now(&self) -> Result<(String, String), SourceError> {
+        let Sighting { source, text } = self.first(Pipes::Read)?;
+        // What cannot be read was an error before.
+        Ok((source, text.unwrap_or_default()))
     }
 
     /// What stands in the file at the start.
