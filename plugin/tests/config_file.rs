@@ -189,10 +189,12 @@ fn a_bare_sleep_interval_is_nanoseconds_and_never_keeps_a_core_busy() {
         loaded.warnings[0].to_string(),
         "line 1: flags.gfd.sleepInterval: 60ns is too short (a bare number is nanoseconds); 1s is used"
     );
-    let interval = read("flags: {gfd: {sleepInterval: 60000000000}}")
-        .gfd
-        .sleep_interval;
-    assert_eq!(interval.unwrap().as_secs(), 60);
+    for minute in ["60000000000", "60000000000.0", "6e10", "6E+10"] {
+        let interval = read(&format!("flags: {{gfd: {{sleepInterval: {minute}}}}}"))
+            .gfd
+            .sleep_interval;
+        assert_eq!(interval.unwrap().as_secs(), 60, "{minute}");
+    }
 }
 
 #[test]

@@ -156,6 +156,9 @@ impl TryFrom<Value> for SleepInterval {
     type Error = String;
 
     fn try_from(value: Value) -> Result<Self, String> {
+        if let Some(nanoseconds) = whole(&value) {
+            return Ok(Self(Some(std::time::Duration::from_nanos(nanoseconds))));
+        }
         let text = match &value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
