@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{ContainerGrant, ContainerShare, DeviceId, Grant};
+use gantry_api::{ContainerGrant, ContainerShare, Grant};
 use gantry_plugin::handover::{Ask, Devices, Handover, Patience, PodSeen, Request};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_proto::deviceplugin::{
