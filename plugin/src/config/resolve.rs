@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use gantry_api::names;
+
 use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
 use super::notes::{Note, entry_key, key, notes};
 use super::tree::{Node, Step};
-use super::value::{Resource, Strategies, is_label};
+use super::value::{Resource, Strategies};
 use super::{Config, Fault, Gfd, Imex, Problem, Replicated, ResourcePattern, SharedOf, TimeSlicing};
 
 /// Longest name after the slash of an annotation's key.
@@ -136,7 +138,7 @@ impl Resolver<'_> {
         let prefix = said.filter(|prefix| !prefix.is_empty())?;
         let is_key = prefix.split_once('/').is_some_and(|(domain, name)| {
             let inside = |ch: char| ch.is_ascii_alphanumeric() || "-_.".contains(ch);
-            domain.split('.').all(is_label)
+            names::is_subdomain(domain)
                 && name.chars().all(inside)
                 && name
                     .chars()

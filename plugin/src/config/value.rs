@@ -38,7 +38,7 @@ impl TryFrom<String> for Resource {
                 full.len()
             ));
         }
-        if !rest.split('.').all(is_label) {
+        if !names::is_subdomain(rest) {
             return Err(format!(
                 "{text:?} is no resource name; after {domain}/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part"
             ));
@@ -51,17 +51,6 @@ impl From<Resource> for String {
     fn from(name: Resource) -> Self {
         name.0.as_str().to_owned()
     }
-}
-
-/// Whether this is a label of a DNS name.
-pub(super) fn is_label(part: &str) -> bool {
-    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = part.as_bytes();
-    edge(bytes.first())
-        && edge(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
 }
 
 /// Replicas of one device: 2 or more.
