@@ -149,6 +149,8 @@ pub struct OwnerFacts {
     pub said: Arc<str>,
     /// What it wishes besides.
     pub wish: Wish,
+    /// It has ended, well or not: whoever of its members goes now is not made again.
+    pub over: bool,
     /// What is wrong with it.
     pub faults: Vec<Fault>,
 }

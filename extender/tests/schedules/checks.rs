@@ -10,6 +10,9 @@ use crate::api::Pod;
 use crate::jobs::{Job, Member};
 use crate::world::World;
 
+/// Milliseconds after which an extender knows that a job is over, whatever fails: a stall, a pause or a change of the leader is shorter.
+const OVER: u64 = 120_000;
+
 impl World {
     /// A Binding is about to be carried out: its devices are nobody else's, and a member's gang is decided.
     pub(crate) fn check_binding(
@@ -149,6 +152,26 @@ impl World {
             .any(|place| place.devices.contains(device))
     }
 
+    /// Once nothing of a job that is over runs, no place is kept for it.
+    pub(crate) fn check_over(&mut self) {
+        let calm = if self.plan.troubled { self.plan.restless } else { 0 };
+        let kept = self.kept_for_over();
+        if let Some((_, words)) = kept.filter(|(since, _)| self.now > calm.max(*since) + OVER) {
+            self.wrong(words);
+        }
+    }
+
+    /// A place that the leader keeps for a job that is over and of which nothing runs: since when it is over, and words.
+    fn kept_for_over(&self) -> Option<(u64, String)> {
+        let process = self.leader().and_then(|run| self.extenders.running.get(&run))?;
+        self.jobs.all.iter().find_map(|job| {
+            let since = job.is_over(&self.api.pods)?;
+            let view = process.view(&job.name)?;
+            let words = || format!("places are kept for job {}, which is over: {view:?}", job.name);
+            (!view.places.is_empty()).then(|| (since, words()))
+        })
+    }
+
     /// After everything has settled: what fits has run, as a whole.
     pub(crate) fn check_settled(&mut self) {
         if let Some(uid) = self.believed() {
@@ -176,11 +199,12 @@ impl World {
         }
     }
 
-    /// Whatever fits has run, and no gate is to be removed.
+    /// Whatever fits has run, no gate is to be removed, and no place is kept for what is over.
     pub(crate) fn is_settled(&self) -> bool {
         let jobs = &self.jobs.all;
         jobs.iter().all(|job| !job.fits || job.is_done())
             && jobs.iter().all(|job| self.left_behind(job).is_none())
+            && self.kept_for_over().is_none()
     }
 
     /// A pod of a gang that is complete and has gates all the same.

@@ -30,6 +30,7 @@ played! {
     PodDeleted,
     PodForced,
     JobDeleted,
+    JobEndedEarly,
     NodeLost,
     GpuSick,
     PodMade,

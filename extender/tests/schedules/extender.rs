@@ -27,9 +27,9 @@ use gantry_extender::metrics::Metrics;
 use gantry_extender::pod::{PodFacts, Reader, Seen, Words};
 use gantry_extender::service::Service;
 use gantry_extender::watched::Watched;
-use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, Settings, Work};
-use gantry_gang::{GangKey, NodeFacts};
-use serde_json::json;
+use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, OwnerWanted, Settings, Work};
+use gantry_gang::{GangKey, NodeFacts, OwnerRef, dialect};
+use serde_json::{Value, json};
 
 pub(crate) use deeds::Deed;
 use read::read_node;
@@ -67,6 +67,8 @@ pub(crate) struct Process {
     deeds: BTreeMap<(String, Deed), deeds::Open>,
     /// Gang objects, the newest version seen of each.
     objects: BTreeMap<String, Arc<Gang>>,
+    /// What the owners of gangs were last told to say.
+    owners: HashMap<OwnerRef, Option<Value>>,
     /// Binds that wait are about to ask again: a bell rang.
     asks: bool,
     /// They ask again every half second in any case.
@@ -389,6 +391,7 @@ impl World {
             writers: BTreeMap::new(),
             deeds: BTreeMap::new(),
             objects: BTreeMap::new(),
+            owners: HashMap::new(),
             asks: false,
             polls: false,
         };
@@ -560,6 +563,27 @@ impl World {
         }
         let contact = base + Duration::from_millis(process.contact);
         self.update(run, |index| index.tick(instant, contact));
+        if !stalled {
+            self.tell_owners(run);
+        }
+    }
+
+    /// What the owners of gangs say comes to an extender with its ticks: in another watch than their pods, and later.
+    fn tell_owners(&mut self, run: u32) {
+        let Some(process) = self.extenders.running.get(&run) else {
+            return;
+        };
+        for OwnerWanted { owner, unread } in process.store.read(Index::owners_wanted) {
+            let object = self.job_object(&owner.name);
+            let Some(process) = self.extenders.running.get_mut(&run) else {
+                return;
+            };
+            let told = process.owners.insert(owner.clone(), object.clone());
+            if unread || told.as_ref() != Some(&object) {
+                let facts = object.map(|object| Arc::new(dialect::read(owner.kind, &owner.part, &object)));
+                self.update(run, |index| index.owner_seen(&owner, facts));
+            }
+        }
     }
 
     pub(crate) fn plan_more(&mut self, run: u32) {

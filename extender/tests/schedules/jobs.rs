@@ -1,7 +1,10 @@
 //! What people run: gangs and single pods with an end, and the controllers that make their pods anew when they are lost. A gang's members
 //! run on only when enough of them are there, as those of a real one do; so a gang that is half bound never ends.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use serde_json::{Value, json};
 
 use crate::api::{Claim, Gate, Phase, Pod, Read};
 use crate::coverage::Played;
@@ -33,6 +36,10 @@ pub(crate) struct Job {
     /// It may be on the cluster with nothing else there.
     pub(crate) fits: bool,
     deleted: bool,
+    /// It is a Job with a success policy: when one of its pods has ended well, its controller removes the others and makes none anew.
+    ends_with_first: bool,
+    /// Since when it says that it is over.
+    over: Option<u64>,
     gating: Option<Gating>,
 }
 
@@ -63,6 +70,16 @@ pub(crate) struct Jobs {
 }
 
 impl Job {
+    /// Since when it is over and nothing of it runs, if its pods are these.
+    pub(crate) fn is_over(&self, pods: &BTreeMap<String, Arc<Pod>>) -> Option<u64> {
+        let mut members = self.members.iter().filter_map(|member| member.pod.as_ref());
+        let runs = members.any(|(name, uid)| {
+            let pod = pods.get(name).filter(|pod| pod.uid == *uid);
+            pod.is_some_and(|pod| pod.is_live())
+        });
+        self.over.filter(|_| !runs)
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.deleted || self.members.iter().all(|member| member.done)
     }
@@ -104,6 +121,8 @@ impl World {
                 began: None,
                 fits: self.fits(u64::from(min), gpus),
                 deleted: false,
+                ends_with_first: is_gang && !elastic && self.dice.mille(200),
+                over: None,
                 gating,
             };
             if self.plan.preemption {
@@ -115,7 +134,7 @@ impl World {
                 job.length += restless * u64::from(class < 3) / 2;
             }
             self.note(format_args!(
-                "job {}: {} of {} x {} GPUs, gang {}, priority {}, repair {:?}, fits {}, {:?}",
+                "job {}: {} of {} x {} GPUs, gang {}, priority {}, repair {:?}, fits {}, ends with the first {}, {:?}",
                 job.name,
                 job.min,
                 size,
@@ -124,6 +143,7 @@ impl World {
                 job.priority,
                 job.repair,
                 job.fits,
+                job.ends_with_first,
                 job.gating
             ));
             self.jobs.all.push(job);
@@ -145,6 +165,7 @@ impl World {
         for job in 0..self.jobs.all.len() {
             self.control_job(job);
         }
+        self.check_over();
     }
 
     /// A pod has done its work: its controller keeps that in mind, whatever becomes of the pod.
@@ -183,6 +204,10 @@ impl World {
         if running >= all.min && all.began.is_none() {
             all.began = Some(self.now);
         }
+        if all.ends_with_first && all.members.iter().any(|member| member.done) {
+            self.end_job(job);
+            return;
+        }
         if running < all.min {
             return;
         }
@@ -202,6 +227,34 @@ impl World {
                 self.finish_process(&pod.uid);
             }
         }
+    }
+
+    /// A Job's controller removes what is left of it, before or after the Job says that it is over.
+    fn end_job(&mut self, job: usize) {
+        let all = &mut self.jobs.all[job];
+        all.over = Some(self.now);
+        all.deleted = true;
+        let pods = all.members.iter().filter_map(|member| member.pod.clone());
+        let pods: Vec<(String, String)> = pods.collect();
+        self.played(Played::JobEndedEarly);
+        self.note(format_args!("job j{job} ends with its first pod"));
+        for (name, uid) in pods {
+            if self.api.pod(&name, &uid).is_some_and(|pod| pod.is_live()) {
+                self.delete_pod(&name, &uid, false);
+            }
+        }
+    }
+
+    /// What the Job of a name says, as the API server has it; `None` if it is not there any more.
+    pub(crate) fn job_object(&self, name: &str) -> Option<Value> {
+        let mut jobs = self.jobs.all.iter();
+        let job = jobs.find(|job| job.name == name && (job.over.is_some() || !job.deleted))?;
+        let (pods, over) = (job.members.len(), job.over.is_some());
+        let over = if over { "True" } else { "False" };
+        Some(
+            json!({"metadata": {"name": name}, "spec": {"parallelism": pods, "completions": pods},
+            "status": {"conditions": [{"type": "SuccessCriteriaMet", "status": over}]}}),
+        )
     }
 
     /// Somebody else removes his gate.
@@ -241,7 +294,7 @@ impl World {
         };
         let claim = all.is_gang.then(|| Claim {
             gang: all.name.clone(),
-            min: all.min,
+            min: (!all.ends_with_first).then_some(all.min),
             max: all.max,
             repair: all.repair,
         });

@@ -62,10 +62,12 @@ impl Gangs {
             leave_owner(&mut self.owners, before, key);
         }
         let mut known = None;
+        gang.owner_over = false;
         if let Some(owner) = wanted {
             let entry = self.owners.entry(owner).or_default();
             entry.gangs.insert(key.clone());
             known = entry.known.clone();
+            gang.owner_over = entry.is_over();
         }
         let Some(agreed) = gang.words.agree(&known, gang.spec.as_ref(), &self.settings) else {
             return;

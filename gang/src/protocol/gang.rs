@@ -68,6 +68,8 @@ pub(super) struct Gang {
     pub(super) evicted_lost: bool,
     /// The owner that it goes by.
     pub(super) owner: Option<OwnerRef>,
+    /// That has ended, or is gone: nobody makes its members anew.
+    pub(super) owner_over: bool,
     /// What has to be done to pods for it may not be done, and what would help.
     pub(super) hindered: BTreeMap<Hindrance, Arc<str>>,
 }
@@ -216,6 +218,7 @@ impl Gang {
             evicted_whole: false,
             evicted_lost: false,
             owner: None,
+            owner_over: false,
             hindered: BTreeMap::new(),
         }
     }

@@ -78,6 +78,8 @@ pub(super) enum Belongs {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Owner {
     pub(super) known: OwnerKnown,
+    /// It was read, and is not there any more.
+    pub(super) gone: bool,
     pub(super) gangs: BTreeSet<Arc<GangKey>>,
 }
 

@@ -44,7 +44,7 @@ impl Gang {
     /// Whether it has to be started anew, for too few members were left. Where an object says how many are needed it may just have been lowered: the
     /// pods that went for that are seen in one watch, and the object in another. Who comes in place of a lost member meanwhile undoes no loss.
     pub(super) fn is_to_restart(&mut self, env: &Env<'_>) -> bool {
-        let restarts = self.repair() == Repair::Restart;
+        let restarts = self.repair() == Repair::Restart && self.is_repaired();
         let lost = restarts && self.lost_too_many();
         let may_be_lowered = self.terms_of_object().is_some();
         let State::Decided(decided) = &mut self.state else {

@@ -1,14 +1,16 @@
-//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members move.
+//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members
+//! move. Some say in the end that they are over; then no place is kept for replacements.
 
 use std::sync::Arc;
 
 use super::Gangs;
+use super::gangs::Owner;
 use super::types::{Now, OwnerWanted};
 use crate::claim::{Claim, OwnerFacts, OwnerRef};
 use crate::dialect::settle;
 
 impl Gangs {
-    /// What an owner says of size and wishes; `None`: there is no such object.
+    /// What an owner says of size and wishes; `None`: there is no such object, or none that may be read.
     pub fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
         self.clock = Some(now);
         let spare = self.owners.len() < self.settings.max_gangs.saturating_mul(2);
@@ -19,6 +21,7 @@ impl Gangs {
         if entry.known.as_ref() == Some(&facts) {
             return;
         }
+        entry.gone = facts.is_none() && (entry.gone || matches!(entry.known, Some(Some(_))));
         let starts_apart = facts.as_ref().is_some_and(|facts| facts.apart);
         entry.known = Some(facts);
         for key in entry.gangs.clone() {
@@ -51,5 +54,12 @@ impl Gangs {
     pub(super) fn settled(&self, claim: &Claim) -> Option<Claim> {
         let owner = self.owners.get(claim.owner.as_ref()?)?;
         settle(claim, owner.known.as_ref()?.as_ref()?)
+    }
+}
+
+impl Owner {
+    /// Nobody makes members anew: it says that it has ended, or it is gone.
+    pub(super) fn is_over(&self) -> bool {
+        self.gone || matches!(&self.known, Some(Some(facts)) if facts.over)
     }
 }

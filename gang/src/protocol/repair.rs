@@ -22,6 +22,11 @@ impl Gang {
         self.missing(existing) > 0
     }
 
+    /// Whether what it loses is to be made good. Not once its owner is over, whatever repair it wants.
+    pub(super) fn is_repaired(&self) -> bool {
+        !self.owner_over && self.repair() != Repair::Ignore
+    }
+
     /// Keeps the slots of lost members as long as the minimum needs them and a replacement may come; releases the others.
     pub(super) fn keep_or_release(&mut self, env: &mut Env<'_>) {
         let lost: Vec<u32> = self.slots.lost().collect();
@@ -29,6 +34,7 @@ impl Gang {
             return;
         }
         let mut missing = match self.repair() {
+            _ if self.owner_over => 0,
             // What repair it wants, and whether one of a role is missing, is known with its terms.
             _ if !self.knows_roles() => u32::MAX,
             Repair::Ignore => 0,

@@ -10,7 +10,6 @@ use super::agreed::{Agreed, Words};
 use super::gang::{Decided, Env, Gang, Planned, State, Tries};
 use super::members::{Class, Count, Kept};
 use super::types::{Settings, Work};
-use crate::terms::Repair;
 
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
@@ -434,7 +433,7 @@ impl Gang {
         let lost = self.slots.lost().next().is_some();
         if count.alive() == 0 && !lost {
             GangPhase::Done
-        } else if satisfied || decided.was_bound && self.repair() == Repair::Ignore {
+        } else if satisfied || decided.was_bound && !self.is_repaired() {
             GangPhase::Bound
         } else if decided.was_bound || lost {
             GangPhase::Repairing

@@ -203,9 +203,13 @@ impl Gang {
         let min = self.min();
         let settled = count.settled();
         if settled < min {
+            let why = match &self.owner {
+                Some(owner) if self.owner_over => format!("{owner} has ended or is gone"),
+                _ => "repair: ignore".to_owned(),
+            };
             return Words::new(
                 format!("runs with {settled} of {min} members"),
-                "lost members are not replaced (repair: ignore)",
+                format!("lost members are not replaced ({why})"),
             );
         }
         let extras = self.members.unplaced().len();

@@ -31,6 +31,8 @@ pub(super) struct Desk {
 struct Owner {
     parts: BTreeSet<Arc<str>>,
     known: Known,
+    /// What was last told of it is what it says, and not that it is not there.
+    read: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -190,11 +192,13 @@ impl Desk {
         self.set(kind, State::Live);
     }
 
-    /// A kind is not served, or may not be read: none of its objects exists for us.
+    /// A kind is not served, or may not be read: none of its objects exists for us but those that were read before. They are not gone for that: a right
+    /// may be missing for a moment.
     pub(super) fn absent(&mut self, kind: OwnerKind) -> Told {
         self.set(kind, State::Absent);
         let mut told = Told::new();
-        for (place, owner) in self.owners.iter_mut().filter(|(place, _)| place.0 == kind) {
+        let owners = self.owners.iter_mut().filter(|(place, _)| place.0 == kind);
+        for (place, owner) in owners.filter(|(_, owner)| !owner.read) {
             owner.tell(place, None, &mut told);
         }
         told
@@ -210,6 +214,7 @@ impl Desk {
 impl Owner {
     fn tell(&mut self, (kind, namespace, name): &Place, object: Option<&Value>, told: &mut Told) {
         self.known = Known::Told;
+        self.read = object.is_some();
         for part in &self.parts {
             let owner = OwnerRef {
                 kind: *kind,

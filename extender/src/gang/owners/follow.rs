@@ -178,7 +178,8 @@ fn refused(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 403 | 404))
 }
 
-/// An object of any kind, of which what is read is kept: labels, managed fields and status, which may be long and may hold anything, are not.
+/// An object of any kind, of which what is read is kept: labels, managed fields and most of the status, which may be long and may hold anything, are
+/// not.
 #[derive(Debug, Clone)]
 struct Slim {
     metadata: ObjectMeta,
@@ -200,6 +201,8 @@ impl<'de> Deserialize<'de> for Slim {
             metadata: Map<String, Value>,
             #[serde(default)]
             spec: Value,
+            #[serde(default)]
+            status: Value,
         }
         let mut whole = Whole::deserialize(deserializer)?;
         let text = |field: &str| match whole.metadata.get(field) {
@@ -222,6 +225,13 @@ impl<'de> Deserialize<'de> for Slim {
         let mut object = Map::new();
         object.insert("metadata".to_owned(), Value::Object(kept));
         object.insert("spec".to_owned(), whole.spec);
+        let mut status = Map::new();
+        for field in ["phase", "conditions"] {
+            if let Some(value) = whole.status.get_mut(field) {
+                status.insert(field.to_owned(), value.take());
+            }
+        }
+        object.insert("status".to_owned(), Value::Object(status));
         Ok(Self {
             metadata,
             object: Value::Object(object),

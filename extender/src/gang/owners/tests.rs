@@ -8,7 +8,8 @@ use serde_json::json;
 use tower_test::mock;
 
 use super::{
-    Arc, CancellationToken, Client, Desk, Duration, OwnerKind, OwnerRef, OwnerWanted, Place, Value, run,
+    Arc, CancellationToken, Client, Desk, Duration, OwnerFacts, OwnerKind, OwnerRef, OwnerWanted, Place,
+    Value, run,
 };
 
 /// An API server that serves what its test has put into it; it can be changed while it runs.
@@ -124,7 +125,7 @@ fn wanted(kind: OwnerKind, name: &str, part: &str) -> OwnerRef {
 struct World {
     api: Arc<Mutex<Played>>,
     wanted: Arc<Mutex<Vec<OwnerRef>>>,
-    told: Arc<Mutex<HashMap<OwnerRef, Option<u32>>>>,
+    told: Arc<Mutex<HashMap<OwnerRef, Option<Arc<OwnerFacts>>>>>,
     shutdown: CancellationToken,
 }
 
@@ -175,19 +176,29 @@ impl World {
                 wanted.map(unread).collect()
             },
             move |owner, facts| {
-                told.lock()
-                    .unwrap()
-                    .insert(owner.clone(), facts.and_then(|facts| facts.min));
+                told.lock().unwrap().insert(owner.clone(), facts);
             },
             world.shutdown.clone(),
         ));
         world
     }
 
-    /// Waits until this is the last that was told of an owner.
+    /// Waits until this is the last minimum that was told of an owner.
     async fn until(&self, owner: &OwnerRef, min: Option<u32>) {
+        self.until_told(owner, |told| told.and_then(|facts| facts.min) == min)
+            .await;
+    }
+
+    /// Waits until that can be said of the last that was told of an owner.
+    async fn until_told(&self, owner: &OwnerRef, holds: impl Fn(Option<&OwnerFacts>) -> bool) {
         let there = async {
-            while self.told.lock().unwrap().get(owner) != Some(&min) {
+            while !self
+                .told
+                .lock()
+                .unwrap()
+                .get(owner)
+                .is_some_and(|told| holds(told.as_deref()))
+            {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -195,10 +206,7 @@ impl World {
             .await
             .is_err()
         {
-            panic!(
-                "{owner} is {:?}, not {min:?}",
-                self.told.lock().unwrap().get(owner)
-            );
+            panic!("{owner} is {:?}", self.told.lock().unwrap().get(owner));
         }
     }
 
@@ -235,6 +243,26 @@ async fn an_owner_is_read_at_the_version_that_is_served_and_followed() {
     let world = World::start(played, std::slice::from_ref(&train));
     world.until(&train, Some(6)).await;
     assert_eq!(world.told.lock().unwrap().len(), 1, "of others nothing is told");
+}
+
+#[tokio::test]
+async fn an_owner_that_is_over_is_told_so() {
+    let mut ended = job_set("train", 4);
+    ended["status"] = json!({"restarts": 1, "conditions": [{"type": "Completed", "status": "True"}]});
+    let mut played = Played::with(
+        "jobset.x-k8s.io/v1alpha2",
+        "jobsets",
+        JOBSETS,
+        vec![job_set("train", 4)],
+    );
+    played
+        .events
+        .insert(JOBSETS, vec![json!({"type": "MODIFIED", "object": ended})]);
+    let train = wanted(OwnerKind::JobSet, "train", "");
+    let world = World::start(played, std::slice::from_ref(&train));
+    world
+        .until_told(&train, |told| told.is_some_and(|facts| facts.over))
+        .await;
 }
 
 #[tokio::test]
@@ -440,6 +468,25 @@ fn an_owner_that_was_told_and_forgotten_meanwhile_is_asked_for_again() {
         1,
         "there is none, and that is said again"
     );
+}
+
+#[test]
+fn an_owner_that_was_read_is_not_gone_because_its_kind_may_not_be_read_for_a_moment() {
+    let now = Instant::now();
+    let mut desk = Desk::default();
+    let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
+    desk.want(now, vec![unread("a"), unread("b")]);
+    assert_eq!(desk.seen(&place, &job_set("a", 4)).len(), 1);
+    desk.list_begins(OwnerKind::JobSet);
+    let told = desk.absent(OwnerKind::JobSet);
+    assert_eq!(told, [(unread("b").owner, None)]);
+    desk.list_begins(OwnerKind::JobSet);
+    desk.list_ends(OwnerKind::JobSet);
+    assert!(
+        desk.ask(now).contains(&place),
+        "what the next list does not bring is asked for"
+    );
+    assert_eq!(desk.answered(now, &place, Ok(None)), [(unread("a").owner, None)]);
 }
 
 #[test]

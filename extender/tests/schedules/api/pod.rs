@@ -102,7 +102,8 @@ impl Read {
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) gang: String,
-    pub(crate) min: u32,
+    /// All that the Job of the gang's name has, if that is not said.
+    pub(crate) min: Option<u32>,
     pub(crate) max: Option<u32>,
     pub(crate) repair: Option<&'static str>,
 }
@@ -160,6 +161,12 @@ impl Pod {
             write!(out, r#","deletionTimestamp":"{ends}""#)?;
         }
         self.write_annotations(out)?;
+        if let Some(Claim { gang, min: None, .. }) = &self.gang {
+            write!(
+                out,
+                r#","ownerReferences":[{{"apiVersion":"batch/v1","kind":"Job","name":"{gang}","uid":"job-{gang}","controller":true}}]"#
+            )?;
+        }
         let Self { gpus, priority, .. } = self;
         let asked = format!(r#"{{"nvidia.com/gpu":"{gpus}"}}"#);
         write!(
@@ -242,7 +249,10 @@ impl Pod {
         let claim = self.gang.as_ref();
         let texts = [
             ("gang", claim.map(|claim| claim.gang.clone())),
-            ("gang-min", claim.map(|claim| claim.min.to_string())),
+            (
+                "gang-min",
+                claim.map(|claim| claim.min.map_or("all".to_owned(), |min| min.to_string())),
+            ),
             ("gang-max", claim.and_then(|claim| Some(claim.max?.to_string()))),
             (
                 "gang-repair",

@@ -1,8 +1,9 @@
-//! Reads the objects that say how large a gang is, and tells where the API server has them. Strict: a value that makes no sense is a fault of the
+//! Reads the objects that say how large a gang is and whether it is over, and tells where the API server has them. Strict: a value that makes no sense is a fault of the
 //! object, not a guess of ours.
 
 mod groups;
 mod jobs;
+mod over;
 mod training;
 
 use std::sync::Arc;
@@ -83,6 +84,7 @@ pub fn api(kind: OwnerKind) -> Api {
 /// What an object says, or a part of it ([`crate::OwnerRef::part`]). Anything may stand in the object: what cannot be read is a fault.
 pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
     let mut sheet = Sheet::of(kind, object);
+    sheet.facts.over = over::is_over(kind, object);
     match kind {
         OwnerKind::PodGroup => groups::pod_group(&mut sheet),
         OwnerKind::Workload => groups::workload(&mut sheet, part),

@@ -525,11 +525,62 @@ fn anything() -> impl Strategy<Value = Value> {
     })
 }
 
+/// Whether an object with this status says that it is over.
+fn is_over(kind: OwnerKind, status: &Value) -> bool {
+    let object = json!({"metadata": {"name": "train"}, "spec": {}, "status": status});
+    read(kind, "", &object).over
+}
+
+/// Whether one says so by a condition.
+fn says(kind: OwnerKind, condition: &str, holds: &str) -> bool {
+    let before = json!({"type": "Created", "status": "True"});
+    is_over(
+        kind,
+        &json!({"conditions": [before, {"type": condition, "status": holds}]}),
+    )
+}
+
+#[test]
+fn an_owner_that_has_ended_is_over_and_one_that_is_started_anew_is_not() {
+    let over = [
+        (OwnerKind::Job, "Complete"),
+        (OwnerKind::Job, "Failed"),
+        (OwnerKind::Job, "SuccessCriteriaMet"),
+        (OwnerKind::Job, "FailureTarget"),
+        (OwnerKind::JobSet, "Completed"),
+        (OwnerKind::JobSet, "Failed"),
+        (OwnerKind::TfJob, "Succeeded"),
+        (OwnerKind::MpiJob, "Succeeded"),
+        (OwnerKind::PyTorchJob, "Failed"),
+    ];
+    for (kind, condition) in over {
+        assert!(says(kind, condition, "True"), "{kind:?} {condition}");
+        assert!(!says(kind, condition, "False"), "{kind:?} {condition}");
+    }
+    let not_over = [
+        (OwnerKind::Job, "Suspended"),
+        (OwnerKind::JobSet, "StartupPolicyInProgress"),
+        (OwnerKind::MpiJob, "Restarting"),
+        (OwnerKind::MpiJob, "Running"),
+        (OwnerKind::LeaderWorkerSet, "Failed"),
+    ];
+    for (kind, condition) in not_over {
+        assert!(!says(kind, condition, "True"), "{kind:?} {condition}");
+    }
+    assert!(is_over(
+        OwnerKind::VolcanoPodGroup,
+        &json!({"phase": "Completed"})
+    ));
+    assert!(!is_over(OwnerKind::VolcanoPodGroup, &json!({"phase": "Running"})));
+    assert!(!is_over(OwnerKind::Job, &json!({"phase": "Completed"})));
+    assert!(!is_over(OwnerKind::Job, &json!("Complete")));
+}
+
 proptest! {
     #[test]
     fn no_object_can_make_the_reader_fail(spec in anything(), object in anything(), part in "w?(/followers)?") {
         for kind in KINDS {
-            for object in [&object, &json!({"spec": spec})] {
+            for object in [&object, &json!({"spec": spec, "status": {"conditions": [object]}})] {
                 let facts = read(kind, &part, object);
                 prop_assert_eq!(&facts, &read(kind, &part, object));
                 prop_assert!(facts.by_role.is_sorted());

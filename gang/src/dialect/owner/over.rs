@@ -1,0 +1,51 @@
+//! Whether an owner says that it is over: whoever of its pods goes then is not made again. Only what is final counts, not a run that its
+//! controller starts anew.
+
+use serde_json::Value;
+
+use crate::claim::OwnerKind;
+
+/// Conditions that say so while they are `True`.
+fn conditions(kind: OwnerKind) -> &'static [&'static str] {
+    match kind {
+        // The last two come first: from then on its controller only removes pods.
+        OwnerKind::Job => &["Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"],
+        OwnerKind::JobSet => &["Completed", "Failed"],
+        OwnerKind::PyTorchJob
+        | OwnerKind::TfJob
+        | OwnerKind::MpiJob
+        | OwnerKind::XgBoostJob
+        | OwnerKind::PaddleJob
+        | OwnerKind::JaxJob => &["Succeeded", "Failed"],
+        OwnerKind::PodGroup
+        | OwnerKind::Workload
+        | OwnerKind::CoschedulingPodGroup
+        | OwnerKind::KoordinatorPodGroup
+        | OwnerKind::VolcanoPodGroup
+        | OwnerKind::KaiPodGroup
+        | OwnerKind::LeaderWorkerSet
+        | OwnerKind::RayCluster => &[],
+    }
+}
+
+/// The phase that says so.
+fn phase(kind: OwnerKind) -> Option<&'static str> {
+    (kind == OwnerKind::VolcanoPodGroup).then_some("Completed")
+}
+
+/// Whether the object's status says so. What cannot be read says nothing.
+pub(super) fn is_over(kind: OwnerKind, object: &Value) -> bool {
+    let Some(status) = object.get("status") else {
+        return false;
+    };
+    let now = status.get("phase").and_then(Value::as_str);
+    if now.is_some() && now == phase(kind) {
+        return true;
+    }
+    let all = status.get("conditions").and_then(Value::as_array);
+    all.into_iter().flatten().any(|condition| {
+        let field = |name: &str| condition.get(name).and_then(Value::as_str);
+        let says = field("type").is_some_and(|name| conditions(kind).contains(&name));
+        says && field("status") == Some("True")
+    })
+}
