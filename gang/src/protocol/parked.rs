@@ -55,13 +55,19 @@ impl Parked {
     }
 }
 
+/// Whether a gang says in this phase why there was no room for it, or for more of it.
+fn says_why(phase: GangPhase) -> bool {
+    matches!(
+        phase,
+        GangPhase::Queued | GangPhase::Binding | GangPhase::Bound | GangPhase::Repairing
+    )
+}
+
 impl Gang {
     fn kind(&self, now: Instant) -> Kind {
         match (self.phase(now), &self.agreed) {
             (GangPhase::Collecting, Agreed::Unknown(why)) => Kind::Unknown(why.clone()),
-            (phase @ (GangPhase::Queued | GangPhase::Bound), _) if self.tries.refused.is_some() => {
-                Kind::NoRoom(phase)
-            }
+            (phase, _) if self.tries.refused.is_some() && says_why(phase) => Kind::NoRoom(phase),
             (phase, _) => Kind::Phase(phase),
         }
     }

@@ -11,7 +11,7 @@ use super::agreed::Agreed;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
 use super::recovery::Known;
-use super::types::Hindrance;
+use super::types::{Hindrance, Refused};
 use crate::dialect::value::cut;
 use crate::key::Dialect;
 use crate::terms::Repair;
@@ -99,10 +99,7 @@ impl Gang {
             ),
             GangPhase::Queued => match &self.tries.refused {
                 None => Words::new("waits its turn", "it is planned as soon as those before it are"),
-                Some(refused) if refused.hopeless => {
-                    Words::new(format!("cannot fit: {}", refused.reason), &*refused.message)
-                }
-                Some(refused) => Words::new(format!("waits for room: {}", refused.reason), &*refused.message),
+                Some(refused) => Words::new(no_room(refused), &*refused.message),
             },
             GangPhase::Backoff => {
                 let why = self.tries.pause.as_ref().map_or("", |(_, why)| why);
@@ -135,12 +132,13 @@ impl Gang {
                     "the decision is written again: an earlier write of it may have come through",
                 ),
             },
-            GangPhase::Binding => Words::new(
-                "is being bound",
-                format!("{} of {min} bound", count.settled().min(min)),
+            GangPhase::Binding => self.with_why(
+                now,
+                "is being bound".to_owned(),
+                format!("{} of {min} bound{}", bound(count).min(min), ended_well(count)),
             ),
             GangPhase::Bound => self.words_bound(),
-            GangPhase::Repairing => self.words_repairing(),
+            GangPhase::Repairing => self.words_repairing(now),
             GangPhase::Done => {
                 let message = match count.of(Class::Completed) {
                     0 => "it has no members any more".to_owned(),
@@ -212,9 +210,10 @@ impl Gang {
                 format!("lost members are not replaced ({why})"),
             );
         }
+        let bound = format!("{} bound{}", bound(count), ended_well(count));
         let extras = self.members.unplaced().len();
         if extras == 0 {
-            return Words::new("is bound", format!("{settled} bound, {min} needed"));
+            return Words::new("is bound", format!("{bound}, {min} needed"));
         }
         let why = match &self.tries.refused {
             _ if self.is_invalid() => {
@@ -227,10 +226,24 @@ impl Gang {
             Some(refused) => format!("is bound; waits for room for more members: {}", refused.reason),
             None => "is bound; more members wait their turn".to_owned(),
         };
-        Words::new(why, format!("{settled} bound, {min} needed, {extras} waiting"))
+        Words::new(why, format!("{bound}, {min} needed, {extras} waiting"))
     }
 
-    fn words_repairing(&self) -> Words {
+    /// Words for a decided gang that lacks members, with why those that wait have no place.
+    fn with_why(&self, now: Instant, mut reason: String, mut message: String) -> Words {
+        let pause = self.tries.pause.as_ref().filter(|(until, _)| now < *until);
+        if self.members.unplaced().is_empty() {
+            // Whoever is missing does not wait for a place.
+        } else if let Some((_, why)) = pause {
+            reason.push_str(&format!("; is tried again soon: {why}"));
+        } else if let Some(refused) = &self.tries.refused {
+            reason.push_str(&format!("; {}", no_room(refused)));
+            message.push_str(&format!("; {}", refused.message));
+        }
+        Words::new(reason, message)
+    }
+
+    fn words_repairing(&self, now: Instant) -> Words {
         if matches!(self.state, State::Restarting { .. }) {
             let old = self.members.old_present();
             let mut message = format!("members of before that are not gone yet: {old}");
@@ -249,9 +262,10 @@ impl Gang {
             (1, _) => "1 place is kept for a replacement".to_owned(),
             (kept, _) => format!("{kept} places are kept for replacements"),
         };
-        Words::new(
+        self.with_why(
+            now,
             format!("lacks {lacking} of {min} members"),
-            format!("{} bound; {places}", count.settled()),
+            format!("{} bound{}; {places}", bound(count), ended_well(count)),
         )
     }
 
@@ -438,6 +452,27 @@ fn joint(reason: &str) -> &'static str {
         .iter()
         .any(|verb| reason.split(' ').next() == Some(*verb));
     if verb && !counts { " " } else { ": " }
+}
+
+fn no_room(refused: &Refused) -> String {
+    let how = if refused.hopeless {
+        "cannot fit"
+    } else {
+        "waits for room"
+    };
+    format!("{how}: {}", refused.reason)
+}
+
+/// Members that are as good as bound, without those that have ended.
+fn bound(count: &Count) -> u32 {
+    count.settled() - count.of(Class::Completed)
+}
+
+fn ended_well(count: &Count) -> String {
+    match count.of(Class::Completed) {
+        0 => String::new(),
+        ended => format!(", {ended} ended well"),
+    }
 }
 
 fn kept_back(count: &Count) -> String {

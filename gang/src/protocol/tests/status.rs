@@ -153,6 +153,71 @@ fn conventions_that_are_passed_over_are_named_on_the_gang_and_to_its_pods() {
 }
 
 #[test]
+fn why_a_replacement_gets_no_place_is_told() {
+    let mut world = World::new();
+    world.bound_gang("a", 3, 3);
+    let mut ended = bound(member("a1", claim("a", 3)), "n1");
+    ended.stage = Stage::Succeeded;
+    world.see(ended);
+    world.gone("a0");
+    world.pass(600);
+    world.see(member("a3", claim("a", 3)));
+    world.refuse("1 member of 1 GPU does not fit");
+    let told = "lacks 1 of 3 members; waits for room: 1 member of 1 GPU does not fit";
+    assert_eq!(world.waits("a3"), format!("gang default/a {told}"));
+    let status = world.status("a");
+    assert_eq!(status.reason, told);
+    assert_eq!(
+        status.message,
+        "1 bound, 1 ended well; no place is kept for them any more; 1 member of 1 GPU does not fit, at length"
+    );
+    world.pass(100);
+    world.room += 1;
+    world.refuse("1 member of 1 GPU does not fit");
+    assert_eq!(world.waits("a3"), format!("gang default/a {told}"));
+    assert_eq!(world.gangs.take_statuses(), [], "nothing new to write");
+}
+
+#[test]
+fn why_a_replacement_is_tried_later_is_told() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.gone("a0");
+    world.pass(600);
+    world.see(member("a2", claim("a", 2)));
+    world.plan_from(5);
+    // The node is not offered, until it is passed over; and there is no other.
+    for _ in 0..3 {
+        world.answer_within("a2", &["n9"]);
+        world.pass(60);
+    }
+    world.refuse("1 member of 1 GPU does not fit");
+    let told = "lacks 1 of 2 members; is tried again soon: kube-scheduler does not offer the planned nodes";
+    assert_eq!(world.text("a"), format!("gang default/a {told}"));
+    assert_eq!(world.status("a").reason, told);
+}
+
+#[test]
+fn why_a_gang_that_is_being_bound_lacks_a_place_is_told() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come_all("a", 2);
+    world.write();
+    world.bind("a0");
+    world.gone("a1");
+    world.pass(600);
+    world.see(member("a2", claim("a", 2)));
+    world.refuse("no room");
+    let told = "is being bound; waits for room: no room";
+    assert_eq!(world.text("a"), format!("gang default/a {told}"));
+    let status = world.status("a");
+    assert_eq!(status.phase, GangPhase::Binding);
+    assert_eq!(status.reason, told);
+    assert_eq!(status.message, "1 of 2 bound; no room, at length");
+}
+
+#[test]
 fn a_view_shows_members_and_places() {
     let mut world = World::new();
     world.members("a", 2, 2);
