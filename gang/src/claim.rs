@@ -133,6 +133,14 @@ pub enum OwnerKind {
     Job,
 }
 
+impl OwnerKind {
+    /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]), though the pods
+    /// themselves say how many there are.
+    pub fn may_start_apart(self) -> bool {
+        matches!(self, Self::LeaderWorkerSet | Self::JobSet | Self::MpiJob)
+    }
+}
+
 /// What such an object says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct OwnerFacts {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use gantry_api::GangRepair;
 
+use crate::claim::OwnerRef;
 pub use resolve::{Defaults, OwnerState, Resolved, resolve};
 pub use said::Said;
 #[cfg(test)]
@@ -36,6 +37,9 @@ pub struct Terms {
     pub arrival: Duration,
     /// It can be stopped at little loss.
     pub checkpointed: bool,
+    /// The owner, if it is not there or may not be read, and might say that its pods are not all made at once
+    /// ([`crate::OwnerKind::may_start_apart`]).
+    pub unread: Option<OwnerRef>,
     /// Whose word the minimum is.
     pub authority: Authority,
     /// Who decided, for people: `minMember of PodGroup train (coscheduling)`.

@@ -27,6 +27,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
             repair: Repair::Hold,
             arrival: std::time::Duration::from_secs(60),
             checkpointed: false,
+            unread: None,
             authority: gantry_gang::terms::Authority::Pods,
             decided_by: "the program".into(),
         }),

@@ -181,10 +181,13 @@ impl Gang {
                 return Words::new(reason, format!("as {} says{back}", terms.decided_by));
             }
         }
-        Words::new(
-            format!("{exist} of {} members exist", terms.min),
-            format!("as {} says{back}", terms.decided_by),
-        )
+        let mut reason = format!("{exist} of {} members exist", terms.min);
+        if let Some(owner) = &terms.unread {
+            reason.push_str(&format!(
+                "; {owner}, which may start some of its pods before the others, does not exist or may not be read"
+            ));
+        }
+        Words::new(reason, format!("as {} says{back}", terms.decided_by))
     }
 
     fn words_invalid(&self) -> Words {

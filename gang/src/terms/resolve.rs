@@ -10,7 +10,7 @@ use gantry_api::GangSpec;
 
 use super::said::{Said, TOLD, Tally};
 use super::{Authority, Fault, LevelWish, Repair, Terms, check};
-use crate::claim::{Hint, OwnerFacts, Wish};
+use crate::claim::{Hint, OwnerFacts, OwnerRef, Wish};
 use crate::dialect::value::fault;
 use crate::fabric::{Levels, NODE};
 
@@ -118,6 +118,7 @@ pub fn resolve(
         repair: wishes.repair.unwrap_or(defaults.repair),
         arrival: wishes.arrival.unwrap_or(defaults.arrival),
         checkpointed: wishes.checkpointed.unwrap_or(false),
+        unread: said.unread(owner),
         authority,
         decided_by,
     })
@@ -236,6 +237,15 @@ impl Said {
             authority: share.authority,
             decided_by: format!("{}{}", facts.said, owner_name()).into(),
         })
+    }
+
+    /// See [`Terms::unread`].
+    fn unread(&self, owner: OwnerState<'_>) -> Option<OwnerRef> {
+        let missing = matches!(owner, OwnerState::Missing);
+        let owner = self
+            .owner()
+            .filter(|owner| missing && owner.kind.may_start_apart());
+        owner.cloned()
     }
 
     /// Why there is no minimum.

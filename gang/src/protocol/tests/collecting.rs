@@ -297,6 +297,37 @@ fn a_size_that_the_owner_knows_is_asked_of_the_owner() {
     assert_eq!(world.gangs.owners_wanted(), []);
 }
 
+#[test]
+fn a_gang_whose_owner_may_start_some_pods_first_says_that_it_cannot_be_read() {
+    let of = |kind: OwnerKind| {
+        let owner = OwnerRef { kind, ..owner() };
+        let claim = Claim {
+            owner: Some(owner.clone()),
+            ..claim("a", 4)
+        };
+        let mut world = World::new();
+        world.see(member("a0", claim));
+        assert!(world.text("a").ends_with(" was not read yet"));
+        world.gangs.owner_seen(world.now(), &owner, None);
+        let status = world.status("a");
+        assert_eq!(world.text("a"), format!("gang default/a: {}", status.reason));
+        status.reason
+    };
+    let missing = "which may start some of its pods before the others, does not exist or may not be read";
+    for (kind, name) in [
+        (OwnerKind::LeaderWorkerSet, "LeaderWorkerSet"),
+        (OwnerKind::JobSet, "JobSet"),
+        (OwnerKind::MpiJob, "MPIJob"),
+    ] {
+        assert_eq!(of(kind), format!("1 of 4 members exist; {name} a, {missing}"));
+    }
+    assert_eq!(
+        of(OwnerKind::CoschedulingPodGroup),
+        "1 of 4 members exist",
+        "the pods say enough"
+    );
+}
+
 /// Between two gangs that go by it nobody tells what becomes of an owner.
 #[test]
 fn a_gang_made_again_does_not_go_by_what_its_owner_said_before() {

@@ -268,6 +268,7 @@ pub(in crate::gang) fn gang(members: &[(u32, ShapeId)]) -> Wanted {
             repair: Repair::Hold,
             arrival: std::time::Duration::from_secs(60),
             checkpointed: false,
+            unread: None,
             authority: gantry_gang::terms::Authority::Pods,
             decided_by: "a test".into(),
         }),
