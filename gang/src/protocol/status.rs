@@ -1,6 +1,7 @@
 //! What people read of a gang: the status of its object, and the text its parked pods are told. A text changes only when what it says
 //! does: kube-scheduler tries a pod again whenever its text changes.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{Decision, GangPhase, GangStatus};
@@ -14,7 +15,7 @@ use super::recovery::Known;
 use super::types::{Hindrance, Refused};
 use crate::dialect::value::cut;
 use crate::key::Dialect;
-use crate::terms::Repair;
+use crate::terms::{Repair, Terms};
 
 /// The condition of a gang whose pods several conventions name.
 const CONTESTED: &str = "Contested";
@@ -334,6 +335,14 @@ impl Gang {
         })
     }
 
+    /// Whose terms are shown: those that hold. A pod that contradicts a gang which is decided changes nothing of it.
+    fn terms_shown(&self) -> Option<&Arc<Terms>> {
+        match &self.state {
+            State::Decided(_) => self.working_terms(),
+            _ => self.agreed.terms(),
+        }
+    }
+
     /// Its status but for the decision.
     pub(super) fn status(&mut self, now: Instant, unix: i64) -> GangStatus {
         let count = *self.members.count();
@@ -347,8 +356,7 @@ impl Gang {
             incarnation: self.key.incarnation.to_string(),
             name: self.key.name.to_string(),
             decided_by: self
-                .agreed
-                .terms()
+                .terms_shown()
                 .map(|terms| terms.decided_by.to_string())
                 .unwrap_or_default(),
             min: self.min(),

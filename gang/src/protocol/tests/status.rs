@@ -218,6 +218,17 @@ fn why_a_gang_that_is_being_bound_lacks_a_place_is_told() {
 }
 
 #[test]
+fn who_decided_a_bound_gang_is_said_also_when_a_pod_contradicts_it() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    let said = world.status("a").decided_by;
+    assert_eq!(said, "annotation gantry.dev/gang-min of its pods");
+    world.see(member("a2", claim("a", 5)));
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.status("a").decided_by, said);
+}
+
+#[test]
 fn a_view_shows_members_and_places() {
     let mut world = World::new();
     world.members("a", 2, 2);
