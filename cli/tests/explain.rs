@@ -348,6 +348,56 @@ async fn a_gang_that_has_a_place_which_is_not_decided_is_not_said_to_wait_in_the
     );
 }
 
+/// A place in a decision: GPUs of a node, and the pod that has it.
+fn slot(node: &str, gpus: std::ops::Range<u32>, pod: Option<&Pod>) -> Value {
+    let ids: Vec<String> = gpus.map(|index| format!("GPU-{node}-{index}")).collect();
+    let mut slot = json!({"node": node, "devices": [{"resource": "nvidia.com/gpu", "ids": ids}]});
+    if let Some(pod) = pod {
+        slot["pod"] = json!(pod.metadata.uid);
+    }
+    slot
+}
+
+fn decided(min: u32, slots: &[Value]) -> Value {
+    let decision = json!({"id": "d", "min": min, "slots": slots});
+    json!({"reason": "", "message": "", "min": min, "decision": decision, "boundAt": "2026-01-01T00:00:00Z"})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn places_that_are_kept_for_replacements_are_named_to_those_that_they_keep_out() {
+    let stage = Stage::start().await;
+    let pods = &stage.pods;
+    create(pods, member("mpi-0", 2, Some("b"), "mpi", 2)).await;
+    let bound = pods.get("mpi-0").await.unwrap();
+    let slots = [slot("b", 0..2, Some(&bound)), slot("a", 0..2, None)];
+    stage.says("mpi", "Repairing", decided(2, &slots)).await;
+    create(pods, pod("plain", 4, None)).await;
+    for rank in 0..2 {
+        create(pods, member(&format!("high-{rank}"), 4, None, "high", 2)).await;
+    }
+
+    let (_, text) = stage.see(&["pod", "plain"]).await;
+    insta::assert_snapshot!(text, @r"
+    pod default/plain asks for 4 nvidia.com/gpu
+    too little on 2 of 2 nodes:
+      b: 2 of 4 GPUs free, 4 asked; fits when default/mpi-0 ends
+      a: 2 of 4 GPUs free, 4 asked; 1 place is kept for gang default/mpi there
+    ");
+    let (_, text) = stage.see(&["gang", "high"]).await;
+    assert!(
+        text.contains("\n  1 place is kept for gang default/mpi\n"),
+        "{text}"
+    );
+    let (_, text) = stage.see(&["pod", "plain", "--json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        report["nodes"][1]["places_kept"],
+        json!([{"gang": "default/mpi", "places": 1}])
+    );
+    let (_, text) = stage.see(&["gang", "mpi"]).await;
+    assert!(!text.contains("kept for gang"), "its own are no news: {text}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_only_the_options_of_the_extender_tell_is_not_said_of_the_gang() {
     let stage = Stage::start().await;

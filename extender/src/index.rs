@@ -35,8 +35,8 @@ pub use binds::Outcome;
 pub use budgets::Disruptions;
 pub use entry::Totals;
 pub use gangs::{
-    Admitted, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView, PlaceView, Said,
-    Trial,
+    Admitted, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView, PlaceView,
+    PlacesKept, Said, Trial,
 };
 pub use inspect::{Bound, NodeReport, PodReport};
 pub use lists::Source;

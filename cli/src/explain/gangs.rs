@@ -120,6 +120,10 @@ fn if_planned_now(out: &mut String, report: &GangReport) {
         let ends = some(&report.would_have_to_end, ENDS);
         line(out, &format!("  fits when {ends} ended"));
     }
+    if !report.places_kept.is_empty() {
+        let kept: Vec<String> = report.places_kept.iter().map(ToString::to_string).collect();
+        line(out, &format!("  {}", some(&kept, ENDS)));
+    }
 }
 
 fn is_the_same(gang: &GangStanding, said: &Said, trial: &Trial) -> bool {

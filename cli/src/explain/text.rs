@@ -69,7 +69,10 @@ pub(crate) fn pod(report: &PodReport) -> String {
         );
         for node in waits.iter().take(NAMED) {
             let lacks = node.lacks.as_deref().unwrap_or_default();
-            line(&mut out, &format!("  {}: {lacks}{}", node.node, ends(node)));
+            line(
+                &mut out,
+                &format!("  {}: {lacks}{}{}", node.node, ends(node), kept(node)),
+            );
         }
         more(&mut out, waits.len());
     }
@@ -89,6 +92,15 @@ fn ends(node: &NodeReport) -> String {
             count - ENDS
         ),
     }
+}
+
+/// For which gangs places are kept on a node.
+fn kept(node: &NodeReport) -> String {
+    let named: Vec<String> = node.places_kept.iter().map(ToString::to_string).collect();
+    if named.is_empty() {
+        return String::new();
+    }
+    format!("; {} there", some(&named, ENDS))
 }
 
 fn more(out: &mut String, count: usize) {
@@ -114,6 +126,7 @@ mod tests {
             lacks: lacks.map(str::to_owned),
             bandwidth_gbs: gbs,
             would_have_to_end: ends.iter().map(|name| (*name).to_owned()).collect(),
+            places_kept: Vec::new(),
         }
     }
 

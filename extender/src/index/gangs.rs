@@ -21,6 +21,7 @@ mod standing;
 mod supply;
 mod verbs;
 mod view;
+mod withheld;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -36,6 +37,7 @@ pub use report::GangReport;
 pub use standing::{GangStanding, Said, Trial};
 pub use verbs::{Admitted, Belongs};
 pub use view::{GangTotals, GangView, MemberView, PlaceView};
+pub use withheld::PlacesKept;
 pub use work::Called;
 
 use super::Index;

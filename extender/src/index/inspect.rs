@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName, PodUid};
+use gantry_gang::GangKey;
 use serde::Serialize;
 
-use super::Index;
 use super::victims::fits_without;
+use super::{Index, PlacesKept};
 use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
 use crate::pod::PodFacts;
@@ -56,6 +57,8 @@ pub struct NodeReport {
     pub bandwidth_gbs: Option<f64>,
     /// Pods, as few as possible, that would have to end for it to fit; empty if it fits, or if no end of pods helps.
     pub would_have_to_end: Vec<String>,
+    /// Places there that are kept for gangs which are decided, if the pod does not fit.
+    pub places_kept: Vec<PlacesKept>,
 }
 
 impl Index {
@@ -93,12 +96,13 @@ impl Index {
             .map(|ask| format!("{} {}", ask.devices, ask.resource))
             .collect();
         let bound = pod.node.as_ref().map(|node| self.bound(pod, node));
+        let gang = self.gang_of(&pod.uid).map(|key| &**key);
         let mut nodes = Vec::new();
         if bound.is_none() {
             nodes = (0u32..)
                 .map(NodeIx)
                 .take(self.entries.len())
-                .filter_map(|node| self.look(node, request))
+                .filter_map(|node| self.look(node, request, gang))
                 .collect();
             let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
             nodes.sort_by(|a, b| {
@@ -111,7 +115,6 @@ impl Index {
                     .then_with(|| a.node.cmp(&b.node))
             });
         }
-        let gang = self.gang_of(&pod.uid).map(|key| &**key);
         Ok(PodReport {
             namespace: Arc::clone(&pod.namespace),
             name: Arc::clone(&pod.name),
@@ -149,13 +152,14 @@ impl Index {
         }
     }
 
-    fn look(&self, ix: NodeIx, request: &Request) -> Option<NodeReport> {
+    fn look(&self, ix: NodeIx, request: &Request, gang: Option<&GangKey>) -> Option<NodeReport> {
         let entry = self.entries.get(ix.0 as usize)?;
         let report = |lacks: Option<String>| NodeReport {
             node: entry.name.clone(),
             lacks,
             bandwidth_gbs: None,
             would_have_to_end: Vec::new(),
+            places_kept: Vec::new(),
         };
         let Some(class) = entry.exact(&[]) else {
             // A node without GPUs of anybody is nothing to speak of.
@@ -185,6 +189,7 @@ impl Index {
             },
             Err(words) => report(Some(words)),
         };
+        found.places_kept = self.places_kept_on(entry, gang);
         let mut held: Vec<&(PodUid, Vec<DeviceSet>)> = entry.account.pods.iter().collect();
         // The largest first, so that few have to end; then those that turn out not to be needed are let off.
         held.sort_by_key(|(uid, sets)| {

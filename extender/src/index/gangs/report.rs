@@ -9,6 +9,7 @@ use gantry_gang::protocol::Wanted;
 use serde::Serialize;
 
 use super::standing::GangStanding;
+use super::withheld::PlacesKept;
 use crate::gang::plan::{self, Explanation};
 use crate::gang::preempt;
 use crate::index::Index;
@@ -26,6 +27,8 @@ pub struct GangReport {
     /// Pods that would have to end for it to fit, whole gangs at a time and with as little loss as can be; empty if it fits, or if no end
     /// of pods helps.
     pub would_have_to_end: Vec<String>,
+    /// Places that are kept for other gangs, which are decided; empty if all of its members have one.
+    pub places_kept: Vec<PlacesKept>,
 }
 
 impl Index {
@@ -47,11 +50,13 @@ impl Index {
             (Some(wanted), Some(tried)) if !tried.hopeless => self.in_the_way(wanted),
             _ => Vec::new(),
         };
+        let places_kept = tried.as_ref().map(|_| self.places_kept(key));
         Some(GangReport {
             gang,
             ahead,
             tried,
             would_have_to_end,
+            places_kept: places_kept.unwrap_or_default(),
         })
     }
 
