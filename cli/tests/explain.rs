@@ -399,6 +399,26 @@ async fn places_that_are_kept_for_replacements_are_named_to_those_that_they_keep
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_gang_that_is_decided_is_told_whose_end_lets_in_one_more() {
+    let stage = Stage::start().await;
+    let pods = &stage.pods;
+    create(pods, member("el-0", 4, Some("a"), "el", 1)).await;
+    let bound = pods.get("el-0").await.unwrap();
+    stage
+        .says("el", "Bound", decided(1, &[slot("a", 0..4, Some(&bound))]))
+        .await;
+    create(pods, pod("plain", 4, Some("b"))).await;
+    create(pods, member("el-1", 4, None, "el", 1)).await;
+
+    let (_, text) = stage.see(&["gang", "el"]).await;
+    assert!(
+        text.contains("  tried for 1 member of 4 GPUs, of which 0 must fit:"),
+        "{text}"
+    );
+    assert!(text.contains("  fits when default/plain ended\n"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_only_the_options_of_the_extender_tell_is_not_said_of_the_gang() {
     let stage = Stage::start().await;
     let gated = |mut pod: Value| {

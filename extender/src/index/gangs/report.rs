@@ -81,6 +81,8 @@ impl Index {
     fn in_the_way(&self, wanted: &Wanted) -> Vec<String> {
         let wanted = Wanted {
             priority: i32::MAX,
+            // A gang that is decided needs none at a time; whose end lets in one more is of interest all the same.
+            must: wanted.must.max(1),
             ..wanted.clone()
         };
         let placement = self.among_occupants(&wanted, |mut occupants| {
