@@ -46,6 +46,9 @@ pub const CHECKPOINTED_ANNOTATION: &str = "gantry.dev/checkpointed";
 /// A scheduling gate that keeps members of a gang out of kube-scheduler's queue until enough of them exist; the extender removes it.
 pub const GANG_GATE: &str = "gantry.dev/gang";
 
+/// What kube-scheduler is called in `spec.schedulerName` where nobody says another name.
+pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
 /// The extended resource that whole GPUs are advertised as.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 

@@ -148,6 +148,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
         leaving: false,
         preempted: false,
         refused: false,
+        elsewhere: None,
     }
 }
 

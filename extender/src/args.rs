@@ -45,6 +45,17 @@ pub struct Args {
     )]
     pub resources: Vec<String>,
 
+    /// Names of kube-scheduler's profiles that have this extender (`schedulerName` of their pods). Pods of any other scheduler hold what they hold once they
+    /// are bound, and before take part in nothing: nobody would bring them here. Who calls all the same counts as named.
+    #[arg(
+        long = "scheduler-name",
+        env = "GANTRY_SCHEDULER_NAMES",
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = gantry_api::names::DEFAULT_SCHEDULER
+    )]
+    pub schedulers: Vec<String>,
+
     /// What to do with nodes whose devices Gantry does not know, because another plugin or DRA serves them.
     #[arg(long, env = "GANTRY_FOREIGN_NODES", value_enum, default_value_t)]
     pub foreign_nodes: ForeignNodes,

@@ -19,6 +19,7 @@ mod managed;
 mod read;
 mod reserve;
 mod room;
+mod schedulers;
 mod store;
 mod victims;
 mod volumes;
@@ -92,6 +93,7 @@ pub struct Index {
     rooms: room::Rooms,
     volumes: volumes::Volumes,
     gangs: gangs::State,
+    schedulers: schedulers::Schedulers,
     /// `None` while they are not known. Where nobody follows them there are none.
     budgets: Option<Vec<Disruptions>>,
     /// The time it was told last, and when it was told both clocks.
@@ -132,6 +134,7 @@ impl Index {
             rooms: room::Rooms::default(),
             volumes: volumes::Volumes::default(),
             gangs: gangs::State::new(settings),
+            schedulers: schedulers::Schedulers::default(),
             budgets: Some(Vec::new()),
             now: begin,
             origin: begin,
@@ -172,7 +175,11 @@ impl Index {
             self.pods.remove(&uid);
             return;
         }
-        self.waiting.observe(self.now.at, &pod);
+        if self.elsewhere(&pod).is_some() {
+            self.waiting.forget(&uid);
+        } else {
+            self.waiting.observe(self.now.at, &pod);
+        }
         self.pods.insert(uid, Arc::new(pod));
     }
 
@@ -322,6 +329,7 @@ impl Index {
             holds: self.binds.holds(),
             kept: self.kept(),
             promised: self.promised(),
+            schedulers: self.schedulers.all(),
         });
         true
     }

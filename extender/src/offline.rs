@@ -42,6 +42,8 @@ pub struct Terms {
     pub fabric: Levels,
     /// Whether it removes our scheduling gate.
     pub gates: bool,
+    /// The schedulers that ask it.
+    pub schedulers: Vec<Arc<str>>,
 }
 
 /// What a look has shown.
@@ -74,6 +76,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     let watched = Watched::new(terms.resources);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
     index.set_fabric(terms.fabric.clone());
+    index.set_schedulers(terms.schedulers);
     index.set_gangs(Settings {
         levels: terms.fabric,
         gates: terms.gates,

@@ -75,6 +75,8 @@ pub struct PodFacts {
     pub priority: i32,
     /// Whether others may be preempted for it: its `preemptionPolicy` is not `Never`.
     pub preempts: bool,
+    /// `spec.schedulerName`: who is to place it.
+    pub scheduler: Arc<str>,
 }
 
 impl Reader {
@@ -99,6 +101,8 @@ impl Reader {
             Some(_) => pod.spec.volume_claims(name, &mut self.words),
             None => Vec::new(),
         };
+        let scheduler = pod.spec.scheduler_name.as_deref();
+        let scheduler = self.words.of(scheduler.unwrap_or(names::DEFAULT_SCHEDULER));
         let asked = self.watched.among(pod.spec.resources());
         let mut metadata = pod.metadata;
         let status = pod.status.unwrap_or_default();
@@ -153,6 +157,7 @@ impl Reader {
             kin,
             priority: pod.spec.priority,
             preempts: pod.spec.preemption_policy.as_deref() != Some("Never"),
+            scheduler,
         })
     }
 }

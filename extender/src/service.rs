@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_api::{NodeName, PodUid, ResourceName, names};
 use gantry_gang::protocol::Answer;
 use serde::Deserialize;
 
@@ -68,6 +68,7 @@ impl Service {
                 Filtered::all_refused(candidates.len(), format!("node(s) not looked at: {error}"))
             }
             Ok(request) => {
+                self.meet(&args.pod, &snapshot);
                 let answer = self.decide(body, &args.pod, request, &candidates, &snapshot);
                 outcome = if answer.passed.is_empty() { "none" } else { "some" };
                 answer
@@ -184,7 +185,11 @@ impl Service {
         let mut offers = args.offers();
         let snapshot = self.store.snapshot();
         let mut outcome = "untouched";
-        match self.request(&args.pod, &snapshot)? {
+        let request = self.request(&args.pod, &snapshot)?;
+        if request.as_ref().is_ok_and(|request| !request.is_empty()) {
+            self.meet(&args.pod, &snapshot);
+        }
+        match request {
             Ok(request) if request.is_empty() => {}
             // It may be called as soon as the pod is made, and before filter.
             Ok(_) if self.is_member(body, uid(&args.pod)) => {
@@ -212,6 +217,15 @@ impl Service {
         };
         self.metrics.decisions.get_or_create(&decision).inc();
         wire::preemption_answer(offers).map_err(|error| malformed("preempt", &error))
+    }
+
+    /// Who asks about a pod brings those of its scheduler.
+    fn meet(&self, pod: &Pod<'_>, snapshot: &Snapshot) {
+        let name = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_ref());
+        let name = name.map_or(names::DEFAULT_SCHEDULER, Text::as_str);
+        if !snapshot.schedulers.contains(name) {
+            self.store.update(|index| index.scheduler_asks(name));
+        }
     }
 
     /// Whether a pod belongs to a gang. One that the watch has not shown yet is read from the body.

@@ -53,6 +53,8 @@ pub struct Snapshot {
     pub kept: Option<Arc<Kept>>,
     /// Room that is being made for pods by themselves.
     pub promised: Option<Arc<Promised>>,
+    /// The schedulers whose pods are brought here, as `spec.schedulerName` has them.
+    pub schedulers: Arc<BTreeSet<Arc<str>>>,
 }
 
 /// Nodes kept for a gang that waits: what comes free there is for it.

@@ -116,6 +116,9 @@ pub struct PodSpec<'a> {
     /// Its priority, as admission has worked it out.
     #[serde(default)]
     pub priority: Option<i32>,
+    /// Who is to place it.
+    #[serde(borrow, default)]
+    pub scheduler_name: Option<Text<'a>>,
 }
 
 /// What of a `v1.Container` matters here.

@@ -44,6 +44,7 @@ fn member(job: &str, index: u32) -> Member {
         leaving: false,
         preempted: false,
         refused: false,
+        elsewhere: None,
         holds: Default::default(),
     }
 }

@@ -60,6 +60,17 @@ pub(crate) struct ExplainArgs {
     )]
     resources: Vec<String>,
 
+    /// The profiles of kube-scheduler that ask the extender: its --scheduler-name
+    #[arg(
+        long = "scheduler-name",
+        env = "GANTRY_SCHEDULER_NAMES",
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = names::DEFAULT_SCHEDULER,
+        global = true
+    )]
+    schedulers: Vec<String>,
+
     /// What the extender does with nodes whose devices Gantry does not know
     #[arg(
         long,
@@ -139,6 +150,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         options,
         fabric: args.fabric.clone(),
         gates: args.gates,
+        schedulers: args.schedulers.iter().map(|name| name.trim().into()).collect(),
     };
     let seen = offline::look(kubeconfig.as_deref(), terms, LIMIT).await?;
     let output = match &args.what {

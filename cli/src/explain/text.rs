@@ -20,6 +20,12 @@ pub(crate) fn pod(report: &PodReport) -> String {
     if let Some(gang) = &report.gang {
         line(&mut out, &format!("its gang, which goes as a whole: {gang}"));
     }
+    if let Some(scheduler) = &report.scheduled_by {
+        line(
+            &mut out,
+            &format!("scheduled by {scheduler}, which does not ask Gantry: see --scheduler-name"),
+        );
+    }
     if let Some(bound) = &report.bound {
         let words = if bound.words.is_empty() {
             "no device that Gantry accounts"
@@ -137,6 +143,7 @@ mod tests {
             asks: "4 nvidia.com/gpu".to_owned(),
             gang: None,
             places_kept_for: Vec::new(),
+            scheduled_by: None,
             bound,
             nodes,
         }
@@ -192,6 +199,19 @@ mod tests {
           n1: 300 GB/s among them
         it waits for the rest of its gang: see `gantry explain gang`
         places that do not show here are kept for gang(s) default/other
+        ");
+    }
+
+    #[test]
+    fn a_pod_that_another_scheduler_is_to_place() {
+        let mut theirs = report(None, vec![node("n1", None, None, &[])]);
+        theirs.scheduled_by = Some("koord-scheduler".into());
+        insta::assert_snapshot!(pod(&theirs), @r"
+        pod default/trainer-0 asks for 4 nvidia.com/gpu
+        scheduled by koord-scheduler, which does not ask Gantry: see --scheduler-name
+        devices enough on 1 of 1 nodes:
+          n1
+        if it waits all the same, something else keeps it: see `kubectl describe pod`
         ");
     }
 

@@ -29,6 +29,8 @@ pub struct PodReport {
     pub gang: Option<Arc<str>>,
     /// Other gangs that have places which only the extender knows, for they are not decided: `namespace/name`.
     pub places_kept_for: Vec<String>,
+    /// The scheduler that is to place it, if it waits and that is none that asks Gantry.
+    pub scheduled_by: Option<Arc<str>>,
     /// Where it is, and what it has there.
     pub bound: Option<Bound>,
     /// Every node, best first, while it waits.
@@ -121,6 +123,7 @@ impl Index {
             asks: asks.join(", "),
             gang: gang.and_then(|key| self.in_few_words(key)),
             places_kept_for: self.with_places(gang),
+            scheduled_by: self.elsewhere(pod),
             bound,
             nodes,
         })

@@ -87,6 +87,7 @@ pub struct SlimSpec {
     pub(super) volumes: Vec<SlimVolume>,
     pub(super) priority: i32,
     pub(super) preemption_policy: Option<String>,
+    pub(super) scheduler_name: Option<String>,
     pub(super) scheduling_gates: Vec<SlimGate>,
     pub(super) scheduling_group: Option<SlimSchedulingGroup>,
     pub(super) workload_ref: Option<SlimWorkloadRef>,

@@ -105,6 +105,22 @@ async fn a_simulation_leaves_no_trace() {
 }
 
 #[tokio::test]
+async fn a_scheduler_that_is_not_named_and_asks_all_the_same_gets_its_gang_placed() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let mut pods = ["g-0", "g-1"].map(|name| member(name, 8, "g", 2));
+    for pod in &mut pods {
+        pod["spec"]["schedulerName"] = "gpu-profile".into();
+        cluster.pod(pod);
+    }
+    let ask = || read(&service.filter(&body(&pods[0], &["a", "b", "c"])).unwrap());
+    cluster.wait(2);
+    ask();
+    cluster.wait(2);
+    assert_eq!(ask()["NodeNames"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
 async fn a_pod_refused_everywhere_is_parked_until_it_has_somewhere_to_go() {
     let cluster = cluster();
     let service = service(&cluster);

@@ -112,7 +112,7 @@ impl Gang {
                 self.lose(uid, id, &Holder::Leaving(uid.clone()), now);
             }
             (_, Class::Lost) => self.lose(uid, id, &Holder::Kept, now),
-            (_, Class::Faulty | Class::Foreign) if !kept.pinned() => self.untie(uid, now),
+            (_, Class::Faulty | Class::Foreign | Class::Elsewhere) if !kept.pinned() => self.untie(uid, now),
             (Stage::Bound(node), _) if *node == slot.node => {
                 // A Binding of before may have come late: what the pod has is its place, not what it would have got.
                 self.slots.set_devices(id, &kept.member.holds);

@@ -70,6 +70,8 @@ pub(super) enum Class {
     Faulty,
     /// Kept back by gates that are not ours.
     Foreign,
+    /// Another scheduler is to place it.
+    Elsewhere,
     /// It exists, and has no slot.
     Waiting,
     /// It has a slot, and has not arrived.
@@ -88,7 +90,7 @@ pub(super) enum Class {
     Completed,
 }
 
-const CLASSES: usize = 12;
+const CLASSES: usize = 13;
 
 impl Kept {
     pub(super) fn new(member: Member, life: u32) -> Self {
@@ -133,6 +135,7 @@ impl Kept {
             Stage::Bound(_) => Class::Bound,
             _ if self.bind == Bind::Done => Class::Bound,
             _ if !self.member.claim.faults.is_empty() => Class::Faulty,
+            _ if self.member.elsewhere.is_some() => Class::Elsewhere,
             Stage::Gated { by_us_alone: false } => Class::Foreign,
             _ if light => Class::Light,
             _ if self.slot.is_none() => Class::Waiting,
@@ -160,6 +163,12 @@ impl Kept {
     /// Its Binding may exist or come to exist: its slot cannot be given to another.
     pub(super) fn pinned(&self) -> bool {
         self.bind != Bind::No || matches!(self.member.stage, Stage::Bound(_))
+    }
+
+    /// The scheduler that is to place it, if it counts as one that does not ask us.
+    fn placed_by_another(&self, class: Class) -> Option<&Arc<str>> {
+        let by = self.member.elsewhere.as_ref();
+        by.filter(|_| class == Class::Elsewhere)
     }
 
     /// It has come, and waits for its siblings elsewhere: in kube-scheduler.
@@ -203,6 +212,11 @@ impl Count {
 
     pub(super) fn of(&self, class: Class) -> u32 {
         self.0[class as usize]
+    }
+
+    /// Members that exist and do not count, for a reason that may pass.
+    pub(super) fn kept_back(&self) -> u32 {
+        self.of(Class::Faulty) + self.of(Class::Foreign) + self.of(Class::Elsewhere)
     }
 
     /// Members that count towards the quorum by their existence.
@@ -258,6 +272,8 @@ pub(super) struct Members {
     /// So many were alive or had ended well at a time, in this life.
     most: u32,
     priorities: BTreeMap<i32, u32>,
+    /// Members that another scheduler is to place, by its name.
+    elsewhere: BTreeMap<Arc<str>, u32>,
     /// Members that exist, want devices, and have no slot.
     unplaced: BTreeSet<PodUid>,
     /// Devices that unplaced members ask for.
@@ -347,6 +363,11 @@ impl Members {
         let kept = faulty.next()?;
         let fault = kept.member.claim.faults.first()?;
         Some(format!("pod {}: {fault}", kept.member.name))
+    }
+
+    /// The schedulers that are to place members and do not ask us, and how many each.
+    pub(super) fn elsewhere(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.elsewhere.iter().map(|(by, count)| (&**by, *count))
     }
 
     pub(super) fn unplaced(&self) -> &BTreeSet<PodUid> {
@@ -505,6 +526,14 @@ impl Members {
                 self.priorities.remove(&kept.member.priority);
             }
         }
+        if let Some(by) = kept.placed_by_another(class)
+            && let Some(count) = self.elsewhere.get_mut(by)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.elsewhere.remove(by);
+            }
+        }
         if self.unplaced.remove(uid) {
             self.unplaced_devices = self.unplaced_devices.saturating_sub(kept.devices());
         }
@@ -530,6 +559,9 @@ impl Members {
             .or_default()
             .add(class);
         *self.priorities.entry(kept.member.priority).or_default() += 1;
+        if let Some(by) = kept.placed_by_another(class) {
+            *self.elsewhere.entry(by.clone()).or_default() += 1;
+        }
         match class {
             Class::Waiting => {
                 self.unplaced.insert(kept.member.uid.clone());

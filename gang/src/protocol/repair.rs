@@ -18,7 +18,7 @@ use crate::terms::Repair;
 impl Gang {
     /// Fewer members than the minimum are left, even if all that exist get there.
     pub(super) fn lost_too_many(&self) -> bool {
-        let existing = |count: &Count| count.exist() + count.of(Class::Faulty) + count.of(Class::Foreign);
+        let existing = |count: &Count| count.exist() + count.kept_back();
         self.missing(existing) > 0
     }
 

@@ -72,6 +72,11 @@ impl Words {
             message: short(message.into(), MESSAGE),
         }
     }
+
+    /// With more to the reason.
+    fn and(self, more: &str) -> Self {
+        Self::new(self.reason + more, self.message)
+    }
 }
 
 impl Gang {
@@ -92,7 +97,7 @@ impl Gang {
         let count = self.members.count();
         let min = self.min();
         match self.phase(now) {
-            GangPhase::Collecting => self.words_collecting(now),
+            GangPhase::Collecting => self.words_collecting(now).and(&self.words_elsewhere()),
             GangPhase::Invalid => self.words_invalid(),
             GangPhase::Queued if self.is_kept_gated() => Words::new(
                 "waits until its scheduling gates can be removed",
@@ -189,6 +194,13 @@ impl Gang {
             ));
         }
         Words::new(reason, format!("as {} says{back}", terms.decided_by))
+    }
+
+    /// That members are another scheduler's to place, if some are.
+    fn words_elsewhere(&self) -> String {
+        let by = self.members.elsewhere();
+        by.map(|(by, count)| format!("; scheduled by {by}: {count}"))
+            .collect()
     }
 
     fn words_invalid(&self) -> Words {

@@ -49,6 +49,8 @@ pub struct Member {
     pub preempted: bool,
     /// kube-scheduler has tried it in vain: it may be parked there.
     pub refused: bool,
+    /// The scheduler that is to place it, if that is none that asks us: before it is bound nobody ever brings it here.
+    pub elsewhere: Option<Arc<str>>,
 }
 
 /// How far a pod is.

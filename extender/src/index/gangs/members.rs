@@ -152,6 +152,7 @@ impl Index {
             leaving: pod.leaving,
             preempted: pod.preempted,
             refused: pod.refused,
+            elsewhere: self.elsewhere(pod),
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
             self.gangs.core.scheduler_says(&pod.uid, said);
@@ -179,6 +180,8 @@ impl Index {
             leaving: pod.leaving,
             preempted: false,
             refused: false,
+            // Whoever places it, it counts by its existence.
+            elsewhere: None,
         });
     }
 

@@ -1,4 +1,5 @@
 mod aside;
+mod elsewhere;
 mod extras;
 mod order;
 mod preemption;

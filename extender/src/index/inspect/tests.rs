@@ -82,3 +82,17 @@ fn a_bound_pod_shows_what_it_holds() {
     assert_eq!((bound.node.as_str(), bound.words.as_str()), ("n", "GPU 1,3"));
     assert_eq!(bound.devices.len(), 2);
 }
+
+#[test]
+fn a_pod_that_another_scheduler_is_to_place_says_so_until_it_is_bound() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &plain(4));
+    let mut theirs = pod("a", 2);
+    theirs["spec"]["schedulerName"] = "koord-scheduler".into();
+    cluster.pod(&theirs).pod(&pod("ours", 2));
+    let by = |name: &str| report(&cluster, name).scheduled_by;
+    assert_eq!(by("a").as_deref(), Some("koord-scheduler"));
+    assert_eq!(by("ours"), None);
+    cluster.pod(&bound(theirs, "n", 1, Some("0-1")));
+    assert_eq!(by("a"), None);
+}

@@ -66,6 +66,7 @@ pub(crate) fn member(uid: &str, claim: Claim) -> Member {
         leaving: false,
         preempted: false,
         refused: true,
+        elsewhere: None,
     }
 }
 

@@ -1,0 +1,84 @@
+//! Pods that another scheduler is to place: before they are bound they take part in nothing.
+
+use super::*;
+
+/// Pods that a scheduler of that name is to place, with a priority.
+fn of(scheduler: &str, priority: i32, mut pods: Vec<Value>) -> Vec<Value> {
+    for pod in &mut pods {
+        pod["spec"]["schedulerName"] = scheduler.into();
+        pod["spec"]["priority"] = priority.into();
+    }
+    pods
+}
+
+#[test]
+fn a_gang_that_another_scheduler_is_to_place_holds_nothing_and_says_so() {
+    let cluster = two_nodes();
+    let theirs = of("koord-scheduler", 0, members("theirs", 2, 8));
+    create(&cluster, &theirs);
+    let view = cluster.store.read(|index| index.gang_view("default", "theirs"));
+    assert_eq!(
+        &*view.unwrap().reason,
+        "gang default/theirs: 0 of 2 members exist; scheduled by koord-scheduler: 2"
+    );
+    assert_eq!(phase(&cluster, "theirs"), GangPhase::Collecting);
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+    // What they have once they are bound is theirs.
+    for (pod, node) in theirs.into_iter().zip(["m", "n"]) {
+        cluster.pod(&bound(pod, node, 1, Some("0-7")));
+    }
+    create(&cluster, &members("ours", 1, 1));
+    assert_eq!(phase(&cluster, "ours"), GangPhase::Queued);
+}
+
+#[test]
+fn for_a_gang_that_another_scheduler_is_to_place_nobody_is_stopped_and_no_node_is_kept() {
+    let cluster = two_nodes();
+    let low = members("low", 2, 8);
+    create(&cluster, &low);
+    bind_all(&cluster, &low);
+    create(&cluster, &of("koord-scheduler", 10, members("theirs", 2, 8)));
+    cluster.wait(120);
+    assert_eq!(cluster.store.update(|index| index.take_work()), []);
+    assert!(cluster.store.snapshot().kept.is_none());
+}
+
+#[test]
+fn a_pod_that_another_scheduler_is_to_place_takes_part_in_nothing_before_it_is_bound() {
+    let cluster = two_nodes();
+    let mut theirs = of("koord-scheduler", 10, vec![pod("theirs", 8)]).remove(0);
+    theirs["status"]["nominatedNodeName"] = "n".into();
+    theirs["status"]["conditions"] = json!([{
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+    }]);
+    cluster.pod(&theirs);
+    assert!(cluster.store.snapshot().promised.is_none());
+    assert_eq!(cluster.store.read(|index| index.short()), []);
+    cluster.pod(&bound(theirs, "n", 1, Some("0-7")));
+    assert_eq!(cluster.free("n"), "");
+}
+
+#[test]
+fn a_scheduler_that_asks_about_a_pod_brings_its_pods_from_then_on() {
+    let cluster = two_nodes();
+    create(&cluster, &of("gpu-profile", 0, members("a", 2, 8)));
+    assert_eq!(phase(&cluster, "a"), GangPhase::Collecting);
+    cluster.store.update(|index| index.scheduler_asks("gpu-profile"));
+    cluster.wait(1);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    create(&cluster, &of("koord-scheduler", 0, members("b", 1, 1)));
+    assert_eq!(phase(&cluster, "b"), GangPhase::Collecting);
+}
+
+#[test]
+fn schedulers_that_are_named_bring_their_pods_and_others_do_not() {
+    let cluster = two_nodes();
+    cluster
+        .store
+        .update(|index| index.set_schedulers(["gpu-profile".into()]));
+    create(&cluster, &of("gpu-profile", 0, members("a", 1, 8)));
+    create(&cluster, &members("b", 1, 8));
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "b"), GangPhase::Collecting);
+}
