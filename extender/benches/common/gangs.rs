@@ -43,6 +43,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
         placed: Vec::new(),
         without: Vec::new(),
         priority: 0,
+        completes: false,
         resumes: false,
     }
 }

@@ -13,7 +13,9 @@ use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
 use super::standing::{NOT_OFFERED, after};
-use super::types::{Now, Place, Placement, Refused, Settings, Sibling, Stage, Wanted, WantedMember, Work};
+use super::types::{
+    Now, Place, Placement, Refused, Settings, ShapeId, Sibling, Stage, Wanted, WantedMember, Work,
+};
 use crate::key::GangKey;
 use crate::queue::{self, Waiting};
 
@@ -93,6 +95,10 @@ impl Gang {
         });
         let mut members: Vec<WantedMember> = members.into_iter().map(|(_, _, member)| member).collect();
         self.cut_to_max(&mut members);
+        let completes = self.urgency() == Urgency::Incomplete;
+        if completes {
+            self.cut_to_missing(&mut members);
+        }
         let must = match &self.state {
             State::Decided(_) => 0,
             _ => self.missing(Count::settled),
@@ -115,6 +121,7 @@ impl Gang {
             terms,
             members,
             must,
+            completes,
             placed,
             without: self.tries.without.iter().cloned().collect(),
             priority: self.members.priority(),
@@ -166,6 +173,17 @@ impl Gang {
             } else {
                 false
             }
+        });
+    }
+
+    /// Leaves out of each kind more members than the gang lacks: what it lacks goes before others that wait, and the rest after them.
+    fn cut_to_missing(&self, members: &mut Vec<WantedMember>) {
+        let missing = self.missing(Count::placed);
+        let mut kinds: BTreeMap<(Arc<str>, ShapeId), u32> = BTreeMap::new();
+        members.retain(|member| {
+            let count = kinds.entry((member.role.clone(), member.shape)).or_default();
+            *count += 1;
+            *count <= missing
         });
     }
 
@@ -231,6 +249,8 @@ impl Gang {
         self.tries.misses.clear();
         self.tries.resumes = false;
         if decided {
+            // Those that were left out have their turn now.
+            self.tries.considered = None;
             self.wake(env, woken);
             return;
         }

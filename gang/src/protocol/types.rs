@@ -101,6 +101,8 @@ pub struct Wanted {
     pub members: Vec<WantedMember>,
     /// So many of them must get one, or none does.
     pub must: u32,
+    /// The gang is decided and lacks them: all of it idles meanwhile, so they go before whoever waits.
+    pub completes: bool,
     /// Where other members of the gang are: new ones belong into the same domain.
     pub placed: Vec<Sibling>,
     /// Nodes that kube-scheduler did not offer when they were planned.

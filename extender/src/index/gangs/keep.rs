@@ -70,9 +70,9 @@ impl Index {
         self.gangs.keep.kept.clone()
     }
 
-    /// The nodes that are kept from a gang.
+    /// The nodes that are kept from a gang. From one that lacks members of its minimum none: it is ahead of all that have nothing yet.
     pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&Kept> {
-        let kept = self.gangs.keep.kept.as_deref();
+        let kept = self.gangs.keep.kept.as_deref().filter(|_| !wanted.completes);
         kept.filter(|kept| *kept.gang != *wanted.gang && wanted.priority <= kept.priority)
     }
 

@@ -158,6 +158,19 @@ impl Index {
 
     /// Where a gang goes without the nodes that are kept for another. If those are all it lacks, it is told so.
     fn plan_beside_kept(&self, wanted: &Wanted) -> Result<Placement, Refused> {
+        if wanted.completes {
+            // It goes before the gang that they are kept for, and spares it where it can.
+            let beside = Wanted {
+                completes: false,
+                ..wanted.clone()
+            };
+            let spares = self.kept_from(&beside).is_some();
+            let found =
+                spares.then(|| self.on_terrain(Some(&beside), |terrain| plan::plan(terrain, &beside)));
+            if let Some(Ok(placement)) = found {
+                return Ok(placement);
+            }
+        }
         let result = self.on_terrain(Some(wanted), |terrain| plan::plan(terrain, wanted));
         let Some(kept) = self.kept_from(wanted).filter(|_| result.is_err()) else {
             return result;

@@ -277,6 +277,7 @@ pub(in crate::gang) fn gang(members: &[(u32, ShapeId)]) -> Wanted {
         placed: Vec::new(),
         without: Vec::new(),
         priority: 0,
+        completes: false,
         resumes: false,
     }
 }

@@ -284,3 +284,50 @@ fn a_gang_on_a_full_cluster_waits_with_the_same_words_until_there_is_enough() {
     }
     assert_eq!(words(&cluster).0, GangPhase::Planned);
 }
+
+/// A bound gang `run` of two, and node `m` kept for a gang that has nothing. With the members of `run`, and where they are.
+fn beside_kept() -> (Cluster, Vec<Value>, Vec<String>) {
+    let cluster = Cluster::new(Options::default());
+    for (at, node) in [(1, "n"), (2, "o")] {
+        cluster.add(node, &bridged());
+        cluster.pod(&bound(pod(&format!("{node}-most"), 5), node, at, Some("3-7")));
+    }
+    let run = members("run", 2, 3);
+    create(&cluster, &run);
+    let nodes = bind_all(&cluster, &run);
+    cluster.add("m", &bridged());
+    cluster.pod(&bound(pod("x", 1), "m", 3, Some("0")));
+    create(&cluster, &members("head", 1, 8));
+    cluster.wait(61);
+    let snapshot = cluster.store.snapshot();
+    let kept: Vec<_> = snapshot.kept.as_ref().unwrap().nodes().collect();
+    assert_eq!(kept, [snapshot.find("m").unwrap()]);
+    (cluster, run, nodes)
+}
+
+/// A member is lost with its node.
+fn lose(cluster: &Cluster, member: &Value, node: &str) {
+    cluster.store.update(|index| index.node_deleted(node));
+    cluster.gone(&bound(member.clone(), node, 1, None));
+}
+
+#[test]
+fn what_a_bound_gang_lacks_goes_to_nodes_kept_for_one_that_has_nothing_and_members_beyond_its_minimum_do_not()
+{
+    let (cluster, run, nodes) = beside_kept();
+    create(&cluster, &[member("run-2", 3, "run", 2)]);
+    assert!(matches!(answer(&cluster, "run-2"), Answer::Wait(_)));
+    lose(&cluster, &run[1], &nodes[1]);
+    create(&cluster, &[member("run-3", 3, "run", 2)]);
+    assert_eq!(node(&cluster, "run-2"), "m");
+    assert!(matches!(answer(&cluster, "run-3"), Answer::Wait(_)));
+}
+
+#[test]
+fn what_a_bound_gang_lacks_spares_kept_nodes_where_it_fits_elsewhere() {
+    let (cluster, run, nodes) = beside_kept();
+    cluster.add("p", &plain(3));
+    lose(&cluster, &run[1], &nodes[1]);
+    create(&cluster, &[member("run-2", 3, "run", 2)]);
+    assert_eq!(node(&cluster, "run-2"), "p");
+}
