@@ -19,6 +19,7 @@ mod report;
 mod shapes;
 mod standing;
 mod supply;
+mod tries;
 mod verbs;
 mod view;
 mod withheld;
@@ -68,9 +69,10 @@ pub(super) struct State {
     troubled: HashMap<NodeIx, Instant>,
     /// Grows whenever a gang that was refused may fit now.
     room: u64,
-    tries: planning::Tries,
+    /// For whom victims are looked for.
+    tries: tries::Tries,
     /// The same for those who give places back.
-    givings: planning::Tries,
+    givings: tries::Tries,
     /// Gangs that would fit once pods are gone that are ending, and until when each waits for that, in seconds since 1970.
     awaits: HashMap<Arc<GangKey>, i64>,
     /// When the first of those is overdue whose end was waited for, in seconds since 1970.
@@ -112,8 +114,8 @@ impl State {
             suspects: BTreeSet::new(),
             troubled: HashMap::new(),
             room: 0,
-            tries: planning::Tries::default(),
-            givings: planning::Tries::default(),
+            tries: tries::Tries::default(),
+            givings: tries::Tries::default(),
             awaits: HashMap::new(),
             overdue: None,
             free: supply::Free::default(),

@@ -36,7 +36,7 @@ impl Index {
         // It costs many plans: of those that wait, the first few after each growth of room.
         if units.is_empty()
             || !self.are_enough(wanted, &units)
-            || !self.gangs.givings.another(self.gangs.room)
+            || !self.gangs.givings.another(self.gangs.room, &wanted.gang)
         {
             return None;
         }

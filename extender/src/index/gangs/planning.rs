@@ -14,27 +14,6 @@ use crate::gang::{plan, preempt};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
 
-/// Refused gangs for which victims are looked for before room grows again: it costs many plans, and whoever is further back in the queue would
-/// be behind those anyway.
-const PREEMPTIONS: u32 = 4;
-
-/// How often victims were looked for since room grew.
-#[derive(Debug, Default)]
-pub(super) struct Tries {
-    room: u64,
-    count: u32,
-}
-
-impl Tries {
-    pub(super) fn another(&mut self, room: u64) -> bool {
-        if self.room != room {
-            *self = Self { room, count: 0 };
-        }
-        self.count += 1;
-        self.count <= PREEMPTIONS
-    }
-}
-
 /// What a gang asks for, as far as the words of a refusal go by it.
 pub(super) type Asked = (Arc<Terms>, usize, u32);
 
@@ -66,7 +45,10 @@ impl Index {
         if !self.gangs.planning || !self.gangs.leading || !self.is_synced() {
             return false;
         }
-        let Some(wanted) = self.gangs.core.next(self.now, self.gangs.room) else {
+        let room = self.gangs.room;
+        let Some(wanted) = self.gangs.core.next(self.now, room) else {
+            self.gangs.tries.through(room);
+            self.gangs.givings.through(room);
             return false;
         };
         if wanted.without.is_empty() {
@@ -194,7 +176,7 @@ impl Index {
         let may =
             !hopeless && wanted.must > 0 && self.kept_from(wanted).is_none() && self.may_preempt(wanted);
         // Who would have nobody stopped in any case leaves the tries to others.
-        may && self.may_come_free(wanted) && self.gangs.tries.another(self.gangs.room)
+        may && self.may_come_free(wanted) && self.gangs.tries.another(self.gangs.room, &wanted.gang)
     }
 
     /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue. It waits no longer than

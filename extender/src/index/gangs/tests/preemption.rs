@@ -246,15 +246,7 @@ fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
     for (name, stays) in stays {
         let cluster = Cluster::new(Options::default());
         cluster.add("n1", &bridged());
-        let budget = json!({
-            "metadata": {"namespace": "default", "name": "b"},
-            "spec": {"selector": {"matchLabels": {"app": "protected"}}},
-            "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
-        });
-        let budget = crate::index::Disruptions::read(&serde_json::from_value(budget).unwrap());
-        cluster
-            .store
-            .update(|index| index.budgets_seen(Some(vec![budget])));
+        budgets(&cluster, &[("b", "protected", 0)]);
         bystander(&cluster, name, 30, stays);
         bystander(&cluster, "of-a-job", 4, job);
         with_cores(&cluster, "large", 35);
@@ -264,6 +256,45 @@ fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
         with_cores(&cluster, "small", 30);
         assert_eq!(evicted(&cluster), ["of-a-job-too".into()], "{name}");
     }
+}
+
+/// Disruption budgets: the name, of pods of which app, and how many more of them it allows to be stopped.
+fn budgets(cluster: &Cluster, all: &[(&str, &str, i32)]) {
+    let read = |(name, app, allowed): &(&str, &str, i32)| {
+        let object = json!({
+            "metadata": {"namespace": "default", "name": name},
+            "spec": {"selector": {"matchLabels": {"app": app}}},
+            "status": {"disruptionsAllowed": allowed, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
+        });
+        crate::index::Disruptions::read(&serde_json::from_value(object).unwrap())
+    };
+    let budgets = all.iter().map(read).collect();
+    cluster.store.update(|index| index.budgets_seen(Some(budgets)));
+}
+
+/// A node of eight GPUs that a pod of an app has.
+fn full_of(cluster: &Cluster, node: &str, app: &str, priority: i32) {
+    cluster.add(node, &bridged());
+    let mut pod = low(cluster, node, priority);
+    pod["metadata"]["labels"] = json!({"app": app});
+    cluster.pod(&pod);
+}
+
+#[test]
+fn gangs_for_which_others_are_protected_do_not_keep_those_behind_them_from_preempting() {
+    let cluster = Cluster::new(Options::default());
+    budgets(&cluster, &[("b", "protected", 0)]);
+    full_of(&cluster, "n1", "protected", 0);
+    full_of(&cluster, "n2", "protected", 0);
+    full_of(&cluster, "n3", "batch", 0);
+    for number in 0..6 {
+        gang(&cluster, &format!("front{number}"), 2, 20);
+    }
+    gang(&cluster, "behind", 1, 10);
+    for node in ["s1", "s2", "s3", "s4"] {
+        cluster.add(node, &plain(1)).wait(6);
+    }
+    assert_eq!(evicted(&cluster), ["n3-0".into()]);
 }
 
 /// A pod being deleted, that has to be gone by this second.
