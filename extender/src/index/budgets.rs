@@ -137,21 +137,25 @@ impl Covers<'_> {
         })
     }
 
-    /// What the end of a unit needs of budgets.
+    /// What the end of a unit needs of budgets. Those that cover a pod together allow nothing of the unit: the API server refuses to evict a pod that
+    /// more than one covers, whatever they allow.
     pub(super) fn need(&mut self, unit: &Occupant) -> Vec<Budget> {
         let index = self.index;
-        let mut pods: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut needed: BTreeMap<usize, (u32, bool)> = BTreeMap::new();
         for kin in unit.pods.iter().filter_map(|pod| index.kin(&pod.uid)) {
-            for number in self.of(kin) {
-                *pods.entry(*number).or_default() += 1;
+            let covering = self.of(kin);
+            for number in covering {
+                let (pods, shared) = needed.entry(*number).or_default();
+                *pods += 1;
+                *shared |= covering.len() > 1;
             }
         }
         let budgets = index.budgets.as_deref().unwrap_or_default();
-        let needed = pods.into_iter().filter_map(|(number, pods)| {
+        let needed = needed.into_iter().filter_map(|(number, (pods, shared))| {
             let budget = budgets.get(number)?;
             Some(Budget {
                 name: format!("{}/{}", budget.namespace, budget.name).into(),
-                allowed: budget.allowed,
+                allowed: if shared { 0 } else { budget.allowed },
                 pods,
             })
         });
@@ -195,6 +199,11 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decide::Options;
+    use crate::fixtures::{Cluster, bound, plain, pod};
+    use crate::gang::preempt::OccupantPod;
+    use crate::snapshot::NodeIx;
+    use gantry_gang::Resources;
     use serde_json::{Value, json};
 
     fn budget(selector: &Value) -> Disruptions {
@@ -234,5 +243,46 @@ mod tests {
         assert!(covers(&json!({}), "default", &[]));
         assert!(!covers(&Value::Null, "default", &[]));
         assert_eq!(budget(&json!({})).allowed, 2);
+    }
+
+    #[test]
+    fn a_pod_that_two_budgets_cover_may_not_be_evicted_whatever_they_allow() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(2));
+        for (name, app) in [("once", "web"), ("twice", "db")] {
+            let mut pod = pod(name, 1);
+            pod["metadata"]["labels"] = json!({"app": app});
+            cluster.pod(&bound(pod, "n", 1, None));
+        }
+        let (all, db) = (budget(&json!({})), budget(&json!({"matchLabels": {"app": "db"}})));
+        let budgets = vec![
+            all,
+            Disruptions {
+                name: "db".into(),
+                ..db
+            },
+        ];
+        cluster.store.update(|index| index.budgets_seen(Some(budgets)));
+        let allowed = |uid: &str| {
+            let pod = OccupantPod {
+                uid: uid.into(),
+                node: NodeIx(0),
+                devices: Vec::new(),
+                resources: Resources::default(),
+            };
+            let unit = Occupant {
+                pods: vec![pod],
+                priority: 0,
+                since: 0,
+                checkpointed: false,
+                budgets: Vec::new(),
+            };
+            let needed = cluster.store.read(|index| index.covers().need(&unit));
+            needed
+                .into_iter()
+                .map(|budget| budget.allowed)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((allowed("once"), allowed("twice")), (vec![2], vec![0, 0]));
     }
 }

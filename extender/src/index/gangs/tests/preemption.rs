@@ -297,6 +297,19 @@ fn gangs_for_which_others_are_protected_do_not_keep_those_behind_them_from_preem
     assert_eq!(evicted(&cluster), ["n3-0".into()]);
 }
 
+#[test]
+fn a_pod_under_two_budgets_is_not_chosen_for_the_api_server_never_evicts_it() {
+    let cluster = Cluster::new(Options::default());
+    full_of(&cluster, "n1", "twice", 0);
+    full_of(&cluster, "n2", "once", 1);
+    budgets(
+        &cluster,
+        &[("a", "twice", 1), ("b", "twice", 1), ("c", "once", 1)],
+    );
+    gang(&cluster, "g", 1, 10);
+    assert_eq!(evicted(&cluster), ["n2-0".into()]);
+}
+
 /// A pod being deleted, that has to be gone by this second.
 fn leaving(mut pod: Value, second: u32) -> Value {
     let (minute, second) = (second / 60, second % 60);
