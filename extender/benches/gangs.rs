@@ -149,6 +149,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
         preempted: false,
         refused: false,
         elsewhere: None,
+        preempts: true,
     }
 }
 

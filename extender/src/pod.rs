@@ -156,7 +156,7 @@ impl Reader {
             needs: self.needs.one(needs),
             kin,
             priority: pod.spec.priority,
-            preempts: pod.spec.preemption_policy.as_deref() != Some("Never"),
+            preempts: pod.spec.preempts(),
             scheduler,
         })
     }

@@ -45,6 +45,7 @@ fn member(job: &str, index: u32) -> Member {
         preempted: false,
         refused: false,
         elsewhere: None,
+        preempts: true,
         holds: Default::default(),
     }
 }

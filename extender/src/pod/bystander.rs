@@ -29,6 +29,8 @@ pub struct Bystander {
     pub kin: Arc<Kin>,
     /// `spec.priority`.
     pub priority: i32,
+    /// Whether others may be stopped for its gang: its `preemptionPolicy` is not `Never`.
+    pub preempts: bool,
     /// When it was created, in seconds since 1970.
     pub created: i64,
     /// It is being deleted.
@@ -72,6 +74,7 @@ impl Reader {
             load: self.loads.one(load),
             kin,
             priority: pod.spec.priority,
+            preempts: pod.spec.preempts(),
             created: super::seconds(&pod.metadata),
             leaving: pod.metadata.deletion_timestamp.is_some(),
             ends: pod.metadata.deletion_timestamp.map(|time| time.0.as_second()),

@@ -102,6 +102,11 @@ impl SlimSpec {
             .flat_map(|quantities| quantities.keys().map(String::as_str))
     }
 
+    /// Whether others may be stopped for it.
+    pub(super) fn preempts(&self) -> bool {
+        self.preemption_policy.as_deref() != Some("Never")
+    }
+
     pub(super) fn asking<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = Container<'a>> {
         let inits = self.init_containers.iter().map(|container| {
             let kind = if container.is_sidecar() {

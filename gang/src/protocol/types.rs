@@ -39,6 +39,8 @@ pub struct Member {
     pub holds: Devices,
     /// `spec.priority`.
     pub priority: i32,
+    /// Whether others may be stopped for it: its `preemptionPolicy` is not `Never`.
+    pub preempts: bool,
     /// When it was created, in seconds since 1970.
     pub created: i64,
     /// How far it is.

@@ -88,6 +88,12 @@ impl<'a> View<'a> {
         self.gang.members.priority()
     }
 
+    /// Whether others may be stopped for it: all its members that are there allow that, with and without devices.
+    pub fn may_preempt(&self) -> bool {
+        let mut members = self.gang.members.iter();
+        members.all(|kept| kept.member.preempts || !kept.lives())
+    }
+
     /// Since when it waits, in seconds since 1970.
     pub fn waiting_since(&self) -> i64 {
         self.gang.waiting_since

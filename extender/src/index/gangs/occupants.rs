@@ -30,11 +30,8 @@ enum Reach {
 impl Index {
     /// Whether a gang may have others stopped for it: all of its members may.
     pub(super) fn may_preempt(&self, wanted: &Wanted) -> bool {
-        let mut members = wanted.members.iter().map(|member| {
-            let pod = self.pods.get(&member.uid);
-            pod.or_else(|| self.heard(member.uid.as_str()))
-        });
-        self.knows_budgets() && members.all(|pod| pod.is_some_and(|pod| pod.preempts))
+        let view = self.gangs.core.view(&wanted.gang);
+        self.knows_budgets() && view.is_some_and(|view| view.may_preempt())
     }
 
     /// What is found among those who are on the nodes: at first with few of the pods without devices.

@@ -67,6 +67,7 @@ pub(crate) fn member(uid: &str, claim: Claim) -> Member {
         preempted: false,
         refused: true,
         elsewhere: None,
+        preempts: true,
     }
 }
 

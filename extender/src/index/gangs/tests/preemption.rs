@@ -310,6 +310,24 @@ fn a_pod_under_two_budgets_is_not_chosen_for_the_api_server_never_evicts_it() {
     assert_eq!(evicted(&cluster), ["n2-0".into()]);
 }
 
+#[test]
+fn a_member_without_devices_can_keep_its_gang_from_having_others_stopped() {
+    for (policy, gone) in [("Never", vec![]), ("PreemptLowerPriority", vec!["n1-0".into()])] {
+        let cluster = Cluster::new(Options::default());
+        full(&cluster, "n1", 0);
+        let mut pods = members("g", 2, 8);
+        for pod in &mut pods {
+            pod["spec"]["priority"] = 10.into();
+        }
+        let launcher = &mut pods[0]["spec"];
+        launcher["containers"][0]["resources"] = json!({});
+        launcher["preemptionPolicy"] = policy.into();
+        cluster.bystander(&pods[0]);
+        create(&cluster, &pods[1..]);
+        assert_eq!(evicted(&cluster), gone, "{policy}");
+    }
+}
+
 /// A pod being deleted, that has to be gone by this second.
 fn leaving(mut pod: Value, second: u32) -> Value {
     let (minute, second) = (second / 60, second % 60);
