@@ -178,7 +178,8 @@ impl Index {
         if self.elsewhere(&pod).is_some() {
             self.waiting.forget(&uid);
         } else {
-            self.waiting.observe(self.now.at, &pod);
+            let by_itself = self.goes_by_itself(&pod);
+            self.waiting.observe(self.now.at, &pod, by_itself);
         }
         self.pods.insert(uid, Arc::new(pod));
     }

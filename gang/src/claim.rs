@@ -153,6 +153,8 @@ pub struct OwnerFacts {
     /// Members of one role are made only when those of another are ready or have ended, so that each role is a gang of its own:
     /// [`crate::dialect::settle`] tells its name.
     pub apart: bool,
+    /// Its pods are no gang: each goes by itself.
+    pub singles: bool,
     /// Where the minimum stands, for people: `spec.minMember`.
     pub said: Arc<str>,
     /// What it wishes besides.

@@ -21,6 +21,8 @@ pub(crate) use said::work;
 pub struct Terms {
     /// Members that are useful only together.
     pub min: u32,
+    /// It is no gang: each of its pods goes by itself.
+    pub singles: bool,
     /// Members at most; those beyond wait.
     pub max: u32,
     /// Members there will be, if that is known: planning waits for them a moment, but not at any price.

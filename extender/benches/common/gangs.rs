@@ -16,6 +16,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
         }),
         terms: Arc::new(Terms {
             min: members,
+            singles: false,
             max: members,
             total: None,
             by_role: Vec::new(),

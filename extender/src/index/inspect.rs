@@ -98,7 +98,7 @@ impl Index {
             .map(|ask| format!("{} {}", ask.devices, ask.resource))
             .collect();
         let bound = pod.node.as_ref().map(|node| self.bound(pod, node));
-        let gang = self.gang_of(&pod.uid).map(|key| &**key);
+        let gang = self.goes_with(&pod.uid).map(|key| &**key);
         let mut nodes = Vec::new();
         if bound.is_none() {
             nodes = (0u32..)

@@ -58,7 +58,8 @@ impl Index {
         pods.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
         for pod in pods {
             self.tell_pod(&pod);
-            self.waiting.observe(self.now.at, &pod);
+            let by_itself = self.goes_by_itself(&pod);
+            self.waiting.observe(self.now.at, &pod, by_itself);
         }
     }
 

@@ -26,7 +26,7 @@ impl Index {
         priority: i32,
         offers: Vec<Offer>,
     ) -> Vec<Offer> {
-        if self.gang_of(uid).is_some() {
+        if self.goes_with(uid).is_some() {
             return Vec::new();
         }
         let awaited = self.comes_free(uid, request, priority);
@@ -120,7 +120,7 @@ impl Index {
         let ix = self.names.get(&offer.node)?;
         let entry = self.entries.get(ix.0 as usize)?;
         let gangs = |victims: &[String]| {
-            let in_gang = |uid: &&String| self.gang_of(&PodUid::from(uid.as_str())).is_some();
+            let in_gang = |uid: &&String| self.goes_with(&PodUid::from(uid.as_str())).is_some();
             victims.iter().filter(in_gang).count()
         };
         let Some(class) = entry.exact(&[]) else {
@@ -154,7 +154,7 @@ impl Index {
                 .collect();
             // Single pods first, the least important, the youngest.
             others.sort_by_key(|pod| {
-                let gang = self.gang_of(&pod.uid).is_some();
+                let gang = self.goes_with(&pod.uid).is_some();
                 (gang, pod.priority, Reverse(pod.created()), pod.uid.clone())
             });
             // But before them all whom no budget protects, given that those before it go too.

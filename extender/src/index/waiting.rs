@@ -64,7 +64,8 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    pub(super) fn observe(&mut self, now: Instant, pod: &PodFacts) {
+    /// A pod as it is now, and whether it goes by itself.
+    pub(super) fn observe(&mut self, now: Instant, pod: &PodFacts, by_itself: bool) {
         if pod.node.is_none() && !pod.insufficient.is_empty() {
             let short = Short {
                 pod: pod.uid.clone(),
@@ -75,7 +76,7 @@ impl Waiting {
             self.short.remove(&pod.uid);
         }
         // The node that a member is told is its gang's word, not kube-scheduler's.
-        if let Some(node) = pod.nominated.as_ref().filter(|_| pod.claim.is_none()) {
+        if let Some(node) = pod.nominated.as_ref().filter(|_| by_itself) {
             let before = self.nominated.insert(pod.uid.clone(), (node.clone(), None));
             let before = before.map(|(before, _)| before);
             self.promised |= before.as_ref() != Some(node);

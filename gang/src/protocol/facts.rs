@@ -77,7 +77,9 @@ impl Gang {
     /// It wants a plan, if not now then when time has passed.
     pub(super) fn may_ever_want_plan(&self) -> bool {
         let open = matches!(self.state, State::Open | State::Decided(_));
-        open && self.members.count().of(Class::Waiting) > 0 && self.working_terms().is_some()
+        open && !self.goes_singly()
+            && self.members.count().of(Class::Waiting) > 0
+            && self.working_terms().is_some()
     }
 
     /// The slot of a lost member: kept for its replacement, unless its devices are another gang's already, or to be another pod's.

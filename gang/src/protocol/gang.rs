@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, GangPhase, GangSpec, NodeName, PodUid};
 
 use super::agreed::{Agreed, Words};
-use super::members::{Count, Members};
+use super::members::{Count, Kept, Members};
 use super::parked::{Kind, Parked};
 use super::slots::{Holder, Slot, Slots};
 use super::status::Told;
@@ -231,6 +231,18 @@ impl Gang {
     /// The terms it goes by, once it has begun: the last that were valid.
     pub(super) fn working_terms(&self) -> Option<&Arc<Terms>> {
         self.agreed.terms().or(self.good.as_ref())
+    }
+
+    /// Its pods are no gang: each goes by itself. One that was decided as a gang stays one.
+    pub(super) fn goes_singly(&self) -> bool {
+        let singles = self.working_terms().is_some_and(|terms| terms.singles);
+        singles && matches!(self.state, State::Open) && !self.is_invalid()
+    }
+
+    /// A pod of it goes by itself: nothing is wrong with what it says of gangs either.
+    pub(super) fn lets_go(&self, uid: &PodUid) -> bool {
+        let says_well = |kept: &Kept| kept.member.claim.faults.is_empty();
+        self.goes_singly() && self.members.get(uid).is_none_or(says_well)
     }
 
     pub(super) fn arrival(&self, settings: &Settings) -> Duration {

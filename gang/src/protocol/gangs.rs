@@ -329,7 +329,7 @@ impl Gangs {
             Some(Belongs::Beyond(text)) => return Answer::Wait(text.clone()),
             Some(Belongs::To(key)) => key.clone(),
         };
-        let Some(gang) = self.gangs.get_mut(&key) else {
+        let Some(gang) = self.gangs.get_mut(&key).filter(|gang| !gang.lets_go(uid)) else {
             return Answer::Single;
         };
         let mut env = Env {
@@ -394,7 +394,11 @@ impl Gangs {
             Some(Belongs::To(key)) => key.clone(),
         };
         let mut arrival = Arrival::Single;
-        self.with(now, &key, |gang, env| arrival = gang.arrive(env, uid, node));
+        self.with(now, &key, |gang, env| {
+            if !gang.lets_go(uid) {
+                arrival = gang.arrive(env, uid, node);
+            }
+        });
         arrival
     }
 
@@ -486,6 +490,13 @@ impl Gangs {
             Belongs::To(key) => Some(key),
             Belongs::Beyond(_) => None,
         }
+    }
+
+    /// The gang that a pod goes with as a whole; `None` also for one of a group of which each goes by itself.
+    pub fn goes_with(&self, uid: &PodUid) -> Option<&Arc<GangKey>> {
+        let key = self.gang_of(uid)?;
+        let whole = self.gangs.get(key).is_some_and(|gang| !gang.goes_singly());
+        whole.then_some(key)
     }
 
     /// A gang, to look at.

@@ -349,6 +349,7 @@ impl Gang {
             return false;
         }
         match &self.state {
+            State::Open if self.goes_singly() => false,
             State::Open => {
                 let complete = self.terms().is_some() && self.enough(Count::exist);
                 complete && !self.waits_for_rest(now) && !self.is_kept_gated()
@@ -416,6 +417,10 @@ impl Gang {
             State::Decided(decided) => self.phase_decided(decided),
             State::Open if self.is_invalid() => GangPhase::Invalid,
             State::Open if count.alive() == 0 && count.of(Class::Completed) > 0 => GangPhase::Done,
+            State::Open if self.goes_singly() => match self.enough(Count::settled) {
+                true => GangPhase::Bound,
+                false => GangPhase::Collecting,
+            },
             State::Open if self.enough(Count::settled) && self.members.unplaced().is_empty() => {
                 GangPhase::Bound
             }

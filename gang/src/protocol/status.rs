@@ -96,6 +96,12 @@ impl Gang {
     fn words_now(&self, now: Instant) -> Words {
         let count = self.members.count();
         let min = self.min();
+        if let Some(terms) = self.working_terms().filter(|_| self.goes_singly()) {
+            return Words::new(
+                "is no gang: each of its pods goes by itself",
+                format!("as {} says", terms.decided_by),
+            );
+        }
         match self.phase(now) {
             GangPhase::Collecting => self.words_collecting(now).and(&self.words_elsewhere()),
             GangPhase::Invalid => self.words_invalid(),

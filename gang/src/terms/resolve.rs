@@ -84,6 +84,7 @@ pub fn resolve(
     };
     let Minimum {
         min,
+        singles,
         authority,
         decided_by,
     } = minimum;
@@ -106,6 +107,7 @@ pub fn resolve(
     let roles: u64 = of_owner.by_role.iter().map(|(_, count)| u64::from(*count)).sum();
     Resolved::Terms(Terms {
         min,
+        singles,
         max: wishes.max.unwrap_or(u32::MAX),
         total,
         by_role: if roles <= u64::from(min) {
@@ -126,6 +128,8 @@ pub fn resolve(
 
 struct Minimum {
     min: u32,
+    /// Nobody says a number, and the owner that each goes by itself.
+    singles: bool,
     authority: Authority,
     decided_by: Arc<str>,
 }
@@ -193,6 +197,7 @@ impl Said {
         if let Some(min) = object.min_member {
             return Some(Minimum {
                 min,
+                singles: false,
                 authority: Authority::Object,
                 decided_by: format!("minMember of Gang {}", self.object_name).into(),
             });
@@ -215,6 +220,7 @@ impl Said {
             }
             return Some(Minimum {
                 min: all,
+                singles: false,
                 authority: match share.total {
                     Some(_) => share.authority,
                     None => Authority::Pods,
@@ -225,6 +231,7 @@ impl Said {
         if let Some(stated) = self.stated.first() {
             return Some(Minimum {
                 min: share.at_most.map_or(*stated, |most| most.min(*stated)),
+                singles: false,
                 authority: Authority::Pods,
                 decided_by: format!("{place} of its pods").into(),
             });
@@ -234,6 +241,7 @@ impl Said {
         };
         Some(Minimum {
             min: share.min?,
+            singles: facts.singles,
             authority: share.authority,
             decided_by: format!("{}{}", facts.said, owner_name()).into(),
         })

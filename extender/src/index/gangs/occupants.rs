@@ -65,7 +65,7 @@ impl Index {
                 devices: devices.unwrap_or_default(),
                 resources: pod.needs.resources.clone(),
             };
-            match self.gangs.core.gang_of(&pod.uid) {
+            match self.gangs.core.goes_with(&pod.uid) {
                 // Its end would give nothing.
                 None if nothing => {}
                 Some(gang) => {
@@ -288,7 +288,7 @@ impl Index {
         let entry = self.entries.get(node.0 as usize)?;
         let inventory = entry.inventory.as_ref()?;
         let (_, held) = entry.account.pods.iter().find(|(uid, _)| *uid == pod.uid)?;
-        let own = self.gangs.core.gang_of(&pod.uid);
+        let own = self.gangs.core.goes_with(&pod.uid);
         let others = || entry.places.iter().filter(|place| own != Some(&place.gang));
         let devices = inventory.pools.iter().zip(held).map(|(pool, held)| {
             let mut devices = held.clone();

@@ -4,6 +4,7 @@ mod extras;
 mod order;
 mod preemption;
 mod restart;
+mod singly;
 mod stuck;
 
 use gantry_api::{GangPhase, GangSpec, NodeName, PodUid};

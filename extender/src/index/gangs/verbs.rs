@@ -9,6 +9,7 @@ use gantry_gang::protocol::{Answer, Arrival, BindEnd, Placed};
 
 use crate::index::{BindError, Index, Reserved, Target};
 use crate::plan::Layout;
+use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::NodeIx;
 
@@ -37,13 +38,22 @@ pub enum Belongs {
 impl Index {
     /// Whether a pod belongs to a gang.
     pub fn belongs(&self, uid: &str) -> Belongs {
-        if self.gangs.told.contains(uid) {
+        let known = self.pods.get(uid);
+        let by_itself = known.is_some_and(|pod| self.goes_by_itself(pod));
+        if self.gangs.told.contains(uid) && !by_itself {
             return Belongs::Gang;
         }
-        match self.pods.contains_key(uid) {
+        match known.is_some() {
             true => Belongs::Single,
             false => Belongs::Unknown,
         }
+    }
+
+    /// Whether a pod is of no gang, or of a group of which each goes by itself.
+    pub(in crate::index) fn goes_by_itself(&self, pod: &PodFacts) -> bool {
+        let core = &self.gangs.core;
+        let grouped = pod.claim.is_some();
+        !grouped || core.gang_of(&pod.uid).is_some() && core.goes_with(&pod.uid).is_none()
     }
 
     /// What filter answers for a pod. `offered`: whether a node is among those asked about.

@@ -129,6 +129,11 @@ impl Index {
         self.gangs.core.gang_of(pod)
     }
 
+    /// The gang that a pod goes with as a whole, if any.
+    pub(in crate::index) fn goes_with(&self, pod: &PodUid) -> Option<&Arc<GangKey>> {
+        self.gangs.core.goes_with(pod)
+    }
+
     /// What the members of a gang are told whose decision is being written.
     pub fn deciding(&self, gang: &GangKey) -> Option<Arc<str>> {
         let view = self.gangs.core.view(gang)?;

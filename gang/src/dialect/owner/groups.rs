@@ -62,7 +62,10 @@ fn policy(sheet: &mut Sheet<'_>, field: &str, place: &str, policy: Option<&Value
             let min = sheet.number(&place, gang.get("minCount"), 1);
             sheet.min(min, &place);
         }
-        (None, Some(_)) => sheet.min(Some(1), &format!("{place}.basic")),
+        (None, Some(_)) => {
+            sheet.facts.singles = true;
+            sheet.min(Some(1), &format!("{place}.basic"));
+        }
         (None, None) => {}
     }
 }

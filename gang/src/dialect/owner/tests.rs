@@ -100,6 +100,7 @@ fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
     assert_eq!(gang.wish.level, level("topology.kubernetes.io/rack", true));
     let basic = of(OwnerKind::PodGroup, json!({"schedulingPolicy": {"basic": {}}}));
     assert_eq!(sizes(&basic), (Some(1), None));
+    assert!(basic.singles && !gang.singles);
     assert_eq!(sizes(&of(OwnerKind::PodGroup, json!({}))), (None, None));
     let both = of(
         OwnerKind::PodGroup,

@@ -593,3 +593,21 @@ proptest! {
         prop_assert!(said.is_empty());
     }
 }
+
+#[test]
+fn each_goes_by_itself_where_the_owner_says_so_and_nobody_says_a_number() {
+    let basic = OwnerFacts {
+        singles: true,
+        ..facts(1, None)
+    };
+    let owner = || OwnerState::Read(&basic);
+    let unsaid = of_owner(OwnerKind::PodGroup, Size::Unsaid);
+    assert!(terms(std::slice::from_ref(&unsaid), owner(), None).singles);
+    let stated = of_owner(OwnerKind::PodGroup, Size::Stated { min: 2, total: None });
+    assert!(!terms(&[stated], owner(), None).singles);
+    let object = GangSpec {
+        min_member: Some(2),
+        ..GangSpec::default()
+    };
+    assert!(!terms(&[unsaid], owner(), Some(&object)).singles);
+}

@@ -260,6 +260,7 @@ pub(in crate::gang) fn gang(members: &[(u32, ShapeId)]) -> Wanted {
         }),
         terms: Arc::new(Terms {
             min: must,
+            singles: false,
             max: must,
             total: None,
             by_role: Vec::new(),
