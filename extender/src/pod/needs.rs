@@ -15,6 +15,9 @@ use super::slim::{
 };
 use crate::watched::Watched;
 
+/// How resources begin that are claims of a device class (DRA): kube-scheduler allocates them, and no node lists them.
+const DEVICE_CLASS: &str = "deviceclass.resource.kubernetes.io/";
+
 /// The label by which every namespace has its own name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
@@ -196,15 +199,16 @@ impl SlimResources {
     }
 }
 
-/// Amounts as written, but for those of resources that are watched.
+/// Amounts as written, but for those of resources that are watched or no node's.
 fn amounts<N: AsRef<str>, W: AsRef<str>>(
     written: impl IntoIterator<Item = (N, W)>,
     watched: &Watched,
 ) -> Resources {
     let mut amounts = Resources::default();
     for (name, written) in written {
-        if !watched.covers(name.as_ref()) {
-            amounts.add_written(name.as_ref(), written.as_ref());
+        let name = name.as_ref();
+        if !watched.covers(name) && !name.starts_with(DEVICE_CLASS) {
+            amounts.add_written(name, written.as_ref());
         }
     }
     amounts

@@ -462,6 +462,18 @@ fn places_keep_their_nodes_when_the_numbers_of_nodes_that_are_gone_are_given_up(
 }
 
 #[test]
+fn devices_of_a_class_that_kube_scheduler_allocates_are_left_to_it() {
+    let cluster = two_nodes();
+    let mut pods = members("a", 2, 2);
+    for pod in &mut pods {
+        let limits = &mut pod["spec"]["containers"][0]["resources"]["limits"];
+        limits["deviceclass.resource.kubernetes.io/rdma"] = "1".into();
+    }
+    create(&cluster, &pods);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+}
+
+#[test]
 fn a_gang_counts_what_else_its_members_need() {
     let cluster = two_nodes();
     let mut pods = members("a", 2, 1);
