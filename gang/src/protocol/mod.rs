@@ -49,6 +49,7 @@ mod status;
 mod tests;
 mod types;
 mod view;
+mod words;
 mod written;
 
 pub use gangs::Gangs;

@@ -9,8 +9,8 @@ use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, GangStatus, NodeNam
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
 use super::members::{Class, Kept};
 use super::slots::{Holder, Slot};
-use super::status::RESTARTING;
 use super::types::{Object, Stage};
+use super::words::RESTARTING;
 use super::written::Written;
 use crate::key::GangKey;
 use crate::terms::Fault;
