@@ -34,8 +34,8 @@ struct Args {
     /// Pods, of one GPU each.
     #[arg(long, default_value_t = 1000)]
     pods: u32,
-    /// Given by `cargo bench`.
-    #[arg(long, hide = true)]
+    /// Given by `cargo bench`, behind the words of whoever calls it.
+    #[arg(long, hide = true, global = true)]
     bench: bool,
 }
 
