@@ -10,7 +10,7 @@ pub(crate) mod visible;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use gantry_topology::Machine;
 use gantry_topology::read::to_yaml;
@@ -18,6 +18,8 @@ use gantry_topology::read::to_yaml;
 use seen::Seen;
 use source::SourceArgs;
 use visible::visible;
+
+use crate::runtime::BadInput;
 
 /// Options of `gantry topo`.
 #[derive(Debug, Clone, Args)]
@@ -86,6 +88,13 @@ impl Screen {
 fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String> {
     let machine = &seen.machine;
     match &args.machine_file {
+        // Nobody would read it back.
+        Some(_) if machine.gpus().is_empty() => {
+            return Err(BadInput(anyhow!(
+                "no GPU is known of this node, so there is no machine to write"
+            ))
+            .into());
+        }
         Some(path) if path == Path::new("-") => return Ok(visible(&to_yaml(machine)?, false)),
         Some(path) => write_machine_file(machine, path)?,
         None => {}

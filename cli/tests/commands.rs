@@ -188,6 +188,31 @@ fn bad_input_is_named_with_its_place_and_exits_with_2() {
 }
 
 #[test]
+fn no_machine_file_is_written_of_a_node_without_gpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = folder.path().join("node.yaml");
+    let file = folder.path().join("machine.yaml");
+    std::fs::write(
+        &node,
+        "apiVersion: gantry.dev/v1alpha1\nkind: GpuNode\nmetadata: {name: a}\nspec:\n  machine:\n    gpus: []\n    paths: []\n",
+    )
+    .unwrap();
+    let from = node.display().to_string();
+    let shown = gantry(&["topo", "--from", &from]);
+    assert_eq!(shown.code, 0, "{}", shown.stderr);
+    let refused = gantry(&[
+        "topo",
+        "--from",
+        &from,
+        "--machine-file",
+        &file.display().to_string(),
+    ]);
+    assert_eq!(refused.code, 2, "{}", refused.stdout);
+    assert!(refused.stderr.contains("no GPU is known"), "{}", refused.stderr);
+    assert!(!file.exists());
+}
+
+#[test]
 fn a_model_whose_rates_nobody_knows_is_told_of() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("topo.txt");
