@@ -52,7 +52,8 @@ pub struct Args {
         env = "GANTRY_SCHEDULER_NAMES",
         value_name = "NAME",
         value_delimiter = ',',
-        default_value = gantry_api::names::DEFAULT_SCHEDULER
+        default_value = names::DEFAULT_SCHEDULER,
+        value_parser = scheduler
     )]
     pub schedulers: Vec<String>,
 
@@ -194,6 +195,17 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The name of a profile of kube-scheduler, without blanks around it.
+///
+/// # Errors
+/// There is nothing but blanks.
+pub fn scheduler(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("write the schedulerName of a profile, such as default-scheduler".to_owned()),
+        name => Ok(name.to_owned()),
+    }
+}
+
 /// The name of an object in the cluster, which the API server would refuse otherwise: an RFC 1123 subdomain.
 fn object_name(text: &str) -> Result<String, String> {
     if names::is_subdomain(text) {
@@ -253,6 +265,14 @@ mod tests {
         ] {
             let refused = parse(&[words]).unwrap_err().to_string();
             assert!(refused.contains("write lower-case letters"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn profiles_are_named_without_blanks_and_none_is_without_a_name() {
+        assert_eq!(scheduler(" gpu ").as_deref(), Ok("gpu"));
+        for text in ["", " "] {
+            assert!(scheduler(text).unwrap_err().contains("default-scheduler"));
         }
     }
 

@@ -105,7 +105,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
 
     let mut index = Index::new(options, &watched, run.clone());
     index.set_fabric(args.gangs.fabric.clone());
-    index.set_schedulers(args.schedulers.iter().map(|name| name.trim().into()));
+    index.set_schedulers(args.schedulers.iter().map(|name| name.as_str().into()));
     index.set_gangs(gantry_gang::protocol::Settings {
         identity: run.into(),
         gates: args.gangs.gates,

@@ -12,6 +12,7 @@ use anyhow::{Context as _, anyhow};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use gantry_api::names;
+use gantry_extender::args::scheduler;
 use gantry_extender::decide::{ForeignNodes, Options, Policy};
 use gantry_extender::index::{Index, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
@@ -67,6 +68,7 @@ pub(crate) struct ExplainArgs {
         value_name = "NAME",
         value_delimiter = ',',
         default_value = names::DEFAULT_SCHEDULER,
+        value_parser = scheduler,
         global = true
     )]
     schedulers: Vec<String>,
@@ -150,7 +152,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         options,
         fabric: args.fabric.clone(),
         gates: args.gates,
-        schedulers: args.schedulers.iter().map(|name| name.trim().into()).collect(),
+        schedulers: args.schedulers.iter().map(|name| name.as_str().into()).collect(),
     };
     let seen = offline::look(kubeconfig.as_deref(), terms, LIMIT).await?;
     let output = match &args.what {
