@@ -35,6 +35,7 @@ pub(crate) struct Crew {
     annotations: BTreeMap<String, String>,
     labels: BTreeMap<String, String>,
     class: Option<String>,
+    scheduler: Option<String>,
 }
 
 impl Crew {
@@ -52,6 +53,7 @@ impl Crew {
             annotations: annotations.into(),
             labels: BTreeMap::new(),
             class: None,
+            scheduler: None,
         }
     }
 
@@ -73,6 +75,12 @@ impl Crew {
         self
     }
 
+    /// The same, for a scheduler of that name.
+    pub(crate) fn placed_by(mut self, scheduler: &str) -> Self {
+        self.scheduler = Some(scheduler.to_owned());
+        self
+    }
+
     /// The same, with members that end by themselves.
     pub(crate) fn lasting(mut self, seconds: f64) -> Self {
         self.seconds = seconds;
@@ -87,6 +95,7 @@ impl Crew {
         pod.metadata.labels = Some(self.labels.clone());
         let spec = pod.spec.as_mut().context("a pod has a spec")?;
         spec.priority_class_name.clone_from(&self.class);
+        spec.scheduler_name.clone_from(&self.scheduler);
         Ok(pod)
     }
 

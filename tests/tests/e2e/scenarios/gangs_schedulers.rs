@@ -1,0 +1,125 @@
+//! Gangs whose pods name who is to place them: another scheduler, or a profile of kube-scheduler of another name. While nobody brings them to the
+//! extender they keep nothing and hinder nobody; from the first of that profile's questions on they are gangs like any other.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use gantry_api::GangPhase;
+use gantry_e2e::Program;
+use serde_json::{Value, json};
+
+use super::churn::nothing_is_left;
+use crate::bed::Bed;
+use crate::gangs::{Crew, GANG_LIMIT, Scene, name_of};
+use crate::{pods, records};
+
+const SCHEDULER: &str = "kube-scheduler";
+const EXTENDER: &str = "gantry-extender";
+/// The name of the other profile.
+const PROFILE: &str = "gpu-profile";
+
+pub(super) async fn gangs_of_another_scheduler_keep_nothing_until_it_asks(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-profile").await?;
+    let control = bed.cluster().control();
+    // Twenty GPUs, of which each gang needs more than half. Theirs is there first.
+    let theirs = Crew::new("theirs", 3, 4).placed_by(PROFILE);
+    let ours = Crew::new("ours", 3, 4);
+    scene.create(&theirs).await?;
+    let waits = format!("0 of 3 members exist; scheduled by {PROFILE}: 3");
+    let says = |status: &gantry_api::GangStatus| status.reason.contains(&waits);
+    scene.status_where("theirs", &waits, says).await?;
+    scene.create(&ours).await?;
+    scene.runs(&ours).await?;
+    scene.holds_nothing(&theirs).await?;
+    scene.disband(&ours).await?;
+
+    let as_it_comes = control.program(SCHEDULER)?;
+    let mut with_profile: Program = as_it_comes.clone();
+    let config = with_second_profile(&as_it_comes)?;
+    with_profile.args[0] = format!("--config={}", config.display());
+    control.daemon(SCHEDULER)?.kill().await?;
+    control.run(with_profile).await?;
+    let outcome = the_profile_asks(&scene, &theirs).await;
+    control.daemon(SCHEDULER)?.kill().await?;
+    control.run(as_it_comes).await?;
+    outcome?;
+    scene.disband(&theirs).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    nothing_is_left(bed).await
+}
+
+/// The gang runs once the profile brings it, and another one after an extender that has forgotten of whom it was asked.
+async fn the_profile_asks(scene: &Scene<'_>, theirs: &Crew) -> Result<()> {
+    let control = scene.bed.cluster().control();
+    scene.runs(theirs).await?;
+    let later = Crew::new("later", 2, 4).placed_by(PROFILE);
+    scene.create_all([later.pod(0)?]).await?;
+    scene
+        .status_where("later", "of one member", |status| {
+            status.phase == GangPhase::Collecting && status.reason.contains("1 of 2 members exist")
+        })
+        .await?;
+    control.daemon(EXTENDER)?.kill().await?;
+    control.run_again(EXTENDER).await?;
+    scene.create_all([later.pod(1)?]).await?;
+    scene.runs(&later).await?;
+    // What ran when the extender was killed is accounted as before.
+    scene.runs(theirs).await?;
+    scene.disband(&later).await
+}
+
+/// Kube-scheduler's configuration as it comes, with a second profile beside the default one.
+fn with_second_profile(program: &Program) -> Result<PathBuf> {
+    let config = program.args[0].strip_prefix("--config=");
+    let config = fs::read_to_string(config.context("kube-scheduler is given its configuration first")?)?;
+    let path = std::env::temp_dir().join("gantry-e2e-profiles.yaml");
+    let profiles =
+        format!("\nprofiles: [{{schedulerName: default-scheduler}}, {{schedulerName: {PROFILE}}}]\n");
+    fs::write(&path, config + &profiles)?;
+    Ok(path)
+}
+
+pub(super) async fn pods_of_a_basic_group_go_one_by_one(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-basic").await?;
+    let group = json!({
+        "apiVersion": "scheduling.k8s.io/v1beta1",
+        "kind": "PodGroup",
+        "metadata": { "name": "loose" },
+        "spec": { "schedulingPolicy": { "basic": {} } },
+    });
+    super::gangs_dialects::apply(bed, &scene, &group).await?;
+    // Nodes of eight, eight and four GPUs: two of three have room.
+    for number in 0..3 {
+        super::gangs_dialects::apply(bed, &scene, &loose(number)?).await?;
+    }
+    let two = gantry_e2e::until("two of three have a node", GANG_LIMIT, async || {
+        let bound = scene.bound("loose-").await.map_err(|error| error.to_string())?;
+        (bound == 2)
+            .then_some(())
+            .ok_or_else(|| format!("{bound} have one"))
+    });
+    two.await?;
+    let all = scene.pods.list(&kube::api::ListParams::default()).await?;
+    let waiting = all.iter().find(|pod| pods::node(pod).is_empty());
+    let waiting = name_of(waiting.context("one waits")?).to_owned();
+    scene.pod_says(&waiting, &["Insufficient nvidia.com/gpu"]).await?;
+    let runs = all.iter().find(|pod| !pods::node(pod).is_empty());
+    let runs = name_of(runs.context("two run")?).to_owned();
+    pods::running(&scene.pods, &runs).await?;
+    scene.delete(&runs).await?;
+    scene.run_on_grants(&[waiting]).await?;
+    ensure!(
+        scene.bound("loose-").await? == 2,
+        "the two that are left have a node"
+    );
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    Ok(())
+}
+
+fn loose(number: usize) -> Result<Value> {
+    let pod = records::recording(pods::sleeper(&format!("loose-{number}"), 8)?, 100_000.0)?;
+    let mut pod = serde_json::to_value(&pod)?;
+    pod["spec"]["schedulingGroup"] = json!({ "podGroupName": "loose" });
+    Ok(pod)
+}
