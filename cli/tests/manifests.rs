@@ -4,7 +4,8 @@
 use clap::Parser;
 use serde_json::{Value, json};
 
-const BESIDE: &str = include_str!("../../manifests/extender.yaml");
+const COMMON: &str = include_str!("../../manifests/extender.yaml");
+const BESIDE: &str = include_str!("../../manifests/extender-node.yaml");
 const BEHIND: &str = include_str!("../../manifests/extender-service.yaml");
 
 #[derive(Parser)]
@@ -24,9 +25,15 @@ fn object(yaml: &str, kind: &str, name: &str) -> Value {
     object
 }
 
+/// What makes the extender's pods: a DaemonSet beside each kube-scheduler, a Deployment behind a Service.
+fn workload(yaml: &str) -> Value {
+    let kind = if yaml == BESIDE { "DaemonSet" } else { "Deployment" };
+    object(yaml, kind, "gantry-extender")
+}
+
 /// The extender's pod, and what its arguments mean.
 fn pod(yaml: &str) -> (Value, gantry_extender::Args) {
-    let pod = object(yaml, "Deployment", "gantry-extender")["spec"]["template"]["spec"].clone();
+    let pod = workload(yaml)["spec"]["template"]["spec"].clone();
     let container = &pod["containers"][0];
     let mut words: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
     // The pod's address, in a variable.
@@ -48,7 +55,7 @@ fn declared(pod: &Value, name: &str) -> Value {
 
 #[test]
 fn the_service_for_metrics_leads_to_a_port_that_all_extenders_open_to_the_network() {
-    let service = object(BESIDE, "Service", "gantry-extender");
+    let service = object(COMMON, "Service", "gantry-extender");
     let port = &service["spec"]["ports"][0];
     assert_eq!(port["targetPort"], "metrics");
     for manifest in [BESIDE, BEHIND] {
@@ -57,8 +64,7 @@ fn the_service_for_metrics_leads_to_a_port_that_all_extenders_open_to_the_networ
         assert!(open.ip().is_unspecified(), "{open}");
         assert_eq!(declared(&pod, "metrics")["containerPort"], open.port());
         assert_eq!(port["port"], open.port());
-        let labels =
-            &object(manifest, "Deployment", "gantry-extender")["spec"]["template"]["metadata"]["labels"];
+        let labels = &workload(manifest)["spec"]["template"]["metadata"]["labels"];
         assert_eq!(service["spec"]["selector"], *labels);
     }
 }
@@ -78,12 +84,35 @@ fn ports_of_the_node_are_declared_and_probes_lead_to_where_verbs_are_served() {
                 let port = declared(&pod, name);
                 assert_eq!(port["hostPort"], port["containerPort"], "{name}");
             }
-            let strategy = &object(manifest, "Deployment", "gantry-extender")["spec"]["strategy"];
-            assert_eq!(
-                strategy["rollingUpdate"]["maxSurge"],
-                json!(0),
-                "the port is taken"
-            );
+            // The port is taken while the old one has it, and only a DaemonSet ends a node's old pod before it makes the new one: a Deployment would wait for
+            // a new one elsewhere, which on a cluster of one control-plane node never comes.
+            let workload = workload(manifest);
+            assert_eq!(workload["kind"], "DaemonSet");
+            let update = &workload["spec"]["updateStrategy"]["rollingUpdate"];
+            assert_eq!(*update, json!({"maxSurge": 0, "maxUnavailable": 1}));
         }
+    }
+}
+
+#[test]
+fn of_the_two_ways_to_run_the_extender_one_is_installed() {
+    let kustomization: Value =
+        serde_saphyr::from_str(include_str!("../../manifests/kustomization.yaml")).unwrap();
+    let files: Vec<String> = serde_json::from_value(kustomization["resources"].clone()).unwrap();
+    let has = |name: &str| files.iter().any(|file| file == name);
+    assert!(has("extender.yaml") && has("extender-node.yaml") && !has("extender-service.yaml"));
+}
+
+/// Everything that names the namespace is reached by replacing the word, and the Lease follows the pods.
+#[test]
+fn the_lease_lies_in_the_namespace_of_the_pods() {
+    for manifest in [BESIDE, BEHIND] {
+        let (pod, _) = pod(manifest);
+        let variables = pod["containers"][0]["env"].as_array().unwrap();
+        let namespace = json!({
+            "name": "GANTRY_LEASE_NAMESPACE",
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}},
+        });
+        assert!(variables.contains(&namespace), "{variables:?}");
     }
 }

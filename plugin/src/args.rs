@@ -92,7 +92,7 @@ pub struct Args {
     #[arg(long, env = "KUBELET_SOCKET", value_name = "SOCKET")]
     pub kubelet_socket: Option<String>,
 
-    /// Address of /metrics, /healthz and /readyz
+    /// Address of /metrics, /healthz, /readyz and /settledz
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:9410")]
     pub listen: SocketAddr,
 

@@ -35,6 +35,8 @@ pub struct Readiness {
     pub devices: Option<String>,
     /// Why NVML cannot be asked; `None` while it answers, and before it was loaded.
     pub nvml: Option<String>,
+    /// Whether that is for the want of a driver, which comes to this process as to any other.
+    pub driverless: bool,
     /// Whether a new process would be worth a try.
     pub dead: bool,
     /// Why containers could not be given the devices; `None` if they can.
@@ -99,6 +101,14 @@ impl Readiness {
             missing.push(format!("{resource} is not registered with kubelet"));
         }
         missing
+    }
+
+    /// Whether all is done that this process can do: it is ready, or its node has nothing to serve, for want of a driver or of a GPU that may be
+    /// served. Where a rollout waits for readiness instead, one such node keeps all others at the old version.
+    pub fn is_settled(&self) -> bool {
+        let in_effect = !matches!(self.config, Configuration::Awaited(_));
+        let nothing = self.driverless || self.nvml.is_none() && self.devices.is_some();
+        self.missing().is_empty() || in_effect && nothing
     }
 
     /// What is degraded though the plugin serves.
@@ -182,10 +192,12 @@ impl Observed {
         });
     }
 
-    /// How NVML stands: why it cannot be asked, and whether that has gone on for so long that a new process is worth a try.
-    pub fn nvml(&self, problem: Option<String>, dead: bool) {
+    /// How NVML stands: why it cannot be asked, whether that is for want of a driver, and whether it has gone on for so long that a new process is worth a
+    /// try.
+    pub fn nvml(&self, problem: Option<String>, driverless: bool, dead: bool) {
         self.change(|readiness| {
             readiness.nvml = problem;
+            readiness.driverless = driverless;
             readiness.dead = dead;
         });
     }
@@ -277,9 +289,33 @@ mod tests {
     use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 
     use super::*;
+    use gantry_api::names;
+
     use crate::config::{Config, Selector};
     use crate::inventory::Hardware;
     use crate::offer::offer;
+
+    #[test]
+    fn a_node_with_nothing_to_serve_is_settled_and_not_ready() {
+        let starting = Readiness::default();
+        assert!(!starting.is_settled(), "nothing is served yet");
+        let nothing = Readiness {
+            devices: Some("none of the 8 GPUs is served".into()),
+            ..Readiness::default()
+        };
+        assert!(nothing.is_settled() && !nothing.missing().is_empty());
+        // A configuration that never comes is what an update may have brought.
+        let awaited = Readiness {
+            config: Configuration::Awaited(Some("there is no ConfigMap configs".into())),
+            ..nothing
+        };
+        assert!(!awaited.is_settled());
+        let refused = Readiness {
+            registered: [(names::GPU_RESOURCE.into(), false)].into(),
+            ..Readiness::default()
+        };
+        assert!(!refused.is_settled(), "kubelet may accept another process");
+    }
 
     #[test]
     fn where_all_gpus_are_left_out_it_is_said_why() {

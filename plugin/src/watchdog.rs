@@ -54,7 +54,7 @@ pub(crate) struct Watchdog {
 enum Finding {
     Well,
     /// The thread says itself what is wrong, on the devices too.
-    Told(String),
+    Told(Outage),
     /// The thread says nothing.
     Silent(String),
 }
@@ -76,11 +76,12 @@ impl Watchdog {
                 // After that: whoever beats from now on sets it right.
                 self.pulse.give_up();
             }
-            let problem = match finding {
-                Finding::Well => None,
-                Finding::Told(reason) | Finding::Silent(reason) => Some(reason),
+            let (problem, driverless) = match finding {
+                Finding::Well => (None, false),
+                Finding::Told(outage) => (Some(outage.reason), outage.kind != OutageKind::Failing),
+                Finding::Silent(reason) => (Some(reason), false),
             };
-            self.observed.nvml(problem, dead);
+            self.observed.nvml(problem, driverless, dead);
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(self.patience.look) => {}
@@ -100,7 +101,7 @@ impl Watchdog {
             let seconds = self.patience.silent.as_secs();
             return Finding::Silent(format!("NVML hangs: no answer for more than {seconds} s"));
         }
-        outage.map_or(Finding::Well, |outage| Finding::Told(outage.reason))
+        outage.map_or(Finding::Well, Finding::Told)
     }
 }
 
@@ -230,6 +231,7 @@ mod tests {
             "NVML fails: no permission"
         );
         assert_eq!(node.reasons(), [None, None], "the owner marks the devices itself");
+        assert!(!node.observed.readiness().is_settled());
 
         let (before, now) = (Instant::now(), Instant::now());
         let failing = outage(OutageKind::Failing);
@@ -239,6 +241,19 @@ mod tests {
             assert_eq!(failing_since(Some(before), Some(&outage(waited_for)), now), None);
         }
         assert_eq!(failing_since(Some(before), None, now), None);
+    }
+
+    #[tokio::test]
+    async fn without_a_driver_no_process_could_do_more() {
+        for kind in [OutageKind::DriverGone, OutageKind::LibraryMissing] {
+            let node = Node::new(patience(LONG, LONG), Sickbay::with_outage(outage(kind)));
+            node.until(|now| now.nvml.is_some()).await;
+            let readiness = node.observed.readiness();
+            assert!(
+                !readiness.missing().is_empty() && readiness.is_settled(),
+                "{kind:?}"
+            );
+        }
     }
 
     fn outage(kind: OutageKind) -> Outage {

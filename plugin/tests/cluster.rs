@@ -268,6 +268,8 @@ async fn a_missing_driver_is_told_where_people_look() {
         "not ready: no devices: libnvidia-ml.so.1 is not on this node\n"
     );
     assert_eq!(get(address, "/healthz").await.0, 200);
+    // A rollout goes by this one: no process could do more on this node.
+    assert_eq!(get(address, "/settledz").await, (200, text));
     // The driver comes.
     scene.node.inventory.send_replace(ready);
     scene.kubelet.registration().await;

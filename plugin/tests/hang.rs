@@ -52,6 +52,11 @@ async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_i
     let (code, body) = awaited(listen, "/readyz", "NVML hangs: no answer for more than 2 s").await;
     assert_eq!(code, 503, "{body}");
     assert_eq!(get(listen, "/healthz").await.0, 200, "it may come back");
+    assert_eq!(
+        get(listen, "/settledz").await.0,
+        503,
+        "another process may be better off"
+    );
     // What kubelet insists on is served meanwhile.
     let id = sim.uuid(0);
     let container = plugin.allocate(&[id]).await.unwrap();

@@ -45,6 +45,7 @@ fn on_nodes_named_for_it_the_daemon_has_what_shows_it_mig_devices_and_is_the_sam
         *expected.pointer_mut(place).unwrap() = labels.clone();
     }
     let pod = expected.pointer_mut("/spec/template/spec").unwrap();
+    // Which nodes they are for is compared by what becomes of nodes, below.
     pod.as_object_mut().unwrap().remove("affinity").unwrap();
     pod["nodeSelector"] = json!({MIG: "true"});
     let container = &mut pod["containers"][0];
@@ -54,7 +55,10 @@ fn on_nodes_named_for_it_the_daemon_has_what_shows_it_mig_devices_and_is_the_sam
     // With CAP_SYS_ADMIN it counts as true whatever is said.
     assert_eq!(rights.remove("allowPrivilegeEscalation"), Some(json!(false)));
     rights["capabilities"]["add"] = json!(["SYS_ADMIN"]);
-    assert_eq!(mig(), expected);
+    let mut there = mig();
+    let pod = there.pointer_mut("/spec/template/spec").unwrap();
+    pod.as_object_mut().unwrap().remove("affinity").unwrap();
+    assert_eq!(there, expected);
 }
 
 #[test]
@@ -66,45 +70,90 @@ fn elsewhere_the_daemon_has_no_capability() {
     assert_eq!(rights.get("privileged"), None);
 }
 
-/// What a node has to have for the daemon, any one of them.
-fn terms(daemon_set: &Value) -> &[Value] {
-    daemon_set
-        .pointer("/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms")
-        .and_then(Value::as_array)
-        .unwrap()
+/// Whether the DaemonSet has a pod on a node with these labels.
+fn runs_on(daemon_set: &Value, labels: &[(&str, &str)]) -> bool {
+    let pod = &daemon_set["spec"]["template"]["spec"];
+    let label = |key: &str| {
+        let mut found = labels.iter().filter(|(name, _)| *name == key);
+        found.next().map(|(_, value)| *value)
+    };
+    let selector = pod["nodeSelector"].as_object().into_iter().flatten();
+    let is_selected = |(key, value): (&String, &Value)| label(key) == value.as_str();
+    let holds = |expression: &Value| {
+        let value = label(expression["key"].as_str().unwrap());
+        let values = expression["values"].as_array().unwrap();
+        let is_in = value.is_some_and(|value| values.iter().any(|known| known == value));
+        match expression["operator"].as_str().unwrap() {
+            "In" => is_in,
+            "NotIn" => !is_in,
+            operator => panic!("{operator}"),
+        }
+    };
+    let terms = pod
+        .pointer("/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms");
+    let mut terms = terms.and_then(Value::as_array).unwrap().iter();
+    let is_wanted = terms.any(|term| term["matchExpressions"].as_array().unwrap().iter().all(holds));
+    is_wanted && selector.into_iter().all(is_selected)
 }
+
+/// Labels by which a node is known to have GPUs, each enough by itself.
+const FOUND: [(&str, &str); 3] = [
+    ("gantry.dev/gpu", "true"),
+    ("nvidia.com/gpu.present", "true"),
+    ("feature.node.kubernetes.io/pci-10de.present", "true"),
+];
 
 #[test]
 fn the_daemon_runs_where_nvidias_does_and_where_a_person_says_so() {
-    let daemon_set = plain();
-    let asked: Vec<&Value> = terms(&daemon_set)
-        .iter()
-        .flat_map(|term| term["matchExpressions"].as_array().unwrap())
-        .filter(|expression| expression["key"] != MIG)
-        .collect();
-    let is_true = |key: &str| json!({"key": key, "operator": "In", "values": ["true"]});
-    let keys = [
-        "gantry.dev/gpu",
-        "nvidia.com/gpu.present",
-        "feature.node.kubernetes.io/pci-10de.present",
-    ];
-    assert_eq!(asked, keys.map(is_true).iter().collect::<Vec<_>>());
-    assert_eq!(
-        mig().pointer("/spec/template/spec/nodeSelector"),
-        Some(&json!({MIG: "true"}))
-    );
+    for found in FOUND {
+        assert!(runs_on(&plain(), &[found]), "{found:?}");
+        let (key, _) = found;
+        assert!(!runs_on(&plain(), &[(key, "false")]), "{key}=false");
+    }
+    assert!(!runs_on(&plain(), &[]));
 }
 
 #[test]
 fn no_node_has_both() {
-    let daemon_set = plain();
-    let terms = terms(&daemon_set);
-    assert_eq!(terms.len(), 3);
-    let elsewhere = json!({"key": MIG, "operator": "NotIn", "values": ["true"]});
-    for term in terms {
-        let all = term["matchExpressions"].as_array().unwrap();
-        // A term alone is enough, and all of one must hold.
-        assert!(all.contains(&elsewhere), "{term}");
+    for found in FOUND {
+        assert!(!runs_on(&plain(), &[found, (MIG, "true")]), "{found:?}");
+        assert!(runs_on(&mig(), &[found, (MIG, "true")]), "{found:?}");
+        assert!(!runs_on(&mig(), &[found]), "{found:?}");
+        assert!(runs_on(&plain(), &[found, (MIG, "false")]), "{found:?}");
+    }
+    assert!(runs_on(&mig(), &[(MIG, "true")]));
+}
+
+#[test]
+fn a_person_keeps_the_daemon_off_a_node_whatever_found_its_gpus() {
+    let out = ("gantry.dev/gpu", "false");
+    for found in &FOUND[1..] {
+        assert!(!runs_on(&plain(), &[*found, out]), "{found:?}");
+        assert!(!runs_on(&mig(), &[*found, out, (MIG, "true")]), "{found:?}");
+    }
+}
+
+/// The GPU operator's driver manager and MIG manager set one of these on a node before they unload its driver or reset its GPUs, and back afterwards: nobody
+/// may have NVML open meanwhile.
+#[test]
+fn the_daemon_leaves_while_the_gpu_operator_works_on_the_driver_or_on_mig() {
+    for label in [
+        "nvidia.com/gpu.deploy.client",
+        "nvidia.com/gpu.deploy.device-plugin",
+    ] {
+        for found in FOUND {
+            for why in ["driver-upgrade", "mig-change", "vgpu-change"] {
+                let paused = format!("paused-for-{why}");
+                assert!(!runs_on(&plain(), &[found, (label, &paused)]), "{label}={paused}");
+                let cut = [found, (MIG, "true"), (label, &paused)];
+                assert!(!runs_on(&mig(), &cut), "{label}={paused}");
+            }
+            // "false" takes NVIDIA's own plugin off a node, which is how this one comes there.
+            for works in ["true", "false"] {
+                assert!(runs_on(&plain(), &[found, (label, works)]), "{label}={works}");
+                assert!(runs_on(&mig(), &[found, (MIG, "true"), (label, works)]));
+            }
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! The project's own daemons on a cluster: installed by `manifests/`, as an operator would, then started as processes with
 //! the arguments, environment and service account that the manifests give them. Only the image is passed over, as there is
-//! no registry: the DaemonSet matches no node and the Deployment is scaled to none.
+//! no registry: the DaemonSets match no node.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Node as NodeObject, PodSpec, ServiceAccount};
 use kube::Api;
@@ -22,7 +22,7 @@ use crate::{Daemon, Error, Program, Result, Sandbox, pki};
 pub const NAMESPACE: &str = "gantry-system";
 /// The name of the node daemon's DaemonSet, and of its process on each node.
 pub const PLUGIN: &str = "gantry-plugin";
-/// The name of the extender's Deployment, and of its process beside kube-scheduler.
+/// The name of the extender's DaemonSet, and of its process beside kube-scheduler.
 pub const EXTENDER: &str = "gantry-extender";
 
 /// The project's folder, with `manifests/` and the simulator's machine files.
@@ -70,10 +70,7 @@ impl Cluster {
     /// The API server refuses one of them.
     pub async fn install(&self, manifests: &Path) -> Result<()> {
         let folder = manifests.display().to_string();
-        self.kubectl(&["apply", "-k", &folder]).await?;
-        self.kubectl(&["-n", NAMESPACE, "scale", "deployment", EXTENDER, "--replicas=0"])
-            .await
-            .map(drop)
+        self.kubectl(&["apply", "-k", &folder]).await.map(drop)
     }
 
     /// Gives each node the simulated GPUs of a machine file, in the nodes' order, and starts the daemons.
@@ -111,7 +108,7 @@ impl Cluster {
         listen: Option<&str>,
         extra: &[String],
     ) -> Result<Daemon> {
-        let api: Api<Deployment> = Api::namespaced(self.client(), NAMESPACE);
+        let api: Api<DaemonSet> = Api::namespaced(self.client(), NAMESPACE);
         let spec = api
             .get(EXTENDER)
             .await?

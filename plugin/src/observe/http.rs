@@ -1,4 +1,4 @@
-//! /metrics, /healthz and /readyz over HTTP/1.1. Serves what is counted; takes nothing in.
+//! /metrics, /healthz, /readyz and /settledz over HTTP/1.1. Serves what is counted; takes nothing in.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::Observed;
+use super::{Observed, Readiness};
 
 /// A scraper that does not finish its request head in this time is cut off.
 const HEAD_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
@@ -41,7 +41,7 @@ pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: Cance
             () = tokio::time::sleep(RETRY) => {}
         }
     };
-    info!(address = %listener.local_addr().unwrap_or(address), "serving /metrics, /healthz and /readyz");
+    info!(address = %listener.local_addr().unwrap_or(address), "serving /metrics, /healthz, /readyz and /settledz");
     let mut connections = Connections::default();
     loop {
         let stream = tokio::select! {
@@ -97,7 +97,14 @@ fn answer(request: &Request<Incoming>, observed: &Observed) -> Response<String> 
     }
     match request.uri().path() {
         "/healthz" => liveness(observed),
-        "/readyz" => readiness(observed),
+        "/readyz" => {
+            let readiness = observed.readiness();
+            standing(&readiness, readiness.missing().is_empty())
+        }
+        "/settledz" => {
+            let readiness = observed.readiness();
+            standing(&readiness, readiness.is_settled())
+        }
         "/metrics" => match observed.metrics().text() {
             Ok(body) => {
                 let mut response = text(StatusCode::OK, body);
@@ -113,7 +120,7 @@ fn answer(request: &Request<Incoming>, observed: &Observed) -> Response<String> 
         },
         _ => text(
             StatusCode::NOT_FOUND,
-            "only /metrics, /healthz and /readyz are served\n".to_owned(),
+            "only /metrics, /healthz, /readyz and /settledz are served\n".to_owned(),
         ),
     }
 }
@@ -133,8 +140,8 @@ fn liveness(observed: &Observed) -> Response<String> {
     )
 }
 
-fn readiness(observed: &Observed) -> Response<String> {
-    let readiness = observed.readiness();
+/// What is missing and what is degraded, well or not.
+fn standing(readiness: &Readiness, well: bool) -> Response<String> {
     let missing = readiness.missing();
     let mut body = String::new();
     for line in &missing {
@@ -150,7 +157,7 @@ fn readiness(observed: &Observed) -> Response<String> {
         body.push_str(&line);
         body.push('\n');
     }
-    let status = if missing.is_empty() {
+    let status = if well {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE

@@ -332,7 +332,7 @@ pub(super) async fn two_extenders_take_over_from_each_other(bed: &Bed) -> Result
     bed.gpus().await?.wait_until_ready(bed.cluster()).await
 }
 
-/// Each replica is replaced in turn, the leader first by force and then as a Deployment does, with gangs in every state.
+/// Each replica is replaced in turn, the leader first by force and then as an update does, with gangs in every state.
 async fn rolling_update(scene: &Scene<'_>) -> Result<()> {
     let control = scene.bed.cluster().control();
     leader(scene).await?;
