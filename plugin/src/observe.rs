@@ -6,7 +6,7 @@ mod http;
 mod metrics;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub struct Readiness {
     pub driver_files: Option<bool>,
     /// Resources that kubelet has accepted.
     pub registered: BTreeMap<ResourceName, bool>,
+    /// Resources whose socket another program has replaced by its own.
+    pub rivals: BTreeSet<ResourceName>,
     /// Whether grants are known; `None` where no cluster is to be asked.
     pub cluster: Option<bool>,
     /// Whether kubelet says who holds what; `None` before the first answer.
@@ -122,6 +124,16 @@ impl Readiness {
         if self.driver_files == Some(false) {
             degraded.push(
                 "no driver library is found under the container driver root: CDI gives containers device nodes only".into(),
+            );
+        }
+        if !self.rivals.is_empty() {
+            let resources: Vec<&str> = self.rivals.iter().map(ResourceName::as_str).collect();
+            degraded.push(
+                format!(
+                    "another program has served {} on this node since this one began: kubelet asks the one that registered last",
+                    resources.join(", ")
+                )
+                .into(),
             );
         }
         if self.cluster == Some(false) {
@@ -206,6 +218,13 @@ impl Observed {
     pub fn unregistered(&self, resource: &ResourceName) {
         self.change(|readiness| {
             readiness.registered.insert(resource.clone(), false);
+        });
+    }
+
+    /// Another program has put its socket in the place of this resource's.
+    pub fn rival(&self, resource: &ResourceName) {
+        self.change(|readiness| {
+            readiness.rivals.insert(resource.clone());
         });
     }
 

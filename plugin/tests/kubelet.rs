@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use gantry_api::DeviceHealth;
 use support::log::Log;
+use support::probes::awaited;
 use support::{FakeKubelet, Node, inventory_of, soon, uuid};
 use tokio_stream::StreamExt;
 use tonic::Code;
@@ -175,6 +176,31 @@ async fn a_replaced_directory_is_noticed() {
     std::fs::create_dir(node.plugins()).unwrap();
     let mut kubelet = node.kubelet();
     kubelet.registration().await;
+}
+
+#[tokio::test]
+async fn a_second_plugin_for_the_resource_is_told_of_and_its_place_taken_back() {
+    let log = Log::default();
+    let _here = log.listen();
+    let mut node = Node::new(2);
+    let listen = node.listen();
+    let mut kubelet = node.kubelet();
+    node.boot();
+    kubelet.registration().await;
+    // Wiped is nobody's doing in particular.
+    std::fs::remove_file(node.socket()).unwrap();
+    kubelet.registration().await;
+    assert_eq!(log.of("second device plugin"), 0);
+    for _ in 0..3 {
+        let theirs = node.plugins().join("theirs");
+        let _listener = std::os::unix::net::UnixListener::bind(&theirs).unwrap();
+        std::fs::rename(&theirs, node.socket()).unwrap();
+        kubelet.registration().await;
+    }
+    assert_eq!(log.of("second device plugin"), 1);
+    let (code, body) = awaited(listen, "/readyz", "another program has served nvidia.com/gpu").await;
+    assert_eq!(code, 200, "{body}");
+    node.stop().await;
 }
 
 #[tokio::test]

@@ -62,6 +62,7 @@ impl Endpoint {
         let mut servers: Vec<Serving> = Vec::new();
         let mut registered_with = 0;
         let mut unserved = Recurring::default();
+        let mut rivalled = Recurring::default();
         loop {
             let view = *views.borrow_and_update();
             servers.retain(|server| !server.task.is_finished());
@@ -72,6 +73,16 @@ impl Endpoint {
                 !own_socket
             };
             if due {
+                // Gone is wiped, by kubelet or by a person; another one in its place is another program's.
+                if !servers.is_empty() && !own_socket && inode(&path).is_some() {
+                    self.kubelet.observed.rival(&self.resource);
+                    if rivalled.tells("replaced", Instant::now()) {
+                        warn!(
+                            resource = %self.resource, socket = %path.display(),
+                            "another program has put its socket in the place of this one's: is there a second device plugin on this node, such as NVIDIA's? kubelet asks the one that registered last"
+                        );
+                    }
+                }
                 if view.kubelet != registered_with && self.kubelet.socket.is_some() {
                     // The old kubelet is gone, and its connections with it. Where only our socket went, kubelet is alive and
                     // reads the old stream: ending that would mark the new registration's devices unhealthy.
