@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, json_schema};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::file::File;
+use super::file::{File, VALUED};
 use super::settings::SETTINGS;
-use super::tree::Step;
+use super::tree::{Step, below};
 use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
 use super::{Selector, SharedOf, Strategy};
 
@@ -25,7 +25,64 @@ pub fn json_schema() -> Value {
             property.insert("description".to_owned(), format!("{}.", setting.help).into());
         }
     }
+    if let Some(version) = schema.pointer_mut("/properties/version/anyOf") {
+        let versions = version.as_array_mut();
+        versions
+            .into_iter()
+            .for_each(|versions| versions.push(empty_word()));
+    }
+    nullable(&mut schema, true);
+    without_value(&mut schema, "");
     schema
+}
+
+/// No word at all, which goes for none having been said.
+fn empty_word() -> Value {
+    json!({"type": "string", "maxLength": 0})
+}
+
+/// Says of every property below `schema` whether it may stand without a value, as the reader has it: it may, and counts for not being there, unless it must
+/// be there or is one of [`VALUED`].
+fn without_value(schema: &mut Value, form: &str) {
+    if let Some(kinds) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
+        kinds.iter_mut().for_each(|kind| without_value(kind, form));
+    }
+    if let Some(items) = schema.get_mut("items") {
+        without_value(items, &format!("{form}[]"));
+    }
+    let required = schema.get("required").cloned().unwrap_or_default();
+    let is_required = |key: &str| {
+        let mut keys = required.as_array().into_iter().flatten();
+        keys.any(|name| name == key)
+    };
+    let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
+    for (key, property) in properties.into_iter().flatten() {
+        let form = below(form, key);
+        let must = VALUED.contains(&form.as_str());
+        nullable(property, !must && !is_required(key));
+        if must && property.get("type") == Some(&"string".into()) {
+            property["minLength"] = 1.into();
+        }
+        without_value(property, &form);
+    }
+}
+
+/// Sets whether null is allowed.
+fn nullable(schema: &mut Value, allowed: bool) {
+    let nothing = json!("null");
+    if let Some(kinds) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
+        kinds.retain(|kind| kind.get("type") != Some(&nothing));
+        if allowed {
+            kinds.push(json!({"type": nothing}));
+        }
+    } else if let Some(kind) = schema.get_mut("type") {
+        let own = kind
+            .as_array()
+            .and_then(|kinds| kinds.first())
+            .unwrap_or(kind)
+            .clone();
+        *kind = if allowed { json!([own, nothing]) } else { own };
+    }
 }
 
 /// Where the schema has the property of a dotted key.
@@ -72,7 +129,7 @@ fn own_words(schema: &Value) -> Option<Vec<String>> {
     let list = schema.get("oneOf").or_else(|| schema.get("anyOf"))?.as_array()?;
     let mut words = Vec::new();
     for schema in list {
-        if schema.get("type").and_then(Value::as_str) != Some("null") {
+        if schema.get("type").and_then(Value::as_str) != Some("null") && *schema != empty_word() {
             words.extend(own_words(schema)?);
         }
     }
@@ -157,6 +214,8 @@ form!(
 
 #[cfg(test)]
 mod tests {
+    use super::super::Strictness;
+    use super::super::documents::load;
     use super::*;
 
     #[test]
@@ -171,6 +230,79 @@ mod tests {
                 setting.key
             );
         }
+    }
+
+    /// Whether the schema has null at a dotted path, `[]` for the elements of a list.
+    fn takes_null(form: &str) -> bool {
+        let place = form
+            .replace("[]", ".[]")
+            .split('.')
+            .filter(|step| !step.is_empty())
+            .map(|step| match step {
+                "[]" => "/items".to_owned(),
+                key => format!("/properties/{key}"),
+            })
+            .collect::<String>();
+        let schema = json_schema();
+        let schema = schema.pointer(&place).unwrap_or_else(|| panic!("{form}"));
+        let null = json!("null");
+        let kinds = schema["type"].as_array().into_iter().flatten();
+        let any = schema["anyOf"].as_array().into_iter().flatten();
+        kinds
+            .chain(any.map(|kind| &kind["type"]))
+            .any(|kind| *kind == null)
+    }
+
+    #[test]
+    fn a_key_may_stand_without_a_value_where_the_reader_takes_it_for_absent() {
+        let read = |text: &str| load("a.yaml", text, &[], Strictness::Strict).map(drop);
+        for (form, text) in [
+            ("", ""),
+            ("flags", "flags:"),
+            ("flags.plugin", "flags: {plugin: null}"),
+            (
+                "flags.plugin.deviceListStrategy",
+                "flags: {plugin: {deviceListStrategy: }}",
+            ),
+            ("devices", "devices:"),
+            ("devices.deny", "devices: {deny: }"),
+            ("resources", "resources:"),
+            ("resources.gpus", "resources: {gpus: }"),
+            (
+                "resources.gpus[].name",
+                "resources: {gpus: [{pattern: '*', name: }]}",
+            ),
+            ("sharing", "sharing:"),
+            ("sharing.timeSlicing", "sharing: {timeSlicing: }"),
+            (
+                "sharing.timeSlicing.resources",
+                "sharing: {timeSlicing: {resources: }}",
+            ),
+            (
+                "sharing.timeSlicing.resources[].devices",
+                "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: }]}}",
+            ),
+            (
+                "sharing.timeSlicing.resources[].rename",
+                "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, rename: }]}}",
+            ),
+            ("version", "version:"),
+        ] {
+            let read = read(text);
+            assert_eq!(takes_null(form), read.is_ok(), "{form}: {read:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_version_is_none_and_an_empty_name_is_wrong() {
+        assert!(load("a.yaml", "version: ''", &[], Strictness::Strict).is_ok());
+        let schema = json_schema();
+        let versions = schema["properties"]["version"]["anyOf"].as_array().unwrap();
+        assert!(versions.contains(&empty_word()), "{versions:?}");
+        assert_eq!(words(&schema, &[Step::Key("version".into())]), ["v1"]);
+        let share =
+            &schema["properties"]["sharing"]["properties"]["timeSlicing"]["properties"]["resources"]["items"];
+        assert_eq!(share["properties"]["rename"]["minLength"], 1);
     }
 
     #[test]
