@@ -487,4 +487,8 @@ async fn a_cluster_that_cannot_be_read_is_said_to_be_so_at_once() {
     let (code, text) = stage.see(&["queue"]).await;
     assert_eq!(code, Some(2));
     assert!(text.starts_with("gantry: there is no kubeconfig "), "{text}");
+    std::fs::create_dir(&file).unwrap();
+    let (code, text) = stage.see(&["queue"]).await;
+    assert_eq!(code, Some(2));
+    assert!(text.contains(" is a folder; write the kubeconfig"), "{text}");
 }

@@ -278,6 +278,19 @@ mod tests {
     }
 
     #[test]
+    fn sockets_lie_where_kubelet_looks_or_where_they_are_told_to() {
+        let places = |words: &[&str]| {
+            let args = parse(&[&["--node-name=a"], words].concat()).unwrap();
+            (args.device_plugin_dir.clone(), args.kubelet_socket())
+        };
+        let folder = PathBuf::from("/var/lib/kubelet/device-plugins");
+        assert_eq!(places(&[]), (folder.clone(), Some(folder.join("kubelet.sock"))));
+        let moved = PathBuf::from("/opt/kubelet/plugins");
+        let told = places(&["--device-plugin-dir=/opt/kubelet/plugins"]);
+        assert_eq!(told, (moved.clone(), Some(moved.join("kubelet.sock"))));
+    }
+
+    #[test]
     fn nvidias_flags_stand_beside_ours() {
         let args = parse(&[
             "--no-cluster",

@@ -143,7 +143,12 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         let there = |path: PathBuf| path.exists() && !path.is_dir();
         // The variable may list several.
         if !there(paths.clone()) && !std::env::split_paths(paths).any(there) {
-            return Err(BadInput(anyhow!("there is no kubeconfig {}", paths.display())).into());
+            let place = paths.display();
+            let wrong = match paths.is_dir() {
+                true => anyhow!("{place} is a folder; write the kubeconfig that is meant in it"),
+                false => anyhow!("there is no kubeconfig {place}"),
+            };
+            return Err(BadInput(wrong).into());
         }
     }
     let kubeconfig = named.or_else(home_kubeconfig);
