@@ -53,7 +53,7 @@ fn hand_back() {
 }
 
 /// Hands back the pages of the heap that hold nothing.
-fn give_up_free_memory() {
+pub(crate) fn give_up_free_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: a call that takes a number only; the allocator locks its heaps, and touches nothing that is allocated.
     unsafe {

@@ -21,6 +21,7 @@ use super::names::Names;
 use super::spec::Spec;
 use crate::allocate::Access;
 use crate::config::{Config, Strategy};
+use crate::footprint;
 use crate::inventory::{Inventory, State};
 use crate::observe::Observed;
 
@@ -134,7 +135,12 @@ impl Writer {
         let (config, machine) = (Arc::clone(config), Arc::clone(&inventory.machine));
         let (dev, sys) = (self.dev_root.clone(), self.sys_root.clone());
         let looking = tokio::task::spawn_blocking(move || {
-            let driver = driver.unwrap_or_else(|| host::driver(&config, &machine));
+            let driver = driver.unwrap_or_else(|| {
+                let driver = host::driver(&config, &machine);
+                // The names of all files beside the driver's were looked through.
+                footprint::give_up_free_memory();
+                driver
+            });
             Host::look_besides(driver, &config, &machine, &dev, &sys)
         });
         // It ends early only with the runtime.
