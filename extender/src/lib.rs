@@ -8,13 +8,12 @@
 //! ```
 //!
 //! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`,
-//! `wire`. State without I/O: `index`. I/O: `connect`, `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
+//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
 pub mod announce;
 pub mod args;
 pub mod bind;
-mod connect;
 pub mod decide;
 pub mod devices;
 pub mod explain;
@@ -58,7 +57,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{LeaseArgs, TlsArgs};
 use crate::bind::Binder;
-use crate::connect::connect;
 use crate::decide::Options;
 use crate::gang::events::Events;
 use crate::gang::objects::Objects;
@@ -68,7 +66,7 @@ use crate::metrics::Metrics;
 use crate::server::{Doors, Server};
 use crate::service::Service;
 use crate::tls::Tls;
-use crate::watch::{Contact, Feed};
+use crate::watch::{Contact, Feed, SILENCE};
 use crate::watched::Watched;
 
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
@@ -88,7 +86,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let tls = tls(&args.tls)?;
     let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
     let election = election(&args.lease, &run)?;
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = gantry_client::connect(args.kubeconfig.as_deref(), SILENCE).await?;
     let doors = Doors {
         all: listen(args.listen).await?,
         metrics: match args.metrics_listen {

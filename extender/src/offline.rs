@@ -18,7 +18,7 @@ use crate::decide::Options;
 use crate::gang::owners;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
-use crate::watch::{self, Contact, Feed};
+use crate::watch::{self, Contact, Feed, SILENCE};
 use crate::watched::Watched;
 
 /// Between two looks whether everything is listed.
@@ -71,7 +71,7 @@ impl Seen {
 /// # Errors
 /// The kubeconfig cannot be read; the cluster cannot be listed within `limit`: then the log says why.
 pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> anyhow::Result<Seen> {
-    let client = crate::connect(kubeconfig).await?;
+    let client = gantry_client::connect(kubeconfig, SILENCE).await?;
     reach(&client).await?;
     let watched = Watched::new(terms.resources);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());

@@ -1,59 +1,95 @@
 //! The way to the API server: by a kubeconfig, or by the pod's service account. Says how long is waited; what fails is told to whoever asked, and
 //! tried again there or nowhere.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
-use crate::watch::SILENCE;
-
 /// Longest time to connect.
-const CONNECT: Duration = Duration::from_secs(5);
+pub const CONNECT: Duration = Duration::from_secs(5);
 
-/// A client by this kubeconfig, or by the pod's service account.
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// A kubeconfig that cannot be read or understood.
+    #[error("kubeconfig {} cannot be used", path.display())]
+    Kubeconfig {
+        /// Its path, or several as they were listed.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: KubeconfigError,
+    },
+    /// One of several that contradicts those before it.
+    #[error("kubeconfig {} does not go with those before it", path.display())]
+    Contradiction {
+        /// Its path.
+        path: PathBuf,
+        /// What does not go together.
+        #[source]
+        source: KubeconfigError,
+    },
+    /// No kubeconfig, and this is no pod.
+    #[error("no service account to reach the API server with; give --kubeconfig outside a pod")]
+    InCluster(#[source] InClusterError),
+    /// An address or certificates of which no client can be made.
+    #[error("the API server's address or certificates cannot be used")]
+    Client(#[source] kube::Error),
+}
+
+/// A client by this kubeconfig, or by the pod's service account, that takes `silence` on a connection for its end: longer than the server's watches last.
 ///
 /// # Errors
 /// A kubeconfig that cannot be read or used; none where this is no pod. That the API server does not answer is no error.
-pub(crate) async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
-    Client::try_from(configuration(kubeconfig).await?).context("cannot make a client of the API server")
+pub async fn connect(kubeconfig: Option<&Path>, silence: Duration) -> Result<Client, ConnectError> {
+    Client::try_from(configuration(kubeconfig, silence).await?).map_err(ConnectError::Client)
 }
 
-async fn configuration(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+async fn configuration(kubeconfig: Option<&Path>, silence: Duration) -> Result<Config, ConnectError> {
     let mut config = match kubeconfig {
         Some(path) => Config::from_custom_kubeconfig(read(path)?, &KubeConfigOptions::default())
             .await
-            .with_context(|| format!("kubeconfig {}", path.display()))?,
-        None => Config::incluster().context("no --kubeconfig, and not in a pod of a cluster")?,
+            .map_err(|source| unusable(path, source))?,
+        None => Config::incluster().map_err(ConnectError::InCluster)?,
     };
-    config.read_timeout = Some(SILENCE);
-    config.write_timeout = Some(SILENCE);
+    config.read_timeout = Some(silence);
+    config.write_timeout = Some(silence);
     // A pooled connection may have been idle for longer than that when it is used again.
     config.reset_reader_on_write = true;
     config.connect_timeout = Some(CONNECT);
-    // The client would send whatever is answered by 429, 503 or 504 again for minutes without a word, a Binding past its time too. Who asks
-    // knows better when to try again, if at all.
+    // The client would send whatever is answered by 429, 503 or 504 again for minutes without a word: a Binding past its time, and an API server that is
+    // away would never be noticed. Who asks knows better when to try again, if at all.
     config.default_retry = false;
     Ok(config)
 }
 
 /// One kubeconfig, or several as the variable `KUBECONFIG` lists them: those that are there, merged as kubectl merges them.
-fn read(paths: &Path) -> anyhow::Result<Kubeconfig> {
-    let one =
-        |path: &Path| Kubeconfig::read_from(path).with_context(|| format!("kubeconfig {}", path.display()));
+fn read(paths: &Path) -> Result<Kubeconfig, ConnectError> {
+    let one = |path: &Path| Kubeconfig::read_from(path).map_err(|source| unusable(path, source));
     let listed: Vec<PathBuf> = std::env::split_paths(paths)
         .filter(|path| path.exists())
         .collect();
     if paths.exists() || listed.is_empty() {
         return one(paths);
     }
-    listed.iter().try_fold(Kubeconfig::default(), |merged, path| {
-        merged
-            .merge(one(path)?)
-            .with_context(|| format!("kubeconfig {} does not go with those before it", path.display()))
-    })
+    listed
+        .into_iter()
+        .try_fold(Kubeconfig::default(), |merged, path| {
+            let next = one(&path)?;
+            let merged = merged.merge(next);
+            merged.map_err(|source| ConnectError::Contradiction { path, source })
+        })
+}
+
+fn unusable(path: &Path, source: KubeconfigError) -> ConnectError {
+    ConnectError::Kubeconfig {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 #[cfg(test)]
@@ -67,6 +103,8 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
+
+    const SILENCE: Duration = Duration::from_secs(40);
 
     /// Answers everything that comes over one connection: the first of all requests by 429, the others with a version.
     async fn answer(mut stream: TcpStream, asked: Arc<AtomicUsize>) {
@@ -120,7 +158,7 @@ mod tests {
             }
         });
         let (_folder, path) = kubeconfig(address);
-        (connect(Some(&path)).await.unwrap(), asked)
+        (connect(Some(&path), SILENCE).await.unwrap(), asked)
     }
 
     #[tokio::test]
@@ -143,17 +181,19 @@ mod tests {
         let list = |paths: &[&Path]| PathBuf::from(std::env::join_paths(paths).unwrap());
         let absent = first.with_file_name("absent");
         for paths in [[&*absent, &*first, &*second], [&*first, &*absent, &*second]] {
-            let config = configuration(Some(&list(&paths))).await.unwrap();
+            let config = configuration(Some(&list(&paths)), SILENCE).await.unwrap();
             assert_eq!(config.cluster_url.to_string(), "http://127.0.0.1:1/");
         }
-        let error = configuration(Some(&list(&[&absent, &absent]))).await.unwrap_err();
+        let error = configuration(Some(&list(&[&absent, &absent])), SILENCE)
+            .await
+            .unwrap_err();
         assert!(error.to_string().starts_with("kubeconfig "), "{error}");
     }
 
     #[tokio::test]
     async fn silence_counts_from_the_last_request_and_not_from_before_it() {
         let (_folder, path) = kubeconfig("127.0.0.1:1".parse().unwrap());
-        let config = configuration(Some(&path)).await.unwrap();
+        let config = configuration(Some(&path), SILENCE).await.unwrap();
         assert_eq!(config.read_timeout, Some(SILENCE));
         assert!(
             config.reset_reader_on_write,
