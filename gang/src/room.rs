@@ -6,6 +6,10 @@ use std::sync::Arc;
 
 use crate::quantity;
 
+/// No node has more of anything than a pebibyte, or a trillion cores. What claims more counts as this, so that the sum over thousands of pods is
+/// still exact: a sum that stops at the largest number is not undone by taking away again what was added.
+const MOST: i64 = 1 << 50;
+
 /// Amounts of what nodes have and pods need. Resources that Gantry accounts as devices are not among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Resources {
@@ -116,6 +120,22 @@ impl Resources {
             }
         };
         *place = with(*place, amount);
+    }
+
+    /// The same, with no more of anything than any node has: what a whole pod asks for, or a node says that it has, before it is counted
+    /// with that of others.
+    #[must_use]
+    pub fn capped(mut self) -> Self {
+        let amounts = [
+            &mut self.milli_cpu,
+            &mut self.memory,
+            &mut self.ephemeral,
+            &mut self.pods,
+        ];
+        for amount in amounts.into_iter().chain(self.others.values_mut()) {
+            *amount = (*amount).clamp(-MOST, MOST);
+        }
+        self
     }
 
     /// Adds.
@@ -275,6 +295,18 @@ mod tests {
         }
     }
 
+    prop_compose! {
+        fn any_amounts()(cpu: i64, memory: i64, ephemeral: i64, pods: i64, nics: Option<i64>) -> Resources {
+            Resources {
+                milli_cpu: cpu,
+                memory,
+                ephemeral,
+                pods,
+                others: nics.into_iter().map(|nics| ("example.com/nic".into(), nics)).collect(),
+            }
+        }
+    }
+
     proptest! {
         #[test]
         fn times_is_how_often_it_fits_when_taken_one_after_another(left in amounts(), need in amounts()) {
@@ -286,6 +318,23 @@ mod tests {
                 fitted += 1;
             }
             prop_assert_eq!(times.min(100), fitted);
+        }
+
+        #[test]
+        fn what_thousands_take_and_give_back_leaves_what_was(
+            left in any_amounts(), needs in prop::collection::vec(any_amounts(), 0..8), each in 0..1000u32,
+        ) {
+            let mut rest = Resources::default();
+            rest.add(&left.capped());
+            let before = rest.clone();
+            let needs: Vec<Resources> = needs.into_iter().map(Resources::capped).collect();
+            for _ in 0..each {
+                needs.iter().for_each(|need| rest.sub(need));
+            }
+            for _ in 0..each {
+                needs.iter().for_each(|need| rest.add(need));
+            }
+            prop_assert_eq!(rest, before);
         }
 
         #[test]

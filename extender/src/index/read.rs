@@ -304,6 +304,6 @@ pub fn described(watched: &Watched, node: &SlimNode, words: &mut Words) -> NodeF
         labels,
         taints: taints.collect(),
         unschedulable: node.spec.unschedulable,
-        allocatable,
+        allocatable: allocatable.capped(),
     }
 }

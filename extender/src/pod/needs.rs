@@ -144,7 +144,7 @@ impl SlimSpec {
             lasting.add_written(name, written);
         }
         lasting.pods = 1;
-        lasting
+        lasting.capped()
     }
 }
 

@@ -537,6 +537,43 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
 }
 
 #[test]
+fn pods_that_ask_for_more_than_can_be_counted_leave_a_nodes_account_as_it_was() {
+    let mut world = world_of(&[]);
+    let mut greedy = Pod {
+        gpus: false,
+        node: Some(0),
+        ..PLAIN
+    }
+    .json("greedy");
+    greedy["spec"]["containers"] = json!(vec![greedy["spec"]["containers"][0].clone(); 3]);
+    for container in greedy["spec"]["containers"].as_array_mut().unwrap() {
+        container["resources"]["requests"] =
+            json!({"cpu": "9E", "memory": "9E", "ephemeral-storage": "9E", "example.com/nic": "9E"});
+    }
+    let mut read = |uid: &str| {
+        greedy["metadata"]["uid"] = uid.into();
+        match world.reader.read(serde_json::from_value(greedy.clone()).unwrap()) {
+            Some(Seen::Bystander(pod)) => *pod,
+            other => panic!("{other:?}"),
+        }
+    };
+    let pods: Vec<Bystander> = (0..1000).map(|number| read(&format!("greedy{number}"))).collect();
+    let left = |world: &World| {
+        let node = world.index.names.get("n0").unwrap();
+        world.index.rooms()[node.0 as usize].left.clone()
+    };
+    let before = left(&world);
+    for pod in pods.clone() {
+        world.index.bystander_applied(pod);
+        assert!(left(&world).memory < 0 && left(&world).milli_cpu < 0);
+    }
+    for pod in &pods {
+        world.index.bystander_gone(&pod.uid);
+    }
+    assert_eq!(left(&world), before);
+}
+
+#[test]
 fn pods_of_one_controller_are_of_one_kind() {
     let mut world = World::new();
     let node = Node {
