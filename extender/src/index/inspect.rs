@@ -193,7 +193,10 @@ impl Index {
             Err(words) => report(Some(words)),
         };
         found.places_kept = self.places_kept_on(entry, gang);
-        let mut held: Vec<&(PodUid, Vec<DeviceSet>)> = entry.account.pods.iter().collect();
+        // Siblings are what it is to complete.
+        let sibling = |uid: &PodUid| gang.is_some() && self.goes_with(uid).map(|key| &**key) == gang;
+        let pods = entry.account.pods.iter();
+        let mut held: Vec<&(PodUid, Vec<DeviceSet>)> = pods.filter(|(uid, _)| !sibling(uid)).collect();
         // The largest first, so that few have to end; then those that turn out not to be needed are let off.
         held.sort_by_key(|(uid, sets)| {
             let devices: usize = sets.iter().map(DeviceSet::len).sum();

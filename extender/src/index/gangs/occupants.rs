@@ -48,8 +48,8 @@ impl Index {
         })
     }
 
-    /// What is on the nodes, by what would have to be stopped together. Without what is on its way out already, and gangs that are just being bound:
-    /// not all of who would have to go with the others shows yet.
+    /// What is on the nodes, by what would have to be stopped together. Without the gang itself, what is on its way out already, and gangs that are just
+    /// being bound: not all of who would have to go with the others shows yet.
     fn occupants(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
         let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
         let mut singles: Vec<Occupant> = Vec::new();
@@ -68,6 +68,8 @@ impl Index {
             match self.gangs.core.goes_with(&pod.uid) {
                 // Its end would give nothing.
                 None if nothing => {}
+                // Who is there of the gang is what is to be completed.
+                Some(gang) if *gang == wanted.gang => {}
                 Some(gang) => {
                     let unit = gangs.entry(gang).or_insert_with(|| self.unit_of(gang));
                     unit.pods.push(there);

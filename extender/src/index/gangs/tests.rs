@@ -3,6 +3,7 @@ mod elsewhere;
 mod extras;
 mod order;
 mod preemption;
+mod report;
 mod restart;
 mod singly;
 mod stuck;

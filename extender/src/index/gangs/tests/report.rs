@@ -1,0 +1,48 @@
+//! What is said of gangs to people.
+
+use super::*;
+
+/// Whose end would let a gang fit.
+fn would_have_to_end(cluster: &Cluster, gang: &str) -> Vec<String> {
+    let report = cluster
+        .store
+        .read(|index| index.inspect_gang(&[], "default", gang));
+    report.unwrap().would_have_to_end
+}
+
+#[test]
+fn nobody_is_advised_to_end_members_of_the_gang_that_is_to_be_completed() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &bridged());
+    create(&cluster, &[member("a-0", 4, "a", 1)]);
+    bind_all(&cluster, &[member("a-0", 4, "a", 1)]);
+    create(&cluster, &[member("a-1", 6, "a", 1)]);
+    assert!(matches!(answer(&cluster, "a-1"), Answer::Wait(_)));
+    assert_eq!(would_have_to_end(&cluster, "a"), Vec::<String>::new());
+
+    // There is somebody whose end helps.
+    cluster.add("m", &plain(6));
+    cluster.pod(&bound(pod("x", 2), "m", 1, Some("0-1")));
+    cluster.pod(&bound(pod("y", 2), "m", 2, Some("2-3")));
+    assert_eq!(would_have_to_end(&cluster, "a"), ["default/x", "default/y"]);
+}
+
+#[test]
+fn nobody_is_advised_to_end_siblings_of_a_pod_that_waits() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &bridged());
+    create(&cluster, &[member("a-0", 4, "a", 1)]);
+    bind_all(&cluster, &[member("a-0", 4, "a", 1)]);
+    cluster.pod(&bound(pod("x", 1), "n", 1, Some("7")));
+    cluster.pod(&bound(pod("y", 3), "n", 2, Some("4-6")));
+    for (name, gpus, ends) in [("a-1", 4, vec!["default/x", "default/y"]), ("a-2", 6, vec![])] {
+        create(&cluster, &[member(name, gpus, "a", 1)]);
+        let ended = cluster.store.read(|index| {
+            let pod = index.find_pod("default", name).unwrap();
+            index.inspect(pod).unwrap().nodes[0].would_have_to_end.clone()
+        });
+        let mut ended: Vec<&str> = ended.iter().map(String::as_str).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, ends, "{name}");
+    }
+}
