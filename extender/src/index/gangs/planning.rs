@@ -55,8 +55,8 @@ impl Index {
             // With a clean slate.
             self.gangs.offers.forget(&wanted.gang);
         }
-        let mut result = match self.too_little(&wanted) {
-            Some(refused) => Err(refused),
+        let (mut result, for_kept) = match self.too_little(&wanted) {
+            Some(refused) => (Err(refused), false),
             None => self.plan_beside_kept(&wanted),
         };
         let mut awaits = false;
@@ -89,8 +89,8 @@ impl Index {
             self.gangs.awaits.remove(&wanted.gang);
         }
         match &result {
-            // What it is told while it awaits somebody's end is not true for long.
-            Err(_) if !awaits => self
+            // What it is told while it awaits somebody's end is not true for long, nor while nodes are kept that it would fit on.
+            Err(_) if !awaits && !for_kept => self
                 .gangs
                 .asked
                 .insert(Arc::clone(&wanted.gang), asked_for(&wanted)),
@@ -138,8 +138,8 @@ impl Index {
         anybody && asked.iter().all(enough)
     }
 
-    /// Where a gang goes without the nodes that are kept for another. If those are all it lacks, it is told so.
-    fn plan_beside_kept(&self, wanted: &Wanted) -> Result<Placement, Refused> {
+    /// Where a gang goes without the nodes that are kept for another. If those are all it lacks, it is told so, and this is true.
+    fn plan_beside_kept(&self, wanted: &Wanted) -> (Result<Placement, Refused>, bool) {
         if wanted.completes {
             // It goes before the gang that they are kept for, and spares it where it can.
             let beside = Wanted {
@@ -150,24 +150,27 @@ impl Index {
             let found =
                 spares.then(|| self.on_terrain(Some(&beside), |terrain| plan::plan(terrain, &beside)));
             if let Some(Ok(placement)) = found {
-                return Ok(placement);
+                return (Ok(placement), false);
             }
         }
         let result = self.on_terrain(Some(wanted), |terrain| plan::plan(terrain, wanted));
         let Some(kept) = self.kept_from(wanted).filter(|_| result.is_err()) else {
-            return result;
+            return (result, false);
         };
-        self.on_terrain(None, |terrain| plan::plan(terrain, wanted))?;
+        if let Err(refused) = self.on_terrain(None, |terrain| plan::plan(terrain, wanted)) {
+            return (Err(refused), false);
+        }
         let reason: Arc<str> = format!(
             "does not fit beside the nodes kept for gang {}, which waits",
             kept.gang
         )
         .into();
-        Err(Refused {
+        let refused = Refused {
             message: Arc::clone(&reason),
             reason,
             hopeless: false,
-        })
+        };
+        (Err(refused), true)
     }
 
     /// Whether victims are looked for. Not while nodes are kept for a gang before it.

@@ -305,6 +305,28 @@ fn beside_kept() -> (Cluster, Vec<Value>, Vec<String>) {
     (cluster, run, nodes)
 }
 
+#[test]
+fn who_was_kept_out_for_another_gang_is_told_anew_once_that_has_its_nodes() {
+    let (cluster, _, _) = beside_kept();
+    let why = |cluster: &Cluster| {
+        let view = cluster.store.read(|index| index.gang_view("default", "late"));
+        view.unwrap().reason
+    };
+    create(&cluster, &members("late", 1, 4));
+    assert!(
+        why(&cluster).contains("the nodes kept for gang"),
+        "{}",
+        why(&cluster)
+    );
+    let mut ended = bound(pod("x", 1), "m", 3, Some("0"));
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+    cluster.wait(6);
+    assert_eq!(node(&cluster, "head-0"), "m");
+    cluster.wait(2);
+    assert!(!why(&cluster).contains("kept for gang"), "{}", why(&cluster));
+}
+
 /// A member is lost with its node.
 fn lose(cluster: &Cluster, member: &Value, node: &str) {
     cluster.store.update(|index| index.node_deleted(node));
