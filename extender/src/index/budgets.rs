@@ -90,6 +90,21 @@ fn requirements(selector: &LabelSelector) -> Vec<Requirement> {
     equal.chain(expressions).collect()
 }
 
+/// Whether somebody who could not be stopped by what was known before perhaps can be now.
+fn allows_more(before: Option<&[Disruptions]>, now: Option<&[Disruptions]>) -> bool {
+    let (Some(before), Some(now)) = (before, now) else {
+        return now.is_some();
+    };
+    let now: HashMap<_, _> = now
+        .iter()
+        .map(|budget| ((&budget.namespace, &budget.name), budget))
+        .collect();
+    before.iter().any(|before| {
+        let now = now.get(&(&before.namespace, &before.name));
+        now.is_none_or(|now| now.allowed > before.allowed || now.selector != before.selector)
+    })
+}
+
 /// What budgets allow yet while pods are chosen to be stopped, one after the other.
 #[derive(Debug, Clone)]
 pub(super) struct Allowance<'i> {
@@ -176,9 +191,10 @@ impl Index {
     /// The budgets there are; `None` while that is not known: then nobody is preempted.
     pub fn budgets_seen(&mut self, budgets: Option<Vec<Disruptions>>) {
         if self.budgets != budgets {
+            if allows_more(self.budgets.as_deref(), budgets.as_deref()) {
+                self.gangs.unprotected();
+            }
             self.budgets = budgets;
-            // Somebody who could not be stopped before perhaps can be now.
-            self.gangs.gained();
         }
     }
 

@@ -139,6 +139,11 @@ impl State {
         self.room += 1;
     }
 
+    /// Disruption budgets allow more: whoever was refused is soon worth another plan.
+    pub(super) fn unprotected(&mut self) {
+        self.prey.may_go();
+    }
+
     /// Nodes have other totals, or say something else of themselves: what was said of them to whoever was refused may be true no more.
     pub(super) fn reshaped(&mut self) {
         self.asked.clear();

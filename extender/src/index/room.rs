@@ -508,6 +508,11 @@ impl Index {
         self.rooms.gained.insert(node);
     }
 
+    /// It is not kept any more, for its pod is there and takes as much.
+    pub(super) fn room_pass_on(&mut self, node: NodeIx, needs: &Needs) {
+        self.rooms.room(node).left.add(&needs.resources);
+    }
+
     /// Brings rooms and fabric up to date, and needs of which it has turned out which labels terms are about, or where volumes are. Before anything
     /// is planned.
     pub(super) fn settle_rooms(&mut self) {

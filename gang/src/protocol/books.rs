@@ -89,7 +89,11 @@ impl Gangs {
             work: &mut self.work,
         };
         gang.settle(&mut env);
-        let changes = gang.slots.take_changes();
+        let changes = gang.slots.take_changes().into_iter();
+        // One that keeps nothing and is still there is its pod's.
+        let changes: Vec<_> = changes
+            .map(|(slot, place)| (slot, place.is_none() && gang.slots.get(slot).is_some(), place))
+            .collect();
         let wants_plan = gang.may_ever_want_plan();
         // One that only waits for time to pass comes by here again when it has.
         let ready = wants_plan && gang.wants_plan(now.at);
@@ -102,10 +106,14 @@ impl Gangs {
         let devices = gang.slots.devices();
         let counted = std::mem::replace(&mut gang.counted, devices);
         let over = matches!(gang.state, State::Over { until } if now.at >= until);
-        for (slot, place) in changes {
+        for (slot, bound, place) in changes {
             self.reserve(key, slot, place.as_ref());
-            let gang = key.clone();
-            self.slot_changes.push(SlotChange { gang, slot, place });
+            self.slot_changes.push(SlotChange {
+                gang: key.clone(),
+                slot,
+                place,
+                bound,
+            });
         }
         set(&mut self.planable, key, wants_plan);
         set(&mut self.stocked, key, may_spare);

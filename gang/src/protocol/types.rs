@@ -409,4 +409,6 @@ pub struct SlotChange {
     pub slot: u32,
     /// What it keeps; `None`: nothing any more. A slot whose pod is seen to be bound keeps nothing, for the pod does.
     pub place: Option<Reserved>,
+    /// It keeps nothing because its pod is seen to be bound: that has what it kept, and others have no more room than before.
+    pub bound: bool,
 }

@@ -26,9 +26,14 @@ impl Index {
     }
 
     fn change_slot(&mut self, change: SlotChange) {
-        let SlotChange { gang, slot, place } = change;
+        let SlotChange {
+            gang,
+            slot,
+            place,
+            bound,
+        } = change;
         self.gangs.moved.insert(Arc::clone(&gang));
-        self.drop_place(&gang, slot);
+        self.drop_place(&gang, slot, bound);
         let Some(place) = place else {
             return;
         };
@@ -50,7 +55,8 @@ impl Index {
         self.gangs.places.insert((gang, slot), node);
     }
 
-    fn drop_place(&mut self, gang: &Arc<GangKey>, slot: u32) {
+    /// A place is not kept any more. If its pod is `bound`, that has what the place had, and nobody else is worth another plan for it.
+    fn drop_place(&mut self, gang: &Arc<GangKey>, slot: u32, bound: bool) {
         let Some(node) = self.gangs.places.remove(&(Arc::clone(gang), slot)) else {
             return;
         };
@@ -65,18 +71,23 @@ impl Index {
         let shape = dropped.and_then(|place| place.shape);
         if let Some(shape) = shape.and_then(|shape| self.gangs.shapes.get(shape)) {
             let needs = Arc::clone(&shape.needs);
-            self.room_give(node, &needs);
+            match bound {
+                true => self.room_pass_on(node, &needs),
+                false => self.room_give(node, &needs),
+            }
         }
         self.dirty.push(node);
-        // The devices show by themselves that they are free; what else the place had does not.
-        self.gangs.gained();
+        if !bound {
+            // The devices show by themselves that they are free; what else the place had does not.
+            self.gangs.gained();
+        }
     }
 
     /// Gives up every place.
     pub(super) fn drop_places(&mut self) {
         let all: Vec<(Arc<GangKey>, u32)> = self.gangs.places.keys().cloned().collect();
         for (gang, slot) in all {
-            self.drop_place(&gang, slot);
+            self.drop_place(&gang, slot, false);
         }
     }
 

@@ -1,5 +1,6 @@
-//! Pods that came to their places after gangs were refused: a gang that may have them stopped is worth another plan. Told with the next tick and
-//! not at once: to look for victims costs many plans, and pods come all the time. Decides nothing.
+//! Pods that came to their places after gangs were refused, or that disruption budgets protect no more: a gang that may have them stopped is worth another
+//! plan. Told with the next tick and not at once: to look for victims costs many plans, pods come all the time, and budgets change with every pod
+//! that becomes ready. Decides nothing.
 
 /// Who was refused, and who has come since.
 #[derive(Debug, Default)]
@@ -8,6 +9,8 @@ pub(super) struct Prey {
     refused: Option<(u64, i32)>,
     /// The lowest priority of those that have come since the last look.
     came: Option<i32>,
+    /// Budgets allow more than at the last look.
+    unprotected: bool,
 }
 
 impl Prey {
@@ -24,9 +27,15 @@ impl Prey {
         self.came = Some(self.came.map_or(priority, |lowest| lowest.min(priority)));
     }
 
-    /// Whether somebody has come since the last look who is of lower priority than a gang that was refused.
+    /// Disruption budgets allow more than before.
+    pub(super) fn may_go(&mut self) {
+        self.unprotected = true;
+    }
+
+    /// Whether budgets allow more than at the last look, or somebody has come since who is of lower priority than a gang that was refused.
     pub(super) fn take(&mut self) -> bool {
         let came = self.came.take();
-        matches!((came, self.refused), (Some(came), Some((_, refused))) if came < refused)
+        let unprotected = std::mem::take(&mut self.unprotected);
+        unprotected || matches!((came, self.refused), (Some(came), Some((_, refused))) if came < refused)
     }
 }

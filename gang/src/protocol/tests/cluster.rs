@@ -668,7 +668,7 @@ impl Cluster {
             }
             None => {
                 self.reserved.remove(&id);
-                self.room += 1;
+                self.room += u64::from(!change.bound);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Who goes first: preemption, and nodes kept for the gang that is next.
 
 use super::*;
+use crate::index::Disruptions;
 
 #[test]
 fn a_gang_of_higher_priority_has_a_lower_one_stopped_as_a_whole_and_gets_what_comes_free() {
@@ -56,6 +57,7 @@ fn a_gang_is_not_stopped_in_part_because_the_rest_of_it_is_just_being_bound() {
     create(&cluster, &high);
     assert_eq!(evicted(&cluster), None, "the other Binding is on its way");
     show(&cluster, &low[1], &nodes[1], &bindings[1]);
+    cluster.wait(1);
     assert_eq!(evicted(&cluster), Some(vec!["low-0".into(), "low-1".into()]));
 }
 
@@ -325,6 +327,62 @@ fn who_was_kept_out_for_another_gang_is_told_anew_once_that_has_its_nodes() {
     assert_eq!(node(&cluster, "head-0"), "m");
     cluster.wait(2);
     assert!(!why(&cluster).contains("kept for gang"), "{}", why(&cluster));
+}
+
+/// How often there was more room so far.
+fn room(cluster: &Cluster) -> u64 {
+    cluster.store.read(|index| index.gangs.room)
+}
+
+#[test]
+fn a_member_that_takes_its_place_leaves_no_more_room_to_others() {
+    let cluster = two_nodes();
+    let pods = members("a", 2, 4);
+    create(&cluster, &pods);
+    let before = room(&cluster);
+    let nodes = bind_all(&cluster, &pods);
+    cluster.wait(2);
+    assert_eq!(room(&cluster), before);
+    // Their end does.
+    for (pod, node) in pods.iter().zip(&nodes) {
+        cluster.gone(&bound(pod.clone(), node, 1, None));
+    }
+    cluster.wait(6);
+    assert!(room(&cluster) > before);
+}
+
+#[test]
+fn a_budget_that_allows_more_is_room_once_a_second_at_most_and_one_that_allows_less_is_none() {
+    let cluster = two_nodes();
+    let tell = |all: &[(&str, u32)]| {
+        let budgets = all.iter().map(|(name, allowed)| Disruptions {
+            namespace: "default".into(),
+            name: (*name).into(),
+            selector: Some(Vec::new()),
+            allowed: *allowed,
+        });
+        let budgets = budgets.collect();
+        cluster.store.update(|index| index.budgets_seen(Some(budgets)));
+    };
+    tell(&[("a", 5), ("b", 5)]);
+    cluster.wait(1);
+    let mut before = room(&cluster);
+    let mut grown = || {
+        let now = room(&cluster);
+        now - std::mem::replace(&mut before, now)
+    };
+    tell(&[("a", 4), ("b", 5)]);
+    tell(&[("a", 4), ("b", 0), ("c", 7)]);
+    cluster.wait(1);
+    assert_eq!(grown(), 0);
+    for allowed in 1..5 {
+        tell(&[("a", 4), ("b", allowed), ("c", 7)]);
+    }
+    cluster.wait(2);
+    assert_eq!(grown(), 1);
+    tell(&[("b", 4), ("c", 7)]);
+    cluster.wait(1);
+    assert_eq!(grown(), 1, "one is gone");
 }
 
 /// A member is lost with its node.
