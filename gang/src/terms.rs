@@ -13,7 +13,6 @@ use gantry_api::GangRepair;
 use crate::claim::OwnerRef;
 pub use resolve::{Defaults, OwnerState, Resolved, resolve};
 pub use said::Said;
-#[cfg(test)]
 pub(crate) use said::work;
 
 /// The terms of a gang.

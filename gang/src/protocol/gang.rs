@@ -308,6 +308,7 @@ impl Gang {
         let follows = self.slots.get(id).is_some_and(|slot| slot.follows);
         self.members.change(uid, |kept| {
             kept.slot = Some(id);
+            kept.tied = Some(now);
             kept.follows = follows;
             kept.leave();
             kept.answered = false;

@@ -21,6 +21,8 @@ pub(super) struct Kept {
     carried: bool,
     /// Its slot. [`super::gang::Gang`] sees to it that the slot knows it too.
     pub(super) slot: Option<u32>,
+    /// Since when it has it.
+    pub(super) tied: Option<Instant>,
     /// Its slot is one whose member comes after its siblings are bound.
     pub(super) follows: bool,
     /// It has come to its place: nobody has to wait for it.
@@ -99,6 +101,7 @@ impl Kept {
             life,
             carried: false,
             slot: None,
+            tied: None,
             follows: false,
             arrived: false,
             here: false,
@@ -174,6 +177,12 @@ impl Kept {
     /// It has come, and waits for its siblings elsewhere: in kube-scheduler.
     pub(super) fn is_aside(&self) -> bool {
         self.arrived && !self.here && !self.pinned()
+    }
+
+    /// Since when it is waited for at its slot, if it is.
+    fn idle_since(&self, class: Class) -> Option<Instant> {
+        let idle = matches!(class, Class::Coming | Class::Following) && !self.pinned();
+        self.tied.filter(|_| idle)
     }
 
     pub(super) fn come(&mut self) {
@@ -284,6 +293,8 @@ pub(super) struct Members {
     on_the_way: BTreeSet<PodUid>,
     /// Those of them that have come and left ([`Kept::is_aside`]).
     aside: BTreeSet<PodUid>,
+    /// Those of them that are waited for, and since when.
+    idle: BTreeSet<(Instant, PodUid)>,
     /// Members that no gate but ours keeps back, and whose gate nobody was asked to remove.
     gated: BTreeSet<PodUid>,
     /// Those that somebody was asked to remove it from, and when.
@@ -380,6 +391,11 @@ impl Members {
 
     pub(super) fn on_the_way(&self) -> &BTreeSet<PodUid> {
         &self.on_the_way
+    }
+
+    /// Members that are waited for at their slots, and since when: the first the longest.
+    pub(super) fn idle(&self) -> impl Iterator<Item = (Instant, &PodUid)> {
+        self.idle.iter().map(|(since, uid)| (*since, uid))
     }
 
     /// Has those that have come and left, with slots `of` which this is said, come anew. Who they are.
@@ -539,6 +555,9 @@ impl Members {
         }
         self.on_the_way.remove(uid);
         self.aside.remove(uid);
+        if let Some(since) = kept.idle_since(class) {
+            self.idle.remove(&(since, uid.clone()));
+        }
         self.gated.remove(uid);
         if let Some(asked) = kept.ungated {
             self.asked.remove(&(asked, uid.clone()));
@@ -571,6 +590,9 @@ impl Members {
                 self.on_the_way.insert(kept.member.uid.clone());
                 if kept.is_aside() {
                     self.aside.insert(kept.member.uid.clone());
+                }
+                if let Some(since) = kept.idle_since(class) {
+                    self.idle.insert((since, kept.member.uid.clone()));
                 }
             }
             _ => {}

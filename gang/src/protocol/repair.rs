@@ -13,7 +13,7 @@ use super::members::{Class, Count, Kept};
 use super::slots::Holder;
 use super::standing::{after, backoff};
 use super::types::{Hindrance, Settings, Work};
-use crate::terms::Repair;
+use crate::terms::{Repair, work};
 
 impl Gang {
     /// Fewer members than the minimum are left, even if all that exist get there.
@@ -60,8 +60,8 @@ impl Gang {
     pub(super) fn release_idle_extras(&mut self, env: &mut Env<'_>) {
         let late: Vec<u32> = self
             .idle_extras()
-            .filter(|(_, ends)| env.now.at >= *ends)
-            .map(|(id, _)| id)
+            .take_while(|(_, ends)| env.now.at >= *ends)
+            .filter_map(|(uid, _)| Some(self.slot_of(uid)?.0))
             .collect();
         if late.is_empty() {
             return;
@@ -78,17 +78,15 @@ impl Gang {
         if !self.enough(Count::settled) {
             return None;
         }
-        self.idle_extras().map(|(_, ends)| ends).min()
+        self.idle_extras().next().map(|(_, ends)| ends)
     }
 
-    /// Slots that only wait for their member, and until when each does.
-    fn idle_extras(&self) -> impl Iterator<Item = (u32, Instant)> {
+    /// Members that are waited for at their slots, and until when each is: the first first.
+    fn idle_extras(&self) -> impl Iterator<Item = (&PodUid, Instant)> {
         let arrival = self.working_terms().map(|terms| terms.arrival);
-        self.members.on_the_way().iter().filter_map(move |uid| {
-            let kept = self.members.get(uid)?;
-            let (id, slot) = self.slot_of(uid)?;
-            let idle = !kept.arrived && !kept.pinned();
-            idle.then_some((id, after(slot.since, arrival?)))
+        arrival.into_iter().flat_map(|arrival| {
+            let idle = self.members.idle().inspect(|_| work::note());
+            idle.map(move |(since, uid)| (uid, after(since, arrival)))
         })
     }
 

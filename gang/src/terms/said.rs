@@ -235,7 +235,7 @@ pub(crate) mod work {
         static LOOKED_AT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
     }
 
-    pub(super) fn note() {
+    pub(crate) fn note() {
         #[cfg(test)]
         LOOKED_AT.with(|looked| looked.set(looked.get() + 1));
     }

@@ -6,6 +6,7 @@ mod bulk;
 mod cluster;
 mod collecting;
 mod decided;
+mod elastic;
 mod lower;
 mod main_path;
 mod parked;
