@@ -73,6 +73,8 @@ pub(super) struct State {
     tries: tries::Tries,
     /// The same for those who give places back.
     givings: tries::Tries,
+    /// What there is to be given back.
+    spare: extras::Spare,
     /// Gangs that would fit once pods are gone that are ending, and until when each waits for that, in seconds since 1970.
     awaits: HashMap<Arc<GangKey>, i64>,
     /// When the first of those is overdue whose end was waited for, in seconds since 1970.
@@ -116,6 +118,7 @@ impl State {
             room: 0,
             tries: tries::Tries::default(),
             givings: tries::Tries::default(),
+            spare: extras::Spare::default(),
             awaits: HashMap::new(),
             overdue: None,
             free: supply::Free::default(),

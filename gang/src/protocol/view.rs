@@ -154,6 +154,11 @@ impl<'a> View<'a> {
         self.gang.members.count().ready()
     }
 
+    /// A number that grows whenever one of its places, or who has it, changes.
+    pub fn places_version(&self) -> u64 {
+        self.gang.slots.version()
+    }
+
     /// Members that exist and have no place.
     pub fn unplaced(&self) -> usize {
         self.gang.members.unplaced().len()

@@ -23,6 +23,25 @@ struct Unit {
     what: Occupant,
 }
 
+/// How many devices can be given back, as of when that was last worked out. It takes a look at every place of gangs that may have some to give, and those
+/// that want to know are as many as wait.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    room: u64,
+    /// Of whom, and which standing of their places.
+    of: Vec<(Arc<GangKey>, u64)>,
+    /// By the priority of who gives them back.
+    devices: BTreeMap<i32, BTreeMap<ResourceName, u64>>,
+}
+
+impl Spare {
+    /// Devices of a resource that gangs of this priority or less can give back.
+    fn up_to(&self, priority: i32, resource: &ResourceName) -> u64 {
+        let lower = self.devices.range(..=priority);
+        lower.filter_map(|(_, devices)| devices.get(resource)).sum()
+    }
+}
+
 impl Index {
     /// Where a gang goes once other gangs have given back what they can do without; they have then. `None` if it does not fit even so.
     pub(super) fn release_extras(&mut self, wanted: &Wanted) -> Option<Placement> {
@@ -32,14 +51,11 @@ impl Index {
             return None;
         }
         self.gangs.core.stocked().next()?;
-        let units = self.spare_units(wanted);
         // It costs many plans: of those that wait, the first few after each growth of room.
-        if units.is_empty()
-            || !self.are_enough(wanted, &units)
-            || !self.gangs.givings.another(self.gangs.room, &wanted.gang)
-        {
+        if !self.are_enough(wanted) || !self.gangs.givings.another(self.gangs.room, &wanted.gang) {
             return None;
         }
+        let units = self.spare_units(wanted.priority);
         let spares: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
         let (go, placement) = self.on_terrain(Some(wanted), |terrain| make_way(terrain, wanted, &spares))?;
         for unit in go.into_iter().filter_map(|at| units.get(at)) {
@@ -57,45 +73,40 @@ impl Index {
         }
     }
 
-    /// What gangs of no higher priority can give back: the least important first, then the youngest.
-    fn spare_units(&self, wanted: &Wanted) -> Vec<Unit> {
+    /// What gangs of this priority or less can give back: the least important first, then the youngest.
+    fn spare_units(&self, priority: i32) -> Vec<Unit> {
+        work::note();
+        // Who has any is decided or planned, and so is not who asks for them.
         let others = self.gangs.core.stocked();
-        let mut others: Vec<View<'_>> = others
-            .filter(|view| view.priority() <= wanted.priority && **view.key() != *wanted.gang)
-            .collect();
+        let mut others: Vec<View<'_>> = others.filter(|view| view.priority() <= priority).collect();
         others.sort_by_key(|view| (view.priority(), Reverse(view.waiting_since()), view.key()));
         let mut units: Vec<Unit> = Vec::new();
         for view in others {
-            let mut own: Vec<(Option<u32>, Unit)> = Vec::new();
+            let mut slices: BTreeMap<u32, usize> = BTreeMap::new();
             for (slice, spare) in view.spares() {
                 let Some(pod) = self.spare_pod(&view, &spare) else {
                     continue;
                 };
-                let same = |(of, _): &&mut (Option<u32>, Unit)| slice.is_some() && *of == slice;
-                match own.iter_mut().find(same) {
-                    // A slice is not broken for it.
-                    Some((_, unit)) => {
+                // A slice is not broken for it.
+                let at = slice.map_or(units.len(), |slice| *slices.entry(slice).or_insert(units.len()));
+                match units.get_mut(at) {
+                    Some(unit) => {
                         unit.slots.insert(spare.slot);
                         unit.what.pods.push(pod);
                     }
-                    None => own.push((
-                        slice,
-                        Unit {
-                            gang: Arc::clone(view.key()),
-                            slots: [spare.slot].into(),
-                            what: Occupant {
-                                pods: vec![pod],
-                                priority: view.priority(),
-                                since: view.waiting_since(),
-                                checkpointed: false,
-                                budgets: Vec::new(),
-                            },
+                    None => units.push(Unit {
+                        gang: Arc::clone(view.key()),
+                        slots: [spare.slot].into(),
+                        what: Occupant {
+                            pods: vec![pod],
+                            priority: view.priority(),
+                            since: view.waiting_since(),
+                            checkpointed: false,
+                            budgets: Vec::new(),
                         },
-                    )),
+                    }),
                 }
             }
-            let own = own.into_iter().map(|(_, unit)| unit);
-            units.extend(own);
         }
         units
     }
@@ -141,19 +152,55 @@ impl Index {
     }
 
     /// Whether there would be devices enough, as far as numbers tell.
-    fn are_enough(&mut self, wanted: &Wanted, units: &[Unit]) -> bool {
+    fn are_enough(&mut self, wanted: &Wanted) -> bool {
         let Some(asked) = supply::least(wanted, self.gangs.shapes.list()) else {
             return false;
         };
-        let mut spare: BTreeMap<&ResourceName, u64> = BTreeMap::new();
-        let pods = units.iter().flat_map(|unit| &unit.what.pods);
-        for (resource, ids) in pods.flat_map(|pod| &pod.devices) {
-            *spare.entry(resource).or_default() += ids.len() as u64;
-        }
-        let free = self.gangs.free.of(&self.published);
-        asked.iter().all(|(resource, least)| {
+        self.count_spare();
+        let (free, spare) = (self.gangs.free.of(&self.published), &self.gangs.spare);
+        let any = spare.devices.range(..=wanted.priority).next().is_some();
+        any && asked.iter().all(|(resource, least)| {
             let free = free.get(resource).copied().unwrap_or_default();
-            *least <= free.saturating_add(spare.get(resource).copied().unwrap_or_default())
+            *least <= free.saturating_add(spare.up_to(wanted.priority, resource))
         })
+    }
+
+    /// Counts what can be given back, if room has grown or places have changed since it was counted last.
+    fn count_spare(&mut self) {
+        let stocked = self.gangs.core.stocked();
+        let of: Vec<_> = stocked
+            .map(|view| (Arc::clone(view.key()), view.places_version()))
+            .collect();
+        let room = self.gangs.room;
+        if self.gangs.spare.room == room && self.gangs.spare.of == of {
+            return;
+        }
+        let mut devices: BTreeMap<i32, BTreeMap<ResourceName, u64>> = BTreeMap::new();
+        for unit in self.spare_units(i32::MAX) {
+            let devices = devices.entry(unit.what.priority).or_default();
+            for (resource, ids) in unit.what.pods.into_iter().flat_map(|pod| pod.devices) {
+                *devices.entry(resource).or_default() += ids.len() as u64;
+            }
+        }
+        self.gangs.spare = Spare { room, of, devices };
+    }
+}
+
+/// How often all places that can be given back were looked at: what a test holds against the number of gangs that wait.
+pub(super) mod work {
+    #[cfg(test)]
+    thread_local! {
+        static TIMES: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
+
+    pub(super) fn note() {
+        #[cfg(test)]
+        TIMES.with(|times| times.set(times.get() + 1));
+    }
+
+    /// How often since the last time, by this thread.
+    #[cfg(test)]
+    pub(in crate::index::gangs) fn take() -> u64 {
+        TIMES.with(|times| times.replace(0))
     }
 }

@@ -1,5 +1,6 @@
 //! Members beyond a minimum that have not come give way to gangs that need their places.
 
+use super::super::extras::work;
 use super::*;
 use crate::fixtures::facts;
 
@@ -58,6 +59,27 @@ fn members_beyond_a_minimum_that_have_not_come_make_room_for_a_gang() {
     assert!(placed(&cluster, "c", 2).is_empty());
     assert_eq!(placed(&cluster, "a", 4), [0, 1]);
     assert_eq!(placed(&cluster, "b", 2), [0, 1]);
+}
+
+#[test]
+fn what_can_be_given_back_is_not_worked_out_for_each_gang_that_waits() {
+    let cluster = nodes(2);
+    elastic(&cluster, "a", 2, 1, 0);
+    assert_eq!(placed(&cluster, "a", 2), [0, 1]);
+    // Too much even for what can be given back, and, with the nodes to come, only as far as numbers tell.
+    let gangs = (0..20).flat_map(|number| [(format!("large{number}"), 9), (format!("small{number}"), 2)]);
+    let pods = gangs.flat_map(|(gang, count)| {
+        (0..count).map(move |number| member(&format!("{gang}-{number}"), 8, &gang, count))
+    });
+    together(&cluster, pods);
+    work::take();
+    for number in 0..20 {
+        cluster.add(&format!("p{number}"), &plain(1));
+        cluster.wait(1);
+        let times = work::take();
+        assert!(times <= 5, "{times} times for 40 gangs");
+    }
+    assert_eq!(placed(&cluster, "a", 2), [0, 1]);
 }
 
 #[test]
