@@ -258,9 +258,11 @@ impl Gangs {
             Ok(placement) => gang.place(env, placement),
             Err(refused) => gang.refused(env, refused.clone()),
         });
-        // What it has got now counted for those behind it when the line was made, and what it has not counts on.
+        // What it has got now counted for those behind it when the line was made, and what it has not counts on. What a gang that is short of its minimum
+        // lacks yet goes before those behind it.
+        let is_first = turn.is_some_and(|turn| turn.is_short());
         let placed = self.gangs.get(&key).is_some_and(|gang| !gang.slots.is_empty());
-        if placed || self.ready.get(&key).copied() == turn {
+        if placed && !is_first || self.ready.get(&key).copied() == turn {
             self.line = line;
         }
         if let Ok(placement) = result {

@@ -1,6 +1,7 @@
 //! Which gang is planned next, and what is asked of the planner. A gang that was refused is not planned again before room has grown or the
 //! gang has changed.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,9 +39,25 @@ pub(super) struct Turn {
     priority: i32,
     since: i64,
     devices: u64,
+    lacks: Lacks,
+}
+
+/// What a decided gang lacks of its minimum: the one that can be whole soonest comes first. Whoever gets a place lacks less and stays first, so that two
+/// do not share what comes free and both stay short of what would have made one of them whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Lacks {
+    /// Not all that it lacks are there, so that no place makes it whole yet.
+    members: bool,
+    /// Devices of those that are there, as many as it lacks.
+    devices: u64,
 }
 
 impl Turn {
+    /// It is decided, and short of its minimum.
+    pub(super) fn is_short(&self) -> bool {
+        self.urgency == Urgency::Incomplete
+    }
+
     fn waiting<'a>(&self, key: &'a GangKey) -> Waiting<'a> {
         Waiting {
             key,
@@ -58,6 +75,24 @@ impl Gang {
             priority: self.members.priority(),
             since: self.waiting_since,
             devices: self.members.unplaced_devices(),
+            lacks: self.lacks(),
+        }
+    }
+
+    /// With members of several sizes, of which it does not lack all, the average counts.
+    fn lacks(&self) -> Lacks {
+        if self.urgency() != Urgency::Incomplete {
+            return Lacks::default();
+        }
+        let missing = u64::from(self.missing(Count::placed));
+        let there = self.members.unplaced().len() as u64;
+        let devices = self.members.unplaced_devices();
+        Lacks {
+            members: there < missing,
+            devices: devices
+                .saturating_mul(missing.min(there))
+                .checked_div(there)
+                .unwrap_or_default(),
         }
     }
 
@@ -462,7 +497,7 @@ fn end(now: Instant, arrival: Duration, settings: &Settings) -> Instant {
 }
 
 /// The most urgent of those that are to be tried, the first last. All that are as urgent have their place in the order, tried or not: what is
-/// ordered before counts as held.
+/// ordered before counts as held. Among gangs that are short of their minimum nobody has a share: who can be whole soonest goes first.
 fn line_up(
     ready: &BTreeMap<Arc<GangKey>, Turn>,
     untried: &BTreeSet<Arc<GangKey>>,
@@ -480,6 +515,11 @@ fn line_up(
         .iter()
         .filter(|(_, turn)| Some(turn.urgency) == best)
         .collect();
+    if best == Some(Urgency::Incomplete) {
+        let mut short: Vec<(&Arc<GangKey>, &Turn)> = level.into_iter().filter(|(key, _)| open(key)).collect();
+        short.sort_by_key(|(key, turn)| Reverse((Reverse(turn.priority), turn.lacks, turn.since, *key)));
+        return short.into_iter().map(|(key, _)| Arc::clone(key)).collect();
+    }
     let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, turn)| turn.waiting(key)).collect();
     let order = queue::order(&waiting, held, now.unix).into_iter().rev();
     order

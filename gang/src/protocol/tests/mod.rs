@@ -14,5 +14,6 @@ mod planning;
 mod random;
 mod recovery;
 mod rerun;
+mod short;
 mod status;
 mod world;

@@ -1,0 +1,103 @@
+//! Decided gangs that lack members whose places are gone: which of them gets what comes free, and which member of it.
+
+use super::world::{World, bound, claim, leaving, member, place};
+use crate::claim::Claim;
+use crate::protocol::{Member, Placement, Wanted};
+
+/// A gang of some members, all bound, each on a node of its own.
+fn bound_all(world: &mut World, pods: &[&str], claim: &Claim) {
+    for pod in pods {
+        world.see(member(pod, claim.clone()));
+    }
+    world.plan();
+    for pod in pods {
+        world.come(pod);
+    }
+    world.write();
+    for pod in pods {
+        world.bind(pod);
+    }
+    world.take_work();
+}
+
+/// Kube-scheduler stops a bound member for another pod: its place is not kept.
+fn preempt(world: &mut World, pod: &str, claim: &Claim) {
+    world.see(Member {
+        preempted: true,
+        ..leaving(bound(member(pod, claim.clone()), "n0"))
+    });
+    world.gone(pod);
+}
+
+/// The next gang gets one place.
+fn place_one(world: &mut World, gpu: &str) -> Wanted {
+    let wanted = world.next().expect("a gang wants a plan");
+    let placement = Placement {
+        places: vec![place("n9", gpu)],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    wanted
+}
+
+/// Gangs `a` and `b` of four members in namespaces of their own, each of which has lost two and has replacements for them.
+fn two_short_gangs() -> World {
+    let mut world = World::new();
+    let claims = ["a", "b"].map(|gang| {
+        let mut claim = claim(gang, 4);
+        claim.key.namespace = format!("team-{gang}").as_str().into();
+        (gang, claim)
+    });
+    for (gang, claim) in &claims {
+        let pods: Vec<String> = (0..4).map(|number| format!("{gang}{number}")).collect();
+        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+        bound_all(&mut world, &pods, claim);
+        world.pass(1);
+    }
+    for (gang, claim) in &claims {
+        for number in 2..4 {
+            preempt(&mut world, &format!("{gang}{number}"), claim);
+        }
+    }
+    for (gang, claim) in &claims {
+        for number in 4..6 {
+            world.see(member(&format!("{gang}{number}"), claim.clone()));
+        }
+    }
+    world
+}
+
+#[test]
+fn of_two_short_gangs_one_is_completed_before_the_other_gets_anything() {
+    let mut world = two_short_gangs();
+    assert_eq!(&*world.refuse("no room").gang.name, "a");
+    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    world.room += 1;
+    assert_eq!(&*place_one(&mut world, "first").gang.name, "a");
+    // The rest of it goes before the other in the same room too.
+    let rest = world.refuse("no room");
+    assert_eq!((&*rest.gang.name, rest.members.len()), ("a", 1));
+    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    world.room += 1;
+    assert_eq!(&*place_one(&mut world, "second").gang.name, "a");
+    assert_eq!(&*world.next().expect("b has its turn").gang.name, "b");
+}
+
+#[test]
+fn a_short_gang_that_lacks_less_goes_first_and_a_higher_priority_before_that() {
+    let mut world = two_short_gangs();
+    let mut claim = claim("a", 4);
+    claim.key.namespace = "team-a".into();
+    world.gone("a5");
+    assert_eq!(
+        &*world.refuse("no room").gang.name,
+        "b",
+        "whose replacements are all there"
+    );
+    world.see(Member {
+        priority: 5,
+        ..member("a6", claim)
+    });
+    world.room += 1;
+    assert_eq!(&*world.refuse("no room").gang.name, "a");
+}
