@@ -263,7 +263,7 @@ impl Gang {
         }
     }
 
-    fn by_role(&self) -> &[(Arc<str>, u32)] {
+    pub(super) fn by_role(&self) -> &[(Arc<str>, u32)] {
         match &self.state {
             State::Decided(decided) => decided.by_role.as_deref().unwrap_or_default(),
             _ => self.agreed.terms().map_or(&[], |terms| &terms.by_role),

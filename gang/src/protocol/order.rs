@@ -211,15 +211,29 @@ impl Gang {
         });
     }
 
-    /// Leaves out of each kind more members than the gang lacks: what it lacks goes before others that wait, and the rest after them.
+    /// Leaves out of each kind more members than the gang lacks of its role, or of any: what it lacks goes before others that wait, and the rest after
+    /// them. Those that a role lacks come first.
     fn cut_to_missing(&self, members: &mut Vec<WantedMember>) {
-        let missing = self.missing(Count::placed);
+        let short_of = |role: &str| {
+            let there = self.members.count_of(role).placed();
+            self.role_min(role).saturating_sub(there)
+        };
+        let of_roles = self.by_role().iter().map(|(role, _)| short_of(role));
+        let of_roles = of_roles.fold(0, u32::saturating_add);
+        let of_any = self.missing(Count::placed).saturating_sub(of_roles);
         let mut kinds: BTreeMap<(Arc<str>, ShapeId), u32> = BTreeMap::new();
-        members.retain(|member| {
+        let mut others = Vec::new();
+        for member in std::mem::take(members) {
             let count = kinds.entry((member.role.clone(), member.shape)).or_default();
             *count += 1;
-            *count <= missing
-        });
+            let of_role = short_of(&member.role);
+            if *count <= of_role {
+                members.push(member);
+            } else if *count - of_role <= of_any {
+                others.push(member);
+            }
+        }
+        members.append(&mut others);
     }
 
     /// Takes a place: gives its slots to members.
