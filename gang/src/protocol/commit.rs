@@ -13,6 +13,14 @@ use super::standing::after;
 use super::types::{CommitFailure, Work};
 use super::written::Written;
 
+/// When a decision was made, by its name: in seconds since 1970, and which of its process it was. `None` of a name that is not ours.
+pub(super) fn made_at(decision: &Decision) -> Option<(i64, u64)> {
+    let mut parts = decision.id.rsplit('-');
+    let number = parts.next()?.parse().ok()?;
+    let at = parts.next()?.parse().ok()?;
+    Some((at, number))
+}
+
 impl Gang {
     /// Asks for the decision to be written.
     pub(super) fn begin_commit(&mut self, env: &mut Env<'_>) {

@@ -1,5 +1,6 @@
 //! Objects come in: what a person wants of a gang, what another process decided. Finds the gang; what it makes of that is its own affair.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -110,7 +111,9 @@ impl Gangs {
         // Before anything is planned: a decision keeps its places only once its gang is there.
         while self.let_in(now) {}
         self.synced = true;
-        let names: Vec<_> = self.named.keys().cloned().collect();
+        // The youngest first: of a place that two of them name the older one had let go, or the younger had not been made, and could not say so any more.
+        let mut names: Vec<_> = self.named.keys().cloned().collect();
+        names.sort_by_key(|name| Reverse(self.objects.get(name).and_then(Known::made_at)));
         for name in names {
             self.follow_object(now, &name);
         }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, GangStatus, NodeName, PodUid};
 
+use super::commit::made_at;
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
 use super::members::{Class, Kept};
 use super::slots::{Holder, Slot};
@@ -63,6 +64,11 @@ impl Known {
     pub(super) fn says(&self, status: &GangStatus) -> bool {
         let bound_at = status.bound_at.as_ref().map(|time| time.0.as_second());
         (self.phase, self.completed, self.bound_at) == (status.phase, status.completed, bound_at)
+    }
+
+    /// When the decision that it shows was made.
+    pub(super) fn made_at(&self) -> Option<(i64, u64)> {
+        self.decision.as_deref().and_then(made_at)
     }
 
     /// Whether it shows a decision for this gang.

@@ -82,9 +82,9 @@ impl Written {
         says(&self.said) && says(&self.shown) && self.shown_revision >= since
     }
 
-    /// Whether the object names a member.
+    /// Whether the object names a member, or may name it any moment: of what is on its way whoever takes over may find it written.
     pub(super) fn names(&self, uid: &PodUid) -> bool {
-        self.shown.contains_key(uid)
+        self.shown.contains_key(uid) || self.said.contains_key(uid)
     }
 }
 
@@ -188,6 +188,19 @@ mod tests {
         assert!(has(&written, 1, 1));
         assert!(written.show(&again));
         assert!(has(&written, 0, 0));
+    }
+
+    #[test]
+    fn who_is_being_written_down_is_named_already() {
+        let mut written = Written::new(&decision(&[(0, Some(0))]));
+        let mut more = decision(&[(0, Some(0)), (1, Some(1))]);
+        assert!(!written.names(&"p1".into()));
+        written.say(&mut more);
+        assert!(written.names(&"p1".into()), "the write may have come through");
+        written.say(&mut decision(&[(0, Some(0))]));
+        assert!(!written.names(&"p1".into()));
+        assert!(written.show(&more));
+        assert!(written.names(&"p1".into()));
     }
 
     #[test]

@@ -368,6 +368,38 @@ fn a_decision_that_is_written_late_over_places_of_others_is_buried() {
     );
 }
 
+/// What the older one has given up, and could not say so any more.
+#[test]
+fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
+    let (older, mut pods) = before(1, Repair::Hold);
+    pods.truncate(1);
+    let mut world = World::new();
+    world.pass(1000);
+    for pod in ["z0", "z1"] {
+        world.see(member(pod, claim("z", 2)));
+    }
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n5", "z-g5"), place("n1", "a-g1")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.come_all("z", 2);
+    world.write();
+    world.bind("z0");
+    let younger = world.status("z");
+    let mut begun = bound(member("z0", claim("z", 2)), "n5");
+    begun.holds = place("n5", "z-g5").devices;
+
+    let mut world = after(&older, &pods);
+    world.see(begun);
+    world.see(member("z1", claim("z", 2)));
+    world.show("z", younger);
+    world.gangs.synced(world.now());
+    assert_eq!(world.bind("z1"), "n1");
+    assert_eq!(world.phase("z"), GangPhase::Bound);
+}
+
 #[test]
 fn a_gang_that_waited_before_a_restart_has_not_begun_to_wait_anew() {
     let waited = |created: i64| {
