@@ -161,6 +161,8 @@ pub struct OwnerFacts {
     pub wish: Wish,
     /// It has ended, well or not: whoever of its members goes now is not made again.
     pub over: bool,
+    /// It is suspended: whoever of its members goes is not made again before it goes on.
+    pub suspended: bool,
     /// What is wrong with it.
     pub faults: Vec<Fault>,
 }

@@ -63,11 +63,13 @@ impl Gangs {
         }
         let mut known = None;
         gang.owner_over = false;
+        gang.owner_suspended = false;
         if let Some(owner) = wanted {
             let entry = self.owners.entry(owner).or_default();
             entry.gangs.insert(key.clone());
             known = entry.known.clone();
             gang.owner_over = entry.is_over();
+            gang.owner_suspended = entry.is_suspended();
         }
         let Some(agreed) = gang.words.agree(&known, gang.spec.as_ref(), &self.settings) else {
             return;

@@ -70,6 +70,8 @@ pub(super) struct Gang {
     pub(super) owner: Option<OwnerRef>,
     /// That has ended, or is gone: nobody makes its members anew.
     pub(super) owner_over: bool,
+    /// That is suspended: nobody makes its members anew before it goes on.
+    pub(super) owner_suspended: bool,
     /// What has to be done to pods for it may not be done, and what would help.
     pub(super) hindered: BTreeMap<Hindrance, Arc<str>>,
 }
@@ -219,6 +221,7 @@ impl Gang {
             evicted_lost: false,
             owner: None,
             owner_over: false,
+            owner_suspended: false,
             hindered: BTreeMap::new(),
         }
     }

@@ -1,5 +1,5 @@
-//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members
-//! move. Some say in the end that they are over; then no place is kept for replacements.
+//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members move. Some say in the end that they are over, or
+//! meanwhile that they are suspended; then no place is kept for replacements.
 
 use std::sync::Arc;
 
@@ -61,5 +61,10 @@ impl Owner {
     /// Nobody makes members anew: it says that it has ended, or it is gone.
     pub(super) fn is_over(&self) -> bool {
         self.gone || matches!(&self.known, Some(Some(facts)) if facts.over)
+    }
+
+    /// Nobody makes members anew before it goes on.
+    pub(super) fn is_suspended(&self) -> bool {
+        matches!(&self.known, Some(Some(facts)) if facts.suspended)
     }
 }

@@ -22,9 +22,14 @@ impl Gang {
         self.missing(existing) > 0
     }
 
-    /// Whether what it loses is to be made good. Not once its owner is over, whatever repair it wants.
+    /// Whether what it loses is to be made good. Not once its owner is over, nor while that is suspended, whatever repair it wants.
     pub(super) fn is_repaired(&self) -> bool {
-        !self.owner_over && self.repair() != Repair::Ignore
+        self.is_replaced() && self.repair() != Repair::Ignore
+    }
+
+    /// Whether its owner makes members anew that are lost.
+    fn is_replaced(&self) -> bool {
+        !self.owner_over && !self.owner_suspended
     }
 
     /// Keeps the slots of lost members as long as the minimum needs them and a replacement may come; releases the others.
@@ -34,7 +39,7 @@ impl Gang {
             return;
         }
         let mut missing = match self.repair() {
-            _ if self.owner_over => 0,
+            _ if !self.is_replaced() => 0,
             // What repair it wants, and whether one of a role is missing, is known with its terms.
             _ if !self.knows_roles() => u32::MAX,
             Repair::Ignore => 0,

@@ -172,6 +172,7 @@ impl Gang {
         if settled < min {
             let why = match &self.owner {
                 Some(owner) if self.owner_over => format!("{owner} has ended or is gone"),
+                Some(owner) if self.owner_suspended => format!("{owner} is suspended"),
                 _ => "repair: ignore".to_owned(),
             };
             return Words::new(

@@ -85,6 +85,7 @@ pub fn api(kind: OwnerKind) -> Api {
 pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
     let mut sheet = Sheet::of(kind, object);
     sheet.facts.over = over::is_over(kind, object);
+    sheet.facts.suspended = over::is_suspended(kind, object);
     match kind {
         OwnerKind::PodGroup => groups::pod_group(&mut sheet),
         OwnerKind::Workload => groups::workload(&mut sheet, part),

@@ -577,6 +577,30 @@ fn an_owner_that_has_ended_is_over_and_one_that_is_started_anew_is_not() {
     assert!(!is_over(OwnerKind::Job, &json!("Complete")));
 }
 
+#[test]
+fn a_job_is_suspended_while_its_spec_says_so() {
+    let read = |kind, spec: Value| read(kind, "", &json!({"spec": spec})).suspended;
+    let runs = [
+        OwnerKind::PyTorchJob,
+        OwnerKind::TfJob,
+        OwnerKind::MpiJob,
+        OwnerKind::XgBoostJob,
+        OwnerKind::PaddleJob,
+        OwnerKind::JaxJob,
+    ];
+    for kind in runs {
+        assert!(read(kind, json!({"runPolicy": {"suspend": true}})), "{kind:?}");
+        assert!(!read(kind, json!({"runPolicy": {"suspend": false}})), "{kind:?}");
+        assert!(!read(kind, json!({"suspend": true})), "{kind:?}");
+    }
+    for kind in [OwnerKind::Job, OwnerKind::JobSet, OwnerKind::RayCluster] {
+        assert!(read(kind, json!({"suspend": true})), "{kind:?}");
+        assert!(!read(kind, json!({"suspend": "yes"})), "{kind:?}");
+        assert!(!read(kind, json!({})), "{kind:?}");
+    }
+    assert!(!read(OwnerKind::LeaderWorkerSet, json!({"suspend": true})));
+}
+
 proptest! {
     #[test]
     fn no_object_can_make_the_reader_fail(spec in anything(), object in anything(), part in "w?(/followers)?") {

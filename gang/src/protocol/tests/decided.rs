@@ -623,6 +623,38 @@ fn a_job_that_goes_on_after_all_has_places_kept_again() {
 }
 
 #[test]
+fn no_place_is_kept_while_a_job_is_suspended_and_it_goes_on_as_a_whole() {
+    for repair in [Repair::Hold, Repair::Restart] {
+        let claim = with_repair(of_mpi_job(), repair);
+        let mut world = one_has_ended(&claim);
+        let suspended = OwnerFacts {
+            min: Some(3),
+            total: Some(3),
+            suspended: true,
+            ..OwnerFacts::default()
+        };
+        let now = world.now();
+        world.gangs.owner_seen(now, &mpi_job(), Some(Arc::new(suspended)));
+        world.gone("a1");
+        assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
+        assert_eq!(deleted(&mut world), Vec::<String>::new(), "{repair:?}");
+        assert_eq!(
+            world.status("a").message,
+            "lost members are not replaced (MPIJob a is suspended)"
+        );
+        world.gone("a2");
+        assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
+        mpi_job_says(&mut world, false);
+        for pod in ["a3", "a4"] {
+            world.see(member(pod, claim.clone()));
+        }
+        world.pass(10);
+        let wanted = world.plan();
+        assert_eq!((wanted.must, wanted.members.len()), (2, 2), "{repair:?}");
+    }
+}
+
+#[test]
 fn an_owner_that_could_never_be_read_is_not_taken_for_over() {
     let mut world = World::new();
     let claim = of_mpi_job();
