@@ -228,6 +228,8 @@ impl Gang {
         let short = decided.was_bound && !satisfied;
         if short && !decided.short {
             self.waiting_since = env.now.unix;
+            // What is waited for until then, members beyond the minimum as a rule, is not what it lacks now.
+            self.tries.pause = None;
         }
         decided.short = short;
         if satisfied && !decided.was_bound {

@@ -152,3 +152,16 @@ fn a_member_of_a_role_that_is_complete_does_not_take_the_place_that_another_role
     let members: Vec<&str> = wanted.members.iter().map(|member| member.uid.as_str()).collect();
     assert_eq!(members, ["a5"]);
 }
+
+#[test]
+fn members_beyond_the_minimum_that_did_not_come_do_not_hold_up_one_that_is_needed() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(member("a2", claim("a", 2)));
+    world.plan_from(2);
+    world.pass(60);
+    assert_eq!(world.next(), None, "it is tried again later");
+    preempt(&mut world, "a1", &claim("a", 2));
+    let wanted = world.next().expect("what it lacks is planned at once");
+    assert!(wanted.completes);
+}
