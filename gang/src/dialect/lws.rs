@@ -76,3 +76,9 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     found.size_said = "annotation leaderworkerset.sigs.k8s.io/size";
     Some(found)
 }
+
+/// The place of a pod among all groups of its set, which may be one gang where something else names it.
+pub(super) fn rank_in_set(pod: &PodView<'_>) -> Option<u32> {
+    let worker = rank::index(pod.label(WORKER))?;
+    rank::within(rank::index(pod.label(GROUP)).unwrap_or(0), worker)
+}

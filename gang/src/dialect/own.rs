@@ -241,13 +241,27 @@ impl<'a> Own<'a> {
                 None => first.size_said,
             },
             owner,
-            rank: self.rank.or(first.rank).or_else(|| super::rank::of(pod)),
+            rank: self
+                .rank
+                .or(first.rank)
+                .or_else(|| others.iter().find_map(|other| other.rank_among_all(pod)))
+                .or_else(|| super::rank::of(pod)),
             role: first.role.into(),
             wish,
             also: others.iter().map(|other| other.dialect).collect(),
             maker: by_name.then(|| maker(pod, others)).flatten(),
             made_by,
             faults,
+        }
+    }
+}
+
+impl Found<'_> {
+    /// The pod's place by a convention that was passed over. What names a gang seldom has an order of its own: the controller that makes the pods has.
+    fn rank_among_all(&self, pod: &PodView<'_>) -> Option<u32> {
+        match self.dialect {
+            Dialect::LeaderWorkerSet => super::lws::rank_in_set(pod),
+            _ => self.rank,
         }
     }
 }

@@ -37,6 +37,45 @@ fn a_job_set_is_a_gang_of_all_its_jobs_and_another_after_each_restart() {
 }
 
 #[test]
+fn a_controllers_order_holds_whichever_convention_makes_the_gang() {
+    let named = |mut pod: Value, how: &str| {
+        match how {
+            "a PodGroup of Kubernetes" => pod["spec"]["schedulingGroup"]["podGroupName"] = "pg".into(),
+            "coscheduling" => pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = "pg".into(),
+            "our annotation" => pod["metadata"]["annotations"]["gantry.dev/gang"] = "pg".into(),
+            _ => pod["metadata"]["annotations"]["pod-group-name"] = "pg".into(),
+        }
+        claimed(&pod).unwrap()
+    };
+    for how in [
+        "a PodGroup of Kubernetes",
+        "coscheduling",
+        "our annotation",
+        "KAI",
+    ] {
+        let job_set = named(job_set_pod(), how);
+        assert_eq!((&*job_set.key.name, job_set.rank), ("pg", Some(200_003)), "{how}");
+        let torch = |role: &str, index: &str| named(training_pod("PyTorchJob", role, index), how).rank;
+        assert_eq!(
+            (torch("master", "0"), torch("worker", "2")),
+            (Some(0), Some(3)),
+            "{how}"
+        );
+        // There the groups of a set may be one gang. The leader's name ends in the number of its group.
+        let of_set = |name: &str, worker: &str| named(group_pod(name, worker, "llama"), how).rank;
+        let ranks = (of_set("llama-1", "0"), of_set("llama-1-3", "3"));
+        assert_eq!(ranks, (Some(100_000), Some(100_003)), "{how}");
+    }
+    let mut said = job_set_pod();
+    said["metadata"]["annotations"]["gantry.dev/gang-rank"] = "5".into();
+    assert_eq!(
+        named(said, "our annotation").rank,
+        Some(5),
+        "a person's word goes first"
+    );
+}
+
+#[test]
 fn a_job_set_that_places_jobs_exclusively_starts_leaders_before_followers() {
     let exclusive = |index: &str, by_selector: bool| {
         let mut pod = job_set_pod();
@@ -64,26 +103,28 @@ fn a_job_set_that_places_jobs_exclusively_starts_leaders_before_followers() {
     assert_eq!(&*at_once.wish.hint.unwrap().label, "rack");
 }
 
+/// A pod of the second group, made by the stateful set of this name.
+fn group_pod(name: &str, worker: &str, made_by: &str) -> Value {
+    json!({"metadata": {
+        "namespace": "ml", "name": name, "uid": name,
+        "labels": {
+            "leaderworkerset.sigs.k8s.io/name": "llama",
+            "leaderworkerset.sigs.k8s.io/group-index": "1",
+            "leaderworkerset.sigs.k8s.io/group-key": "689f",
+            "leaderworkerset.sigs.k8s.io/worker-index": worker,
+            "leaderworkerset.sigs.k8s.io/template-revision-hash": "7c9d",
+            "apps.kubernetes.io/pod-index": "1",
+            "statefulset.kubernetes.io/pod-name": name,
+        },
+        "annotations": {"leaderworkerset.sigs.k8s.io/size": "4"},
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": made_by, "uid": made_by, "controller": true}],
+    }})
+}
+
 #[test]
 fn each_group_of_a_leader_worker_set_is_a_gang() {
-    let pod = |name: &str, worker: &str, kind: &str| {
-        json!({"metadata": {
-            "namespace": "ml", "name": name, "uid": name,
-            "labels": {
-                "leaderworkerset.sigs.k8s.io/name": "llama",
-                "leaderworkerset.sigs.k8s.io/group-index": "1",
-                "leaderworkerset.sigs.k8s.io/group-key": "689f",
-                "leaderworkerset.sigs.k8s.io/worker-index": worker,
-                "leaderworkerset.sigs.k8s.io/template-revision-hash": "7c9d",
-                "apps.kubernetes.io/pod-index": "1",
-                "statefulset.kubernetes.io/pod-name": name,
-            },
-            "annotations": {"leaderworkerset.sigs.k8s.io/size": "4"},
-            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "StatefulSet", "name": kind, "uid": kind, "controller": true}],
-        }})
-    };
-    let leader = claimed(&pod("llama-1", "0", "llama")).unwrap();
-    let worker = claimed(&pod("llama-1-3", "3", "llama-1")).unwrap();
+    let leader = claimed(&group_pod("llama-1", "0", "llama")).unwrap();
+    let worker = claimed(&group_pod("llama-1-3", "3", "llama-1")).unwrap();
     assert_eq!(leader.key, worker.key, "though different stateful sets made them");
     assert_eq!(gang(&leader), (Dialect::LeaderWorkerSet, "llama-1", "7c9d"));
     assert_eq!((leader.rank, &*leader.role), (Some(0), "leader"));
