@@ -10,6 +10,8 @@ use crate::key::Dialect;
 const CLUSTER: &str = "ray.io/cluster";
 const GROUP: &str = "ray.io/group";
 const TYPE: &str = "ray.io/node-type";
+const REPLICA: &str = "ray.io/worker-group-replica-index";
+const HOST: &str = "ray.io/replica-host-index";
 
 /// The role of the head, which is in no group of workers.
 pub(super) const HEAD: &str = "head";
@@ -32,12 +34,10 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         Some("head") => HEAD,
         _ => found.word("label ray.io/group", pod.label(GROUP)),
     };
-    // Only groups whose replicas are of several hosts number them.
-    let replica = rank::index(
-        pod.label("ray.io/worker-group-replica-index")
-            .or_else(|| pod.label("ray.io/replica-index")),
-    );
-    let host = rank::index(pod.label("ray.io/host-index"));
+    // KubeRay numbers the hosts only of replicas that have several. The index of a replica alone, which others have, would put it between the hosts of
+    // another group's replica: groups are numbered each by itself.
+    let replica = rank::index(pod.label(REPLICA));
+    let host = rank::index(pod.label(HOST));
     found.rank = replica
         .zip(host)
         .and_then(|(replica, host)| rank::within(replica, host));

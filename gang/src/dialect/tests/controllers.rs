@@ -248,7 +248,13 @@ fn a_ray_cluster_is_a_gang_of_its_head_and_workers() {
     );
     let mut of_hosts = pod("h100", "worker");
     of_hosts["metadata"]["labels"]["ray.io/worker-group-replica-index"] = "1".into();
-    of_hosts["metadata"]["labels"]["ray.io/host-index"] = "3".into();
+    let of_one_host = claimed(&of_hosts).unwrap().rank;
+    assert_eq!(
+        of_one_host, None,
+        "it would come between the hosts of another group's replica"
+    );
+    of_hosts["metadata"]["labels"]["ray.io/worker-group-replica-name"] = "h100-xh3hf".into();
+    of_hosts["metadata"]["labels"]["ray.io/replica-host-index"] = "3".into();
     assert_eq!(claimed(&of_hosts).unwrap().rank, Some(100_003));
 }
 
