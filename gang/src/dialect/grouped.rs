@@ -102,7 +102,12 @@ const KUEUE_TOTAL: &str = "kueue.x-k8s.io/pod-group-total-count";
 /// Kueue's groups of plain pods. Kueue itself puts the pods of servers (StatefulSets, Deployments) into groups, and of such as are made one after the
 /// other: it says so, and they are no gang.
 pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
-    let name = pod.label(KUEUE).filter(|name| !name.is_empty())?;
+    // Since 0.18 the annotation, which may be longer, goes before the label.
+    let named = |name: Option<&'a str>| name.filter(|name| !name.is_empty());
+    let (what, name) = match named(pod.annotation(KUEUE)) {
+        Some(name) => ("annotation", name),
+        None => ("label", named(pod.label(KUEUE))?),
+    };
     let one_by_one = [
         "kueue.x-k8s.io/pod-group-serving",
         "kueue.x-k8s.io/pod-group-fast-admission",
@@ -110,7 +115,7 @@ pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     if one_by_one.iter().any(|name| pod.annotation(name) == Some("true")) {
         return None;
     }
-    let mut found = Found::named(Dialect::Kueue, &format!("label {KUEUE}"), name);
+    let mut found = Found::named(Dialect::Kueue, &format!("{what} {KUEUE}"), name);
     found.states(
         "annotation kueue.x-k8s.io/pod-group-total-count",
         pod.annotation(KUEUE_TOTAL),

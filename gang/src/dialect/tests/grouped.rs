@@ -136,6 +136,32 @@ fn a_group_of_plain_pods_of_kueue_is_a_gang_of_all_of_them() {
 }
 
 #[test]
+fn a_group_of_kueue_may_be_named_by_an_annotation_which_goes_before_the_label() {
+    let name = "kueue.x-k8s.io/pod-group-name";
+    let pod = |label: Option<&str>, annotation: &str, more: &str| {
+        let mut pod = json!({"metadata": {
+            "annotations": {name: annotation, "kueue.x-k8s.io/pod-group-total-count": "2", more: "true"},
+        }});
+        if let Some(label) = label {
+            pod["metadata"]["labels"][name] = label.into();
+        }
+        claimed(&pod)
+    };
+    // No label has more than 63 characters.
+    let long = "kp-".repeat(40) + "0";
+    for group in ["kp", &long] {
+        let claim = pod(None, group, "other").unwrap();
+        assert_eq!(gang(&claim), (Dialect::Kueue, group, ""));
+        assert_eq!((claim.size, faults(&claim)), (stated(2, Some(2)), Vec::new()));
+    }
+    assert_eq!(&*pod(Some("by-label"), "kp", "other").unwrap().key.name, "kp");
+    assert_eq!(&*pod(Some("by-label"), "", "other").unwrap().key.name, "by-label");
+    assert_eq!(pod(None, "kp", "kueue.x-k8s.io/pod-group-serving"), None);
+    let wrong = pod(None, "k p", "other").unwrap();
+    assert!(faults(&wrong)[0].starts_with("annotation kueue.x-k8s.io/pod-group-name: "));
+}
+
+#[test]
 fn where_kueue_has_put_a_pod_is_a_hint_whatever_made_it_a_gang() {
     let claim = claimed(&json!({"metadata": {
         "labels": {"jobset.sigs.k8s.io/jobset-name": "train"},
