@@ -35,7 +35,8 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         ("worker", OwnerKind::PyTorchJob | OwnerKind::TfJob | OwnerKind::XgBoostJob) => {
             index.and_then(|index| index.checked_add(1))
         }
-        ("worker", _) => index,
+        // A launcher that is a worker too (`runLauncherAsWorker`) is numbered like them, as the first; any other has no number.
+        ("launcher", OwnerKind::MpiJob) | ("worker", _) => index,
         _ => None,
     };
     Some(found)

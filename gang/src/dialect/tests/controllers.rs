@@ -217,11 +217,15 @@ fn the_launcher_of_an_mpi_job_is_of_its_workers_gang() {
         "ownerReferences": [{"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "name": "pi", "uid": "m", "controller": true}],
     }}))
     .unwrap();
-    let launcher = claimed(&json!({"metadata": {
+    let launcher = json!({"metadata": {
         "name": "pi-launcher-8xk2p", "labels": labels("launcher"),
         "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "pi-launcher", "uid": "j", "controller": true}],
-    }}))
-    .unwrap();
+    }});
+    // With runLauncherAsWorker it is the first of the workers, and says so.
+    let mut works = launcher.clone();
+    works["metadata"]["labels"]["training.kubeflow.org/replica-index"] = "0".into();
+    assert_eq!(claimed(&works).unwrap().rank, Some(0));
+    let launcher = claimed(&launcher).unwrap();
     assert_eq!(worker.key, launcher.key);
     assert_eq!((worker.rank, launcher.rank), (Some(1), None));
     assert_eq!(launcher.owner, owner(OwnerKind::MpiJob, "pi", ""));
