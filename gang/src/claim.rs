@@ -134,6 +134,19 @@ pub enum OwnerKind {
 }
 
 impl OwnerKind {
+    /// Whether its controller makes the pods, and so knows how many there will be. Of the others a person or a controller says how many are needed.
+    pub fn makes_pods(self) -> bool {
+        !matches!(
+            self,
+            Self::PodGroup
+                | Self::Workload
+                | Self::CoschedulingPodGroup
+                | Self::KoordinatorPodGroup
+                | Self::VolcanoPodGroup
+                | Self::KaiPodGroup
+        )
+    }
+
     /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]), though the pods
     /// themselves say how many there are.
     pub fn may_start_apart(self) -> bool {

@@ -206,7 +206,16 @@ impl<'a> Own<'a> {
                 total: Some(total),
             },
             (Some(Min::All), _) => {
-                owner = owner.or_else(|| others.iter().find_map(|other| other.owner.clone()));
+                // A PodGroup says how many are needed; how many there are, the job says that makes them.
+                let of_others = others.iter().filter_map(|other| other.owner.as_ref());
+                let job = of_others.clone().find(|other| other.kind.makes_pods());
+                owner = match owner {
+                    Some(owner) if owner.kind.makes_pods() => Some(owner),
+                    other => job
+                        .cloned()
+                        .or(other)
+                        .or_else(|| of_others.clone().next().cloned()),
+                };
                 if owner.is_none() {
                     faults.push(fault(
                         format!("annotation {}", names::GANG_MIN_ANNOTATION),

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::GangSpec;
+use gantry_api::{GangSpec, names};
 
 use super::said::{Said, TOLD, Tally};
 use super::{Authority, Fault, LevelWish, Repair, Terms, check};
@@ -211,7 +211,10 @@ impl Said {
         }
         let place = self.places.last().copied().unwrap_or_default();
         if self.all > 0 {
-            let all = share.total.or(self.totals.first().copied())?;
+            let Some(all) = share.total.or(self.totals.first().copied()) else {
+                self.all_unsaid(owner, faults);
+                return None;
+            };
             if self.stated.first().is_some_and(|stated| *stated != all) {
                 let mut words: Vec<String> = self.stated.few().map(ToString::to_string).collect();
                 words.truncate(TOLD - 1);
@@ -245,6 +248,21 @@ impl Said {
             authority: share.authority,
             decided_by: format!("{}{}", facts.said, owner_name()).into(),
         })
+    }
+
+    /// Whose owner was read and does not say how many there will be waits for nothing.
+    fn all_unsaid(&self, owner: OwnerState<'_>, faults: &mut BTreeSet<Fault>) {
+        if let (Some(name), OwnerState::Read(facts)) = (self.owner(), owner)
+            && facts.total.is_none()
+            && facts.faults.is_empty()
+        {
+            faults.insert(fault(
+                format!("annotation {}", names::GANG_MIN_ANNOTATION),
+                format!(
+                    "`all` needs an owner that says how many there are, and {name} does not; write a number"
+                ),
+            ));
+        }
     }
 
     /// See [`Terms::unread`].

@@ -152,6 +152,46 @@ fn a_persons_number_goes_before_that_of_any_convention() {
 }
 
 #[test]
+fn a_pod_group_says_how_many_are_needed_and_the_job_how_many_all_are() {
+    let pod = |kind: &str, api: &str, more: Value| {
+        let mut pod = json!({"metadata": {
+            "labels": {"scheduling.x-k8s.io/pod-group": "pg"},
+            "annotations": {"gantry.dev/gang-min": "all"},
+            "ownerReferences": [{"apiVersion": api, "kind": kind, "name": "j", "uid": "u1", "controller": true}],
+        }});
+        for (name, text) in more.as_object().into_iter().flatten() {
+            pod["metadata"]["labels"][name] = text.clone();
+        }
+        claimed(&pod).unwrap()
+    };
+    let job = pod("Job", "batch/v1", json!({}));
+    assert_eq!(gang(&job), (Dialect::Coscheduling, "pg", ""));
+    assert_eq!((job.size, job.owner), (Size::All, owner(OwnerKind::Job, "j", "")));
+    let torch = pod(
+        "PyTorchJob",
+        "kubeflow.org/v1",
+        json!({"training.kubeflow.org/job-name": "j"}),
+    );
+    assert_eq!(torch.owner, owner(OwnerKind::PyTorchJob, "j", ""));
+    // Nobody else says it: the PodGroup is asked.
+    let workflow = pod("Workflow", "argoproj.io/v1alpha1", json!({}));
+    assert_eq!(workflow.owner, owner(OwnerKind::CoschedulingPodGroup, "pg", ""));
+    // What Kubernetes makes for a Job that says nothing itself.
+    let basic = json!({
+        "metadata": {
+            "annotations": {"gantry.dev/gang-min": "all"},
+            "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u1", "controller": true}],
+        },
+        "spec": {"schedulingGroup": {"podGroupName": "j-x2"}},
+    });
+    let basic = claimed(&basic).unwrap();
+    assert_eq!(
+        (basic.size, basic.owner),
+        (Size::All, owner(OwnerKind::Job, "j", ""))
+    );
+}
+
+#[test]
 fn all_needs_somebody_who_says_how_many_there_are() {
     let alone = plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "all"})).unwrap();
     assert_eq!(

@@ -213,6 +213,23 @@ fn all_is_as_many_as_there_will_be() {
 }
 
 #[test]
+fn all_of_an_owner_that_never_says_how_many_there_will_be_is_a_fault() {
+    let owner = facts(2, None);
+    let all = of_owner(OwnerKind::CoschedulingPodGroup, Size::All);
+    assert_eq!(
+        faults(std::slice::from_ref(&all), OwnerState::Read(&owner), None),
+        [
+            "annotation gantry.dev/gang-min: `all` needs an owner that says how many there are, and PodGroup train (scheduling.x-k8s.io) does not; write a number"
+        ]
+    );
+    let object = GangSpec {
+        min_member: Some(2),
+        ..GangSpec::default()
+    };
+    assert_eq!(terms(&[all], OwnerState::Read(&owner), Some(&object)).min, 2);
+}
+
+#[test]
 fn members_that_contradict_each_other_are_told_so() {
     let wish = |level_name: &str, slice: u32| Wish {
         level: level(level_name, true),
