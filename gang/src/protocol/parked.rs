@@ -1,5 +1,6 @@
 //! Parked pods show the reason they were told last until something wakes them, which may take minutes. Those whose reason is of another kind by
-//! now are woken: late enough for it to be settled, seldom, and a few at a time, for it is only for people. Counts alone wake nobody.
+//! now are woken: late enough for it to be settled, seldom, and a few at a time, for it is only for people. Counts alone wake nobody. Those that go by
+//! themselves after all are let go at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use gantry_api::{GangPhase, PodUid};
 use super::agreed::Agreed;
 use super::gang::{Env, Gang};
 use super::members::{Class, Kept};
-use super::standing::after;
+use super::standing::{BEING_TOLD, after};
 use super::types::Stage;
 
 /// A reason that holds for less is not worth a word.
@@ -42,6 +43,18 @@ pub(super) struct Parked {
     due: Option<Instant>,
     /// When that was done last.
     last: Option<Instant>,
+    let_go: LetGo,
+}
+
+/// Whether those that go each by itself were let go.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum LetGo {
+    /// They are members of a gang, as far as is known.
+    #[default]
+    No,
+    /// Some were just being told to wait: those are woken then once more.
+    Again(Instant),
+    Done,
 }
 
 impl Parked {
@@ -51,7 +64,10 @@ impl Parked {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        self.due
+        match self.let_go {
+            LetGo::Again(at) => Some(self.due.map_or(at, |due| due.min(at))),
+            LetGo::No | LetGo::Done => self.due,
+        }
     }
 }
 
@@ -84,6 +100,36 @@ impl Gang {
             self.parked.told.insert(reason.clone());
             self.members.change(uid, |kept| kept.told = Some(reason));
         }
+    }
+
+    /// Wakes pods that were kept back as members of a gang when it turns out that each goes by itself. Nothing else lets them be placed, so all are
+    /// woken at once, also those that another process told to wait.
+    pub(super) fn let_go(&mut self, env: &mut Env<'_>) {
+        let now = env.now.at;
+        let first = match self.parked.let_go {
+            _ if !self.goes_singly() => {
+                self.parked.let_go = LetGo::No;
+                return;
+            }
+            LetGo::Done => return,
+            LetGo::Again(at) if now < at => return,
+            LetGo::Again(_) => false,
+            LetGo::No => true,
+        };
+        let life = self.members.life();
+        let waits = |kept: &&Kept| {
+            let told = kept.parked.is_some() || first && kept.member.refused;
+            told && kept.member.stage == Stage::Pending && kept.class(life) == Class::Waiting
+        };
+        let kept_back = self.members.iter().filter(waits);
+        let kept_back: Vec<PodUid> = kept_back.map(|kept| kept.member.uid.clone()).collect();
+        for uid in &kept_back {
+            self.members.change(uid, |kept| kept.told = None);
+        }
+        self.parked.let_go = match self.call(env, kept_back) {
+            true => LetGo::Again(after(now, BEING_TOLD)),
+            false => LetGo::Done,
+        };
     }
 
     /// Brings up to date what holds, and wakes members that show something else, if it is time.

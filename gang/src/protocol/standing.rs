@@ -14,7 +14,7 @@ use super::types::{Settings, Work};
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
 /// So long after a pod was told to wait kube-scheduler has parked it for certain.
-const BEING_TOLD: Duration = Duration::from_secs(2);
+pub(super) const BEING_TOLD: Duration = Duration::from_secs(2);
 /// Why a gang is tried again: the nodes of its plan are never among those that a call brings.
 pub(super) const NOT_OFFERED: &str = "kube-scheduler does not offer the planned nodes";
 
@@ -28,6 +28,7 @@ impl Gang {
                 }
             }
             self.nudge_members(env);
+            self.let_go(env);
         }
         self.follow_parked(env);
         self.retext(env);

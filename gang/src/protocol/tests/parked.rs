@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::world::{World, claim, leaving, member};
 use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::protocol::Answer;
 
 fn owner() -> OwnerRef {
     OwnerRef {
@@ -103,6 +104,67 @@ fn members_told_that_others_are_missing_are_told_that_there_is_no_room() {
     world.refuse("11 GPUs are missing");
     world.pass(60);
     assert!(world.woken().is_empty(), "only the count is another");
+}
+
+#[test]
+fn pods_that_were_kept_back_as_members_and_are_no_gang_are_let_go_all_at_once() {
+    let mut world = World::new();
+    let owned = Claim {
+        size: Size::Unsaid,
+        size_said: "",
+        owner: Some(owner()),
+        ..claim("a", 1)
+    };
+    for number in 0..500 {
+        let mut pod = member(&format!("a{number}"), owned.clone());
+        // Some were told so by another process, some by this one, and some are in kube-scheduler's queue.
+        pod.refused = number < 200;
+        world.see(pod);
+        if (200..400).contains(&number) {
+            world.waits(&format!("a{number}"));
+        }
+    }
+    world.pass(3);
+    let facts = OwnerFacts {
+        min: Some(1),
+        singles: true,
+        said: "policy".into(),
+        ..OwnerFacts::default()
+    };
+    world
+        .gangs
+        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+    assert_eq!(world.woken().len(), 400, "the others were not refused");
+    world.pass(60);
+    assert!(world.woken().is_empty(), "each of them once");
+    assert_eq!(world.answer("a0"), Answer::Single);
+}
+
+#[test]
+fn who_is_just_being_told_to_wait_is_let_go_once_it_can_hear_of_it() {
+    let mut world = World::new();
+    let owned = Claim {
+        size: Size::Unsaid,
+        size_said: "",
+        owner: Some(owner()),
+        ..claim("a", 1)
+    };
+    world.see(member("a0", owned));
+    world.waits("a0");
+    let facts = OwnerFacts {
+        min: Some(1),
+        singles: true,
+        said: "policy".into(),
+        ..OwnerFacts::default()
+    };
+    world
+        .gangs
+        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+    assert_eq!(world.woken(), ["a0"]);
+    world.pass(2);
+    assert_eq!(world.woken(), ["a0"], "it may have been parked after that");
+    world.pass(60);
+    assert!(world.woken().is_empty());
 }
 
 #[test]
