@@ -2,6 +2,7 @@
 //! whom else that takes. Gangs are never broken for one pod where another node will do. Nothing is changed here.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use gantry_api::PodUid;
 
@@ -115,13 +116,15 @@ impl Index {
         kept.is_some_and(|kept| priority <= kept.priority && kept.has(node))
     }
 
-    /// The victims on one node, and how many of them belong to gangs; `None` if no end of pods of lower priority helps.
+    /// The victims on one node, and how many gangs they belong to; `None` if no end of pods of lower priority helps.
     fn victims_on(&self, request: &Request, priority: i32, offer: Offer) -> Option<(usize, Offer)> {
         let ix = self.names.get(&offer.node)?;
         let entry = self.entries.get(ix.0 as usize)?;
         let gangs = |victims: &[String]| {
-            let in_gang = |uid: &&String| self.goes_with(&PodUid::from(uid.as_str())).is_some();
-            victims.iter().filter(in_gang).count()
+            let broken = victims
+                .iter()
+                .filter_map(|uid| self.goes_with(&PodUid::from(uid.as_str())));
+            broken.collect::<BTreeSet<_>>().len()
         };
         let Some(class) = entry.exact(&[]) else {
             // Of a foreign node nothing is known; kube-scheduler has counted.
@@ -213,7 +216,9 @@ pub(super) fn fits_without(
 mod tests {
     use super::*;
     use crate::decide::Options;
-    use crate::fixtures::{Cluster, bound, gpu_node, holder, member, plain, pod, quarantined, request};
+    use crate::fixtures::{
+        Cluster, bound, gpu_node, grant, holder, member, plain, pod, quarantined, request, set,
+    };
     use serde_json::{Value, json};
 
     fn ranked(name: &str, gpus: u32, priority: i32, set: &str) -> Value {
@@ -349,6 +354,28 @@ mod tests {
             answer(&cluster, 2, 1000, offers),
             [breaking("other", &["free-other", "last-other"], 0)]
         );
+    }
+
+    #[test]
+    fn a_gang_of_which_two_pods_go_is_broken_once() {
+        let cluster = Cluster::new(Options::default());
+        let mut offers = Vec::new();
+        for (node, gangs) in [("n", ["a", "b"]), ("m", ["c", "c"])] {
+            cluster.add(node, &plain(4));
+            let mut names = Vec::new();
+            for (gang, gpus) in gangs.into_iter().zip(["0-1", "2-3"]) {
+                let name = format!("{gang}-{gpus}");
+                let mut pod = bound(member(&name, 2, gang, 1), node, 1, None);
+                pod["metadata"]["annotations"][gantry_api::names::GRANT_ANNOTATION] =
+                    grant(&name.as_str().into(), node, set(gpus)).into();
+                cluster.pod(&pod);
+                names.push(name);
+            }
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            offers.push(offer(node, &names));
+        }
+        let broken = offers[1].clone();
+        assert_eq!(answer(&cluster, 4, 10, offers), [broken]);
     }
 
     #[test]
