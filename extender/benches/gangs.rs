@@ -12,18 +12,24 @@ use gantry_extender::devices::DeviceSet;
 use gantry_extender::gang::plan::plan;
 use gantry_extender::gang::preempt::{Occupant, OccupantPod, preempt};
 use gantry_extender::gang::terrain::{Barred, EFFORT, Exact, Room, Shape, Terrain};
+use gantry_extender::index::Disruptions;
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
 use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
 use gantry_gang::claim::{Size, Wish};
-use gantry_gang::protocol::{Gangs, Member, Now, Refused, Settings, ShapeId, Stage, Wanted};
+use gantry_gang::protocol::{
+    BindEnd, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId, Stage, Wanted, Work,
+};
 use gantry_gang::{Claim, Dialect, Fabric, GangKey, Level, Levels, Needs, NodeFacts, Resources};
 
 #[path = "common/gangs.rs"]
 mod common;
+#[path = "common/live.rs"]
+mod live;
 #[path = "common/machines.rs"]
 mod machines;
 use common::gang;
+use live::{Live, bound, facts, member, pod};
 use machines::switched;
 
 fn main() {
@@ -112,6 +118,152 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
             gangs.placed(now, &wanted.gang, Err(refused.clone()));
         }
     });
+}
+
+/// Something happens to a member of a bound gang of which one is needed, while so many more are on their way.
+#[divan::bench(args = [100, 1_000, 5_000])]
+fn member_of_an_elastic_gang(bencher: Bencher<'_, '_>, extras: u32) {
+    let (mut gangs, now) = decided(1 + extras, 1);
+    bencher.bench_local(|| gangs.arrive(now, &"train-00000-1".into(), &"n1".into()));
+}
+
+/// The object of a bound gang of a thousand is shown, as it was written.
+#[divan::bench]
+fn object_of_a_thousand_members(bencher: Bencher<'_, '_>) {
+    let (mut gangs, now) = decided(1_000, 1_000);
+    let Some((key, status)) = gangs.take_statuses().pop() else {
+        unreachable!("it is bound");
+    };
+    let object = || Object {
+        uid: "object".into(),
+        resource_version: "1".into(),
+        ours: true,
+        spec: Ok(gantry_api::GangSpec::default()),
+        status: status.clone(),
+    };
+    let name = key.object_name();
+    bencher
+        .with_inputs(object)
+        .bench_local_values(|object| gangs.object_seen(now, &key.namespace, &name, object));
+}
+
+/// Room has grown, and as many gangs wait as are asked for, for GPUs of one node which others have; a gang of a thousand members has places that it could give back.
+#[divan::bench(args = [100, 1_000], sample_count = 10)]
+fn gangs_that_wait_beside_extras(bencher: Bencher<'_, '_>, waiting: u32) {
+    let mut live = Live::new(126);
+    live.show([bound(pod("other", 8), 125)].into_iter());
+    live.show((0..1_000).map(|number| member("elastic", number, 1, 1)));
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    live.store
+        .update(|index| index.tick(std::time::Instant::now(), std::time::Instant::now()));
+    live.plan();
+    live.show((0..waiting).map(|number| {
+        let mut pod = member(&format!("waits-{number}"), 0, 1, 1);
+        pod["spec"]["nodeSelector"] = serde_json::json!({"kubernetes.io/hostname": "n125"});
+        pod
+    }));
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    live.store
+        .update(|index| index.tick(std::time::Instant::now(), std::time::Instant::now()));
+    live.plan();
+    let mut label = 0;
+    bencher.counter(ItemsCount::new(waiting)).bench_local(|| {
+        label += 1;
+        live.store
+            .update(|index| index.node_described(facts(0, label).into()));
+        live.plan()
+    });
+}
+
+/// A disruption budget of somebody allows one pod more, then one less, while so many gangs wait.
+#[divan::bench(args = [100, 1_000], sample_count = 10)]
+fn budget_that_changes_while_gangs_wait(bencher: Bencher<'_, '_>, waiting: u32) {
+    let mut live = Live::new(100);
+    live.show((0..100).map(|node| bound(pod(&format!("other-{node}"), 8), node)));
+    live.show((0..waiting).map(|number| member(&format!("waits-{number}"), 0, 1, 1)));
+    live.plan();
+    let mut allowed = 0;
+    bencher.bench_local(|| {
+        allowed = 1 - allowed;
+        let budget = Disruptions {
+            namespace: "web".into(),
+            name: "front".into(),
+            selector: None,
+            allowed,
+        };
+        live.store.update(|index| index.budgets_seen(Some(vec![budget])));
+        live.plan()
+    });
+}
+
+/// A snapshot is published while kube-scheduler makes room for so many pods by themselves.
+#[divan::bench(args = [0, 100, 1_000])]
+fn publication_with_promised_room(bencher: Bencher<'_, '_>, promised: u32) {
+    let mut live = Live::new(500);
+    live.show((0..promised).map(|number| {
+        let mut pod = pod(&format!("waits-{number}"), 1);
+        pod["status"]["nominatedNodeName"] = format!("n{}", number % 500).into();
+        pod
+    }));
+    let mut gpus = 7;
+    bencher.bench_local(|| {
+        gpus = 15 - gpus;
+        live.store
+            .update(|index| index.node_applied(&"n0".into(), vec![(names::GPU_RESOURCE.into(), gpus)]));
+    });
+}
+
+/// A decided gang of which those have come and are bound that are needed, and the others are on their way.
+fn decided(members: u32, min: u32) -> (Gangs, Now) {
+    let begin = std::time::Instant::now();
+    let now = |seconds: u32| Now {
+        at: begin + std::time::Duration::from_secs(seconds.into()),
+        unix: 1_000 + i64::from(seconds),
+    };
+    let mut gangs = Gangs::new(Settings::default());
+    gangs.synced(now(0));
+    for number in 0..members {
+        let mut member = waiting_member(0, number);
+        let claim = Arc::make_mut(&mut member.claim);
+        claim.size = Size::Stated { min, total: None };
+        gangs.member_seen(now(0), member);
+    }
+    gangs.tick(now(5));
+    let Some(wanted) = gangs.next(now(5), 1) else {
+        unreachable!("it wants a plan");
+    };
+    let places = (0..members).map(|number| Place {
+        shape: ShapeId(0),
+        node: format!("n{number}").as_str().into(),
+        devices: vec![(names::GPU_RESOURCE.into(), vec!["GPU-0".into()])],
+        rank: Some(number),
+        role: "".into(),
+        ordinal: Some(number),
+        follows: false,
+    });
+    let placement = Placement {
+        places: places.collect(),
+        ..Placement::default()
+    };
+    gangs.placed(now(5), &wanted.gang, Ok(placement));
+    for _ in 0..2 {
+        for number in 0..min {
+            let uid = format!("train-00000-{number}").as_str().into();
+            gangs.arrive(now(5), &uid, &format!("n{number}").as_str().into());
+        }
+        for work in gangs.take_work() {
+            if let Work::Commit { gang, decision } = work {
+                gangs.committed(now(5), &gang, &decision.id, Ok(()));
+            }
+        }
+    }
+    for number in 0..min {
+        let uid = format!("train-00000-{number}").as_str().into();
+        gangs.bind_ended(now(5), &uid, BindEnd::Bound);
+    }
+    let bound = gangs.view(&wanted.gang).map(|view| view.phase());
+    assert_eq!(bound, Some(gantry_api::GangPhase::Bound));
+    (gangs, now(5))
 }
 
 /// One of two members of a gang, of one of fifty namespaces.
