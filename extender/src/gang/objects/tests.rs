@@ -411,6 +411,32 @@ async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
     stage.task.await.unwrap();
 }
 
+/// Rights that were taken away for a while, an admission webhook that was wrong.
+#[tokio::test(start_paused = true)]
+async fn what_is_said_of_a_decided_gang_is_written_however_long_it_was_refused() {
+    let stage = Stage::start();
+    stage.cluster.add("n", &crate::fixtures::bridged());
+    stage.cluster.pod(&member("a", 1));
+    stage.cluster.wait(2);
+    stage.until(|gang| gang["status"]["phase"] == "Planned").await;
+    let target = crate::index::Target {
+        namespace: "ml".into(),
+        ..crate::fixtures::target("a", "n")
+    };
+    let store = &stage.cluster.store;
+    store.update(|index| index.admit(&target, None)).unwrap();
+    stage.until(|gang| gang["status"]["phase"] == "Binding").await;
+    stage.api.ends.lock().unwrap().extend([Odd::Refused(403); 8]);
+    store.update(|index| index.admit(&target, None)).unwrap();
+    let bound = crate::fixtures::bound(member("a", 1), "n", 1, None);
+    stage.cluster.pod(&bound);
+    // Longer than all that is refused takes.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    stage.until(|gang| gang["status"]["phase"] == "Bound").await;
+    stage.shutdown.cancel();
+    stage.task.await.unwrap();
+}
+
 #[tokio::test]
 async fn where_gangs_cannot_be_made_a_decision_is_refused() {
     let (service, mut requests) = mock::pair::<Request<Body>, Response<Body>>();

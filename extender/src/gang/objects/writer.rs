@@ -31,7 +31,7 @@ const AT_ONCE: usize = 32;
 const AGAIN: Duration = Duration::from_millis(200);
 /// The longest such wait.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Tries of a status that is refused. The next change is written all the same.
+/// Tries of a removal, and of a status that is refused and has nothing to say of a decision. The next change is written all the same.
 const TRIES: u32 = 6;
 
 /// Writes until `shutdown`. Other work than on Gang objects goes to `others`.
@@ -280,7 +280,12 @@ impl Writer {
             Job::Status(status) => {
                 match &result {
                     Ok(_) => {}
-                    Err(Failure::Refused(_)) if lane.failed >= TRIES => lane.failed = 0,
+                    // Where a decision is said, or one is shown that is over, members wait for the word and whoever takes over goes by it.
+                    Err(Failure::Refused(_))
+                        if lane.failed >= TRIES && status.decision.is_none() && before.is_none() =>
+                    {
+                        lane.failed = 0;
+                    }
                     Err(failure) => {
                         lane.read |= matches!(failure, Failure::Conflict | Failure::Missing);
                         lane.status.get_or_insert(*status);
