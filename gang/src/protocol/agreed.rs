@@ -39,6 +39,8 @@ pub(super) struct Says {
     pub(super) claim: Arc<Claim>,
     /// It has ended well: of two jobs that give their gangs one name it is in nobody's way.
     pub(super) ended: bool,
+    /// It asks for no devices: no slice has it.
+    pub(super) light: bool,
 }
 
 /// What members say, and whether that is another thing than was last agreed on.
@@ -54,6 +56,7 @@ impl Words {
         if says.ended {
             self.changed |= self.said.end(&says.claim);
         }
+        self.follow_light(says, true);
         // How many say it counts only where two jobs give their gangs one name.
         self.changed |= self.said.is_mixed();
     }
@@ -62,8 +65,17 @@ impl Words {
         if says.ended {
             self.changed |= self.said.unend(&says.claim);
         }
+        self.follow_light(says, false);
         self.changed |= self.said.remove(&says.claim);
         self.changed |= self.said.is_mixed();
+    }
+
+    /// How many ask for no devices counts in slices.
+    fn follow_light(&mut self, says: &Says, more: bool) {
+        self.changed |= says.light || self.said.has_light(&says.claim.role);
+        if says.light {
+            self.said.lighten(&says.claim, more);
+        }
     }
 
     /// The other conventions that name its pods too, in the order in which they would be asked.

@@ -133,6 +133,7 @@ impl Gang {
         let says = (!matches!(class, Class::Old | Class::Lost)).then(|| Says {
             claim: kept.member.claim.clone(),
             ended: class == Class::Completed,
+            light: kept.member.shape.is_none(),
         });
         let said = kept.worded.clone();
         if says == said {

@@ -33,10 +33,42 @@ pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
     }
 }
 
+/// What is known of the members that ask for no devices. They lie nowhere: slices are of the others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Light {
+    /// So many of them are known.
+    pub(super) count: u32,
+    /// Members of which nobody is there yet are needed, and may be such.
+    pub(super) of_min: bool,
+    /// The same of all that there will be.
+    pub(super) of_total: bool,
+}
+
+impl Light {
+    /// Whether slices of that size may make up those that are needed.
+    pub(super) fn slices_min(&self, slice: u32, min: u32) -> bool {
+        self.of_min && slice > 0 || divides(slice, min.saturating_sub(self.count))
+    }
+
+    /// Whether they may make up all that there will be.
+    pub(super) fn slices_total(&self, slice: u32, total: u32) -> bool {
+        self.of_total && slice > 0 || divides(slice, total.saturating_sub(self.count))
+    }
+
+    /// So many members, without those of them that ask for no devices.
+    fn heavy(&self, count: u32) -> String {
+        match self.count {
+            0 => format!("{count}"),
+            light => format!("{} with devices of the {count}", count.saturating_sub(light)),
+        }
+    }
+}
+
 /// What numbers say against each other.
 pub(super) fn sizes(
     min: u32,
     total: Option<u32>,
+    light: &Light,
     wishes: &Wish,
     decided_by: &str,
     faults: &mut BTreeSet<Fault>,
@@ -74,19 +106,21 @@ pub(super) fn sizes(
         )),
         Some(_) => {}
     }
-    if !divides(slice, min) {
+    if !light.slices_min(slice, min) {
         wrong(format!(
-            "slices of {slice} members do not make up the {min} that are needed ({decided_by})"
+            "slices of {slice} members do not make up the {} that are needed ({decided_by})",
+            light.heavy(min)
         ));
     }
-    if let Some(total) = total.filter(|total| !divides(slice, *total)) {
+    if let Some(total) = total.filter(|total| !light.slices_total(slice, *total)) {
         wrong(format!(
-            "slices of {slice} members do not make up the {total} that there will be"
+            "slices of {slice} members do not make up the {} that there will be",
+            light.heavy(total)
         ));
     }
 }
 
-pub(super) fn divides(slice: u32, count: u32) -> bool {
+fn divides(slice: u32, count: u32) -> bool {
     count.checked_rem(slice) == Some(0)
 }
 

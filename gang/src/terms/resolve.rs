@@ -88,7 +88,14 @@ pub fn resolve(
         authority,
         decided_by,
     } = minimum;
-    check::sizes(min, total, &wishes, &decided_by, &mut faults);
+    let roles: u64 = of_owner.by_role.iter().map(|(_, count)| u64::from(*count)).sum();
+    let unseen = of_owner.by_role.iter().any(|(role, _)| !said.roles.has(role));
+    let light = check::Light {
+        count: said.light(&of_owner.by_role),
+        of_min: unseen && roles <= u64::from(min),
+        of_total: unseen,
+    };
+    check::sizes(min, total, &light, &wishes, &decided_by, &mut faults);
     if !faults.is_empty() {
         return Resolved::Invalid(told(faults));
     }
@@ -101,10 +108,9 @@ pub fn resolve(
     // Another system's slices are followed where they can be.
     let hinted = wishes.hint.and_then(|hint| hint.slice);
     let hinted = hinted.filter(|slice| {
-        check::divides(*slice, min) && total.is_none_or(|total| check::divides(*slice, total))
+        light.slices_min(*slice, min) && total.is_none_or(|total| light.slices_total(*slice, total))
     });
     // The person's word may be less than the sum of what the owner wants of each role.
-    let roles: u64 = of_owner.by_role.iter().map(|(_, count)| u64::from(*count)).sum();
     Resolved::Terms(Terms {
         min,
         singles,

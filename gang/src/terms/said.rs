@@ -91,6 +91,9 @@ pub struct Said {
     pub(super) totals: Tally<u32>,
     pub(super) owners: Tally<OwnerRef>,
     pub(super) roles: Tally<Arc<str>>,
+    /// Pods that ask for no devices, by their roles.
+    light: Tally<Arc<str>>,
+    light_pods: u32,
     pub(super) levels: Tally<LevelWish>,
     pub(super) hints: Tally<Hint>,
     pub(super) slices: Tally<u32>,
@@ -138,6 +141,31 @@ impl Said {
     /// It has not ended after all, or is about to be removed like any other.
     pub fn unend(&mut self, claim: &Claim) -> bool {
         self.turn_made(claim, true)
+    }
+
+    /// A pod that says it asks for no devices, or one that did is no longer there.
+    pub fn lighten(&mut self, claim: &Claim, more: bool) {
+        self.light.turn(&claim.role, more);
+        self.light_pods = match more {
+            true => self.light_pods.saturating_add(1),
+            false => self.light_pods.saturating_sub(1),
+        };
+    }
+
+    /// Whether a pod of this role asks for no devices.
+    pub fn has_light(&self, role: &Arc<str>) -> bool {
+        self.light.count(role) > 0
+    }
+
+    /// How many members ask for no devices: of a role of which no pod does all that the owner says there are, and any others one by one.
+    pub(super) fn light(&self, by_role: &[(Arc<str>, u32)]) -> u32 {
+        by_role.iter().fold(self.light_pods, |sum, (role, count)| {
+            let light = self.light.count(role);
+            if light == 0 || light < self.roles.count(role) {
+                return sum;
+            }
+            sum.saturating_sub(light).saturating_add(*count)
+        })
     }
 
     fn turn(&mut self, claim: &Claim, more: bool) -> bool {

@@ -528,6 +528,52 @@ fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
     );
 }
 
+#[test]
+fn members_without_devices_are_in_no_slice() {
+    let rack = Level {
+        name: "rack".into(),
+        label: "rack".into(),
+    };
+    let mut world = World::with(Settings {
+        levels: Levels(vec![rack]),
+        ..Settings::default()
+    });
+    world.gangs.synced(world.now());
+    let mut claim = claim("a", 5);
+    claim.wish.slice = Some(2);
+    claim.wish.level = Some(LevelWish {
+        level: "rack".into(),
+        required: true,
+    });
+    let mut launcher = member("launcher", claim.clone());
+    (launcher.shape, launcher.asks) = (None, [].into());
+    world.see(launcher);
+    for rank in 0..4 {
+        world.see(member(&format!("a{rank}"), with_rank(claim.clone(), rank)));
+    }
+    let wanted = world.next().unwrap();
+    assert_eq!(
+        (wanted.must, wanted.members.len(), wanted.terms.slice),
+        (4, 4, Some(2))
+    );
+    world.gone("launcher");
+    assert!(
+        world
+            .text("a")
+            .contains("slices of 2 members do not make up the 5"),
+        "{}",
+        world.text("a")
+    );
+    world.see(member("launcher", claim));
+    assert!(
+        world
+            .text("a")
+            .contains("slices of 2 members do not make up the 5"),
+        "{}",
+        world.text("a")
+    );
+}
+
 /// Gang `a` is planned where `v0` was, for which `v0` and `v1` have to go.
 fn preempts_both(world: &mut World) -> Wanted {
     world.members("a", 1, 1);

@@ -296,6 +296,76 @@ fn numbers_that_cannot_be_together_are_told() {
     );
 }
 
+/// A launcher or a worker that wants slices of two.
+fn in_twos(role: &str, size: Size) -> Claim {
+    Claim {
+        role: role.into(),
+        wish: Wish {
+            slice: Some(2),
+            level: level("rack", true),
+            ..Wish::default()
+        },
+        ..of_owner(OwnerKind::MpiJob, size)
+    }
+}
+
+/// What a launcher and workers say.
+fn mpi(launcher_is_light: bool, size: Size) -> Said {
+    let launcher = in_twos("launcher", size);
+    let mut said = Said::by([&launcher, &in_twos("worker", size), &in_twos("worker", size)]);
+    if launcher_is_light {
+        said.lighten(&launcher, true);
+    }
+    said
+}
+
+#[test]
+fn slices_are_of_the_members_that_ask_for_devices() {
+    let levels = levels();
+    let defaults = Defaults {
+        arrival: Duration::from_secs(60),
+        repair: Repair::Hold,
+        levels: &levels,
+    };
+    let owner = |workers: u32| OwnerFacts {
+        by_role: vec![("launcher".into(), 1), ("worker".into(), workers)],
+        ..facts(workers + 1, Some(workers + 1))
+    };
+    let slice =
+        |said: &Said, owner: &OwnerFacts| match resolve(said, OwnerState::Read(owner), None, &defaults) {
+            Resolved::Terms(terms) => Ok(terms.slice),
+            Resolved::Invalid(faults) => Err(faults.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            Resolved::NotYet(why) => Err(vec![why.to_string()]),
+        };
+    let (four, three) = (owner(4), owner(3));
+    let unsaid = Size::Unsaid;
+    assert_eq!(slice(&mpi(true, unsaid), &four), Ok(Some(2)));
+    assert_eq!(
+        slice(&mpi(true, unsaid), &three),
+        Err(vec![
+            "size: slices of 2 members do not make up the 3 with devices of the 4 that are needed (spec.minMember of MPIJob train)".to_owned(),
+            "size: slices of 2 members do not make up the 3 with devices of the 4 that there will be".to_owned(),
+        ])
+    );
+    // A launcher that asks for devices is one of them.
+    assert!(slice(&mpi(false, unsaid), &four).is_err());
+    assert_eq!(slice(&mpi(false, unsaid), &three), Ok(Some(2)));
+    // Before it is there nobody knows, and where it is to be no member it never is.
+    let alone = |size: Size| Said::by(&[in_twos("worker", size)]);
+    assert_eq!(slice(&alone(unsaid), &four), Ok(Some(2)));
+    assert_eq!(slice(&alone(unsaid), &three), Ok(Some(2)));
+    let stated = Size::Stated { min: 4, total: None };
+    assert_eq!(slice(&alone(stated), &four), Ok(Some(2)));
+    // Four of whom one is the launcher are three that lie anywhere.
+    assert_eq!(
+        slice(&mpi(true, stated), &four),
+        Err(vec!["size: slices of 2 members do not make up the 3 with devices of the 4 that are needed (annotation gantry.dev/gang-min of its pods)".to_owned()])
+    );
+    let mut gone = mpi(true, unsaid);
+    gone.lighten(&in_twos("launcher", unsaid), false);
+    assert!(slice(&gone, &four).is_err(), "nothing is left behind");
+}
+
 #[test]
 fn a_level_goes_by_its_name_or_its_label() {
     let with = |name: &str| {
@@ -585,7 +655,10 @@ proptest! {
         if let Resolved::Terms(terms) = &first {
             prop_assert!(terms.min > 0 && terms.min <= terms.max);
             prop_assert!(terms.total.is_none_or(|total| terms.min <= total));
-            prop_assert!(terms.slice.is_none_or(|slice| terms.min % slice == 0 && terms.level.is_some()));
+            // Of a role of which nobody is there yet it is not known whether its members lie anywhere.
+            let unseen = owner.by_role.iter().any(|(role, _)| claims.iter().all(|claim| claim.role != *role));
+            let fits = |slice: u32| (unseen || terms.min % slice == 0) && slice > 0 && terms.level.is_some();
+            prop_assert!(terms.slice.is_none_or(fits));
             let roles: u32 = terms.by_role.iter().map(|(_, count)| count).sum();
             prop_assert!(roles <= terms.min);
         }
