@@ -98,7 +98,9 @@ pub fn plan(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused
 
 /// What a gang needs and what there is, level by level, whether it fits or not.
 pub fn explain(terrain: &Terrain<'_>, wanted: &Wanted) -> Explanation {
-    let demand = Demand::of(wanted);
+    let mut demand = Demand::of(wanted);
+    // Of a gang that is not complete yet those are looked at that exist: what keeps the others from coming is not that room is missing.
+    demand.must = demand.must.min(demand.most);
     with_views(terrain, wanted, &demand, Explanation::of).unwrap_or_default()
 }
 

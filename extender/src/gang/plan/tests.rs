@@ -626,3 +626,18 @@ fn what_fits_is_explained_too() {
     );
     assert!(!explanation.hopeless);
 }
+
+#[test]
+fn members_that_do_not_exist_yet_are_no_reason_why_the_others_would_not_fit() {
+    let mut world = twelve();
+    let (one, eight) = (world.shape(1), world.shape(8));
+    for members in [gang(&[(3, eight)]), gang(&[(1, one), (2, eight)])] {
+        let mut wanted = members;
+        wanted.must = 4;
+        let explanation = world.explain(&wanted);
+        assert_eq!((explanation.hopeless, explanation.must), (false, 3));
+    }
+    let mut wanted = gang(&[(20, eight)]);
+    wanted.must = 24;
+    assert!(world.explain(&wanted).hopeless);
+}
