@@ -408,7 +408,8 @@ async fn an_xid_of_a_link_has_the_links_read_at_once() {
     let after = node
         .until("a link less", |now| now.machine.direct_nvlinks(0, 1) == 3)
         .await;
-    assert!(sick(&after).is_empty());
+    // The GPU that raised it lost a link with it; the other one goes on with the links left.
+    assert_eq!(sick(&after).len(), 1);
 }
 
 #[tokio::test]

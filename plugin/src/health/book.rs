@@ -1,6 +1,7 @@
 //! The record of what is wrong with each GPU and with NVML as a whole. Pure bookkeeping: what happened comes in, health with a
 //! reason comes out, and equal records give equal reasons. A fault leaves the record only with a proof.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -127,9 +128,16 @@ struct Record {
     /// What it last said.
     vitals: Option<Vitals>,
     complaints: Vec<(Cause, String)>,
-    /// Most NVLinks seen up since the daemon started.
+    /// Most NVLinks seen up since the daemon started, or since a person lifted the quarantine.
     links: u8,
+    /// NVLinks up at the last reading.
+    links_now: u8,
+    /// A link's Xid for which the driver asks nothing, and how many readings may still show that links went down with it.
+    suspect: Option<(Fault, u8)>,
 }
+
+/// Readings that are held against a link's Xid: the one that it causes, and one more, should NVML be late to show a link down.
+const READINGS: u8 = 2;
 
 impl Book {
     /// Records a fault. Of several on the same part of a GPU the worst class stands, and of equals the first. True: this one stands.
@@ -144,6 +152,19 @@ impl Book {
             record.faults.insert(fault.extent, fault);
         }
         stands
+    }
+
+    /// Records a link's Xid that is a fault only if links went down with it, which the next readings show. Of several the first stands.
+    pub fn suspect(&mut self, gpu: &GpuUuid, fault: Fault) {
+        let record = self.gpus.entry(gpu.clone()).or_default();
+        let first = record.suspect.take().map_or(fault, |(first, _)| first);
+        record.suspect = Some((first, READINGS));
+    }
+
+    /// Whether a GPU's driver tells what it asks for to bring the GPU back, as those from 560 on do.
+    pub fn tells_wishes(&self, gpu: &GpuUuid) -> bool {
+        let vitals = self.gpus.get(gpu).and_then(|record| record.vitals);
+        vitals.is_some_and(|vitals| vitals.action.is_some())
     }
 
     /// Records what the GPU said when a fault had just begun. What it had said last may be from before a reset, which would prove this
@@ -170,7 +191,12 @@ impl Book {
                 self.end(&gpu, &fault, Proof::Rebooted);
                 continue;
             }
-            let class = table.get(fault.xid).map_or(fault.class, |xid| xid.class);
+            let class = match (table.get(fault.xid), fault.class) {
+                // What made it a fault is not in the table: that links went down, or that the driver says nothing.
+                (Some(xid), Class::Link { reset: true }) if xid.class.touches_links() => fault.class,
+                (Some(xid), _) => xid.class,
+                (None, stored) => stored,
+            };
             let judged = checks.judge(fault.xid, class);
             // Disabled since, or enabled no longer: an operator's way to end it.
             let Some(class) = judged.filter(|class| class.is_unhealthy()) else {
@@ -218,11 +244,21 @@ impl Book {
         self.examine(gpu, vitals);
     }
 
-    /// Records how many NVLinks of a GPU are up. A link's fault is over once those that were up before are up again.
+    /// Records how many NVLinks of a GPU are up. Fewer than before make a fault of a link's Xid; it is over once those that were up
+    /// before are up again.
     pub fn links(&mut self, gpu: &GpuUuid, up: u8) {
         let record = self.gpus.entry(gpu.clone()).or_default();
         record.links = record.links.max(up);
+        record.links_now = up;
         let most = record.links;
+        match record.suspect.take() {
+            Some((fault, _)) if up < most => {
+                self.fault(gpu, fault);
+            }
+            Some((fault, readings)) if readings > 1 => record.suspect = Some((fault, readings - 1)),
+            _ => {}
+        }
+        let record = self.gpus.entry(gpu.clone()).or_default();
         for fault in record.faults.values_mut() {
             if matches!(fault.class, Class::Link { .. }) && up < most {
                 fault.evidence.links_before.get_or_insert(most);
@@ -246,6 +282,10 @@ impl Book {
         let gpus: Vec<GpuUuid> = self.gpus.keys().filter(|gpu| chosen(gpu)).cloned().collect();
         for gpu in gpus {
             self.end_where(&gpu, Proof::Lifted, |_| true);
+            // Who lets a GPU go on with fewer links does so for good: another Xid alone does not count them again.
+            if let Some(record) = self.gpus.get_mut(&gpu) {
+                record.links = record.links_now;
+            }
         }
     }
 
@@ -287,7 +327,7 @@ impl Book {
             Some(outage) => Some(outage.reason.clone()),
             None => self.gpus.get(gpu).and_then(|record| {
                 let troubles = record.troubles().filter(|(extent, ..)| extent.touches(part));
-                worst(troubles).map(str::to_owned)
+                worst(troubles).map(Cow::into_owned)
             }),
         };
         DeviceHealth {
@@ -310,7 +350,7 @@ impl Book {
                 let record = self.gpus.get(gpu);
                 let troubles = record.into_iter().flat_map(Record::troubles);
                 troubles
-                    .map(|(extent, cause, reason)| trouble(gpu, extent, cause, reason))
+                    .map(|(extent, cause, reason)| trouble(gpu, extent, cause, &reason))
                     .collect()
             }
         })
@@ -380,24 +420,36 @@ impl Book {
 
 impl Record {
     /// What is wrong, faults first.
-    fn troubles(&self) -> impl Iterator<Item = (Extent, Cause, &str)> {
+    fn troubles(&self) -> impl Iterator<Item = (Extent, Cause, Cow<'_, str>)> {
         let faults = self.faults.values();
-        let faults = faults.map(|fault| (fault.extent, Cause::Xid(fault.class), fault.reason.as_str()));
+        let faults = faults.map(|fault| (fault.extent, Cause::Xid(fault.class), self.reason(fault)));
         let lost = self
             .lost
             .iter()
-            .map(|loss| (Extent::Gpu, Cause::Lost, loss.reason.as_str()));
+            .map(|loss| (Extent::Gpu, Cause::Lost, Cow::from(&loss.reason)));
         let complaints = self.complaints.iter();
-        let complaints = complaints.map(|(cause, reason)| (Extent::Gpu, *cause, reason.as_str()));
+        let complaints = complaints.map(|(cause, reason)| (Extent::Gpu, *cause, Cow::from(reason)));
         faults.chain(lost).chain(complaints)
+    }
+
+    /// The reason of a fault, with the links that are down since a link's.
+    fn reason<'a>(&self, fault: &'a Fault) -> Cow<'a, str> {
+        match fault.evidence.links_before {
+            Some(before) if fault.class.touches_links() && self.links_now < before => Cow::from(format!(
+                "{}; {} of {before} NVLinks down",
+                fault.reason,
+                before - self.links_now
+            )),
+            _ => Cow::from(&fault.reason),
+        }
     }
 }
 
 /// The reason of the worst cause, and of equals the first.
-fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, &'a str)>) -> Option<&'a str> {
-    let mut worst: Option<(Cause, &str)> = None;
+fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, Cow<'a, str>)>) -> Option<Cow<'a, str>> {
+    let mut worst: Option<(Cause, Cow<'_, str>)> = None;
     for (_, cause, reason) in troubles {
-        if worst.is_none_or(|(known, _)| known < cause) {
+        if worst.as_ref().is_none_or(|(known, _)| *known < cause) {
             worst = Some((cause, reason));
         }
     }

@@ -206,10 +206,91 @@ fn a_links_fault_ends_when_as_many_links_are_up_as_before() {
     );
     book.links(&gpu("a"), 4);
     book.links(&gpu("a"), 5);
-    assert_eq!(reason(&book, "a").as_deref(), Some("Xid 155"));
+    assert_eq!(
+        reason(&book, "a").as_deref(),
+        Some("Xid 155; 1 of 6 NVLinks down")
+    );
     book.links(&gpu("a"), 6);
     assert_eq!(reason(&book, "a"), None);
     assert_eq!(proofs(&mut book), [Proof::LinksUp]);
+}
+
+#[test]
+fn a_links_xid_that_the_driver_asks_nothing_for_is_a_fault_if_links_went_down_with_it() {
+    let suspicion = || fault(Class::Link { reset: true }, "Xid 149");
+    let mut book = Book::default();
+    book.links(&gpu("a"), 18);
+    book.suspect(&gpu("a"), suspicion());
+    book.links(&gpu("a"), 18);
+    book.links(&gpu("a"), 18);
+    book.links(&gpu("a"), 17);
+    assert_eq!(
+        reason(&book, "a"),
+        None,
+        "the link went down by itself, long after"
+    );
+    book.links(&gpu("a"), 18);
+
+    book.suspect(&gpu("a"), suspicion());
+    book.links(&gpu("a"), 18);
+    assert_eq!(reason(&book, "a"), None);
+    book.links(&gpu("a"), 16);
+    let told = Some("Xid 149; 2 of 18 NVLinks down");
+    assert_eq!(reason(&book, "a").as_deref(), told, "NVML was late to show it");
+    assert_eq!(
+        book.faults("boot")[0].reason,
+        "Xid 149",
+        "how many is not for storing"
+    );
+    book.links(&gpu("a"), 18);
+    assert_eq!(
+        (reason(&book, "a"), proofs(&mut book)),
+        (None, vec![Proof::LinksUp])
+    );
+
+    book.suspect(&gpu("a"), suspicion());
+    book.links(&gpu("a"), 17);
+    book.lift(|_| true);
+    book.suspect(&gpu("a"), suspicion());
+    book.links(&gpu("a"), 17);
+    assert_eq!(reason(&book, "a"), None, "it may go on with 17");
+    book.suspect(&gpu("a"), suspicion());
+    book.links(&gpu("a"), 16);
+    assert_eq!(
+        reason(&book, "a").as_deref(),
+        Some("Xid 149; 1 of 17 NVLinks down")
+    );
+}
+
+#[test]
+fn a_links_fault_outlives_a_restart_though_its_xid_alone_is_none() {
+    let mut before = Book::default();
+    let fault = Fault {
+        xid: 74,
+        ..fault(Class::Link { reset: true }, "Xid 74")
+    };
+    before.links(&gpu("a"), 6);
+    before.suspect(&gpu("a"), fault);
+    before.links(&gpu("a"), 5);
+    let stored = before.faults("boot");
+    let adopted = |disabled: &str| {
+        let checks = HealthChecks {
+            disabled: disabled.parse().unwrap(),
+            ..HealthChecks::default()
+        };
+        let mut after = Book::default();
+        after.adopt(stored.clone(), "boot", &Table::built_in(), &checks);
+        after.links(&gpu("a"), 5);
+        after
+    };
+    let mut after = adopted("");
+    assert_eq!(
+        reason(&after, "a").as_deref(),
+        Some("Xid 74; 1 of 6 NVLinks down")
+    );
+    after.links(&gpu("a"), 6);
+    assert_eq!(reason(&after, "a"), None);
+    assert_eq!(reason(&adopted("74"), "a"), None);
 }
 
 #[test]

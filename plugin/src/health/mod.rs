@@ -6,7 +6,7 @@
 //! | application Xid | counted, nothing else | - |
 //! | resettable or fatal Xid | GPU unhealthy, in quarantine | a proof that the GPU was reset |
 //! | the same, or a MIG-instance Xid, in an event that names an instance, where `data/xid.csv` says that it is confined | the MIG devices in it unhealthy | the same, or the instance is gone or made anew |
-//! | link Xid | links are read again; GPU unhealthy if the link needs a reset of the GPU | the same, or the links that went down are up again |
+//! | link Xid | links are read again; GPU unhealthy if the link needs a reset of the GPU, if links went down, or if the driver does not tell what it needs | the same, or the links that went down are up again |
 //! | memory repair failed or waiting, uncorrected errors, the driver asks for a reset | GPU unhealthy | NVML says so no longer |
 //! | GPU lost | GPU unhealthy | the GPU answers again |
 //! | driver gone | all GPUs unhealthy | the driver is back and the machine was read again |

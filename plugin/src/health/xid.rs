@@ -10,7 +10,8 @@ const CSV: &str = include_str!("../../data/xid.csv");
 pub enum Class {
     /// The application's own doing, or nothing to act on: the GPU goes on.
     Application,
-    /// A link is at fault. With `reset`, only a reset of the GPU brings it back; otherwise the GPU goes on with the links left.
+    /// A link is at fault. With `reset`, only a reset of the GPU brings it back; otherwise it depends on what the driver asks for and on
+    /// whether links went down.
     Link {
         /// Whether the GPU itself must be reset.
         reset: bool,

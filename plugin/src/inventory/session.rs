@@ -341,19 +341,32 @@ impl<'nvml> Session<'nvml> {
         if count == 1 {
             tracing::warn!(gpu = index, uuid = %uuid, %class, watched = judged.is_some(), "{reason}");
         }
-        let fault = judged.filter(|class| class.is_unhealthy()).map(|class| {
+        let fault = |class| {
             let mig = keeper.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
             Fault {
                 extent,
                 xid,
                 class,
-                reason,
+                reason: reason.clone(),
                 since: Timestamp::now(),
                 mig_device: extent.mig_device(mig),
                 driver: keeper.driver(),
                 evidence: FaultEvidence::default(),
             }
-        });
+        };
+        let fault = match judged {
+            Some(Class::Link { reset: false }) => {
+                let fault = fault(Class::Link { reset: true });
+                // A driver that says what it asks for will say if this one needs a reset; the links show the rest.
+                if keeper.book.tells_wishes(uuid) {
+                    keeper.book.suspect(uuid, fault);
+                    None
+                } else {
+                    Some(fault)
+                }
+            }
+            judged => judged.filter(|class| class.is_unhealthy()).map(fault),
+        };
         let mut stands = false;
         if let Some(fault) = &fault {
             stands = keeper.book.fault(uuid, fault.clone());
