@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn telling_xids_have_the_class_that_nvidia_gives_them() {
         let table = Table::built_in();
-        for code in [13, 31, 43, 45, 68, 94, 109, 154] {
+        for code in [13, 14, 31, 43, 45, 68, 94, 109, 154] {
             assert_eq!(table.class(code), Class::Application, "{code}");
         }
         for code in [54, 79, 119, 143, 167] {
@@ -235,6 +235,16 @@ mod tests {
         assert_eq!(table.class(74), Class::Link { reset: false });
         assert_eq!(table.class(155), Class::Link { reset: true });
         assert_eq!(table.class(4711), Class::Resettable, "fail safe");
+    }
+
+    #[test]
+    fn what_nvidia_resets_a_gpu_for_is_ignored_only_where_its_plugin_does() {
+        for line in CSV.lines() {
+            if let [code, _, _, _, "RESET_GPU", _, "no", _] = fields(line)[..] {
+                let class = read_row(line).unwrap().class;
+                assert_ne!(class, Class::Application, "{code}");
+            }
+        }
     }
 
     #[test]
