@@ -213,6 +213,24 @@ fn lenient_takes_unknown_keys_for_a_warning_and_keys_in_any_case() {
 }
 
 #[test]
+fn more_replicas_than_kubelet_can_be_told_of_are_warned_of() {
+    let text = |replicas: u32| {
+        format!("sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: {replicas}}}]}}}}")
+    };
+    let told = |replicas| -> Vec<String> {
+        let loaded = read_with(&text(replicas), Strictness::Strict);
+        loaded.warnings.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(told(49152), [""; 0]);
+    assert_eq!(
+        told(49153),
+        [
+            "line 1: sharing.timeSlicing.resources[0].replicas: 49153 replicas are more than the 49152 devices that one message to kubelet holds; at most 49152 are offered, and fewer of each where a node has several devices"
+        ]
+    );
+}
+
+#[test]
 fn a_file_is_its_first_document_and_another_that_says_something_is_told_of() {
     let first = "---\nflags: {migStrategy: mixed}\n";
     let mixed = read(first);

@@ -4,7 +4,7 @@
 use gantry_api::{ResourceName, names};
 
 use super::tree::Step;
-use super::{Config, MigStrategy, Replicated, ResourcePattern, SharedOf, TimeSlicing};
+use super::{Config, MOST_DEVICES, MigStrategy, Replicated, ResourcePattern, SharedOf, TimeSlicing};
 
 /// A note for people, and the key that it is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub(super) fn notes(config: &Config) -> Vec<Note> {
     if let Some(sharing) = &config.time_slicing {
         for (index, entry) in sharing.resources.iter().enumerate() {
             absent_mig(config, index, entry, &mut notes);
+            replicas(index, entry, &mut notes);
             rename(sharing, index, entry, &mut notes);
             devices(sharing, index, entry, &mut notes);
         }
@@ -146,6 +147,19 @@ fn rename(sharing: &TimeSlicing, index: usize, entry: &Replicated, notes: &mut V
         notes.push(Note {
             path: entry_key(index, "rename").into(),
             text: format!("NVIDIA's plugin ignores this and serves {theirs}; here pods must ask for {ours}"),
+        });
+    }
+}
+
+/// As many replicas are not offered even where a node has one device alone.
+fn replicas(index: usize, entry: &Replicated, notes: &mut Vec<Note>) {
+    if usize::from(entry.replicas) > MOST_DEVICES {
+        notes.push(Note {
+            path: entry_key(index, "replicas").into(),
+            text: format!(
+                "{} replicas are more than the {MOST_DEVICES} devices that one message to kubelet holds; at most {MOST_DEVICES} are offered, and fewer of each where a node has several devices",
+                entry.replicas
+            ),
         });
     }
 }

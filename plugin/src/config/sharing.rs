@@ -6,6 +6,10 @@ use gantry_api::ResourceName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Most devices of a node. Kubelet takes messages of 4 MiB and no more, which is gRPC's limit where nobody sets another, and ends with a
+/// plugin that sends a longer one; a device takes 80 bytes of it with the longest name that NVIDIA has had.
+pub(crate) const MOST_DEVICES: usize = 48 << 10;
+
 /// GPUs or MIG devices whose model or profile matches are advertised under a name of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourcePattern {

@@ -5,12 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_api::{DeviceId, ResourceName};
 
 use super::Named;
-use crate::config::{DeviceRef, Replicated, SharedOf, TimeSlicing};
+use crate::config::{DeviceRef, MOST_DEVICES, Replicated, SharedOf, TimeSlicing};
 use crate::inventory::Device;
-
-/// Most devices of a node: kubelet takes lists of 4 MiB and no more, and ends with a plugin that sends a longer one; the API server
-/// stores objects of 1.5 MiB.
-pub(super) const MOST_DEVICES: usize = 8192;
 
 /// The devices of all units. Of two entries that name one unit the first counts; what an entry names and is not there, or is
 /// shared already, goes to `problems`.
@@ -69,8 +65,8 @@ pub(super) fn devices(
     for (position, entry) in entries.iter().enumerate() {
         if entry.replicas > most && shared.iter().flatten().any(|used| std::ptr::eq(*used, entry)) {
             problems.push(format!(
-                "sharing.timeSlicing.resources[{position}] ({}): {} replicas of each device are more than kubelet can be told of; {most} are offered",
-                entry.name, entry.replicas
+                "sharing.timeSlicing.resources[{position}] ({}): {} replicas of each of {} devices are more than the {MOST_DEVICES} devices that one message to kubelet holds; {most} are offered",
+                entry.name, entry.replicas, units.len()
             ));
         }
     }

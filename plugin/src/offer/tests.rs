@@ -524,25 +524,32 @@ fn no_more_is_offered_than_kubelet_takes_in_one_message() {
     use gantry_proto::deviceplugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
     use prost::Message;
 
+    let config = |replicas| sharing(vec![share("nvidia.com/gpu", SharedOf::All, replicas, None)]);
+    let one = offer(&hardware(&[whole()]), &config(16384));
+    assert_eq!((one.devices.len(), one.problems.len()), (16384, 0));
+
     let boards: Vec<Board> = (0..8).map(|_| whole()).collect();
-    let config = sharing(vec![share("nvidia.com/gpu", SharedOf::All, u16::MAX, None)]);
-    let inventory = offer(&hardware(&boards), &config);
+    let inventory = offer(&hardware(&boards), &config(u16::MAX));
     let longest = |device: &crate::inventory::Device| Device {
-        id: format!("GPU-01234567-89ab-cdef-0123-{}", device.id),
+        // The longest name that NVIDIA has had for a MIG device, and the longest number of a replica.
+        id: format!(
+            "MIG-GPU-01234567-89ab-cdef-0123-456789abcdef/13/7::{:0>5}",
+            device.replica.unwrap()
+        ),
         health: "Unhealthy".to_owned(),
         topology: Some(TopologyInfo {
-            nodes: vec![NumaNode { id: 1 }],
+            nodes: vec![NumaNode { id: 255 }],
         }),
     };
     let list = ListAndWatchResponse {
         devices: inventory.devices.iter().map(longest).collect(),
     };
     assert!(list.encoded_len() < 4 << 20, "{} bytes", list.encoded_len());
-    assert_eq!(inventory.devices.len(), 8192);
+    assert_eq!(inventory.devices.len(), 49152);
     assert_eq!(
         inventory.problems,
         [
-            "sharing.timeSlicing.resources[0] (nvidia.com/gpu): 65535 replicas of each device are more than kubelet can be told of; 1024 are offered"
+            "sharing.timeSlicing.resources[0] (nvidia.com/gpu): 65535 replicas of each of 8 devices are more than the 49152 devices that one message to kubelet holds; 6144 are offered"
         ]
     );
 }
