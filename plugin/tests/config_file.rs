@@ -213,6 +213,20 @@ fn lenient_takes_unknown_keys_for_a_warning_and_keys_in_any_case() {
 }
 
 #[test]
+fn below_time_slicing_a_key_in_another_case_is_none_also_with_nvidias_plugin() {
+    let text = "sharing: {TimeSlicing: {renamebydefault: true, failrequestsgreaterthanone: true, resources: [{name: gpu, replicas: 2, Rename: x}]}}";
+    let loaded = read_with(text, Strictness::Lenient);
+    let slicing = loaded.config.time_slicing.unwrap();
+    assert!(!slicing.rename_by_default && !slicing.fail_requests_greater_than_one);
+    assert_eq!(slicing.resources[0].rename, None);
+    let told: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert!(told[1].contains("renamebydefault: "), "{told:?}");
+    let nameless = "sharing: {timeSlicing: {resources: [{Name: gpu, replicas: 2}]}}";
+    assert!(load("x", nameless, &[], Strictness::Lenient).is_err());
+}
+
+#[test]
 fn more_replicas_than_kubelet_can_be_told_of_are_warned_of() {
     let text = |replicas: u32| {
         format!("sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: {replicas}}}]}}}}")

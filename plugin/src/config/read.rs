@@ -19,7 +19,7 @@ pub enum Strictness {
     /// A mistake.
     #[default]
     Strict,
-    /// A warning, and nothing else, as with NVIDIA's plugin; keys may be written in any case and twice.
+    /// A warning, and nothing else, as with NVIDIA's plugin; keys may be written twice, and where they may be there, in any case.
     Lenient,
 }
 
@@ -197,9 +197,9 @@ fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut V
             let Some(properties) = schema::properties(known) else {
                 return;
             };
+            let any_case = strictness == Strictness::Lenient && !takes_exact_keys(&node.at);
             entries.retain_mut(|(key, node)| {
-                if strictness == Strictness::Lenient
-                    && let Some(name) = properties.keys().find(|name| name.eq_ignore_ascii_case(key))
+                if any_case && let Some(name) = properties.keys().find(|name| name.eq_ignore_ascii_case(key))
                 {
                     key.clone_from(name);
                 }
@@ -223,6 +223,16 @@ fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut V
             });
         }
     }
+}
+
+/// Whether NVIDIA's plugin takes keys below the place `at` as they are spelt alone. It reads shared resources key by key, and all else
+/// by Go's reader of structures, to which case means nothing.
+fn takes_exact_keys(at: &str) -> bool {
+    let at = at.to_ascii_lowercase();
+    ["sharing.timeslicing", "sharing.mps"].into_iter().any(|shared| {
+        let rest = at.strip_prefix(shared);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    })
 }
 
 /// The tree as typed values. What does not fit is told, taken out, and the rest looked at again.
