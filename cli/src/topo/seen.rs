@@ -55,7 +55,12 @@ impl From<GpuNode> for Seen {
                 .find(|gpu| gpu.index == device.gpu)?
                 .uuid
                 .as_ref()?;
-            let of_gpu = |fault: &&gantry_api::GpuFault| fault.gpu == uuid.as_str() && fault.reason == reason;
+            // Of a link, how many are down stands behind the reason that is stored.
+            let is_told = |stored: &str| {
+                let rest = reason.strip_prefix(stored);
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("; "))
+            };
+            let of_gpu = |fault: &&gantry_api::GpuFault| fault.gpu == uuid.as_str() && is_told(&fault.reason);
             Some(status.faults.iter().find(of_gpu)?.since.0.to_string())
         };
         let complaint = |device: &DeviceStatus| {

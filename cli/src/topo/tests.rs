@@ -308,6 +308,7 @@ fn a_node_of_the_cluster_is_shown_with_what_its_plugin_says_is_wrong() {
     .unwrap();
     let mut machine = machine;
     machine["gpus"][3]["uuid"] = "GPU-3".into();
+    machine["gpus"][4]["uuid"] = "GPU-4".into();
     let device = |gpu: u8, slice: serde_json::Value, sick: Option<&str>| {
         serde_json::json!({
             "id": format!("GPU-{gpu}"), "resource": "nvidia.com/gpu", "gpu": gpu, "slice": slice,
@@ -324,11 +325,14 @@ fn a_node_of_the_cluster_is_shown_with_what_its_plugin_says_is_wrong() {
         "status": {
             "devices": [
                 device(0, none.clone(), None),
-                device(3, none, Some(off)),
+                device(3, none.clone(), Some(off)),
+                device(4, none, Some("Xid 74: NVLINK Error; 2 of 12 NVLinks down")),
                 device(5, serde_json::json!({"profile": "1g.10gb", "start": 0, "size": 1}), Some("Xid 94")),
             ],
             "faults": [{
                 "gpu": "GPU-3", "xid": 79, "class": "RESET", "reason": off, "since": "2026-11-20T10:00:00Z", "bootId": "b", "evidence": {}
+            }, {
+                "gpu": "GPU-4", "xid": 74, "class": "link", "reason": "Xid 74: NVLINK Error", "since": "2026-11-20T11:00:00Z"
             }],
         },
     });
@@ -346,9 +350,10 @@ fn a_node_of_the_cluster_is_shown_with_what_its_plugin_says_is_wrong() {
         .unwrap();
     insta::assert_snapshot!(health, @r"
       GPU3  Xid 79: GPU has fallen off the bus, since 2026-11-20T10:00:00Z
+      GPU4  Xid 74: NVLINK Error; 2 of 12 NVLinks down, since 2026-11-20T11:00:00Z
       GPU5 1g.10gb  Xid 94
     ");
     let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
-    assert_eq!(json["health"].as_array().unwrap().len(), 2);
+    assert_eq!(json["health"].as_array().unwrap().len(), 3);
     assert_eq!(json["health"][0]["reason"], off);
 }
