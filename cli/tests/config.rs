@@ -100,11 +100,17 @@ data:
     assert_eq!(run.code, 0, "{}", run.stderr);
     let documents: Vec<&str> = run.stdout.split("---\n").collect();
     assert_eq!(documents.len(), 3);
-    assert!(documents[1].contains("/config.yaml, mixed\n") && documents[1].contains("migStrategy: mixed"));
-    assert!(documents[2].contains("/config.yaml, shared.yaml\n") && documents[2].contains("replicas: 2"));
+    assert!(
+        documents[1].contains("/config.yaml, device-plugin-config/mixed\n")
+            && documents[1].contains("migStrategy: mixed")
+    );
+    assert!(
+        documents[2].contains("/config.yaml, device-plugin-config/shared.yaml\n")
+            && documents[2].contains("replicas: 2")
+    );
     assert!(
         run.stderr.contains(
-            "warning: /config.yaml, shared.yaml: line 3: sharing.timeSlicing.resources[0].devices: "
+            "warning: /config.yaml, device-plugin-config/shared.yaml: line 3: sharing.timeSlicing.resources[0].devices: "
         ),
         "{}",
         run.stderr
@@ -114,8 +120,8 @@ data:
     let run = check(&wrong, &[]);
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
     for told in [
-        "/config.yaml, mixed: not served:\n  line 1: flags.migStratgy: ",
-        "/config.yaml, shared.yaml: not served:\n  line 3: sharing.timeSlicing.resources[0].replicas: ",
+        "/config.yaml, device-plugin-config/mixed: not served:\n  line 1: flags.migStratgy: ",
+        "/config.yaml, device-plugin-config/shared.yaml: not served:\n  line 3: sharing.timeSlicing.resources[0].replicas: ",
     ] {
         assert!(run.stderr.contains(told), "{}", run.stderr);
     }
@@ -125,6 +131,112 @@ data:
         run.stderr
             .contains("/config.yaml: the ConfigMap has no configuration")
     );
+}
+
+/// A ConfigMap with one key, as pools of nodes have them: the key is the same in each.
+fn config_map(name: &str, key: &str, text: &str) -> String {
+    let text = text.replace('\n', "\n    ");
+    format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata:\n  {key}: |\n    {text}\n")
+}
+
+const GOOD: &str = "version: v1\nflags: {migStrategy: none}";
+const WRONG: &str = "version: v1\nsharing:\n  timeSlicing:\n    replicas: 8";
+
+#[test]
+fn config_maps_with_the_same_key_are_each_read() {
+    let (wrong, good) = (
+        config_map("nvidia-a100", "config.yaml", WRONG),
+        config_map("nvidia-t4", "config.yaml", GOOD),
+    );
+    for both in [format!("{wrong}---\n{good}"), format!("{good}---\n{wrong}")] {
+        let run = check(&both, &[]);
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{both}");
+        let told = "/config.yaml, nvidia-a100/config.yaml: not served:\n";
+        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(!run.stderr.contains("nvidia-t4"), "{}", run.stderr);
+    }
+    let list = format!(
+        "apiVersion: v1\nkind: List\nitems:\n- {}\n- {}\n",
+        good.trim_end().replace('\n', "\n  "),
+        wrong.trim_end().replace('\n', "\n  ")
+    );
+    let run = check(&list, &[]);
+    assert_eq!(run.code, 1);
+    assert!(
+        run.stderr.contains("nvidia-a100/config.yaml: not served"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn a_config_map_of_another_program_is_told_by_its_name() {
+    let other = config_map("mig-parted", "config.yaml", "version: v1\nmig-configs: {}");
+    let both = format!("{}---\n{other}", config_map("plugin", "any", GOOD));
+    let run = check(&both, &[]);
+    assert_eq!(run.code, 1);
+    assert!(
+        run.stderr.contains("mig-parted/config.yaml: not served"),
+        "{}",
+        run.stderr
+    );
+    // What cannot be one, such as a script or a number, is no configuration that failed, where another ConfigMap has one.
+    let other = config_map("exporter", "interval", "30000");
+    let run = check(&format!("{}---\n{other}", config_map("plugin", "any", GOOD)), &[]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(
+        run.stdout.contains("/config.yaml, plugin/any\n"),
+        "{}",
+        run.stdout
+    );
+    assert!(
+        run.stderr
+            .contains("warning: /config.yaml: the ConfigMap exporter has no configuration"),
+        "{}",
+        run.stderr
+    );
+    let run = check(&other, &[]);
+    assert_eq!(run.code, 1, "alone it is what was meant");
+}
+
+#[test]
+fn what_holds_a_configuration_and_is_none_is_named_and_where_its_text_is() {
+    let release = "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nmetadata: {name: n}\nspec:\n  values:\n    config: {map: {default: 'version: v1'}}\n";
+    let values = "migStrategy: mixed\nconfig: {map: {default: 'version: v1'}}\n";
+    let operator = "devicePlugin: {config: {create: true, data: {any: 'version: v1'}}}\n";
+    let kindless = "apiVersion: v1\nmetadata: {name: n}\ndata: {any: 'version: v1'}\n";
+    let slip = format!(
+        "{}---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {{labels: {{a: b, a: c}}}}\n",
+        config_map("plugin", "any", GOOD)
+    );
+    for (text, told) in [
+        (
+            release,
+            "this is a HelmRelease, no configuration and no ConfigMap; give the text under spec.values.config.map.default",
+        ),
+        (
+            values,
+            "these are values of a Helm chart, no configuration; give the text under config.map.default",
+        ),
+        (
+            operator,
+            "these are values of a Helm chart, no configuration; give the text under devicePlugin.config.data.any",
+        ),
+        (
+            kindless,
+            "this has apiVersion, as Kubernetes' objects do, and no kind",
+        ),
+        (
+            "kind: DaemonSet\nspec: {}\n",
+            "this is a DaemonSet, no configuration and no ConfigMap",
+        ),
+        (&slip, "line 11: "),
+    ] {
+        let run = check(text, &[]);
+        assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{text}");
+        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(!run.stderr.contains("did you mean"), "{}", run.stderr);
+    }
 }
 
 #[test]

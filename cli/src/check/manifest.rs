@@ -1,0 +1,117 @@
+//! Manifests of Kubernetes, as files around a plugin's configuration hold them: which ConfigMaps are in a text, and where the
+//! configuration lies in what is none. Knows nothing of what a configuration may say.
+
+use serde_json::{Map, Value};
+
+/// One ConfigMap of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ConfigMap {
+    pub(super) name: Option<String>,
+    /// By key, in the order of keys. What is no text is refused by the API server.
+    pub(super) data: Vec<(String, Value)>,
+}
+
+impl ConfigMap {
+    /// Whether one of its texts may be meant as a configuration, be it with slips: anything but a number, a list or words.
+    pub(super) fn may_configure(&self) -> bool {
+        self.data.iter().any(|(_, value)| {
+            let read = value.as_str().map(serde_saphyr::from_str::<Value>);
+            matches!(read, Some(Err(_) | Ok(Value::Object(_) | Value::Null)))
+        })
+    }
+}
+
+/// The ConfigMaps in `text`, also those in a List; none if it is something else that may be a config file.
+///
+/// # Errors
+/// What it is, if it is no config file for sure: a manifest that cannot be read, or one of another kind.
+pub(super) fn config_maps(text: &str) -> Result<Vec<ConfigMap>, String> {
+    let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
+        Ok(documents) => documents,
+        Err(error) if has_kind(text) => {
+            let place = error
+                .location()
+                .map(|place| format!("line {}: ", place.line()))
+                .unwrap_or_default();
+            let said = error.without_snippet().to_string();
+            // The place is said in front, and nobody can set a policy here.
+            let said = said.split(" at line ").next().unwrap_or_default();
+            let said = said.split(", set ").next().unwrap_or_default();
+            return Err(format!("{place}the manifest is no YAML: {said}"));
+        }
+        // Whoever reads config files says what is wrong.
+        Err(_) => return Ok(Vec::new()),
+    };
+    let objects: Vec<&Value> = documents.iter().flat_map(with_items).collect();
+    let maps: Vec<ConfigMap> = objects.iter().filter_map(|object| config_map(object)).collect();
+    let first = objects.first().and_then(|object| what_else(object));
+    if let (true, Some(first)) = (maps.is_empty(), first) {
+        let holder = objects.iter().find(|object| text_in(object).is_some());
+        return Err(holder.and_then(|object| what_else(object)).unwrap_or(first));
+    }
+    Ok(maps)
+}
+
+/// The objects of a List, or the object itself.
+fn with_items(document: &Value) -> Vec<&Value> {
+    let items = document["items"].as_array().filter(|items| !items.is_empty());
+    let is_list = document["kind"]
+        .as_str()
+        .is_some_and(|kind| kind.ends_with("List"));
+    match items {
+        Some(items) if is_list => items.iter().collect(),
+        _ => vec![document],
+    }
+}
+
+fn config_map(object: &Value) -> Option<ConfigMap> {
+    (object["kind"] == "ConfigMap").then(|| ConfigMap {
+        name: object["metadata"]["name"].as_str().map(str::to_owned),
+        data: object["data"].as_object().into_iter().flat_map(pairs).collect(),
+    })
+}
+
+fn pairs(data: &Map<String, Value>) -> impl Iterator<Item = (String, Value)> {
+    data.iter().map(|(key, value)| (key.clone(), value.clone()))
+}
+
+/// What an object is that is no config file; `None` if it may be one.
+fn what_else(object: &Value) -> Option<String> {
+    let place = text_in(object);
+    let advice = place
+        .as_ref()
+        .map(|place| format!("; give the text under {place}"));
+    let advice = advice.unwrap_or_default();
+    if let Some(kind) = object["kind"].as_str() {
+        return Some(format!(
+            "this is a {kind}, no configuration and no ConfigMap{advice}"
+        ));
+    }
+    if object.get("apiVersion").is_some() {
+        return Some(
+            "this has apiVersion, as Kubernetes' objects do, and no kind; the manifest of a ConfigMap says kind: ConfigMap"
+                .to_owned(),
+        );
+    }
+    place.map(|_| format!("these are values of a Helm chart, no configuration{advice}"))
+}
+
+/// Where the first text of a configuration lies, as Helm charts have it: under `config.map` (NVIDIA's plugin) or `config.data` (the
+/// GPU operator), at any depth.
+fn text_in(object: &Value) -> Option<String> {
+    let here = ["map", "data"].into_iter().find_map(|name| {
+        let texts = object["config"][name].as_object()?;
+        let (key, _) = texts.iter().find(|(_, text)| text.is_string())?;
+        Some(format!("config.{name}.{key}"))
+    });
+    here.or_else(|| {
+        let mut fields = object.as_object()?.iter();
+        fields.find_map(|(key, value)| Some(format!("{key}.{}", text_in(value)?)))
+    })
+}
+
+/// Whether a text that is no YAML looks like a manifest, in YAML or JSON: a config file has no `kind`.
+fn has_kind(text: &str) -> bool {
+    let is_json = text.trim_start().starts_with('{');
+    text.lines().any(|line| line.starts_with("kind:")) || (is_json && text.contains("\"kind\""))
+}
