@@ -170,9 +170,25 @@ fn looks_like_topology(text: &str) -> bool {
         at.and_then(|at| line.get(..at))
             .is_some_and(|before| !before.contains(|ch: char| ch.is_alphanumeric() && !"0149m".contains(ch)))
     };
-    lines(text)
-        .filter(|line| !line.trim_start().starts_with('#'))
-        .any(|line| named(line) || line.contains("found in the topology"))
+    has_host_in_front(text)
+        || lines(text)
+            .filter(|line| !line.trim_start().starts_with('#'))
+            .any(|line| named(line) || line.contains("found in the topology"))
+}
+
+/// Whether lines of a matrix have a host's name in front, `node1: GPU0 X`, as tools print it that run a command on several hosts.
+/// No mapping has one key twice.
+fn has_host_in_front(text: &str) -> bool {
+    let host = |line: &str| {
+        let (host, rest) = line.trim().split_once(':')?;
+        let numbered = rest.trim_start().strip_prefix("GPU")?;
+        let is_row =
+            !host.contains(char::is_whitespace) && numbered.starts_with(|ch: char| ch.is_ascii_digit());
+        is_row.then(|| host.to_owned())
+    };
+    let mut hosts = lines(text).filter_map(host);
+    let first = hosts.next();
+    first.is_some() && first == hosts.next()
 }
 
 /// Whether a line is `key:` or `key: value`.

@@ -38,6 +38,10 @@ const REFUSED: &[(&str, &str)] = &[
         "a matrix behind prose",
         "This is our box\n\tGPU0\tGPU1\nGPU0\t X \tNV4\n",
     ),
+    (
+        "a matrix with a host's name in front",
+        "node1: \tGPU0\tGPU1\nnode1: GPU0\t X \tNV4\nnode1: GPU1\tNV4\t X \n",
+    ),
     ("a row alone", "GPU0 X NV4\n"),
     (
         "a field misspelt",

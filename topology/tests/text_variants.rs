@@ -435,6 +435,14 @@ const REFUSED: &[(&str, &str)] = &[
         "a row that goes on with its values",
         "GPU0 GPU1 CPU Affinity\nGPU0 X 0-7\nGPU1 SYS X 0-7\n",
     ),
+    (
+        "unknown links",
+        "GPU0 GPU1 GPU2 CPU Affinity\nGPU0 X N/A SYS 0-7\nGPU1 N/A X SYS 0-7\nGPU2 SYS SYS X 0-7\n",
+    ),
+    (
+        "unknown links alone",
+        "GPU0 GPU1 GPU2 GPU3 GPU4 CPU Affinity\nGPU0 X N/A N/A N/A N/A N/A\n",
+    ),
     ("a cut word", "GPU0 GPU1\nGPU0 X SYS\nGPU1 SY"),
     ("an unknown link", "GPU0 GPU1\nGPU0 X NVB\nGPU1 NVB X\n"),
     ("an unknown link, glued", "GPU0 GPU1\nGPU0 X PIXIE\nGPU1 PIX X\n"),

@@ -52,7 +52,8 @@ pub(super) fn read(
         at = skip_blanks(glyphs, at);
         let place = glyphs.get(at).copied().unwrap_or(end);
         let Some((link, after)) = link_at(glyphs, at) else {
-            if at >= glyphs.len() || values::begins_value(glyphs, at) {
+            let is_value = values::begins_value(glyphs, at) && !stands_for_link(glyphs, at);
+            if at >= glyphs.len() || is_value {
                 let (row, found) = (name(device), column);
                 return Err(place.refuse(TopoProblem::CutRow { row, found, needed }));
             }
@@ -146,6 +147,19 @@ fn read_values(
         return Err(too_many(place, found));
     }
     values::read(&header.columns, glyphs, at, links_end, layout)
+}
+
+/// Whether the `N/A` at `at` stands where a link belongs: a link follows, or there are more of them than values can be unknown.
+fn stands_for_link(glyphs: &[Glyph], at: usize) -> bool {
+    let mut at = at;
+    for _ in 0..=values::MOST_COLUMNS {
+        let word = word_at(glyphs, at);
+        if !word.eq_ignore_ascii_case("N/A") {
+            return link_at(glyphs, at).is_some();
+        }
+        at = skip_blanks(glyphs, at + word.chars().count());
+    }
+    true
 }
 
 /// Words of the peer-to-peer matrix, which looks much like this one.

@@ -71,6 +71,9 @@ impl Values {
 }
 
 /// Kernels say -1 where a device is near no NUMA node.
+/// Most values behind the links of a row.
+pub(super) const MOST_COLUMNS: usize = 3;
+
 fn is_unknown(text: &str) -> bool {
     text.eq_ignore_ascii_case("N/A") || text == "-1"
 }
