@@ -192,6 +192,7 @@ impl<'a> Own<'a> {
         faults.extend(first.faults);
         let by_name = first.owner.is_none() && first.incarnation.is_empty();
         let mut owner = first.owner;
+        let mut role = first.role;
         let size = match (self.min, first.size) {
             (None, size) => size,
             (Some(Min::Number(min)), Size::Stated { total, .. }) => Size::Stated { min, total },
@@ -207,15 +208,20 @@ impl<'a> Own<'a> {
             },
             (Some(Min::All), _) => {
                 // A PodGroup says how many are needed; how many there are, the job says that makes them.
-                let of_others = others.iter().filter_map(|other| other.owner.as_ref());
-                let job = of_others.clone().find(|other| other.kind.makes_pods());
-                owner = match owner {
-                    Some(owner) if owner.kind.makes_pods() => Some(owner),
-                    other => job
-                        .cloned()
-                        .or(other)
-                        .or_else(|| of_others.clone().next().cloned()),
+                let with_owner = others.iter().filter(|other| other.owner.is_some());
+                let makes_pods =
+                    |found: &&Found<'_>| found.owner.as_ref().is_some_and(|owner| owner.kind.makes_pods());
+                let job = with_owner.clone().find(makes_pods);
+                let other = match &owner {
+                    Some(owner) if owner.kind.makes_pods() => None,
+                    Some(_) => job,
+                    None => job.or_else(|| with_owner.clone().next()),
                 };
+                if let Some(other) = other {
+                    owner = other.owner.clone();
+                    // Its roles are what that owner counts.
+                    role = other.role;
+                }
                 if owner.is_none() {
                     faults.push(fault(
                         format!("annotation {}", names::GANG_MIN_ANNOTATION),
@@ -255,7 +261,7 @@ impl<'a> Own<'a> {
                 .or(first.rank)
                 .or_else(|| others.iter().find_map(|other| other.rank_among_all(pod)))
                 .or_else(|| super::rank::of(pod)),
-            role: first.role.into(),
+            role: role.into(),
             wish,
             also: others.iter().map(|other| other.dialect).collect(),
             maker: by_name.then(|| maker(pod, others)).flatten(),

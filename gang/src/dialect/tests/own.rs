@@ -170,9 +170,10 @@ fn a_pod_group_says_how_many_are_needed_and_the_job_how_many_all_are() {
     let torch = pod(
         "PyTorchJob",
         "kubeflow.org/v1",
-        json!({"training.kubeflow.org/job-name": "j"}),
+        json!({"training.kubeflow.org/job-name": "j", "training.kubeflow.org/replica-type": "worker"}),
     );
     assert_eq!(torch.owner, owner(OwnerKind::PyTorchJob, "j", ""));
+    assert_eq!(&*torch.role, "worker", "it says how many of each role there are");
     // Nobody else says it: the PodGroup is asked.
     let workflow = pod("Workflow", "argoproj.io/v1alpha1", json!({}));
     assert_eq!(workflow.owner, owner(OwnerKind::CoschedulingPodGroup, "pg", ""));
