@@ -236,10 +236,8 @@ impl Gang {
         if satisfied && !decided.was_bound {
             decided.was_bound = true;
             self.bound_at.get_or_insert(env.now.unix);
-            self.tries = Tries {
-                considered: self.tries.considered,
-                ..Tries::default()
-            };
+            // Members beyond the minimum are looked at anew, also in the same room: nobody was told why they had no place beside the others.
+            self.tries = Tries::default();
         }
         false
     }

@@ -69,8 +69,8 @@ pub struct ConfigArgs {
     #[command(flatten)]
     pub leniency: Leniency,
 
-    /// Read this config file, or each one of a ConfigMap's manifest, as the plugin would, print the configuration in effect or everything
-    /// that is wrong, and end
+    /// Read this config file (- is standard input), or each one of a ConfigMap's manifest, as the plugin would, print the configuration in
+    /// effect or everything that is wrong, and end
     #[arg(long, value_name = "FILE")]
     pub check_config: Option<PathBuf>,
 }

@@ -165,3 +165,28 @@ fn members_beyond_the_minimum_that_did_not_come_do_not_hold_up_one_that_is_neede
     let wanted = world.next().expect("what it lacks is planned at once");
     assert!(wanted.completes);
 }
+
+#[test]
+fn a_member_for_which_there_was_no_room_beside_the_others_is_told_why_once_they_are_bound() {
+    let mut world = World::new();
+    for pod in ["a0", "a1", "a2"] {
+        world.see(member(pod, claim("a", 2)));
+    }
+    let wanted = world.next().expect("a gang wants a plan");
+    let placement = Placement {
+        places: vec![place("n0", "g0"), place("n1", "g1")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    for pod in ["a0", "a1"] {
+        world.come(pod);
+    }
+    world.write();
+    for pod in ["a0", "a1"] {
+        world.bind(pod);
+    }
+    let wanted = world.refuse("no room for more");
+    assert_eq!((wanted.must, wanted.members.len()), (0, 1));
+    assert!(world.status("a").reason.contains("no room for more"));
+    assert_eq!(world.next(), None, "it is asked once");
+}

@@ -312,10 +312,24 @@ impl Source {
 
     /// The text of it, after what to call it in problems, by the same rules.
     ///
+    /// A file `-` is standard input.
+    ///
     /// # Errors
     /// The file cannot be read.
     pub fn text_now(&self) -> Result<(String, String), SourceError> {
-        let Sighting { source, text } = self.first(Pipes::Read)?;
+        let Sighting { source, text } = match &self.place {
+            Place::File(path) if path.as_os_str() == "-" => {
+                let there = Self {
+                    place: Place::File("/dev/stdin".into()),
+                    ..self.clone()
+                };
+                Sighting {
+                    source: "standard input".to_owned(),
+                    ..there.first(Pipes::Read)?
+                }
+            }
+            _ => self.first(Pipes::Read)?,
+        };
         // What cannot be read was an error before.
         Ok((source, text.unwrap_or_default()))
     }
