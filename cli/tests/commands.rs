@@ -3,11 +3,10 @@
 
 mod support;
 
-use std::io::Write;
 use std::process::Stdio;
 
 use serde_json::Value;
-use support::{command, gantry, machine};
+use support::{command, gantry, machine, piped};
 
 fn json(words: &[&str]) -> Value {
     let run = gantry(words);
@@ -50,15 +49,9 @@ fn what_topo_prints_it_can_read_again() {
 
 #[test]
 fn topo_reads_standard_input() {
-    let text = std::fs::read(machine("workstation-2x.yaml")).unwrap();
-    let mut child = command(&["topo", "--from", "-", "--json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(&text).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let topo: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = std::fs::read_to_string(machine("workstation-2x.yaml")).unwrap();
+    let run = piped(&["topo", "--from", "-", "--json"], &text);
+    let topo: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(topo["gpus"].as_array().unwrap().len(), 2);
 }
 

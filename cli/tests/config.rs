@@ -3,10 +3,7 @@
 
 mod support;
 
-use std::io::Write;
-use std::process::Stdio;
-
-use support::{command, gantry, machine};
+use support::{command, gantry, machine, piped};
 
 fn check(text: &str, more: &[&str]) -> support::Run {
     let folder = tempfile::tempdir().unwrap();
@@ -244,24 +241,21 @@ fn what_holds_a_configuration_and_is_none_is_named_and_where_its_text_is() {
 
 #[test]
 fn what_a_pipe_brings_is_checked_too() {
-    let piped = |text: &str| {
-        let mut child = command(&["plugin", "--check-config=-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-        (output.status.code(), said)
-    };
-    let (code, said) = piped(&config_map("pool", "default", GOOD));
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("# standard input, pool/default"), "{said}");
-    let (code, said) = piped("flags: {migStrategy: mixd}");
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("standard input: not served"), "{said}");
+    let pipe = |text: &str| piped(&["plugin", "--check-config=-"], text);
+    let run = pipe(&config_map("pool", "default", GOOD));
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(
+        run.stdout.contains("# standard input, pool/default"),
+        "{}",
+        run.stdout
+    );
+    let run = pipe("flags: {migStrategy: mixd}");
+    assert_eq!(run.code, 1, "{}", run.stdout);
+    assert!(
+        run.stderr.contains("standard input: not served"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]

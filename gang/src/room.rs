@@ -240,6 +240,8 @@ impl Named<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -284,7 +286,9 @@ mod tests {
     }
 
     prop_compose! {
-        fn amounts()(cpu in 0i64..50, memory in 0i64..50, ephemeral in 0i64..50, pods in 0i64..50, nics in prop::option::of(0i64..50)) -> Resources {
+        fn amounts_within(range: RangeInclusive<i64>)(
+            cpu in range.clone(), memory in range.clone(), ephemeral in range.clone(), pods in range.clone(), nics in prop::option::of(range),
+        ) -> Resources {
             Resources {
                 milli_cpu: cpu,
                 memory,
@@ -295,16 +299,12 @@ mod tests {
         }
     }
 
-    prop_compose! {
-        fn any_amounts()(cpu: i64, memory: i64, ephemeral: i64, pods: i64, nics: Option<i64>) -> Resources {
-            Resources {
-                milli_cpu: cpu,
-                memory,
-                ephemeral,
-                pods,
-                others: nics.into_iter().map(|nics| ("example.com/nic".into(), nics)).collect(),
-            }
-        }
+    fn amounts() -> impl Strategy<Value = Resources> {
+        amounts_within(0..=49)
+    }
+
+    fn any_amounts() -> impl Strategy<Value = Resources> {
+        amounts_within(i64::MIN..=i64::MAX)
     }
 
     proptest! {

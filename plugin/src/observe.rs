@@ -305,11 +305,10 @@ fn nothing_served(inventory: &Inventory) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gantry_api::names;
     use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 
     use super::*;
-    use gantry_api::names;
-
     use crate::config::{Config, Selector};
     use crate::inventory::Hardware;
     use crate::offer::offer;

@@ -6,8 +6,9 @@
     reason = "tests; each test file uses its part of this one"
 )]
 
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 /// What a run came to.
 #[derive(Debug)]
@@ -34,7 +35,22 @@ pub fn gantry(words: &[&str]) -> Run {
 
 /// Runs `gantry` to its end, with these variables.
 pub fn with(words: &[&str], variables: &[(&str, &str)]) -> Run {
-    let output = command(words).envs(variables.iter().copied()).output().unwrap();
+    came_to(command(words).envs(variables.iter().copied()).output().unwrap())
+}
+
+/// Runs `gantry` to its end, with this text on standard input.
+pub fn piped(words: &[&str], text: &str) -> Run {
+    let mut child = command(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    came_to(child.wait_with_output().unwrap())
+}
+
+fn came_to(output: Output) -> Run {
     Run {
         code: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),

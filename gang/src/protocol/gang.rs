@@ -290,12 +290,23 @@ impl Gang {
     /// How many of what `count` counts are missing: of the minimum, and of the minimums of roles.
     pub(super) fn missing(&self, count: impl Fn(&Count) -> u32) -> u32 {
         let total = self.min().saturating_sub(count(self.members.count()));
+        let roles = self.missing_of_roles(count);
+        total.max(roles.saturating_sub(self.completed_before))
+    }
+
+    /// How many are missing of the minimums of roles, all together.
+    pub(super) fn missing_of_roles(&self, count: impl Fn(&Count) -> u32) -> u32 {
         let roles = self.by_role().iter().map(|(role, min)| {
             let there = count(&self.members.count_of(role));
             min.saturating_sub(there)
         });
-        let roles = roles.fold(0, u32::saturating_add);
-        total.max(roles.saturating_sub(self.completed_before))
+        roles.fold(0, u32::saturating_add)
+    }
+
+    /// How many are missing of the minimum of a role.
+    pub(super) fn missing_of(&self, role: &str, count: impl Fn(&Count) -> u32) -> u32 {
+        self.role_min(role)
+            .saturating_sub(count(&self.members.count_of(role)))
     }
 
     /// Whether there are as many of what `count` counts as are needed.

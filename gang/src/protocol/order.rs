@@ -190,10 +190,9 @@ impl Gang {
         }
         let mut short: BTreeMap<Arc<str>, u32> = BTreeMap::new();
         for member in members.iter() {
-            short.entry(member.role.clone()).or_insert_with(|| {
-                let there = self.members.count_of(&member.role).placed();
-                self.role_min(&member.role).saturating_sub(there)
-            });
+            short
+                .entry(member.role.clone())
+                .or_insert_with(|| self.missing_of(&member.role, Count::placed));
         }
         let needed: usize = short.values().map(|count| *count as usize).sum();
         let mut spare = room.saturating_sub(needed);
@@ -214,19 +213,14 @@ impl Gang {
     /// Leaves out of each kind more members than the gang lacks of its role, or of any: what it lacks goes before others that wait, and the rest after
     /// them. Those that a role lacks come first.
     fn cut_to_missing(&self, members: &mut Vec<WantedMember>) {
-        let short_of = |role: &str| {
-            let there = self.members.count_of(role).placed();
-            self.role_min(role).saturating_sub(there)
-        };
-        let of_roles = self.by_role().iter().map(|(role, _)| short_of(role));
-        let of_roles = of_roles.fold(0, u32::saturating_add);
+        let of_roles = self.missing_of_roles(Count::placed);
         let of_any = self.missing(Count::placed).saturating_sub(of_roles);
         let mut kinds: BTreeMap<(Arc<str>, ShapeId), u32> = BTreeMap::new();
         let mut others = Vec::new();
         for member in std::mem::take(members) {
             let count = kinds.entry((member.role.clone(), member.shape)).or_default();
             *count += 1;
-            let of_role = short_of(&member.role);
+            let of_role = self.missing_of(&member.role, Count::placed);
             if *count <= of_role {
                 members.push(member);
             } else if *count - of_role <= of_any {

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use gantry_api::{GangPhase, GangSpec};
 
-use super::world::{World, bound, claim, key, leaving, member, uid};
-use crate::claim::{Claim, Maker, OwnerFacts, OwnerKind, OwnerRef, Size};
+use super::world::{
+    World, bound, claim, in_pod_group, in_role, key, leaving, member, pod_group, uid, wants, wants_roles,
+};
+use crate::claim::{Claim, Maker, OwnerKind, OwnerRef, Size};
 use crate::protocol::{Answer, Arrival, Hindrance, Member, Object, OwnerWanted, Settings, Stage, Work};
 use crate::terms::{Fault, work};
 
@@ -19,24 +21,6 @@ fn light(mut member: Member) -> Member {
     member.shape = None;
     member.asks = [].into();
     member
-}
-
-fn owner() -> OwnerRef {
-    OwnerRef {
-        kind: OwnerKind::CoschedulingPodGroup,
-        namespace: "default".into(),
-        name: "a".into(),
-        part: "".into(),
-    }
-}
-
-fn owned() -> Claim {
-    Claim {
-        size: Size::Unsaid,
-        size_said: "",
-        owner: Some(owner()),
-        ..claim("a", 1)
-    }
 }
 
 #[test]
@@ -226,22 +210,8 @@ fn the_rest_of_an_announced_total_is_waited_for_but_not_for_long() {
 #[test]
 fn every_role_needs_its_minimum() {
     let mut world = World::new();
-    let facts = OwnerFacts {
-        min: Some(3),
-        by_role: vec![("ps".into(), 1), ("worker".into(), 2)],
-        said: "minMember".into(),
-        ..OwnerFacts::default()
-    };
-    world
-        .gangs
-        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
-    let role = |uid: &str, role: &str| {
-        let claim = Claim {
-            role: role.into(),
-            ..owned()
-        };
-        member(uid, claim)
-    };
+    world.group_says(wants_roles(&[("ps", 1), ("worker", 2)]));
+    let role = |uid: &str, role: &str| member(uid, in_role(role));
     for pod in ["a0", "a1", "a2"] {
         world.see(role(pod, "worker"));
     }
@@ -261,11 +231,11 @@ fn every_role_needs_its_minimum() {
 }
 
 #[test]
-fn a_size_that_the_owner_knows_is_asked_of_the_owner() {
+fn a_size_that_the_owner_knows_is_asked_of_the_pod_group() {
     let mut world = World::new();
-    world.see(member("a0", owned()));
+    world.see(member("a0", in_pod_group()));
     let wanted = |unread| {
-        let owner = owner();
+        let owner = pod_group();
         [OwnerWanted { owner, unread }]
     };
     assert_eq!(world.gangs.owners_wanted(), wanted(true));
@@ -273,20 +243,13 @@ fn a_size_that_the_owner_knows_is_asked_of_the_owner() {
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
     );
-    world.gangs.owner_seen(world.now(), &owner(), None);
+    world.gangs.owner_seen(world.now(), &pod_group(), None);
     assert_eq!(world.gangs.owners_wanted(), wanted(false));
     assert_eq!(
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io), which says how many members are needed, does not exist or may not be read"
     );
-    let facts = OwnerFacts {
-        min: Some(1),
-        said: "minMember".into(),
-        ..OwnerFacts::default()
-    };
-    world
-        .gangs
-        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+    world.group_says(wants(1));
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(
         world.status("a").decided_by,
@@ -300,7 +263,7 @@ fn a_size_that_the_owner_knows_is_asked_of_the_owner() {
 #[test]
 fn a_gang_whose_owner_may_start_some_pods_first_says_that_it_cannot_be_read() {
     let of = |kind: OwnerKind| {
-        let owner = OwnerRef { kind, ..owner() };
+        let owner = OwnerRef { kind, ..pod_group() };
         let claim = Claim {
             owner: Some(owner.clone()),
             ..claim("a", 4)
@@ -332,35 +295,26 @@ fn a_gang_whose_owner_may_start_some_pods_first_says_that_it_cannot_be_read() {
 #[test]
 fn a_gang_made_again_does_not_go_by_what_its_owner_said_before() {
     let mut world = World::new();
-    let says = |world: &mut World, min| {
-        let facts = OwnerFacts {
-            min: Some(min),
-            said: "minMember".into(),
-            ..OwnerFacts::default()
-        };
-        let now = world.now();
-        world.gangs.owner_seen(now, &owner(), Some(Arc::new(facts)));
-    };
-    world.see(member("a0", owned()));
-    says(&mut world, 1);
+    world.see(member("a0", in_pod_group()));
+    world.group_says(wants(1));
     assert_eq!(world.phase("a"), GangPhase::Queued);
     world.gone("a0");
     world.pass(60);
-    world.see(member("a1", owned()));
+    world.see(member("a1", in_pod_group()));
     assert_eq!(
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
     );
-    says(&mut world, 2);
+    world.group_says(wants(2));
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
 }
 
 #[test]
 fn what_is_told_of_an_owner_that_no_gang_goes_by_is_not_kept() {
     let mut world = World::new();
-    world.gangs.owner_seen(world.now(), &owner(), None);
+    world.gangs.owner_seen(world.now(), &pod_group(), None);
     world.pass(1);
-    world.see(member("a0", owned()));
+    world.see(member("a0", in_pod_group()));
     assert_eq!(
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"

@@ -1,48 +1,20 @@
 //! When parked pods are asked to come again because they were told another reason than the one that holds now: kube-scheduler would show the
 //! old one for minutes.
 
-use std::sync::Arc;
-
-use super::world::{World, claim, leaving, member};
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use super::world::{World, claim, in_pod_group, leaving, member, wants};
+use crate::claim::OwnerFacts;
 use crate::protocol::Answer;
-
-fn owner() -> OwnerRef {
-    OwnerRef {
-        kind: OwnerKind::CoschedulingPodGroup,
-        namespace: "default".into(),
-        name: "a".into(),
-        part: "".into(),
-    }
-}
-
-fn read(world: &mut World, min: u32) {
-    let facts = OwnerFacts {
-        min: Some(min),
-        said: "minMember".into(),
-        ..OwnerFacts::default()
-    };
-    world
-        .gangs
-        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
-}
 
 #[test]
 fn a_pod_that_was_told_that_the_owner_is_unread_is_woken_once_it_is_read() {
     let mut world = World::new();
-    let owned = Claim {
-        size: Size::Unsaid,
-        size_said: "",
-        owner: Some(owner()),
-        ..claim("a", 1)
-    };
-    world.see(member("a0", owned.clone()));
-    world.see(member("a1", owned));
+    world.see(member("a0", in_pod_group()));
+    world.see(member("a1", in_pod_group()));
     assert_eq!(
         world.waits("a0"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
     );
-    read(&mut world, 3);
+    world.group_says(wants(3));
     assert!(world.woken().is_empty(), "the next change may follow at once");
     world.pass(1);
     assert_eq!(world.woken(), ["a0"], "a1 was told nothing");
@@ -106,17 +78,19 @@ fn members_told_that_others_are_missing_are_told_that_there_is_no_room() {
     assert!(world.woken().is_empty(), "only the count is another");
 }
 
+/// A PodGroup that makes no gang.
+fn basic() -> OwnerFacts {
+    OwnerFacts {
+        singles: true,
+        ..wants(1)
+    }
+}
+
 #[test]
 fn pods_that_were_kept_back_as_members_and_are_no_gang_are_let_go_all_at_once() {
     let mut world = World::new();
-    let owned = Claim {
-        size: Size::Unsaid,
-        size_said: "",
-        owner: Some(owner()),
-        ..claim("a", 1)
-    };
     for number in 0..500 {
-        let mut pod = member(&format!("a{number}"), owned.clone());
+        let mut pod = member(&format!("a{number}"), in_pod_group());
         // Some were told so by another process, some by this one, and some are in kube-scheduler's queue.
         pod.refused = number < 200;
         world.see(pod);
@@ -125,15 +99,7 @@ fn pods_that_were_kept_back_as_members_and_are_no_gang_are_let_go_all_at_once() 
         }
     }
     world.pass(3);
-    let facts = OwnerFacts {
-        min: Some(1),
-        singles: true,
-        said: "policy".into(),
-        ..OwnerFacts::default()
-    };
-    world
-        .gangs
-        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+    world.group_says(basic());
     assert_eq!(world.woken().len(), 400, "the others were not refused");
     world.pass(60);
     assert!(world.woken().is_empty(), "each of them once");
@@ -143,23 +109,9 @@ fn pods_that_were_kept_back_as_members_and_are_no_gang_are_let_go_all_at_once() 
 #[test]
 fn who_is_just_being_told_to_wait_is_let_go_once_it_can_hear_of_it() {
     let mut world = World::new();
-    let owned = Claim {
-        size: Size::Unsaid,
-        size_said: "",
-        owner: Some(owner()),
-        ..claim("a", 1)
-    };
-    world.see(member("a0", owned));
+    world.see(member("a0", in_pod_group()));
     world.waits("a0");
-    let facts = OwnerFacts {
-        min: Some(1),
-        singles: true,
-        said: "policy".into(),
-        ..OwnerFacts::default()
-    };
-    world
-        .gangs
-        .owner_seen(world.now(), &owner(), Some(Arc::new(facts)));
+    world.group_says(basic());
     assert_eq!(world.woken(), ["a0"]);
     world.pass(2);
     assert_eq!(world.woken(), ["a0"], "it may have been parked after that");

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use gantry_api::GangPhase;
-
 use proptest::prelude::*;
 
 use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
+use crate::claim::Claim;
 use crate::fabric::{Level, Levels};
 use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Settings, Wanted, Work};
 use crate::terms::{LevelWish, Repair};
@@ -498,8 +498,8 @@ fn places_that_stand_in_the_decision_are_not_given_back() {
     assert_eq!(spares(&world, "a"), BTreeSet::new());
 }
 
-#[test]
-fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
+/// A cluster of racks.
+fn with_racks() -> World {
     let rack = Level {
         name: "rack".into(),
         label: "rack".into(),
@@ -509,13 +509,24 @@ fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
         ..Settings::default()
     });
     world.gangs.synced(world.now());
+    world
+}
+
+/// It wants slices of two members, each in one rack.
+fn in_slices(mut claim: Claim) -> Claim {
+    claim.wish.slice = Some(2);
+    claim.wish.level = Some(LevelWish {
+        level: "rack".into(),
+        required: true,
+    });
+    claim
+}
+
+#[test]
+fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
+    let mut world = with_racks();
     for rank in 0..4 {
-        let mut claim = with_rank(claim("a", 2), rank);
-        claim.wish.slice = Some(2);
-        claim.wish.level = Some(LevelWish {
-            level: "rack".into(),
-            required: true,
-        });
+        let claim = with_rank(in_slices(claim("a", 2)), rank);
         world.see(member(&format!("a{rank}"), claim));
     }
     world.plan();
@@ -530,21 +541,8 @@ fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
 
 #[test]
 fn members_without_devices_are_in_no_slice() {
-    let rack = Level {
-        name: "rack".into(),
-        label: "rack".into(),
-    };
-    let mut world = World::with(Settings {
-        levels: Levels(vec![rack]),
-        ..Settings::default()
-    });
-    world.gangs.synced(world.now());
-    let mut claim = claim("a", 5);
-    claim.wish.slice = Some(2);
-    claim.wish.level = Some(LevelWish {
-        level: "rack".into(),
-        required: true,
-    });
+    let mut world = with_racks();
+    let claim = in_slices(claim("a", 5));
     let mut launcher = member("launcher", claim.clone());
     (launcher.shape, launcher.asks) = (None, [].into());
     world.see(launcher);

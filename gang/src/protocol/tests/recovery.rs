@@ -1,11 +1,10 @@
 //! A process takes over from another: nothing but pods and objects tell what was decided.
 
-use std::sync::Arc;
-
 use gantry_api::{GangPhase, GangStatus};
 
-use super::world::{World, asks, bound, claim, forget, key, leaving, member, place, uid, with_repair};
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use super::world::{
+    World, asks, bound, claim, forget, in_role, key, leaving, member, place, uid, wants_roles, with_repair,
+};
 use crate::protocol::{Answer, Arrival, Member, Placement, Settings, Stage, Work};
 use crate::terms::Repair;
 
@@ -67,31 +66,10 @@ fn a_decided_gang_is_finished_by_the_next_process() {
 
 #[test]
 fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then_because_it_is_needed() {
-    let owner = OwnerRef {
-        kind: OwnerKind::CoschedulingPodGroup,
-        namespace: "default".into(),
-        name: "a".into(),
-        part: "".into(),
-    };
-    let facts = OwnerFacts {
-        min: Some(2),
-        by_role: vec![("ps".into(), 1), ("worker".into(), 1)],
-        said: "minMember".into(),
-        ..OwnerFacts::default()
-    };
-    let facts = Some(Arc::new(facts));
-    let owned = |pod: &str, role: &str| {
-        let claim = Claim {
-            role: role.into(),
-            size: Size::Unsaid,
-            size_said: "",
-            owner: Some(owner.clone()),
-            ..claim("a", 2)
-        };
-        member(pod, claim)
-    };
+    let roles = wants_roles(&[("ps", 1), ("worker", 1)]);
+    let owned = |pod: &str, role: &str| member(pod, in_role(role));
     let mut world = World::new();
-    world.gangs.owner_seen(world.now(), &owner, facts.clone());
+    world.group_says(roles.clone());
     let mut pods = vec![owned("a0", "ps"), owned("a1", "worker"), owned("a2", "worker")];
     for pod in &pods {
         world.see(pod.clone());
@@ -111,7 +89,7 @@ fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then
     world.gangs.synced(world.now());
     assert_eq!(world.reserved(), ["a-g0"]);
     assert_eq!(world.next(), None);
-    world.gangs.owner_seen(world.now(), &owner, facts.clone());
+    world.group_says(roles.clone());
     assert_eq!(world.phase("a"), GangPhase::Repairing);
     assert_eq!(world.reserved(), ["a-g0"], "no ps, no gang");
 
@@ -119,7 +97,7 @@ fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then
     let mut world = after(&status, &pods[..2]);
     world.gangs.synced(world.now());
     assert_eq!(world.reserved(), ["a-g2"]);
-    world.gangs.owner_seen(world.now(), &owner, facts);
+    world.group_says(roles);
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }

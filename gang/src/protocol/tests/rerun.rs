@@ -1,30 +1,16 @@
 //! The next run comes under the name of one that is done and whose pods are still there.
 
-use std::sync::Arc;
-
 use gantry_api::{GangPhase, GangSpec, GangStatus};
 
-use super::world::{World, bound, claim, key, member};
-use crate::claim::{Claim, Maker, OwnerFacts, OwnerKind, OwnerRef, Size};
+use super::world::{World, bound, claim, in_pod_group, key, member, wants};
+use crate::claim::{Claim, Maker};
 use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage};
-
-fn pod_group() -> OwnerRef {
-    OwnerRef {
-        kind: OwnerKind::CoschedulingPodGroup,
-        namespace: "default".into(),
-        name: "a".into(),
-        part: "".into(),
-    }
-}
 
 /// What a pod of a Job says that names a PodGroup.
 fn in_group(job: &str) -> Claim {
     Claim {
-        size: Size::Unsaid,
-        size_said: "",
-        owner: Some(pod_group()),
         made_by: Some(job.into()),
-        ..claim("a", 1)
+        ..in_pod_group()
     }
 }
 
@@ -42,14 +28,7 @@ fn named(job: &str, min: u32) -> Claim {
 }
 
 fn with_group(world: &mut World, min: u32) {
-    let facts = OwnerFacts {
-        min: Some(min),
-        said: "minMember".into(),
-        ..OwnerFacts::default()
-    };
-    world
-        .gangs
-        .owner_seen(world.now(), &pod_group(), Some(Arc::new(facts)));
+    world.group_says(wants(min));
 }
 
 fn succeeded(pod: &str, claim: &Claim) -> Member {

@@ -1,9 +1,7 @@
 //! Decided gangs that lack members whose places are gone: which of them gets what comes free, and which member of it.
 
-use std::sync::Arc;
-
-use super::world::{World, bound, claim, leaving, member, place};
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use super::world::{World, bound, claim, in_role, leaving, member, place, wants_roles};
+use crate::claim::Claim;
 use crate::protocol::{Member, Placement, Wanted};
 
 /// A gang of some members, all bound, each on a node of its own.
@@ -106,46 +104,26 @@ fn a_short_gang_that_lacks_less_goes_first_and_a_higher_priority_before_that() {
 
 #[test]
 fn a_member_of_a_role_that_is_complete_does_not_take_the_place_that_another_role_lacks() {
-    let owner = OwnerRef {
-        kind: OwnerKind::CoschedulingPodGroup,
-        namespace: "default".into(),
-        name: "a".into(),
-        part: "".into(),
-    };
-    let facts = OwnerFacts {
-        min: Some(4),
-        by_role: vec![("ps".into(), 2), ("worker".into(), 2)],
-        said: "minMember".into(),
-        ..OwnerFacts::default()
-    };
-    let of_role = |role: &str| Claim {
-        role: role.into(),
-        size: Size::Unsaid,
-        size_said: "",
-        owner: Some(owner.clone()),
-        ..claim("a", 4)
-    };
+    let roles = wants_roles(&[("ps", 2), ("worker", 2)]);
     let mut world = World::new();
-    world
-        .gangs
-        .owner_seen(world.now(), &owner, Some(Arc::new(facts.clone())));
+    world.group_says(roles.clone());
     for (pod, role) in [("a0", "ps"), ("a1", "ps"), ("a2", "worker"), ("a3", "worker")] {
-        world.see(member(pod, of_role(role)));
+        world.see(member(pod, in_role(role)));
     }
     // The owner is known by its gang from then on.
-    world.gangs.owner_seen(world.now(), &owner, Some(Arc::new(facts)));
+    world.group_says(roles);
     world.plan();
     world.come_all("a", 4);
     world.write();
     for number in 0..4 {
         world.bind(&format!("a{number}"));
     }
-    world.see(member("a4", of_role("ps")));
+    world.see(member("a4", in_role("ps")));
     world.refuse("no room");
-    preempt(&mut world, "a3", &of_role("worker"));
+    preempt(&mut world, "a3", &in_role("worker"));
     world.see(Member {
         created: 1,
-        ..member("a5", of_role("worker"))
+        ..member("a5", in_role("worker"))
     });
     let wanted = world.next().expect("it lacks a worker");
     assert!(wanted.completes);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid};
 
-use crate::claim::{Claim, Size, Wish};
+use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::protocol::{
     Answer, Arrival, Asks, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId,
@@ -44,6 +44,51 @@ pub(crate) fn claim(gang: &str, min: u32) -> Claim {
         maker: None,
         made_by: None,
         faults: Vec::new(),
+    }
+}
+
+/// The PodGroup of the coscheduling plugin that names gang a.
+pub(crate) fn pod_group() -> OwnerRef {
+    OwnerRef {
+        kind: OwnerKind::CoschedulingPodGroup,
+        namespace: "default".into(),
+        name: "a".into(),
+        part: "".into(),
+    }
+}
+
+/// What a pod says that names [`pod_group`].
+pub(crate) fn in_pod_group() -> Claim {
+    Claim {
+        size: Size::Unsaid,
+        size_said: "",
+        owner: Some(pod_group()),
+        ..claim("a", 1)
+    }
+}
+
+/// What a PodGroup says that wants so many members.
+pub(crate) fn wants(min: u32) -> OwnerFacts {
+    OwnerFacts {
+        min: Some(min),
+        said: "minMember".into(),
+        ..OwnerFacts::default()
+    }
+}
+
+/// The same, of roles.
+pub(crate) fn wants_roles(roles: &[(&str, u32)]) -> OwnerFacts {
+    OwnerFacts {
+        by_role: roles.iter().map(|(role, min)| ((*role).into(), *min)).collect(),
+        ..wants(roles.iter().map(|(_, min)| min).sum())
+    }
+}
+
+/// What a pod of a role says that names [`pod_group`].
+pub(crate) fn in_role(role: &str) -> Claim {
+    Claim {
+        role: role.into(),
+        ..in_pod_group()
     }
 }
 
@@ -133,6 +178,12 @@ impl World {
             at: self.start + self.passed,
             unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap(),
         }
+    }
+
+    /// [`pod_group`] is read.
+    pub(crate) fn group_says(&mut self, facts: OwnerFacts) {
+        let now = self.now();
+        self.gangs.owner_seen(now, &pod_group(), Some(Arc::new(facts)));
     }
 
     /// Time passes in steps, each looked at.
