@@ -86,9 +86,10 @@ impl Kept {
         kept
     }
 
-    /// The same for other nodes.
+    /// The same once nodes have other numbers.
     #[must_use]
-    pub fn with(&self, nodes: impl IntoIterator<Item = NodeIx>) -> Self {
+    pub fn renumbered(&self, renumbered: &HashMap<NodeIx, NodeIx>) -> Self {
+        let nodes = self.nodes().filter_map(|node| renumbered.get(&node).copied());
         Self::new(Arc::clone(&self.gang), self.priority, nodes)
     }
 

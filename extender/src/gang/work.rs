@@ -47,7 +47,11 @@ enum Deed {
     /// It is evicted for a gang.
     Evict(Arc<GangKey>),
     /// It is evicted, for the rest of this gang, its own, had to go.
-    EvictRest(Arc<GangKey>),
+    EvictRest {
+        of: Arc<GangKey>,
+        /// The gang that it gives way to.
+        to: Option<Arc<GangKey>>,
+    },
     /// It is deleted, for this reason.
     Delete(Arc<str>),
 }
@@ -56,7 +60,7 @@ impl Deed {
     fn label(&self) -> &'static str {
         match self {
             Self::Ungate => "ungate",
-            Self::Evict(_) | Self::EvictRest(_) => "evict",
+            Self::Evict(_) | Self::EvictRest { .. } => "evict",
             Self::Delete(_) => "delete",
         }
     }
@@ -64,7 +68,7 @@ impl Deed {
     fn hindrance(&self) -> Hindrance {
         match self {
             Self::Ungate => Hindrance::Gates,
-            Self::Evict(_) | Self::EvictRest(_) | Self::Delete(_) => Hindrance::Removal,
+            Self::Evict(_) | Self::EvictRest { .. } | Self::Delete(_) => Hindrance::Removal,
         }
     }
 
@@ -72,7 +76,7 @@ impl Deed {
     fn right(&self) -> &'static str {
         match self {
             Self::Ungate => "manifests/gates.yaml",
-            Self::Evict(_) | Self::EvictRest(_) => "manifests/extender-preempt.yaml",
+            Self::Evict(_) | Self::EvictRest { .. } => "manifests/extender-preempt.yaml",
             Self::Delete(_) => "manifests/extender-restart.yaml",
         }
     }
@@ -182,7 +186,7 @@ impl Worker {
                 return;
             }
             Work::Evict { pods, by } => (pods, Deed::Evict(by)),
-            Work::EvictRest { pods, of } => (pods, Deed::EvictRest(of)),
+            Work::EvictRest { pods, of, to } => (pods, Deed::EvictRest { of, to }),
             Work::Delete { pods, why } => (pods, Deed::Delete(why)),
             // Done elsewhere.
             Work::Commit { .. } | Work::Wake(_) | Work::Bind(_) | Work::Forget { .. } => return,
@@ -284,7 +288,7 @@ impl Worker {
     /// The gang that a deed is for.
     fn gang(&self, pod: &Pod, deed: &Deed) -> Option<Arc<GangKey>> {
         match deed {
-            Deed::Evict(gang) | Deed::EvictRest(gang) => Some(Arc::clone(gang)),
+            Deed::Evict(gang) | Deed::EvictRest { of: gang, .. } => Some(Arc::clone(gang)),
             Deed::Ungate | Deed::Delete(_) => self.store.read(|index| index.gang_of(&pod.uid).cloned()),
         }
     }
@@ -341,7 +345,7 @@ impl Worker {
 fn hindrance(pod: &Pod, deed: &Deed, why: &str) -> Tiding {
     let what = match deed {
         Deed::Ungate => "its scheduling gate cannot be removed",
-        Deed::Evict(_) | Deed::EvictRest(_) => "it cannot be evicted yet",
+        Deed::Evict(_) | Deed::EvictRest { .. } => "it cannot be evicted yet",
         Deed::Delete(_) => "it cannot be deleted",
     };
     Tiding {
@@ -359,9 +363,15 @@ fn told(deed: &Deed) -> Option<Tiding> {
             "Preempted",
             format!("evicted: gang {by}, of higher priority, needs what it has"),
         ),
-        Deed::EvictRest(of) => (
+        Deed::EvictRest { of, to: None } => (
             "Preempted",
-            format!("evicted: the rest of its gang {of} had to go for another of higher priority"),
+            format!("evicted: the rest of its gang {of} had to go for another"),
+        ),
+        Deed::EvictRest { of, to: Some(to) } => (
+            "GangGivesWay",
+            format!(
+                "evicted: its gang {of} gives way to gang {to}; both had lost members, and each held what the other lacked"
+            ),
         ),
         Deed::Delete(why) => ("GangRestarts", format!("deleted: {why}")),
     };
@@ -377,7 +387,7 @@ fn find(store: &Store, uid: &PodUid, deed: &Deed) -> Option<Pod> {
     store.read(|index| {
         let wanted = match deed {
             Deed::Evict(by) => index.waits_for(by, uid),
-            Deed::EvictRest(of) => index.is_rest_of(of, uid),
+            Deed::EvictRest { of, .. } => index.is_rest_of(of, uid),
             Deed::Ungate | Deed::Delete(_) => true,
         };
         if !wanted {
@@ -397,7 +407,7 @@ async fn perform(client: &Client, pod: &Pod, deed: &Deed, marks: u32) -> End {
     let preconditions = json!({"uid": pod.uid.as_str()});
     match deed {
         Deed::Ungate => ungate(client, pod, &path).await,
-        Deed::Evict(_) | Deed::EvictRest(_) => {
+        Deed::Evict(_) | Deed::EvictRest { .. } => {
             let eviction = json!({
                 "apiVersion": "policy/v1", "kind": "Eviction",
                 "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},

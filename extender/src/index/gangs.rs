@@ -18,6 +18,7 @@ mod prey;
 mod report;
 mod shapes;
 mod standing;
+mod stuck;
 mod supply;
 mod tries;
 mod verbs;
@@ -73,6 +74,10 @@ pub(super) struct State {
     tries: tries::Tries,
     /// The same for those who give places back.
     givings: tries::Tries,
+    /// The same for those who are stuck.
+    helps: tries::Tries,
+    /// What is kept for one of them.
+    way: Option<stuck::Way>,
     /// What there is to be given back.
     spare: extras::Spare,
     /// Gangs that would fit once pods are gone that are ending, and until when each waits for that, in seconds since 1970.
@@ -118,6 +123,8 @@ impl State {
             room: 0,
             tries: tries::Tries::default(),
             givings: tries::Tries::default(),
+            helps: tries::Tries::default(),
+            way: None,
             spare: extras::Spare::default(),
             awaits: HashMap::new(),
             overdue: None,
@@ -178,6 +185,9 @@ impl State {
             .filter_map(|(node, since)| Some((*renumbered.get(node)?, *since)))
             .collect();
         self.keep.renumber(renumbered);
+        if let Some(way) = &mut self.way {
+            way.renumber(renumbered);
+        }
         // Soon known anew.
         self.offers.clear();
     }
@@ -244,6 +254,7 @@ impl Index {
     /// Forgets what was made of gangs and makes it anew from what the cluster shows. All that is still to be done is said again.
     fn start_over(&mut self) {
         self.drop_places();
+        self.close_way();
         self.release_keep();
         let gangs = &mut self.gangs;
         gangs

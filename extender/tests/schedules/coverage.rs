@@ -49,6 +49,7 @@ played! {
     GangPreempts,
     Evicted,
     EvictedInGang,
+    GaveWay,
     PodPreempts,
     PreemptRefused,
     Preempted,

@@ -58,6 +58,20 @@ impl World {
         }
     }
 
+    /// A gang goes as a whole so that another is whole, which is short of its minimum too.
+    pub(crate) fn check_way(&mut self, run: u32, of: &str, to: &str) {
+        self.played(Played::GaveWay);
+        self.note(format_args!("{run} has gang {of} give way to gang {to}"));
+        let job = |name: &str| self.jobs.all.iter().find(|job| job.name == name);
+        let Some((of, to)) = job(of).zip(job(to)) else {
+            return;
+        };
+        if of.priority > to.priority {
+            let wrong = format!("gang {} gives way to {}, of lower priority", of.name, to.name);
+            self.wrong(wrong);
+        }
+    }
+
     /// Whether a budget spares a pod now.
     pub(crate) fn is_spared(&mut self, pod: &Pod) -> bool {
         if self.is_restless() && !self.evictions.spared.contains_key(&pod.uid) {

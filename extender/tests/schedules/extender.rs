@@ -325,7 +325,12 @@ impl World {
                 self.check_victims(run, &pods, &by.object_name());
                 self.order(run, &pods, &Deed::Evict(by));
             }
-            Work::EvictRest { pods, of } => self.order(run, &pods, &Deed::EvictRest(of)),
+            Work::EvictRest { pods, of, to } => {
+                if let Some(to) = to {
+                    self.check_way(run, &of.object_name(), &to.object_name());
+                }
+                self.order(run, &pods, &Deed::EvictRest(of));
+            }
             Work::Delete { pods, .. } => self.order(run, &pods, &Deed::Delete),
             // Woken members are taken elsewhere.
             Work::Wake(_) | Work::Bind(_) => {}
@@ -349,9 +354,10 @@ impl World {
         let mut index = Index::new(Options::default(), &watched(), format!("r{run}"));
         index.set_gangs(Settings {
             identity: format!("r{run}").into(),
+            hold: Duration::from_millis(self.plan.hold),
             ..Settings::default()
         });
-        if self.plan.preemption {
+        if self.plan.stops() {
             index.budgets_seen(Some(Vec::new()));
         }
         index.stand_down();

@@ -56,6 +56,10 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         restless: dice.range(10_000, 90_000),
         gates: dice.mille(250),
         preemption: dice.mille(300),
+        hold: match dice.mille(300) {
+            true => dice.range(5_000, 40_000),
+            false => 600_000,
+        },
     };
     let restless = plan.restless;
     let mut world = World::new(seed, plan, keep_log);

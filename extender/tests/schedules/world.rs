@@ -182,6 +182,15 @@ pub(crate) struct Plan {
     pub(crate) gates: bool,
     /// Whether gangs and pods of higher priority have others stopped.
     pub(crate) preemption: bool,
+    /// Milliseconds for which a lost member's place is kept, and a gang may be short until it gives way.
+    pub(crate) hold: u64,
+}
+
+impl Plan {
+    /// Whether the extenders may have pods stopped for others.
+    pub(crate) fn stops(&self) -> bool {
+        self.preemption || self.hold < 600_000
+    }
 }
 
 /// Everybody.

@@ -152,6 +152,7 @@ impl Gang {
             was_bound: false,
             short: false,
             lost_since: None,
+            lack: None,
             written: Written::new(&committing.decision),
         });
         self.tries.pause = None;

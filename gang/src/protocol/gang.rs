@@ -12,6 +12,7 @@ use super::members::{Count, Kept, Members};
 use super::parked::{Kind, Parked};
 use super::slots::{Holder, Slot, Slots};
 use super::status::Told;
+use super::stuck::Lack;
 use super::types::{Hindrance, Now, Refused, Settings, Work};
 use super::written::Written;
 use crate::claim::OwnerRef;
@@ -93,6 +94,8 @@ pub(super) enum State {
         again: Instant,
         /// The decision of that life: it stays in the object until they are gone, for it names them.
         of: Option<Arc<Decision>>,
+        /// The gang that it gives way to, where both were stuck.
+        to: Option<Arc<GangKey>>,
     },
     /// It has no members.
     Over {
@@ -154,6 +157,8 @@ pub(super) struct Decided {
     pub(super) short: bool,
     /// Since when fewer members are left than it needs, where all of it is to be started anew for that.
     pub(super) lost_since: Option<Instant>,
+    /// What it lacks of its minimum.
+    pub(super) lack: Option<Lack>,
     /// Who has which place by the object: nobody is bound to a place that is not written down as his.
     pub(super) written: Written,
 }

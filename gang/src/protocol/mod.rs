@@ -45,6 +45,7 @@ mod rerun;
 mod slots;
 mod standing;
 mod status;
+mod stuck;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -54,6 +55,7 @@ mod written;
 
 pub use gangs::Gangs;
 pub use status::HINDERED;
+pub use stuck::Stuck;
 pub use types::{
     Answer, Arrival, Asks, BindEnd, CommitFailure, Devices, Hindrance, Member, Now, Object, OwnerWanted,
     Place, Placed, Placement, Refused, Reserved, Settings, ShapeId, Sibling, SlotChange, Stage, Wanted,

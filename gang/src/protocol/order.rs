@@ -58,6 +58,11 @@ impl Turn {
         self.urgency == Urgency::Incomplete
     }
 
+    /// Among gangs that are short of their minimum: the least goes first.
+    pub(super) fn in_need(&self) -> impl Ord + use<> {
+        (Reverse(self.priority), self.lacks, self.since)
+    }
+
     fn waiting<'a>(&self, key: &'a GangKey) -> Waiting<'a> {
         Waiting {
             key,
@@ -98,14 +103,14 @@ impl Gang {
 
     fn urgency(&self) -> Urgency {
         match &self.state {
-            State::Decided(_) if self.missing(Count::placed) > 0 => Urgency::Incomplete,
+            State::Decided(_) if self.is_short() => Urgency::Incomplete,
             State::Decided(_) => Urgency::Extra,
             _ => Urgency::Open,
         }
     }
 
     /// What is asked of the planner.
-    fn wanted(&self) -> Option<Wanted> {
+    pub(super) fn wanted(&self) -> Option<Wanted> {
         let terms = self.working_terms()?.clone();
         let mut members: Vec<(Option<u32>, i64, WantedMember)> = Vec::new();
         for uid in self.members.unplaced() {
@@ -525,7 +530,7 @@ fn line_up(
         .collect();
     if best == Some(Urgency::Incomplete) {
         let mut short: Vec<(&Arc<GangKey>, &Turn)> = level.into_iter().filter(|(key, _)| open(key)).collect();
-        short.sort_by_key(|(key, turn)| Reverse((Reverse(turn.priority), turn.lacks, turn.since, *key)));
+        short.sort_by_key(|(key, turn)| Reverse((turn.in_need(), *key)));
         return short.into_iter().map(|(key, _)| Arc::clone(key)).collect();
     }
     let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, turn)| turn.waiting(key)).collect();

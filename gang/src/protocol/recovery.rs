@@ -200,6 +200,7 @@ impl Gang {
             was_bound: known.bound_at.is_some(),
             short: known.phase == GangPhase::Repairing,
             lost_since: None,
+            lack: None,
             written: Written::new(decision),
         });
         self.tries.pause = None;
@@ -326,6 +327,7 @@ impl Gang {
         self.state = State::Restarting {
             again: env.now.at,
             of: Some(Arc::new(decision.clone())),
+            to: None,
         };
     }
 }

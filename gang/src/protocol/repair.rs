@@ -13,6 +13,7 @@ use super::members::{Class, Count, Kept};
 use super::slots::Holder;
 use super::standing::{after, backoff};
 use super::types::{Hindrance, Settings, Work};
+use crate::key::GangKey;
 use crate::terms::{Repair, work};
 
 impl Gang {
@@ -194,13 +195,22 @@ impl Gang {
         let of = self.decision().map(Arc::new);
         self.begin_life(true);
         let again = env.now.at;
-        self.state = State::Restarting { again, of };
+        self.state = State::Restarting { again, of, to: None };
         self.waiting_since = env.now.unix;
     }
 
     /// All of it has to go for another gang, and has begun to. Its next life begins when the last is gone; for members without devices the other
     /// gang does not ask.
     pub(super) fn leave_evicted(&mut self, env: &mut Env<'_>) {
+        self.leave(env, None);
+    }
+
+    /// All of it goes so that another gang can be whole, which is as stuck as it is.
+    pub(super) fn give_way(&mut self, env: &mut Env<'_>, to: Arc<GangKey>) {
+        self.leave(env, Some(to));
+    }
+
+    fn leave(&mut self, env: &mut Env<'_>, to: Option<Arc<GangKey>>) {
         let of = self.decision().map(Arc::new);
         self.begin_life(true);
         self.waiting_since = env.now.unix;
@@ -210,11 +220,12 @@ impl Gang {
             .filter(|kept| kept.lives() && !kept.evicted)
             .map(|kept| kept.member.uid.clone())
             .collect();
-        self.see_off(env, pods);
         self.state = State::Restarting {
             again: after(env.now.at, env.settings.evict),
             of,
+            to,
         };
+        self.see_off(env, pods);
     }
 
     /// Nobody of it is bound, none of its places is kept, and it lacks members of its minimum: they were stopped for others, or their nodes are gone.
@@ -270,14 +281,23 @@ impl Gang {
         if pods.is_empty() {
             return;
         }
+        let to = match &self.state {
+            State::Restarting { to, .. } => to.clone(),
+            _ => None,
+        };
         env.work.push(match self.repair() {
             Repair::Restart => Work::Delete {
                 pods,
-                why: format!("gang {} has lost a member and is started anew", self.key).into(),
+                why: match to {
+                    Some(to) => format!("gang {} gives way to gang {to} and is started anew", self.key),
+                    None => format!("gang {} has lost a member and is started anew", self.key),
+                }
+                .into(),
             },
             Repair::Hold | Repair::Ignore => Work::EvictRest {
                 pods,
                 of: Arc::clone(&self.key),
+                to,
             },
         });
     }

@@ -218,6 +218,7 @@ impl Gang {
         }
         let called = self.bind_those_aside(env);
         self.keep_or_release(env);
+        self.follow_lack(env);
         let satisfied = self.enough(Count::settled);
         // Who is just being bound is not idle.
         if satisfied && !called {
@@ -378,7 +379,7 @@ impl Gang {
     /// When something has to be looked at again, if nothing happens before.
     pub(super) fn due(&self, settings: &Settings, now: Instant) -> Option<Instant> {
         let nudge = self.nudge.map(|(at, _)| at);
-        let mut due = [nudge, None, None, None, None, self.parked.due()];
+        let mut due = [nudge, None, None, None, None, self.parked.due(), None];
         match &self.state {
             State::Open => {
                 due[1] = self.tries.pause.as_ref().map(|(until, _)| *until);
@@ -391,6 +392,7 @@ impl Gang {
                 due[1] = self.tries.pause.as_ref().map(|(until, _)| *until);
                 due[2] = self.hold_ends(settings);
                 due[3] = self.extras_end();
+                due[6] = self.lack_ends(settings);
             }
             State::Restarting { again, .. } => due[1] = Some(*again),
             State::Over { until } => due[1] = Some(*until),

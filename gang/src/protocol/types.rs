@@ -250,12 +250,14 @@ pub enum Work {
         /// For whom.
         by: Arc<GangKey>,
     },
-    /// Evict these pods: the rest of their gang had to go for another, and without it they are no use.
+    /// Evict these pods: their gang goes as a whole for another, and without the rest of it they are no use.
     EvictRest {
         /// The pods.
         pods: Vec<PodUid>,
         /// Their gang.
         of: Arc<GangKey>,
+        /// The gang that it gives way to, where both were stuck; else another that needed some of them.
+        to: Option<Arc<GangKey>>,
     },
     /// Delete these pods: their gang is started anew as a whole.
     Delete {
@@ -303,7 +305,7 @@ pub struct Settings {
     pub evict: Duration,
     /// How long they are waited for at most once all of them are on their way out, whatever they say themselves.
     pub ending: Duration,
-    /// How long a lost member's place is kept for its replacement.
+    /// How long a lost member's place is kept for its replacement, and how long a gang may be short until it gives way or another does.
     pub hold: Duration,
     /// After the first failed try; each further one waits twice as long.
     pub backoff: Duration,

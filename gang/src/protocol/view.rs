@@ -204,6 +204,16 @@ impl<'a> View<'a> {
         victims.into_iter().flatten()
     }
 
+    /// It is decided, and a member of its minimum has no place.
+    pub fn is_short(&self) -> bool {
+        self.gang.is_short()
+    }
+
+    /// Its members are on their way out, and it begins anew when the last is gone.
+    pub fn is_leaving(&self) -> bool {
+        matches!(self.gang.state, State::Restarting { .. })
+    }
+
     /// Whether a pod is of its life before, and has to be gone before the next one begins.
     pub fn has_to_go(&self, uid: &PodUid) -> bool {
         let life = self.gang.members.life();

@@ -214,9 +214,14 @@ impl Gang {
     }
 
     fn words_repairing(&self, now: Instant) -> Words {
-        if matches!(self.state, State::Restarting { .. }) {
+        if let State::Restarting { to, .. } = &self.state {
             let old = self.members.old_present();
             let mut message = format!("members of before that are not gone yet: {old}");
+            if let Some(to) = to {
+                message.push_str(&format!(
+                    "; it gives way to gang {to}: both had lost members, and each held what the other lacked"
+                ));
+            }
             if let Some(why) = self.hindered.get(&Hindrance::Removal) {
                 message.push_str(&format!("; {why}"));
             }

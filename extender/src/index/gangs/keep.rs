@@ -36,8 +36,7 @@ struct Head {
 impl Keep {
     pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
         if let Some(kept) = &self.kept {
-            let nodes = kept.nodes().filter_map(|node| renumbered.get(&node).copied());
-            self.kept = Some(Arc::new(kept.with(nodes)));
+            self.kept = Some(Arc::new(kept.renumbered(renumbered)));
         }
     }
 
@@ -65,14 +64,20 @@ impl Index {
         }
     }
 
-    /// The nodes kept, for decisions about pods that belong to no gang.
+    /// The nodes kept, for decisions about pods that belong to no gang. While others go for a gang, it is that one's.
     pub(in crate::index) fn kept(&self) -> Option<Arc<Kept>> {
-        self.gangs.keep.kept.clone()
+        let way = self.gangs.way.as_ref().map(|way| &way.kept);
+        way.or(self.gangs.keep.kept.as_ref()).cloned()
     }
 
-    /// The nodes that are kept from a gang. From one that lacks members of its minimum none: it is ahead of all that have nothing yet.
+    /// The nodes that are kept from a gang. From one that lacks members of its minimum none but what others leave for its like: it is ahead of all that have
+    /// nothing yet.
     pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&Kept> {
-        let kept = self.gangs.keep.kept.as_deref().filter(|_| !wanted.completes);
+        let way = self.gangs.way.as_ref().map(|way| &*way.kept);
+        let kept = match way {
+            Some(_) => way,
+            None => self.gangs.keep.kept.as_deref().filter(|_| !wanted.completes),
+        };
         kept.filter(|kept| *kept.gang != *wanted.gang && wanted.priority <= kept.priority)
     }
 
@@ -143,12 +148,16 @@ impl Index {
     /// Opens what is kept. Pods that were refused for it are worth another look.
     fn open_kept(&mut self) {
         if let Some(kept) = self.gangs.keep.kept.take() {
-            for node in kept.nodes() {
-                self.waiting.gained(node);
-            }
-            self.gangs.gained();
-            self.changed = true;
+            self.open(&kept);
         }
+    }
+
+    pub(super) fn open(&mut self, kept: &Kept) {
+        for node in kept.nodes() {
+            self.waiting.gained(node);
+        }
+        self.gangs.gained();
+        self.changed = true;
     }
 
     /// Nobody is next any more.

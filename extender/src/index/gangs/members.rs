@@ -307,6 +307,7 @@ impl Index {
         }
         let troubled: Vec<_> = self.gangs.troubled.keys().copied().collect();
         self.gangs.suspects.extend(troubled);
+        self.follow_way();
         self.gangs.keep.look_again();
         if self.gangs.prey.take() {
             self.gangs.gained();

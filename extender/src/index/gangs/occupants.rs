@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gantry_api::PodUid;
-use gantry_gang::protocol::{Devices, Stage, Wanted};
+use gantry_gang::protocol::{Devices, Stage, View, Wanted};
 use gantry_gang::{GangKey, Resources};
 
 use crate::gang::preempt::{Occupant, OccupantPod};
@@ -16,7 +16,7 @@ use crate::pod::{Kin, PodFacts};
 use crate::snapshot::NodeIx;
 
 /// A pod that is still there so many seconds after its grace period may stay for ever; so may the processes of one that is gone.
-const OVERDUE: i64 = 60;
+pub(super) const OVERDUE: i64 = 60;
 
 /// Which pods without devices are looked at, on nodes that have some. Most often none of them is in anybody's way, and they are many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,25 +58,18 @@ impl Index {
                 continue;
             };
             let devices = self.devices_of(pod, node);
-            let nothing = devices.is_none();
-            let there = OccupantPod {
-                uid: pod.uid.clone(),
-                node,
-                devices: devices.unwrap_or_default(),
-                resources: pod.needs.resources.clone(),
-            };
             match self.gangs.core.goes_with(&pod.uid) {
                 // Its end would give nothing.
-                None if nothing => {}
+                None if devices.is_none() => {}
                 // Who is there of the gang is what is to be completed.
                 Some(gang) if *gang == wanted.gang => {}
                 Some(gang) => {
                     let unit = gangs.entry(gang).or_insert_with(|| self.unit_of(gang));
-                    unit.pods.push(there);
+                    unit.pods.push(on_its_node(pod, node, devices));
                     unit.priority = unit.priority.max(pod.priority);
                 }
                 None => singles.push(Occupant {
-                    pods: vec![there],
+                    pods: vec![on_its_node(pod, node, devices)],
                     priority: pod.priority,
                     since: pod.created(),
                     checkpointed: false,
@@ -198,6 +191,20 @@ impl Index {
         unit
     }
 
+    /// All of a gang that is on the nodes, as a unit.
+    pub(super) fn whole(&self, gang: &View<'_>) -> Occupant {
+        let mut unit = self.unit_of(gang.key());
+        for member in gang.members().filter(|member| !member.leaving) {
+            if let Some(pod) = self.pods.get(member.uid).filter(|pod| pod.is_live())
+                && let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str()))
+            {
+                let devices = self.devices_of(pod, node);
+                unit.pods.push(on_its_node(pod, node, devices));
+            }
+        }
+        unit
+    }
+
     /// Who is on the way out and gone before long, and when the first and the last of them is overdue, in seconds since 1970. With devices of pods that
     /// are gone, which are given back any moment.
     pub(super) fn ending(&self) -> Option<(Occupant, Range<i64>)> {
@@ -217,12 +224,7 @@ impl Index {
             if let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str()))
                 && pod.ends.is_some_and(&mut goes)
             {
-                pods.push(OccupantPod {
-                    uid: pod.uid.clone(),
-                    node,
-                    devices: self.devices_of(pod, node).unwrap_or_default(),
-                    resources: pod.needs.resources.clone(),
-                });
+                pods.push(on_its_node(pod, node, self.devices_of(pod, node)));
             }
         }
         for pod in self.rooms.loose() {
@@ -303,6 +305,15 @@ impl Index {
             .filter(|(_, devices)| !devices.is_empty())
             .map(|(pool, devices)| (pool.resource.clone(), pool.ids_of(&devices)));
         Some(devices.collect())
+    }
+}
+
+fn on_its_node(pod: &PodFacts, node: NodeIx, devices: Option<Devices>) -> OccupantPod {
+    OccupantPod {
+        uid: pod.uid.clone(),
+        node,
+        devices: devices.unwrap_or_default(),
+        resources: pod.needs.resources.clone(),
     }
 }
 

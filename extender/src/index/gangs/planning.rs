@@ -49,6 +49,7 @@ impl Index {
         let Some(wanted) = self.gangs.core.next(self.now, room) else {
             self.gangs.tries.through(room);
             self.gangs.givings.through(room);
+            self.gangs.helps.through(room);
             return false;
         };
         if wanted.without.is_empty() {
@@ -96,9 +97,13 @@ impl Index {
                 .insert(Arc::clone(&wanted.gang), asked_for(&wanted)),
             _ => self.gangs.asked.remove(&wanted.gang),
         };
+        let lacks_yet = wanted.completes && result.is_err();
         self.gangs.core.placed(self.now, &wanted.gang, result);
         if given_back {
             self.note_released(&wanted);
+        }
+        if lacks_yet {
+            self.help_the_stuck();
         }
         true
     }

@@ -1,6 +1,7 @@
 mod aside;
 mod elsewhere;
 mod extras;
+mod giving_way;
 mod order;
 mod preemption;
 mod report;

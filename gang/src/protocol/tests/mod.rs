@@ -16,4 +16,5 @@ mod recovery;
 mod rerun;
 mod short;
 mod status;
+mod stuck;
 mod world;

@@ -653,7 +653,7 @@ fn the_rest_of_a_gang_that_goes_for_another_is_evicted_and_deleted_only_if_it_as
         world.pass(600);
         let pods = vec![uid("v1")];
         let rest = world.take_work().into_iter().find_map(|work| match work {
-            Work::EvictRest { pods, of } if *of == key("v") => Some((pods, true)),
+            Work::EvictRest { pods, of, .. } if *of == key("v") => Some((pods, true)),
             Work::Delete { pods, .. } => Some((pods, false)),
             _ => None,
         });

@@ -21,7 +21,7 @@ fn bound_all(world: &mut World, pods: &[&str], claim: &Claim) {
 }
 
 /// Kube-scheduler stops a bound member for another pod: its place is not kept.
-fn preempt(world: &mut World, pod: &str, claim: &Claim) {
+pub(super) fn preempt(world: &mut World, pod: &str, claim: &Claim) {
     world.see(Member {
         preempted: true,
         ..leaving(bound(member(pod, claim.clone()), "n0"))
@@ -41,7 +41,7 @@ fn place_one(world: &mut World, gpu: &str) -> Wanted {
 }
 
 /// Gangs `a` and `b` of four members in namespaces of their own, each of which has lost two and has replacements for them.
-fn two_short_gangs() -> World {
+pub(super) fn two_short_gangs() -> World {
     let mut world = World::new();
     let claims = ["a", "b"].map(|gang| {
         let mut claim = claim(gang, 4);

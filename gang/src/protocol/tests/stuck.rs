@@ -1,0 +1,178 @@
+//! Decided gangs that are short of their minimum for long, each of which may hold what another lacks: who counts as stuck, and what becomes of the one
+//! that gives way.
+
+use gantry_api::GangPhase;
+
+use super::short::two_short_gangs;
+use super::world::{World, claim, leaving, member, place, with_repair};
+use crate::key::GangKey;
+use crate::protocol::{Placement, Refused, Settings, Work};
+use crate::terms::Repair;
+
+fn key(gang: &str) -> GangKey {
+    GangKey {
+        namespace: format!("team-{gang}").as_str().into(),
+        ..super::world::key(gang)
+    }
+}
+
+/// All that want a plan are refused, as long as any do.
+fn refuse_all(world: &mut World) {
+    while world.next().is_some_and(|wanted| {
+        let refused = super::world::refused("no room");
+        world.gangs.placed(world.now(), &wanted.gang, Err(refused));
+        true
+    }) {}
+}
+
+fn stuck(world: &World) -> Vec<(String, u32)> {
+    let stuck = world.gangs.stuck().into_iter();
+    stuck
+        .map(|stuck| (stuck.gang.key().name.to_string(), stuck.wanted.must))
+        .collect()
+}
+
+fn hold() -> u64 {
+    Settings::default().hold.as_secs()
+}
+
+#[test]
+fn gangs_that_are_short_for_as_long_as_a_place_is_kept_are_stuck_and_planned_again() {
+    let mut world = two_short_gangs();
+    refuse_all(&mut world);
+    world.pass(hold() - 1);
+    assert_eq!(stuck(&world), []);
+    assert_eq!(world.next(), None, "it was refused in this room");
+    world.pass(1);
+    assert_eq!(
+        world.next().map(|wanted| wanted.gang.name.to_string()),
+        Some("a".into())
+    );
+    assert_eq!(stuck(&world), [("a".to_owned(), 2), ("b".to_owned(), 2)]);
+    refuse_all(&mut world);
+    world.pass(hold() * 3);
+    assert_eq!(world.next(), None, "once is enough");
+}
+
+#[test]
+fn who_gets_a_place_is_as_stuck_until_it_has_all() {
+    let mut world = two_short_gangs();
+    refuse_all(&mut world);
+    world.pass(hold());
+    for (gpu, left) in [("one", 1), ("two", 0)] {
+        world.room += 1;
+        let wanted = world.next().unwrap();
+        let placement = Placement {
+            places: vec![place("n9", gpu)],
+            ..Placement::default()
+        };
+        world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+        refuse_all(&mut world);
+        let short = (left > 0).then_some(("a".to_owned(), left));
+        let expected: Vec<(String, u32)> = short.into_iter().chain([("b".to_owned(), 2)]).collect();
+        assert_eq!(stuck(&world), expected);
+    }
+}
+
+#[test]
+fn who_lacks_the_members_to_be_whole_or_goes_on_without_is_not_stuck() {
+    let mut world = two_short_gangs();
+    refuse_all(&mut world);
+    world.pass(hold());
+    refuse_all(&mut world);
+    world.gone("a5");
+    assert_eq!(stuck(&world), [("b".to_owned(), 2)]);
+
+    let mut world = World::new();
+    world.bound_gang_of("a", 3, &with_repair(claim("a", 3), Repair::Ignore));
+    world.gone("a2");
+    world.see(member("a3", with_repair(claim("a", 3), Repair::Ignore)));
+    refuse_all(&mut world);
+    world.pass(hold());
+    refuse_all(&mut world);
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(stuck(&world), []);
+}
+
+#[test]
+fn a_gang_that_gives_way_goes_as_a_whole_says_to_whom_and_begins_anew() {
+    let mut world = two_short_gangs();
+    refuse_all(&mut world);
+    world.pass(hold());
+    refuse_all(&mut world);
+    world.take_work();
+    world.gangs.give_way(world.now(), &key("b"), &key("a"));
+    let mut pods: Vec<String> = Vec::new();
+    for work in world.take_work() {
+        if let Work::EvictRest { pods: gone, of, to } = work {
+            assert_eq!((&*of, to.as_deref()), (&key("b"), Some(&key("a"))));
+            pods.extend(gone.iter().map(ToString::to_string));
+        }
+    }
+    pods.sort();
+    assert_eq!(
+        pods,
+        ["b0", "b1", "b4", "b5"],
+        "those that wait too: they do not mix with the next"
+    );
+    let statuses = world.gangs.take_statuses();
+    let (_, status) = statuses.into_iter().find(|(of, _)| **of == key("b")).unwrap();
+    assert_eq!(
+        (status.phase, status.reason.as_str(), status.message.as_str()),
+        (
+            GangPhase::Repairing,
+            "is being started anew",
+            "members of before that are not gone yet: 4; it gives way to gang team-a/a: both had lost members, and each held what the other lacked"
+        )
+    );
+    assert_eq!(stuck(&world), [("a".to_owned(), 2)]);
+    for pod in ["b0", "b1", "b4", "b5"] {
+        world.gone(pod);
+    }
+    let mut claim = claim("b", 4);
+    claim.key = key("b");
+    for number in 6..10 {
+        world.see(member(&format!("b{number}"), claim.clone()));
+    }
+    world.pass(5);
+    world.room += 1;
+    assert_eq!(&*world.refuse("no room").gang.name, "a", "short gangs go first");
+    let wanted = world.refuse("no room");
+    assert_eq!(
+        (&*wanted.gang.name, wanted.must, wanted.completes),
+        ("b", 4, false)
+    );
+}
+
+#[test]
+fn nobody_gives_way_who_is_not_stuck() {
+    let mut world = two_short_gangs();
+    refuse_all(&mut world);
+    world.take_work();
+    world.gangs.give_way(world.now(), &key("b"), &key("a"));
+    assert_eq!(world.take_work(), []);
+    world.pass(hold());
+    refuse_all(&mut world);
+    let mut claim = claim("b", 4);
+    claim.key = key("b");
+    world.see(leaving(member("b5", claim)));
+    world.take_work();
+    world.gangs.give_way(world.now(), &key("b"), &key("a"));
+    assert_eq!(world.take_work(), [], "its replacement is going");
+}
+
+#[test]
+fn a_gang_that_would_not_be_whole_on_an_empty_cluster_says_so() {
+    let mut world = two_short_gangs();
+    refuse_all(&mut world);
+    world.pass(hold());
+    while let Some(wanted) = world.next() {
+        let refused = Refused {
+            hopeless: *wanted.gang.name == *"a",
+            ..super::world::refused("no room")
+        };
+        world.gangs.placed(world.now(), &wanted.gang, Err(refused));
+    }
+    let hopeless: Vec<bool> = world.gangs.stuck().iter().map(|stuck| stuck.hopeless).collect();
+    assert_eq!(hopeless, [true, false]);
+}
