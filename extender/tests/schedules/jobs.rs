@@ -88,7 +88,9 @@ impl Job {
 impl World {
     pub(crate) fn draw_jobs(&mut self) {
         let preemption = u64::from(self.plan.preemption);
-        let count = self.dice.range(2, 5) + preemption;
+        // Gangs that run long, on a cluster that is full, are short of what others hold when nodes are lost.
+        let crowd = u64::from(self.plan.is_short_of_patience());
+        let count = self.dice.range(2, 5) + preemption + 2 * crowd;
         let restless = self.plan.restless;
         for number in 0..count {
             let is_gang = self.dice.mille(750 - 250 * preemption);
@@ -97,8 +99,8 @@ impl World {
             let elastic = is_gang && size > 2 && self.dice.mille(300);
             let min = u32::try_from(if elastic { size - 1 } else { size }).unwrap();
             let repair = match self.dice.below(6) {
-                0 => Some("restart"),
-                1 => Some("ignore"),
+                0 if crowd == 0 => Some("restart"),
+                1 if crowd == 0 => Some("ignore"),
                 2 => Some("hold"),
                 _ => None,
             };
@@ -125,6 +127,7 @@ impl World {
                 over: None,
                 gating,
             };
+            job.length += crowd * restless;
             if self.plan.preemption {
                 // The most important come last, and the others compute long enough to be stopped for them.
                 let class = self.dice.index(4);

@@ -417,7 +417,12 @@ impl World {
         self.api.remove_node(&name);
         self.api.remove_gpu_node(&name);
         self.soon(1_000, 5_000, Event::Collect { node });
-        self.soon(8_000, 40_000, Event::NodeIsBack { node });
+        let long = if self.plan.is_short_of_patience() {
+            120_000
+        } else {
+            40_000
+        };
+        self.soon(8_000, long, Event::NodeIsBack { node });
     }
 
     pub(crate) fn node_is_back(&mut self, node: usize) {

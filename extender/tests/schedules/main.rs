@@ -57,7 +57,7 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         gates: dice.mille(250),
         preemption: dice.mille(300),
         hold: match dice.mille(300) {
-            true => dice.range(5_000, 40_000),
+            true => dice.range(1_000, 15_000),
             false => 600_000,
         },
     };

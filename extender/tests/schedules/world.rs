@@ -189,7 +189,12 @@ pub(crate) struct Plan {
 impl Plan {
     /// Whether the extenders may have pods stopped for others.
     pub(crate) fn stops(&self) -> bool {
-        self.preemption || self.hold < 600_000
+        self.preemption || self.is_short_of_patience()
+    }
+
+    /// Whether gangs may give way soon. Lost nodes stay away longer then, so that some have to.
+    pub(crate) fn is_short_of_patience(&self) -> bool {
+        self.hold < 600_000
     }
 }
 
@@ -400,6 +405,7 @@ impl World {
             3 => self.kill_scheduler(),
             4 | 5 => self.delete_some_pod(),
             6 => self.lose_node(),
+            11 if self.plan.is_short_of_patience() => (0..2).for_each(|_| self.lose_node()),
             7 => self.break_gpu(),
             8 => self.stall(),
             9 => self.touch_some_gang(),
