@@ -34,6 +34,8 @@ pub struct Terms {
     pub slice: Option<u32>,
     /// What to do when a member is lost.
     pub repair: Repair,
+    /// Whose word that is.
+    pub repair_by: Authority,
     /// How long its members may take to arrive once it has a place.
     pub arrival: Duration,
     /// It can be stopped at little loss.
@@ -47,7 +49,7 @@ pub struct Terms {
     pub decided_by: Arc<str>,
 }
 
-/// Whose word a minimum is.
+/// Whose word something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authority {
     /// That of pods: whoever may write one of them can say what he likes.

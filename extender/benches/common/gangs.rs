@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
+use gantry_gang::terms::Authority;
 use gantry_gang::{Dialect, GangKey, LevelWish, Repair, Terms};
 
 /// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is said.
@@ -26,10 +27,11 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
             }),
             slice: None,
             repair: Repair::Hold,
+            repair_by: Authority::Pods,
             arrival: std::time::Duration::from_secs(60),
             checkpointed: false,
             unread: None,
-            authority: gantry_gang::terms::Authority::Pods,
+            authority: Authority::Pods,
             decided_by: "the program".into(),
         }),
         members: (0..members)

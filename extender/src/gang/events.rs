@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use gantry_api::{GangPhase, GangStatus, PodUid, names};
 use gantry_gang::GangKey;
+use gantry_gang::protocol::RESTARTING;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta};
 use kube::Client;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::Instant;
@@ -24,6 +25,8 @@ use writer::Writer;
 
 /// The condition of a gang whose pods several conventions name.
 const CONTESTED: &str = "Contested";
+/// The condition that tells whether what is said of a gang holds.
+const VALID: &str = "Valid";
 /// Events that wait to be written.
 const WAITING: usize = 1024;
 /// How long an Event waits for its gang's object.
@@ -75,8 +78,14 @@ impl Events {
         if let Some(tiding) = tiding(before, now) {
             self.gang(gang, tiding);
         }
-        for (name, uid, tiding) in contested(before, now) {
-            self.pod(&gang.namespace, &name, &uid, tiding);
+        let unheeded = unheeded(before, now);
+        if let Some(tiding) = &unheeded {
+            self.gang(gang, tiding.clone());
+        }
+        for tiding in contested(before, now).into_iter().chain(unheeded) {
+            for (name, uid) in members(now) {
+                self.pod(&gang.namespace, &name, &uid, tiding.clone());
+            }
         }
     }
 
@@ -159,32 +168,50 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
         GangPhase::Invalid if !(again && same_words) => say("GangInvalid", true, now.reason.clone()),
         GangPhase::Preempting if !again => say("Preempting", false, now.reason.clone()),
         GangPhase::Repairing if !again => say("MemberLost", true, now.reason.clone()),
+        GangPhase::Repairing if !same_words && now.reason == RESTARTING => {
+            say("GangRestarts", true, now.reason.clone())
+        }
         _ => None,
     }
 }
 
 /// Its members are told once, when they are bound, that another convention names them too. Those that wait read it in why they do.
-fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Vec<(Arc<str>, PodUid, Tiding)> {
-    let bound = |status: &GangStatus| status.phase >= GangPhase::Bound;
-    let condition = now
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == CONTESTED);
-    let Some(condition) = condition.filter(|_| bound(now) && before.is_some_and(|before| !bound(before)))
-    else {
-        return Vec::new();
-    };
-    let slots = now.decision.iter().flat_map(|decision| &decision.slots);
-    slots
-        .filter_map(|slot| {
-            let tiding = Tiding {
-                reason: "GangContested",
-                warning: false,
-                note: format!("gang {}: {}", now.name, condition.message),
-            };
-            Some((slot.pod_name.as_str().into(), slot.pod.clone()?, tiding))
-        })
-        .collect()
+fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
+    let told = before.is_none_or(is_bound) || !is_bound(now);
+    let condition = condition_of(now, CONTESTED).filter(|_| !told)?;
+    Some(Tiding {
+        reason: "GangContested",
+        warning: false,
+        note: format!("gang {}: {}", now.name, condition.message),
+    })
+}
+
+/// What is said of a gang that is bound contradicts what it was bound by, and changes nothing. Gangs that wait say so in why they do.
+fn unheeded(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
+    let valid = condition_of(now, VALID).filter(|valid| valid.status == "False" && is_bound(now))?;
+    let known = before.and_then(|before| condition_of(before, VALID));
+    // What was not known when it was bound is no news.
+    let told = known.is_none_or(|known| known.status == "False" && known.message == valid.message);
+    (!told && valid.reason != "Unknown").then(|| Tiding {
+        reason: "GangInvalid",
+        warning: true,
+        note: format!("gang {} goes on as it is: {}", now.name, valid.message),
+    })
+}
+
+fn is_bound(status: &GangStatus) -> bool {
+    status.phase >= GangPhase::Bound
+}
+
+fn condition_of<'s>(status: &'s GangStatus, kind: &str) -> Option<&'s Condition> {
+    let mut conditions = status.conditions.iter();
+    conditions.find(|condition| condition.type_ == kind)
+}
+
+/// The members that have a place.
+fn members(status: &GangStatus) -> impl Iterator<Item = (Arc<str>, PodUid)> {
+    let slots = status.decision.iter().flat_map(|decision| &decision.slots);
+    slots.filter_map(|slot| Some((slot.pod_name.as_str().into(), slot.pod.clone()?)))
 }
 
 /// What is said in few words and at length, as one. The message often begins with what the few words end with: that is said once.
@@ -294,7 +321,7 @@ fn event(about: &About, uid: String, tiding: Tiding, now: jiff::Timestamp) -> Ev
 #[cfg(test)]
 mod tests {
     use gantry_api::{DecidedSlot, Decision};
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
 
     use super::*;
@@ -323,7 +350,11 @@ mod tests {
             status(GangPhase::Binding, "is being bound", 3),
             status(GangPhase::Bound, "is bound", 8),
             status(GangPhase::Repairing, "keeps a place for a lost member", 7),
+            status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
             status(GangPhase::Bound, "is bound", 8),
+            status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
+            status(GangPhase::Repairing, RESTARTING, 0),
+            status(GangPhase::Repairing, RESTARTING, 0),
         ];
         let mut before = None;
         let mut told = Vec::new();
@@ -337,22 +368,25 @@ mod tests {
             "GangBound 8 of 8 members are bound in rack r7",
             "MemberLost keeps a place for a lost member",
             "GangBound whole again: 8 of 8 members are bound in rack r7",
+            "MemberLost lacks 1 of 8 members",
+            "GangRestarts is being started anew",
         ];
         assert_eq!(told, wanted);
     }
 
-    #[test]
-    fn members_that_several_conventions_name_are_told_so_once_when_they_are_bound() {
-        let mut bound = status(GangPhase::Bound, "is bound", 2);
-        bound.name = "train".into();
-        bound.conditions.push(Condition {
+    fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Condition {
+        Condition {
             last_transition_time: Time(Timestamp::UNIX_EPOCH),
-            message: "its pods go by Annotation; Volcano names them too and is passed over".into(),
+            message: message.into(),
             observed_generation: None,
-            reason: "SeveralConventions".into(),
-            status: "True".into(),
-            type_: CONTESTED.into(),
-        });
+            reason: reason.into(),
+            status: if holds { "True" } else { "False" }.into(),
+            type_: kind.into(),
+        }
+    }
+
+    /// A gang `train` of two that is bound, and one place that is kept.
+    fn bound() -> GangStatus {
         let slot = |pod: Option<&str>| DecidedSlot {
             node: "n".into(),
             devices: Vec::new(),
@@ -362,14 +396,21 @@ mod tests {
             pod: pod.map(PodUid::from),
             pod_name: pod.unwrap_or_default().to_owned(),
         };
-        bound.decision = Some(Decision {
-            id: "d".into(),
-            revision: 0,
-            min: 2,
-            domain: String::new(),
-            slots: vec![slot(Some("a")), slot(Some("b")), slot(None)],
-        });
-        let before = status(GangPhase::Binding, "is being bound", 1);
+        GangStatus {
+            name: "train".into(),
+            decision: Some(Decision {
+                id: "d".into(),
+                revision: 0,
+                min: 2,
+                domain: String::new(),
+                slots: vec![slot(Some("a")), slot(Some("b")), slot(None)],
+            }),
+            ..status(GangPhase::Bound, "is bound", 2)
+        }
+    }
+
+    /// What is told while a gang has one status after the other: of whom, and the note, for this reason.
+    fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
         let (events, mut mailbox) = Events::new();
         let gang = GangKey {
             namespace: "ml".into(),
@@ -377,16 +418,53 @@ mod tests {
             dialect: gantry_gang::Dialect::Annotation,
             incarnation: "".into(),
         };
-        events.gang_moved(&gang, Some(&before), &bound);
-        events.gang_moved(&gang, Some(&bound), &bound);
-        let told = mailbox.taken();
-        let notes: Vec<&str> = told
-            .iter()
-            .filter(|(reason, _)| *reason == "GangContested")
-            .map(|(_, note)| note.as_str())
-            .collect();
-        let wanted = "gang train: its pods go by Annotation; Volcano names them too and is passed over";
-        assert_eq!(notes, [wanted, wanted]);
+        let mut before = None;
+        for now in story {
+            events.gang_moved(&gang, before, now);
+            before = Some(now);
+        }
+        let all = std::iter::from_fn(|| mailbox.0.try_recv().ok());
+        all.filter(|(_, tiding)| tiding.reason == reason)
+            .map(|(about, tiding)| match about {
+                About::Gang(name) => (format!("gang {}", name.name), tiding.note),
+                About::Pod { name, .. } => (format!("pod {name}"), tiding.note),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn members_that_several_conventions_name_are_told_so_once_when_they_are_bound() {
+        let message = "its pods go by Annotation; Volcano names them too and is passed over";
+        let mut contested = bound();
+        contested.conditions = vec![condition(CONTESTED, true, "SeveralConventions", message)];
+        let before = status(GangPhase::Binding, "is being bound", 1);
+        let told = told(&[before, contested.clone(), contested], "GangContested");
+        let note = format!("gang train: {message}");
+        assert_eq!(told, [("pod a".into(), note.clone()), ("pod b".into(), note)]);
+    }
+
+    #[test]
+    fn a_bound_gang_and_its_members_are_told_once_that_what_is_said_of_it_now_does_not_hold() {
+        let with = |holds, reason, message| {
+            let mut status = bound();
+            status.conditions = vec![condition(VALID, holds, reason, message)];
+            status
+        };
+        let message = "the minimum is 5 now and was 2 when it was decided";
+        let changed = with(false, "MinimumChanged", message);
+        let good = with(
+            true,
+            "Valid",
+            "as annotation gantry.dev/gang-min of its pods says",
+        );
+        let story = [good.clone(), changed.clone(), changed.clone(), good];
+        let note = format!("gang train goes on as it is: {message}");
+        let all = ["gang train", "pod a", "pod b"].map(|of| (of.to_owned(), note.clone()));
+        assert_eq!(told(&story, "GangInvalid"), all);
+        // A process that begins with it has not seen it change.
+        assert_eq!(told(&[changed.clone()], "GangInvalid"), []);
+        let unknown = with(false, "Unknown", "PodGroup train was not read yet");
+        assert_eq!(told(&[changed, unknown], "GangInvalid"), []);
     }
 
     #[test]

@@ -310,8 +310,8 @@ fn whole(text: &str) -> Arc<str> {
     text.split('/').next().unwrap_or_default().into()
 }
 
-/// The job that made a pod: the whole, where it makes jobs or pods in several parts. Of what goes on for ever, like a Deployment, there is nothing to be
-/// told apart: what makes its pods changes with every rollout.
+/// The job that made a pod, or the StatefulSet: the whole, where it makes jobs or pods in several parts. Of a Deployment there is nothing to be told apart:
+/// what makes its pods changes with every rollout.
 fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
     if let Some(job) = others.iter().find(|other| !other.incarnation.is_empty()) {
         return (job.dialect != Dialect::LeaderWorkerSet).then(|| Maker {
@@ -324,9 +324,18 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
             uid: whole(&job.incarnation),
         });
     }
-    let job = pod
-        .controller
-        .filter(|made| made.kind == "Job" && made.api_version.starts_with("batch/"))?;
+    // Each group of a LeaderWorkerSet has a StatefulSet of its own.
+    let grouped = others
+        .iter()
+        .any(|other| other.dialect == Dialect::LeaderWorkerSet);
+    let job = pod.controller.filter(|made| {
+        let group = match made.kind {
+            "Job" => "batch/",
+            "StatefulSet" if !grouped => "apps/",
+            _ => return false,
+        };
+        made.api_version.starts_with(group)
+    })?;
     Some(Maker {
         kind: job.kind.into(),
         name: value::cut(job.name.into(), MAKER),

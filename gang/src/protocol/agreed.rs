@@ -83,28 +83,30 @@ impl Words {
         self.said.also()
     }
 
-    /// Two gangs of one name: the pods of one job alone are as many as are needed, and another job has pods too. Bound together half of each might run. That
-    /// both belong together a person can say by how many there may be.
+    /// Two gangs of one name: several jobs have pods, and more than are needed. Bound together half of each might run. That they belong together a person
+    /// can say by how many there may be.
     fn of_one_name(&self, terms: &Terms, spec: Option<&GangSpec>) -> Option<Fault> {
-        let said = spec.is_some_and(|spec| spec.min_member.is_some())
-            || (terms.min < terms.max && terms.max < u32::MAX);
-        if !self.said.is_mixed() || said {
-            return None;
-        }
-        (self.said.largest_share() >= terms.min).then(|| {
+        (self.is_unsaid_mix(terms, spec) && self.said.made() > terms.min).then(|| {
             let (makers, count) = self.said.makers();
             let mut names: Vec<String> = makers.take(NAMED).map(ToString::to_string).collect();
             if count > NAMED {
                 names.push("others".to_owned());
             }
             let words = format!(
-                "{} give their gangs one name, and one alone has the {} members that it takes: give each a name of its own; or, if they belong together, say how many members there may be ({}), or minMember in the Gang",
+                "{} give their gangs one name, and have more than the {} members that it takes: give each a name of its own; or, if they belong together, say how many members there may be ({}), or minMember in the Gang",
                 names.join(", "),
                 terms.min,
                 names::GANG_MAX_ANNOTATION
             );
             Fault { place: "pods".into(), words: words.into() }
         })
+    }
+
+    /// Several jobs have pods that have not ended, and nobody says that they belong together.
+    pub(super) fn is_unsaid_mix(&self, terms: &Terms, spec: Option<&GangSpec>) -> bool {
+        let said = spec.is_some_and(|spec| spec.min_member.is_some())
+            || (terms.min < terms.max && terms.max < u32::MAX);
+        self.said.is_mixed() && !said
     }
 
     pub(super) fn take_changed(&mut self) -> bool {

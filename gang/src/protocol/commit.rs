@@ -149,6 +149,7 @@ impl Gang {
             id: committing.decision.id.clone(),
             min: committing.decision.min,
             by_role: Some(by_role.unwrap_or_default()),
+            repair: self.working_terms().map(|terms| terms.repair),
             was_bound: false,
             short: false,
             lost_since: None,

@@ -60,17 +60,25 @@ impl Gang {
         }
         self.agreed = agreed;
         self.lower_minimum();
-        if let State::Decided(decided) = &self.state
-            && decided.by_role.is_none()
-        {
-            let roles = self.roles_of(decided.min);
-            if let State::Decided(decided) = &mut self.state {
-                decided.by_role = roles;
-            }
-        }
+        self.learn_of_decision();
         self.changed();
         if matches!(self.state, State::Planned(_)) {
             self.unplan();
+        }
+    }
+
+    /// What a decision of a process before went by, and does not say, is known once the terms are.
+    fn learn_of_decision(&mut self) {
+        let State::Decided(decided) = &self.state else {
+            return;
+        };
+        let roles = decided.by_role.is_none().then(|| self.roles_of(decided.min));
+        let repair = self.agreed.terms().map(|terms| terms.repair);
+        if let State::Decided(decided) = &mut self.state {
+            decided.repair = decided.repair.or(repair);
+            if let Some(roles) = roles {
+                decided.by_role = roles;
+            }
         }
     }
 

@@ -17,7 +17,7 @@ use super::types::{Hindrance, Now, Refused, Settings, Work};
 use super::written::Written;
 use crate::claim::OwnerRef;
 use crate::key::GangKey;
-use crate::terms::{Fault, Repair, Terms};
+use crate::terms::{Authority, Fault, Repair, Terms};
 
 /// Decisions that are over and may still be seen in the object; older ones are long overwritten.
 const MAX_PAST: usize = 8;
@@ -153,6 +153,8 @@ pub(super) struct Decided {
     pub(super) by_role: Option<Vec<(Arc<str>, u32)>>,
     /// Its minimum was bound once.
     pub(super) was_bound: bool,
+    /// What its pods said of repair; whoever may write one of them does not change it any more. `None` as for roles.
+    pub(super) repair: Option<Repair>,
     /// It was bound, and lacks members now.
     pub(super) short: bool,
     /// Since when fewer members are left than it needs, where all of it is to be started anew for that.
@@ -259,7 +261,13 @@ impl Gang {
     }
 
     pub(super) fn repair(&self) -> Repair {
-        self.working_terms().map(|terms| terms.repair).unwrap_or_default()
+        let Some(terms) = self.working_terms() else {
+            return Repair::default();
+        };
+        match (&self.state, terms.repair_by) {
+            (State::Decided(decided), Authority::Pods) => decided.repair.unwrap_or(terms.repair),
+            _ => terms.repair,
+        }
     }
 
     /// The minimum that holds: after the decision the one it was decided for, or to which an object has lowered it since. 0 while it is not known.

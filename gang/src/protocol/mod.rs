@@ -62,3 +62,4 @@ pub use types::{
     WantedMember, Work,
 };
 pub use view::{MemberView, SlotView, View};
+pub use words::RESTARTING;

@@ -197,6 +197,7 @@ impl Gang {
             id: decision.id.clone(),
             min,
             by_role: self.roles_of(min),
+            repair: self.agreed.terms().map(|terms| terms.repair),
             was_bound: known.bound_at.is_some(),
             short: known.phase == GangPhase::Repairing,
             lost_since: None,

@@ -361,10 +361,13 @@ impl Gang {
         }
     }
 
-    /// It has its minimum, more are announced, and they may come any moment.
+    /// It has its minimum, more are announced, and they may come any moment. So may more of several jobs: then they are two gangs of one name.
     pub(super) fn waits_for_rest(&self, now: Instant) -> bool {
-        let total = self.agreed.terms().and_then(|terms| terms.total);
-        now < self.settle_until && total.is_some_and(|total| self.members.count().exist() < total)
+        let Some(terms) = self.agreed.terms().filter(|_| now < self.settle_until) else {
+            return false;
+        };
+        let announced = terms.total.map(|total| self.members.count().exist() < total);
+        announced.unwrap_or_else(|| self.words.is_unsaid_mix(terms, self.spec.as_ref()))
     }
 
     /// How many more members may have a place. One that runs and is not valid any more is completed, and does not grow.

@@ -233,6 +233,14 @@ impl Gang {
                 );
                 (false, "MinimumChanged", message)
             }
+            Agreed::Terms(terms) if terms.repair != self.repair() => {
+                let message = format!(
+                    "repair is {} now and was {} when it was decided; the new one holds when it is started anew",
+                    terms.repair.as_str(),
+                    self.repair().as_str()
+                );
+                (false, "RepairChanged", message)
+            }
             Agreed::Terms(_) if self.members.count().of(Class::Faulty) > 0 => {
                 let fault = self.members.first_fault();
                 (false, "InvalidMember", fault.unwrap_or_default())

@@ -13,7 +13,7 @@ use crate::dialect::value::cut;
 use crate::terms::Repair;
 
 /// The reason of a gang whose members are being deleted for a restart. A process that takes over knows the restart by it.
-pub(super) const RESTARTING: &str = "is being started anew";
+pub const RESTARTING: &str = "is being started anew";
 
 /// Longest reason and message, in bytes.
 const REASON: usize = 700;
@@ -125,7 +125,12 @@ impl Gang {
             Agreed::Invalid(_) => return self.words_invalid(),
         };
         if self.enough(Count::exist) && self.waits_for_rest(now) {
-            let total = terms.total.unwrap_or_default();
+            let Some(total) = terms.total else {
+                return Words::new(
+                    format!("{exist} members of several jobs exist"),
+                    "they are enough; more may come any moment, and then the jobs have one name for two gangs",
+                );
+            };
             return Words::new(
                 format!("{exist} of {total} members exist"),
                 format!("{} are enough; the rest may come any moment", terms.min),

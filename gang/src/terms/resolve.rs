@@ -124,6 +124,12 @@ pub fn resolve(
         level,
         slice: wishes.slice.or(hinted),
         repair: wishes.repair.unwrap_or(defaults.repair),
+        repair_by: match object.repair {
+            Some(_) => Authority::Object,
+            // What the pods leave out is the owner's to say.
+            None if said.repairs.first().is_none() && facts.wish.repair.is_some() => Authority::Object,
+            None => Authority::Pods,
+        },
         arrival: wishes.arrival.unwrap_or(defaults.arrival),
         checkpointed: wishes.checkpointed.unwrap_or(false),
         unread: said.unread(owner),
@@ -238,6 +244,16 @@ impl Said {
             });
         }
         if let Some(stated) = self.stated.first() {
+            // Not all say it, and the others have the owner's word: one pod must not undo that.
+            if self.some_state()
+                && let (OwnerState::Read(facts), Some(min)) = (owner, share.min)
+                && !facts.singles
+                && min != *stated
+            {
+                let by_owner = format!("{min} by {}{}", facts.said, owner_name());
+                let words = [stated.to_string(), by_owner];
+                faults.insert(disagreement("how many members are needed", &words));
+            }
             return Some(Minimum {
                 min: share.at_most.map_or(*stated, |most| most.min(*stated)),
                 singles: false,

@@ -85,6 +85,8 @@ pub struct Said {
     pods: u32,
     pub(super) object_name: String,
     pub(super) stated: Tally<u32>,
+    /// How many say a number.
+    stating: u32,
     pub(super) places: Tally<&'static str>,
     /// How many want as many as their owner says there will be.
     pub(super) all: u32,
@@ -104,8 +106,8 @@ pub struct Said {
     pub(super) faults: Tally<Fault>,
     also: Tally<Dialect>,
     makers: Tally<Maker>,
-    /// How many pods each maker has.
-    shares: Tally<u32>,
+    /// Pods that any of them made.
+    made: u32,
 }
 
 impl Said {
@@ -146,10 +148,7 @@ impl Said {
     /// A pod that says it asks for no devices, or one that did is no longer there.
     pub fn lighten(&mut self, claim: &Claim, more: bool) {
         self.light.turn(&claim.role, more);
-        self.light_pods = match more {
-            true => self.light_pods.saturating_add(1),
-            false => self.light_pods.saturating_sub(1),
-        };
+        count(&mut self.light_pods, more);
     }
 
     /// Whether a pod of this role asks for no devices.
@@ -173,14 +172,12 @@ impl Said {
         match claim.size {
             Size::Stated { min, total } => {
                 turned |= self.stated.turn(&min, more);
+                count(&mut self.stating, more);
                 turned |= total.is_some_and(|total| self.totals.turn(&total, more));
             }
             Size::All => {
                 let before = self.all;
-                self.all = match more {
-                    true => before.saturating_add(1),
-                    false => before.saturating_sub(1),
-                };
+                count(&mut self.all, more);
                 turned |= before == 0 || self.all == 0;
             }
             Size::Unsaid => {}
@@ -203,13 +200,8 @@ impl Said {
         let Some(maker) = &claim.maker else {
             return false;
         };
-        self.shares.remove(&self.makers.count(maker));
-        let turned = self.makers.turn(maker, more);
-        let share = self.makers.count(maker);
-        if share > 0 {
-            self.shares.add(&share);
-        }
-        turned
+        count(&mut self.made, more);
+        self.makers.turn(maker, more)
     }
 
     /// Nobody says anything.
@@ -238,10 +230,23 @@ impl Said {
         (self.makers.few(), self.makers.len())
     }
 
-    /// How many pods the job has that has most.
-    pub fn largest_share(&self) -> u32 {
-        self.shares.last().copied().unwrap_or_default()
+    /// How many pods jobs made that have not ended.
+    pub fn made(&self) -> u32 {
+        self.made
     }
+
+    /// Some of the pods say how many members are needed, and others do not.
+    pub(super) fn some_state(&self) -> bool {
+        self.stating > 0 && self.stating < self.pods
+    }
+}
+
+/// One more, or one less.
+fn count(number: &mut u32, more: bool) {
+    *number = match more {
+        true => number.saturating_add(1),
+        false => number.saturating_sub(1),
+    };
 }
 
 fn turn<'a, T: Ord + Clone + 'a>(

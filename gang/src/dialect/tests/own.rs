@@ -259,6 +259,16 @@ fn a_gang_by_a_mere_name_remembers_which_job_made_the_pod() {
     let torch = json!({"training.kubeflow.org/job-name": "pt"});
     let torch = made(torch, "PyTorchJob", "kubeflow.org/v1");
     assert_eq!(torch.as_deref(), Some("PyTorchJob pt u1"));
+    let set = made(json!({}), "StatefulSet", "apps/v1");
+    assert_eq!(set.as_deref(), Some("StatefulSet train-a u1"));
+    // Each group of a LeaderWorkerSet has one of its own.
+    for revision in ["", "7c9d"] {
+        let group = json!({
+            "leaderworkerset.sigs.k8s.io/name": "llama", "leaderworkerset.sigs.k8s.io/group-index": "1",
+            "leaderworkerset.sigs.k8s.io/template-revision-hash": revision,
+        });
+        assert_eq!(made(group, "StatefulSet", "apps/v1"), None, "{revision}");
+    }
     // What goes on for ever makes its pods by something new at every rollout.
     assert_eq!(made(json!({}), "ReplicaSet", "apps/v1"), None);
     // Where an object is the gang, whoever made the pods belongs to it.

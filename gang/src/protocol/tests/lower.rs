@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_api::{GangPhase, GangSpec, GangStatus};
+use gantry_api::{GangPhase, GangRepair, GangSpec, GangStatus};
 
 use super::world::{World, bound, claim, key, leaving, member, place, with_repair};
 use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
@@ -229,4 +229,37 @@ fn whoever_takes_over_goes_by_the_lowered_minimum() {
     // It was lowered while nobody led.
     let mut world = of_five(Repair::Restart);
     assert_eq!(after(world.status("a"), Some(2)), 3);
+}
+
+#[test]
+fn a_forged_pod_does_not_have_a_bound_gang_started_anew() {
+    let mut world = World::new();
+    world.bound_gang("a", 3, 3);
+    let forged = with_repair(claim("a", 3), Repair::Restart);
+    world.see(bound(member("a0", forged), "n0"));
+    let status = world.status("a");
+    assert_eq!(
+        (&*status.conditions[0].reason, &*status.conditions[0].message),
+        (
+            "RepairChanged",
+            "repair is restart now and was hold when it was decided; the new one holds when it is started anew"
+        )
+    );
+    world.gone("a2");
+    world.pass(5);
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.take_work(), []);
+    // A person may say so in the object at any time.
+    let spec = GangSpec {
+        repair: Some(GangRepair::Restart),
+        ..GangSpec::default()
+    };
+    let object = Object {
+        ours: false,
+        spec: Ok(spec),
+        ..world.object(status)
+    };
+    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.pass(5);
+    assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if pods.len() == 2));
 }

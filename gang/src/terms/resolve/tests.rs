@@ -125,12 +125,8 @@ fn the_object_goes_before_the_pods_and_the_pods_before_the_owner() {
         OwnerKind::CoschedulingPodGroup,
         Size::Stated { min: 6, total: None },
     );
-    let by_pods = terms(&[unsaid.clone(), said.clone()], read, None);
-    assert_eq!(
-        (by_pods.min, by_pods.total),
-        (6, Some(8)),
-        "one pod's word is enough"
-    );
+    let by_pods = terms(&[said.clone(), said.clone()], read, None);
+    assert_eq!((by_pods.min, by_pods.total), (6, Some(8)));
     assert_eq!(&*by_pods.decided_by, "annotation gantry.dev/gang-min of its pods");
     let object = GangSpec {
         min_member: Some(4),
@@ -141,6 +137,44 @@ fn the_object_goes_before_the_pods_and_the_pods_before_the_owner() {
         (by_object.min, &*by_object.decided_by),
         (4, "minMember of Gang train")
     );
+}
+
+#[test]
+fn a_number_that_some_pods_say_and_not_others_does_not_undo_what_their_owner_says() {
+    let owner = facts(8, None);
+    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
+    let says = |min| of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min, total: None });
+    for min in [1, 9] {
+        assert_eq!(
+            faults(
+                &[unsaid.clone(), unsaid.clone(), says(min)],
+                OwnerState::Read(&owner),
+                None
+            ),
+            [format!(
+                "pods: they disagree about how many members are needed: {min}, 8 by spec.minMember of PodGroup train (scheduling.x-k8s.io); all must say the same"
+            )]
+        );
+    }
+    let same = terms(&[unsaid.clone(), says(8)], OwnerState::Read(&owner), None);
+    assert_eq!(same.min, 8);
+    let object = GangSpec {
+        min_member: Some(4),
+        ..GangSpec::default()
+    };
+    assert_eq!(
+        terms(
+            &[unsaid.clone(), says(1)],
+            OwnerState::Read(&owner),
+            Some(&object)
+        )
+        .min,
+        4
+    );
+    // Where nobody else says a number, one pod's word is enough.
+    let silent = OwnerFacts::default();
+    let by_pod = terms(&[unsaid, says(3)], OwnerState::Read(&silent), None);
+    assert_eq!(by_pod.min, 3);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName};
 use gantry_gang::protocol::{Placement, Refused, ShapeId, Sibling, Wanted, WantedMember};
+use gantry_gang::terms::Authority;
 use gantry_gang::{
     Dialect, Fabric, GangKey, Level, LevelWish, Levels, Needs, NodeFacts, Repair, Resources, Terms,
 };
@@ -267,10 +268,11 @@ pub(in crate::gang) fn gang(members: &[(u32, ShapeId)]) -> Wanted {
             level: None,
             slice: None,
             repair: Repair::Hold,
+            repair_by: Authority::Pods,
             arrival: std::time::Duration::from_secs(60),
             checkpointed: false,
             unread: None,
-            authority: gantry_gang::terms::Authority::Pods,
+            authority: Authority::Pods,
             decided_by: "a test".into(),
         }),
         members,
