@@ -462,7 +462,7 @@ mod tests {
         let all = ["gang train", "pod a", "pod b"].map(|of| (of.to_owned(), note.clone()));
         assert_eq!(told(&story, "GangInvalid"), all);
         // A process that begins with it has not seen it change.
-        assert_eq!(told(&[changed.clone()], "GangInvalid"), []);
+        assert_eq!(told(std::slice::from_ref(&changed), "GangInvalid"), []);
         let unknown = with(false, "Unknown", "PodGroup train was not read yet");
         assert_eq!(told(&[changed, unknown], "GangInvalid"), []);
     }
