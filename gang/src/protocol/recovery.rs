@@ -131,8 +131,8 @@ impl Gang {
         }
     }
 
-    /// A gang that waited when the process before ended goes on waiting, and does not begin anew: its age counts in the queue, and what those leave
-    /// who were stopped for it is its own.
+    /// A gang that waited when the process before ended goes on waiting, and does not begin anew: its age counts in the queue, its failed tries in how long
+    /// it waits after the next one, and what those leave who were stopped for it is its own.
     fn follow_age(&mut self, known: &Known) {
         let Some(since) = known.waiting_since.filter(|_| known.is_about(&self.key)) else {
             return;
@@ -140,6 +140,7 @@ impl Gang {
         let of_then = self.members.iter().any(|kept| kept.member.created <= since);
         if !self.told.anything() && of_then {
             self.waiting_since = self.waiting_since.min(since);
+            self.tries.strikes = self.tries.strikes.max(known.strikes);
             self.tries.resumes = known.phase == GangPhase::Preempting;
         }
     }

@@ -403,3 +403,27 @@ fn a_gang_that_waited_before_a_restart_has_not_begun_to_wait_anew() {
         "those that are there now came later: it is another life"
     );
 }
+
+#[test]
+fn tries_that_failed_before_a_restart_count_on() {
+    let mut before = World::new();
+    before.members("a", 2, 2);
+    for _ in 0..3 {
+        before.plan();
+        // Nobody comes.
+        before.pass(120);
+    }
+    let status = before.status("a");
+    assert_eq!(status.strikes, 3);
+    let mut world = World::with(Settings::default());
+    world.members("a", 2, 2);
+    world.show("a", status);
+    world.gangs.synced(world.now());
+    world.plan();
+    world.pass(60);
+    assert_eq!(world.status("a").strikes, 4);
+    world.pass(15);
+    assert_eq!(world.next(), None, "it waits 16 s now");
+    world.pass(1);
+    assert!(world.next().is_some());
+}
