@@ -106,7 +106,7 @@ pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample
     if !matches!(plugin, Plugin::Bare(_)) {
         let (again, run) = restarts(run).await?;
         take(Row::RegisterAgain, again);
-        take(Row::Xid, xids(&run).await?);
+        take(Row::Xid(Mode::Whole), xids(&run, Mode::Whole).await?);
     }
     let nodes = Setting {
         pass_device_specs: true,
@@ -118,8 +118,14 @@ pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample
     take(Row::PreferredReplicas, preferred(&run, 2).await?);
     take(Row::SharedOne, allocate(&run, 1).await?);
     take(Row::SharedAll, allocate(&run, 32).await?);
+    if !matches!(plugin, Plugin::Bare(_)) {
+        take(Row::Xid(Mode::Replicas), xids(&run, Mode::Replicas).await?);
+    }
     let run = running(plugin, Mode::Slices).await?;
     take(Row::PreferredSlices, preferred(&run, 2).await?);
+    if !matches!(plugin, Plugin::Bare(_)) {
+        take(Row::Xid(Mode::Slices), xids(&run, Mode::Slices).await?);
+    }
     drop(run);
     take(Row::Register, starts(plugin, Mode::Whole).await?);
     take(Row::RegisterMig, starts(plugin, Mode::Slices).await?);
@@ -191,18 +197,23 @@ async fn preferred(run: &Running, size: usize) -> Result<Vec<Sample>> {
     Ok(times.split_off(WARM_UP))
 }
 
-async fn xids(run: &Running) -> Result<Vec<Sample>> {
+/// From an Xid until all devices of its GPU are unhealthy.
+async fn xids(run: &Running, mode: Mode) -> Result<Vec<Sample>> {
+    let of_each = mode.devices() / run.node.hardware().gpus.len();
     let mut stream = run.served.watch().await?;
     Served::list_until(&mut stream, |list| list.values().all(|(healthy, _)| *healthy)).await?;
     let mut times = Vec::new();
     for gpu in 0..XIDS {
-        let uuid = run.node.hardware().gpus[usize::from(gpu)].uuid.clone();
+        let sick = of_each * (usize::from(gpu) + 1);
         // Lists in quick succession are paced; here each Xid comes alone.
         tokio::time::sleep(APART).await;
         run.node.controller().raise_xid(gpu, FATAL)?;
         // The last thing that raising it does is to wake whom it concerns; what it writes down before is the simulator's affair.
         let began = Instant::now();
-        Served::list_until(&mut stream, |list| !list[&uuid].0).await?;
+        Served::list_until(&mut stream, |list| {
+            list.values().filter(|(healthy, _)| !healthy).count() == sick
+        })
+        .await?;
         times.push(Sample::Time(began.elapsed()));
     }
     Ok(times)

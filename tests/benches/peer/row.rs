@@ -19,7 +19,7 @@ pub(crate) enum Row {
     Register,
     RegisterMig,
     RegisterAgain,
-    Xid,
+    Xid(Mode),
     Memory(Mode, Moment),
 }
 
@@ -52,7 +52,7 @@ impl Mode {
 }
 
 impl Row {
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::Floor,
         Self::AllocateOne,
         Self::AllocateEight,
@@ -67,7 +67,9 @@ impl Row {
         Self::Register,
         Self::RegisterMig,
         Self::RegisterAgain,
-        Self::Xid,
+        Self::Xid(Mode::Whole),
+        Self::Xid(Mode::Replicas),
+        Self::Xid(Mode::Slices),
         Self::Memory(Mode::Whole, Moment::AtRest),
         Self::Memory(Mode::Slices, Moment::AtRest),
         Self::Memory(Mode::Replicas, Moment::AtRest),
@@ -92,7 +94,9 @@ impl Row {
             Self::Register => "exec to Register, 8 GPUs",
             Self::RegisterMig => "exec to Register, 56 MIG devices",
             Self::RegisterAgain => "kubelet.sock recreated to Register",
-            Self::Xid => "Xid to unhealthy on ListAndWatch",
+            Self::Xid(Mode::Whole) => "Xid to unhealthy on ListAndWatch",
+            Self::Xid(Mode::Replicas) => "Xid to all 10 replicas unhealthy",
+            Self::Xid(Mode::Slices) => "Xid to all 7 MIG devices unhealthy",
             Self::Memory(Mode::Whole, Moment::AtRest) => "resident at rest, 30 s after start, 8 GPUs",
             Self::Memory(Mode::Slices, Moment::AtRest) => "resident at rest, 56 MIG devices",
             Self::Memory(Mode::Replicas, Moment::AtRest) => "resident at rest, 80 replicas",
