@@ -129,6 +129,11 @@ pub struct GangArgs {
     #[arg(long, env = "GANTRY_GANG_ARRIVAL", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub gang_arrival: Duration,
 
+    /// Seconds for which the place of a lost member is kept for its replacement; also for how long two gangs of which each holds what the other lacks wait
+    /// until one of them gives way.
+    #[arg(long, env = "GANTRY_GANG_HOLD", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub gang_hold: Duration,
+
     /// Tell kube-scheduler the node of each member of a gang (status.nominatedNodeName), which it tries first: for clusters where
     /// it looks at a sample of the nodes only.
     #[arg(long, env = "GANTRY_NOMINATE")]

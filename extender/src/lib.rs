@@ -108,6 +108,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         identity: run.into(),
         gates: args.gangs.gates,
         arrival: args.gangs.gang_arrival,
+        hold: args.gangs.gang_hold,
         levels: args.gangs.fabric.clone(),
         ..Default::default()
     });

@@ -15,6 +15,7 @@ mod gangs_owned;
 mod gangs_preempt;
 mod gangs_schedulers;
 mod gangs_states;
+mod gangs_stuck;
 mod guard;
 mod modes;
 mod placement;
@@ -111,6 +112,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_near::members_that_must_be_near_a_sibling_come_after_it,
         gangs_native::pod_groups_of_kubernetes_are_gangs,
         gangs_native::pod_groups_are_gangs_also_where_kube_scheduler_tries_them_as_a_whole,
+        gangs_stuck::of_two_gangs_that_hold_what_the_other_lacks_one_gives_way,
         gangs_schedulers::gangs_of_another_scheduler_keep_nothing_until_it_asks,
         gangs_schedulers::pods_of_a_basic_group_go_one_by_one,
         gangs_dialects::pods_with_the_marks_of_other_schedulers_are_gangs,
