@@ -56,7 +56,7 @@ pub(super) async fn of_two_gangs_that_hold_what_the_other_lacks_one_gives_way(be
         scene.phase(&other.name, GangPhase::Queued).await?;
         scene.holds_nothing(other).await?;
         scene.disband(whole).await?;
-        scene.runs(other).await?;
+        scene.phase(&other.name, GangPhase::Bound).await?;
         scene.disband(other).await?;
         for single in ["filler", "finder-a", "finder-b"] {
             scene.delete(single).await?;
