@@ -1,4 +1,5 @@
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gantry_api::{DecidedSlot, GangPhase};
@@ -11,6 +12,7 @@ use tower_test::mock;
 
 use super::requests::{self, Failure};
 use super::*;
+use crate::metrics::{Metrics, Outcome};
 
 const PATH: &str = "/apis/gantry.dev/v1alpha1/namespaces/ml/gangs";
 
@@ -22,6 +24,10 @@ struct Api {
     seen: Mutex<Vec<String>>,
     /// The next writes of a status end so.
     ends: Mutex<Vec<Odd>>,
+    /// Writes of a status are not answered, and not done, meanwhile.
+    holds: AtomicBool,
+    /// There is one.
+    held: AtomicBool,
 }
 
 /// How a write ends other than well.
@@ -120,6 +126,10 @@ impl Api {
             while let Some((request, send)) = requests.next_request().await {
                 let (head, body) = request.into_parts();
                 let body = body.collect_bytes().await.unwrap();
+                while head.uri.path().ends_with("/status") && api.holds.load(Ordering::Relaxed) {
+                    api.held.store(true, Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
                 let (code, answer) = api.answer(&head.method, head.uri.path(), &body);
                 let body = Body::from(answer.to_string().into_bytes());
                 send.send_response(Response::builder().status(code).body(body).unwrap());
@@ -291,6 +301,8 @@ fn a_status_that_cannot_be_read_keeps_its_decision() {
 struct Stage {
     api: Arc<Api>,
     cluster: crate::fixtures::Cluster,
+    metrics: Arc<Metrics>,
+    told: crate::gang::events::Mailbox,
     shutdown: tokio_util::sync::CancellationToken,
     task: tokio::task::JoinHandle<()>,
 }
@@ -299,7 +311,8 @@ impl Stage {
     fn start() -> Self {
         let cluster = crate::fixtures::Cluster::new(crate::decide::Options::default());
         let api = Arc::new(Api::default());
-        let (events, _) = crate::gang::events::Events::new();
+        let (events, told) = crate::gang::events::Events::new();
+        let metrics = Arc::<Metrics>::default();
         let (orders, _) = tokio::sync::mpsc::unbounded_channel::<Work>();
         let shutdown = tokio_util::sync::CancellationToken::new();
         let task = tokio::spawn(run(
@@ -307,13 +320,15 @@ impl Stage {
             Arc::clone(&cluster.store),
             Arc::default(),
             events,
-            Arc::default(),
+            Arc::clone(&metrics),
             orders,
             shutdown.clone(),
         ));
         Self {
             api,
             cluster,
+            metrics,
+            told,
             shutdown,
             task,
         }
@@ -353,6 +368,34 @@ async fn a_gang_has_its_object_as_soon_as_a_member_is_seen_and_the_newest_status
     assert_eq!(gang["status"]["min"], 3);
     let seen = stage.api.take_seen();
     assert_eq!(seen.iter().filter(|line| line.starts_with("POST")).count(), 1);
+    stage.shutdown.cancel();
+    stage.task.await.unwrap();
+}
+
+/// The API server is slow, and more becomes of the gang meanwhile: what it has become already is no news.
+#[tokio::test(start_paused = true)]
+async fn what_becomes_of_a_gang_is_told_and_counted_once_however_slowly_it_is_written() {
+    let mut stage = Stage::start();
+    stage.cluster.pod(&member("a", 3));
+    stage.until(|gang| gang["status"]["members"] == 1).await;
+    stage.api.holds.store(true, Ordering::Relaxed);
+    stage.cluster.pod(&member("b", 2));
+    while !stage.api.held.load(Ordering::Relaxed) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    stage.cluster.pod(&member("c", 3));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    stage.api.holds.store(false, Ordering::Relaxed);
+    let gang = stage.until(|gang| gang["status"]["members"] == 3).await;
+    assert_eq!(gang["status"]["phase"], "Invalid");
+    let invalid = stage
+        .metrics
+        .gang_steps
+        .get_or_create(&Outcome { outcome: "invalid" });
+    assert_eq!(invalid.get(), 1);
+    let told = stage.told.taken();
+    let reasons: Vec<&str> = told.iter().map(|(reason, _)| *reason).collect();
+    assert_eq!(reasons, ["GangInvalid"], "{told:?}");
     stage.shutdown.cancel();
     stage.task.await.unwrap();
 }

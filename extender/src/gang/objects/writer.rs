@@ -70,6 +70,8 @@ struct Lane {
     read: bool,
     /// The newest status.
     status: Option<GangStatus>,
+    /// What was told of the last one, which may be on its way: the object shows an older one then.
+    told: Option<GangStatus>,
     /// The decision whose write has failed, or may have.
     doubt: Option<String>,
     /// Nothing before that time; a decision that has not failed yet does not wait.
@@ -145,14 +147,12 @@ impl Writer {
         for (gang, status) in statuses {
             let name = name(&gang);
             let known = self.objects.get(&name).map(|object| object.status);
-            let before = self.lane(&gang).status.replace(status.clone()).or(known);
+            let lane = self.lanes.entry(name).or_default();
+            let before = lane.told.replace(step(&status)).or(known);
             self.metrics.gang_moved(before.as_ref(), &status);
             self.events.gang_moved(&gang, before.as_ref(), &status);
+            lane.status = Some(status);
         }
-    }
-
-    fn lane(&mut self, gang: &GangKey) -> &mut Lane {
-        self.lanes.entry(name(gang)).or_default()
     }
 
     /// Starts what is due. Returns when the next is.
@@ -403,6 +403,16 @@ async fn write(
         }
     };
     requests::write_status(client, name, &known, status).await
+}
+
+/// What the next status is compared with, to tell what has become of the gang: not its decision, which is large.
+fn step(status: &GangStatus) -> GangStatus {
+    GangStatus {
+        phase: status.phase,
+        reason: status.reason.clone(),
+        waiting_since: status.waiting_since.clone(),
+        ..GangStatus::default()
+    }
 }
 
 fn name(gang: &GangKey) -> Name {
