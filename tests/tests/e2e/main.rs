@@ -10,6 +10,7 @@ mod gpus;
 mod pods;
 mod records;
 mod scenarios;
+mod seen;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};

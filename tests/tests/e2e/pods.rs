@@ -116,8 +116,13 @@ pub(crate) fn grant(pod: &Pod) -> Result<Grant> {
 
 /// The devices that a pod's grant gives it in all.
 pub(crate) fn granted(pod: &Pod) -> Result<BTreeSet<String>> {
+    granted_of(pod, GPU_RESOURCE)
+}
+
+/// The devices of a resource that a pod's grant gives it in all.
+pub(crate) fn granted_of(pod: &Pod, resource: &str) -> Result<BTreeSet<String>> {
     Ok(grant(pod)?
-        .held(GPU_RESOURCE)
+        .held(resource)
         .iter()
         .map(ToString::to_string)
         .collect())

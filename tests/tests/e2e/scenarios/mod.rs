@@ -18,6 +18,8 @@ mod gangs_states;
 mod gangs_stuck;
 mod guard;
 mod modes;
+mod node_changes;
+mod node_config;
 mod placement;
 mod shapes;
 mod smoke;
@@ -82,6 +84,10 @@ pub(crate) fn all() -> Vec<Scenario> {
         modes::slices_of_each_profile_are_resources_of_their_own,
         modes::slices_all_alike_are_gpus,
         modes::a_changed_config_is_taken_up_and_a_bad_one_is_not,
+        node_config::a_label_chooses_a_configuration_of_the_config_map,
+        node_config::labels_are_written_on_the_node_or_into_its_node_feature,
+        node_changes::a_gpu_cut_anew_is_other_resources,
+        node_changes::an_xid_is_seen_wherever_people_look_until_it_is_lifted,
         ways::devices_reach_the_container_by_every_strategy,
         ways::kubelet_counts_uuids_where_containers_see_indices,
         ways::a_node_has_whole_gpus_beside_shared_ones,

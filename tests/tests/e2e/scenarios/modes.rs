@@ -207,7 +207,7 @@ pub(super) fn write_config(cluster: &Cluster, node: &str, text: &str) -> Result<
 }
 
 /// A pod that may go to one node only, by the scheduler's way.
-fn chosen(name: &str, resource: &str, count: usize, node: &str) -> Result<Pod> {
+pub(super) fn chosen(name: &str, resource: &str, count: usize, node: &str) -> Result<Pod> {
     let mut pod = pods::sleeper_of(name, resource, count)?;
     if let Some(spec) = &mut pod.spec {
         spec.node_selector = Some([("kubernetes.io/hostname".to_owned(), node.to_owned())].into());
@@ -227,7 +227,7 @@ pub(super) async fn run_on(
 }
 
 /// What `kubectl describe` says of a pod that must wait.
-async fn refusal(bed: &Bed, api: &Api<Pod>, namespace: &str, pod: Pod) -> Result<String> {
+pub(super) async fn refusal(bed: &Bed, api: &Api<Pod>, namespace: &str, pod: Pod) -> Result<String> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     api.create(&PostParams::default(), &pod).await?;
     let said = until("a reason for waiting", pods::RUN_LIMIT, async || {

@@ -1,0 +1,155 @@
+//! GPUs that change under the real kubelet: cut anew while the plugin runs, and sick by an Xid. What kubelet offers, what the Node says and what
+//! pods get follow.
+
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::hardware::Hardware;
+use gantry_e2e::{gantry, until};
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use kube::Api;
+
+use super::modes::{chosen, refusal, run_on};
+use crate::bed::Bed;
+use crate::{pods, seen};
+
+/// An error of memory, which an event confines to the instance that it names: only a reset ends it, or the end of the instance.
+const DOUBLE_BIT: u64 = 48;
+/// The GPU has fallen off the bus.
+const OFF_THE_BUS: u64 = 79;
+/// All compute instances of a GPU instance.
+const ALL: u32 = u32::MAX;
+
+pub(super) async fn a_gpu_cut_anew_is_other_resources(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace("e2e-recut").await?;
+    let node = cluster.nodes()[1].name();
+    let machine = gantry::machine_file("a100-1x-mig");
+    let mut hardware = Hardware::install_in(cluster.node(node)?, &machine, "recut")?;
+    let mixed = ["--mig-strategy=mixed".to_owned()];
+    let small = "nvidia.com/mig-1g.5gb";
+    gpus.serve(cluster, node, Some(&hardware), &mixed, &[(small, 7)])
+        .await?;
+    let pod = run_on(&api, "before", small, 1, node).await?;
+    let before = pods::seen(cluster, &pod, "main").await?;
+    api.delete("before", &kube::api::DeleteParams::default()).await?;
+
+    // An Xid of one instance takes that one away, and no other.
+    let instances = hardware.machine().gpus().first().and_then(|gpu| gpu.mig.clone());
+    let instances = instances.context("the machine is cut")?.instances;
+    let sick = instances.first().context("into instances")?;
+    hardware.controller().raise_xid_in(0, DOUBLE_BIT, sick.id, ALL)?;
+    gpus.counts(cluster, node, &[(small, 6)]).await?;
+    // It is gone with the instance.
+    hardware
+        .controller()
+        .recut(0, &["3g.20gb", "2g.10gb", "1g.5gb"])?;
+    let cut = [
+        ("nvidia.com/mig-3g.20gb", 1),
+        ("nvidia.com/mig-2g.10gb", 1),
+        (small, 1),
+        ("nvidia.com/gpu", 0),
+    ];
+    gpus.counts(cluster, node, &cut).await?;
+    let mut all = std::collections::BTreeSet::new();
+    for (resource, _) in &cut[..3] {
+        let name = resource.replace(['/', '.'], "-");
+        let pod = run_on(&api, &name, resource, 1, node).await?;
+        let seen = pods::seen(cluster, &pod, "main").await?;
+        let held = pods::held_of(cluster, &pod, "main", resource).await?;
+        ensure!(
+            seen.len() == 1 && seen == held && held == pods::granted_of(&pod, resource)?,
+            "{resource}: sees {seen:?}, kubelet says {held:?}"
+        );
+        all.extend(seen);
+        api.delete(&name, &kube::api::DeleteParams::default()).await?;
+    }
+    ensure!(
+        all.len() == 3,
+        "three slices are {all:?}; before there was {before:?}"
+    );
+
+    // And whole again.
+    hardware.controller().uncut(0)?;
+    let whole = [("nvidia.com/gpu", 1), ("nvidia.com/mig-3g.20gb", 0), (small, 0)];
+    gpus.counts(cluster, node, &whole).await?;
+    let pod = run_on(&api, "whole", "nvidia.com/gpu", 1, node).await?;
+    let seen = pods::seen(cluster, &pod, "main").await?;
+    ensure!(
+        seen.len() == 1 && seen.iter().all(|device| device.starts_with("GPU-")),
+        "{seen:?}"
+    );
+    Ok(())
+}
+
+pub(super) async fn an_xid_is_seen_wherever_people_look_until_it_is_lifted(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let namespace = "e2e-xid";
+    let api = bed.namespace(namespace).await?;
+    let node = cluster.nodes()[2].name();
+    // Not the node's own GPUs, so that nothing of this is left on them, however it ends.
+    let machine = gantry::machine_file("a40-8x-bridged");
+    let mut hardware = Hardware::install_in(cluster.node(node)?, &machine, "sick")?;
+    let uuid = |gpu: usize| {
+        let gpu = hardware.machine().gpus().get(gpu);
+        gpu.and_then(|gpu| gpu.uuid.as_ref()).map(ToString::to_string)
+    };
+    let sick = uuid(3).context("it has eight GPUs")?;
+    gpus.serve(cluster, node, Some(&hardware), &[], &[("nvidia.com/gpu", 8)])
+        .await?;
+    condition(bed, node, "True", "every GPU is healthy").await?;
+    // An application's Xid changes nothing; the one after it does, so that the first has been seen by then.
+    hardware.controller().raise_xid(2, 31)?;
+    hardware.controller().raise_xid(3, OFF_THE_BUS)?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 7)]).await?;
+    condition(bed, node, "False", &format!("{sick}: Xid 79")).await?;
+    let about = ("Node", node, None);
+    seen::event(bed, "default", about, "GpuUnhealthy", &[&sick, "Xid 79"]).await?;
+    // Not by its plugin's memory alone.
+    cluster.node(node)?.restart(gantry::PLUGIN).await?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 7)]).await?;
+    let text = refusal(bed, &api, namespace, chosen("eight", "nvidia.com/gpu", 8, node)?).await?;
+    ensure!(text.contains("7 of 8"), "{text}");
+    let seven = run_on(&api, "seven", "nvidia.com/gpu", 7, node).await?;
+    let seen = pods::seen(cluster, &seven, "main").await?;
+    ensure!(
+        seen.len() == 7 && !seen.contains(&sick),
+        "{sick} is sick: {seen:?}"
+    );
+    api.delete("seven", &kube::api::DeleteParams::default()).await?;
+
+    let lift = format!("gantry.dev/lift-quarantine={sick}");
+    cluster.kubectl(&["annotate", "gpunode", node, &lift]).await?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
+    condition(bed, node, "True", "every GPU is healthy").await?;
+    seen::event(bed, "default", about, "GpuQuarantineLifted", &[&sick]).await?;
+    // Whoever waited for all eight of them has them now.
+    let eight = pods::running(&api, "eight").await?;
+    let seen = pods::seen(cluster, &eight, "main").await?;
+    ensure!(seen.len() == 8 && seen.contains(&sick), "{seen:?}");
+    Ok(())
+}
+
+/// Waits until the Node's condition `GPUHealthy` is so, with these words.
+async fn condition(bed: &Bed, node: &str, status: &str, words: &str) -> Result<()> {
+    let nodes: Api<Node> = Api::all(bed.client());
+    let is_so = |condition: &NodeCondition| {
+        let message = condition.message.as_deref().unwrap_or_default();
+        condition.status == status && message.contains(words)
+    };
+    until(
+        format!("GPUHealthy {status} of {node} with {words:?}"),
+        pods::RUN_LIMIT,
+        async || {
+            let object = nodes.get(node).await.map_err(|error| error.to_string())?;
+            let all = object.status.and_then(|status| status.conditions);
+            let found = all.into_iter().flatten().find(|one| one.type_ == "GPUHealthy");
+            match found {
+                Some(condition) if is_so(&condition) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        },
+    )
+    .await?;
+    Ok(())
+}
