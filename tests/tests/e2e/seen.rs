@@ -1,13 +1,65 @@
-//! What a person sees of the cluster: Events. Read as a person reads them; judges nothing.
+//! What a person sees of the cluster: kubectl's tables, Events, `gantry explain`, and the extender's metrics. Read as a person or Prometheus
+//! reads them, from their text; judges nothing.
 
-use anyhow::{Result, ensure};
-use gantry_e2e::until;
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::{gantry, until};
 use k8s_openapi::api::core::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 
 use crate::bed::Bed;
 use crate::gangs::GANG_LIMIT;
+
+/// Where the manifests have the extender serve its metrics.
+const METRICS: &str = "http://127.0.0.1:8011/metrics";
+
+/// A table that kubectl has printed.
+#[derive(Debug)]
+pub(crate) struct Table(String);
+
+impl Table {
+    /// What `kubectl get <kind> -o wide` prints of a namespace.
+    pub(crate) async fn get(bed: &Bed, namespace: &str, kind: &str) -> Result<Self> {
+        let args = ["-n", namespace, "get", kind, "-o", "wide"];
+        Ok(Self(bed.cluster().kubectl(&args).await?))
+    }
+
+    /// The headings of its columns.
+    pub(crate) fn columns(&self) -> Vec<&str> {
+        self.starts().into_iter().map(|(_, heading)| heading).collect()
+    }
+
+    /// What stands in a column of the line that begins with `name`.
+    pub(crate) fn cell(&self, name: &str, column: &str) -> Result<&str> {
+        let starts = self.starts();
+        let place = starts.iter().position(|(_, heading)| *heading == column);
+        let place = place.with_context(|| format!("no column {column} in\n{}", self.0))?;
+        let line = self
+            .0
+            .lines()
+            .find(|line| line.split_whitespace().next() == Some(name));
+        let line = line.with_context(|| format!("no line of {name} in\n{}", self.0))?;
+        let from = starts.get(place).map_or(0, |(from, _)| *from);
+        let to = starts.get(place + 1).map_or(line.len(), |(to, _)| *to);
+        let cell = line.get(from..to.min(line.len()));
+        Ok(cell.unwrap_or_default().trim())
+    }
+
+    /// Each column's heading, and where it begins. Between two there are three spaces; a heading may have one.
+    fn starts(&self) -> Vec<(usize, &str)> {
+        let head = self.0.lines().next().unwrap_or_default();
+        let headings = head.split("  ").map(str::trim).filter(|text| !text.is_empty());
+        let mut from = 0;
+        headings
+            .map(|heading| {
+                let found = head.get(from..).and_then(|rest| rest.find(heading));
+                let start = from + found.unwrap_or_default();
+                from = start + heading.len();
+                (start, heading)
+            })
+            .collect()
+    }
+}
 
 /// Waits until the API server has an Event of this reason about an object, with these words, and checks that it is about the object of this UID,
 /// where one is given: by that `kubectl describe` finds it.
@@ -43,4 +95,54 @@ pub(crate) async fn event(
         "{reason} is about {of:?}, {kind} {name} is {uid:?}"
     );
     Ok(said)
+}
+
+/// What `gantry explain` says.
+pub(crate) async fn explained(bed: &Bed, words: &[&str]) -> Result<String> {
+    let binary = gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
+    let binary = binary.display().to_string();
+    let kubeconfig = format!("--kubeconfig={}", bed.cluster().kubeconfig().display());
+    let argv = [&[&*binary, "explain"], words, &[&*kubeconfig]].concat();
+    Ok(bed.cluster().control().exec(&argv).await?)
+}
+
+/// The extender's metrics at one moment.
+#[derive(Debug)]
+pub(crate) struct Metrics(String);
+
+impl Metrics {
+    /// Reads them.
+    pub(crate) async fn read(bed: &Bed) -> Result<Self> {
+        let control = bed.cluster().control();
+        let page = control
+            .exec(&["busybox", "wget", "-q", "-O", "-", METRICS])
+            .await?;
+        Ok(Self(page))
+    }
+
+    /// The value of a series, by its text without `gantry_extender_`, such as `gangs{phase="bound"}`. A counter that has not begun is not served, and is 0.
+    pub(crate) fn of(&self, series: &str) -> f64 {
+        let wanted = format!("gantry_extender_{series} ");
+        let line = self.0.lines().find_map(|line| line.strip_prefix(&wanted));
+        line.and_then(|value| value.trim().parse().ok())
+            .unwrap_or_default()
+    }
+
+    /// Waits until series are what they should be.
+    pub(crate) async fn settled(bed: &Bed, expected: &[(&str, f64)]) -> Result<Self> {
+        let found = until(format!("metrics {expected:?}"), GANG_LIMIT, async || {
+            let now = Self::read(bed).await.map_err(|error| format!("{error:#}"))?;
+            let others = expected
+                .iter()
+                .filter(|(series, value)| (now.of(series) - value).abs() > 0.1);
+            let others: Vec<String> = others
+                .map(|(series, _)| format!("{series} is {}", now.of(series)))
+                .collect();
+            match others.is_empty() {
+                true => Ok(now),
+                false => Err(others.join(", ")),
+            }
+        });
+        Ok(found.await?)
+    }
 }

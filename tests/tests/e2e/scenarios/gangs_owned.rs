@@ -1,5 +1,5 @@
-//! Gangs by what controllers leave on their pods that do not run here: KAI's PodGroup, RayCluster, MPIJob, TrainJob (which is made of a JobSet), and the
-//! labels with which coscheduling began. The objects are made with what of them matters, the pods with the labels and owners that their documentation
+//! Gangs by what controllers leave on their pods that do not run here: KAI's PodGroup, RayCluster, MPIJob, TrainJob (which is made of a JobSet), Volcano's
+//! Job, and the labels with which coscheduling began. The objects are made with what of them matters, the pods with the labels and owners that their documentation
 //! names; a launcher and the pods of a JobSet are made by real Jobs, as there.
 
 use anyhow::{Context, Result, ensure};
@@ -14,11 +14,12 @@ use crate::gangs::{self, GANG_LIMIT, Scene, brief, name_of};
 use crate::{pods, records};
 
 /// Each comes in two halves.
-const EXPECTED: [Expected; 5] = [
+const EXPECTED: [Expected; 6] = [
     ("KAI", "kai", 2, "PodGroup"),
     ("Ray", "ray", 2, "RayCluster"),
     ("Kubeflow", "mpi", 2, "MPIJob"),
     ("JobSet", "tune", 2, "JobSet"),
+    ("Volcano", "vc-", 2, "PodGroup"),
     ("Coscheduling", "old", 2, "min-available"),
 ];
 
@@ -29,18 +30,22 @@ pub(super) async fn pods_as_other_controllers_leave_them_are_gangs(bed: &Bed) ->
         ("scheduling.run.ai", "v2alpha2", "PodGroup"),
         ("ray.io", "v1", "RayCluster"),
         ("kubeflow.org", "v2beta1", "MPIJob"),
+        ("batch.volcano.sh", "v1alpha1", "Job"),
+        ("scheduling.volcano.sh", "v1beta1", "PodGroup"),
     ] {
         let definition = any_fields(group, version, kind).to_string();
         bed.cluster()
             .kubectl_with_input(&["apply", "-f", "-"], &definition)
             .await?;
     }
-    for object in [kai_group(), ray_cluster(), mpi_job(), job_set()] {
+    for object in [kai_group(), ray_cluster(), mpi_job(), job_set(), volcano_job()] {
         apply(bed, &scene, &object).await?;
     }
     let ray = owner(bed, &scene, "ray.io/v1", "RayCluster", "ray").await?;
     let mpi = owner(bed, &scene, "kubeflow.org/v2beta1", "MPIJob", "mpi").await?;
     let tune = owner(bed, &scene, "jobset.x-k8s.io/v1alpha2", "JobSet", "tune").await?;
+    let volcano = owner(bed, &scene, "batch.volcano.sh/v1alpha1", "Job", "vc").await?;
+    apply(bed, &scene, &volcano_group(&volcano)).await?;
     let halves = [
         [
             kai_pod(0)?,
@@ -48,6 +53,7 @@ pub(super) async fn pods_as_other_controllers_leave_them_are_gangs(bed: &Bed) ->
             mpi_worker(&mpi)?,
             job_set_job("launcher", &tune)?,
             coscheduling_pod(0)?,
+            volcano_pod("master", &volcano)?,
         ],
         [
             kai_pod(1)?,
@@ -55,6 +61,7 @@ pub(super) async fn pods_as_other_controllers_leave_them_are_gangs(bed: &Bed) ->
             mpi_launcher(&mpi)?,
             job_set_job("node", &tune)?,
             coscheduling_pod(1)?,
+            volcano_pod("worker", &volcano)?,
         ],
     ];
     let [first, second] = &halves;
@@ -75,7 +82,7 @@ pub(super) async fn pods_as_other_controllers_leave_them_are_gangs(bed: &Bed) ->
     stand(&scene, &EXPECTED, |gang| phase(gang) == GangPhase::Bound).await?;
     let all = scene.pods.list(&ListParams::default()).await?;
     let names: Vec<String> = all.iter().map(|pod| name_of(pod).to_owned()).collect();
-    ensure!(names.len() == 10, "{names:?}");
+    ensure!(names.len() == 12, "{names:?}");
     scene.run_on_grants(&names).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
@@ -229,4 +236,50 @@ fn coscheduling_pod(number: u32) -> Result<Value> {
         "pod-group.scheduling.sigs.k8s.io/min-available": "2",
     });
     pod(&format!("old-{number}"), &labels, &json!({}), None)
+}
+
+/// A master and a worker.
+fn volcano_job() -> Value {
+    let task = |name: &str| json!({ "name": name, "replicas": 1, "template": {} });
+    json!({
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": { "name": "vc" },
+        "spec": { "minAvailable": 2, "queue": "default", "tasks": [task("master"), task("worker")] },
+    })
+}
+
+/// What Volcano calls the PodGroup of a Job: after its name and its UID.
+fn volcano_group_name(owner: &Value) -> String {
+    format!("vc-{}", owner["uid"].as_str().unwrap_or_default())
+}
+
+fn volcano_group(owner: &Value) -> Value {
+    json!({
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": { "name": volcano_group_name(owner), "ownerReferences": [owner] },
+        "spec": { "minMember": 2, "minTaskMember": { "master": 1, "worker": 1 }, "queue": "default" },
+        "status": { "phase": "Pending" },
+    })
+}
+
+fn volcano_pod(task: &str, owner: &Value) -> Result<Value> {
+    let labels = json!({
+        "volcano.sh/job-name": "vc",
+        "volcano.sh/job-namespace": "e2e-gangs-owned",
+        "volcano.sh/queue-name": "default",
+        "volcano.sh/task-spec": task,
+        "volcano.sh/task-index": "0",
+    });
+    let annotations = json!({
+        "scheduling.k8s.io/group-name": volcano_group_name(owner),
+        "volcano.sh/job-name": "vc",
+        "volcano.sh/job-version": "0",
+        "volcano.sh/queue-name": "default",
+        "volcano.sh/task-spec": task,
+        "volcano.sh/task-index": "0",
+        "volcano.sh/template-uid": format!("vc-{task}"),
+    });
+    pod(&format!("vc-{task}-0"), &labels, &annotations, Some(owner))
 }

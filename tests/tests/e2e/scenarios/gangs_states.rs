@@ -122,7 +122,7 @@ impl Gangs {
 }
 
 /// Waits until a program does what nobody else does: until then all would stand, for nobody is there to change it.
-async fn is_at_work_again(scene: &Scene<'_>, program: &str) -> Result<()> {
+pub(super) async fn is_at_work_again(scene: &Scene<'_>, program: &str) -> Result<()> {
     if program == EXTENDER {
         let witness = Crew::new("witness", 2, 1);
         scene.create_all([witness.pod(0)?]).await?;
@@ -135,7 +135,7 @@ async fn is_at_work_again(scene: &Scene<'_>, program: &str) -> Result<()> {
 }
 
 /// A pod that goes on when it is asked to end, until [`let_end`].
-fn slow_to_end(pod: Pod) -> Result<Pod> {
+pub(super) fn slow_to_end(pod: Pod) -> Result<Pod> {
     let mut pod = serde_json::to_value(pod)?;
     let wait = format!("until [ -e {MAY_END} ]; do sleep 0.1; done");
     pod["spec"]["terminationGracePeriodSeconds"] = json!(600);
@@ -144,7 +144,7 @@ fn slow_to_end(pod: Pod) -> Result<Pod> {
 }
 
 /// Lets a pod end that is [`slow_to_end`]; one that is not there any more has.
-async fn let_end(scene: &Scene<'_>, name: &str) -> Result<()> {
+pub(super) async fn let_end(scene: &Scene<'_>, name: &str) -> Result<()> {
     let argv = ["-n", &scene.namespace, "exec", name, "--", "touch", MAY_END];
     let told = scene.bed.cluster().kubectl(&argv).await;
     ensure!(
@@ -161,7 +161,7 @@ async fn gets_nothing(scene: &Scene<'_>, name: &str) -> Result<()> {
 }
 
 /// Whether a pod is there that is asked to end.
-async fn is_going(scene: &Scene<'_>, name: &str) -> Result<bool> {
+pub(super) async fn is_going(scene: &Scene<'_>, name: &str) -> Result<bool> {
     let pod = scene.pods.get(name).await?;
     Ok(pod.metadata.deletion_timestamp.is_some())
 }

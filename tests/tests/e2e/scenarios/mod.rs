@@ -16,6 +16,7 @@ mod gangs_preempt;
 mod gangs_schedulers;
 mod gangs_states;
 mod gangs_stuck;
+mod gangs_told;
 mod guard;
 mod modes;
 mod node_changes;
@@ -99,6 +100,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs::waits_for_members_that_do_not_exist_yet,
         gangs::with_our_gate_is_not_even_seen_before_it_is_complete,
         gangs::a_member_that_never_arrives_does_not_hold_places_for_ever,
+        gangs_told::what_becomes_of_them_is_told_wherever_people_look,
         gangs_lost::while_queued_or_at_the_barrier,
         gangs_lost::after_it_was_bound_its_place_is_kept_or_given_up,
         gangs_lost::after_it_was_bound_all_of_it_is_started_anew,
