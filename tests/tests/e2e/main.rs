@@ -7,6 +7,7 @@
 mod bed;
 mod gangs;
 mod gpus;
+mod hindrance;
 mod pods;
 mod records;
 mod scenarios;

@@ -7,6 +7,7 @@ mod gangs;
 mod gangs_dialects;
 mod gangs_failures;
 mod gangs_input;
+mod gangs_leave;
 mod gangs_levels;
 mod gangs_lost;
 mod gangs_native;
@@ -104,6 +105,10 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_lost::while_queued_or_at_the_barrier,
         gangs_lost::after_it_was_bound_its_place_is_kept_or_given_up,
         gangs_lost::after_it_was_bound_all_of_it_is_started_anew,
+        gangs_leave::while_it_backs_off_and_while_it_is_invalid,
+        gangs_leave::while_others_have_to_go_for_it_and_while_it_is_repaired,
+        gangs_leave::while_its_decision_is_being_written,
+        gangs_leave::while_it_is_bound_and_whoever_binds_it_is_killed,
         gangs_preempt::a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget_protects_it,
         gangs_preempt::a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_for_it,
         gangs_failures::the_extender_and_the_scheduler_are_killed_with_gangs_in_every_state,
