@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use gantry_api::ResourceName;
 use tokio::sync::watch;
+use tracing::info;
 
 pub use http::serve;
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
@@ -43,8 +44,8 @@ pub struct Readiness {
     pub cdi: Option<String>,
     /// Whether CDI gives containers the driver's libraries; `None` before that was looked at.
     pub driver_files: Option<bool>,
-    /// Resources that kubelet has accepted.
-    pub registered: BTreeMap<ResourceName, bool>,
+    /// How the resources stand with kubelet.
+    pub registered: BTreeMap<ResourceName, Standing>,
     /// Resources whose socket another program has replaced by its own.
     pub rivals: BTreeSet<ResourceName>,
     /// Whether grants are known; `None` where no cluster is to be asked.
@@ -55,6 +56,17 @@ pub struct Readiness {
     pub labels: Option<bool>,
     /// How the configuration stands.
     pub config: Configuration,
+}
+
+/// How a resource stands with kubelet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Kubelet has not accepted it, or was told that it is no more.
+    Unregistered,
+    /// Kubelet has accepted it, and reads its device list or is about to.
+    Accepted,
+    /// Kubelet has accepted it, and does not read its device list.
+    Unread,
 }
 
 /// How the configuration stands.
@@ -99,8 +111,14 @@ impl Readiness {
         } else if self.registered.is_empty() {
             missing.push("no resource is served yet".to_owned());
         }
-        for (resource, _) in self.registered.iter().filter(|(_, accepted)| !**accepted) {
-            missing.push(format!("{resource} is not registered with kubelet"));
+        for (resource, standing) in &self.registered {
+            match standing {
+                Standing::Accepted => {}
+                Standing::Unregistered => missing.push(format!("{resource} is not registered with kubelet")),
+                Standing::Unread => missing.push(format!(
+                    "{resource} is registered, but kubelet does not read its device list"
+                )),
+            }
         }
         missing
     }
@@ -192,16 +210,36 @@ impl Observed {
     pub fn registered(&self, resource: &ResourceName) {
         self.metrics.registration(resource, true);
         self.change(|readiness| {
-            readiness.registered.insert(resource.clone(), true);
+            let standing = readiness
+                .registered
+                .entry(resource.clone())
+                .or_insert(Standing::Accepted);
+            // It was accepted before: what lacks is the stream.
+            if *standing != Standing::Unread {
+                *standing = Standing::Accepted;
+            }
         });
     }
 
     /// Kubelet has not accepted a resource.
     pub fn registration_failed(&self, resource: &ResourceName) {
         self.metrics.registration(resource, false);
-        self.change(|readiness| {
-            readiness.registered.insert(resource.clone(), false);
-        });
+        self.stands(resource, Standing::Unregistered);
+    }
+
+    /// Kubelet has accepted a resource, and does not read its device list.
+    pub fn unread(&self, resource: &ResourceName) {
+        self.stands(resource, Standing::Unread);
+    }
+
+    /// So many streams of a resource's device list are open.
+    pub fn streams(&self, resource: &ResourceName, open: usize) {
+        self.metrics.streams(resource, open);
+        let unread = self.readiness.borrow().registered.get(resource) == Some(&Standing::Unread);
+        if unread && open > 0 {
+            self.stands(resource, Standing::Accepted);
+            info!(%resource, "kubelet reads the device list again");
+        }
     }
 
     /// How NVML stands: why it cannot be asked, whether that is for want of a driver, and whether it has gone on for so long that a new process is worth a
@@ -216,9 +254,7 @@ impl Observed {
 
     /// A resource is served no longer.
     pub fn unregistered(&self, resource: &ResourceName) {
-        self.change(|readiness| {
-            readiness.registered.insert(resource.clone(), false);
-        });
+        self.stands(resource, Standing::Unregistered);
     }
 
     /// Another program has put its socket in the place of this resource's.
@@ -283,6 +319,12 @@ impl Observed {
         self.metrics.allocated(resource, outcome);
     }
 
+    fn stands(&self, resource: &ResourceName, standing: Standing) {
+        self.change(|readiness| {
+            readiness.registered.insert(resource.clone(), standing);
+        });
+    }
+
     fn change(&self, change: impl FnOnce(&mut Readiness)) {
         self.readiness.send_if_modified(|readiness| {
             let before = readiness.clone();
@@ -329,7 +371,7 @@ mod tests {
         };
         assert!(!awaited.is_settled());
         let refused = Readiness {
-            registered: [(names::GPU_RESOURCE.into(), false)].into(),
+            registered: [(names::GPU_RESOURCE.into(), Standing::Unregistered)].into(),
             ..Readiness::default()
         };
         assert!(!refused.is_settled(), "kubelet may accept another process");
@@ -378,12 +420,16 @@ mod tests {
         assert_eq!(readiness.missing(), ["no devices: libnvidia-ml.so.1 is missing"]);
         readiness.devices = None;
         assert_eq!(readiness.missing(), ["no resource is served yet"]);
-        readiness.registered.insert("nvidia.com/gpu".into(), false);
+        readiness
+            .registered
+            .insert("nvidia.com/gpu".into(), Standing::Unregistered);
         assert_eq!(
             readiness.missing(),
             ["nvidia.com/gpu is not registered with kubelet"]
         );
-        readiness.registered.insert("nvidia.com/gpu".into(), true);
+        readiness
+            .registered
+            .insert("nvidia.com/gpu".into(), Standing::Accepted);
         assert!(readiness.missing().is_empty());
     }
 
@@ -458,7 +504,7 @@ mod tests {
     #[test]
     fn an_unreachable_api_server_degrades_and_does_not_stop() {
         let readiness = Readiness {
-            registered: [("nvidia.com/gpu".into(), true)].into(),
+            registered: [("nvidia.com/gpu".into(), Standing::Accepted)].into(),
             cluster: Some(false),
             ..Readiness::default()
         };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use gantry_api::DeviceHealth;
 use support::log::Log;
-use support::probes::awaited;
+use support::probes::{awaited, get};
 use support::{FakeKubelet, Node, inventory_of, soon, uuid};
 use tokio_stream::StreamExt;
 use tonic::Code;
@@ -134,6 +134,62 @@ async fn a_vanished_socket_is_made_and_registered_again_while_the_old_stream_liv
         })));
     let list = soon("the change", stream.next()).await.unwrap().unwrap();
     assert_eq!(list.devices[0].health, "Unhealthy");
+}
+
+/// Kubelet counts a resource's devices as gone once it has lost the stream, and dials nobody by itself.
+#[tokio::test]
+async fn a_stream_that_kubelet_ends_makes_its_resource_register_again() {
+    let log = Log::default();
+    let _here = log.listen();
+    let mut node = Node::new(2);
+    let listen = node.listen();
+    let mut two = inventory_of(2, |_| DeviceHealth {
+        healthy: true,
+        reason: None,
+    });
+    two.devices[1].resource = "nvidia.com/gpu.shared".into();
+    node.inventory.send_replace(Arc::new(two));
+    let mut kubelet = node.kubelet();
+    node.boot();
+    let mut both = [kubelet.registration().await, kubelet.registration().await];
+    both.sort_by(|a, b| a.resource_name.cmp(&b.resource_name));
+    assert_eq!(
+        both.map(|registration| registration.resource_name),
+        ["nvidia.com/gpu", "nvidia.com/gpu.shared"]
+    );
+    let watched = r#"gantry_plugin_list_streams{resource="nvidia.com/gpu.shared"} 1"#;
+    awaited(listen, "/metrics", watched).await;
+    awaited(listen, "/metrics", r#"list_streams{resource="nvidia.com/gpu"} 1"#).await;
+    let socket = std::fs::metadata(node.socket()).unwrap().ino();
+    kubelet.watches(false);
+    kubelet.hangs_up("nvidia.com/gpu");
+    let again = kubelet.registration().await;
+    assert_eq!(again.resource_name, "nvidia.com/gpu", "the other one is read");
+    assert_eq!(again.endpoint, "nvidia-gpu.sock");
+    let lost = "nvidia.com/gpu is registered, but kubelet does not read its device list";
+    let (code, body) = awaited(listen, "/readyz", lost).await;
+    assert_eq!(code, 503, "{body}");
+    assert!(!body.contains("nvidia.com/gpu.shared"), "{body}");
+    let (_, metrics) = get(listen, "/metrics").await;
+    assert!(metrics.contains(watched), "{metrics}");
+    assert!(
+        metrics.contains(r#"list_streams{resource="nvidia.com/gpu"} 0"#),
+        "{metrics}"
+    );
+    // It was accepted and is not read: once more.
+    kubelet.watches(true);
+    assert_eq!(kubelet.registration().await.resource_name, "nvidia.com/gpu");
+    let (code, _) = awaited(listen, "/readyz", "ready\n").await;
+    assert_eq!(code, 200);
+    assert_eq!(log.of("kubelet does not read"), 1, "the second time is no news");
+    assert_eq!(log.of("kubelet reads the device list again"), 1);
+    assert!(kubelet.registered_nothing());
+    assert_eq!(
+        std::fs::metadata(node.socket()).unwrap().ino(),
+        socket,
+        "served on"
+    );
+    node.stop().await;
 }
 
 #[tokio::test]

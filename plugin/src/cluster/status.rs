@@ -301,7 +301,7 @@ mod tests {
     use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
 
     use super::*;
-    use crate::observe::Configuration;
+    use crate::observe::{Configuration, Standing};
 
     /// A machine of `GPU-0` and `GPU-1`.
     fn two_gpus() -> Arc<Machine> {
@@ -323,7 +323,7 @@ mod tests {
     fn readiness(devices: Option<&str>) -> Readiness {
         Readiness {
             devices: devices.map(str::to_owned),
-            registered: [("nvidia.com/gpu".into(), true)].into(),
+            registered: [("nvidia.com/gpu".into(), Standing::Accepted)].into(),
             cluster: Some(true),
             pod_resources: Some(true),
             config: Configuration::InEffect,

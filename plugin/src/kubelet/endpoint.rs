@@ -1,5 +1,5 @@
-//! One resource's life with kubelet: serve on a socket, register it, and do both anew whenever kubelet or the socket was
-//! replaced. Serves first and registers second, for kubelet dials back before it answers.
+//! One resource's life with kubelet: serve on a socket, register it, do both anew whenever kubelet or the socket was replaced, and
+//! register again where kubelet does not read what is served. Serves first and registers second, for kubelet dials back before it answers.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use tonic::transport::Server;
 use tracing::{debug, info, warn};
 
 use super::Kubelet;
+use super::attention::Attention;
 use super::directory::View;
 use super::register::{self, RegisterError};
 use super::service::DeviceList;
@@ -53,6 +54,18 @@ struct Serving {
     retire: CancellationToken,
     task: JoinHandle<()>,
     inode: Option<u64>,
+    /// How many streams of lists are open.
+    streams: watch::Receiver<usize>,
+}
+
+impl Serving {
+    /// Waits until the number of open streams is another one than was last looked at.
+    async fn streams_change(&mut self) {
+        if self.streams.changed().await.is_err() {
+            // The server has ended, and has closed its socket, which is looked for elsewhere.
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 impl Endpoint {
@@ -63,9 +76,16 @@ impl Endpoint {
         let mut registered_with = 0;
         let mut unserved = Recurring::default();
         let mut rivalled = Recurring::default();
+        let mut unread = Recurring::default();
+        let mut attention = Attention::default();
         loop {
             let view = *views.borrow_and_update();
             servers.retain(|server| !server.task.is_finished());
+            if let Some(server) = servers.last_mut() {
+                let streams = *server.streams.borrow_and_update();
+                attention.counted(streams, Instant::now());
+                self.kubelet.observed.streams(&self.resource, streams);
+            }
             let own_socket = servers.last().is_some_and(|server| server.inode == inode(&path));
             let due = if self.kubelet.socket.is_some() {
                 view.present && (view.kubelet != registered_with || !own_socket)
@@ -87,6 +107,7 @@ impl Endpoint {
                     // The old kubelet is gone, and its connections with it. Where only our socket went, kubelet is alive and
                     // reads the old stream: ending that would mark the new registration's devices unhealthy.
                     servers.drain(..).for_each(|server| server.stop.cancel());
+                    attention = Attention::default();
                 }
                 match self.serve(&path) {
                     Ok(serving) => {
@@ -112,15 +133,40 @@ impl Endpoint {
                 };
                 tokio::select! {
                     () = shutdown.cancelled() => break,
-                    () = self.register(kubelet, &path, view, views.clone()) => registered_with = view.kubelet,
+                    () = self.register(kubelet, &path, view, views.clone()) => {
+                        registered_with = view.kubelet;
+                        attention.registered(open(&servers), Instant::now());
+                    }
                     // Kubelet was replaced or our socket wiped while it was being told: the answer no longer matters.
                     () = superseded(&path, servers.last().and_then(|server| server.inode), view, views.clone()) => {}
                 }
                 continue;
             }
+            let now = Instant::now();
+            if let Some(kubelet) = &self.kubelet.socket
+                && attention.due().is_some_and(|due| due <= now)
+            {
+                self.kubelet.observed.unread(&self.resource);
+                if unread.tells("unread", now) {
+                    warn!(resource = %self.resource, "kubelet does not read the device list of this resource, which makes its devices count as gone; registering again");
+                }
+                attention.again(now);
+                // Without its socket kubelet is about to come or to go; a new one is told above.
+                if view.present {
+                    tokio::select! {
+                        () = shutdown.cancelled() => break,
+                        () = self.register(kubelet, &path, view, views.clone()) => attention.registered(open(&servers), Instant::now()),
+                        () = superseded(&path, servers.last().and_then(|server| server.inode), view, views.clone()) => {}
+                    }
+                }
+                continue;
+            }
+            let due = attention.due().map(tokio::time::Instant::from_std);
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 changed = views.changed() => if changed.is_err() { break },
+                () = maybe(servers.last_mut().map(Serving::streams_change)) => {}
+                () = maybe(due.map(tokio::time::sleep_until)) => {}
             }
         }
         self.stop(&path, servers).await;
@@ -142,6 +188,7 @@ impl Endpoint {
         let service = self
             .kubelet
             .service(self.resource.clone(), self.lists.clone(), stop.clone());
+        let streams = service.streams.subscribe();
         let retire = stop.child_token();
         let incoming = UnixListenerStream::new(listener).take_until(retire.clone().cancelled_owned());
         let server = Server::builder()
@@ -165,6 +212,7 @@ impl Endpoint {
             retire,
             task,
             inode,
+            streams,
         })
     }
 
@@ -231,6 +279,19 @@ fn socket_name(resource: &ResourceName) -> String {
     match resource.as_str().strip_prefix("nvidia.com/") {
         Some(name) => format!("nvidia-{name}.sock"),
         None => format!("gantry-{}.sock", resource.as_str().replace('/', "-")),
+    }
+}
+
+/// How many streams are open on the newest socket. Kubelet has turned to that one; what it still reads elsewhere will end.
+fn open(servers: &[Serving]) -> usize {
+    servers.last().map_or(0, |server| *server.streams.borrow())
+}
+
+/// Awaits what there may be to await.
+async fn maybe(future: Option<impl Future<Output = ()>>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Everything that is said with kubelet over its unix sockets: registration, the device plugin service, and the question who
 //! holds what. Thin translation to and from the hand-over and the inventory; nothing is decided here, and no call asks NVML.
 
+mod attention;
 mod directory;
 mod endpoint;
 mod podresources;
@@ -58,6 +59,7 @@ impl Kubelet {
             desk: Arc::clone(&self.desk),
             responder: Arc::clone(&self.responder),
             stop,
+            streams: watch::Sender::new(0),
         }
     }
 

@@ -47,6 +47,24 @@ pub struct DevicePluginService {
     pub(super) responder: Arc<Responder>,
     /// Ends the streams.
     pub(super) stop: CancellationToken,
+    /// How many streams are open.
+    pub(super) streams: watch::Sender<usize>,
+}
+
+/// Counts a stream as long as it lives: tonic drops it when the caller has ended it, or its connection has.
+struct Open(watch::Sender<usize>);
+
+impl Open {
+    fn new(streams: &watch::Sender<usize>) -> Self {
+        streams.send_modify(|open| *open = open.saturating_add(1));
+        Self(streams.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open = open.saturating_sub(1));
+    }
 }
 
 #[tonic::async_trait]
@@ -61,7 +79,9 @@ impl DevicePlugin for DevicePluginService {
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let lists = paced(self.lists.clone()).map(|list| {
+        let open = Open::new(&self.streams);
+        let lists = paced(self.lists.clone()).map(move |list| {
+            let _lives_with_the_stream = &open;
             Ok(ListAndWatchResponse {
                 devices: list.to_vec(),
             })

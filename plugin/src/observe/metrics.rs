@@ -70,6 +70,11 @@ struct Outcome {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByResource {
+    resource: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByState {
     resource: String,
     state: &'static str,
@@ -104,6 +109,7 @@ pub struct Metrics {
     quarantined: Gauge,
     devices: Family<ByState, Gauge>,
     registrations: Family<Outcome, Counter>,
+    list_streams: Family<ByResource, Gauge>,
     reachable: Family<ByPeer, Gauge>,
     holders: Holders,
     /// Counted by the owner of NVML.
@@ -127,6 +133,7 @@ impl Default for Metrics {
             quarantined: Gauge::default(),
             devices: Family::default(),
             registrations: Family::default(),
+            list_streams: Family::default(),
             reachable: Family::default(),
             holders: Holders::default(),
             xids: OnceLock::new(),
@@ -150,6 +157,7 @@ impl Metrics {
             quarantined,
             devices,
             registrations,
+            list_streams,
             reachable,
             holders,
             xids,
@@ -200,6 +208,11 @@ impl Metrics {
             "registrations",
             "Registrations with kubelet, by result",
             registrations.clone(),
+        );
+        registry.register(
+            "list_streams",
+            "ListAndWatch streams that kubelet reads a resource's devices from",
+            list_streams.clone(),
         );
         registry.register(
             "reachable",
@@ -282,6 +295,15 @@ impl Metrics {
     pub(super) fn registration(&self, resource: &ResourceName, accepted: bool) {
         let outcome = if accepted { "accepted" } else { "failed" };
         self.registrations.get_or_create(&labels(resource, outcome)).inc();
+    }
+
+    pub(super) fn streams(&self, resource: &ResourceName, open: usize) {
+        let labels = ByResource {
+            resource: resource.to_string(),
+        };
+        self.list_streams
+            .get_or_create(&labels)
+            .set(i64::try_from(open).unwrap_or(i64::MAX));
     }
 
     pub(super) fn cluster(&self, reachable: bool) {

@@ -1,5 +1,5 @@
-//! A kubelet to test against, as strict as the real one where it matters: it wipes its directory before it listens, and dials
-//! the plugin back before it answers a registration.
+//! A kubelet to test against, as strict as the real one where it matters: it wipes its directory before it listens, dials the
+//! plugin back before it answers a registration, and opens the stream of device lists once it has answered.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -57,6 +57,7 @@ pub struct FakeKubelet {
     directory: PathBuf,
     registrations: mpsc::UnboundedReceiver<RegisterRequest>,
     refusal: Arc<Mutex<Option<String>>>,
+    watching: Arc<Mutex<Watching>>,
     stop: CancellationToken,
 }
 
@@ -64,20 +65,57 @@ struct Registrar {
     directory: PathBuf,
     registrations: mpsc::UnboundedSender<RegisterRequest>,
     refusal: Arc<Mutex<Option<String>>>,
+    watching: Arc<Mutex<Watching>>,
+    stop: CancellationToken,
+}
+
+/// The streams of device lists that a kubelet reads.
+#[derive(Default)]
+struct Watching {
+    /// Whether it opens none.
+    unwilling: bool,
+    /// What ends them, by resource.
+    streams: Vec<(String, CancellationToken)>,
 }
 
 #[tonic::async_trait]
 impl Registration for Registrar {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
-        dial(&self.directory.join(&request.endpoint))
+        let client = dial(&self.directory.join(&request.endpoint))
             .await
             .map_err(|error| Status::unavailable(error.to_string()))?;
+        let resource = request.resource_name.clone();
         let _ = self.registrations.send(request);
         match self.refusal.lock().unwrap().as_ref() {
             Some(reason) => Err(Status::unknown(reason)),
-            None => Ok(Response::new(Empty {})),
+            None => {
+                self.watch(resource, client);
+                Ok(Response::new(Empty {}))
+            }
         }
+    }
+}
+
+impl Registrar {
+    /// Reads the lists of a resource until it is to end.
+    fn watch(&self, resource: String, mut client: DevicePluginClient<Channel>) {
+        let mut watching = self.watching.lock().unwrap();
+        if watching.unwilling {
+            return;
+        }
+        let end = self.stop.child_token();
+        watching.streams.push((resource, end.clone()));
+        tokio::spawn(async move {
+            let read = async {
+                let Ok(stream) = client.list_and_watch(Empty {}).await else {
+                    return;
+                };
+                let mut stream = stream.into_inner();
+                while let Ok(Some(_)) = stream.message().await {}
+            };
+            end.run_until_cancelled(read).await;
+        });
     }
 }
 
@@ -97,12 +135,15 @@ impl FakeKubelet {
         let listener = UnixListener::bind(directory.join("kubelet.sock")).unwrap();
         let (sender, registrations) = mpsc::unbounded_channel();
         let refusal = Arc::default();
+        let watching: Arc<Mutex<Watching>> = Arc::default();
+        let stop = CancellationToken::new();
         let registrar = Registrar {
             directory: directory.to_owned(),
             registrations: sender,
             refusal: Arc::clone(&refusal),
+            watching: Arc::clone(&watching),
+            stop: stop.clone(),
         };
-        let stop = CancellationToken::new();
         let server = Server::builder()
             .add_service(RegistrationServer::new(registrar))
             .serve_with_incoming(UnixListenerStream::new(listener));
@@ -117,6 +158,7 @@ impl FakeKubelet {
             directory: directory.to_owned(),
             registrations,
             refusal,
+            watching,
             stop,
         }
     }
@@ -133,6 +175,22 @@ impl FakeKubelet {
     /// Refuses registrations, which can be read here nevertheless, or accepts them again.
     pub fn refuses(&self, reason: Option<&str>) {
         *self.refusal.lock().unwrap() = reason.map(str::to_owned);
+    }
+
+    /// Opens no stream of lists to those that register from now on, or does again.
+    pub fn watches(&self, watches: bool) {
+        self.watching.lock().unwrap().unwilling = !watches;
+    }
+
+    /// Ends its streams of a resource's lists. Both sockets stay as they are.
+    pub fn hangs_up(&self, resource: &str) {
+        let mut watching = self.watching.lock().unwrap();
+        watching.streams.retain(|(of, end)| {
+            if of == resource {
+                end.cancel();
+            }
+            of != resource
+        });
     }
 
     /// Whether no registration waits to be read.

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::peer::{Kubelet, Mig, Node, Plugin, Process, Served, Setting, Sharing};
+use gantry_proto::deviceplugin::ListAndWatchResponse;
+use tonic::Streaming;
 
 use crate::row::{Mode, Row, Sample};
 
@@ -24,6 +26,8 @@ const APART: Duration = Duration::from_millis(150);
 pub(crate) struct Running {
     pub(crate) served: Served,
     pub(crate) ids: Vec<String>,
+    /// Held open, as kubelet does.
+    lists: Streaming<ListAndWatchResponse>,
     kubelet: Kubelet,
     pub(crate) process: Process,
     node: Node,
@@ -76,12 +80,17 @@ pub(crate) async fn running(plugin: &Plugin, mode: Mode) -> Result<Running> {
 }
 
 async fn run(node: Node, plugin: &Plugin, setting: &Setting) -> Result<Running> {
-    let mut kubelet = Kubelet::start(&node.plugins())?;
+    let mut kubelet = Kubelet::start_unread(&node.plugins())?;
     let process = node.start(plugin, setting)?;
     let served = kubelet.served().await.with_context(|| process.log())?;
-    let ids = served.list().await?.into_keys().collect();
+    let mut lists = served.watch().await?;
+    let ids = Served::list_until(&mut lists, |_| true)
+        .await?
+        .into_keys()
+        .collect();
     Ok(Running {
         served,
+        lists,
         ids,
         kubelet,
         process,
@@ -104,9 +113,9 @@ pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample
     take(Row::CallersTime, times);
     take(Row::Preferred, preferred(&run, 4).await?);
     if !matches!(plugin, Plugin::Bare(_)) {
-        let (again, run) = restarts(run).await?;
+        let (again, mut run) = restarts(run).await?;
         take(Row::RegisterAgain, again);
-        take(Row::Xid(Mode::Whole), xids(&run, Mode::Whole).await?);
+        take(Row::Xid(Mode::Whole), xids(&mut run, Mode::Whole).await?);
     }
     let nodes = Setting {
         pass_device_specs: true,
@@ -114,17 +123,17 @@ pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample
     };
     let run = self::run(Node::of(MACHINE)?, plugin, &nodes).await?;
     take(Row::AllocateNodes, allocate(&run, 8).await?);
-    let run = running(plugin, Mode::Replicas).await?;
+    let mut run = running(plugin, Mode::Replicas).await?;
     take(Row::PreferredReplicas, preferred(&run, 2).await?);
     take(Row::SharedOne, allocate(&run, 1).await?);
     take(Row::SharedAll, allocate(&run, 32).await?);
     if !matches!(plugin, Plugin::Bare(_)) {
-        take(Row::Xid(Mode::Replicas), xids(&run, Mode::Replicas).await?);
+        take(Row::Xid(Mode::Replicas), xids(&mut run, Mode::Replicas).await?);
     }
-    let run = running(plugin, Mode::Slices).await?;
+    let mut run = running(plugin, Mode::Slices).await?;
     take(Row::PreferredSlices, preferred(&run, 2).await?);
     if !matches!(plugin, Plugin::Bare(_)) {
-        take(Row::Xid(Mode::Slices), xids(&run, Mode::Slices).await?);
+        take(Row::Xid(Mode::Slices), xids(&mut run, Mode::Slices).await?);
     }
     drop(run);
     take(Row::Register, starts(plugin, Mode::Whole).await?);
@@ -142,7 +151,7 @@ async fn starts(plugin: &Plugin, mode: Mode) -> Result<Vec<Sample>> {
     let (node, setting) = mode.lay_out()?;
     let mut times = Vec::new();
     for _ in 0..STARTS {
-        let mut kubelet = Kubelet::start(&node.plugins())?;
+        let mut kubelet = Kubelet::start_unread(&node.plugins())?;
         let mut process = node.prepare(plugin, &setting)?;
         let began = Instant::now();
         process.go()?;
@@ -156,13 +165,14 @@ async fn restarts(mut run: Running) -> Result<(Vec<Sample>, Running)> {
     let mut times = Vec::new();
     for _ in 0..RESTARTS {
         let began = Instant::now();
-        run.kubelet = Kubelet::start(&run.node.plugins())?;
+        run.kubelet = Kubelet::start_unread(&run.node.plugins())?;
         times.push(Sample::Time(run.kubelet.registration().await?.at - began));
         // A kubelet that is replaced in the middle of a handshake is another matter.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    run.kubelet = Kubelet::start(&run.node.plugins())?;
+    run.kubelet = Kubelet::start_unread(&run.node.plugins())?;
     run.served = run.kubelet.served().await?;
+    run.lists = run.served.watch().await?;
     Ok((times, run))
 }
 
@@ -198,10 +208,8 @@ async fn preferred(run: &Running, size: usize) -> Result<Vec<Sample>> {
 }
 
 /// From an Xid until all devices of its GPU are unhealthy.
-async fn xids(run: &Running, mode: Mode) -> Result<Vec<Sample>> {
+async fn xids(run: &mut Running, mode: Mode) -> Result<Vec<Sample>> {
     let of_each = mode.devices() / run.node.hardware().gpus.len();
-    let mut stream = run.served.watch().await?;
-    Served::list_until(&mut stream, |list| list.values().all(|(healthy, _)| *healthy)).await?;
     let mut times = Vec::new();
     for gpu in 0..XIDS {
         let sick = of_each * (usize::from(gpu) + 1);
@@ -210,7 +218,7 @@ async fn xids(run: &Running, mode: Mode) -> Result<Vec<Sample>> {
         run.node.controller().raise_xid(gpu, FATAL)?;
         // The last thing that raising it does is to wake whom it concerns; what it writes down before is the simulator's affair.
         let began = Instant::now();
-        Served::list_until(&mut stream, |list| {
+        Served::list_until(&mut run.lists, |list| {
             list.values().filter(|(healthy, _)| !healthy).count() == sick
         })
         .await?;

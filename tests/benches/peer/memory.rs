@@ -17,13 +17,10 @@ const MOST: usize = 8;
 pub(crate) async fn all(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)) -> Result<()> {
     let mut runs = Vec::new();
     for mode in Mode::ALL {
-        let run = running(plugin, mode).await?;
-        // As kubelet does, somebody listens.
-        let stream = run.served.watch().await?;
-        runs.push((mode, run, stream));
+        runs.push((mode, running(plugin, mode).await?));
     }
     tokio::time::sleep(REST).await;
-    for (mode, run, _) in &runs {
+    for (mode, run) in &runs {
         let row = |moment| Row::Memory(*mode, moment);
         take(row(Moment::AtRest), vec![Sample::Bytes(run.process.resident()?)]);
         calls(run).await?;

@@ -1,8 +1,9 @@
-//! Kubelet as a device plugin sees it: a registration socket in a directory that is wiped first, and a client that dials back.
-//! It keeps no account of devices; that is for the tests.
+//! Kubelet as a device plugin sees it: a registration socket in a directory that is wiped first, and a client that dials back and
+//! opens the stream of device lists. It keeps no account of devices; that is for the tests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +17,7 @@ use gantry_proto::deviceplugin::{
 use gantry_proto::{HEALTHY, KUBELET_SOCKET};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -27,7 +28,20 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub struct Kubelet {
     registrations: mpsc::UnboundedReceiver<Registered>,
     server: JoinHandle<()>,
+    /// What reads the lists of those that registered.
+    readers: Readers,
     directory: PathBuf,
+}
+
+type Readers = Arc<Mutex<JoinSet<()>>>;
+
+/// Who reads the device lists of a plugin that has registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lists {
+    /// Kubelet, at once, besides whoever else does.
+    Read,
+    /// The caller alone.
+    Left,
 }
 
 /// A registration that was accepted.
@@ -53,6 +67,8 @@ pub type List = BTreeMap<String, (bool, Vec<i64>)>;
 struct Registrar {
     directory: PathBuf,
     registrations: mpsc::UnboundedSender<Registered>,
+    lists: Lists,
+    readers: Readers,
 }
 
 #[tonic::async_trait]
@@ -61,12 +77,24 @@ impl Registration for Registrar {
         let at = Instant::now();
         let request = request.into_inner();
         // The real one dials back before it answers.
-        dial(&self.directory.join(&request.endpoint))
+        let client = dial(&self.directory.join(&request.endpoint))
             .await
             .map_err(|error| Status::unavailable(error.to_string()))?;
+        if self.lists == Lists::Read {
+            let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+            readers.spawn(read(client));
+        }
         // Nobody listens any more when the test is over.
         let _ = self.registrations.send(Registered { at, request });
         Ok(Response::new(Empty {}))
+    }
+}
+
+/// Reads device lists to their end.
+async fn read(mut client: DevicePluginClient<Channel>) {
+    if let Ok(stream) = client.list_and_watch(Empty {}).await {
+        let mut stream = stream.into_inner();
+        while let Ok(Some(_)) = stream.message().await {}
     }
 }
 
@@ -88,14 +116,30 @@ impl Kubelet {
     /// # Errors
     /// The directory cannot be used.
     pub fn start(directory: &Path) -> Result<Self> {
+        Self::start_with(directory, Lists::Read)
+    }
+
+    /// [`Kubelet::start`] of one that leaves the device lists to the caller: where NVIDIA's plugin has two streams, it tells each
+    /// change to one of them.
+    ///
+    /// # Errors
+    /// The directory cannot be used.
+    pub fn start_unread(directory: &Path) -> Result<Self> {
+        Self::start_with(directory, Lists::Left)
+    }
+
+    fn start_with(directory: &Path, lists: Lists) -> Result<Self> {
         for entry in std::fs::read_dir(directory)? {
             std::fs::remove_file(entry?.path())?;
         }
         let listener = UnixListener::bind(directory.join(KUBELET_SOCKET))?;
         let (sender, registrations) = mpsc::unbounded_channel();
+        let readers = Readers::default();
         let registrar = Registrar {
             directory: directory.to_owned(),
             registrations: sender,
+            lists,
+            readers: Arc::clone(&readers),
         };
         let incoming = futures::stream::unfold(listener, async |listener| {
             let accepted = listener.accept().await.map(|(stream, _)| stream);
@@ -108,6 +152,7 @@ impl Kubelet {
             registrations,
             // Its end is the test's end; a broken server shows as a registration that does not come.
             server: tokio::spawn(async move { drop(server.await) }),
+            readers,
             directory: directory.to_owned(),
         })
     }
@@ -146,6 +191,12 @@ impl Kubelet {
         })
     }
 
+    /// Ends the streams of device lists that it reads, as after an error of the connection; both sockets stay as they are.
+    pub fn hang_up(&self) {
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        readers.abort_all();
+    }
+
     /// Forgets the registrations that nobody has taken yet.
     pub fn forget(&mut self) {
         while self.registrations.try_recv().is_ok() {}
@@ -160,6 +211,7 @@ impl Kubelet {
 impl Drop for Kubelet {
     fn drop(&mut self) {
         self.server.abort();
+        self.hang_up();
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) fn all() -> Vec<(&'static str, Story)> {
         no_free_set_makes_the_choice_fail,
         preferring_asks_nvml_nothing,
         a_wiped_socket_is_served_again,
+        a_stream_that_kubelet_ends_makes_the_plugin_register_again,
         a_plugin_that_was_first_registers_with_a_kubelet_that_wipes_its_directory,
         a_driver_that_comes_late_is_waited_for,
         a_cdi_specification_goes_with_the_plugin,
@@ -202,6 +203,15 @@ async fn a_wiped_socket_is_served_again() -> Result<()> {
         }
     }
     let served = run.kubelet.served().await?;
+    ensure!(healthy(&served.list().await?) == 4);
+    Ok(())
+}
+
+/// NVIDIA's does not notice: kubelet counts all devices as gone until somebody starts the plugin anew.
+async fn a_stream_that_kubelet_ends_makes_the_plugin_register_again() -> Result<()> {
+    let mut run = running("l4-4x-pcie", &Setting::default()).await?;
+    run.kubelet.hang_up();
+    let served = run.kubelet.served().await.with_context(|| run.process.log())?;
     ensure!(healthy(&served.list().await?) == 4);
     Ok(())
 }
