@@ -1,13 +1,15 @@
-//! Everything around the plugin fails at random for a while: kubelet, the plugin itself, GPUs, the driver, single NVML calls.
-//! Meanwhile pods come and go. `GANTRY_SOAK_SECONDS` says for how long (20), `GANTRY_SOAK_SEED` repeats a run's choices.
+//! Everything around the plugin fails at random for a while: kubelet, the plugin itself, its configuration, GPUs and how they are
+//! cut, the driver, single NVML calls. Meanwhile pods come and go, of whole GPUs, of shared ones and of slices. `GANTRY_SOAK_SECONDS`
+//! says for how long (20), and that it must be played; `GANTRY_SOAK_SEED` repeats a run's choices.
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_e2e::peer::{self, Kubelet, List, Node, Plugin, Process, Served, Setting};
+use gantry_e2e::peer::{self, Kubelet, List, Mig, Node, Plugin, Process, Served, Setting, Sharing};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, IteratorRandom};
@@ -36,38 +38,73 @@ const CALLS: [&str; 4] = [
     "nvmlDeviceGetUUID",
 ];
 
+/// For how long; set, it means that nothing may be left out.
+const SECONDS: &str = "GANTRY_SOAK_SECONDS";
+const SEED: &str = "GANTRY_SOAK_SEED";
+/// A configuration that is refused.
+const SLIP: &str = "version: v1\nflags:\n  migStratgy: mixed\n";
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let unsupported = peer::supported().err();
     if let Some(why) = &unsupported {
         eprintln!("the soak test is skipped: {why:#}");
+        if std::env::var_os(SECONDS).is_some() {
+            eprintln!("{SECONDS} is set: it was to be played");
+            return ExitCode::FAILURE;
+        }
     }
-    let run = || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Failed::from(error.to_string()))?;
-        runtime
-            .block_on(soak())
-            .map_err(|error| Failed::from(format!("{error:#}")))
+    let trial = |offer: Offer, name: &str| {
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| Failed::from(error.to_string()))?;
+            runtime
+                .block_on(soak(offer))
+                .map_err(|error| Failed::from(format!("{error:#}")))
+        };
+        Trial::test(name, run).with_ignored_flag(unsupported.is_some())
     };
-    let trial = Trial::test("pods_are_served_whatever_fails_around_the_plugin", run);
-    let trial = trial.with_ignored_flag(unsupported.is_some());
-    libtest_mimic::run(&arguments, vec![trial]).exit_code()
+    let trials = vec![
+        trial(
+            Offer::Whole,
+            "pods_are_served_whole_gpus_whatever_fails_around_the_plugin",
+        ),
+        trial(
+            Offer::Shared,
+            "pods_are_served_shared_gpus_whatever_fails_around_the_plugin",
+        ),
+        trial(
+            Offer::Slices,
+            "pods_are_served_slices_whatever_fails_around_the_plugin",
+        ),
+    ];
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-async fn soak() -> Result<()> {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let seed = number("GANTRY_SOAK_SEED").unwrap_or_else(|| rand::rng().random());
-    let time = Duration::from_secs(number("GANTRY_SOAK_SECONDS").unwrap_or(20));
-    let mut world = World::begin(seed).await?;
+/// What a variable says, if it is set.
+fn told<T: FromStr>(name: &str) -> Result<Option<T>> {
+    let Ok(text) = std::env::var(name) else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(value) => Ok(Some(value)),
+        Err(_) => bail!("{name} is no number: {text:?}"),
+    }
+}
+
+async fn soak(offer: Offer) -> Result<()> {
+    let seed = told(SEED)?.unwrap_or_else(|| rand::rng().random());
+    let time = Duration::from_secs(told(SECONDS)?.unwrap_or(20));
+    let mut world = World::begin(offer, seed).await?;
     let outcome = world.live(time).await;
     let done: Vec<String> = world
         .counts
         .iter()
         .map(|(what, times)| format!("{what} {times}"))
         .collect();
-    eprintln!("seed {seed}: {}", done.join(", "));
+    eprintln!("{offer:?}, seed {seed}: {}", done.join(", "));
     outcome.with_context(|| {
         let log = world.process.log();
         let lines: Vec<&str> = log.lines().rev().take(40).collect();
@@ -78,6 +115,46 @@ async fn soak() -> Result<()> {
             lines.join("\n")
         )
     })
+}
+
+/// What the node offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Offer {
+    Whole,
+    /// Replicas of GPUs.
+    Shared,
+    /// MIG devices of one size.
+    Slices,
+}
+
+/// The size of the MIG devices, and the most that a GPU is cut into.
+const SLICE: &str = "1g.5gb";
+const MOST_SLICES: usize = 7;
+
+impl Offer {
+    /// What the plugin is told, in a file that it follows.
+    fn setting(self, replicas: u16, pass_device_specs: bool) -> Setting {
+        let sharing = Sharing {
+            replicas,
+            rename: false,
+            one_only: false,
+        };
+        Setting {
+            in_file: true,
+            pass_device_specs,
+            sharing: (self == Self::Shared).then_some(sharing),
+            mig: (self == Self::Slices).then_some(Mig::Single),
+            ..Setting::default()
+        }
+    }
+
+    /// How often an action is taken, where it can be.
+    fn weight(self, (action, _, weight): &(Action, &'static str, u32)) -> u32 {
+        match action {
+            Action::Recut if self != Self::Slices => 0,
+            _ => *weight,
+        }
+    }
 }
 
 /// What is known of an Xid on a GPU.
@@ -107,6 +184,7 @@ enum Action {
     Admit,
     Delete,
     RestartKubelet,
+    HangUp,
     KillPlugin,
     StopPlugin,
     Lose,
@@ -116,14 +194,18 @@ enum Action {
     ReloadDriver,
     FailCall,
     SlowCall,
+    Recut,
+    Reconfigure,
+    SlipInConfig,
 }
 
 impl Action {
     /// Each with its name and how often it happens.
-    const ALL: [(Self, &'static str, u32); 12] = [
+    const ALL: [(Self, &'static str, u32); 16] = [
         (Self::Admit, "pods admitted", 400),
         (Self::Delete, "pods deleted", 350),
         (Self::RestartKubelet, "kubelet restarts", 30),
+        (Self::HangUp, "streams ended", 4),
         (Self::KillPlugin, "plugin kills", 12),
         (Self::StopPlugin, "plugin stops", 12),
         (Self::Lose, "GPUs lost", 20),
@@ -133,12 +215,17 @@ impl Action {
         (Self::ReloadDriver, "driver reloads", 3),
         (Self::FailCall, "failing calls", 8),
         (Self::SlowCall, "slow calls", 8),
+        (Self::Recut, "GPUs cut anew", 12),
+        (Self::Reconfigure, "configurations", 10),
+        (Self::SlipInConfig, "wrong configurations", 4),
     ];
 }
 
 /// A node, and what the test knows of it.
 struct World {
     random: StdRng,
+    offer: Offer,
+    setting: Setting,
     program: Plugin,
     process: Process,
     kubelet: Kubelet,
@@ -156,15 +243,23 @@ struct World {
 }
 
 impl World {
-    async fn begin(seed: u64) -> Result<Self> {
+    async fn begin(offer: Offer, seed: u64) -> Result<Self> {
         let node = Node::of("dgx-a100")?;
+        if offer == Offer::Slices {
+            for gpu in 0..8 {
+                node.controller().recut(gpu, &[SLICE; MOST_SLICES])?;
+            }
+        }
+        let setting = offer.setting(4, false);
         let program = Plugin::gantry()?;
         let mut kubelet = Kubelet::start(&node.plugins())?;
-        let process = node.start(&program, &Setting::default())?;
+        let process = node.start(&program, &setting)?;
         let served = kubelet.served().await.with_context(|| process.log())?;
         let (list, reader) = follow(&served).await?;
         Ok(Self {
             random: StdRng::seed_from_u64(seed),
+            offer,
+            setting,
             xids: vec![Xid::No; node.hardware().gpus.len()],
             program,
             process,
@@ -187,8 +282,9 @@ impl World {
         while Instant::now() < end {
             let calm = Instant::now() + UNREST;
             while Instant::now() < calm.min(end) {
-                let weight = |(_, _, weight): &(Action, &str, u32)| *weight;
-                let Ok((action, name, _)) = Action::ALL.choose_weighted(&mut self.random, weight) else {
+                let offer = self.offer;
+                let choice = Action::ALL.choose_weighted(&mut self.random, |action| offer.weight(action));
+                let Ok((action, name, _)) = choice else {
                     bail!("no action");
                 };
                 self.last.push_back(name);
@@ -224,6 +320,13 @@ impl World {
                 self.kubelet = Kubelet::start(&self.node.plugins())?;
                 self.registered().await?;
             }
+            Action::HangUp => {
+                // Both of its streams: a registration comes when none is left.
+                self.reader.abort();
+                self.kubelet.forget();
+                self.kubelet.hang_up();
+                self.registered().await?;
+            }
             Action::KillPlugin | Action::StopPlugin => {
                 let killed = matches!(action, Action::KillPlugin);
                 self.process
@@ -234,7 +337,7 @@ impl World {
                     "asked to stop, it ended with {status}"
                 );
                 self.kubelet.forget();
-                self.process = self.node.start(&self.program, &Setting::default())?;
+                self.process = self.node.start(&self.program, &self.setting)?;
                 self.registered().await?;
                 // The new one hears of nothing that was before.
                 for xid in &mut self.xids {
@@ -289,8 +392,67 @@ impl World {
                 let time = Duration::from_millis(self.random.random_range(1..200));
                 self.node.controller().slow_call(call, time)?;
             }
+            Action::Recut => {
+                let Some(gpu) = present.choose(&mut self.random) else {
+                    return Ok(false);
+                };
+                self.recut(gpu).await?;
+            }
+            Action::Reconfigure => {
+                let replicas = self.random.random_range(2..6);
+                self.setting = self.offer.setting(replicas, self.random.random());
+                let text = self.setting.config_file().context("no config file")?;
+                self.node.write_config(&text)?;
+                self.offered().await?;
+            }
+            // What was there last stays in effect.
+            Action::SlipInConfig => self.node.write_config(SLIP)?,
         }
         Ok(true)
+    }
+
+    /// Cuts a GPU into another number of slices, once no pod is on it.
+    async fn recut(&mut self, gpu: u8) -> Result<()> {
+        let before = self.ids(gpu)?;
+        self.held
+            .retain(|_, held| !held.iter().any(|id| before.contains(id)));
+        let count = self.random.random_range(2..=MOST_SLICES);
+        self.node.controller().recut(gpu, &vec![SLICE; count])?;
+        self.unsure(gpu);
+        self.offered().await
+    }
+
+    /// The devices that a GPU is offered as.
+    fn ids(&self, gpu: u8) -> Result<BTreeSet<String>> {
+        let hardware = &self.node.hardware().gpus[usize::from(gpu)];
+        let replicas = self.setting.sharing.map_or(0, |sharing| sharing.replicas);
+        Ok(match self.offer {
+            Offer::Whole => [hardware.uuid.clone()].into(),
+            Offer::Shared => (0..replicas)
+                .map(|replica| format!("{}::{replica}", hardware.uuid))
+                .collect(),
+            Offer::Slices => {
+                let state = self.node.controller().state()?;
+                let cut = state.cut(hardware).context("not cut")?;
+                let compute = cut.instances.iter().flat_map(|instance| &instance.compute);
+                compute.map(|compute| compute.uuid.to_string()).collect()
+            }
+        })
+    }
+
+    /// Waits until kubelet knows of the devices that there are, and of no others.
+    async fn offered(&mut self) -> Result<()> {
+        let gpus = u8::try_from(self.xids.len())?;
+        let all: Vec<(bool, BTreeSet<String>)> = (0..gpus)
+            .map(|gpu| Ok((self.lost.contains(&gpu), self.ids(gpu)?)))
+            .collect::<Result<_>>()?;
+        self.list_is(&format!("{all:?}"), |list| {
+            let known = |id: &String| all.iter().any(|(_, ids)| ids.contains(id));
+            let there =
+                |(lost, ids): &(bool, BTreeSet<String>)| *lost || ids.iter().all(|id| list.contains_key(id));
+            list.keys().all(known) && all.iter().all(there)
+        })
+        .await
     }
 
     fn unsure(&mut self, gpu: u8) {
@@ -329,8 +491,10 @@ impl World {
         let answer = self.served.allocate(&chosen).await?;
         let visible = answer.envs.get("NVIDIA_VISIBLE_DEVICES").map(String::as_str);
         let visible: BTreeSet<&str> = visible.unwrap_or_default().split(',').collect();
+        // Of a replica the container sees the GPU.
+        let wanted = chosen.iter().map(|id| id.split("::").next().unwrap_or(id));
         ensure!(
-            visible == chosen.iter().map(String::as_str).collect(),
+            visible == wanted.collect(),
             "asked for {chosen:?}, the container sees {visible:?}"
         );
         self.pods += 1;
@@ -358,21 +522,20 @@ impl World {
         for call in CALLS {
             self.node.controller().clear_rule(call)?;
         }
-        let expected: Vec<(String, Truth)> = (0..)
-            .zip(&self.node.hardware().gpus)
-            .map(|(index, gpu)| {
-                let truth = match self.xids[usize::from(index)] {
-                    _ if self.lost.contains(&index) => Truth::Lost,
-                    Xid::No => Truth::Healthy,
-                    Xid::Yes => Truth::Unhealthy,
-                    Xid::Unsure => Truth::Either,
-                };
-                (gpu.uuid.clone(), truth)
-            })
-            .collect();
+        self.offered().await?;
+        let mut expected: Vec<(String, Truth)> = Vec::new();
+        for (gpu, xid) in (0..).zip(&self.xids) {
+            let truth = match xid {
+                _ if self.lost.contains(&gpu) => Truth::Lost,
+                Xid::No => Truth::Healthy,
+                Xid::Yes => Truth::Unhealthy,
+                Xid::Unsure => Truth::Either,
+            };
+            expected.extend(self.ids(gpu)?.into_iter().map(|id| (id, truth)));
+        }
         self.list_is(&format!("{expected:?}"), |list| {
-            expected.iter().all(|(uuid, truth)| {
-                let told = list.get(uuid).map(|(healthy, _)| *healthy);
+            expected.iter().all(|(id, truth)| {
+                let told = list.get(id).map(|(healthy, _)| *healthy);
                 match truth {
                     Truth::Healthy => told == Some(true),
                     Truth::Unhealthy => told == Some(false),
@@ -390,11 +553,14 @@ impl World {
             let sure =
                 (0..gpus).filter(|gpu| !self.lost.contains(gpu) && self.xids[usize::from(*gpu)] == Xid::No);
             if let Some(gpu) = sure.choose(&mut self.random) {
-                let uuid = self.node.hardware().gpus[usize::from(gpu)].uuid.clone();
+                let ids = self.ids(gpu)?;
                 self.node.controller().raise_xid(gpu, FATAL)?;
                 self.xids[usize::from(gpu)] = Xid::Yes;
-                self.list_is("the GPU of an Xid unhealthy", |list| !list[&uuid].0)
-                    .await?;
+                self.list_is("every device of an Xid's GPU unhealthy", |list| {
+                    ids.iter()
+                        .all(|id| list.get(id).is_some_and(|(healthy, _)| !healthy))
+                })
+                .await?;
             }
         }
         Ok(())

@@ -119,7 +119,7 @@ impl Setting {
     }
 
     /// The config file, if one is needed.
-    pub(super) fn config_file(&self) -> Option<String> {
+    pub fn config_file(&self) -> Option<String> {
         if !self.in_file && self.sharing.is_none() && self.extra.is_empty() {
             return None;
         }
