@@ -2,6 +2,7 @@
 //! must end well. What NVIDIA's does instead stands with each.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::peer::{Kubelet, List, Node, Plugin, Process, Served, Setting, Strategy};
@@ -176,19 +177,40 @@ async fn no_free_set_makes_the_choice_fail() -> Result<()> {
     Ok(())
 }
 
-/// NVIDIA's makes some 3,170 NVML calls for each question on eight GPUs.
+/// Everything that a plugin at rest asks NVML: it waits for events, and looks round every five seconds.
+const AT_REST: [&str; 9] = [
+    "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetTotalEccErrors",
+    "nvmlEventSetWait_v2",
+    "nvmlSystemGetDriverVersion",
+];
+
+/// NVIDIA's makes some 3,170 NVML calls for each question on eight GPUs. Health is looked after meanwhile here, and the less of it the
+/// more questions: not one call of any function is a question's.
 async fn preferring_asks_nvml_nothing() -> Result<()> {
+    const QUESTIONS: u64 = 300;
     let run = running("dgx-a100", &Setting::default()).await?;
     let offered = run.ids(&[0, 1, 2, 3, 4, 5, 6, 7]);
     run.served.prefer(&offered, &[], 4).await?;
-    let before = run.node.controller().calls();
-    for _ in 0..200 {
+    let calls = || run.node.controller().calls();
+    // What is read once after the start is read.
+    let looked = calls();
+    while calls().since(&looked).of("nvmlDeviceGetCount_v2") == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let before = calls();
+    for _ in 0..QUESTIONS {
         run.served.prefer(&offered, &[], 4).await?;
     }
-    let made = run.node.controller().calls().since(&before);
-    // Health is looked after meanwhile; the links are not read for it.
-    for name in ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor"] {
-        ensure!(made.of(name) == 0, "{:?}", made.by_name());
+    let made = calls().since(&before);
+    for (name, times) in made.by_name() {
+        ensure!(AT_REST.contains(&name), "{name}: {:?}", made.by_name());
+        ensure!(times < QUESTIONS, "{name}: {:?}", made.by_name());
     }
     Ok(())
 }
