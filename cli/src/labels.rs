@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use gantry_plugin::config::source::{self, Source};
-use gantry_plugin::config::{Config, Gfd, GfdOverrides, Leniency};
+use gantry_plugin::config::{ApiRate, Config, Gfd, GfdOverrides, Leniency};
 use gantry_plugin::inventory::Hardware;
 use gantry_plugin::labels::{Facts, Host, HostOptions, Identity, Labels, Place, Target, labels, write};
 use gantry_plugin::offer::offer;
@@ -61,6 +61,10 @@ pub(crate) struct LabelsArgs {
     /// Kubeconfig file; without it the pod's service account is used
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+
+    /// What NVIDIA's programs are told of requests to the API server.
+    #[command(flatten)]
+    _api_rate: ApiRate,
 
     /// The settings of gpu-feature-discovery.
     #[command(flatten)]

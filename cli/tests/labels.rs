@@ -147,6 +147,8 @@ fn every_flag_and_variable_of_gpu_feature_discovery_is_taken() {
         "--device-discovery-strategy=nvml",
         "--driver-root-ctr-path=/driver-root",
         "--container-driver-root=/driver-root",
+        "--kube-api-qps=5",
+        "--kube-api-burst=10",
     ];
     let none = printed(&["--no-timestamp"], &[]);
     assert_eq!(printed(&flags, &[]), none);
@@ -163,6 +165,8 @@ fn every_flag_and_variable_of_gpu_feature_discovery_is_taken() {
         ("DRIVER_ROOT_CTR_PATH", "/driver-root"),
         ("KUBECONFIG", ""),
         ("NAMESPACE", ""),
+        ("KUBE_API_QPS", "2.5"),
+        ("KUBE_API_BURST", "3"),
         // The plugin's alone, which gpu-feature-discovery does not read.
         ("DEVICE_LIST_STRATEGY", "nonsense"),
         ("PASS_DEVICE_SPECS", "nonsense"),

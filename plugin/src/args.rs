@@ -16,7 +16,7 @@ use crate::config::reference::Flag;
 use crate::config::settings::SETTINGS;
 use crate::config::source::{PerNode, Place, Source, SourceError};
 use crate::config::value::Resource;
-use crate::config::{self, Loaded, Overrides, Problems};
+use crate::config::{self, ApiRate, Loaded, Overrides, Problems};
 use crate::health::{HealthChecks, XidList};
 use crate::labels::LabelsArgs;
 
@@ -42,6 +42,10 @@ pub struct Args {
     /// Serve by topology alone: no API server is asked for grants, and none is told who holds what
     #[arg(long, conflicts_with = "kubeconfig")]
     pub no_cluster: bool,
+
+    /// What NVIDIA's programs are told of requests to it.
+    #[command(flatten)]
+    pub api_rate: ApiRate,
 
     /// Kubelet's device plugin directory, where its kubelet.sock is and this plugin's socket will be
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
@@ -363,6 +367,22 @@ mod tests {
             let args = parse(&["--node-name=a", folder, label]).unwrap();
             assert_eq!(args.config.configs(), Some(Configs::Folder("/configs".into())));
             assert_eq!(args.config.config_label, "example.com/gpu");
+        }
+    }
+
+    #[test]
+    fn bounds_on_requests_are_taken_as_numbers_and_for_nothing_else() {
+        let args = parse(&["--no-cluster", "--kube-api-qps=0.5", "--kube-api-burst", "10"]).unwrap();
+        assert_eq!(
+            args.api_rate,
+            ApiRate {
+                kube_api_qps: Some(0.5),
+                kube_api_burst: Some(10)
+            }
+        );
+        for wrong in ["--kube-api-qps=few", "--kube-api-burst=1.5"] {
+            let error = parse(&["--no-cluster", wrong]).unwrap_err().to_string();
+            assert!(error.contains("invalid value"), "{error}");
         }
     }
 

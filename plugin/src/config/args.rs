@@ -75,6 +75,19 @@ pub struct ConfigArgs {
     pub check_config: Option<PathBuf>,
 }
 
+/// The bounds on requests to the API server that NVIDIA's gpu-feature-discovery and config-manager keep. Read, so that their command
+/// lines and manifests are taken, and without effect: what is to be known is watched, and what changes is written once.
+#[derive(Debug, Clone, Default, PartialEq, Args)]
+pub struct ApiRate {
+    /// No effect: little is asked of the API server, and only what changes is written (NVIDIA's flag)
+    #[arg(long, env = "KUBE_API_QPS", value_name = "NUMBER")]
+    pub kube_api_qps: Option<f64>,
+
+    /// No effect, as --kube-api-qps
+    #[arg(long, env = "KUBE_API_BURST", value_name = "NUMBER")]
+    pub kube_api_burst: Option<i64>,
+}
+
 /// What of this stands on the command line: a flag goes over a variable, also where the two are of different settings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Origins {

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use args::{ConfigArgs, Leniency};
+pub use args::{ApiRate, ConfigArgs, Leniency};
 pub use documents::load;
 pub use gfd::Gfd;
 pub use overrides::{GfdOverrides, Overrides};

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use gantry_api::{DeviceHealth, DeviceId};
 use gantry_plugin::Args;
-use gantry_plugin::config::{ConfigArgs, Overrides};
+use gantry_plugin::config::{ApiRate, ConfigArgs, Overrides};
 use gantry_plugin::health::XidList;
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::labels::LabelsArgs;
@@ -423,6 +423,7 @@ impl Node {
             node_name: Some("node-1".into()),
             kubeconfig: None,
             no_cluster: true,
+            api_rate: ApiRate::default(),
             device_plugin_dir: directory.path().join("device-plugins"),
             pod_resources_socket: directory.path().join("pod-resources.sock"),
             nvml_library: "none".into(),
