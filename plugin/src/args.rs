@@ -39,7 +39,8 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Serve by topology alone: no API server is asked for grants, and none is told who holds what
+    /// Serve by topology alone: no API server is asked for grants, none is told who holds what, and a quarantine (docs/health.md) ends
+    /// with this process
     #[arg(long, conflicts_with = "kubeconfig")]
     pub no_cluster: bool,
 
