@@ -1,14 +1,17 @@
 //! How a GPU is cut: mode, GPU instances with their places, MIG devices with the names that NVIDIA's plugin gives their
 //! profiles. What NVML does not tell is derived from sizes, with a warning; nothing here fails a whole machine.
 
+mod places;
+
 use std::collections::BTreeMap;
 
-use gantry_topology::machine::MAX_MEMORY_UNITS;
-use gantry_topology::mig::{Catalogue, Product};
+use gantry_topology::machine::split_profile;
+use gantry_topology::mig::{Catalogue, Product, suffix_of};
 use gantry_topology::{ComputeInstance, GpuInstance, Mig, MigAttributes};
 
 use super::Warnings;
-use crate::nvml::{Device, MigDevice, MigIds, NvmlError, Placement};
+use crate::nvml::{Device, InstanceInfo, MigDevice, MigIds, NvmlError, Placement};
+use places::{EIGHTHS, by_numbers, fits, lay_out, units};
 
 /// What is known of the GPU that is cut.
 #[derive(Debug, Clone, Copy)]
@@ -122,23 +125,20 @@ fn instances(
     for one in found {
         grouped.entry(one.ids.gpu_instance).or_default().push(one.compute);
     }
-    let mut places = BTreeMap::new();
-    for &id in grouped.keys() {
-        match device.placement(id) {
-            Ok(place) => {
-                places.insert(id, place);
-            }
-            Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
-            Err(error) => {
-                warnings.add(format!(
-                    "where the MIG instances of GPU {} lie is worked out from their numbers and sizes: {error}",
-                    device.index()
-                ));
-                places.clear();
-                break;
-            }
+    let told = match told(device, grouped.keys()) {
+        Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
+        Err(error) => {
+            warnings.add(format!(
+                "where the MIG instances of GPU {} lie is worked out from their numbers and sizes, and none is taken to be of a \
+                 profile with +me, +gfx or the like: {error}",
+                device.index()
+            ));
+            BTreeMap::new()
         }
-    }
+        Ok(told) => told,
+    };
+    let suffixes = suffixes(device, &told, warnings)?;
+    let mut places: BTreeMap<u32, Placement> = told.iter().map(|(id, info)| (*id, info.placement)).collect();
     if !fits(places.values()) {
         warnings.add(format!(
             "NVML lays MIG instances of GPU {} over each other; where they lie is worked out from their numbers and sizes",
@@ -172,7 +172,7 @@ fn instances(
             };
             Some(GpuInstance {
                 id,
-                profile: whole(&compute.first()?.profile).to_owned(),
+                profile: profile_of_instance(&compute.first()?.profile, suffixes.get(&id).copied()),
                 start: u8::try_from(place.start).ok()?,
                 size: u8::try_from(place.size).ok()?,
                 compute,
@@ -181,71 +181,43 @@ fn instances(
         .collect())
 }
 
-/// Where instances lie by the numbers that the driver gives them, on a product whose profiles are known; `None` if that does not
-/// make sense.
-fn by_numbers(
-    product: Option<&Product>,
-    instances: &BTreeMap<u32, Vec<ComputeInstance>>,
-) -> Option<BTreeMap<u32, Placement>> {
-    let product = product?;
-    let place = |id: u32, compute: &[ComputeInstance]| {
-        let profile = product.profile(whole(&compute.first()?.profile))?;
-        let mut starts = profile.starts.iter();
-        let start = starts.find(|start| product.instance_id(profile, **start) == id)?;
-        Some(Placement {
-            start: u32::from(*start),
-            size: u32::from(profile.size),
-        })
+/// What NVML tells of each of some GPU instances, or why not of all of them.
+fn told<'a>(
+    device: Device<'_>,
+    ids: impl Iterator<Item = &'a u32>,
+) -> Result<BTreeMap<u32, InstanceInfo>, NvmlError> {
+    ids.map(|id| Ok((*id, device.gpu_instance(*id)?))).collect()
+}
+
+/// What the profile of each instance ends with (`+me`). The names of MIG devices do not tell: the driver calls a device after its
+/// compute instance, which has `1g.10gb` in a GPU instance of `1g.10gb+me`.
+fn suffixes(
+    device: Device<'_>,
+    told: &BTreeMap<u32, InstanceInfo>,
+    warnings: &mut Warnings,
+) -> Result<BTreeMap<u32, &'static str>, NvmlError> {
+    if told.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let numbers = match device.profile_numbers() {
+        Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
+        answer => warnings.known(answer).unwrap_or_default(),
     };
-    let places: BTreeMap<u32, Placement> = instances
+    let of = |info: &InstanceInfo| numbers.get(&info.profile).map(|number| suffix_of(*number));
+    Ok(told
         .iter()
-        .map(|(id, compute)| Some((*id, place(*id, compute)?)))
-        .collect::<Option<_>>()?;
-    fits(places.values()).then_some(places)
+        .filter_map(|(id, info)| Some((*id, of(info)?)))
+        .collect())
 }
 
-/// Whether instances lie on the GPU and beside each other.
-fn fits<'a>(places: impl Iterator<Item = &'a Placement>) -> bool {
-    let mut taken = [false; MAX_MEMORY_UNITS as usize];
-    for place in places {
-        let range = place.start as usize..place.start.saturating_add(place.size) as usize;
-        match taken.get_mut(range) {
-            Some(units) if !units.is_empty() && units.iter().all(|unit| !unit) => units.fill(true),
-            _ => return false,
-        }
-    }
-    true
-}
-
-/// Memory units on most GPUs that can be cut. Where there are fewer (4 on an A30) a guess in eighths keeps the proportions.
-const EIGHTHS: u64 = 8;
-
-/// How many eighths of the GPU's memory an instance has, rounded up, for the driver keeps a little of each for itself.
-fn units(instance_mib: Option<u64>, gpu_mib: Option<u64>) -> u32 {
-    match (instance_mib, gpu_mib) {
-        (Some(instance), Some(gpu)) if gpu > 0 => {
-            u32::try_from((instance * EIGHTHS).div_ceil(gpu).clamp(1, EIGHTHS)).unwrap_or(1)
-        }
-        _ => 1,
-    }
-}
-
-/// Lays instances beside each other, the largest first and each at a multiple of its size, as the driver does. An instance for
-/// which there is no room gets no place.
-fn lay_out(sizes: impl Iterator<Item = (u32, u32)>) -> BTreeMap<u32, Placement> {
-    let mut sizes: Vec<(u32, u32)> = sizes.collect();
-    sizes.sort_by_key(|(id, size)| (std::cmp::Reverse(*size), *id));
-    let mut places: BTreeMap<u32, Placement> = BTreeMap::new();
-    for (id, size) in sizes {
-        let starts = (0..u32::from(MAX_MEMORY_UNITS)).step_by(size.max(1) as usize);
-        let place = starts
-            .map(|start| Placement { start, size })
-            .find(|place| fits(places.values().chain([place])));
-        if let Some(place) = place {
-            places.insert(id, place);
-        }
-    }
-    places
+/// Profile of the GPU instance in which a MIG device is called `device`, by what NVML says it ends with. Where NVML says nothing of it,
+/// a suffix that the driver puts into the name counts.
+fn profile_of_instance(device: &str, suffix: Option<&str>) -> String {
+    let (plain, named) = split_profile(whole(device));
+    format!(
+        "{plain}{}",
+        suffix.filter(|suffix| !suffix.is_empty()).unwrap_or(named)
+    )
 }
 
 /// The profile at the end of a MIG device's name: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`.
@@ -315,6 +287,18 @@ mod tests {
     }
 
     #[test]
+    fn an_instance_has_the_suffix_that_nvml_tells_and_else_the_one_in_the_name() {
+        for device in ["1c.2g.12gb", "1c.2g.12gb+me"] {
+            assert_eq!(profile_of_instance(device, Some("+me")), "2g.12gb+me");
+        }
+        assert_eq!(profile_of_instance("1g.24gb", Some("-me")), "1g.24gb-me");
+        assert_eq!(profile_of_instance("1g.24gb", Some("")), "1g.24gb");
+        assert_eq!(profile_of_instance("1g.24gb", None), "1g.24gb");
+        assert_eq!(profile_of_instance("1g.24gb+gfx", None), "1g.24gb+gfx");
+        assert_eq!(profile_of_instance("unknown", None), "unknown");
+    }
+
+    #[test]
     fn attributes_amount_to_the_names_that_nvidia_gives() {
         // From boards: an A100 of 40 GB, one of 80 GB, an H100 of 80 GB, an A30.
         for (gpu_mib, attributes, profile) in [
@@ -330,59 +314,6 @@ mod tests {
             (24_576, attributes(2, 4, 23_344), "2c.4g.24gb"),
         ] {
             assert_eq!(profile_of_attributes(&attributes, gpu_mib), profile);
-        }
-    }
-
-    #[test]
-    fn instances_of_unknown_place_are_laid_beside_each_other() {
-        // 3g, 2g and two 1g of an A100, as the driver would lay them for these sizes.
-        let places = lay_out([(1, 4), (5, 2), (9, 1), (10, 1)].into_iter());
-        let starts: Vec<(u32, u32)> = places.iter().map(|(id, place)| (*id, place.start)).collect();
-        assert_eq!(starts, [(1, 0), (5, 4), (9, 6), (10, 7)]);
-        assert!(fits(places.values()));
-        let many = lay_out((0..20).map(|id| (id, 1)));
-        assert_eq!(many.len(), 16, "no more than there is room for");
-    }
-
-    #[test]
-    fn the_drivers_numbers_tell_where_instances_lie() {
-        // From nvidia-smi mig -lgi on an A100 of 40 GB: a 3g at the end, a 2g at the start, a 1g beside it.
-        let instance = |id: u32, profile: &str| {
-            let compute = ComputeInstance {
-                id: 0,
-                uuid: format!("MIG-{id}").parse().unwrap(),
-                profile: profile.to_owned(),
-                attributes: None,
-            };
-            (id, vec![compute])
-        };
-        let cut = BTreeMap::from([
-            instance(2, "1c.3g.20gb"),
-            instance(3, "2g.10gb"),
-            instance(9, "1g.5gb"),
-        ]);
-        let a100 = Parent {
-            model: Some("NVIDIA A100-SXM4-40GB"),
-            memory_mib: Some(40_960),
-        };
-        let places = by_numbers(a100.product().as_ref(), &cut).unwrap();
-        let places: Vec<_> = places.values().map(|place| (place.start, place.size)).collect();
-        assert_eq!(places, [(4, 4), (0, 2), (2, 1)]);
-        let odd = BTreeMap::from([instance(40, "1g.5gb")]);
-        assert_eq!(by_numbers(a100.product().as_ref(), &odd), None);
-        assert_eq!(by_numbers(None, &cut), None);
-    }
-
-    #[test]
-    fn places_that_overlap_or_leave_the_gpu_do_not_fit() {
-        let place = |start, size| Placement { start, size };
-        assert!(fits([place(0, 4), place(4, 4)].iter()));
-        for wrong in [
-            [place(0, 4), place(3, 1)],
-            [place(0, 4), place(15, 2)],
-            [place(0, 4), place(4, 0)],
-        ] {
-            assert!(!fits(wrong.iter()), "{wrong:?}");
         }
     }
 }

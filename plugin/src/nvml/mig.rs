@@ -1,6 +1,8 @@
 //! MIG: whether a GPU is cut, and the MIG devices it is cut into. What NVML says, nothing more: names of profiles and places of
 //! instances it does not tell are worked out by discovery.
 
+use std::collections::BTreeMap;
+
 use gantry_topology::{MigAttributes, MigUuid};
 use nvml_wrapper_sys::bindings as sys;
 
@@ -32,6 +34,15 @@ pub struct Placement {
     pub start: u32,
     /// Memory units.
     pub size: u32,
+}
+
+/// What NVML tells of a GPU instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InstanceInfo {
+    /// Id of its profile, as `nvidia-smi mig -lgip` prints it: a number that means something on its product only.
+    pub profile: u32,
+    /// Where it lies.
+    pub placement: Placement,
 }
 
 /// One MIG device of a GPU: a compute instance.
@@ -79,11 +90,11 @@ impl<'nvml> Device<'nvml> {
         Ok(devices)
     }
 
-    /// Where GPU instance `id` lies. Some drivers tell privileged processes only (`NoPermission`).
+    /// Profile and place of GPU instance `id`. Some drivers tell privileged processes only (`NoPermission`).
     ///
     /// # Errors
     /// The code NVML answered with.
-    pub fn placement(&self, id: u32) -> Result<Placement, NvmlError> {
+    pub fn gpu_instance(&self, id: u32) -> Result<InstanceInfo, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetGpuInstanceById)?;
         let mut instance = std::ptr::null_mut();
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
@@ -101,10 +112,46 @@ impl<'nvml> Device<'nvml> {
         check(name, Some(self.index), unsafe {
             function(instance, &raw mut info)
         })?;
-        Ok(Placement {
-            start: info.placement.start,
-            size: info.placement.size,
+        Ok(InstanceInfo {
+            profile: info.profileId,
+            placement: Placement {
+                start: info.placement.start,
+                size: info.placement.size,
+            },
         })
+    }
+
+    /// NVML's number (`NVML_GPU_INSTANCE_PROFILE_*`), the same on every product, of each profile that this one has: by profile id.
+    /// A number that the driver does not know, or that the product lacks, is left out.
+    ///
+    /// # Errors
+    /// The library lacks the call, the GPU is lost or the driver gone.
+    pub fn profile_numbers(&self) -> Result<BTreeMap<u32, u32>, NvmlError> {
+        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetGpuInstanceProfileInfo)?;
+        let mut numbers = BTreeMap::new();
+        for number in 0..sys::NVML_GPU_INSTANCE_PROFILE_COUNT {
+            let mut info = sys::nvmlGpuInstanceProfileInfo_t {
+                id: 0,
+                isP2pSupported: 0,
+                sliceCount: 0,
+                instanceCount: 0,
+                multiprocessorCount: 0,
+                copyEngineCount: 0,
+                decoderCount: 0,
+                encoderCount: 0,
+                jpegCount: 0,
+                ofaCount: 0,
+                memorySizeMB: 0,
+            };
+            // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
+            let code = unsafe { function(self.handle, number, &raw mut info) };
+            match check(name, Some(self.index), code) {
+                Ok(()) => _ = numbers.insert(info.id, number),
+                Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(numbers)
     }
 }
 
@@ -120,7 +167,8 @@ impl MigDevice<'_> {
             .map_err(|_| self.0.nonsense(symbol.0, uuid, "MIG device UUID"))
     }
 
-    /// The name, which ends with the profile: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
+    /// The name, which ends with the compute instance's profile: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`. What the GPU instance's ends with
+    /// (`+me`) is not in it.
     ///
     /// # Errors
     /// The code NVML answered with.

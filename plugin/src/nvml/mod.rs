@@ -24,7 +24,7 @@ pub use error::{Code, NvmlError};
 pub use events::{Event, EventKind, EventSet};
 pub use find::find;
 pub use links::Remote;
-pub use mig::{MigDevice, MigIds, MigMode, Placement};
+pub use mig::{InstanceInfo, MigDevice, MigIds, MigMode, Placement};
 pub use state::{RecoveryAction, RemappedRows};
 
 use call::{check, symbol, text_of};

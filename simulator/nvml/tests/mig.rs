@@ -11,6 +11,7 @@ use std::ffi::c_char;
 use std::ptr::null_mut;
 
 use gantry_nvml_sim::control::{ControlError, Process};
+use gantry_topology::machine::split_profile;
 use nvml_wrapper_sys::bindings as sys;
 
 mod common;
@@ -276,6 +277,18 @@ fn a_mig_device_tells_what_it_is_and_whose() {
     let minor = *raw.0.nvmlDeviceGetMinorNumber.as_ref().unwrap();
     assert_eq!((number(mig, index), number(mig, minor)), (Ok(0), Ok(1)));
     assert_eq!(number(raw.mig(1, 4).unwrap(), index), Ok(4));
+}
+
+#[test]
+fn a_mig_device_is_called_after_its_compute_instance_which_has_no_media_suffix() {
+    let simulated = Simulated::new("dgx-a100-mig");
+    let raw = simulated.start();
+    raw.set_mig_mode(0, 1).unwrap();
+    let instance = raw.create(0, 20).unwrap();
+    raw.create_compute(instance, 0).unwrap();
+    assert_eq!(raw.names(0), ["1g.5gb"], "in an instance of 1g.5gb+me");
+    let (_, profile, ..) = raw.instance_info(instance).unwrap();
+    assert_eq!(profile, 20);
 }
 
 #[test]
@@ -750,11 +763,21 @@ fn the_names_nvidias_plugin_works_out_are_those_of_the_machine_file() {
     for name in MACHINES {
         let simulated = Simulated::new(name);
         let raw = simulated.start();
+        let machine = simulated.installed.facts.machine();
+        let instances = machine.gpus().iter().flat_map(|gpu| &gpu.mig);
+        let devices: Vec<_> = instances
+            .flat_map(|mig| &mig.instances)
+            .flat_map(|instance| &instance.compute)
+            .collect();
         for gpu in 0..raw.count().unwrap() {
             for mig in raw.migs(gpu) {
+                let uuid = raw.uuid(mig).unwrap();
+                let written = devices.iter().find(|device| device.uuid.as_str() == uuid);
+                let written = &written.unwrap().profile;
+                assert_eq!(worked_out(&raw, mig), *written, "{name} GPU {gpu}");
                 let told = raw.name(mig);
                 let (_, told) = told.split_once(" MIG ").unwrap();
-                assert_eq!(worked_out(&raw, mig), told, "{name} GPU {gpu}");
+                assert_eq!(told, split_profile(written).0, "what the driver calls it");
                 seen += 1;
             }
         }

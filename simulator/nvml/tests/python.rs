@@ -10,6 +10,7 @@ use gantry_nvml_sim::control::Process;
 use gantry_nvml_sim::facts::{GpuFacts, Remote};
 use gantry_nvml_sim::{LIBRARY_NAME, Placed, place};
 use gantry_topology::PathClass;
+use gantry_topology::machine::split_profile;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::{Value, json};
 
@@ -223,10 +224,12 @@ fn migs(gpu: &GpuFacts) -> Value {
     let devices = instances.into_iter().flat_map(|instance| {
         instance.compute.iter().map(move |compute| {
             let has = compute.attributes.unwrap_or_default();
+            // The driver leaves out the `+me` of the GPU instance.
+            let (profile, _) = split_profile(&compute.profile);
             json!({
                 "uuid": compute.uuid,
                 "parent": gpu.uuid,
-                "name": format!("{} MIG {}", gpu.model, compute.profile),
+                "name": format!("{} MIG {profile}", gpu.model),
                 "instances": [instance.id, compute.id],
                 "slices": [has.gpu_slices, has.compute_slices],
                 "multiprocessors": has.multiprocessors,

@@ -48,7 +48,8 @@ pub struct ComputeInstance {
     pub id: u32,
     /// UUID of the MIG device.
     pub uuid: MigUuid,
-    /// Profile of the MIG device: its GPU instance's (`3g.20gb`), or `1c.3g.20gb` where it has less compute than that.
+    /// Profile of the MIG device: its GPU instance's (`3g.20gb`, `1g.5gb+me`), or `1c.3g.20gb` where it has less compute than
+    /// that. The driver leaves out what stands behind the size (`+me`); a file may too, and it is put back.
     pub profile: String,
     /// What it has, where NVML tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,6 +88,15 @@ impl GpuInstance {
     }
 }
 
+/// A profile's name in two: up to the size (`1g.5gb`), and what stands behind that (`+me`, `+gfx`, `-me`, `+me.all`, or nothing),
+/// which a GPU instance has and the driver's names of what is in it lack.
+pub fn split_profile(profile: &str) -> (&str, &str) {
+    match profile.find("gb") {
+        Some(size) => profile.split_at(size + "gb".len()),
+        None => (profile, ""),
+    }
+}
+
 /// Units `start .. start + size` as a mask.
 fn mask(start: u8, size: u8) -> u16 {
     (0..MAX_MEMORY_UNITS)
@@ -94,7 +104,18 @@ fn mask(start: u8, size: u8) -> u16 {
         .fold(0, |mask, unit| mask | 1 << unit)
 }
 
-/// Puts instances in order and refuses what no GPU could be cut into. `field` names the GPU.
+/// Gives the MIG devices of an instance the suffix of its profile where it is left out. Other names stay as they are.
+fn name_devices(instance: &mut GpuInstance) {
+    let (plain, suffix) = split_profile(&instance.profile);
+    for device in instance.compute.iter_mut().map(|compute| &mut compute.profile) {
+        let part = device.strip_suffix(plain);
+        if part.is_some_and(|part| part.is_empty() || part.ends_with("c.")) {
+            device.push_str(suffix);
+        }
+    }
+}
+
+/// Puts instances in order, their devices' names in full, and refuses what no GPU could be cut into. `field` names the GPU.
 pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
     let refuse = |place: String, problem: String| {
         Err(MachineError::new(
@@ -128,6 +149,7 @@ pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
             );
         }
         taken |= instance.units();
+        name_devices(instance);
         instance.compute.sort_by_key(|compute| compute.id);
         if instance.compute.windows(2).any(|pair| pair[0].id == pair[1].id) {
             return refuse(format!("{position}].compute"), "two have the same id".to_owned());
@@ -143,4 +165,51 @@ pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of the MIG devices in one instance of `profile`, where the driver or a file calls them `names`.
+    fn read(profile: &str, names: &[&str]) -> Vec<String> {
+        let compute = names.iter().zip(0..).map(|(name, id)| ComputeInstance {
+            id,
+            uuid: format!("MIG-{id}").parse().unwrap(),
+            profile: (*name).to_owned(),
+            attributes: None,
+        });
+        let mut mig = Mig {
+            enabled: true,
+            instances: vec![GpuInstance {
+                id: 1,
+                profile: profile.to_owned(),
+                start: 0,
+                size: 1,
+                compute: compute.collect(),
+            }],
+        };
+        check(&mut mig, "gpus[0]").unwrap();
+        let compute = mig.instances.remove(0).compute;
+        compute.into_iter().map(|compute| compute.profile).collect()
+    }
+
+    #[test]
+    fn a_device_has_the_suffix_of_its_instance_whether_the_driver_says_it_or_not() {
+        for name in ["1g.10gb", "1g.10gb+me"] {
+            assert_eq!(read("1g.10gb+me", &[name]), ["1g.10gb+me"]);
+        }
+        assert_eq!(
+            read("2g.48gb-me", &["1c.2g.48gb", "1c.2g.48gb-me"]),
+            ["1c.2g.48gb-me"; 2]
+        );
+        assert_eq!(read("1g.24gb+me.all", &["1g.24gb"]), ["1g.24gb+me.all"]);
+        // Nothing is put behind a name that is not the instance's; whether it can be is the product's to say.
+        assert_eq!(read("1g.10gb", &["1g.10gb"]), ["1g.10gb"]);
+        assert_eq!(
+            read("1g.10gb+me", &["1g.5gb", "1c.1g.5gb"]),
+            ["1g.5gb", "1c.1g.5gb"]
+        );
+        assert_eq!(read("odd", &["odd"]), ["odd"]);
+    }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use check::MachineError;
 pub use ids::{GpuUuid, IdError, IdList, MigUuid, PcieAddress};
-pub use mig::{ComputeInstance, GpuInstance, MAX_MEMORY_UNITS, Mig, MigAttributes};
+pub use mig::{ComputeInstance, GpuInstance, MAX_MEMORY_UNITS, Mig, MigAttributes, split_profile};
 pub use path::{PathClass, PathMatrix};
 
 /// The most GPUs one machine may have. Choice tables go to 16; larger machines are chosen on by search.

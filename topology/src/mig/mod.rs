@@ -10,7 +10,7 @@ use crate::machine::{Gpu, MigAttributes};
 
 pub use compute::{compute_slices_of, compute_starts, legal_compute};
 pub use cut::{Cut, Refusal, check_machine};
-pub use table::TableError;
+pub use table::{TableError, suffix_of};
 
 const BUILT_IN: &str = include_str!("../../data/mig_profiles.csv");
 

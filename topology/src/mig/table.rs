@@ -2,7 +2,7 @@
 //! from its name.
 
 use super::{Engines, Product, Profile};
-use crate::machine::MAX_MEMORY_UNITS;
+use crate::machine::{MAX_MEMORY_UNITS, split_profile};
 
 /// A row of the table that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -198,26 +198,44 @@ fn number_profiles(product: &mut Product) {
         .map(|profile| profile.size)
         .min();
     for profile in &mut product.profiles {
-        let suffix = profile.name.split_once("gb").map_or("", |(_, suffix)| suffix);
-        profile.nvml = match (profile.compute, suffix) {
-            (1, "") if Some(profile.size) > smallest => 9,
-            (1, "") => 0,
-            (2, "") => 1,
-            (3, "") => 2,
-            (4, "") => 3,
-            (7, "") => 4,
-            (1, "+me") => 7,
-            (2, "+me") => 8,
-            (1, "+gfx") => 10,
-            (2, "+gfx") => 11,
-            (4, "+gfx") => 12,
-            (1, "-me") => 13,
-            (2, "-me") => 14,
-            (1, "+me.all") => 15,
-            (2, "+me.all") => 16,
-            _ => UNNUMBERED,
+        let (_, suffix) = split_profile(&profile.name);
+        let numbered = NUMBERS
+            .iter()
+            .find(|(_, compute, of)| (*compute, *of) == (profile.compute, suffix));
+        profile.nvml = match numbered {
+            Some((0, ..)) if Some(profile.size) > smallest => ONE_SLICE_WITH_MORE_MEMORY,
+            Some((number, ..)) => *number,
+            None => UNNUMBERED,
         };
     }
+}
+
+/// NVML's profiles (`NVML_GPU_INSTANCE_PROFILE_*` of nvml.h), each with its compute slices and what its name ends with.
+const NUMBERS: [(u32, u8, &str); 14] = [
+    (0, 1, ""),
+    (1, 2, ""),
+    (2, 3, ""),
+    (3, 4, ""),
+    (4, 7, ""),
+    (7, 1, "+me"),
+    (8, 2, "+me"),
+    (10, 1, "+gfx"),
+    (11, 2, "+gfx"),
+    (12, 4, "+gfx"),
+    (13, 1, "-me"),
+    (14, 2, "-me"),
+    (15, 1, "+me.all"),
+    (16, 2, "+me.all"),
+];
+
+/// `NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2`: one compute slice with the memory of two, e.g. `1g.10gb` of an A100 with 40 GB.
+const ONE_SLICE_WITH_MORE_MEMORY: u32 = 9;
+
+/// What the name of a profile ends with that NVML numbers `nvml` (`NVML_GPU_INSTANCE_PROFILE_*`): `+me` for 7; nothing for a plain
+/// one, and for a number that is not known.
+pub fn suffix_of(nvml: u32) -> &'static str {
+    let known = NUMBERS.iter().find(|(number, ..)| *number == nvml);
+    known.map_or("", |(_, _, suffix)| suffix)
 }
 
 /// A profile that NVML has no number for.
@@ -238,6 +256,13 @@ mod tests {
             numbers.sort_unstable();
             numbers.dedup();
             assert_eq!(numbers.len(), product.profiles.len(), "{}", product.name);
+            for profile in &product.profiles {
+                assert!(
+                    profile.name.ends_with(suffix_of(profile.nvml)),
+                    "{}",
+                    profile.name
+                );
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_uint;
 
 use gantry_topology::ComputeInstance as Compute;
+use gantry_topology::machine::split_profile;
 use gantry_topology::mig::{compute_starts, legal_compute};
 use nvml_wrapper_sys::bindings as sys;
 
@@ -74,7 +75,8 @@ fn info(
         sharedEncoderCount: has.encoders,
         sharedJpegCount: has.jpeg,
         sharedOfaCount: has.ofa,
-        name: printed(&name),
+        // No `+me` or the like: that is the GPU instance's.
+        name: printed(split_profile(&name).0),
         capabilities: if found.profile.name.ends_with("+gfx") {
             sys::NVML_COMPUTE_INSTANCE_PROFILE_CAPS_GFX
         } else {

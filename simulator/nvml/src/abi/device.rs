@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use gantry_topology::machine::split_profile;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::args::{In, Out};
@@ -125,8 +126,10 @@ nvml! {
     fn nvmlDeviceGetName(device: Device, name: Out<c_char>, length: c_uint) |call| {
         match call.subject(device)? {
             Subject::Gpu(gpu) => name.put_text(length, &gpu.facts.model),
+            // After the compute instance, whose name lacks the `+me` of the GPU instance it is in.
             Subject::Mig(mig) => {
-                name.put_text(length, &format!("{} MIG {}", mig.gpu.facts.model, mig.compute.profile))
+                let (profile, _) = split_profile(&mig.compute.profile);
+                name.put_text(length, &format!("{} MIG {profile}", mig.gpu.facts.model))
             }
         }
     }
