@@ -48,6 +48,17 @@ mod tests {
 
     use super::*;
 
+    /// Profiles of RTX PRO 4500, by the supported profiles of NVIDIA's MIG user guide. The table of profiles has none of them, for where
+    /// their instances may lie is not told.
+    const WITHOUT_PLACES: [(&str, u8); 6] = [
+        ("1g.16gb", 1),
+        ("1g.16gb+gfx", 1),
+        ("1g.16gb+me.all", 1),
+        ("1g.16gb-me", 1),
+        ("2g.32gb", 2),
+        ("2g.32gb+gfx", 2),
+    ];
+
     #[test]
     fn kube_schedulers_configuration_names_every_mig_profile_and_every_part_of_one() {
         let manifest = include_str!("../../manifests/kube-scheduler-config.yaml");
@@ -55,9 +66,11 @@ mod tests {
             .map(str::to_owned)
             .into();
         let catalogue = gantry_topology::mig::Catalogue::built_in();
-        for profile in catalogue.products().iter().flat_map(|product| &product.profiles) {
-            let name = profile.name.replace('+', ".");
-            for slices in legal_compute(profile.compute).filter(|slices| *slices < profile.compute) {
+        let profiles = catalogue.products().iter().flat_map(|product| &product.profiles);
+        let placed = profiles.map(|profile| (profile.name.as_str(), profile.compute));
+        for (name, compute) in placed.chain(WITHOUT_PLACES) {
+            let name = name.replace('+', ".");
+            for slices in legal_compute(compute).filter(|slices| *slices < compute) {
                 known.insert(format!("{RESOURCE_DOMAIN}/mig-{slices}c.{name}"));
             }
             known.insert(format!("{RESOURCE_DOMAIN}/mig-{name}"));

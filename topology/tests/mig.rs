@@ -44,11 +44,11 @@ fn most(product: &Product, instances: &[(&Profile, u8)], profile: &Profile) -> u
 proptest! {
     #[test]
     fn what_may_be_added_is_what_brute_force_finds(
-        product in 0_usize..10,
+        product in any::<prop::sample::Index>(),
         steps in prop::collection::vec((any::<prop::sample::Index>(), 0_u8..12), 0..10),
     ) {
         let catalogue = Catalogue::built_in();
-        let product = &catalogue.products()[product];
+        let product = product.get(catalogue.products());
         let mut cut = Cut::empty(product);
         let mut instances: Vec<(&Profile, u8)> = Vec::new();
         for (profile, start) in &steps {
@@ -90,7 +90,7 @@ fn an_uncut_gpu_holds_as_many_of_each_profile_as_nvidia_says() {
 #[test]
 fn names_tell_the_share_of_memory_in_eighths_rounded_up() {
     for product in Catalogue::built_in().products() {
-        let total = 2_u64.pow(20) * whole_memory_mib(product);
+        let total = 2_u64.pow(20) * product.memory_mib;
         for profile in &product.profiles {
             let share = (profile.memory_mib << 20) as f64 / total as f64;
             let gb = (share * 8.0).ceil() / 8.0 * total.div_ceil(1 << 30) as f64;
@@ -105,50 +105,63 @@ fn names_tell_the_share_of_memory_in_eighths_rounded_up() {
     }
 }
 
-/// Total memory as NVML reports it for a board of the product.
-fn whole_memory_mib(product: &Product) -> u64 {
-    match product.name.as_str() {
-        "A30-24GB" => 24_576,
-        "A100-40GB" => 40_960,
-        "A100-80GB" => 81_920,
-        "H100-80GB" => 81_559,
-        "H100-NVL-94GB" => 95_830,
-        "GH200-96GB" => 97_871,
-        "H200-141GB" => 143_771,
-        "B200-180GB" => 183_359,
-        "GB200-186GB" => 189_471,
-        "RTX-PRO-6000-Blackwell-96GB" => 97_887,
-        other => unreachable!("{other} has no total here"),
-    }
-}
-
 #[test]
 fn products_are_found_by_name_and_by_device_id() {
     let catalogue = Catalogue::built_in();
-    let named = |model: &str| catalogue.by_model(model).map(|product| product.name.clone());
-    for (model, product) in [
-        ("NVIDIA A30", Some("A30-24GB")),
-        ("NVIDIA A100-SXM4-40GB", Some("A100-40GB")),
-        ("NVIDIA A100-PCIE-40GB", Some("A100-40GB")),
-        ("NVIDIA A100 80GB PCIe", Some("A100-80GB")),
-        ("NVIDIA A800-SXM4-80GB", Some("A100-80GB")),
-        ("NVIDIA H100 80GB HBM3", Some("H100-80GB")),
-        ("NVIDIA H100 PCIe", Some("H100-80GB")),
-        ("NVIDIA H100 NVL", Some("H100-NVL-94GB")),
-        ("NVIDIA GH200 480GB", Some("GH200-96GB")),
-        ("NVIDIA H200", Some("H200-141GB")),
-        ("NVIDIA H200 NVL", Some("H200-141GB")),
-        ("NVIDIA B200", Some("B200-180GB")),
-        ("NVIDIA GB200", Some("GB200-186GB")),
+    let named = |model: &str, memory_mib| {
+        let product = catalogue.by_model(model, memory_mib);
+        product.map(|product| product.name.clone())
+    };
+    for (model, memory_mib, product) in [
+        ("NVIDIA A30", None, Some("A30-24GB")),
+        ("NVIDIA A100-SXM4-40GB", None, Some("A100-40GB")),
+        ("NVIDIA A100-PCIE-40GB", Some(40_536), Some("A100-40GB")),
+        ("NVIDIA A100-SXM-64GB", Some(65_536), Some("A100-64GB")),
+        ("NVIDIA A100 80GB PCIe", Some(81_251), Some("A100-80GB")),
+        ("NVIDIA A800-SXM4-80GB", None, Some("A100-80GB")),
+        ("NVIDIA H100 80GB HBM3", Some(81_559), Some("H100-80GB")),
+        ("NVIDIA H100 PCIe", Some(81_559), Some("H100-80GB")),
+        ("NVIDIA H100", None, Some("H100-80GB")),
+        ("NVIDIA H100", Some(65_247), Some("H100-64GB")),
+        ("NVIDIA H100", Some(95_830), Some("H100-NVL-94GB")),
+        ("NVIDIA H100", Some(97_871), Some("GH200-96GB")),
+        ("NVIDIA H100", Some(120_000), None),
+        ("NVIDIA H100 NVL", Some(95_830), Some("H100-NVL-94GB")),
+        ("NVIDIA GH200 480GB", Some(97_871), Some("GH200-96GB")),
+        ("NVIDIA GH200 144G HBM3e", Some(146_831), Some("GH200-144GB")),
+        ("NVIDIA H20", Some(97_871), Some("H20-96GB")),
+        ("NVIDIA H20-3e", Some(143_771), Some("H20-141GB")),
+        ("NVIDIA H20-3e", None, Some("H20-141GB")),
+        ("NVIDIA H200", None, Some("H200-141GB")),
+        ("NVIDIA H200 NVL", Some(143_771), Some("H200-141GB")),
+        ("NVIDIA B200", Some(183_359), Some("B200-180GB")),
+        ("NVIDIA GB200", None, Some("GB200-186GB")),
+        ("NVIDIA GB200", Some(189_471), Some("GB200-186GB")),
+        ("NVIDIA GB200", Some(193_000), Some("GB200-189GB")),
+        ("NVIDIA B300 SXM6 AC", Some(275_040), Some("B300-269GB")),
+        ("NVIDIA GB300", None, Some("GB300-278GB")),
+        ("NVIDIA GB300", Some(284_208), Some("GB300-278GB")),
+        ("NVIDIA GB300", Some(256_703), Some("GB300-251GB")),
         (
             "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            Some(97_887),
             Some("RTX-PRO-6000-Blackwell-96GB"),
         ),
-        ("NVIDIA L4", None),
-        ("NVIDIA A40", None),
-        ("NVIDIA A100", None),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            Some(97_887),
+            Some("RTX-PRO-6000-Blackwell-96GB"),
+        ),
+        ("NVIDIA RTX PRO 5000 Blackwell", Some(48_935), None),
+        ("NVIDIA L4", None, None),
+        ("NVIDIA A40", None, None),
+        ("NVIDIA A100", None, None),
     ] {
-        assert_eq!(named(model).as_deref(), product, "{model}");
+        assert_eq!(
+            named(model, memory_mib).as_deref(),
+            product,
+            "{model} {memory_mib:?}"
+        );
     }
     let by_id = |id| catalogue.by_device_id(id).map(|product| product.name.clone());
     assert_eq!(by_id(0x20b7).as_deref(), Some("A30-24GB"));
@@ -159,7 +172,7 @@ fn products_are_found_by_name_and_by_device_id() {
 #[test]
 fn instances_are_numbered_as_the_driver_does() {
     let catalogue = Catalogue::built_in();
-    let a100 = catalogue.by_model("NVIDIA A100-SXM4-40GB").unwrap();
+    let a100 = catalogue.by_model("NVIDIA A100-SXM4-40GB", None).unwrap();
     let id = |profile: &str, start| a100.instance_id(a100.profile(profile).unwrap(), start);
     assert_eq!(id("7g.40gb", 0), 0);
     assert_eq!((id("3g.20gb", 0), id("3g.20gb", 4)), (1, 2));
@@ -170,7 +183,7 @@ fn instances_are_numbered_as_the_driver_does() {
 #[test]
 fn a_compute_instance_has_its_share_of_multiprocessors_and_all_the_engines() {
     let catalogue = Catalogue::built_in();
-    let h100 = catalogue.by_model("NVIDIA H100 80GB HBM3").unwrap();
+    let h100 = catalogue.by_model("NVIDIA H100 80GB HBM3", None).unwrap();
     let profile = h100.profile("3g.40gb").unwrap();
     let whole = h100.attributes(profile, 3);
     assert_eq!(
@@ -189,7 +202,7 @@ fn a_compute_instance_has_its_share_of_multiprocessors_and_all_the_engines() {
 fn media_engines_are_given_out_once() {
     let catalogue = Catalogue::built_in();
     let rtx = catalogue
-        .by_model("NVIDIA RTX PRO 6000 Blackwell Server Edition")
+        .by_model("NVIDIA RTX PRO 6000 Blackwell Server Edition", None)
         .unwrap();
     let mut cut = Cut::empty(rtx);
     cut.add(rtx.profile("1g.24gb+me.all").unwrap(), 0).unwrap();
@@ -227,7 +240,7 @@ fn checked(instances: &[(&str, u8, u8, &[&str])]) -> String {
             .collect(),
     };
     let catalogue = Catalogue::built_in();
-    let product = catalogue.by_model("NVIDIA A100-SXM4-40GB").unwrap();
+    let product = catalogue.by_model("NVIDIA A100-SXM4-40GB", None).unwrap();
     match Cut::of(product, &mig, "gpus[0].mig") {
         Ok(_) => "legal".to_owned(),
         Err(error) => error.to_string(),

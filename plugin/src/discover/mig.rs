@@ -22,7 +22,9 @@ pub(super) struct Parent<'a> {
 
 impl Parent<'_> {
     fn product(self) -> Option<Product> {
-        Catalogue::built_in().by_model(self.model?).cloned()
+        Catalogue::built_in()
+            .by_model(self.model?, self.memory_mib)
+            .cloned()
     }
 }
 

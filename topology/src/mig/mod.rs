@@ -6,11 +6,16 @@ mod cut;
 pub(crate) mod placements;
 mod table;
 
+use std::cmp::Reverse;
+
 use crate::machine::{Gpu, MigAttributes};
 
 pub use compute::{compute_slices_of, compute_starts, legal_compute};
 pub use cut::{Cut, Refusal, check_machine};
 pub use table::{TableError, suffix_of};
+
+/// What part of a product's memory a board may have more or less, for drivers keep some of it to themselves, and ECC up to a sixteenth.
+const MEMORY_TOLERANCE: u64 = 12;
 
 const BUILT_IN: &str = include_str!("../../data/mig_profiles.csv");
 
@@ -29,6 +34,8 @@ pub struct Product {
     pub device_ids: Vec<u16>,
     /// Words of product names: all words of one alternative stand in the name.
     models: Vec<Vec<String>>,
+    /// Total memory of a board in MiB, as NVML reports it.
+    pub memory_mib: u64,
     /// Profiles, in the table's order: the smallest first.
     pub profiles: Vec<Profile>,
 }
@@ -101,29 +108,35 @@ impl Catalogue {
     }
 
     /// The product that a name as NVML prints it stands for, e.g. `NVIDIA A100-SXM4-40GB`. The most particular match wins:
-    /// `H100 NVL` before `H100`.
-    pub fn by_model(&self, model: &str) -> Option<&Product> {
+    /// `H100 NVL` before `H100`. Boards of one name have several memory sizes (`NVIDIA GB300`): the nearest wins, and a size that none
+    /// of them has is a product that is not known. Where the size is not told either, the product that the table names first.
+    pub fn by_model(&self, model: &str, memory_mib: Option<u64>) -> Option<&Product> {
         let upper = model.to_ascii_uppercase();
         let words: Vec<&str> = upper
             .split(|c: char| !c.is_ascii_alphanumeric())
             .filter(|word| !word.is_empty())
             .collect();
-        let matched = |product: &&Product| {
+        let matched = |product: &Product| {
             let alternatives = product.models.iter();
             alternatives
                 .filter(|needed| needed.iter().all(|word| words.contains(&word.as_str())))
                 .map(Vec::len)
                 .max()
         };
-        self.products
-            .iter()
-            .filter(|product| matched(product).is_some())
-            .max_by_key(matched)
+        let off = |product: &Product| memory_mib.map_or(0, |mib| mib.abs_diff(product.memory_mib));
+        let near = |product: &&Product| off(product) <= product.memory_mib / MEMORY_TOLERANCE;
+        let candidates = self.products.iter().filter(near);
+        let ranked = candidates.filter_map(|product| Some((matched(product)?, product)));
+        // The first of equals.
+        ranked
+            .rev()
+            .max_by_key(|(words, product)| (*words, Reverse(off(product))))
+            .map(|(_, product)| product)
     }
 
     /// The product of a GPU of a machine, if it is one that can be cut and its model is known.
     pub fn of(&self, gpu: &Gpu) -> Option<&Product> {
-        gpu.model.as_deref().and_then(|model| self.by_model(model))
+        self.by_model(gpu.model.as_deref()?, gpu.memory_mib)
     }
 }
 
@@ -147,7 +160,7 @@ impl Product {
     pub fn whole(&self) -> Option<&Profile> {
         self.profiles
             .iter()
-            .max_by_key(|profile| (profile.size, std::cmp::Reverse(profile.id)))
+            .max_by_key(|profile| (profile.size, Reverse(profile.id)))
     }
 
     /// Memory units of the GPU: 4 on an A30, 12 on an RTX PRO 6000, else 8.

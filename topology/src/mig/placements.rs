@@ -35,9 +35,10 @@ pub(crate) fn placements(product: &Product) -> Vec<u16> {
 pub(crate) fn of_gpus(gpus: &[Gpu]) -> Vec<Option<Vec<u16>>> {
     let mut all: Vec<Option<Vec<u16>>> = Vec::with_capacity(gpus.len());
     for (index, gpu) in gpus.iter().enumerate() {
-        let alike = gpus[..index]
-            .iter()
-            .position(|other| other.model == gpu.model && other.mig.is_some() == gpu.mig.is_some());
+        let alike = gpus[..index].iter().position(|other| {
+            (&other.model, other.memory_mib) == (&gpu.model, gpu.memory_mib)
+                && other.mig.is_some() == gpu.mig.is_some()
+        });
         all.push(match alike {
             Some(alike) => all[alike].clone(),
             None if gpu.mig.is_some() => KNOWN.of(gpu).map(placements),

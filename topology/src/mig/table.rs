@@ -16,10 +16,11 @@ pub struct TableError {
     pub problem: String,
 }
 
-const COLUMNS: [&str; 17] = [
+const COLUMNS: [&str; 18] = [
     "product",
     "device_ids",
     "models",
+    "gpu_mib",
     "profile",
     "id",
     "compute",
@@ -160,6 +161,7 @@ fn read_row(row: &Row<'_>, products: &mut Vec<Product>) -> Result<(), TableError
             name: row.text("product").to_owned(),
             device_ids: device_ids(row)?,
             models: row.text("models").split('|').map(words).collect(),
+            memory_mib: row.number("gpu_mib")?,
             profiles: vec![profile],
         });
         return Ok(());
@@ -249,7 +251,7 @@ mod tests {
     #[test]
     fn the_built_in_table_is_read_and_every_profile_has_a_number_of_its_own() {
         let products = parse(BUILT_IN).unwrap();
-        assert_eq!(products.len(), 10);
+        assert_eq!(products.len(), 19);
         for product in &products {
             let mut numbers: Vec<u32> = product.profiles.iter().map(|profile| profile.nvml).collect();
             assert!(!numbers.contains(&UNNUMBERED), "{}", product.name);
@@ -268,12 +270,13 @@ mod tests {
 
     #[test]
     fn a_wrong_row_is_refused_with_its_line_and_column() {
-        let row = "A30-24GB,20B7,A30,1g.6gb,14,1,1,5836,measured,14,1,0,0,0,0,4,0 1 2 3";
+        let row = "A30-24GB,20B7,A30,24576,1g.6gb,14,1,1,5836,measured,14,1,0,0,0,0,4,0 1 2 3";
         let table = |row: &str| format!("{}\n{row}\n", COLUMNS.join(","));
         assert!(parse(&table(row)).is_ok());
         let wrong = [
             (row.replace("1g.6gb", "2g.6gb"), "profile"),
             (row.replace("20B7", "xyz"), "device_ids"),
+            (row.replace("24576", "24 GB"), "gpu_mib"),
             (row.replace("5836", "much"), "memory_mib"),
             (row.replace("measured", "guessed"), "memory_basis"),
             (row.replace("0 1 2 3", "0 2 1"), "starts"),

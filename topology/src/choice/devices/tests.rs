@@ -467,7 +467,7 @@ fn slice_cost(case: &Case, device: u16) -> impl Ord {
     // Of an unknown product: as of one of eight units.
     let catalogue = Catalogue::built_in();
     let model = if spot.gpu == 1 { A30 } else { A100 };
-    let product = catalogue.by_model(model).unwrap();
+    let product = catalogue.by_model(model, None).unwrap();
     let possible = |used: &BTreeSet<u8>| {
         let mut places = BTreeSet::new();
         for profile in &product.profiles {
