@@ -22,10 +22,9 @@ pub(super) const NVLINK2: LinkRate = LinkRate::new(20_000, 25_000);
 pub(super) const NVLINK3: LinkRate = LinkRate::new(20_000, 25_000);
 /// GA102: A40, RTX A6000, RTX 3090; raw as `nvidia-smi nvlink -s` prints it.
 pub(super) const NVLINK3_GA102: LinkRate = LinkRate::new(12_000, 14_062);
-/// Hopper.
+/// Hopper, NVL boards with bridges too. Raw by the data sheets of H100, H200 and H200 NVL (900 GB/s over 18 links, both ways together);
+/// nvidia-smi prints 26.562 GB/s for a link of each.
 pub(super) const NVLINK4: LinkRate = LinkRate::new(20_600, 25_000);
-/// H200 NVL's four-way bridge: 133.26 GB/s measured over six links, 26.562 GB/s printed for one.
-pub(super) const NVLINK4_NVL: LinkRate = LinkRate::new(22_210, 26_562);
 /// Blackwell.
 pub(super) const NVLINK5: LinkRate = LinkRate::new(40_100, 50_000);
 
@@ -38,7 +37,6 @@ pub(super) const VOLTA: Product = product(NVLINK2, 3);
 
 /// Products by the words that must all stand in the name, the more particular first.
 const PRODUCTS: &[(&[&str], Product)] = &[
-    (&["H200", "NVL"], product(NVLINK4_NVL, 5)),
     (&["GB300"], product(NVLINK5, 6)),
     (&["GB200"], product(NVLINK5, 5)),
     (&["B300"], product(NVLINK5, 6)),

@@ -32,7 +32,9 @@ fn a_named_model_gives_its_generation() {
         ("NVIDIA A100-SXM4-80GB", 12, 240.0, 300.0),
         ("NVIDIA A40", 4, 48.0, 56.248),
         ("NVIDIA H100 80GB HBM3", 18, 370.8, 450.0),
-        ("NVIDIA H200 NVL", 6, 133.26, 159.372),
+        ("NVIDIA H200", 18, 370.8, 450.0),
+        // Three peers of 6 links each come to the data sheet's 900 GB/s, both ways together.
+        ("NVIDIA H200 NVL", 6, 123.6, 150.0),
         ("NVIDIA B200", 18, 721.8, 900.0),
     ];
     for (model, links, effective, raw) in cases {
