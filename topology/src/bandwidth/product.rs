@@ -167,7 +167,7 @@ fn by_nvlink_version(version: u8) -> Option<Product> {
 ///
 /// | links of the GPU | taken for |
 /// |---|---|
-/// | 18 into a switch, or 6 to each of 3 peers | H100, H200, GH200 (Blackwell looks the same and is faster) |
+/// | more than 12 in all | H100, H200, GH200 (Blackwell looks the same and is faster) |
 /// | other counts into a switch | A100, A800, V100: 20 GB/s each |
 /// | 4 to one peer alone | A40, RTX A6000, RTX 3090 (an A30 looks the same and is faster) |
 /// | 1 to each of 4 peers, nowhere a double link | P100 cube mesh |
@@ -183,8 +183,12 @@ fn by_shape(machine: &Machine, index: usize) -> Product {
         .filter(|links| *links > 0)
         .collect();
     let widest = own.iter().copied().max().unwrap_or(0);
-    match (machine.switch_links(index), own.len(), widest) {
-        (18.., _, _) | (0, 3, 6) => product(NVLINK4, 5),
+    let switched = machine.switch_links(index);
+    let all = own.iter().map(|links| u32::from(*links)).sum::<u32>() + u32::from(switched);
+    if all > MOST_LINKS_OF_AN_A100 {
+        return product(NVLINK4, 5);
+    }
+    match (switched, own.len(), widest) {
         (6, _, _) => VOLTA,
         (1.., _, _) => product(NVLINK3, 4),
         (0, 1, 4) => product(NVLINK3_GA102, 4),
@@ -194,6 +198,9 @@ fn by_shape(machine: &Machine, index: usize) -> Product {
         (0, 0, _) => without_links(machine),
     }
 }
+
+/// Links of an A100 in all, by its white paper.
+const MOST_LINKS_OF_AN_A100: u32 = 12;
 
 /// A GPU without NVLinks: as old as its linked neighbours, if there are any; else as old as the driver's words.
 fn without_links(machine: &Machine) -> Product {

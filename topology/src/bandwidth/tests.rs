@@ -112,6 +112,34 @@ fn unknown_models_are_told_by_their_links() {
         );
     }
 
+    // 18 links to one peer, as a virtual machine of two shows them, or to each of three: Hopper, for an A100 has 12.
+    let mut parts = unknown(2, PathClass::Phb);
+    link(&mut parts, 0, 1, 18);
+    assert_eq!(pair(parts), (370.8, 450.0));
+    let mut parts = unknown(4, PathClass::Sys);
+    for (a, b) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
+        link(&mut parts, a, b, 6);
+    }
+    assert_eq!(pair(parts), (123.6, 150.0));
+    let mut parts = unknown(4, PathClass::Sys);
+    for (a, b) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
+        link(&mut parts, a, b, 4);
+    }
+    assert_eq!(pair(parts), (80.0, 100.0), "an A100 has 12");
+
+    // 16 and 18 links into a switch: Hopper.
+    for links in [16, 18] {
+        let mut parts = unknown(2, PathClass::Sys);
+        for gpu in &mut parts.gpus {
+            gpu.nvlink = Some(NvLinkPorts {
+                version: None,
+                switch_links: links,
+                ..NvLinkPorts::default()
+            });
+        }
+        assert_eq!(pair(parts).0, 20.6 * f64::from(links));
+    }
+
     // 18 links into a switch: Hopper.
     let mut parts = unknown(2, PathClass::Sys);
     for gpu in &mut parts.gpus {
