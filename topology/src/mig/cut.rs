@@ -231,23 +231,18 @@ impl<'p> Cut<'p> {
     }
 }
 
-/// Checks the cuts of all GPUs of a machine.
+/// Checks the cuts of all GPUs of a machine whose product is known: how others can be cut only their driver knows.
 ///
 /// # Errors
-/// The first instance that its GPU's product does not allow, or a cut GPU of a product that is not known to be one that can be.
+/// The first instance that its GPU's product does not allow.
 pub fn check_machine(catalogue: &Catalogue, machine: &Machine) -> Result<(), MachineError> {
     for (position, gpu) in machine.gpus().iter().enumerate() {
         let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled) else {
             continue;
         };
-        let product = catalogue.of(gpu).ok_or_else(|| MachineError {
-            field: format!("gpus[{position}].mig"),
-            problem: format!(
-                "no MIG profiles are known for {}",
-                gpu.model.as_deref().unwrap_or("a GPU without a model")
-            ),
-        })?;
-        Cut::of(product, mig, &format!("gpus[{position}].mig"))?;
+        if let Some(product) = catalogue.of(gpu) {
+            Cut::of(product, mig, &format!("gpus[{position}].mig"))?;
+        }
     }
     Ok(())
 }

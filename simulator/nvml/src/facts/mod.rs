@@ -214,7 +214,12 @@ fn complete_gpu(
         .uuid
         .as_ref()
         .map_or_else(|| uuid_of(machine.name(), index), |uuid| uuid.as_str().to_owned());
-    let profiles = catalogue.by_device_id(product.device_id).cloned();
+    // By the name that the file gives; a board that is known by its product only is cut like that.
+    let named = gpu.model.as_deref();
+    let profiles = named
+        .and_then(|model| catalogue.by_model(model, gpu.memory_mib))
+        .or_else(|| catalogue.by_device_id(product.device_id))
+        .cloned();
     let mig = mig::complete(gpu, &uuid, profiles.as_ref(), &product)?;
     Ok(GpuFacts {
         index,

@@ -335,6 +335,23 @@ pub const PRODUCTS: &[Product] = &[
         ..H100
     },
     Product {
+        name: "NVIDIA H20",
+        memory_mib: 97_871,
+        device_id: 0x2329,
+        power_watts: 500,
+        cores: (78, 9984),
+        ..H100
+    },
+    Product {
+        name: "NVIDIA GH200 144G HBM3e",
+        memory_mib: 146_831,
+        device_id: 0x2348,
+        power_watts: 900,
+        memory_bus: 6144,
+        c2c: true,
+        ..H100
+    },
+    Product {
         name: "NVIDIA GH200 480GB",
         memory_mib: 97_871,
         device_id: 0x2342,
@@ -369,6 +386,39 @@ pub const PRODUCTS: &[Product] = &[
         power_watts: 1200,
         cores: (152, 19_456),
         clocks: (2062, 3996),
+        memory_bus: 8192,
+        c2c: true,
+        ..H100
+    },
+    Product {
+        name: "NVIDIA B300 SXM6 AC",
+        architecture: sys::NVML_DEVICE_ARCH_BLACKWELL,
+        compute_capability: (10, 3),
+        memory_mib: 275_040,
+        bar1_mib: 524_288,
+        device_id: 0x3182,
+        pcie: (6, 16),
+        nvlink: (5, 18),
+        nvlink_mbps: 53_125,
+        power_watts: 1100,
+        cores: (148, 18_944),
+        clocks: (2032, 3996),
+        memory_bus: 8192,
+        ..H100
+    },
+    Product {
+        name: "NVIDIA GB300",
+        architecture: sys::NVML_DEVICE_ARCH_BLACKWELL,
+        compute_capability: (10, 3),
+        memory_mib: 284_208,
+        bar1_mib: 524_288,
+        device_id: 0x31c2,
+        pcie: (6, 16),
+        nvlink: (5, 18),
+        nvlink_mbps: 53_125,
+        power_watts: 1400,
+        cores: (152, 19_456),
+        clocks: (2032, 3996),
         memory_bus: 8192,
         c2c: true,
         ..H100
