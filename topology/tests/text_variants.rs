@@ -454,6 +454,11 @@ const REFUSED: &[(&str, &str)] = &[
         "the peer-to-peer matrix",
         " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n",
     ),
+    (
+        "ROCm's matrix",
+        "       GPU0         GPU1         \nGPU0   0            XGMI         \nGPU1   XGMI         0            \n",
+    ),
+    ("MetaX's matrix", "\tGPU0\tGPU1\nGPU0\tX\tMX\nGPU1\tMX\tX\n"),
     ("X off the diagonal", "GPU0 GPU1\nGPU0 X X\nGPU1 X X\n"),
     ("no X on the diagonal", "GPU0 GPU1\nGPU0 SYS SYS\nGPU1 SYS X\n"),
     ("halves that disagree", "GPU0 GPU1\nGPU0 X PIX\nGPU1 PXB X\n"),

@@ -136,6 +136,14 @@ pub enum TopoProblem {
         /// The word found.
         found: String,
     },
+    /// A word of another vendor's matrix.
+    #[error("{found:?} is a link as {tool} prints it; give the output of `nvidia-smi topo -m`")]
+    ForeignMatrix {
+        /// The word found.
+        found: String,
+        /// What prints it.
+        tool: &'static str,
+    },
     /// `X` off the diagonal, or something else on it.
     #[error("{found} in row {row}, column {column}: X belongs where a device meets itself, and only there")]
     Diagonal {

@@ -52,6 +52,9 @@ pub(super) fn read(
         at = skip_blanks(glyphs, at);
         let place = glyphs.get(at).copied().unwrap_or(end);
         let Some((link, after)) = link_at(glyphs, at) else {
+            if let Some(foreign) = foreign(glyphs, at) {
+                return Err(foreign);
+            }
             let is_value = values::begins_value(glyphs, at) && !stands_for_link(glyphs, at);
             if at >= glyphs.len() || is_value {
                 let (row, found) = (name(device), column);
@@ -166,6 +169,26 @@ fn stands_for_link(glyphs: &[Glyph], at: usize) -> bool {
 const PEER_TO_PEER: [&str; 8] = ["OK", "NS", "CNS", "GNS", "TNS", "DR", "U", "PCI_NS"];
 
 /// Refuses a word, whole also where its beginning was read as a link.
+/// Links as other vendors' tools write them. ROCm has 0 where a device meets itself, MetaX and Ascend have X there as nvidia-smi has.
+const FOREIGN: [(&str, &str); 3] = [
+    ("XGMI", "AMD's rocm-smi"),
+    ("MX", "MetaX's mx-smi"),
+    ("HCCS", "Huawei's npu-smi"),
+];
+
+/// Why a row is refused in which another vendor's link stands from `start` on.
+fn foreign(glyphs: &[Glyph], start: usize) -> Option<TopoError> {
+    let mut at = skip_blanks(glyphs, start);
+    while let Some(place) = glyphs.get(at) {
+        let found = word_at(glyphs, at);
+        if let Some((_, tool)) = FOREIGN.iter().find(|(word, _)| *word == found) {
+            return Some(place.refuse(TopoProblem::ForeignMatrix { found, tool }));
+        }
+        at = skip_blanks(glyphs, at + found.chars().count());
+    }
+    None
+}
+
 fn unknown_link(glyphs: &[Glyph], at: usize, place: Glyph) -> TopoError {
     let begin = (0..at)
         .rev()
