@@ -26,7 +26,8 @@ use crate::runtime::BadInput;
 #[command(after_help = "\
 JSON (--json), stable fields: gpus[], nics[], matrix (GPU x GPU, link names as nvidia-smi writes them, X on the diagonal),
 bandwidth_gbs (GPU x GPU, GB/s in one direction, 0 on the diagonal), nic_matrix (GPU x NIC),
-health[] (what is wrong with GPUs; null where that is not told), warnings[] (what the machine says that cannot be).
+health[] (what is wrong with GPUs; null where that is not told),
+warnings[] (what the machine says that cannot be; that bandwidths are a guess).
 gpus[].mig has enabled and instances[] (profile, start, size, devices[]); null where the GPU cannot be cut.
 
 Examples:

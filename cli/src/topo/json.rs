@@ -29,7 +29,7 @@ struct Document<'a> {
     numa: Vec<Node<'a>>,
     /// What is wrong with GPUs.
     health: Option<&'a BTreeSet<Complaint>>,
-    /// What the machine says that cannot be.
+    /// What the machine says that cannot be, and what of this document is a guess.
     warnings: Vec<String>,
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use gantry_api::{DeviceStatus, GpuNode};
 use gantry_topology::Machine;
+use gantry_topology::bandwidth::guessed;
 use gantry_topology::mig::{Catalogue, check_machine};
 use serde::Serialize;
 
@@ -28,10 +29,30 @@ pub(super) struct Complaint {
     pub(super) since: Option<String>,
 }
 
-/// What a machine says that cannot be: MIG instances that the GPU's product does not allow there.
+/// What a machine says that cannot be (MIG instances that the GPU's product does not allow there), and what of the report is a guess.
 pub(super) fn warnings(machine: &Machine) -> Vec<String> {
     let checked = check_machine(&Catalogue::built_in(), machine);
-    checked.err().map(|error| error.to_string()).into_iter().collect()
+    let cannot_be = checked.err().map(|error| error.to_string());
+    cannot_be.into_iter().chain(guess(machine)).collect()
+}
+
+/// That bandwidths are a guess, where nothing tells what the GPUs are.
+fn guess(machine: &Machine) -> Option<String> {
+    let guessed = guessed(machine);
+    let unknown = guessed
+        .iter()
+        .map(|index| machine.gpus().get(usize::from(*index)));
+    let models: BTreeSet<&str> = unknown.flatten().filter_map(|gpu| gpu.model.as_deref()).collect();
+    let models: Vec<&str> = models.into_iter().collect();
+    if guessed.is_empty() || machine.gpus().len() < 2 {
+        return None;
+    }
+    let why = match models.as_slice() {
+        [] => "no GPU model is told; --model names that of a text, `model` that of a GPU in a machine file"
+            .to_owned(),
+        models => format!("the rates of {} are not known", models.join(", ")),
+    };
+    Some(format!("bandwidths are a guess from the number of links: {why}"))
 }
 
 impl From<Machine> for Seen {

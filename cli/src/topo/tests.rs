@@ -97,6 +97,30 @@ fn instances_that_cannot_be_are_warned_of() {
 }
 
 #[test]
+fn bandwidths_that_are_guessed_are_said_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("topo.txt");
+    std::fs::write(&path, "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n").unwrap();
+    let from = ["--from", path.to_str().unwrap()];
+    let text = topo(&from).unwrap();
+    assert_eq!(
+        section(&text, "Warnings").trim(),
+        "bandwidths are a guess from the number of links: no GPU model is told; --model names that of a text, `model` that of a GPU in \
+         a machine file"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&topo(&[&["--json"], &from[..]].concat()).unwrap()).unwrap();
+    assert_eq!(json["warnings"].as_array().unwrap().len(), 1);
+    let odd = topo(&[&from[..], &["--model", "Z9000"]].concat()).unwrap();
+    assert!(
+        odd.contains("a guess from the number of links: the rates of Z9000 are not known"),
+        "{odd}"
+    );
+    let named = topo(&[&from[..], &["--model", "H100"]].concat()).unwrap();
+    assert!(!named.contains("Warnings"), "{named}");
+}
+
+#[test]
 fn json_of_every_file_has_the_stable_fields_in_shape() {
     let folder = PathBuf::from(fixture("x")).parent().unwrap().to_owned();
     let mut read = 0;

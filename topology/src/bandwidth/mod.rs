@@ -4,7 +4,7 @@
 mod host;
 mod product;
 
-pub use product::known_model;
+pub use product::{guessed, known_model};
 
 use crate::machine::{Gpu, Machine, PathClass};
 

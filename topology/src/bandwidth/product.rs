@@ -85,6 +85,18 @@ const PRODUCTS: &[(&[&str], Product)] = &[
 
 /// The product of one GPU of `machine`, from the most certain fact that is known.
 pub(super) fn of(machine: &Machine, gpu: &Gpu) -> Product {
+    told(machine, gpu).unwrap_or_else(|| by_shape(machine, usize::from(gpu.index)))
+}
+
+/// The GPUs of which nothing tells what they are: their rates are guessed from the number of their links.
+pub fn guessed(machine: &Machine) -> Vec<u8> {
+    let gpus = machine.gpus().iter();
+    gpus.filter(|gpu| told(machine, gpu).is_none())
+        .map(|gpu| gpu.index)
+        .collect()
+}
+
+fn told(machine: &Machine, gpu: &Gpu) -> Option<Product> {
     let named = |text: Option<&str>| text.and_then(by_name);
     named(gpu.model.as_deref())
         .or_else(|| gpu.compute_capability.as_deref().and_then(by_compute_capability))
@@ -94,7 +106,6 @@ pub(super) fn of(machine: &Machine, gpu: &Gpu) -> Product {
                 .and_then(by_nvlink_version)
         })
         .or_else(|| named(Some(machine.name())))
-        .unwrap_or_else(|| by_shape(machine, usize::from(gpu.index)))
 }
 
 /// Whether a model's name is one of those whose rates are known; otherwise the known one spelt most like it, if any is close.

@@ -153,6 +153,21 @@ fn unknown_models_are_told_by_their_links() {
 }
 
 #[test]
+fn rates_of_gpus_that_nothing_names_are_known_to_be_a_guess() {
+    let mut parts = unknown(5, PathClass::Sys);
+    parts.gpus[1].model = Some("NVIDIA H100 80GB HBM3".to_owned());
+    parts.gpus[2].compute_capability = Some("9.0".to_owned());
+    parts.gpus[3].nvlink = Some(NvLinkPorts {
+        version: Some(4),
+        ..NvLinkPorts::default()
+    });
+    parts.gpus[4].model = Some("NVIDIA Unheard-of".to_owned());
+    assert_eq!(guessed(&Machine::new(parts.clone()).unwrap()), [0, 4]);
+    parts.name = Some("AWS p4d instance, 8xA100".to_owned());
+    assert_eq!(guessed(&Machine::new(parts).unwrap()), [0_u8; 0]);
+}
+
+#[test]
 fn the_machines_own_name_is_the_last_hint() {
     let mut parts = unknown(2, PathClass::Sys);
     parts.name = Some("IBM AC922 (POWER9): 4x V100, NV3 pairs per socket".to_owned());
