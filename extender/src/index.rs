@@ -387,7 +387,13 @@ impl Index {
             *self.faults.entry(fault.kind).or_default() += 1;
             tracing::warn!(node = %entry.name, fault = ?fault.kind, "{}", fault.words);
         }
+        let lingered = if entry.has_idle() {
+            entry.lingering.len()
+        } else {
+            0
+        };
         entry.mark_lingering(self.now.at);
+        let left = lingered > entry.lingering.len();
         let standing = entry.standing(&self.binds.held_on(node));
         let opens = matches!(standing, Standing::Foreign { .. })
             && self.options.foreign == ForeignNodes::Allow
@@ -401,6 +407,9 @@ impl Index {
         }
         if !entry.places.is_empty() {
             self.gangs.suspects.insert(node);
+        }
+        if left {
+            self.idles(node);
         }
         let class = self.classes.of(standing);
         if let Some(slot) = self.slots.get_mut(node.0 as usize)

@@ -114,6 +114,12 @@ impl Service {
             return answer;
         }
         let uid = PodUid::from(uid);
+        if answer.passed.is_empty()
+            && let Some(node) = self.idle_node(&uid, priority, &request, candidates)
+        {
+            self.hold(&uid, request, node.as_str());
+            return only(candidates, &node);
+        }
         if answer.passed.is_empty() {
             if !answer.refused.is_empty() {
                 let parked = Parked {
@@ -132,6 +138,19 @@ impl Service {
             self.store.update(|index| index.unpark(&uid));
         }
         answer
+    }
+
+    /// The node where a pod by itself has a place that is kept for a lost member of a gang of lower priority. It is given back when the pod comes.
+    fn idle_node(
+        &self,
+        uid: &PodUid,
+        priority: i32,
+        request: &Request,
+        candidates: &Candidates<'_>,
+    ) -> Option<NodeName> {
+        let offered = |node: &NodeName| position(candidates, node).is_some();
+        self.store
+            .read(|index| index.idle_node(uid, priority, request, &offered))
     }
 
     /// `POST /prioritize`.

@@ -97,6 +97,14 @@ pub fn fits_without(terrain: &Terrain<'_>, wanted: &Wanted, gone: &Occupant) -> 
     WhatIf::new(terrain, &[gone]).without(&[gone], |terrain| fits(terrain, wanted))
 }
 
+/// What is found where some units have given back what they have already.
+pub fn beside<T>(terrain: &Terrain<'_>, gone: &[&Occupant], then: impl FnOnce(&Terrain<'_>) -> T) -> T {
+    match gone {
+        [] => then(terrain),
+        gone => WhatIf::new(terrain, gone).without(gone, then),
+    }
+}
+
 /// A plan that does not depend on what tries before it have taken of the effort for all.
 fn plan_anew(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
     let left = terrain.effort.replace(EFFORT);

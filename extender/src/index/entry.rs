@@ -129,6 +129,11 @@ impl Entry {
         new.cloned().collect()
     }
 
+    /// Whether a place is kept here that no pod has.
+    pub(super) fn has_idle(&self) -> bool {
+        self.places.iter().any(|place| place.pod.is_none())
+    }
+
     /// What the node is to decisions about many, with `held` devices (by pool) about to go to pods.
     pub(super) fn standing(&self, held: &[DeviceSet]) -> Standing {
         match (&self.inventory, &self.advertised) {

@@ -7,6 +7,7 @@
 //! ```
 
 mod extras;
+mod idle;
 mod keep;
 mod members;
 mod nominated;

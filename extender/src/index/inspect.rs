@@ -104,7 +104,7 @@ impl Index {
             nodes = (0u32..)
                 .map(NodeIx)
                 .take(self.entries.len())
-                .filter_map(|node| self.look(node, request, gang))
+                .filter_map(|node| self.look(node, request, gang, pod.priority))
                 .collect();
             let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
             nodes.sort_by(|a, b| {
@@ -155,7 +155,13 @@ impl Index {
         }
     }
 
-    fn look(&self, ix: NodeIx, request: &Request, gang: Option<&GangKey>) -> Option<NodeReport> {
+    fn look(
+        &self,
+        ix: NodeIx,
+        request: &Request,
+        gang: Option<&GangKey>,
+        priority: i32,
+    ) -> Option<NodeReport> {
         let entry = self.entries.get(ix.0 as usize)?;
         let report = |lacks: Option<String>| NodeReport {
             node: entry.name.clone(),
@@ -164,7 +170,12 @@ impl Index {
             would_have_to_end: Vec::new(),
             places_kept: Vec::new(),
         };
-        let Some(class) = entry.exact(&[]) else {
+        // A pod by itself has what is kept for lost members of gangs of lower priority.
+        let class = match gang {
+            Some(_) => entry.exact(&[]),
+            None => self.class_for(ix, priority),
+        };
+        let Some(class) = class else {
             // A node without GPUs of anybody is nothing to speak of.
             let advertised = entry.advertised.as_ref()?;
             let any = request.asks.iter().any(|ask| {

@@ -170,7 +170,12 @@ impl Index {
         if let Some(known) = entry.again(target) {
             return known;
         }
-        let layouts = self.layouts_for(ix, target, &request)?;
+        let layouts = match self.layouts_for(ix, target, &request) {
+            Err(BindError::NotFree { .. }) if self.take_idle(ix, &target.uid, &request) => {
+                self.layouts_for(ix, target, &request)?
+            }
+            known => known?,
+        };
         self.set_aside(ix, target, &request, &layouts)
     }
 

@@ -66,6 +66,12 @@ impl Index {
             let returning = entry.returning(|since| now.saturating_duration_since(since) < AWAITED);
             let pools = inventory.pools.iter().zip(&returning);
             let mut leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
+            let idle = self.idle_leaving(NodeIx(ix), priority);
+            leaving.resize(inventory.pools.len(), DeviceSet::EMPTY);
+            leaving
+                .iter_mut()
+                .zip(&idle)
+                .for_each(|(set, idle)| set.add(idle));
             if nominated == Some(&entry.name) {
                 leaving = self.with_leaving(NodeIx(ix), leaving);
             }
@@ -74,8 +80,8 @@ impl Index {
             }
             let facts = self.rooms().get(ix as usize).and_then(|room| room.facts.as_ref());
             facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
-                && entry
-                    .exact(&[])
+                && self
+                    .class_for(NodeIx(ix), priority)
                     .is_some_and(|class| fits_without(&class, request, &[&leaving], self.options.policy))
         })
     }
@@ -111,7 +117,7 @@ impl Index {
     }
 
     /// Whether filter keeps pods of a priority off a node whatever is free there: it is kept for a gang.
-    fn is_kept_from(&self, node: NodeIx, priority: i32) -> bool {
+    pub(super) fn is_kept_from(&self, node: NodeIx, priority: i32) -> bool {
         let kept = self.kept();
         kept.is_some_and(|kept| priority <= kept.priority && kept.has(node))
     }
@@ -126,7 +132,7 @@ impl Index {
                 .filter_map(|uid| self.goes_with(&PodUid::from(uid.as_str())));
             broken.collect::<BTreeSet<_>>().len()
         };
-        let Some(class) = entry.exact(&[]) else {
+        let Some(class) = self.class_for(ix, priority) else {
             // Of a foreign node nothing is known; kube-scheduler has counted.
             return (!offer.victims.is_empty()).then(|| (gangs(&offer.victims), offer));
         };

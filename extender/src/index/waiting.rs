@@ -289,6 +289,7 @@ impl super::Index {
             Standing::Foreign { .. } | Standing::Gone => true,
         };
         self.fits(node, request) && self.published.promised.as_ref().is_none_or(leaves)
+            || self.may_have_idle(uid, node, request)
     }
 
     fn fits(&self, node: NodeIx, request: &Request) -> bool {

@@ -154,6 +154,7 @@ impl Gang {
             short: false,
             lost_since: None,
             lack: None,
+            gave_to: None,
             written: Written::new(&committing.decision),
         });
         self.tries.pause = None;

@@ -161,6 +161,8 @@ pub(super) struct Decided {
     pub(super) lost_since: Option<Instant>,
     /// What it lacks of its minimum.
     pub(super) lack: Option<Lack>,
+    /// Who has the place of a member that it lost and lacks yet.
+    pub(super) gave_to: Option<Arc<str>>,
     /// Who has which place by the object: nobody is bound to a place that is not written down as his.
     pub(super) written: Written,
 }

@@ -40,7 +40,7 @@ pub struct Gangs {
     pub(super) ready: BTreeMap<Arc<GangKey>, Turn>,
     /// Those of them that were not planned since room last grew: none of the others need be looked at.
     pub(super) untried: BTreeSet<Arc<GangKey>>,
-    /// Gangs that may have places of members beyond their minimum to give back.
+    /// Gangs that may have places to give back, of members beyond their minimum or of lost ones.
     pub(super) stocked: BTreeSet<Arc<GangKey>>,
     /// Pods that are one too many.
     pub(super) beyond: Line,
@@ -316,7 +316,15 @@ impl Gangs {
         released
     }
 
-    /// Gangs that may have places to give back ([`View::spares`]), by name.
+    /// Gives up places kept for members that a gang has lost: somebody of higher priority, whom `to` names for people, has them. Only such as
+    /// [`View::idle`] names. How many.
+    pub fn give_up_idle(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
+        let mut given = 0;
+        self.of_gang(now, gang, |gang, _| given = gang.give_up_idle(slots, to));
+        given
+    }
+
+    /// Gangs that may have places to give back ([`View::spares`], [`View::idle`]), by name.
     pub fn stocked(&self) -> impl Iterator<Item = View<'_>> {
         let now = self.clock.map(|now| now.at);
         let gangs = self.stocked.iter().filter_map(|key| self.gangs.get(key));

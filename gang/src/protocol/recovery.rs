@@ -203,6 +203,7 @@ impl Gang {
             short: known.phase == GangPhase::Repairing,
             lost_since: None,
             lack: None,
+            gave_to: None,
             written: Written::new(decision),
         });
         self.tries.pause = None;

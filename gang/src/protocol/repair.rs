@@ -190,6 +190,26 @@ impl Gang {
         released
     }
 
+    /// Slots kept for members that it has lost, of which no replacement is there.
+    pub(super) fn idle_places(&self) -> impl Iterator<Item = u32> {
+        let decided = matches!(self.state, State::Decided(_));
+        self.slots.kept().iter().copied().filter(move |_| decided)
+    }
+
+    /// Gives some of [`Gang::idle_places`] up for somebody who goes before it. How many.
+    pub(super) fn give_up_idle(&mut self, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
+        let given: Vec<u32> = self.idle_places().filter(|id| slots.contains(id)).collect();
+        for id in &given {
+            self.drop_slot(*id);
+        }
+        if let State::Decided(decided) = &mut self.state
+            && !given.is_empty()
+        {
+            decided.gave_to = Some(Arc::clone(to));
+        }
+        u32::try_from(given.len()).unwrap_or(u32::MAX)
+    }
+
     /// Deletes all members, so that their controller makes all of them anew.
     pub(super) fn restart(&mut self, env: &mut Env<'_>) {
         let of = self.decision().map(Arc::new);

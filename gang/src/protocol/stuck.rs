@@ -45,6 +45,7 @@ impl Gang {
         };
         if !short {
             decided.lack = None;
+            decided.gave_to = None;
             return;
         }
         let lack = decided.lack.get_or_insert(Lack {

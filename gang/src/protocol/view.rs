@@ -55,6 +55,8 @@ pub struct SlotView<'a> {
     pub pod: Option<&'a PodUid>,
     /// Its pod is seen to be bound, and holds the devices itself.
     pub bound: bool,
+    /// What the member that it is for asks for; `None` if that is not known.
+    pub shape: Option<ShapeId>,
 }
 
 impl<'a> View<'a> {
@@ -256,6 +258,19 @@ impl<'a> View<'a> {
         spares.filter_map(move |id| Some((gang.slice_of(id), slot_view(id, gang.slots.get(id)?))))
     }
 
+    /// Places kept for members that it has lost, while no replacement is there: whoever is of higher priority may have them
+    /// ([`super::Gangs::give_up_idle`]).
+    pub fn idle(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
+        let gang = self.gang;
+        let idle = gang.idle_places();
+        idle.filter_map(move |id| Some(slot_view(id, gang.slots.get(id)?)))
+    }
+
+    /// Members of its minimum that have no place.
+    pub fn lacks(&self) -> u32 {
+        self.gang.missing(Count::placed)
+    }
+
     /// Its slots, by number.
     pub fn slots(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
         self.gang.slots.iter().map(|(id, slot)| slot_view(id, slot))
@@ -269,5 +284,6 @@ fn slot_view(id: u32, slot: &Slot) -> SlotView<'_> {
         devices: &slot.devices,
         pod: slot.holder.pod(),
         bound: matches!(slot.holder, Holder::Bound(_)),
+        shape: slot.shape,
     }
 }

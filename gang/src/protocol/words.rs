@@ -207,6 +207,13 @@ impl Gang {
     /// Words for a decided gang that lacks members, with why those that wait have no place.
     fn with_why(&self, now: Instant, mut reason: String, mut message: String) -> Words {
         let pause = self.tries.pause.as_ref().filter(|(until, _)| now < *until);
+        if let State::Decided(decided) = &self.state
+            && let Some(to) = &decided.gave_to
+        {
+            reason.push_str(&format!(
+                "; the place of a lost member went to {to}, of higher priority"
+            ));
+        }
         if self.members.unplaced().is_empty() {
             // Whoever is missing does not wait for a place.
         } else if let Some((_, why)) = pause {

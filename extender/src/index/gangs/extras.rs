@@ -1,5 +1,5 @@
 //! Places of members beyond a minimum that nobody has come to: given back where a gang of the same priority or more does not fit without them, and no
-//! more of them than it takes.
+//! more of them than it takes. With them those that are kept for lost members of gangs of lower priority (`idle`).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,20 +7,30 @@ use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Devices, Placement, SlotView, View, Wanted};
+use gantry_gang::protocol::{Devices, Placement, View, Wanted};
 
 use super::planning::asked_for;
 use super::supply;
-use crate::gang::preempt::{Occupant, OccupantPod, make_way};
+use crate::gang::preempt::{Occupant, make_way};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
 
 /// Places of one gang that are given back together.
-struct Unit {
-    gang: Arc<GangKey>,
-    slots: BTreeSet<u32>,
+pub(super) struct Unit {
+    pub(super) gang: Arc<GangKey>,
+    pub(super) slots: BTreeSet<u32>,
+    pub(super) whose: Whose,
     /// What comes free with them.
-    what: Occupant,
+    pub(super) what: Occupant,
+}
+
+/// For whom places are kept that can be given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Members beyond the minimum that have not come.
+    Beyond,
+    /// Members that are lost, and for whom nobody has come.
+    Lost,
 }
 
 /// How many devices can be given back, as of when that was last worked out. It takes a look at every place of gangs that may have some to give, and those
@@ -31,14 +41,26 @@ pub(super) struct Spare {
     /// Of whom, and which standing of their places.
     of: Vec<(Arc<GangKey>, u64)>,
     /// By the priority of who gives them back.
-    devices: BTreeMap<i32, BTreeMap<ResourceName, u64>>,
+    beyond: Amounts,
+    lost: Amounts,
 }
 
+/// Devices of each resource by priority.
+type Amounts = BTreeMap<i32, BTreeMap<ResourceName, u64>>;
+
 impl Spare {
-    /// Devices of a resource that gangs of this priority or less can give back.
-    fn up_to(&self, priority: i32, resource: &ResourceName) -> u64 {
-        let lower = self.devices.range(..=priority);
-        lower.filter_map(|(_, devices)| devices.get(resource)).sum()
+    /// Whether there is anything for a gang.
+    fn has_any(&self, wanted: &Wanted) -> bool {
+        let beyond = self.beyond.range(..=wanted.priority).next().is_some();
+        beyond && !wanted.completes || self.lost.range(..wanted.priority).next().is_some()
+    }
+
+    /// Devices of a resource that can be given back for a gang.
+    fn of(&self, wanted: &Wanted, resource: &ResourceName) -> u64 {
+        let beyond = self.beyond.range(..=wanted.priority);
+        let beyond = beyond.filter(|_| !wanted.completes);
+        let all = beyond.chain(self.lost.range(..wanted.priority));
+        all.filter_map(|(_, devices)| devices.get(resource)).sum()
     }
 }
 
@@ -46,22 +68,49 @@ impl Index {
     /// Where a gang goes once other gangs have given back what they can do without; they have then. `None` if it does not fit even so.
     pub(super) fn release_extras(&mut self, wanted: &Wanted) -> Option<Placement> {
         let in_vain = self.gangs.vain.get(&wanted.gang);
-        // For a gang that is decided nobody gives anything back.
-        if wanted.must == 0 || in_vain == Some(&asked_for(wanted)) {
+        // For members beyond the minimum of a gang that is decided nobody gives anything back.
+        if wanted.must == 0 && !wanted.completes || in_vain == Some(&asked_for(wanted)) {
             return None;
         }
         self.gangs.core.stocked().next()?;
+        let wanted = &self.to_be_whole(wanted)?;
         // It costs many plans: of those that wait, the first few after each growth of room.
         if !self.are_enough(wanted) || !self.gangs.givings.another(self.gangs.room, &wanted.gang) {
             return None;
         }
-        let units = self.spare_units(wanted.priority);
+        let mut units = match wanted.completes {
+            true => Vec::new(),
+            false => self.spare_units(wanted.priority),
+        };
+        units.extend(self.idle_units(wanted.priority));
         let spares: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
         let (go, placement) = self.on_terrain(Some(wanted), |terrain| make_way(terrain, wanted, &spares))?;
         for unit in go.into_iter().filter_map(|at| units.get(at)) {
-            self.gangs.core.release_extras(self.now, &unit.gang, &unit.slots);
+            self.give_back(unit, &wanted.gang);
         }
         Some(placement)
+    }
+
+    /// What a gang asks for so that others give something back: one that is decided all that it lacks, or both would be short.
+    fn to_be_whole(&self, wanted: &Wanted) -> Option<Wanted> {
+        let mut wanted = wanted.clone();
+        if wanted.completes {
+            wanted.must = self.gangs.core.view(&wanted.gang)?.lacks();
+        }
+        Some(wanted)
+    }
+
+    /// Places are given back for a gang.
+    pub(super) fn give_back(&mut self, unit: &Unit, to: &GangKey) {
+        let core = &mut self.gangs.core;
+        match unit.whose {
+            Whose::Beyond => core.release_extras(self.now, &unit.gang, &unit.slots),
+            Whose::Lost => {
+                tracing::info!(gang = %unit.gang, %to, "a place kept for a lost member goes to a gang of higher priority");
+                let to: Arc<str> = format!("gang {to}").into();
+                core.give_up_idle(self.now, &unit.gang, &unit.slots, &to)
+            }
+        };
     }
 
     /// What a gang was placed on was given back for it: if it could not take it, nothing is given back for it again while it asks for the same.
@@ -84,7 +133,8 @@ impl Index {
         for view in others {
             let mut slices: BTreeMap<u32, usize> = BTreeMap::new();
             for (slice, spare) in view.spares() {
-                let Some(pod) = self.spare_pod(&view, &spare) else {
+                let uid = spare.pod.cloned();
+                let Some(pod) = uid.and_then(|uid| self.place_as_pod(&spare, uid)) else {
                     continue;
                 };
                 // A slice is not broken for it.
@@ -97,6 +147,7 @@ impl Index {
                     None => units.push(Unit {
                         gang: Arc::clone(view.key()),
                         slots: [spare.slot].into(),
+                        whose: Whose::Beyond,
                         what: Occupant {
                             pods: vec![pod],
                             priority: view.priority(),
@@ -111,22 +162,8 @@ impl Index {
         units
     }
 
-    /// What comes free with a place. Its devices may be somebody else's still, or sick.
-    fn spare_pod(&self, view: &View<'_>, spare: &SlotView<'_>) -> Option<OccupantPod> {
-        let uid = spare.pod?;
-        let node = self.names.get(spare.node.as_str())?;
-        let shape = view.shape_of(uid);
-        let shape = shape.and_then(|shape| self.gangs.shapes.get(shape));
-        Some(OccupantPod {
-            uid: uid.clone(),
-            node,
-            devices: self.free_without(node, spare.devices),
-            resources: shape.map_or_else(Default::default, |shape| shape.needs.resources.clone()),
-        })
-    }
-
     /// Those of some devices that a place is kept on that are free when it is not.
-    fn free_without(&self, node: NodeIx, devices: &Devices) -> Devices {
+    pub(super) fn free_without(&self, node: NodeIx, devices: &Devices) -> Devices {
         let entry = self.entries.get(node.0 as usize);
         let known = entry.and_then(|entry| Some((entry, entry.inventory.as_ref()?)));
         let Some((entry, inventory)) = known.filter(|(_, inventory)| inventory.not_ready.is_none()) else {
@@ -158,11 +195,18 @@ impl Index {
         };
         self.count_spare();
         let (free, spare) = (self.gangs.free.of(&self.published), &self.gangs.spare);
-        let any = spare.devices.range(..=wanted.priority).next().is_some();
-        any && asked.iter().all(|(resource, least)| {
-            let free = free.get(resource).copied().unwrap_or_default();
-            *least <= free.saturating_add(spare.up_to(wanted.priority, resource))
-        })
+        spare.has_any(wanted)
+            && asked.iter().all(|(resource, least)| {
+                let free = free.get(resource).copied().unwrap_or_default();
+                *least <= free.saturating_add(spare.of(wanted, resource))
+            })
+    }
+
+    /// Devices of a resource that are given back for a gang for whose sake others may be stopped besides.
+    pub(super) fn idle_devices(&mut self, wanted: &Wanted, resource: &ResourceName) -> u64 {
+        self.count_spare();
+        let lower = self.gangs.spare.lost.range(..wanted.priority);
+        lower.filter_map(|(_, devices)| devices.get(resource)).sum()
     }
 
     /// Counts what can be given back, if room has grown or places have changed since it was counted last.
@@ -175,14 +219,23 @@ impl Index {
         if self.gangs.spare.room == room && self.gangs.spare.of == of {
             return;
         }
-        let mut devices: BTreeMap<i32, BTreeMap<ResourceName, u64>> = BTreeMap::new();
-        for unit in self.spare_units(i32::MAX) {
+        let mut spare = Spare {
+            room,
+            of,
+            ..Spare::default()
+        };
+        let units = self.spare_units(i32::MAX).into_iter();
+        for unit in units.chain(self.idle_units(i32::MAX)) {
+            let devices = match unit.whose {
+                Whose::Beyond => &mut spare.beyond,
+                Whose::Lost => &mut spare.lost,
+            };
             let devices = devices.entry(unit.what.priority).or_default();
             for (resource, ids) in unit.what.pods.into_iter().flat_map(|pod| pod.devices) {
                 *devices.entry(resource).or_default() += ids.len() as u64;
             }
         }
-        self.gangs.spare = Spare { room, of, devices };
+        self.gangs.spare = spare;
     }
 }
 

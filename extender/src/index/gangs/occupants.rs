@@ -206,8 +206,8 @@ impl Index {
     }
 
     /// Who is on the way out and gone before long, and when the first and the last of them is overdue, in seconds since 1970. With devices of pods that
-    /// are gone, which are given back any moment.
-    pub(super) fn ending(&self) -> Option<(Occupant, Range<i64>)> {
+    /// are gone, which are given back any moment, to nobody in particular or to places that whoever is of this priority may have.
+    pub(super) fn ending(&self, priority: i32) -> Option<(Occupant, Range<i64>)> {
         let now = self.now;
         let mut pods: Vec<OccupantPod> = Vec::new();
         let mut overdue: Option<Range<i64>> = None;
@@ -255,6 +255,7 @@ impl Index {
                 });
             }
         }
+        pods.extend(self.idle_ending(priority, goes));
         let ending = Occupant {
             pods,
             priority: i32::MIN,
@@ -267,7 +268,10 @@ impl Index {
 
     /// Those of them that are pods, each by itself.
     pub(super) fn each_ending(&self) -> impl Iterator<Item = Occupant> + use<> {
-        let ending = self.ending().into_iter().flat_map(|(ending, _)| ending.pods);
+        let ending = self
+            .ending(i32::MIN)
+            .into_iter()
+            .flat_map(|(ending, _)| ending.pods);
         let pods = ending.filter(|pod| !pod.uid.as_str().is_empty());
         pods.map(|pod| Occupant {
             pods: vec![pod],

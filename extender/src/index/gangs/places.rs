@@ -53,6 +53,7 @@ impl Index {
         }
         self.dirty.push(node);
         self.gangs.places.insert((gang, slot), node);
+        self.idles(node);
     }
 
     /// A place is not kept any more. If its pod is `bound`, that has what the place had, and nobody else is worth another plan for it.

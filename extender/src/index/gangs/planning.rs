@@ -134,13 +134,19 @@ impl Index {
         let Some(asked) = supply::least(wanted, gangs.shapes.list()) else {
             return false;
         };
+        let idle: Vec<u64> = asked
+            .keys()
+            .map(|resource| self.idle_devices(wanted, resource))
+            .collect();
+        let gangs = &mut self.gangs;
         let free = gangs.free.of(&self.published);
-        let enough = |(resource, least): (&ResourceName, &u64)| {
+        let enough = |((resource, least), idle): ((&ResourceName, &u64), u64)| {
             let free = free.get(resource).copied().unwrap_or_default();
-            *least <= free.saturating_add(gangs.held.below(wanted.priority, resource))
+            let held = gangs.held.below(wanted.priority, resource);
+            *least <= free.saturating_add(held).saturating_add(idle)
         };
         let anybody = gangs.held.has_below(wanted.priority) || self.rooms.has_below(wanted.priority);
-        anybody && asked.iter().all(enough)
+        anybody && asked.iter().zip(idle).all(enough)
     }
 
     /// Where a gang goes without the nodes that are kept for another. If those are all it lacks, it is told so, and this is true.
@@ -190,9 +196,13 @@ impl Index {
     /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue. It waits no longer than
     /// for those who were on their way when it began to: where pods come and go all the time there may always be some, and others get what they leave.
     fn awaits_ending(&mut self, wanted: &Wanted) -> bool {
-        let would_fit = self.ending().filter(|(ending, _)| {
+        let idle = self.idle_units(wanted.priority);
+        let idle: Vec<&Occupant> = idle.iter().map(|unit| &unit.what).collect();
+        let would_fit = self.ending(wanted.priority).filter(|(ending, _)| {
             self.on_terrain(Some(wanted), |terrain| {
-                preempt::fits_without(terrain, wanted, ending)
+                preempt::beside(terrain, &idle, |terrain| {
+                    preempt::fits_without(terrain, wanted, ending)
+                })
             })
         });
         let Some((_, overdue)) = would_fit else {
@@ -224,13 +234,19 @@ impl Index {
         Some(placement)
     }
 
-    /// Where a gang goes once others were stopped for it.
-    fn preempt(&self, wanted: &Wanted) -> Option<Placement> {
-        self.among_occupants(wanted, |occupants| {
+    /// Where a gang goes once others were stopped for it. Places of lost members that nobody has come to go before anybody; they are given back then.
+    fn preempt(&mut self, wanted: &Wanted) -> Option<Placement> {
+        let units = self.idle_units(wanted.priority);
+        let idle: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
+        let placement = self.among_occupants(wanted, |occupants| {
             self.on_terrain(Some(wanted), |terrain| {
-                preempt::preempt(terrain, wanted, &occupants)
+                preempt::beside(terrain, &idle, |terrain| {
+                    preempt::preempt(terrain, wanted, &occupants)
+                })
             })
-        })
+        })?;
+        self.give_back_for(&wanted.gang, &placement, &units);
+        Some(placement)
     }
 
     /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and to a shape whose planned nodes were not offered all

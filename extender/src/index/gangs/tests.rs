@@ -2,6 +2,7 @@ mod aside;
 mod elsewhere;
 mod extras;
 mod giving_way;
+mod idle;
 mod order;
 mod preemption;
 mod report;

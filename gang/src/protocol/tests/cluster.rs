@@ -198,6 +198,16 @@ impl Cluster {
                     .collect();
                 let released = self.gangs.release_extras(self.now(), &key, &spares);
                 assert_eq!(released as usize, spares.len());
+                let view = self.gangs.view(&key);
+                let idle: BTreeSet<u32> = view
+                    .iter()
+                    .flat_map(|view| view.idle())
+                    .map(|idle| idle.slot)
+                    .collect();
+                let given = self
+                    .gangs
+                    .give_up_idle(self.now(), &key, &idle, &"gang ns/x".into());
+                assert_eq!(given as usize, idle.len());
             }
             Op::DropObject(gang) => {
                 let name = GANGS[gang % 3];

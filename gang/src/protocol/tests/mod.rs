@@ -7,6 +7,7 @@ mod cluster;
 mod collecting;
 mod decided;
 mod elastic;
+mod idle;
 mod lower;
 mod main_path;
 mod parked;
