@@ -1,5 +1,5 @@
-//! Tells waiting pods why, where kube-scheduler cannot: its own count says "Insufficient nvidia.com/gpu" and it never asks us. One
-//! Event per pod and reason, in words of GPUs, stable and bounded.
+//! Tells waiting pods why, where kube-scheduler cannot: its own count says "Insufficient nvidia.com/gpu", or a gate of ours keeps them from it, and it never
+//! asks us. One Event per pod and reason, in words of their gang or of GPUs, stable and bounded.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{PodUid, ResourceName, names};
+use gantry_gang::protocol::Why;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -15,9 +16,8 @@ use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::decide;
-use crate::index::Store;
+use crate::index::{Index, Store};
 use crate::metrics::{Metrics, Outcome};
-use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::{ClassIx, Snapshot, Standing};
 use crate::watch::{chain, is_ending};
@@ -26,6 +26,8 @@ use crate::watch::{chain, is_ending};
 const LOOK: Duration = Duration::from_secs(1);
 /// Between two Events on one pod, however its reason changes.
 const QUIET: Duration = Duration::from_secs(60);
+/// How long what there is to tell of a gang has to be the same: most gangs are complete before that.
+const SETTLED: Duration = Duration::from_secs(5);
 /// Events written at one look.
 const AT_ONCE: usize = 20;
 /// Longest note the API server takes is 1,024 bytes.
@@ -55,8 +57,9 @@ pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutd
 
 /// Tells whoever is to be told something now.
 async fn tell(client: &Client, store: &Store, metrics: &Metrics, told: &mut Told, now: Instant) {
-    for (pod, note) in due(store, told, now) {
-        let outcome = match tokio::time::timeout(TIMEOUT, publish(client, &pod, note)).await {
+    for notice in due(store, told, now) {
+        let pod = &notice.pod;
+        let outcome = match tokio::time::timeout(TIMEOUT, publish(client, &notice)).await {
             Ok(Ok(())) => "published",
             // It goes too.
             Ok(Err(error)) if is_ending(&error) => "failed",
@@ -74,11 +77,38 @@ async fn tell(client: &Client, store: &Store, metrics: &Metrics, told: &mut Told
     }
 }
 
+/// A pod that kube-scheduler never asks us about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Address {
+    uid: PodUid,
+    namespace: Arc<str>,
+    name: Arc<str>,
+}
+
+/// Why such a pod waits.
+enum Cause {
+    /// For its gang.
+    Gang(Why),
+    /// kube-scheduler's own count finds too few devices for it.
+    Devices(Arc<Request>),
+}
+
+/// What a pod is told.
+#[derive(Debug)]
+struct Notice {
+    pod: Address,
+    reason: &'static str,
+    kind: &'static str,
+    note: String,
+}
+
 /// What pods were told, and the notes of one snapshot.
 #[derive(Default)]
 struct Told {
     /// What each was told, and when it was last found to be so; nothing if it could not be told then.
     pods: HashMap<PodUid, (Instant, Option<String>)>,
+    /// Since when what there is to tell of the gang of each is the same.
+    same: HashMap<PodUid, (Instant, String)>,
     /// The snapshot that `notes` speak of.
     generation: u64,
     notes: HashMap<Arc<Request>, Option<String>>,
@@ -91,19 +121,69 @@ impl Told {
             *note = None;
         }
     }
+
+    /// Whether this has been what there is to tell of a pod's gang for a while.
+    fn has_settled(&mut self, pod: &PodUid, gist: &str, now: Instant) -> bool {
+        match self.same.get(pod) {
+            Some((since, known)) if known == gist => now.saturating_duration_since(*since) >= SETTLED,
+            _ => {
+                self.same.insert(pod.clone(), (now, gist.to_owned()));
+                false
+            }
+        }
+    }
+
+    /// What there is to tell, and what of it is news when it changes.
+    fn words(&mut self, snapshot: &Snapshot, cause: &Cause) -> Option<(String, String)> {
+        match cause {
+            Cause::Gang(why) => Some((why.text().to_string(), gist(why))),
+            Cause::Devices(request) => {
+                let note = self
+                    .notes
+                    .entry(Arc::clone(request))
+                    .or_insert_with(|| note(snapshot, request));
+                note.clone().map(|note| (note.clone(), note))
+            }
+        }
+    }
+}
+
+/// What of a gang's words is news when it changes: while it waits what they count is not.
+fn gist(why: &Why) -> String {
+    match why {
+        Why::Invalid(text) => text.to_string(),
+        Why::Waits(text) => text.chars().filter(|c| !c.is_ascii_digit()).collect(),
+    }
+}
+
+/// Those that kube-scheduler never asks us about and that we know why to tell: of members whose gang has no place for them, why that is; of others that
+/// its own count refuses, what every node lacks.
+fn unasked(index: &Index) -> Vec<(Address, Cause)> {
+    let address = |uid: PodUid| {
+        let (namespace, name) = index.pod_address(&uid)?;
+        Some(Address { uid, namespace, name })
+    };
+    let short = index.short().into_iter().filter_map(|short| {
+        let cause = match index.why_waits(&short.pod) {
+            Some(why) => Cause::Gang(why),
+            None => Cause::Devices(index.pod(short.pod.as_str())?.request.clone().ok()?),
+        };
+        Some((address(short.pod)?, cause))
+    });
+    let gated = index.gated().into_iter().filter_map(|uid| {
+        let why = index.why_waits(&uid)?;
+        Some((address(uid)?, Cause::Gang(why)))
+    });
+    short.chain(gated).collect()
 }
 
 /// The pods to be told something new now, and what.
-fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<(Arc<PodFacts>, String)> {
+fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<Notice> {
     let snapshot = store.snapshot();
-    let short: Vec<Arc<PodFacts>> = store.read(|index| {
-        let pods = index.short();
-        pods.iter()
-            .filter_map(|short| index.pod(short.pod.as_str()).cloned())
-            .collect()
-    });
-    let waiting: HashSet<&PodUid> = short.iter().map(|pod| &pod.uid).collect();
+    let unasked = store.read(unasked);
+    let waiting: HashSet<&PodUid> = unasked.iter().map(|(pod, _)| &pod.uid).collect();
     told.pods.retain(|uid, _| waiting.contains(uid));
+    told.same.retain(|uid, _| waiting.contains(uid));
     if told.generation != snapshot.generation {
         told.generation = snapshot.generation;
         told.notes.clear();
@@ -112,36 +192,48 @@ fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<(Arc<PodFacts>, Stri
         return Vec::new();
     }
     let mut due = Vec::new();
-    for pod in short {
+    for (pod, cause) in unasked {
         if due.len() >= AT_ONCE {
             break;
         }
-        let before = told.pods.get_mut(&pod.uid);
-        if let Some((at, _)) = &before
+        if let Some((at, _)) = told.pods.get(&pod.uid)
             && now.saturating_duration_since(*at) < QUIET
         {
             continue;
         }
-        let Ok(request) = &pod.request else {
+        let Some((note, gist)) = told.words(&snapshot, &cause) else {
             continue;
         };
-        let note = told
-            .notes
-            .entry(Arc::clone(request))
-            .or_insert_with(|| note(&snapshot, request));
-        let Some(note) = note else {
+        if matches!(cause, Cause::Gang(_)) && !told.has_settled(&pod.uid, &gist, now) {
             continue;
-        };
-        match before {
-            Some((at, Some(before))) if before == note => *at = now,
+        }
+        match told.pods.get_mut(&pod.uid) {
+            Some((at, Some(before))) if *before == gist => *at = now,
             _ => {
-                let note = note.clone();
-                told.pods.insert(pod.uid.clone(), (now, Some(note.clone())));
-                due.push((pod, note));
+                told.pods.insert(pod.uid.clone(), (now, Some(gist)));
+                due.push(notice(pod, &cause, note));
             }
         }
     }
     due
+}
+
+fn notice(pod: Address, cause: &Cause, mut note: String) -> Notice {
+    let (reason, kind) = match cause {
+        Cause::Gang(Why::Invalid(_)) => ("GangInvalid", "Warning"),
+        Cause::Gang(Why::Waits(_)) => ("GangWaits", "Normal"),
+        Cause::Devices(_) => ("GpusUnavailable", "Warning"),
+    };
+    if note.len() > MAX_NOTE {
+        note.truncate(note.floor_char_boundary(MAX_NOTE));
+        note.push_str(" ...");
+    }
+    Notice {
+        pod,
+        reason,
+        kind,
+        note,
+    }
 }
 
 /// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4 asked; node-3: 3 of 8
@@ -248,7 +340,8 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
     .collect()
 }
 
-async fn publish(client: &Client, pod: &PodFacts, note: String) -> Result<(), kube::Error> {
+async fn publish(client: &Client, notice: &Notice) -> Result<(), kube::Error> {
+    let pod = &notice.pod;
     let now = jiff::Timestamp::now();
     let event = Event {
         metadata: ObjectMeta {
@@ -258,9 +351,9 @@ async fn publish(client: &Client, pod: &PodFacts, note: String) -> Result<(), ku
         },
         event_time: Some(MicroTime(now)),
         action: Some("Scheduling".to_owned()),
-        reason: Some("GpusUnavailable".to_owned()),
-        type_: Some("Warning".to_owned()),
-        note: Some(note),
+        reason: Some(notice.reason.to_owned()),
+        type_: Some(notice.kind.to_owned()),
+        note: Some(notice.note.clone()),
         regarding: Some(ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),

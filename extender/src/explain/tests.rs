@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bound, bridged, cut_node, facts, pod, request, request_of};
+use crate::fixtures::{Cluster, bound, bridged, cut_node, member, pod, request, request_of};
 
 fn short(name: &str, gpus: u32) -> Value {
     let mut pod = pod(name, gpus);
@@ -130,7 +130,7 @@ fn a_pod_is_told_once_and_again_only_when_the_reason_changes_and_not_at_once() {
     let notes = |told: &mut _, seconds| {
         let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
         due.into_iter()
-            .map(|(pod, note)| format!("{}: {note}", pod.name))
+            .map(|notice| format!("{}: {}", notice.pod.name, notice.note))
             .collect::<Vec<_>>()
     };
     assert_eq!(
@@ -166,7 +166,8 @@ fn alike_pods_share_one_note_until_the_cluster_changes() {
     cluster.pod(&short("late", 4));
     let due = due(&cluster.store, &mut told, Instant::now());
     assert_eq!(due.len(), 1);
-    assert!(due[0].1.starts_with("node-3: 2 of 8 GPUs free"), "{}", due[0].1);
+    let note = &due[0].note;
+    assert!(note.starts_with("node-3: 2 of 8 GPUs free"), "{note}");
     assert_eq!(told.notes.len(), 1);
 }
 
@@ -177,6 +178,133 @@ fn a_pod_that_kube_scheduler_has_not_refused_by_count_is_not_told() {
     assert!(due(&cluster.store, &mut Told::default(), Instant::now()).is_empty());
 }
 
+/// A member of a gang that kube-scheduler has refused by its own count.
+fn short_member(name: &str, gang: &str, min: u32) -> Value {
+    let mut pod = member(name, 4, gang, min);
+    pod["status"] = short(name, 4)["status"].clone();
+    pod
+}
+
+/// A member of a gang that our gate keeps from kube-scheduler.
+fn gated_member(name: &str, gang: &str, min: &str) -> Value {
+    let mut pod = member(name, 4, gang, 2);
+    pod["metadata"]["annotations"][names::GANG_MIN_ANNOTATION] = min.into();
+    pod["spec"]["schedulingGates"] = json!([{"name": names::GANG_GATE}]);
+    pod
+}
+
+/// What pods are told at each of some seconds: whom, the reason and the note.
+fn notices(cluster: &Cluster, told: &mut Told, began: Instant, seconds: u64) -> Vec<String> {
+    let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
+    let mut notices: Vec<String> = due
+        .into_iter()
+        .map(|notice| format!("{} {}: {}", notice.pod.name, notice.reason, notice.note))
+        .collect();
+    notices.sort();
+    notices
+}
+
+#[test]
+fn a_member_that_kube_scheduler_refuses_by_count_is_told_what_its_gang_waits_for() {
+    let cluster = cluster();
+    cluster.pod(&short_member("a-0", "a", 2));
+    let (mut told, began) = (Told::default(), Instant::now());
+    let mut at = |cluster: &Cluster, seconds| notices(cluster, &mut told, began, seconds);
+    // Most often the others come in a moment.
+    assert_eq!(at(&cluster, 0), [""; 0]);
+    assert_eq!(
+        at(&cluster, 5),
+        ["a-0 GangWaits: gang default/a: 1 of 2 members exist"]
+    );
+    assert_eq!(at(&cluster, 100), [""; 0]);
+    // A contradiction is the true reason, whatever is free.
+    cluster.pod(&short_member("a-1", "a", 3));
+    assert_eq!(at(&cluster, 160), [""; 0]);
+    let told_now = at(&cluster, 165);
+    assert_eq!(told_now.len(), 2, "{told_now:?}");
+    for (note, name) in told_now.iter().zip(["a-0", "a-1"]) {
+        assert!(
+            note.starts_with(&format!("{name} GangInvalid: gang default/a is not valid: ")),
+            "{note}"
+        );
+    }
+    assert_eq!(at(&cluster, 300), [""; 0]);
+    // It is mended, and waits for room.
+    cluster.pod(&short_member("a-1", "a", 2)).wait(2);
+    at(&cluster, 400);
+    let told_now = at(&cluster, 405);
+    assert_eq!(told_now.len(), 2, "{told_now:?}");
+    assert!(
+        told_now[0].starts_with("a-0 GangWaits: gang default/a waits for room: "),
+        "{told_now:?}"
+    );
+}
+
+#[test]
+fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
+    let cluster = Cluster::new(Options::default());
+    cluster.store.update(|index| {
+        index.set_gangs(gantry_gang::protocol::Settings {
+            gates: true,
+            ..gantry_gang::protocol::Settings::default()
+        });
+    });
+    cluster.add("node-1", &bridged());
+    cluster.pod(&gated_member("a-0", "a", "two"));
+    cluster.pod(&gated_member("b-0", "b", "2"));
+    let mut launcher = gated_member("c-0", "c", "3");
+    launcher["spec"]["containers"][0]["resources"] = json!({});
+    cluster.bystander(&launcher);
+    let mut others = gated_member("d-0", "d", "2");
+    others["spec"]["schedulingGates"] = json!([{"name": names::GANG_GATE}, {"name": "example.com/quota"}]);
+    cluster.pod(&others);
+    let (mut told, began) = (Told::default(), Instant::now());
+    notices(&cluster, &mut told, began, 0);
+    let told_now = notices(&cluster, &mut told, began, 5);
+    assert_eq!(told_now.len(), 3, "{told_now:?}");
+    assert!(
+        told_now[0].starts_with("a-0 GangInvalid: gang default/a") && told_now[0].contains("two"),
+        "{told_now:?}"
+    );
+    assert_eq!(
+        told_now[1..],
+        [
+            "b-0 GangWaits: gang default/b: 1 of 2 members exist",
+            "c-0 GangWaits: gang default/c: 1 of 3 members exist",
+        ]
+    );
+    // Nothing is left of one that has its place.
+    cluster.pod(&gated_member("b-1", "b", "2")).wait(2);
+    assert_eq!(notices(&cluster, &mut told, began, 100), [""; 0]);
+    assert!(!told.pods.contains_key("b-0"));
+}
+
+#[test]
+fn what_a_gang_counts_is_no_news() {
+    let cluster = cluster();
+    cluster.pod(&short_member("a-0", "a", 9));
+    let (mut told, began) = (Told::default(), Instant::now());
+    notices(&cluster, &mut told, began, 0);
+    assert_eq!(notices(&cluster, &mut told, began, 5).len(), 1);
+    for number in 1..5 {
+        cluster.pod(&member(&format!("a-{number}"), 4, "a", 9));
+        let seconds = 100 * number;
+        assert_eq!(notices(&cluster, &mut told, began, seconds), [""; 0]);
+        assert_eq!(notices(&cluster, &mut told, began, seconds + 10), [""; 0]);
+    }
+}
+
+#[test]
+fn a_member_that_has_its_place_is_told_what_nodes_lack() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("node-1", &bridged());
+    cluster.pod(&short_member("a-0", "a", 1)).wait(2);
+    cluster.node("node-1", 0);
+    let told = notices(&cluster, &mut Told::default(), Instant::now(), 0);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("a-0 GpusUnavailable: node-1: "), "{told:?}");
+}
+
 #[tokio::test]
 async fn the_event_names_the_pod_by_uid_and_says_the_note() {
     use http::{Request, Response};
@@ -184,8 +312,13 @@ async fn the_event_names_the_pod_by_uid_and_says_the_note() {
 
     let (service, mut api) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let pod = facts(&short("a", 4));
-    let published = tokio::spawn(async move { publish(&client, &pod, "3 of 8".to_owned()).await });
+    let pod = Address {
+        uid: "a".into(),
+        namespace: "default".into(),
+        name: "a".into(),
+    };
+    let notice = notice(pod, &Cause::Devices(request(4)), "3 of 8".to_owned());
+    let published = tokio::spawn(async move { publish(&client, &notice).await });
     let (request, send) = api.next_request().await.unwrap();
     assert_eq!(
         request.uri().path(),

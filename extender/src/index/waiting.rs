@@ -2,11 +2,12 @@
 //! kube-scheduler's own count (which never asks us, so that we must say why). Remembers who; what to do about them is decided elsewhere.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_gang::protocol::Stage;
 
 use crate::decide::{self, ForeignNodes};
 use crate::pod::PodFacts;
@@ -49,6 +50,8 @@ pub struct Short {
 pub(super) struct Waiting {
     parked: HashMap<PodUid, Parked>,
     short: HashMap<PodUid, Short>,
+    /// Members of gangs that a gate of ours alone keeps from kube-scheduler.
+    gated: BTreeSet<PodUid>,
     /// Pods that wait for devices to be given back, rather than that others be stopped for them, and since when.
     awaiting: HashMap<PodUid, Instant>,
     /// Pods by themselves for which kube-scheduler makes room, and where; and until when that counts though it has taken it back.
@@ -74,6 +77,11 @@ impl Waiting {
             self.short.insert(pod.uid.clone(), short);
         } else {
             self.short.remove(&pod.uid);
+        }
+        if pod.claim.is_some() && is_kept_by_us(&pod.stage) {
+            self.gated.insert(pod.uid.clone());
+        } else {
+            self.gated.remove(&pod.uid);
         }
         // The node that a member is told is its gang's word, not kube-scheduler's.
         if let Some(node) = pod.nominated.as_ref().filter(|_| by_itself) {
@@ -109,6 +117,7 @@ impl Waiting {
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.parked.remove(uid);
         self.short.remove(uid);
+        self.gated.remove(uid);
         self.awaiting.remove(uid);
         let nominated = self.nominated.remove(uid);
         self.denominated.extend(nominated.map(|(node, _)| node));
@@ -169,6 +178,11 @@ impl Waiting {
             .filter_map(|node| renumbered.get(node).copied())
             .collect();
     }
+}
+
+/// Whether a gate of ours alone keeps a pod from kube-scheduler.
+fn is_kept_by_us(stage: &Stage) -> bool {
+    *stage == Stage::Gated { by_us_alone: true }
 }
 
 impl super::Index {
@@ -276,6 +290,14 @@ impl super::Index {
     /// Pods that kube-scheduler's own count refuses.
     pub fn short(&self) -> Vec<Short> {
         self.waiting.short.values().cloned().collect()
+    }
+
+    /// Members of gangs that a gate of ours alone keeps from kube-scheduler, which so tells them nothing.
+    pub fn gated(&self) -> Vec<PodUid> {
+        let bystanders = self.claiming_bystanders().into_iter();
+        let bystanders = bystanders.filter(|pod| is_kept_by_us(&pod.stage));
+        let gated = self.waiting.gated.iter().cloned();
+        gated.chain(bystanders.map(|pod| pod.uid.clone())).collect()
     }
 
     fn priority_of(&self, uid: &PodUid) -> i32 {

@@ -78,7 +78,7 @@ impl Gang {
     }
 
     /// Why a member itself cannot go anywhere, whatever its gang does.
-    fn not_going(&self, kept: &Kept) -> Option<Arc<str>> {
+    pub(super) fn not_going(&self, kept: &Kept) -> Option<Arc<str>> {
         if kept.member.leaving || kept.gone {
             return Some("pod is being deleted".into());
         }

@@ -49,6 +49,7 @@ mod stuck;
 #[cfg(test)]
 mod tests;
 mod types;
+mod unasked;
 mod view;
 mod words;
 mod written;
@@ -61,5 +62,6 @@ pub use types::{
     Place, Placed, Placement, Refused, Reserved, Settings, ShapeId, Sibling, SlotChange, Stage, Wanted,
     WantedMember, Work,
 };
+pub use unasked::Why;
 pub use view::{MemberView, SlotView, View};
 pub use words::RESTARTING;

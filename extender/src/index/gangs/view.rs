@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceId, GangPhase, NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Stage, View};
+use gantry_gang::protocol::{Stage, View, Why};
 use serde::Serialize;
 
 use crate::index::Index;
@@ -138,6 +138,12 @@ impl Index {
     pub fn deciding(&self, gang: &GangKey) -> Option<Arc<str>> {
         let view = self.gangs.core.view(gang)?;
         (view.phase() == GangPhase::Committing).then(|| Arc::clone(view.text()))
+    }
+
+    /// Why a pod waits for its gang, if it does, in the words that filter answers. Nobody is told while this process does not decide.
+    pub fn why_waits(&self, uid: &PodUid) -> Option<Why> {
+        let knows = self.gangs.leading && self.gangs.synced;
+        knows.then(|| self.gangs.core.why_waits(uid)).flatten()
     }
 
     /// Whether there is such a gang.

@@ -18,4 +18,5 @@ mod rerun;
 mod short;
 mod status;
 mod stuck;
+mod unasked;
 mod world;

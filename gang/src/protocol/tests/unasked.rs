@@ -1,0 +1,46 @@
+//! Why members wait that kube-scheduler never asks about.
+
+use super::world::{World, bound, claim, member};
+use crate::protocol::{Answer, Member, Stage, Why};
+
+fn why(world: &World, pod: &str) -> Option<Why> {
+    world.gangs.why_waits(&pod.into())
+}
+
+#[test]
+fn they_are_told_what_filter_would_answer() {
+    let mut world = World::new();
+    world.see(member("a0", claim("a", 2)));
+    let Answer::Wait(text) = world.answer("a0") else {
+        panic!("one of two is there");
+    };
+    assert_eq!(&*text, "gang default/a: 1 of 2 members exist");
+    assert_eq!(why(&world, "a0"), Some(Why::Waits(text)));
+    world.see(Member {
+        stage: Stage::Gated { by_us_alone: true },
+        ..member("a1", claim("a", 3))
+    });
+    let told = why(&world, "a1").unwrap();
+    assert!(
+        matches!(&told, Why::Invalid(text) if text.contains("is not valid")),
+        "{told:?}"
+    );
+    assert_eq!(Some(told), why(&world, "a0"));
+}
+
+#[test]
+fn nobody_waits_for_its_gang_who_has_a_place_or_is_of_none() {
+    let mut world = World::new();
+    assert_eq!(why(&world, "nobody"), None);
+    world.members("a", 2, 2);
+    assert!(matches!(why(&world, "a0"), Some(Why::Waits(_))));
+    world.plan();
+    assert_eq!(why(&world, "a0"), None);
+    world.see(bound(member("b0", claim("b", 2)), "n0"));
+    assert_eq!(why(&world, "b0"), None);
+    world.see(Member {
+        elsewhere: Some("another-scheduler".into()),
+        ..member("b1", claim("b", 2))
+    });
+    assert_eq!(why(&world, "b1"), None);
+}

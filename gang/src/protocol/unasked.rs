@@ -1,0 +1,58 @@
+//! Why members wait that kube-scheduler never asks about: a gate of ours keeps them from it, or its own count has refused them first. In the words that they
+//! would be told, so that somebody else can tell them. Reads only.
+
+use std::sync::Arc;
+
+use gantry_api::PodUid;
+
+use super::Gangs;
+use super::gang::Gang;
+use super::gangs::Belongs;
+use super::members::Kept;
+use super::types::Stage;
+
+/// Why a member waits for its gang.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Why {
+    /// What the gang or the pod says of it contradicts itself, or cannot be followed.
+    Invalid(Arc<str>),
+    /// It is to wait.
+    Waits(Arc<str>),
+}
+
+impl Why {
+    /// In words.
+    pub fn text(&self) -> &Arc<str> {
+        match self {
+            Self::Invalid(text) | Self::Waits(text) => text,
+        }
+    }
+}
+
+impl Gangs {
+    /// Why a pod waits for its gang; `None` where it does not: it has a place, is bound, ends or has ended, goes by itself, or is another scheduler's.
+    pub fn why_waits(&self, uid: &PodUid) -> Option<Why> {
+        match self.of_pod.get(uid)? {
+            Belongs::Beyond(text) => Some(Why::Waits(text.clone())),
+            Belongs::To(key) => {
+                let gang = self.gangs.get(key).filter(|gang| !gang.lets_go(uid))?;
+                gang.why_waits(gang.members.get(uid)?)
+            }
+        }
+    }
+}
+
+impl Gang {
+    fn why_waits(&self, kept: &Kept) -> Option<Why> {
+        let waits = matches!(kept.member.stage, Stage::Pending | Stage::Gated { .. });
+        let ours = kept.lives() && kept.member.elsewhere.is_none();
+        if !waits || !ours || kept.slot.is_some() {
+            return None;
+        }
+        let text = self.not_going(kept).unwrap_or_else(|| self.text.clone());
+        Some(match self.is_invalid() || !kept.member.claim.faults.is_empty() {
+            true => Why::Invalid(text),
+            false => Why::Waits(text),
+        })
+    }
+}
