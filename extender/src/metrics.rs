@@ -358,3 +358,6 @@ const FAULTS: [(FaultKind, &str); 4] = [
 fn signed(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

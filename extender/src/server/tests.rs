@@ -5,7 +5,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bridged, pod};
+use crate::fixtures::{Cluster, bridged, member, pod};
 use crate::service::tests::service;
 
 /// Without an election, as after the first lists.
@@ -220,6 +220,25 @@ async fn metrics_tell_what_was_asked_and_what_is_left() {
     ] {
         assert!(page.contains(line), "{line} is not in\n{page}");
     }
+}
+
+#[tokio::test]
+async fn each_plan_of_a_gang_is_timed_once() {
+    let cluster = cluster();
+    let server = start(&cluster).await;
+    let count = async || {
+        let (_, page) = server.get("/metrics").await;
+        let mut lines = page.lines();
+        let count = lines.find_map(|line| line.strip_prefix("gantry_extender_gang_plan_seconds_count "));
+        count.map(str::to_owned)
+    };
+    assert_eq!(count().await.as_deref(), Some("0"));
+    for number in 0..2 {
+        cluster.pod(&member(&format!("p-{number}"), 8, "p", 2));
+    }
+    cluster.wait(2);
+    assert_eq!(count().await.as_deref(), Some("1"));
+    assert_eq!(count().await.as_deref(), Some("1"));
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
 mod apart;
+mod besides;
 mod earmarked;
 mod even;
 mod level;
@@ -404,7 +405,7 @@ fn several_shapes_share_nodes() {
 }
 
 #[test]
-fn cpu_memory_taints_and_selectors_count() {
+fn cpu_and_taints_count() {
     let mut world = twelve();
     let needs = Needs {
         resources: Resources {

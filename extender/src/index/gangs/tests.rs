@@ -1,4 +1,5 @@
 mod aside;
+mod besides;
 mod elsewhere;
 mod extras;
 mod giving_way;

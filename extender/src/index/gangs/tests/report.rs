@@ -46,3 +46,40 @@ fn nobody_is_advised_to_end_siblings_of_a_pod_that_waits() {
         assert_eq!(ended, ends, "{name}");
     }
 }
+
+#[test]
+fn a_gang_that_waits_is_told_which_are_planned_before_it() {
+    let cluster = two_nodes();
+    let mut there = bound(pod("x", 1), "m", 1, Some("0"));
+    there["spec"]["priority"] = 20.into();
+    cluster.pod(&there);
+    let named = |gang: &str, priority: i32| {
+        let mut pods = members(gang, 2, 8);
+        for pod in &mut pods {
+            pod["spec"]["priority"] = priority.into();
+        }
+        create(&cluster, &pods);
+    };
+    // Each is younger than the one before.
+    for (gang, priority) in [("q1", 0), ("q2", 0), ("q3", 0), ("urgent", 10)] {
+        named(gang, priority);
+    }
+    create(&cluster, &members("few", 2, 8)[..1]);
+    let ahead = |gang: &str| {
+        cluster.store.read(|index| {
+            let queue = index.gangs_in_line();
+            let report = index.inspect_gang(&queue, "default", gang).unwrap();
+            (report.gang.position, report.ahead)
+        })
+    };
+    assert_eq!(ahead("urgent"), (Some(1), vec![]));
+    assert_eq!(ahead("q1"), (Some(2), vec!["default/urgent".to_owned()]));
+    let (position, before) = ahead("q3");
+    assert_eq!(position, Some(4));
+    assert_eq!(before, ["default/urgent", "default/q1", "default/q2"]);
+    assert_eq!(ahead("few"), (None, vec![]), "it is not in the queue yet");
+    // Who has a place is ahead of nobody any more.
+    cluster.gone(&there).wait(8);
+    assert_eq!(phase(&cluster, "urgent"), GangPhase::Planned);
+    assert_eq!(ahead("q2"), (Some(2), vec!["default/q1".to_owned()]));
+}

@@ -1,0 +1,147 @@
+use gantry_gang::protocol::Settings;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+
+use super::*;
+use crate::decide::Options;
+use crate::fixtures::{Cluster, bound, bridged, member, pod};
+
+fn status(phase: GangPhase, since: Option<i64>, bound_at: Option<i64>) -> GangStatus {
+    let time = |second| Time(Timestamp::from_second(second).unwrap());
+    GangStatus {
+        phase,
+        waiting_since: since.map(time),
+        bound_at: bound_at.map(time),
+        ..GangStatus::default()
+    }
+}
+
+fn page(metrics: &Metrics, cluster: &Cluster) -> String {
+    cluster.store.read(|index| metrics.page(index, None, true))
+}
+
+/// The value of a series, whatever stands beside it.
+fn value<'p>(page: &'p str, series: &str) -> Option<&'p str> {
+    let name = format!("gantry_extender_{series} ");
+    page.lines().find_map(|line| line.strip_prefix(&name))
+}
+
+fn assert_values(page: &str, expected: &[(&str, &str)]) {
+    for (series, expected) in expected {
+        assert_eq!(value(page, series), Some(*expected), "{series} in\n{page}");
+    }
+}
+
+#[test]
+fn each_step_of_a_gang_counts_once_and_its_wait_when_it_is_bound_first() {
+    let metrics = Metrics::new();
+    let waits = |phase| status(phase, Some(1_000), None);
+    let bound = status(GangPhase::Bound, None, Some(1_095));
+    // It has lost a member, and is whole again.
+    let repairs = status(GangPhase::Repairing, Some(2_000), Some(1_095));
+    let life = [
+        waits(GangPhase::Collecting),
+        waits(GangPhase::Invalid),
+        waits(GangPhase::Collecting),
+        waits(GangPhase::Queued),
+        waits(GangPhase::Queued),
+        waits(GangPhase::Preempting),
+        waits(GangPhase::Planned),
+        waits(GangPhase::Backoff),
+        waits(GangPhase::Planned),
+        waits(GangPhase::Committing),
+        waits(GangPhase::Binding),
+        bound.clone(),
+        bound.clone(),
+        repairs,
+        bound,
+        status(GangPhase::Done, None, Some(1_095)),
+    ];
+    metrics.gang_moved(None, &life[0]);
+    for steps in life.windows(2) {
+        metrics.gang_moved(Some(&steps[0]), &steps[1]);
+    }
+    let page = page(&metrics, &Cluster::new(Options::default()));
+    assert_values(
+        &page,
+        &[
+            (r#"gang_steps_total{outcome="invalid"}"#, "1"),
+            (r#"gang_steps_total{outcome="waits"}"#, "1"),
+            (r#"gang_steps_total{outcome="preempts"}"#, "1"),
+            (r#"gang_steps_total{outcome="placed"}"#, "2"),
+            (r#"gang_steps_total{outcome="backs_off"}"#, "1"),
+            (r#"gang_steps_total{outcome="bound"}"#, "1"),
+            (r#"gang_steps_total{outcome="loses_member"}"#, "1"),
+            (r#"gang_steps_total{outcome="ends"}"#, "1"),
+            ("gang_wait_seconds_count", "1"),
+            ("gang_wait_seconds_sum", "95.0"),
+            (r#"gang_wait_seconds_bucket{le="60.0"}"#, "0"),
+            (r#"gang_wait_seconds_bucket{le="120.0"}"#, "1"),
+        ],
+    );
+    let steps = page.lines().filter(|line| line.contains("gang_steps_total{"));
+    assert_eq!(steps.count(), 8, "no step has a name of its own besides\n{page}");
+}
+
+#[test]
+fn a_gang_that_this_process_finds_bound_has_not_been_seen_to_wait() {
+    let metrics = Metrics::new();
+    metrics.gang_moved(None, &status(GangPhase::Bound, None, Some(1_095)));
+    let page = page(&metrics, &Cluster::new(Options::default()));
+    assert_values(&page, &[("gang_wait_seconds_count", "0")]);
+    assert_eq!(value(&page, r#"gang_steps_total{outcome="bound"}"#), None);
+}
+
+#[test]
+fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
+    let cluster = Cluster::new(Options {
+        patience: Duration::ZERO,
+        ..Options::default()
+    });
+    cluster.store.update(|index| index.set_gangs(Settings::default()));
+    let create = |pods: &[Value]| {
+        for pod in pods {
+            cluster.pod(pod);
+        }
+        cluster.wait(2);
+    };
+    cluster.add("c", &bridged());
+    create(&[
+        member("placed-0", 5, "placed", 2),
+        member("placed-1", 2, "placed", 2),
+    ]);
+    create(&[member("few-0", 1, "few", 2)]);
+    create(&[member("torn-0", 1, "torn", 2), member("torn-1", 1, "torn", 3)]);
+    cluster.add("a", &bridged()).add("b", &bridged());
+    cluster.pod(&bound(pod("holder", 1), "a", 1, Some("0")));
+    create(&[member("next-0", 8, "next", 2), member("next-1", 8, "next", 2)]);
+    cluster.wait(2);
+    let metrics = Metrics::new();
+    let kept = cluster.store.read(|index| index.gang_totals().kept_nodes);
+    assert!(kept > 0);
+    assert_values(
+        &page(&metrics, &cluster),
+        &[
+            (r#"gangs{phase="planned"}"#, "1"),
+            (r#"gangs{phase="collecting"}"#, "1"),
+            (r#"gangs{phase="invalid"}"#, "1"),
+            (r#"gangs{phase="queued"}"#, "1"),
+            (r#"gangs{phase="bound"}"#, "0"),
+            ("gang_places", "2"),
+            ("gang_reserved_devices", "7"),
+            ("gang_kept_nodes", &kept.to_string()),
+            (r#"devices{state="reserved"}"#, "7"),
+            ("leader", "1"),
+        ],
+    );
+    // A gauge falls again.
+    for name in ["next-0", "next-1"] {
+        cluster.gone(&member(name, 8, "next", 2));
+    }
+    cluster.wait(2);
+    assert_values(
+        &page(&metrics, &cluster),
+        &[(r#"gangs{phase="queued"}"#, "0"), ("gang_kept_nodes", "0")],
+    );
+}
