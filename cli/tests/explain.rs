@@ -233,6 +233,30 @@ async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gang_that_waits_is_told_who_is_ahead_of_it() {
+    let stage = Stage::start().await;
+    let pods = &stage.pods;
+    create(pods, pod("three", 3, Some("a"))).await;
+    for (gang, priority) in [("q1", 0), ("q2", 0), ("urgent", 10)] {
+        for rank in 0..2 {
+            let mut member = member(&format!("{gang}-{rank}"), 4, None, gang, 2);
+            member["spec"]["priority"] = priority.into();
+            create(pods, member).await;
+        }
+    }
+    let (_, text) = stage.see(&["gang", "q2"]).await;
+    assert!(
+        text.contains("\nplace in the queue: 3, behind default/urgent, default/q1\n"),
+        "{text}"
+    );
+    let (_, text) = stage.see(&["gang", "urgent"]).await;
+    assert!(text.contains("\nplace in the queue: 1\n"), "{text}");
+    let (_, text) = stage.see(&["gang", "q1", "--json"]).await;
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["ahead"], json!(["default/urgent"]));
+}
+
 /// What became of a gang whose members do not come to their places.
 fn backs_off() -> Value {
     json!({

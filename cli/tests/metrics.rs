@@ -153,6 +153,7 @@ fn those_of_the_plugin_are_documented() {
     let observed = Observed::default();
     let resource = "nvidia.com/gpu".into();
     observed.registered(&resource);
+    observed.streams(&resource, 1);
     observed.cluster(true);
     observed.allocated(&resource, AllocationOutcome::Granted);
     observed.preferred(&resource, PreferenceOutcome::Granted, Duration::ZERO);

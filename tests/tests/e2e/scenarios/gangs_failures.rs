@@ -281,8 +281,12 @@ async fn node_deleted(scene: &Scene<'_>, crew: &Crew, stays: &[Stay], lost: &str
         scene.pods.delete(&stay.pod, &by_force).await?;
         records::forget(scene.bed.cluster(), stay);
     }
-    let status = scene.phase(&crew.name, GangPhase::Repairing).await?;
-    ensure!(status.bound as usize == left.len(), "{}", brief(&status));
+    // Those that are gone are seen one after the other.
+    scene
+        .status_where(&crew.name, "has just those left", |status| {
+            status.phase == GangPhase::Repairing && status.bound as usize == left.len()
+        })
+        .await?;
     for (number, name) in crew.pod_names().iter().enumerate() {
         if gone.iter().any(|stay| stay.pod == *name) {
             scene.create_all([crew.pod(number)?]).await?;
