@@ -405,12 +405,13 @@ async fn write(
     requests::write_status(client, name, &known, status).await
 }
 
-/// What the next status is compared with, to tell what has become of the gang: not its decision, which is large.
+/// What the next status is compared with, to tell what has become of the gang: phase, words and conditions, and not its decision, which is large.
 fn step(status: &GangStatus) -> GangStatus {
     GangStatus {
         phase: status.phase,
         reason: status.reason.clone(),
         waiting_since: status.waiting_since.clone(),
+        conditions: status.conditions.clone(),
         ..GangStatus::default()
     }
 }
@@ -431,6 +432,8 @@ async fn sleep_until(due: Option<Instant>) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use gantry_api::GangSpec;
     use gantry_gang::Dialect;
 
@@ -487,5 +490,19 @@ mod tests {
         let (_, status) = lane.next(Some(&made), true).unwrap();
         assert_eq!(status.decision, Some(decision()));
         assert_eq!(GangKey::of_status(&gang.namespace, &status), Some(gang));
+    }
+
+    /// By its conditions a bound gang is told what is said of it and does not hold.
+    #[test]
+    fn what_a_status_is_compared_with_has_its_conditions() {
+        let valid = json!([{
+            "type": "Valid", "status": "True", "reason": "Valid", "message": "as its pods say", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }]);
+        let status = GangStatus {
+            conditions: serde_json::from_value(valid).unwrap(),
+            ..GangStatus::default()
+        };
+        assert_eq!(step(&status).conditions, status.conditions);
+        assert_eq!(status.conditions.len(), 1);
     }
 }
