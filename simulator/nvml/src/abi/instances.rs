@@ -89,6 +89,30 @@ pub(super) fn printed<const N: usize>(name: &str) -> [c_char; N] {
     fixed(&format!("MIG {name}"))
 }
 
+/// What NVML tells of a profile, in the words of its newest version.
+fn info(gpu: Target<'_>, profile: &Profile) -> Result<sys::nvmlGpuInstanceProfileInfo_v3_t, Status> {
+    let engines = profile.engines;
+    Ok(sys::nvmlGpuInstanceProfileInfo_v3_t {
+        version: struct_version::<sys::nvmlGpuInstanceProfileInfo_v3_t>(3),
+        id: profile.id,
+        sliceCount: c_uint::from(profile.compute),
+        instanceCount: c_uint::from(profile.max_instances),
+        multiprocessorCount: multiprocessors(gpu, profile)?,
+        copyEngineCount: engines.copy,
+        decoderCount: engines.decoders,
+        encoderCount: engines.encoders,
+        jpegCount: engines.jpeg,
+        ofaCount: engines.ofa,
+        memorySizeMB: profile.memory_mib,
+        name: printed(&profile.name),
+        capabilities: if profile.name.ends_with("+gfx") {
+            sys::NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
+        } else {
+            0
+        },
+    })
+}
+
 fn put_info(
     gpu: Target<'_>,
     profile: &Profile,
@@ -96,42 +120,25 @@ fn put_info(
 ) -> Result<(), Status> {
     const V2: c_uint = struct_version::<sys::nvmlGpuInstanceProfileInfo_v2_t>(2);
     const V3: c_uint = struct_version::<sys::nvmlGpuInstanceProfileInfo_v3_t>(3);
-    let engines = profile.engines;
-    match out.version()? {
+    let version = out.version()?;
+    let info = info(gpu, profile)?;
+    match version {
         V2 => out.put(sys::nvmlGpuInstanceProfileInfo_v2_t {
             version: V2,
-            id: profile.id,
+            id: info.id,
             isP2pSupported: 0,
-            sliceCount: c_uint::from(profile.compute),
-            instanceCount: c_uint::from(profile.max_instances),
-            multiprocessorCount: multiprocessors(gpu, profile)?,
-            copyEngineCount: engines.copy,
-            decoderCount: engines.decoders,
-            encoderCount: engines.encoders,
-            jpegCount: engines.jpeg,
-            ofaCount: engines.ofa,
-            memorySizeMB: profile.memory_mib,
-            name: printed(&profile.name),
+            sliceCount: info.sliceCount,
+            instanceCount: info.instanceCount,
+            multiprocessorCount: info.multiprocessorCount,
+            copyEngineCount: info.copyEngineCount,
+            decoderCount: info.decoderCount,
+            encoderCount: info.encoderCount,
+            jpegCount: info.jpegCount,
+            ofaCount: info.ofaCount,
+            memorySizeMB: info.memorySizeMB,
+            name: info.name,
         }),
-        V3 => out.cast().put(sys::nvmlGpuInstanceProfileInfo_v3_t {
-            version: V3,
-            id: profile.id,
-            sliceCount: c_uint::from(profile.compute),
-            instanceCount: c_uint::from(profile.max_instances),
-            multiprocessorCount: multiprocessors(gpu, profile)?,
-            copyEngineCount: engines.copy,
-            decoderCount: engines.decoders,
-            encoderCount: engines.encoders,
-            jpegCount: engines.jpeg,
-            ofaCount: engines.ofa,
-            memorySizeMB: profile.memory_mib,
-            name: printed(&profile.name),
-            capabilities: if profile.name.ends_with("+gfx") {
-                sys::NVML_GPU_INSTANCE_PROFILE_CAPS_GFX
-            } else {
-                0
-            },
-        }),
+        V3 => out.cast().put(info),
         _ => Err(Status::VERSION_MISMATCH),
     }
 }
@@ -192,20 +199,19 @@ nvml! {
         out: Out<sys::nvmlGpuInstanceProfileInfo_t>,
     ) |call| {
         let gpu = call.gpu(device)?;
-        let profile = by_number(gpu, number)?;
-        let engines = profile.engines;
+        let info = info(gpu, by_number(gpu, number)?)?;
         out.put(sys::nvmlGpuInstanceProfileInfo_t {
-            id: profile.id,
+            id: info.id,
             isP2pSupported: 0,
-            sliceCount: c_uint::from(profile.compute),
-            instanceCount: c_uint::from(profile.max_instances),
-            multiprocessorCount: multiprocessors(gpu, profile)?,
-            copyEngineCount: engines.copy,
-            decoderCount: engines.decoders,
-            encoderCount: engines.encoders,
-            jpegCount: engines.jpeg,
-            ofaCount: engines.ofa,
-            memorySizeMB: profile.memory_mib,
+            sliceCount: info.sliceCount,
+            instanceCount: info.instanceCount,
+            multiprocessorCount: info.multiprocessorCount,
+            copyEngineCount: info.copyEngineCount,
+            decoderCount: info.decoderCount,
+            encoderCount: info.encoderCount,
+            jpegCount: info.jpegCount,
+            ofaCount: info.ofaCount,
+            memorySizeMB: info.memorySizeMB,
         })
     }
 
