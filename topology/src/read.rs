@@ -163,7 +163,8 @@ fn lines(text: &str) -> std::str::Split<'_, char> {
     text.split(if text.contains('\n') { '\n' } else { '\r' })
 }
 
-/// Whether some line has a device name where a matrix has one, or the notice stands there that comes before a matrix.
+/// Whether some line has a device name where a matrix has one, or the notice stands there that comes before a matrix, or what
+/// nvidia-smi says where it makes none.
 fn looks_like_topology(text: &str) -> bool {
     let named = |line: &str| {
         let at = line.find("GPU0").or_else(|| line.find("GPU1"));
@@ -173,7 +174,9 @@ fn looks_like_topology(text: &str) -> bool {
     has_host_in_front(text)
         || lines(text)
             .filter(|line| !line.trim_start().starts_with('#'))
-            .any(|line| named(line) || line.contains("found in the topology"))
+            .any(|line| {
+                named(line) || line.contains("found in the topology") || text::is_failure(line.trim())
+            })
 }
 
 /// Whether lines of a matrix have a host's name in front, `node1: GPU0 X`, as tools print it that run a command on several hosts.

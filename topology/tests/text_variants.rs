@@ -396,6 +396,110 @@ fn a_device_name_that_looks_like_something_else_is_printed_readably() {
     }
 }
 
+#[test]
+fn a_header_cut_within_its_last_title_is_read_and_a_value_cut_with_it_is_unknown() {
+    let rows = "GPU0     X      NV18    0-51,104-155    0\nGPU1    NV18     X      0-51,104-155    0\n";
+    let text = |titles: &str, rows: &str| format!("        GPU0    GPU1    {titles}\n{rows}");
+    let whole = read(&text("CPU Affinity    NUMA Affinity", rows));
+    for titles in [
+        "CPU Affinity    NUMA",
+        "CPU Affinity    NUMA Affi",
+        "CPU AffinityNUMA Aff",
+    ] {
+        assert_eq!(read(&text(titles, rows)), whole, "{titles:?}");
+    }
+    let three = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU\nGPU0\t X \t0-71\t0\t\t2\n";
+    assert_eq!(values(&read(three)), [["0-71", "0", "2"]]);
+    // All lines cut at one place: what a row's last value goes on with is not known.
+    let cut = "GPU0     X      NV18    0-51,104\nGPU1    NV18     X      0-51,104\n";
+    assert_eq!(values(&read(&text("CPU Affi", cut))), [["-", "-", "-"]; 2]);
+    assert_eq!(
+        values(&read(&text("CPU Affinity    N", rows)))[0],
+        ["0-51,104-155", "-", "-"]
+    );
+    let ended = "GPU0     X      NV18    0-51\nGPU1    NV18     X      0-51\n";
+    assert_eq!(values(&read(&text("CPU Affi", ended))), [["0-51", "-", "-"]; 2]);
+    for titles in [
+        "CPU Affinity    NUMB",
+        "CPU Affinity    CPU Affi",
+        "GPU",
+        "CPU Affinity    GPU1",
+    ] {
+        assert!(parse(&text(titles, ended)).is_err(), "{titles:?}");
+    }
+}
+
+#[test]
+fn a_legend_before_the_matrix_says_what_it_says_behind_it() {
+    let matrix = "\tGPU0\tNIC0\tCPU Affinity\nGPU0\t X \tPIX\t0-7\nNIC0\tPIX\t X \t\n";
+    let nics = "NIC Legend:\n\n  NIC0: mlx5_bond_0\n\n";
+    let links =
+        "Legend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe as well as the SMP\ninterconnect\n\n";
+    let whole = read(&format!("{matrix}\n{links}{nics}"));
+    assert_eq!(whole.nics()[0].device.as_deref(), Some("mlx5_bond_0"));
+    for text in [
+        format!("{nics}{matrix}"),
+        format!("{links}{nics}{matrix}"),
+        format!("{nics}# a comment\n{matrix}\n{links}"),
+        format!("$ nvidia-smi topo -m\n{nics}```\n{matrix}```\n"),
+    ] {
+        assert_eq!(read(&text), whole, "{text}");
+        assert!(gantry_topology::read(&text).is_ok(), "{text}");
+    }
+    let twice = parse(&format!("{nics}{matrix}\n{nics}")).unwrap_err();
+    assert_eq!(
+        twice.to_string(),
+        "line 11, column 3: the NIC legend names NIC0 twice"
+    );
+    let stranger = parse(&format!("NIC Legend:\n NIC7: mlx5_7\n{matrix}")).unwrap_err();
+    assert_eq!((stranger.line, stranger.column), (2, 2), "{stranger}");
+    let prose = parse(&format!("{nics}As you can see, there is one NIC.\n{matrix}")).unwrap_err();
+    assert_eq!((prose.line, prose.column), (5, 1), "{prose}");
+}
+
+#[test]
+fn a_text_of_which_every_line_is_quoted_is_read_as_the_text() {
+    let text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t\t0\nGPU1\tSYS\t X \t\t1\n\nLegend:\n\n  X    = Self\n";
+    let quoted = |mark: &str, blank: &str| -> String {
+        let line = |line: &str| match line {
+            "" => format!("{blank}\n"),
+            line => format!("{mark}{line}\n"),
+        };
+        text.lines().map(line).collect()
+    };
+    for (mark, blank) in [
+        ("> ", ">"),
+        ("> ", "> "),
+        (">", ">"),
+        ("> ", ""),
+        (">> ", ">>"),
+        ("> > ", "> >"),
+    ] {
+        let copy = quoted(mark, blank);
+        assert_eq!(read(&copy), read(text), "{mark:?}");
+        assert!(gantry_topology::read(&copy).is_ok(), "{mark:?}");
+    }
+    let refused = parse("> GPU0 GPU1\n> GPU0 X SYS\n> GPU1 PIX X\n").unwrap_err();
+    assert_eq!((refused.line, refused.column), (3, 8), "{refused}");
+    assert!(parse("> GPU0 GPU1\nGPU0 X SYS\n> GPU1 SYS X\n").is_err());
+}
+
+#[test]
+fn a_failure_of_nvidia_smi_is_told_as_its_own() {
+    for said in [
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error",
+        "No devices were found",
+    ] {
+        for text in [format!("{said}\n\n"), format!("$ nvidia-smi topo -m\n{said}\n")] {
+            let refused = gantry_topology::read(&text).unwrap_err().to_string();
+            let told = format!("nvidia-smi failed and printed no topology; it says: {said}");
+            assert!(refused.ends_with(&told), "{refused}");
+        }
+    }
+}
+
 /// Every case: what is wrong with it, and the text.
 const REFUSED: &[(&str, &str)] = &[
     ("nothing", ""),

@@ -35,6 +35,12 @@ pub enum TopoProblem {
         /// First word of the line.
         found: String,
     },
+    /// What stands there instead of a matrix is why nvidia-smi made none.
+    #[error("nvidia-smi failed and printed no topology; it says: {said}")]
+    Failed {
+        /// Its message.
+        said: String,
+    },
     /// A row stands where the header belongs.
     #[error(
         "row {row} without a header line; a line such as \"GPU0 GPU1 CPU Affinity\" must name the columns first"

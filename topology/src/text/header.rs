@@ -4,7 +4,7 @@
 use super::error::{TopoError, TopoProblem};
 use super::glyphs::{Glyph, skip_blanks, word_at};
 use super::values::Column;
-use super::words::{device_length, is_nic_name, numbered, title_at};
+use super::words::{Title, cut_title_at, device_length, is_nic_name, numbered, title_at};
 use crate::machine::{MAX_GPUS, MAX_NICS};
 
 /// As many characters as all names glued together can have; the rest of a longer word is read when they are.
@@ -21,12 +21,24 @@ pub(super) struct Header {
     pub(super) gpus: usize,
     /// The columns behind the devices.
     pub(super) columns: Vec<Column>,
+    /// Where the line ends, if it was cut within its last title.
+    pub(super) cut: Option<Glyph>,
 }
 
 impl Header {
     /// Reads a header line.
     pub(super) fn read(glyphs: &[Glyph]) -> Result<Self, TopoError> {
+        Self::read_to(glyphs, None)
+    }
+
+    /// Reads a header line that ends in the beginning of a title. `end` is the blank behind it.
+    pub(super) fn read_cut(glyphs: &[Glyph], end: Glyph) -> Result<Self, TopoError> {
+        Self::read_to(glyphs, Some(end))
+    }
+
+    fn read_to(glyphs: &[Glyph], cut: Option<Glyph>) -> Result<Self, TopoError> {
         let mut header = Self {
+            cut: None,
             names: Vec::new(),
             places: Vec::new(),
             gpus: 0,
@@ -34,7 +46,13 @@ impl Header {
         };
         let mut at = skip_blanks(glyphs, 0);
         while let Some(place) = glyphs.get(at).copied() {
-            at = match title_at(glyphs, at) {
+            let title = title_at(glyphs, at).or_else(|| {
+                let known: Vec<Title> = header.columns.iter().map(|column| column.title).collect();
+                let title = cut.and_then(|_| cut_title_at(glyphs, at, &known))?;
+                header.cut = cut;
+                Some((title, glyphs.len()))
+            });
+            at = match title {
                 Some((title, end)) => {
                     if header.columns.iter().any(|column| column.title == title) {
                         let name = title.as_str().to_owned();

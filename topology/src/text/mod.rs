@@ -16,6 +16,7 @@ mod values;
 mod words;
 
 pub use error::{TopoError, TopoProblem};
+pub(crate) use words::is_failure;
 
 use crate::machine::{IdList, Link, Machine};
 
@@ -100,7 +101,8 @@ impl TopoText {
 ///
 /// Allowed are tabs, blanks and both; glued cells where they come apart in one way; terminal escape codes; line ends of any system; a
 /// `# machine: ...` comment, the notice about hidden NICs, the command itself and code fences around; missing columns behind the
-/// links and blank cells in them; lines broken by a terminal; the date before, and a shell's prompt behind.
+/// links and blank cells in them; lines broken by a terminal; the date or the legends before, and a shell's prompt behind; a
+/// header cut within its last title; marks of a quotation before every line.
 ///
 /// # Errors
 /// Where the text is cut, contradicts itself, or is something else: the place, what stands there, what is allowed.

@@ -6,7 +6,7 @@ use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
 use super::header::Header;
 use super::legend;
 use super::row::{self, Row, after_label};
-use super::words::{Title, goes_on_with_links, is_links, numbered};
+use super::words::{Title, goes_on_with_links, is_failure, is_links, numbered};
 use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches, values};
 use crate::machine::{Link, MAX_LINKS_PER_GPU};
 
@@ -32,16 +32,15 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
         let problem = TopoProblem::NicCount { shown, columns: nics };
         return Err(place.refuse(problem));
     }
-    let rows = reader.read_rows(&header)?;
+    let mut rows = reader.read_rows(&header)?;
     check_symmetry(&header, &rows)?;
     check_links(&header, &rows)?;
     check_values(&header, &rows)?;
-    let devices = legend::read(
-        reader.rest(),
-        reader.end(),
-        &header,
-        preamble.nics_found.is_some(),
-    )?;
+    if let Some(cut) = header.cut {
+        rows.iter_mut().for_each(|row| forget_cut_value(row, cut));
+    }
+    let legend = [preamble.legend.as_slice(), reader.rest()].concat();
+    let devices = legend::read(&legend, reader.end(), &header, preamble.nics_found.is_some())?;
     let gpus = rows
         .iter()
         .take(header.gpus)
@@ -71,6 +70,8 @@ struct Preamble {
     description: Option<String>,
     /// NICs found and NICs shown, from the notice about hidden ones, and where it stands.
     nics_found: Option<(usize, usize, Glyph)>,
+    /// The legends, where they stand before the matrix.
+    legend: Vec<Line>,
 }
 
 struct Reader<'a> {
@@ -110,6 +111,8 @@ impl<'a> Reader<'a> {
                 }
             } else if let Some((found, shown)) = hidden_nics(&text) {
                 preamble.nics_found = Some((found, shown, line.first().unwrap_or(line.end)));
+            } else if legend::is_heading(&text) || !preamble.legend.is_empty() && !begins_matrix(line) {
+                preamble.legend.push(line.clone());
             } else if !is_frame(&text) {
                 return Ok(preamble);
             }
@@ -127,6 +130,10 @@ impl<'a> Reader<'a> {
         if is_row(line) {
             return Err(line.refuse_at_start(TopoProblem::RowBeforeHeader { row: found }));
         }
+        if is_failure(&line.text()) {
+            let said = line.text();
+            return Err(line.refuse_at_start(TopoProblem::Failed { said }));
+        }
         if numbered(&found, "GPU").or(numbered(&found, "NIC")).is_none() {
             return Err(line.refuse_at_start(TopoProblem::NoHeader { found }));
         }
@@ -139,7 +146,8 @@ impl<'a> Reader<'a> {
             parts.push(next);
         }
         let header = match parts.as_slice() {
-            [only] => Header::read(&only.glyphs),
+            [only] => Header::read(&only.glyphs)
+                .or_else(|refused| Header::read_cut(&only.glyphs, only.end).map_err(|_| refused)),
             _ => Header::read(&join(&parts, false)).or_else(|refused| {
                 // Blanks at the place of the break may have been lost.
                 Header::read(&join(&parts, true)).map_err(|_| refused)
@@ -303,6 +311,25 @@ pub(super) fn is_row(line: &Line) -> bool {
     let word = word_at(&line.glyphs, start);
     let second = skip_blanks(&line.glyphs, start + word.chars().count());
     is_links(&line.glyphs, second) && !goes_on_with_links(&line.glyphs, start)
+}
+
+/// Whether a line ends a legend that stands before the matrix: the header does, and a row without one.
+fn begins_matrix(line: &Line) -> bool {
+    let word = word_at(&line.glyphs, skip_blanks(&line.glyphs, 0));
+    numbered(&word, "GPU").is_some() || is_row(line)
+}
+
+/// A row that ends where the header was cut may have been cut there too: what its last value goes on with is not known.
+fn forget_cut_value(row: &mut Row, cut: Glyph) {
+    let ends_there = row.end.visual == cut.visual || row.end.column == cut.column;
+    let reaches_it = row
+        .values
+        .written
+        .last()
+        .is_some_and(|value| value.place.column + value.text.chars().count() == row.end.column);
+    if ends_there && reaches_it {
+        row.values.written.pop();
+    }
 }
 
 /// Whether the word at `start` may be cells or the rest of one: nothing but characters of links and values.

@@ -55,6 +55,25 @@ pub(super) fn title_at(glyphs: &[Glyph], start: usize) -> Option<(Title, usize)>
     })
 }
 
+/// The title that the rest of the line from `start` on is the beginning of, where the line was cut, and which is not among `known`.
+/// nvidia-smi prints them in the order of [`Title::ALL`], so that `CPU` is the CPUs unless these are there already.
+pub(super) fn cut_title_at(glyphs: &[Glyph], start: usize, known: &[Title]) -> Option<Title> {
+    let rest: String = glyphs
+        .iter()
+        .skip(start)
+        .filter(|glyph| !glyph.is_blank())
+        .map(|glyph| glyph.ch.to_ascii_uppercase())
+        .collect();
+    let begins = TITLES
+        .iter()
+        .filter(|(letters, title)| letters.starts_with(&rest) && !known.contains(title));
+    // No text says GPU NUMA ID alone, and GPU may be a device's name that was cut.
+    begins
+        .map(|(_, title)| *title)
+        .find(|title| *title != Title::MemoryNuma || !known.is_empty())
+        .filter(|_| !rest.is_empty())
+}
+
 /// The link cell that begins at `start`, and where it ends.
 pub(super) fn link_at(glyphs: &[Glyph], start: usize) -> Option<(Link, usize)> {
     let begins = |word: &str| {
@@ -111,6 +130,19 @@ pub(super) fn goes_on_with_links(glyphs: &[Glyph], start: usize) -> bool {
         .take_while(|(_, head)| head.len() <= "NODE".len())
         .any(|(count, head)| ends_a_link(head) && (head == word || is_links(glyphs, start + count)))
         && !word.is_empty()
+}
+
+/// How nvidia-smi's messages begin where it prints no matrix: the driver does not answer, is not the library's, or has no GPU.
+const FAILURES: [&str; 4] = [
+    "NVIDIA-SMI has failed",
+    "Failed to initialize NVML",
+    "Unable to determine the device handle",
+    "No devices were found",
+];
+
+/// Whether a line is what nvidia-smi says when it fails.
+pub(crate) fn is_failure(line: &str) -> bool {
+    FAILURES.iter().any(|failure| line.starts_with(failure))
 }
 
 /// The number of a `GPU#` or `NIC#` at the start of a word, and the length of the whole.
