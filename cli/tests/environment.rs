@@ -106,3 +106,29 @@ fn words_of_a_list_may_have_spaces_around_them() {
         assert_eq!(run.code, 0, "{name}: {}", run.stderr);
     }
 }
+
+#[test]
+fn a_value_that_a_variable_has_is_told_under_the_variables_name() {
+    for (name, value, flag) in [
+        ("DP_DISABLE_HEALTHCHECKS", "79,foo", "--disable-health-checks"),
+        ("LOG_FORMAT", "xml", "--log-format"),
+        ("FALLBACK_STRATEGIES", "named,first", "--fallback-strategies"),
+        ("GANTRY_CONFIG_MAP", "configs", "--config-map"),
+        ("KUBE_API_QPS", "few", "--kube-api-qps"),
+    ] {
+        let told = format!("for 'environment variable {name} ({flag} <");
+        let run = with(&["plugin", "--no-cluster"], &[(name, value)]);
+        assert_eq!(run.code, 2, "{name}: {}", run.stderr);
+        assert!(run.stderr.contains(&told), "{name}: {}", run.stderr);
+        // A flag goes over the variable, and the value is then the flag's.
+        let given = format!("{flag}={value}");
+        let run = with(&["plugin", "--no-cluster", &given], &[(name, value)]);
+        assert_eq!(run.code, 2, "{name}: {}", run.stderr);
+        assert!(!run.stderr.contains("environment"), "{name}: {}", run.stderr);
+        assert!(
+            run.stderr.contains(&format!("for '{flag} <")),
+            "{name}: {}",
+            run.stderr
+        );
+    }
+}

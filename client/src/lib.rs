@@ -1,7 +1,10 @@
 //! The way to the API server: by a kubeconfig, or by the pod's service account. Says how long is waited; what fails is told to whoever asked, and
-//! tried again there or nowhere.
+//! tried again there or nowhere. Beside it, what both daemons take and tell alike where they are asked themselves.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod exposition;
+pub mod listen;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

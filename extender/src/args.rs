@@ -20,18 +20,25 @@ pub struct Args {
     /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET /healthz, /readyz, /standbyz,
     /// /metrics. Ready is the one that leads; one that could lead at once stands by.
     ///
-    /// Without --tls-cert there is no authentication: let only kube-scheduler reach it, best on 127.0.0.1.
+    /// Without --tls-cert there is no authentication: let only kube-scheduler reach it, best on 127.0.0.1. A port alone, such as :8010, is
+    /// that of all addresses, of IPv6 too where there is any.
     #[arg(
         long,
         env = "GANTRY_LISTEN",
         value_name = "ADDRESS:PORT",
-        default_value = "127.0.0.1:8010"
+        default_value = "127.0.0.1:8010",
+        value_parser = gantry_client::listen::address
     )]
     pub listen: SocketAddr,
 
     /// Address to serve metrics and probes on besides, in plain HTTP and without the verbs: for whoever collects metrics, and cannot or must not
     /// reach --listen. Nothing: only there.
-    #[arg(long, env = "GANTRY_METRICS_LISTEN", value_name = "ADDRESS:PORT")]
+    #[arg(
+        long,
+        env = "GANTRY_METRICS_LISTEN",
+        value_name = "ADDRESS:PORT",
+        value_parser = gantry_client::listen::address
+    )]
     pub metrics_listen: Option<SocketAddr>,
 
     /// Resources to account and choose devices for, besides every resource of nvidia.com that a node's plugin publishes. All their names must
@@ -189,7 +196,11 @@ pub struct LeaseArgs {
     pub leader_address: Option<IpAddr>,
 }
 
-fn levels(text: &str) -> Result<Levels, String> {
+/// The levels of the fabric.
+///
+/// # Errors
+/// What is written is not such levels.
+pub fn levels(text: &str) -> Result<Levels, String> {
     Levels::parse(text).map_err(|error| error.to_string())
 }
 

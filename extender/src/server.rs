@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gantry_client::exposition;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -248,7 +249,7 @@ impl Server {
             "/healthz" => get(request, || plain(StatusCode::OK, "ok")),
             "/readyz" => get(request, || self.ready()),
             "/standbyz" => get(request, || self.fresh()),
-            "/metrics" => get(request, || self.metrics()),
+            "/metrics" => get(request, || self.metrics(request)),
             path => {
                 let there_are = match client {
                     Client::Watcher => WATCHERS_PATHS,
@@ -357,7 +358,7 @@ impl Server {
         }
     }
 
-    fn metrics(&self) -> Answer {
+    fn metrics(&self, request: &Request<Incoming>) -> Answer {
         let age = self.contact.last().map(|last| last.elapsed());
         let Service { store, metrics, .. } = &self.service;
         for took in store.take_plan_times() {
@@ -365,8 +366,10 @@ impl Server {
         }
         let leads = self.leadership.leads();
         let page = store.read(|index| metrics.page(index, age, leads));
+        let accept = request.headers().get(header::ACCEPT);
+        let (form, page) = exposition::page(page, accept.and_then(|accept| accept.to_str().ok()));
         let mut answer = Response::new(Full::new(Bytes::from(page)));
-        let form = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+        let form = HeaderValue::from_static(form);
         answer.headers_mut().insert(header::CONTENT_TYPE, form);
         answer
     }

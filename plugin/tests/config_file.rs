@@ -151,6 +151,75 @@ devices:
 }
 
 #[test]
+fn a_key_in_the_wrong_place_is_told_where_it_belongs() {
+    for (text, at, belongs) in [
+        (
+            "flags: {renameByDefault: true}",
+            "flags.renameByDefault",
+            "sharing.timeSlicing.renameByDefault",
+        ),
+        (
+            "sharing: {renameByDefault: true}",
+            "sharing.renameByDefault",
+            "sharing.timeSlicing.renameByDefault",
+        ),
+        (
+            "flags: {deviceListStrategy: envvar}",
+            "flags.deviceListStrategy",
+            "flags.plugin.deviceListStrategy",
+        ),
+        (
+            "flags: {passDeviceSpecs: true}",
+            "flags.passDeviceSpecs",
+            "flags.plugin.passDeviceSpecs",
+        ),
+        (
+            "flags: {plugin: {migStrategy: mixed}}",
+            "flags.plugin.migStrategy",
+            "flags.migStrategy",
+        ),
+        (
+            "flags: {gfd: {migStrategy: mixed}}",
+            "flags.gfd.migStrategy",
+            "flags.migStrategy",
+        ),
+        ("migStrategy: mixed", "migStrategy", "flags.migStrategy"),
+        (
+            "timeSlicing: {resources: []}",
+            "timeSlicing",
+            "sharing.timeSlicing",
+        ),
+        (
+            "sharing: {timeSlicing: {replicas: 2, resources: [{name: gpu, replicas: 2}]}}",
+            "sharing.timeSlicing.replicas",
+            "sharing.timeSlicing.resources[].replicas",
+        ),
+        (
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, renameByDefault: true}]}}",
+            "sharing.timeSlicing.resources[0].renameByDefault",
+            "sharing.timeSlicing.renameByDefault",
+        ),
+        (
+            "flags: {pattern: x}",
+            "flags.pattern",
+            "resources.gpus[].pattern or resources.mig[].pattern",
+        ),
+    ] {
+        let told = wrong(text).to_string();
+        assert!(told.contains(&format!("{at}: there is no such key; ")), "{told}");
+        assert!(told.ends_with(&format!("; it belongs at {belongs}")), "{told}");
+        if let Ok(lenient) = load("x", text, &[], Strictness::Lenient) {
+            let warned = lenient.warnings[0].to_string();
+            assert!(warned.ends_with(&format!("it belongs at {belongs}")), "{warned}");
+        }
+    }
+    // Nothing is sent where it would be refused, and a slip is sent to its neighbour.
+    assert!(!wrong("mps: {}").to_string().contains("belongs"));
+    let slip = wrong("flags: {migStratgy: mixed}").to_string();
+    assert!(slip.ends_with("did you mean \"migStrategy\"?"), "{slip}");
+}
+
+#[test]
 fn the_node_feature_api_is_switched_under_flags_and_where_its_neighbours_stand() {
     let right = "flags: {useNodeFeatureAPI: false}";
     assert!(!read(right).gfd.use_node_feature_api);
@@ -297,6 +366,37 @@ sharing: {timeSlicing: {resources: [{name: small, replicas: 2}]}}";
 }
 
 #[test]
+fn sharing_of_a_name_that_no_node_can_have_is_warned_of() {
+    let warnings = |name: &str| {
+        let text = format!(
+            "flags: {{migStrategy: mixed}}
+resources: {{gpus: [{{pattern: \"*A100*\", name: a100}}], mig: [{{pattern: 1g.5gb, name: small}}]}}
+sharing: {{timeSlicing: {{resources: [{{name: {name}, replicas: 2}}]}}}}"
+        );
+        let told = read_with(&text, Strictness::Strict).warnings;
+        let told = told.iter().map(ToString::to_string);
+        told.filter(|told| told.contains("no effect")).collect::<Vec<_>>()
+    };
+    for (name, nearest) in [
+        ("gpus", "; did you mean \"nvidia.com/gpu\"?"),
+        ("gpu.shared", "; did you mean \"nvidia.com/gpu\"?"),
+        ("a10", "; did you mean \"nvidia.com/a100\"?"),
+        ("small.shared", "; did you mean \"nvidia.com/small\"?"),
+        ("something-else", ""),
+    ] {
+        assert_eq!(
+            warnings(name),
+            [format!(
+                "line 3: sharing.timeSlicing.resources[0].name: no device is called nvidia.com/{name} before it is shared, so that this entry has no effect; allowed: nvidia.com/gpu, nvidia.com/mig-<profile>, nvidia.com/a100, nvidia.com/small{nearest}"
+            )]
+        );
+    }
+    for name in ["gpu", "mig-1g.5gb", "mig-3g.20gb", "a100", "small"] {
+        assert!(warnings(name).is_empty(), "{name}");
+    }
+}
+
+#[test]
 fn one_name_for_shared_and_for_whole_devices_is_warned_of() {
     let warnings = |entry: &str, more: &str| {
         let text =
@@ -376,9 +476,9 @@ sharing:
     assert_eq!(
         warnings(text),
         [
-            "line 4: resources.gpus[0]: NVIDIA's plugin ignores this and serves nvidia.com/gpu; here pods must ask for nvidia.com/gpu-a100",
-            "line 5: resources.gpus[1]: NVIDIA's plugin ignores this and serves nvidia.com/gpu; here pods must ask for nvidia.com/gpu-other, and nothing is called nvidia.com/gpu",
-            "line 7: resources.mig[0]: NVIDIA's plugin ignores this and serves nvidia.com/mig-1g.10gb.me; here pods must ask for nvidia.com/small",
+            "line 4: resources.gpus[0]: NVIDIA's plugin ignores this and serves nvidia.com/gpu; here pods must ask for nvidia.com/gpu-a100 to get devices that match \"*A100*\"",
+            "line 5: resources.gpus[1]: NVIDIA's plugin ignores this and serves nvidia.com/gpu; here pods must ask for nvidia.com/gpu-other to get devices that match \"*\", and nothing is called nvidia.com/gpu",
+            "line 7: resources.mig[0]: NVIDIA's plugin ignores this and serves nvidia.com/mig-1g.10gb.me; here pods must ask for nvidia.com/small to get devices that match \"1g.10gb+me\"",
             "line 11: sharing.timeSlicing.resources[0].rename: NVIDIA's plugin ignores this and serves nvidia.com/gpu-a100; here pods must ask for nvidia.com/half",
             "line 11: sharing.timeSlicing.resources[0].devices: NVIDIA's plugin ignores this and shares every nvidia.com/gpu-a100; here the others stay unshared, and pods must ask for nvidia.com/gpu-a100 to get one",
             "line 12: sharing.timeSlicing.resources[1].rename: NVIDIA's plugin ignores this and serves nvidia.com/small; here pods must ask for nvidia.com/small.shared",
@@ -389,9 +489,23 @@ sharing:
         "sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu, replicas: 2}]}}",
         "resources: {gpus: [{pattern: \"*\", name: gpu}]}",
         "flags: {migStrategy: mixed}\nresources: {mig: [{pattern: 1g.10gb+me, name: mig-1g.10gb.me}]}",
+        "flags: {migStrategy: mixed}\nresources: {mig: [{pattern: MIG 1g.10gb.me, name: mig-1g.10gb.me}]}",
     ] {
         assert!(warnings(same).is_empty(), "{same}: {:?}", warnings(same));
     }
+}
+
+#[test]
+fn a_profile_spelled_in_two_ways_is_one_pattern() {
+    let twice =
+        "resources: {mig: [{pattern: 1g.5gb+me, name: small}, {pattern: MIG 1g.5gb.me, name: other}]}";
+    let told = wrong(twice).to_string();
+    assert!(
+        told.contains("resources.mig[1].pattern: \"MIG 1g.5gb.me\" never counts"),
+        "{told}"
+    );
+    let empty = wrong("resources: {mig: [{pattern: \"MIG \", name: small}]}").to_string();
+    assert!(empty.contains("an empty pattern matches nothing"), "{empty}");
 }
 
 #[test]

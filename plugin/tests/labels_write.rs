@@ -222,6 +222,37 @@ async fn an_object_without_an_owner_is_told_of_and_not_with_every_write() {
 }
 
 #[tokio::test]
+async fn that_the_daemon_goes_on_whatever_oneshot_says_is_told_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gfd");
+    let once = |oneshot, gpus: usize| {
+        let mut config = config(Some(&file));
+        config.gfd.oneshot = oneshot;
+        config.gfd.sleep_interval = Some(Duration::from_secs(60 * gpus as u64));
+        config
+    };
+    for (oneshot, told) in [(false, 0), (true, 1)] {
+        let log = Log::default();
+        let _here = log.listen();
+        let access = Access::Kubeconfig(None);
+        let scene = Scene::start(Target::File, access, once(oneshot, 1));
+        for gpus in 1..=3 {
+            scene.config.send_replace(Arc::new(once(oneshot, gpus)));
+            scene
+                .inventory
+                .send_replace(inventory(u8::try_from(gpus).unwrap(), true));
+            let count = format!("gpu.count={gpus}\n");
+            eventually("the file", || {
+                std::fs::read_to_string(&file).is_ok_and(|text| text.contains(&count))
+            })
+            .await;
+        }
+        scene.end().await;
+        assert_eq!(log.of("oneshot has no effect"), told, "{oneshot}");
+    }
+}
+
+#[tokio::test]
 async fn a_node_feature_that_says_something_else_is_replaced_whole() {
     let stale = object(&json!({"nvidia.com/gpu.count": "8", "nvidia.com/mig-1g.5gb.count": "7"}));
     let server = Server::new(move |(method, _, body)| match method.as_str() {

@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use gantry_api::names;
-use gantry_extender::args::scheduler;
+use gantry_extender::args::{levels, scheduler};
 use gantry_extender::decide::{ForeignNodes, Options, Policy};
 use gantry_extender::index::{Index, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
@@ -169,10 +169,6 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("writing to standard output"),
     }
-}
-
-fn levels(text: &str) -> Result<Levels, String> {
-    Levels::parse(text).map_err(|error| error.to_string())
 }
 
 /// Where kubectl looks by itself.

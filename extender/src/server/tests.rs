@@ -115,6 +115,29 @@ async fn a_request_is_answered() {
 }
 
 #[tokio::test]
+async fn a_client_that_takes_no_open_metrics_gets_prometheus_text() {
+    let server = start(&cluster()).await;
+    for (accept, kind, whole) in [
+        (
+            "text/plain",
+            "# TYPE gantry_extender_grant_faults_total counter\n",
+            false,
+        ),
+        (
+            "application/openmetrics-text,text/plain",
+            "# TYPE gantry_extender_grant_faults counter\n",
+            true,
+        ),
+    ] {
+        let request = Request::get("/metrics").header("accept", accept);
+        let (status, page) = server.send(request, "").await;
+        assert_eq!(status, 200);
+        assert!(page.contains(kind), "{page}");
+        assert_eq!(page.ends_with("# EOF\n"), whole, "{page}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_wrong_with_a_request_is_said() {
     let server = start(&cluster()).await;
     let (status, text) = server.post("/filter", "{").await;

@@ -4,10 +4,12 @@
 mod classes;
 mod driver;
 mod entries;
+mod folders;
 mod gpus;
 mod hooks;
 mod host;
 mod kind;
+mod ldcache;
 mod names;
 mod spec;
 mod writer;

@@ -1,6 +1,8 @@
 //! A config file is one YAML document. What stands behind the first one is told, if it is anything: whoever wrote it expects it to
 //! count. Finds where documents begin; what is in them is read elsewhere.
 
+use gantry_api::ResourceName;
+
 use super::read::{self, MAX_BYTES};
 use super::{Fault, Layer, Loaded, Problem, Problems, Strictness};
 
@@ -10,11 +12,22 @@ use super::{Fault, Layer, Loaded, Problem, Problems, Strictness};
 /// # Errors
 /// Everything that is wrong with it.
 pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) -> Result<Loaded, Problems> {
+    load_naming(source, text, layers, strictness, None)
+}
+
+/// [`load`] where whole GPUs may be called `gpu_resource`, whatever the file says.
+pub(super) fn load_naming(
+    source: &str,
+    text: &str,
+    layers: &[Layer],
+    strictness: Strictness,
+    gpu_resource: Option<&ResourceName>,
+) -> Result<Loaded, Problems> {
     if text.len() > MAX_BYTES {
-        return read::load(source, text, layers, strictness);
+        return read::load(source, text, layers, strictness, gpu_resource);
     }
     let documents = Documents::of(text);
-    let loaded = read::load(source, documents.first, layers, strictness);
+    let loaded = read::load(source, documents.first, layers, strictness, gpu_resource);
     let Some(line) = documents.more else {
         return loaded;
     };

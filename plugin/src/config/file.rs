@@ -168,7 +168,7 @@ pub struct Resources {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Pattern {
-    /// Model or profile; * stands for anything.
+    /// Model, or profile as NVML, resources or labels spell it; * stands for anything.
     pub pattern: String,
     /// Resource name; nvidia.com/ is put in front where it is missing.
     pub name: Resource,
@@ -197,6 +197,7 @@ pub struct Shared {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fail_requests_greater_than_one: Option<bool>,
     /// What is shared; at least one entry.
+    #[schemars(length(min = 1))]
     pub resources: Vec<SharedResource>,
 }
 

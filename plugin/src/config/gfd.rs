@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How the labels are worked out and where they go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gfd {
-    /// Whether labels are worked out once only.
+    /// Whether labels are to be worked out once only; kept for the effective configuration, for the daemon goes on.
     pub oneshot: bool,
     /// Whether the label with the time is left out.
     pub no_timestamp: bool,

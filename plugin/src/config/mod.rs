@@ -32,8 +32,8 @@ pub use overrides::{GfdOverrides, Overrides};
 pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, Strictness};
 pub use schema::json_schema;
-pub(crate) use sharing::MOST_DEVICES;
 pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
+pub(crate) use sharing::{MOST_DEVICES, spelled};
 
 /// Everything that a config file or a flag of NVIDIA's plugin can say, and ours.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,8 +3,13 @@
 
 use gantry_api::{ResourceName, names};
 
+use super::problem::nearest;
+use super::sharing::spelled;
 use super::tree::Step;
 use super::{Config, MOST_DEVICES, MigStrategy, Replicated, ResourcePattern, SharedOf, TimeSlicing};
+
+/// How MIG devices are called that no pattern names.
+const MIG_RESOURCES: &str = "nvidia.com/mig-<profile>";
 
 /// A note for people, and the key that it is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,13 +19,15 @@ pub(super) struct Note {
 }
 
 /// Everything there is to tell about `config`, at most one note of a kind for each key.
-pub(super) fn notes(config: &Config) -> Vec<Note> {
+/// `gpu_resource` is what whole GPUs are called besides, whatever the file says.
+pub(super) fn notes(config: &Config, gpu_resource: Option<&ResourceName>) -> Vec<Note> {
     let mut notes = Vec::new();
     patterns(config, &mut notes);
     names_of_gpus(config, &mut notes);
     if let Some(sharing) = &config.time_slicing {
         for (index, entry) in sharing.resources.iter().enumerate() {
             absent_mig(config, index, entry, &mut notes);
+            absent_name(config, gpu_resource, index, entry, &mut notes);
             replicas(index, entry, &mut notes);
             rename(sharing, index, entry, &mut notes);
             devices(sharing, index, entry, &mut notes);
@@ -48,8 +55,8 @@ fn patterns(config: &Config, notes: &mut Vec<Note>) {
             notes.push(Note {
                 path: [key("resources"), key(section), Step::Index(index)].into(),
                 text: format!(
-                    "NVIDIA's plugin ignores this and serves {theirs}; here pods must ask for {}{left}",
-                    entry.name
+                    "NVIDIA's plugin ignores this and serves {theirs}; here pods must ask for {} to get devices that match {:?}{left}",
+                    entry.name, entry.pattern
                 ),
             });
         }
@@ -60,14 +67,9 @@ fn patterns(config: &Config, notes: &mut Vec<Note>) {
 fn nvidias(strategy: MigStrategy, is_mig: bool, entry: &ResourcePattern) -> Option<ResourceName> {
     match (is_mig, strategy) {
         (true, MigStrategy::None) => None,
-        (true, MigStrategy::Mixed) => Some(
-            format!(
-                "{}/mig-{}",
-                names::RESOURCE_DOMAIN,
-                entry.pattern.replace('+', ".")
-            )
-            .into(),
-        ),
+        (true, MigStrategy::Mixed) => {
+            Some(format!("{}/mig-{}", names::RESOURCE_DOMAIN, spelled(&entry.pattern)).into())
+        }
         (false, _) | (true, MigStrategy::Single) => Some(names::GPU_RESOURCE.into()),
     }
 }
@@ -135,6 +137,39 @@ fn absent_mig(config: &Config, index: usize, entry: &Replicated, notes: &mut Vec
             ),
         });
     }
+}
+
+/// A name that nothing gives to any device, on whatever node; NVIDIA's plugin says nothing.
+fn absent_name(
+    config: &Config,
+    gpu_resource: Option<&ResourceName>,
+    index: usize,
+    entry: &Replicated,
+    notes: &mut Vec<Note>,
+) {
+    let patterns = config.gpu_patterns.iter().chain(&config.mig_patterns);
+    let mut there: Vec<&str> = vec![names::GPU_RESOURCE];
+    for name in patterns.map(|entry| &entry.name).chain(gpu_resource) {
+        if !there.contains(&name.as_str()) {
+            there.push(name.as_str());
+        }
+    }
+    let name = entry.name.as_str();
+    if is_mig(config, &entry.name) || there.contains(&name) {
+        return;
+    }
+    // Who asks for the name after sharing means the one before.
+    let unshared = name.strip_suffix(".shared").unwrap_or(name);
+    let near = nearest(unshared, there.iter().copied());
+    let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
+    there.insert(1, MIG_RESOURCES);
+    notes.push(Note {
+        path: entry_key(index, "name").into(),
+        text: format!(
+            "no device is called {name} before it is shared, so that this entry has no effect; allowed: {}{near}",
+            there.join(", ")
+        ),
+    });
 }
 
 /// NVIDIA's plugin drops a `rename`, but for the one that `renameByDefault` would give.

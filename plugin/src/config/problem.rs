@@ -20,8 +20,10 @@ pub enum Fault {
     #[error("not well-formed: {0}")]
     Syntax(String),
     /// Nothing is called so.
-    #[error("there is no such key; {}", suggestion(nearest.as_deref(), allowed))]
+    #[error("there is no such key; {}{}", suggestion(nearest.as_deref(), allowed), elsewhere(belongs))]
     UnknownKey {
+        /// Where there is a key of this very name; empty where there is none.
+        belongs: Vec<String>,
         /// The key that was meant, if one is near.
         nearest: Option<String>,
         /// The keys there are in this place.
@@ -57,6 +59,15 @@ fn suggestion(nearest: Option<&str>, allowed: &[String]) -> String {
     match allowed {
         [] => "nothing is allowed here".to_owned(),
         allowed => format!("allowed: {}{near}", allowed.join(", ")),
+    }
+}
+
+/// Where a key belongs that stands in the wrong place.
+fn elsewhere(belongs: &[String]) -> String {
+    match belongs {
+        [] => String::new(),
+        [only] => format!("; it belongs at {only}"),
+        [first @ .., last] => format!("; it belongs at {} or {last}", first.join(", ")),
     }
 }
 

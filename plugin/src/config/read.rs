@@ -1,5 +1,6 @@
 //! From a config file's text, with flags and environment laid over it, to a `Config`: or every problem there is with it. No I/O.
 
+use gantry_api::ResourceName;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
@@ -43,7 +44,8 @@ pub struct Loaded {
     pub warnings: Vec<Problem>,
 }
 
-/// Reads `text`, YAML or JSON, called `source` in problems, and lays `layers` over it, the last one topmost.
+/// Reads `text`, YAML or JSON, called `source` in problems, and lays `layers` over it, the last one topmost. Notes are made knowing that
+/// whole GPUs may be called `gpu_resource`.
 ///
 /// # Errors
 /// Everything that is wrong with it.
@@ -52,6 +54,7 @@ pub(super) fn load(
     text: &str,
     layers: &[Layer],
     strictness: Strictness,
+    gpu_resource: Option<&ResourceName>,
 ) -> Result<Loaded, Problems> {
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
@@ -86,7 +89,7 @@ pub(super) fn load(
         tree = tree.without(&wrong.iter().map(|problem| problem.at.as_str()).collect());
         (file, _) = typed(tree.clone(), known);
     }
-    let (config, notes, contradictions) = resolve::resolve(file, &tree);
+    let (config, notes, contradictions) = resolve::resolve(file, &tree, gpu_resource);
     warnings.extend(notes);
     problems.extend(contradictions.into_iter().filter(|problem| {
         // A list may be empty only because what stands in it is wrong.
@@ -209,11 +212,15 @@ fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut V
                         true
                     }
                     None => {
+                        let belongs = schema::places(key);
+                        let neighbours = properties.keys().map(String::as_str);
                         unknown.push(Problem {
                             line: node.line,
                             at: node.at.clone(),
                             fault: Fault::UnknownKey {
-                                nearest: nearest(key, properties.keys().map(String::as_str)),
+                                // A key that there is elsewhere is no slip.
+                                nearest: nearest(key, neighbours).filter(|_| belongs.is_empty()),
+                                belongs,
                                 allowed: properties.keys().cloned().collect(),
                             },
                         });

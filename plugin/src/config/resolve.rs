@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_api::names;
+use gantry_api::{ResourceName, names};
 
 use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
 use super::notes::{Note, entry_key, key, notes};
+use super::sharing::spelled;
 use super::tree::{Node, Step};
 use super::value::{Resource, Strategies};
 use super::{Config, Fault, Gfd, Imex, Problem, Replicated, ResourcePattern, SharedOf, TimeSlicing};
@@ -15,15 +16,20 @@ const MAX_ANNOTATION: usize = 63;
 /// Length of what is put behind the prefix of the annotations that carry CDI names.
 const ANNOTATION: usize = "nvidia-device-plugin_00000000-0000-0000-0000-000000000000".len();
 
-/// The configuration, notes for people, and what cannot be served. `tree` tells where things stand.
-pub(super) fn resolve(file: File, tree: &Node) -> (Config, Vec<Problem>, Vec<Problem>) {
+/// The configuration, notes for people, and what cannot be served. `tree` tells where things stand, `gpu_resource` what whole GPUs are
+/// called besides.
+pub(super) fn resolve(
+    file: File,
+    tree: &Node,
+    gpu_resource: Option<&ResourceName>,
+) -> (Config, Vec<Problem>, Vec<Problem>) {
     let mut resolver = Resolver {
         tree,
         warnings: Vec::new(),
         problems: Vec::new(),
     };
     let config = resolver.config(file);
-    for Note { path, text } in notes(&config) {
+    for Note { path, text } in notes(&config, gpu_resource) {
         resolver.warn_at(&path, text);
     }
     (config, resolver.warnings, resolver.problems)
@@ -186,9 +192,14 @@ impl Resolver<'_> {
     }
 
     fn patterns(&mut self, section: &str, patterns: Vec<Pattern>) -> Vec<ResourcePattern> {
+        let plain = |entry: &Pattern| match section {
+            "mig" => spelled(&entry.pattern),
+            _ => entry.pattern.clone(),
+        };
         for (index, entry) in patterns.iter().enumerate() {
             let place = [key("resources"), key(section), Step::Index(index), key("pattern")];
-            if entry.pattern.is_empty() {
+            let own = plain(entry);
+            if own.is_empty() {
                 self.refuse_at(
                     &place,
                     Fault::Invalid("an empty pattern matches nothing; * matches everything".to_owned()),
@@ -196,7 +207,8 @@ impl Resolver<'_> {
             } else if let Some(before) = patterns
                 .iter()
                 .take(index)
-                .position(|other| other.pattern == entry.pattern || other.pattern == "*")
+                .map(plain)
+                .position(|other| other == own || other == "*")
             {
                 self.refuse_at(
                     &place,

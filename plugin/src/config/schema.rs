@@ -13,6 +13,9 @@ use super::tree::{Step, below};
 use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
 use super::{Selector, SharedOf, Strategy};
 
+/// The section that is read only to say that it is not served.
+const REFUSED: &str = "sharing.mps";
+
 /// The schema of a config file, for editors and pipelines.
 pub fn json_schema() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
@@ -33,6 +36,10 @@ pub fn json_schema() -> Value {
     }
     nullable(&mut schema, true);
     without_value(&mut schema, "");
+    if let Some(Value::Object(refused)) = schema.pointer_mut(&pointer(REFUSED)) {
+        // Its keys stay, for whoever reads it strictly is told of slips in them too.
+        refused.insert("not".to_owned(), json!({"type": "object"}));
+    }
     schema
 }
 
@@ -106,6 +113,29 @@ pub(super) fn items(schema: &Value) -> Option<&Value> {
     alternatives(schema).find_map(|schema| schema.get("items"))
 }
 
+/// Every place of the file with a key of this name, `[]` behind those of lists.
+pub(super) fn places(key: &str) -> Vec<String> {
+    let mut places = Vec::new();
+    collect(known(), "", key, &mut places);
+    places
+}
+
+fn collect(schema: &Value, at: &str, key: &str, places: &mut Vec<String>) {
+    for (name, schema) in properties(schema).into_iter().flatten() {
+        let at = below(at, name);
+        if at == REFUSED {
+            continue;
+        }
+        if name == key {
+            places.push(at.clone());
+        }
+        match items(schema) {
+            Some(items) => collect(items, &format!("{at}[]"), key, places),
+            None => collect(schema, &at, key, places),
+        }
+    }
+}
+
 /// The words allowed at `path` below `schema`; empty where something else than words is allowed too.
 pub(super) fn words(schema: &Value, path: &[Step]) -> Vec<String> {
     let Some((step, rest)) = path.split_first() else {
@@ -141,6 +171,11 @@ fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
     std::iter::once(schema).chain(any.into_iter().flatten())
 }
 
+/// A resource's name as [`Resource`] reads it: a DNS name, with or without the domain.
+const NAME: &str = r"^(nvidia\.com/)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$";
+/// An interval as [`SleepInterval`] reads it: a duration as Go writes it, nanoseconds alone, or none.
+const INTERVAL: &str = r"^(infinite|\+?[0-9]+|\+?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$";
+
 /// Implements `JsonSchema` for types whose form serde cannot tell.
 macro_rules! form {
     ($type:ty, $name:literal, $schema:expr) => {
@@ -163,7 +198,7 @@ macro_rules! form {
 form!(
     Resource,
     "Resource",
-    json_schema!({"type": "string", "maxLength": 63, "examples": ["nvidia.com/gpu"]})
+    json_schema!({"type": "string", "maxLength": 63, "pattern": NAME, "examples": ["nvidia.com/gpu"]})
 );
 form!(
     Replicas,
@@ -187,7 +222,7 @@ form!(
     SleepInterval,
     "SleepInterval",
     json_schema!({"anyOf": [
-        {"type": "string", "examples": ["60s", "infinite"]},
+        {"type": "string", "pattern": INTERVAL, "examples": ["60s", "infinite"]},
         {"type": "integer", "minimum": 0, "description": "Nanoseconds."},
     ]})
 );

@@ -218,7 +218,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["GFD_ONESHOT"],
         kind: Kind::Bool,
         default: "false",
-        help: "Whether labels are worked out once only",
+        help: "No effect: the daemon goes on labelling and says so in its log; gantry labels works labels out once, whatever this says",
         ..label("flags.gfd.oneshot")
     },
     Setting {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use gantry_api::ResourceName;
+use gantry_api::{ResourceName, names};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,10 +13,25 @@ pub(crate) const MOST_DEVICES: usize = 48 << 10;
 /// GPUs or MIG devices whose model or profile matches are advertised under a name of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourcePattern {
-    /// Model or profile; `*` stands for anything. The first pattern that matches the whole name counts.
+    /// Model, or profile as NVML, resources or labels spell it; `*` stands for anything. The first pattern that matches the whole name counts.
     pub pattern: String,
     /// The resource.
     pub name: ResourceName,
+}
+
+/// A MIG profile, or a pattern of some, as names of resources spell it: `1g.5gb.me` for NVML's `1g.5gb+me`, for `MIG 1g.5gb+me` as
+/// nvidia-smi prints it and for `nvidia.com/mig-1g.5gb.me`.
+pub(crate) fn spelled(profile: &str) -> String {
+    let name = profile
+        .strip_prefix(names::RESOURCE_DOMAIN)
+        .and_then(|name| name.strip_prefix('/'))
+        .unwrap_or(profile);
+    let is_marked = name.get(..3).is_some_and(|mark| mark.eq_ignore_ascii_case("mig"));
+    let bare = name.get(3..).filter(|_| is_marked);
+    let bare = bare
+        .and_then(|bare| bare.strip_prefix(['-', ' ']))
+        .unwrap_or(name);
+    bare.replace('+', ".")
 }
 
 /// Time slicing: several containers take turns on one device.

@@ -19,13 +19,15 @@
 //! A quarantine outlives the daemon: it is stored in `GpuNode.status` and adopted in the same boot.
 
 mod book;
+mod cause;
 mod checks;
 mod counts;
 mod fault;
 mod vitals;
 mod xid;
 
-pub use book::{Book, Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
+pub use book::Book;
+pub use cause::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
 pub use checks::{HealthChecks, XidList, XidListError};
 pub use counts::XidCounts;
 pub use fault::{Extent, Fault, Part};

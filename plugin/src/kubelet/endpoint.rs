@@ -20,6 +20,7 @@ use super::Kubelet;
 use super::attention::Attention;
 use super::directory::View;
 use super::register::{self, RegisterError};
+use super::rivalry::Rivalry;
 use super::service::DeviceList;
 use crate::recurring::Recurring;
 
@@ -74,10 +75,12 @@ impl Endpoint {
         let path = self.directory.join(self.socket_name());
         let mut servers: Vec<Serving> = Vec::new();
         let mut registered_with = 0;
+        let mut placed_for = 0;
         let mut unserved = Recurring::default();
-        let mut rivalled = Recurring::default();
+        let mut told = Recurring::default();
         let mut unread = Recurring::default();
         let mut attention = Attention::default();
+        let mut rivalry = Rivalry::default();
         loop {
             let view = *views.borrow_and_update();
             servers.retain(|server| !server.task.is_finished());
@@ -92,17 +95,21 @@ impl Endpoint {
             } else {
                 !own_socket
             };
-            if due {
-                // Gone is wiped, by kubelet or by a person; another one in its place is another program's.
-                if !servers.is_empty() && !own_socket && inode(&path).is_some() {
-                    self.kubelet.observed.rival(&self.resource);
-                    if rivalled.tells("replaced", Instant::now()) {
-                        warn!(
-                            resource = %self.resource, socket = %path.display(),
-                            "another program has put its socket in the place of this one's: is there a second device plugin on this node, such as NVIDIA's? kubelet asks the one that registered last"
-                        );
-                    }
+            // Gone is wiped, by kubelet or by a person; another one in its place is another program's.
+            let rivalled = !servers.is_empty() && !own_socket && inode(&path).is_some();
+            // For a new kubelet the first place is taken at once: before it came there was none to lose.
+            let lost = due && rivalled && placed_for == view.kubelet;
+            let take_back = lost.then(|| rivalry.lost(Instant::now()));
+            if rivalled {
+                self.kubelet.observed.rival(&self.resource);
+                if told.tells("replaced", Instant::now()) {
+                    warn!(
+                        resource = %self.resource, socket = %path.display(),
+                        "another program has put its socket in the place of this one's: is there a second device plugin on this node, such as NVIDIA's? kubelet asks the one that registered last; the place is taken back, ever more rarely if it goes on"
+                    );
                 }
+            }
+            if due && take_back.is_none_or(|at| at <= Instant::now()) {
                 if view.kubelet != registered_with && self.kubelet.socket.is_some() {
                     // The old kubelet is gone, and its connections with it. Where only our socket went, kubelet is alive and
                     // reads the old stream: ending that would mark the new registration's devices unhealthy.
@@ -114,6 +121,8 @@ impl Endpoint {
                         // No path leads to their sockets any more.
                         servers.iter().for_each(|server| server.retire.cancel());
                         servers.push(serving);
+                        rivalry.placed(lost, Instant::now());
+                        placed_for = view.kubelet;
                         unserved.over();
                     }
                     Err(error) => {
@@ -143,7 +152,8 @@ impl Endpoint {
                 continue;
             }
             let now = Instant::now();
-            if let Some(kubelet) = &self.kubelet.socket
+            if !lost
+                && let Some(kubelet) = &self.kubelet.socket
                 && attention.due().is_some_and(|due| due <= now)
             {
                 self.kubelet.observed.unread(&self.resource);
@@ -161,7 +171,8 @@ impl Endpoint {
                 }
                 continue;
             }
-            let due = attention.due().map(tokio::time::Instant::from_std);
+            // While another's socket is there, kubelet reads that one.
+            let due = take_back.or(attention.due()).map(tokio::time::Instant::from_std);
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 changed = views.changed() => if changed.is_err() { break },

@@ -6,6 +6,7 @@ mod directory;
 mod endpoint;
 mod podresources;
 mod register;
+mod rivalry;
 mod service;
 
 use std::collections::BTreeMap;

@@ -2,14 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use gantry_topology::{Host as Software, Machine};
+use gantry_topology::{Gpu, Host as Software};
 
 use super::host::{Host, PciClass};
-use super::{Facts, Set};
+use super::{Set, name};
 
 /// Machine type, and the host's driver where the GPUs are virtual.
 pub(super) fn machine_and_vgpu(set: &mut Set, host: &Host) {
-    set.nvidia("gpu.machine", host.machine_type.as_deref().unwrap_or("unknown"));
+    // Firmware may name it by signs that no label may have, or by a dash alone.
+    let said = host.machine_type.as_deref().unwrap_or_default();
+    let machine = match name::value(said) {
+        label if label.is_empty() => "unknown".to_owned(),
+        label => label,
+    };
+    set.nvidia("gpu.machine", machine);
     let Some(vgpu) = &host.vgpu else { return };
     set.nvidia("vgpu.present", true);
     if let Some(driver) = &vgpu.driver {
@@ -51,23 +57,21 @@ pub(super) fn versions(set: &mut Set, software: &Software) {
     }
 }
 
-/// What holds for all GPUs together.
-pub(super) fn gpus(set: &mut Set, facts: &Facts<'_>) {
-    let machine = &facts.inventory.machine;
-    let capable = machine.gpus().iter().any(|gpu| gpu.mig.is_some());
+/// What holds for all these GPUs together.
+pub(super) fn gpus(set: &mut Set, gpus: &[&Gpu], host: &Host) {
+    let capable = gpus.iter().any(|gpu| gpu.mig.is_some());
     set.nvidia("mig.capable", capable);
     // It selects the nodes of NVIDIA's MPS daemon, which this plugin does not serve.
     set.nvidia("mps.capable", false);
-    set.nvidia("gpu.mode", mode(machine, facts.host));
-    if let Some(clique) = clique(machine) {
+    set.nvidia("gpu.mode", mode(gpus, host));
+    if let Some(clique) = clique(gpus) {
         set.nvidia("gpu.clique", clique);
     }
 }
 
 /// What the GPUs drive, if it is the same for all.
-fn mode(machine: &Machine, host: &Host) -> &'static str {
-    let classes: BTreeSet<Option<PciClass>> = machine
-        .gpus()
+fn mode(gpus: &[&Gpu], host: &Host) -> &'static str {
+    let classes: BTreeSet<Option<PciClass>> = gpus
         .iter()
         .map(|gpu| host.classes.get(gpu.bus_id.as_ref()?).copied())
         .collect();
@@ -79,9 +83,8 @@ fn mode(machine: &Machine, host: &Host) -> &'static str {
 }
 
 /// The multi-node NVLink domain and clique that all GPUs in any agree on.
-fn clique(machine: &Machine) -> Option<String> {
-    let fabrics: BTreeSet<(&str, u32)> = machine
-        .gpus()
+fn clique(gpus: &[&Gpu]) -> Option<String> {
+    let fabrics: BTreeSet<(&str, u32)> = gpus
         .iter()
         .filter_map(|gpu| gpu.fabric.as_ref())
         .map(|fabric| (fabric.cluster_uuid.as_str(), fabric.clique))

@@ -19,8 +19,11 @@ mod topology;
 mod vgpu;
 pub mod write;
 
+use gantry_topology::Gpu;
+
 use crate::config::Config;
 use crate::inventory::Inventory;
+use crate::offer::leaves;
 
 pub use host::{Host, HostOptions, PciClass, Vgpu};
 pub use name::{LONGEST, LabelName, Labels, value, value_with};
@@ -46,21 +49,25 @@ pub struct Facts<'a> {
     pub timestamp: Option<i64>,
 }
 
-/// The labels of a node. Without GPUs: those of the host alone, as there.
+/// The labels of a node. Without GPUs that its lists let it serve: those of the host alone, as there of a node without GPUs.
 pub fn labels(facts: &Facts<'_>) -> Labels {
     let mut set = Set::default();
     if let Some(timestamp) = facts.timestamp {
         set.nvidia("gfd.timestamp", timestamp);
     }
     driver::machine_and_vgpu(&mut set, facts.host);
-    if facts.inventory.machine.gpus().is_empty() {
+    let machine = &facts.inventory.machine;
+    // A GPU that the lists exclude is as if it were not there: a pod that a label brings here gets none of it.
+    let gpus = machine.gpus().iter();
+    let gpus: Vec<&Gpu> = gpus.filter(|gpu| leaves(facts.config, gpu)).collect();
+    if gpus.is_empty() {
         return set.0;
     }
-    driver::versions(&mut set, facts.inventory.machine.host());
-    driver::gpus(&mut set, facts);
-    let products = products::all(&facts.inventory.machine);
+    driver::versions(&mut set, machine.host());
+    driver::gpus(&mut set, &gpus, facts.host);
+    let products = products::all(&gpus);
     resource::label(&mut set, facts, &products);
-    topology::label(&mut set, facts, &products);
+    topology::label(&mut set, facts, &gpus, &products);
     set.0
 }
 

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use gantry_topology::{Gpu, Machine};
+use gantry_topology::Gpu;
 
 use crate::inventory::Inventory;
 
@@ -36,11 +36,11 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Every product of the machine, the leading one first: those with a whole GPU before those without, then the one with most
+/// Every product among these GPUs, the leading one first: those with a whole GPU before those without, then the one with most
 /// GPUs, then the one of the lowest index.
-pub(super) fn all(machine: &Machine) -> Vec<Product<'_>> {
-    let mut products: Vec<Product<'_>> = Vec::new();
-    for gpu in machine.gpus().iter().filter(|gpu| !drives_a_screen(gpu)) {
+pub(super) fn all<'a>(gpus: &[&'a Gpu]) -> Vec<Product<'a>> {
+    let mut products: Vec<Product<'a>> = Vec::new();
+    for gpu in gpus.iter().copied().filter(|gpu| !drives_a_screen(gpu)) {
         let model = gpu.model.as_deref();
         let known = products.iter().position(|product| product.model == model);
         let position = known.unwrap_or_else(|| {

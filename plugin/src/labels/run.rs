@@ -89,6 +89,8 @@ struct State {
     failures: u32,
     /// The last failure, which is logged once.
     failure: String,
+    /// Whether it is told that labelling goes on, whatever `oneshot` says.
+    told_oneshot: bool,
     /// That the object has no owner, which every write finds anew.
     no_owner: Recurring,
 }
@@ -112,6 +114,12 @@ impl Labeller {
             let Some(settings) = Settings::of(self.target, &config.gfd) else {
                 return;
             };
+            if config.gfd.oneshot && !state.told_oneshot {
+                state.told_oneshot = true;
+                warn!(
+                    "oneshot has no effect: the daemon goes on labelling; gantry labels works labels out once"
+                );
+            }
             let mut interval = settings.interval;
             let round = self.round(&mut state, settings, &inventory, &config, since);
             tokio::select! {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::names::labels as key;
-use gantry_topology::{GpuSet, Machine, Rates};
+use gantry_topology::{Gpu, GpuSet, Machine, Rates};
 
 use super::products::Product;
 use super::{Facts, Set, value_with};
@@ -12,12 +12,10 @@ use super::{Facts, Set, value_with};
 /// Most products told of one by one, the leading ones.
 const MOST_PRODUCTS: usize = 8;
 
-pub(super) fn label(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
-    let machine = &facts.inventory.machine;
-    nvlink(set, machine);
-    fabric(set, machine);
-    let numa: BTreeSet<u32> = machine
-        .gpus()
+pub(super) fn label(set: &mut Set, facts: &Facts<'_>, gpus: &[&Gpu], products: &[Product<'_>]) {
+    nvlink(set, &facts.inventory.machine, gpus);
+    fabric(set, gpus);
+    let numa: BTreeSet<u32> = gpus
         .iter()
         .filter_map(|gpu| gpu.numa.as_ref()?.iter().next())
         .collect();
@@ -44,9 +42,9 @@ pub(super) fn label(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) 
     }
 }
 
-/// The NVLinks that are built in and up, whatever MIG makes of them.
-fn nvlink(set: &mut Set, machine: &Machine) {
-    let islands = islands(machine);
+/// The NVLinks among these GPUs that are built in and up, whatever MIG makes of them.
+fn nvlink(set: &mut Set, machine: &Machine, gpus: &[&Gpu]) {
+    let islands = islands(machine, gpus.iter().map(|gpu| usize::from(gpu.index)).collect());
     let joined = islands.iter().filter(|island| island.len() > 1).count();
     set.ours(key::NVLINK_ISLANDS, joined);
     let largest = islands.iter().fold(GpuSet::EMPTY, |largest, island| {
@@ -78,17 +76,17 @@ fn nvlink(set: &mut Set, machine: &Machine) {
     }
 }
 
-/// GPUs that reach one another over NVLinks, by their lowest GPU.
-fn islands(machine: &Machine) -> Vec<GpuSet> {
-    let gpus = machine.gpus().len();
-    let mut left = GpuSet::all(machine);
+/// Those of these GPUs that reach one another over NVLinks, by their lowest GPU.
+fn islands(machine: &Machine, gpus: GpuSet) -> Vec<GpuSet> {
+    let mut left = gpus;
     let mut islands = Vec::new();
     while let Some(first) = left.lowest() {
         let mut island: GpuSet = [first].into_iter().collect();
         let mut grown = true;
         while grown {
             let joined = |gpu: usize| island.iter().any(|of| machine.nvlinks_between(of, gpu) > 0);
-            let more: GpuSet = (0..gpus)
+            let more: GpuSet = gpus
+                .iter()
                 .filter(|gpu| !island.contains(*gpu) && joined(*gpu))
                 .collect();
             grown = !more.is_empty();
@@ -101,9 +99,9 @@ fn islands(machine: &Machine) -> Vec<GpuSet> {
 }
 
 /// The multi-node domain and clique with most GPUs; of equal ones, the first by name.
-fn fabric(set: &mut Set, machine: &Machine) {
+fn fabric(set: &mut Set, gpus: &[&Gpu]) {
     let mut members: BTreeMap<(&str, u32), usize> = BTreeMap::new();
-    for fabric in machine.gpus().iter().filter_map(|gpu| gpu.fabric.as_ref()) {
+    for fabric in gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()) {
         *members.entry((&fabric.cluster_uuid, fabric.clique)).or_default() += 1;
     }
     let most = members.values().copied().max();

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use gantry_client::exposition;
 use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -91,7 +92,7 @@ impl Connections {
     }
 }
 
-fn answer(request: &Request<Incoming>, observed: &Observed) -> Response<String> {
+fn answer<B>(request: &Request<B>, observed: &Observed) -> Response<String> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is served\n".to_owned());
     }
@@ -106,14 +107,12 @@ fn answer(request: &Request<Incoming>, observed: &Observed) -> Response<String> 
             standing(&readiness, readiness.is_settled())
         }
         "/metrics" => match observed.metrics().text() {
-            Ok(body) => {
-                let mut response = text(StatusCode::OK, body);
-                response.headers_mut().insert(
-                    header::CONTENT_TYPE,
-                    http::HeaderValue::from_static(
-                        "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                    ),
-                );
+            Ok(page) => {
+                let accept = request.headers().get(header::ACCEPT);
+                let (form, page) = exposition::page(page, accept.and_then(|accept| accept.to_str().ok()));
+                let mut response = text(StatusCode::OK, page);
+                let form = http::HeaderValue::from_static(form);
+                response.headers_mut().insert(header::CONTENT_TYPE, form);
                 response
             }
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
@@ -178,6 +177,30 @@ fn text(status: StatusCode, body: String) -> Response<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_that_takes_no_open_metrics_gets_prometheus_text() {
+        let observed = Observed::default();
+        let get = |accept: &str| {
+            let request = Request::get("/metrics").header(header::ACCEPT, accept).body(());
+            let response = answer(&request.unwrap(), &observed);
+            let form = response.headers()[header::CONTENT_TYPE]
+                .to_str()
+                .unwrap()
+                .to_owned();
+            (form, response.into_body())
+        };
+        let (form, page) = get("text/plain;version=0.0.4");
+        assert_eq!(form, "text/plain; version=0.0.4; charset=utf-8");
+        assert!(
+            page.contains("# TYPE gantry_plugin_deviations_total counter\n"),
+            "{page}"
+        );
+        assert!(!page.contains("# EOF"), "{page}");
+        let (form, page) = get("*/*");
+        assert!(form.starts_with("application/openmetrics-text;"), "{form}");
+        assert!(page.ends_with("# EOF\n"), "{page}");
+    }
 
     #[tokio::test]
     async fn of_too_many_connections_the_oldest_end() {

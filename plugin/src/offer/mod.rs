@@ -18,6 +18,7 @@ use crate::config::{Config, SharedDevices};
 use crate::inventory::{Device, Hardware, Inventory, LeftOut, State, Terms, Unit};
 
 pub use follow::follow;
+pub(crate) use selection::leaves;
 
 use naming::Naming;
 use selection::Selection;

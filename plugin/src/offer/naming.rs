@@ -7,7 +7,7 @@ use gantry_api::{ResourceName, names};
 use gantry_topology::Gpu;
 
 use super::pattern;
-use crate::config::{Config, MigStrategy, ResourcePattern};
+use crate::config::{Config, MigStrategy, ResourcePattern, spelled};
 use crate::inventory::Unit;
 
 /// How units are named on this node.
@@ -52,8 +52,10 @@ impl<'c> Naming<'c> {
         }
         for (position, entry) in config.mig_patterns.iter().enumerate() {
             let units = candidates.iter().flat_map(|(_, units)| units);
-            let mut slices = units.filter_map(|unit| unit.slice.as_ref());
-            if entry.pattern != "*" && !slices.any(|slice| pattern::matches(&entry.pattern, &slice.profile)) {
+            let slices = units.filter_map(|unit| unit.slice.as_ref());
+            let mut matching =
+                slices.filter(|slice| pattern::matches_profile(&entry.pattern, &slice.profile));
+            if spelled(&entry.pattern) != "*" && matching.next().is_none() {
                 problems.push(format!(
                     "resources.mig[{position}]: no MIG device here has profile {:?}, so that {} is not offered by it",
                     entry.pattern, entry.name
@@ -101,18 +103,19 @@ impl<'c> Naming<'c> {
             return self.whole(gpu);
         };
         let profile = slice.profile.as_str();
-        if let Some(name) = named(&self.config.mig_patterns, profile) {
+        if let Some(name) = named(&self.config.mig_patterns, profile, pattern::matches_profile) {
             return name;
         }
         match self.config.mig_strategy {
             MigStrategy::Single | MigStrategy::None => self.whole(gpu),
-            MigStrategy::Mixed => format!("{PREFIX}mig-{}", profile.replace('+', ".")).into(),
+            MigStrategy::Mixed => format!("{PREFIX}mig-{}", spelled(profile)).into(),
         }
     }
 
     /// The resource of a whole GPU, or of what stands for it.
     fn whole(&self, gpu: &Gpu) -> ResourceName {
-        named(&self.config.gpu_patterns, model(gpu)).unwrap_or_else(|| names::GPU_RESOURCE.into())
+        named(&self.config.gpu_patterns, model(gpu), pattern::matches)
+            .unwrap_or_else(|| names::GPU_RESOURCE.into())
     }
 }
 
@@ -157,10 +160,12 @@ fn profiles(units: &[&Unit]) -> String {
     profiles.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-fn named(patterns: &[ResourcePattern], text: &str) -> Option<ResourceName> {
-    let first = patterns
-        .iter()
-        .find(|entry| pattern::matches(&entry.pattern, text));
+fn named(
+    patterns: &[ResourcePattern],
+    text: &str,
+    matches: impl Fn(&str, &str) -> bool,
+) -> Option<ResourceName> {
+    let first = patterns.iter().find(|entry| matches(&entry.pattern, text));
     first.map(|entry| entry.name.clone())
 }
 

@@ -1,5 +1,7 @@
 //! Patterns of a configuration: `*` stands for anything, and the whole text must match.
 
+use crate::config::spelled;
+
 /// Whether `pattern` matches the whole of `text`.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
@@ -20,6 +22,11 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
         }
     }
     true
+}
+
+/// Whether `pattern` matches a MIG profile, however the two are spelled.
+pub(super) fn matches_profile(pattern: &str, profile: &str) -> bool {
+    matches(&spelled(pattern), &spelled(profile))
 }
 
 #[cfg(test)]

@@ -62,6 +62,25 @@ impl<'c> Selection<'c> {
     }
 }
 
+/// Whether the lists of a configuration leave something of a GPU to be served: the GPU, or one of its MIG devices. What else may keep
+/// it from being served, such as a strategy or a fault, is not asked.
+pub(crate) fn leaves(config: &Config, gpu: &Gpu) -> bool {
+    let named_in = |list: &[Selector]| list.iter().any(|selector| means_gpu(selector, gpu));
+    if named_in(&config.deny) {
+        return false;
+    }
+    let allowed = config.allow.is_empty() || named_in(&config.allow);
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let mut slices = instances.flat_map(|instance| &instance.compute).peekable();
+    if slices.peek().is_none() {
+        return allowed;
+    }
+    slices.any(|slice| {
+        let named_in = |list: &[Selector]| list.iter().any(|selector| is_uuid(selector, slice.uuid.as_str()));
+        !named_in(&config.deny) && (allowed || named_in(&config.allow))
+    })
+}
+
 fn means_gpu(selector: &Selector, gpu: &Gpu) -> bool {
     match selector {
         Selector::Index(index) => gpu.index == *index,
@@ -79,7 +98,11 @@ fn means_gpu(selector: &Selector, gpu: &Gpu) -> bool {
 }
 
 fn means_slice(selector: &Selector, unit: &Unit) -> bool {
-    matches!(selector, Selector::Uuid(uuid) if unit.slice.is_some() && unit.id.as_str().eq_ignore_ascii_case(uuid))
+    unit.slice.is_some() && is_uuid(selector, unit.id.as_str())
+}
+
+fn is_uuid(selector: &Selector, own: &str) -> bool {
+    matches!(selector, Selector::Uuid(uuid) if own.eq_ignore_ascii_case(uuid))
 }
 
 fn text(selector: &Selector) -> String {

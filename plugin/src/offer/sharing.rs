@@ -33,19 +33,22 @@ pub(super) fn devices(
             tell("this node has no such resource".to_owned());
             continue;
         }
-        let open = of_resource.iter().copied().filter(|unit| shared[*unit].is_none());
-        let meant: Vec<usize> = match &entry.devices {
-            SharedOf::All => open.collect(),
-            SharedOf::Count(count) => open.take(usize::from(*count)).collect(),
+        let here: Vec<usize> = match &entry.devices {
+            SharedOf::All | SharedOf::Count(_) => of_resource,
             SharedOf::Listed(list) => {
                 for device in list {
                     if !of_resource.iter().any(|unit| means(device, &units[*unit])) {
                         tell(format!("none of its devices here is {device}"));
                     }
                 }
-                open.filter(|unit| list.iter().any(|device| means(device, &units[*unit])))
-                    .collect()
+                let is_listed = |unit: &usize| list.iter().any(|device| means(device, &units[*unit]));
+                of_resource.into_iter().filter(is_listed).collect()
             }
+        };
+        let open = here.iter().copied().filter(|unit| shared[*unit].is_none());
+        let meant: Vec<usize> = match entry.devices {
+            SharedOf::All | SharedOf::Listed(_) => open.collect(),
+            SharedOf::Count(count) => open.take(usize::from(count)).collect(),
         };
         if let SharedOf::Count(count) = entry.devices
             && meant.len() < usize::from(count)
@@ -54,7 +57,7 @@ pub(super) fn devices(
                 "{count} devices are to be shared, {} are there",
                 meant.len()
             ));
-        } else if meant.is_empty() {
+        } else if meant.is_empty() && !here.is_empty() {
             tell("all devices it names are shared by an earlier entry".to_owned());
         }
         for unit in meant {

@@ -330,6 +330,65 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
 }
 
 #[test]
+fn a_pattern_names_profiles_as_nvml_and_resources_and_labels_spell_them() {
+    let profiles = [
+        "1g.5gb",
+        "1g.5gb+me",
+        "1g.24gb+gfx",
+        "1g.24gb+me.all",
+        "2g.48gb-me",
+    ];
+    // The devices that a pattern names, by their places.
+    let named = |pattern: &str| -> Vec<usize> {
+        let config = Config {
+            mig_patterns: vec![ResourcePattern {
+                pattern: pattern.to_owned(),
+                name: "nvidia.com/small".into(),
+            }],
+            ..with(MigStrategy::Mixed)
+        };
+        let told = problems(&[cut(&profiles)], &config);
+        let resources = offered(&[cut(&profiles)], &config);
+        let ids = resources.get("nvidia.com/small").cloned().unwrap_or_default();
+        assert_eq!(told.is_empty(), ids.len() == 1, "{pattern}: {told:?}");
+        let places = ids.iter().map(|id| id.strip_prefix("MIG-0").unwrap());
+        places.map(|place| place.parse().unwrap()).collect()
+    };
+    for (place, spellings) in [
+        &[
+            "1g.5gb",
+            "MIG 1g.5gb",
+            "mig-1g.5gb",
+            "MIG-1g.5gb",
+            "nvidia.com/mig-1g.5gb",
+        ][..],
+        &[
+            "1g.5gb+me",
+            "1g.5gb.me",
+            "MIG 1g.5gb+me",
+            "mig-1g.5gb.me",
+            "*5gb.me",
+        ],
+        &["1g.24gb+gfx", "1g.24gb.gfx", "*.gfx"],
+        &["1g.24gb+me.all", "1g.24gb.me.all", "MIG *me.all"],
+        &["2g.48gb-me", "MIG 2g.48gb-me", "mig-2g*"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for spelling in spellings {
+            assert_eq!(named(spelling), [place], "{spelling}");
+        }
+    }
+    assert_eq!(
+        named("1g.5gb-me"),
+        [0; 0],
+        "without media engines, which is another profile"
+    );
+    assert_eq!(named("MIG *"), [0, 1, 2, 3, 4]);
+}
+
+#[test]
 fn one_name_for_gpus_and_mig_devices_or_for_several_profiles_is_told() {
     let boards = [whole(), cut(&["1g.5gb", "1g.5gb", "2g.10gb"])];
     let named = |pattern: &str, name: &str| Config {
@@ -489,6 +548,28 @@ fn shared_resources_may_be_renamed_as_a_whole() {
             fail_requests_greater_than_one: true,
             slices: false
         }
+    );
+}
+
+#[test]
+fn an_entry_whose_devices_are_not_here_is_told_so_and_nothing_else() {
+    let listed = |gpus: &[u8]| SharedOf::Listed(gpus.iter().copied().map(DeviceRef::Gpu).collect());
+    let boards = [whole(), whole(), whole(), whole()];
+    let absent = share("nvidia.com/gpu", listed(&[7]), 4, None);
+    let told = |entry: usize| {
+        format!("sharing.timeSlicing.resources[{entry}] (nvidia.com/gpu): none of its devices here is 7")
+    };
+    assert_eq!(problems(&boards, &sharing(vec![absent.clone()])), [told(0)]);
+    let all = share("nvidia.com/gpu", SharedOf::All, 2, None);
+    assert_eq!(problems(&boards, &sharing(vec![all.clone(), absent])), [told(1)]);
+    // One that is here and taken, and one that is not: both are true.
+    let both = share("nvidia.com/gpu", listed(&[0, 7]), 4, None);
+    assert_eq!(
+        problems(&boards, &sharing(vec![all, both])),
+        [
+            told(1),
+            "sharing.timeSlicing.resources[1] (nvidia.com/gpu): all devices it names are shared by an earlier entry".to_owned()
+        ]
     );
 }
 

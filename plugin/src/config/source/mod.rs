@@ -19,7 +19,8 @@ use tracing::{error, info, warn};
 pub use choice::{Choice, ChoiceError, Fallback};
 use files::Pipes;
 
-use super::{Config, Layer, Loaded, Problems, ResourcePattern, Strictness, load};
+use super::documents::load_naming;
+use super::{Config, Layer, Loaded, Problems, ResourcePattern, Strictness};
 
 /// Everything that makes the configuration.
 #[derive(Clone)]
@@ -377,7 +378,13 @@ impl Source {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn read(&self, source: &str, text: &str) -> Result<Loaded, Problems> {
-        let mut loaded = load(source, text, &self.layers, self.strictness)?;
+        let mut loaded = load_naming(
+            source,
+            text,
+            &self.layers,
+            self.strictness,
+            self.gpu_resource.as_ref(),
+        )?;
         if let Some(name) = &self.gpu_resource {
             loaded.config.gpu_patterns.push(ResourcePattern {
                 pattern: "*".to_owned(),

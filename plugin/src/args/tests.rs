@@ -1,0 +1,245 @@
+use clap::Parser;
+
+use super::*;
+use crate::config::source::{Configs, Fallback};
+use crate::config::{Config, Strictness};
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn parse(words: &[&str]) -> Result<Args, clap::Error> {
+    Command::try_parse_from([&["plugin"], words].concat()).map(|command| command.args)
+}
+
+#[test]
+fn health_checks_are_on_but_for_those_named() {
+    let watched = |words: &[&str], xid| {
+        let args = parse(&[&["--node-name=a"], words].concat()).unwrap();
+        args.health_checks().watches(xid)
+    };
+    assert!(watched(&[], 79));
+    let but = ["--disable-health-checks=48,79"];
+    assert!(!watched(&but, 79) && watched(&but, 74));
+    let just = ["--disable-health-checks=all", "--enable-health-checks=79"];
+    assert!(watched(&just, 79) && !watched(&just, 74));
+    let error = parse(&["--node-name=a", "--disable-health-checks=ecc"]).unwrap_err();
+    assert!(
+        error.to_string().contains("\"ecc\" is no health check"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_address_to_listen_on_may_be_a_port_or_this_host() {
+    let listen = |text: &str| {
+        let args = parse(&["--no-cluster", &format!("--listen={text}")])?;
+        Ok::<_, clap::Error>(args.listen)
+    };
+    let all = listen(":9410").unwrap();
+    assert!(all.ip().is_unspecified() && all.port() == 9410, "{all}");
+    assert_eq!(listen("localhost:9410").unwrap(), ([127, 0, 0, 1], 9410).into());
+    assert_eq!(listen("[::1]:9410").unwrap().to_string(), "[::1]:9410");
+    for wrong in ["9410", "node-1:9410", ":99999", ":"] {
+        let error = listen(wrong).unwrap_err().to_string();
+        assert!(
+            error.contains("ADDRESS:PORT") && error.contains("such as"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn sockets_lie_where_kubelet_looks_or_where_they_are_told_to() {
+    let places = |words: &[&str]| {
+        let args = parse(&[&["--node-name=a"], words].concat()).unwrap();
+        (args.device_plugin_dir.clone(), args.kubelet_socket())
+    };
+    let folder = PathBuf::from("/var/lib/kubelet/device-plugins");
+    assert_eq!(places(&[]), (folder.clone(), Some(folder.join("kubelet.sock"))));
+    let moved = PathBuf::from("/opt/kubelet/plugins");
+    let told = places(&["--device-plugin-dir=/opt/kubelet/plugins"]);
+    assert_eq!(told, (moved.clone(), Some(moved.join("kubelet.sock"))));
+}
+
+#[test]
+fn nvidias_flags_stand_beside_ours() {
+    let args = parse(&[
+        "--no-cluster",
+        "--mig-strategy",
+        "mixed",
+        "--fail-on-init-error=false",
+        "--pass-device-specs",
+        "--device-list-strategy=envvar,cdi-cri",
+        "--dev-root=/host",
+        "--kubelet-socket=",
+        "--no-timestamp",
+        "-o",
+        "/labels",
+    ])
+    .unwrap();
+    let config = args.config_now().unwrap().config;
+    assert!(config.pass_device_specs && !config.fail_on_init_error && config.gfd.no_timestamp);
+    assert_eq!(config.device_list_strategy.len(), 2);
+    assert_eq!(config.dev_root.to_str(), Some("/host"));
+    assert_eq!(
+        args.dev_root.to_str(),
+        Some("/dev"),
+        "where this process reads it"
+    );
+    assert_eq!(args.kubelet_socket(), None);
+}
+
+#[test]
+fn without_flags_kubelets_socket_is_in_its_directory_and_nothing_asks_the_cluster_for_a_config() {
+    let args = parse(&["--no-cluster", "--device-plugin-dir=/plugins"]).unwrap();
+    assert_eq!(args.kubelet_socket(), Some("/plugins/kubelet.sock".into()));
+    assert_eq!(args.config_now().unwrap().config, Config::default());
+    assert_eq!(args.config.configs(), None);
+}
+
+#[test]
+fn an_unknown_word_is_refused_with_the_nearest() {
+    let error = parse(&["--no-cluster", "--device-list-strategy=cdi-cir"]).unwrap_err();
+    assert!(error.to_string().contains("did you mean \"cdi-cri\"?"), "{error}");
+    let error = parse(&["--no-cluster", "--resource-name=amd.com/gpu"]).unwrap_err();
+    assert!(error.to_string().contains("nvidia.com"), "{error}");
+}
+
+#[test]
+fn the_name_of_whole_gpus_comes_after_the_patterns() {
+    let args = parse(&["--no-cluster", "--resource-name=accelerator"]).unwrap();
+    let patterns = args.config_now().unwrap().config.gpu_patterns;
+    assert_eq!(patterns[0].pattern, "*");
+    assert_eq!(patterns[0].name.as_str(), "nvidia.com/accelerator");
+}
+
+#[test]
+fn the_name_of_whole_gpus_may_be_shared() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    let text = "sharing: {timeSlicing: {resources: [{name: accelerator, replicas: 2}]}}";
+    std::fs::write(&file, text).unwrap();
+    let file = format!("--config-file={}", file.display());
+    let warnings = |more: &[&str]| {
+        let args = parse(&[&["--no-cluster", &file], more].concat()).unwrap();
+        args.config_now().unwrap().warnings.len()
+    };
+    assert_eq!(warnings(&[]), 1);
+    assert_eq!(warnings(&["--resource-name=accelerator"]), 0);
+}
+
+#[test]
+fn leniency_is_switched_as_every_other_boolean() {
+    let strictness = |flag: &str| {
+        let args = parse(&["--no-cluster", flag]).unwrap();
+        args.config.leniency.strictness()
+    };
+    for flag in ["--lenient-config", "--lenient-config=1", "--lenient-config=True"] {
+        assert_eq!(strictness(flag), Strictness::Lenient, "{flag}");
+    }
+    assert_eq!(strictness("--lenient-config="), Strictness::Strict);
+    assert!(parse(&["--no-cluster", "--lenient-config=yes"]).is_err());
+}
+
+#[test]
+fn flags_of_nvidias_config_manager_go_by_their_own_names_too() {
+    let ours = ["--config-dir=/configs", "--config-label=example.com/gpu"];
+    let nvidias = ["--config-file-srcdir=/configs", "--node-label=example.com/gpu"];
+    for [folder, label] in [ours, nvidias] {
+        let args = parse(&["--node-name=a", folder, label]).unwrap();
+        assert_eq!(args.config.configs(), Some(Configs::Folder("/configs".into())));
+        assert_eq!(args.config.config_label, "example.com/gpu");
+    }
+}
+
+#[test]
+fn bounds_on_requests_are_taken_as_numbers_and_for_nothing_else() {
+    let args = parse(&["--no-cluster", "--kube-api-qps=0.5", "--kube-api-burst", "10"]).unwrap();
+    assert_eq!(
+        args.api_rate,
+        ApiRate {
+            kube_api_qps: Some(0.5),
+            kube_api_burst: Some(10)
+        }
+    );
+    for wrong in ["--kube-api-qps=few", "--kube-api-burst=1.5"] {
+        let error = parse(&["--no-cluster", wrong]).unwrap_err().to_string();
+        assert!(error.contains("invalid value"), "{error}");
+    }
+}
+
+#[test]
+fn a_config_map_is_named_with_its_namespace() {
+    let args = parse(&[
+        "--node-name=a",
+        "--config-map=gpu/configs",
+        "--fallback-strategies=single, empty",
+    ])
+    .unwrap();
+    assert_eq!(
+        args.config.configs(),
+        Some(Configs::ConfigMap {
+            namespace: "gpu".into(),
+            name: "configs".into()
+        })
+    );
+    assert_eq!(
+        args.config.choice().fallbacks,
+        [Fallback::Single, Fallback::Empty]
+    );
+    for wrong in [
+        "--config-map=configs",
+        "--config-map=/x",
+        "--fallback-strategies=first",
+    ] {
+        assert!(parse(&["--node-name=a", wrong]).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn a_file_that_a_flag_names_goes_over_configurations_that_a_variable_names() {
+    use clap::{CommandFactory, FromArgMatches};
+
+    // A variable that cargo sets for every test.
+    let by_variable = |ids: &[&'static str], words: &[&str]| {
+        let command = ids.iter().fold(Command::command(), |command, id| {
+            command.mut_arg(id, |argument| argument.env("CARGO_MANIFEST_DIR"))
+        });
+        let line = [&["plugin", "--node-name=a"], words].concat();
+        let matches = command.try_get_matches_from(line).unwrap();
+        Command::from_arg_matches(&matches).unwrap().args.config
+    };
+    let here = env!("CARGO_MANIFEST_DIR");
+    let folder = Some(Configs::Folder(here.into()));
+
+    let flag = by_variable(&["config_dir"], &["--config-file=deny.yaml"]);
+    assert_eq!((flag.configs(), flag.unread()), (None, None));
+    assert_eq!(flag.file(), Some("deny.yaml".into()));
+    let empty = by_variable(&["config_dir"], &["--config-file="]);
+    assert_eq!((empty.configs(), empty.unread()), (folder.clone(), None));
+
+    let other = by_variable(&["config_file"], &["--config-map=gpu/configs"]);
+    assert!(other.configs().is_some() && other.unread().is_none());
+
+    let variables = by_variable(&["config_file", "config_dir"], &[]);
+    assert_eq!(variables.configs(), folder);
+    assert_eq!(
+        variables.unread(),
+        Some(format!(
+            "CONFIG_FILE is not read: the node's label chooses from the folder {here}"
+        ))
+    );
+    let flags = by_variable(&[], &["--config-file=x", "--config-map=gpu/configs"]);
+    assert_eq!(
+        flags.unread().as_deref(),
+        Some("--config-file is not read: the node's label chooses from the ConfigMap gpu/configs")
+    );
+}
+
+#[test]
+fn no_cluster_needs_no_node_name() {
+    assert!(parse(&["--no-cluster"]).is_ok());
+}

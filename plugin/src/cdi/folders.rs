@@ -1,0 +1,236 @@
+//! In which folders of the host the driver's libraries are: below the driver's root as this process sees it, where NVIDIA's container
+//! toolkit looks too. Reads the dynamic loader's cache where it comes to that, and no other file.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::driver::{names, resolve};
+use super::ldcache;
+
+/// Where distributions keep libraries: looked through, all of them.
+const USUAL: [&str; 10] = [
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "lib/x86_64-linux-gnu/nvidia/current",
+    "lib/aarch64-linux-gnu/nvidia/current",
+];
+/// Where the driver is on some systems: the root itself, Arch, Talos, Bottlerocket, Google's Container-Optimized OS. The first one that
+/// has it counts, and only where the usual ones do not: next to `/usr/lib64`, `/usr/lib` holds libraries of 32 bits.
+const RARE: [&str; 7] = [
+    "",
+    "usr/lib",
+    "glibc/lib",
+    "usr/local/glibc/usr/lib",
+    "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib",
+    "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib",
+    "home/kubernetes/bin/nvidia/lib64",
+];
+/// Asked last: it knows folders that somebody has configured.
+const CACHE: &str = "etc/ld.so.cache";
+/// Longest cache that is read. One of a workstation has a few hundred KiB.
+const MAX_BYTES: u64 = 8 << 20;
+/// What the CUDA driver library's names begin with.
+const CUDA: &str = "libcuda.so.";
+
+/// Every path that may be looked at, below the root.
+pub(super) fn looked_for() -> impl Iterator<Item = &'static str> {
+    USUAL.into_iter().chain(RARE).chain([CACHE])
+}
+
+/// The folders to look through for libraries, each once under its real path, and the version of the driver: the one that is asked for,
+/// else that of the first folder that has the driver.
+pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<String>) {
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for folder in USUAL.iter().filter_map(|folder| resolve(root, Path::new(folder))) {
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    let of_driver = |folder: &PathBuf| match version {
+        Some(version) => resolve(root, &folder.join(format!("{CUDA}{version}"))).map(|_| version.to_owned()),
+        None => version_of(root, folder),
+    };
+    if let Some(version) = folders.iter().find_map(of_driver) {
+        return (folders, Some(version));
+    }
+    let rare = RARE.iter().filter_map(|folder| resolve(root, Path::new(folder)));
+    // Both are looked at no further than it takes.
+    let others = rare.chain(std::iter::once_with(|| cached(root)).flatten());
+    for folder in others {
+        if let Some(version) = of_driver(&folder) {
+            folders.push(folder);
+            return (folders, Some(version));
+        }
+    }
+    (folders, version.map(str::to_owned))
+}
+
+/// The folders in which the loader's cache has the CUDA driver library.
+fn cached(root: &Path) -> Vec<PathBuf> {
+    let bytes = resolve(root, Path::new(CACHE)).and_then(|path| read(&root.join(path)));
+    let paths = bytes.as_deref().and_then(|bytes| ldcache::paths(bytes, CUDA));
+    let folders = paths.into_iter().flatten().filter_map(Path::parent);
+    folders.filter_map(|folder| resolve(root, folder)).collect()
+}
+
+/// A file that is no pipe or device, and not longer than a cache is.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let metadata = fs::metadata(path).ok()?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).ok()?;
+    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The version in the name of the CUDA driver library.
+fn version_of(root: &Path, folder: &Path) -> Option<String> {
+    let names = names(root, folder);
+    let mut versions = names
+        .iter()
+        .filter_map(|name| name.strip_prefix(CUDA))
+        .filter(|version| {
+            version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
+        });
+    let version = versions.next()?;
+    // Two at once are a driver half replaced: neither is known to be the one that runs.
+    versions.next().is_none().then(|| version.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::super::driver::Driver;
+    use super::super::driver::tests::{paths, root};
+    use super::super::ldcache::tests::cache;
+
+    /// The driver below a root with these files and links, and with this cache.
+    fn find(files: &[&str], cached: &[&str], version: Option<&str>) -> Driver {
+        let root = root(files);
+        if !cached.is_empty() {
+            let entries = cached.iter().map(|path| (0x0303, *path));
+            fs::create_dir_all(root.path().join("etc")).unwrap();
+            fs::write(
+                root.path().join("etc/ld.so.cache"),
+                cache(&entries.collect::<Vec<_>>()),
+            )
+            .unwrap();
+        }
+        Driver::find(root.path(), version, false)
+    }
+
+    #[test]
+    fn libraries_are_found_wherever_nvidias_container_toolkit_looks() {
+        for folder in [
+            "",
+            "lib/x86_64-linux-gnu/nvidia/current/",
+            "lib/aarch64-linux-gnu/nvidia/current/",
+            "usr/lib/",
+            "glibc/lib/",
+            "usr/local/glibc/usr/lib/",
+            "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/",
+            "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/",
+            "home/kubernetes/bin/nvidia/lib64/",
+        ] {
+            let cuda = format!("{folder}libcuda.so.570.86.15");
+            let vdpau = format!("{folder}vdpau/libvdpau_nvidia.so.570.86.15");
+            let link = format!("{folder}libcuda.so.1 -> libcuda.so.570.86.15");
+            for version in [None, Some("570.86.15")] {
+                let driver = find(&[&cuda, &vdpau, &link], &[], version);
+                assert_eq!(driver.version.as_deref(), Some("570.86.15"), "{folder}");
+                assert_eq!(paths(&driver), [cuda.as_str(), vdpau.as_str()], "{folder}");
+                assert_eq!(driver.libraries[0].links, ["libcuda.so.1"], "{folder}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rare_folder_counts_only_where_the_usual_ones_have_no_driver() {
+        // Where /usr/lib64 is, /usr/lib has libraries of 32 bits.
+        let files = [
+            "usr/lib64/libcuda.so.1.2",
+            "usr/lib/libcuda.so.1.2",
+            "libcuda.so.1.2",
+        ];
+        for version in [None, Some("1.2")] {
+            assert_eq!(paths(&find(&files, &[], version)), ["usr/lib64/libcuda.so.1.2"]);
+        }
+        let files = [
+            "usr/lib64/libcuda.so.1.1",
+            "glibc/lib/libcuda.so.1.2",
+            "home/kubernetes/bin/nvidia/lib64/libcuda.so.1.2",
+        ];
+        assert_eq!(
+            paths(&find(&files, &[], Some("1.2"))),
+            ["glibc/lib/libcuda.so.1.2"],
+            "the first of them"
+        );
+    }
+
+    #[test]
+    fn a_folder_that_only_the_loaders_cache_knows_is_looked_through() {
+        let files = [
+            "opt/nvidia/lib/libcuda.so.1.2",
+            "opt/nvidia/lib/libcuda.so.1 -> libcuda.so.1.2",
+            "opt/nvidia/lib/libnvidia-ml.so.1.2",
+            "opt/other/libnvidia-ml.so.1.2",
+            "link -> /opt/nvidia",
+        ];
+        let cached = [
+            "/link/lib/libcuda.so.1",
+            "/opt/other/libnvidia-ml.so.1",
+            "/nowhere/libcuda.so.1",
+        ];
+        for version in [None, Some("1.2")] {
+            assert_eq!(
+                paths(&find(&files, &cached, version)),
+                [
+                    "opt/nvidia/lib/libcuda.so.1.2",
+                    "opt/nvidia/lib/libnvidia-ml.so.1.2"
+                ]
+            );
+        }
+        let usual = [&files[..], &["usr/lib64/libcuda.so.1.2"]].concat();
+        assert_eq!(
+            paths(&find(&usual, &cached, Some("1.2"))),
+            ["usr/lib64/libcuda.so.1.2"],
+            "asked only where the driver is nowhere else"
+        );
+        let other = [&files[..], &["usr/lib64/libcuda.so.1.1"]].concat();
+        assert_eq!(
+            find(&other, &cached, Some("1.2")).libraries.len(),
+            2,
+            "another driver's is left over there"
+        );
+    }
+
+    #[test]
+    fn a_cache_leads_nowhere_out_of_the_root() {
+        let root = root(&["usr/lib64/libc.so.6"]);
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("libcuda.so.1.2"), "").unwrap();
+        let path = format!(
+            "/../../../../../../../..{}/libcuda.so.1",
+            outside.path().display()
+        );
+        fs::create_dir_all(root.path().join("etc")).unwrap();
+        fs::write(root.path().join("etc/ld.so.cache"), cache(&[(0x0303, &path)])).unwrap();
+        assert!(Driver::find(root.path(), Some("1.2"), false).libraries.is_empty());
+        assert!(
+            Driver::find(Path::new("/nowhere"), Some("1.2"), false)
+                .libraries
+                .is_empty()
+        );
+    }
+}

@@ -1,0 +1,169 @@
+use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
+
+use super::*;
+use crate::observe::{Configuration, Standing};
+
+/// A machine of `GPU-0` and `GPU-1`.
+fn two_gpus() -> Arc<Machine> {
+    let gpus: Vec<Gpu> = (0..2)
+        .map(|index| Gpu {
+            index,
+            uuid: Some(format!("GPU-{index}").parse().unwrap()),
+            ..Gpu::default()
+        })
+        .collect();
+    let machine = Machine::new(MachineParts {
+        paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
+        gpus,
+        ..MachineParts::default()
+    });
+    Arc::new(machine.unwrap())
+}
+
+fn readiness(devices: Option<&str>) -> Readiness {
+    Readiness {
+        devices: devices.map(str::to_owned),
+        registered: [("nvidia.com/gpu".into(), Standing::Accepted)].into(),
+        cluster: Some(true),
+        pod_resources: Some(true),
+        config: Configuration::InEffect,
+        ..Readiness::default()
+    }
+}
+
+#[test]
+fn a_condition_is_never_longer_than_a_person_reads() {
+    let inventory = Inventory {
+        problems: (0..10_000)
+            .map(|at| format!("devices.deny[{at}] means nothing"))
+            .collect(),
+        ..Inventory::ready(crate::inventory::Hardware::starting().machine, Vec::new())
+    };
+    let condition = ready(&inventory, &readiness(None), true, None, Timestamp::UNIX_EPOCH);
+    assert!(
+        condition.message.len() < 5000,
+        "{} bytes",
+        condition.message.len()
+    );
+    assert!(condition.message.ends_with(" ..."));
+}
+
+#[test]
+fn a_condition_that_stays_keeps_its_time() {
+    let (early, late) = (
+        Timestamp::from_second(1).unwrap(),
+        Timestamp::from_second(2).unwrap(),
+    );
+    let first = GpuNodeStatus {
+        conditions: vec![ready(&Inventory::starting(), &readiness(None), true, None, early)],
+        ..GpuNodeStatus::default()
+    };
+    let second = ready(&Inventory::starting(), &readiness(None), true, Some(&first), late);
+    assert_eq!(second.last_transition_time.0, early);
+    let third = ready(
+        &Inventory::starting(),
+        &readiness(Some("no library")),
+        true,
+        Some(&first),
+        late,
+    );
+    assert_eq!(
+        (third.last_transition_time.0, third.reason.as_str()),
+        (late, "NoDevices")
+    );
+    assert_eq!(third.message, "no library");
+}
+
+#[test]
+fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_holds() {
+    use crate::config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
+    use crate::inventory::Hardware;
+    use crate::offer::offer;
+
+    let hardware = Hardware::of(two_gpus());
+    let shared = |replicas| Config {
+        time_slicing: Some(TimeSlicing {
+            rename_by_default: true,
+            fail_requests_greater_than_one: false,
+            resources: vec![Replicated {
+                name: "nvidia.com/gpu".into(),
+                rename: None,
+                devices: SharedOf::All,
+                replicas,
+            }],
+        }),
+        ..Config::default()
+    };
+    let denied = Config {
+        deny: vec![Selector::Index(1)],
+        ..Config::default()
+    };
+    // What was given out as `id`, counted while it is offered by `config`: devices, GPUs.
+    let counted = |id: &str, config: &Config| {
+        let inventory = offer(&hardware, config);
+        let holder = Holder {
+            namespace: "ml".to_owned(),
+            pod: "notebook-0".to_owned(),
+            uid: None,
+            resource: "nvidia.com/of-then".into(),
+            devices: vec![id.into()],
+            provenance: Provenance::PodResources,
+            state: HolderState::Live,
+        };
+        let holders = [holder];
+        let devices = held(&inventory, &holders);
+        let ids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
+        let resources = resources(&inventory, &devices);
+        let gpus = summary(&inventory, &holders, &resources).held;
+        (ids.join(" "), gpus)
+    };
+    let (whole, two) = (Config::default(), shared(2));
+    assert_eq!(counted("GPU-1", &whole), ("GPU-1".to_owned(), 1));
+    assert_eq!(counted("GPU-1", &two), ("GPU-1::0 GPU-1::1".to_owned(), 1));
+    assert_eq!(counted("GPU-1::0", &two), ("GPU-1::0".to_owned(), 1));
+    assert_eq!(counted("GPU-1::5", &two), ("GPU-1::1".to_owned(), 1));
+    assert_eq!(counted("GPU-1::5", &whole), ("GPU-1".to_owned(), 1));
+    assert_eq!(counted("GPU-1", &denied), (String::new(), 1));
+    assert_eq!(counted("eth1", &whole), (String::new(), 0));
+}
+
+#[test]
+fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
+    use crate::health::{Cause, Extent, Trouble};
+    use crate::inventory::Device;
+
+    let device = |gpu: u8, replica: u16| Device {
+        id: format!("GPU-{gpu}::{replica}").into(),
+        resource: "nvidia.com/gpu".into(),
+        gpu,
+        nvml_index: Some(gpu),
+        uuid: format!("GPU-{gpu}"),
+        health: DeviceHealth {
+            healthy: true,
+            reason: None,
+        },
+        minor: None,
+        numa: None,
+        slice: None,
+        replica: Some(replica),
+    };
+    let devices = vec![device(0, 0), device(0, 1), device(1, 0), device(1, 1)];
+    let inventory = Inventory::ready(two_gpus(), devices);
+    let diagnosis = Diagnosis {
+        troubles: vec![Trouble {
+            gpu: "GPU-1".parse().unwrap(),
+            extent: Extent::Gpu,
+            cause: Cause::Lost,
+            reason: "GPU lost".to_owned(),
+        }],
+        ..Diagnosis::default()
+    };
+    let judged = with_troubles(&inventory, &diagnosis);
+    let healthy: Vec<bool> = judged
+        .devices
+        .iter()
+        .map(|device| device.health.healthy)
+        .collect();
+    assert_eq!(healthy, [true, true, false, false]);
+    assert_eq!(judged.devices[3].health.reason.as_deref(), Some("GPU lost"));
+}

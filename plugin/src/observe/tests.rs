@@ -1,0 +1,164 @@
+use gantry_api::names;
+use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+
+use super::*;
+use crate::config::{Config, Selector};
+use crate::inventory::Hardware;
+use crate::offer::offer;
+
+#[test]
+fn a_node_with_nothing_to_serve_is_settled_and_not_ready() {
+    let starting = Readiness::default();
+    assert!(!starting.is_settled(), "nothing is served yet");
+    let nothing = Readiness {
+        devices: Some("none of the 8 GPUs is served".into()),
+        ..Readiness::default()
+    };
+    assert!(nothing.is_settled() && !nothing.missing().is_empty());
+    // A configuration that never comes is what an update may have brought.
+    let awaited = Readiness {
+        config: Configuration::Awaited(Some("there is no ConfigMap configs".into())),
+        ..nothing
+    };
+    assert!(!awaited.is_settled());
+    let refused = Readiness {
+        registered: [(names::GPU_RESOURCE.into(), Standing::Unregistered)].into(),
+        ..Readiness::default()
+    };
+    assert!(!refused.is_settled(), "kubelet may accept another process");
+}
+
+#[test]
+fn where_all_gpus_are_left_out_it_is_said_why() {
+    let missing = |gpus: u8, config: &Config| {
+        let gpu = |index| Gpu {
+            index,
+            uuid: format!("GPU-{index}").parse().ok(),
+            ..Gpu::default()
+        };
+        let parts = MachineParts {
+            gpus: (0..gpus).map(gpu).collect(),
+            paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
+            ..MachineParts::default()
+        };
+        let hardware = Hardware::of(Arc::new(Machine::new(parts).unwrap()));
+        let observed = Observed::default();
+        observed.inventory(&offer(&hardware, config));
+        observed.readiness().missing().remove(0)
+    };
+    let none = Config {
+        allow: vec![Selector::Index(9)],
+        ..Config::default()
+    };
+    assert_eq!(
+        missing(4, &none),
+        "no devices: none of the 4 GPUs is served: devices.allow does not name it"
+    );
+    assert_eq!(
+        missing(1, &none),
+        "no devices: the GPU of this node is not served: devices.allow does not name it"
+    );
+    assert_eq!(missing(0, &none), "no devices: this node has no GPU");
+    assert_eq!(missing(4, &Config::default()), "no resource is served yet");
+}
+
+#[test]
+fn ready_means_devices_found_and_accepted_by_kubelet() {
+    let mut readiness = Readiness {
+        devices: Some("libnvidia-ml.so.1 is missing".into()),
+        ..Readiness::default()
+    };
+    assert_eq!(readiness.missing(), ["no devices: libnvidia-ml.so.1 is missing"]);
+    readiness.devices = None;
+    assert_eq!(readiness.missing(), ["no resource is served yet"]);
+    readiness
+        .registered
+        .insert("nvidia.com/gpu".into(), Standing::Unregistered);
+    assert_eq!(
+        readiness.missing(),
+        ["nvidia.com/gpu is not registered with kubelet"]
+    );
+    readiness
+        .registered
+        .insert("nvidia.com/gpu".into(), Standing::Accepted);
+    assert!(readiness.missing().is_empty());
+}
+
+#[test]
+fn a_wrong_configuration_degrades_and_one_that_never_came_is_missing() {
+    let report = |loads, problem: Option<&str>| Report {
+        loads,
+        problem: problem.map(Arc::from),
+        ..Report::default()
+    };
+    let observed = Observed::default();
+    observed.registered(&"nvidia.com/gpu".into());
+    let stands = |report: &Report| {
+        observed.config(report);
+        let readiness = observed.readiness();
+        (readiness.missing(), readiness.degraded())
+    };
+    let (missing, _) = stands(&report(0, Some("no node")));
+    assert_eq!(missing, ["no configuration yet, nothing is served: no node"]);
+    let (missing, _) = stands(&report(0, None));
+    assert_eq!(
+        missing,
+        ["no configuration yet, nothing is served: the API server is asked for it"]
+    );
+    let (missing, degraded) = stands(&report(1, Some("a:1: x")));
+    assert!(missing.is_empty(), "GPUs are served on");
+    assert_eq!(
+        degraded,
+        ["the configuration is wrong, the last good one stays in effect: a:1: x"]
+    );
+    let (missing, degraded) = stands(&report(2, None));
+    assert!(missing.is_empty() && degraded.is_empty());
+}
+
+#[test]
+fn configurations_are_counted() {
+    let observed = Observed::default();
+    let (_reporter, reports) = watch::channel(Report {
+        loads: 3,
+        failures: 2,
+        problem: Some("x".into()),
+        ..Report::default()
+    });
+    observed.count_configurations(reports);
+    let text = observed.metrics().text().unwrap();
+    for line in [
+        "gantry_plugin_config_loads_total 3",
+        "gantry_plugin_config_failures_total 2",
+        "gantry_plugin_config_refused 1",
+    ] {
+        assert!(text.lines().any(|of_text| of_text == line), "{line} in {text}");
+    }
+}
+
+#[test]
+fn every_xid_is_counted_by_gpu() {
+    let observed = Observed::default();
+    let counts = XidCounts::default();
+    observed.count_xids(counts.clone());
+    let gpu = "GPU-0badcafe".parse().unwrap();
+    counts.count(&gpu, 79);
+    counts.count(&gpu, 79);
+    for _ in 0..2 {
+        let text = observed.metrics().text().unwrap();
+        assert!(
+            text.contains(r#"gantry_plugin_xids_total{gpu="GPU-0badcafe",xid="79"} 2"#),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn an_unreachable_api_server_degrades_and_does_not_stop() {
+    let readiness = Readiness {
+        registered: [("nvidia.com/gpu".into(), Standing::Accepted)].into(),
+        cluster: Some(false),
+        ..Readiness::default()
+    };
+    assert!(readiness.missing().is_empty());
+    assert_eq!(readiness.degraded().len(), 1);
+}
