@@ -213,6 +213,33 @@ fn publication_with_promised_room(bencher: Bencher<'_, '_>, promised: u32) {
     });
 }
 
+/// A pod that fits nowhere asks for a node, while so many members of a bound gang of a thousand, of lower priority, are lost, and a place is kept for each.
+#[divan::bench(args = [1, 100, 1_000])]
+fn pod_beside_places_of_lost_members(bencher: Bencher<'_, '_>, lost: u32) {
+    let mut live = Live::new(1_000);
+    live.show((0..1_000).map(|number| bound(member("low", number, 1_000, 8), number)));
+    let mut wants = pod("wants", 8);
+    wants["spec"]["priority"] = 10.into();
+    live.show([wants].into_iter());
+    let now = std::time::Instant::now();
+    live.store.update(|index| {
+        for number in 0..lost {
+            index.pod_deleted(now, &format!("low-{number}").as_str().into(), None);
+        }
+        for second in 0..10 {
+            let now = now + std::time::Duration::from_secs(second);
+            index.tick(now, now);
+        }
+    });
+    let request = Arc::clone(&shape(8).request);
+    let find = || {
+        live.store
+            .read(|index| index.idle_node(&"wants".into(), 10, &request, &|_| true))
+    };
+    assert!(find().is_some(), "a place is idle");
+    bencher.bench_local(find);
+}
+
 /// A decided gang of which those have come and are bound that are needed, and the others are on their way.
 fn decided(members: u32, min: u32) -> (Gangs, Now) {
     let begin = std::time::Instant::now();

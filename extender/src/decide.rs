@@ -8,6 +8,7 @@ mod words;
 
 pub use filter::{Filtered, filter, judge, too_many};
 pub use prioritize::{Winner, prioritize};
+pub(crate) use score::megabytes;
 pub use score::{Score, score};
 pub use words::{Miss, node_line, plugin_not_ready};
 

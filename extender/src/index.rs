@@ -146,6 +146,7 @@ impl Index {
     /// A pod that asks for watched resources was seen.
     pub fn pod_applied(&mut self, mut pod: PodFacts) {
         self.seen(Source::Pods, pod.uid.as_str());
+        self.keep_claim(&pod.uid, &mut pod.claim);
         self.room_pod(&mut pod);
         let uid = pod.uid.clone();
         let before = self.pods.get(&uid).cloned();
@@ -190,6 +191,7 @@ impl Index {
         if let Some(last) = last.filter(|last| last.uid == *uid) {
             self.pod_applied(last);
         }
+        self.depart(uid);
         self.tell_gone(uid);
         self.room_gone(uid);
         self.waiting.forget(uid);

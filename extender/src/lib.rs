@@ -25,6 +25,7 @@ pub mod inventory;
 pub mod kind;
 pub mod lease;
 pub mod ledger;
+pub mod loose;
 pub mod metadata;
 pub mod metrics;
 pub mod offline;

@@ -87,11 +87,12 @@ fn billionths(value: f64) -> i64 {
     (value * 1e9).round() as i64
 }
 
+/// Whole MB/s: the noise of floating point must not decide.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "bandwidths are positive and far below 2^63 MB/s"
 )]
-fn megabytes(gbs: f64) -> u64 {
+pub(crate) fn megabytes(gbs: f64) -> u64 {
     (gbs * 1e3).round() as u64
 }

@@ -5,18 +5,16 @@ mod requests;
 mod spec;
 mod writer;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_api::{Decision, Gang, GangSpec, GangStatus};
 use gantry_gang::protocol::Object;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 pub use writer::run;
 
-use crate::metadata;
+use crate::loose::Loose;
 
 /// Says who made an object.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -30,48 +28,8 @@ pub struct Name {
     pub name: Arc<str>,
 }
 
-/// A Gang whose fields are not read yet: the watch must go on when one is malformed.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct LooseGang {
-    /// Its metadata.
-    #[serde(default, deserialize_with = "metadata::read")]
-    pub metadata: ObjectMeta,
-    /// Its spec.
-    #[serde(default)]
-    pub spec: serde_json::Value,
-    /// Its status.
-    #[serde(default)]
-    pub status: Option<serde_json::Value>,
-}
-
-impl kube::Resource for LooseGang {
-    type DynamicType = ();
-    type Scope = kube::core::NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        <Gang as kube::Resource>::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        <Gang as kube::Resource>::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        <Gang as kube::Resource>::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        <Gang as kube::Resource>::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+/// A Gang whose fields are not read yet.
+pub type LooseGang = Loose<Gang>;
 
 impl LooseGang {
     /// Its name, and what it says. `None` for what is no object.
@@ -80,6 +38,7 @@ impl LooseGang {
             metadata,
             spec,
             status,
+            ..
         } = self;
         let name = Name {
             namespace: metadata.namespace?.into(),

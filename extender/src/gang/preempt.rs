@@ -6,9 +6,10 @@
 //! 1. Only units of lower priority that may be evicted; the highest priority among the victims as low as can be.
 //! 2. The fewest units, then the fewest that are not checkpointed, then the fewest GPUs, then the youngest.
 //!
-//! Several orders of giving up are tried: by loss, and the largest first, which is fewer. Of each the shortest beginning that makes room is
-//! found, what the plan would not touch is spared, then everybody who can be, the dearest first; the best outcome is taken. Where disruption
-//! budgets do not allow all that may be evicted to go together, this is done within sets that they do allow.
+//! Several orders of giving up are tried: by loss, the largest first, which is fewer, and where those would free more than is wanted, the smallest
+//! first. Of each the shortest beginning that makes room is found, what the plan would not touch is spared, then everybody who can be, the dearest
+//! first; the best outcome is taken. Where disruption budgets do not allow all that may be evicted to go together, this is done within sets that
+//! they do allow.
 
 mod budgets;
 mod whatif;
@@ -179,15 +180,7 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     })?;
     let candidates = up_to(priorities[first - 1]);
 
-    let orders = candidates.into_iter().flat_map(|candidates| {
-        let mut largest = candidates.clone();
-        largest.sort_by(|a, b| {
-            let key = |occupant: &Occupant| (Reverse(occupant.devices()), occupant.cost());
-            key(a).cmp(&key(b)).then_with(|| a.name().cmp(&b.name()))
-        });
-        [candidates, largest]
-    });
-    let outcomes = orders.filter_map(|order| {
+    let outcome = |order: Vec<_>| {
         let count = shortest(order.len(), |count| room(&order[..count]))?;
         let mut victims = order[..count].to_vec();
         // Whoever is nowhere where the gang would go is spared at once.
@@ -197,8 +190,24 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
         }
         victims.sort_by(|a, b| b.cost().cmp(&a.cost()).then_with(|| b.name().cmp(&a.name())));
         Some(spare(&victims, &room, &sets.tries))
+    };
+    let orders = candidates.iter().flat_map(|candidates| {
+        let mut largest = candidates.clone();
+        largest.sort_by(|a, b| {
+            let key = |occupant: &Occupant| (Reverse(occupant.devices()), occupant.cost());
+            key(a).cmp(&key(b)).then_with(|| a.name().cmp(&b.name()))
+        });
+        [candidates.clone(), largest]
     });
-    let victims = outcomes.min_by_key(|victims| loss(victims))?;
+    let mut victims = orders.filter_map(outcome).min_by_key(|victims| loss(victims))?;
+    // Where more comes free than is wanted, somebody smaller may do; else it would be tried for nothing.
+    if devices_of(&victims) > devices_wanted(terrain, wanted) {
+        let smallest = candidates.into_iter().filter_map(|mut candidates| {
+            candidates.sort_by_key(|occupant| occupant.devices());
+            outcome(candidates)
+        });
+        victims = smallest.chain([victims]).min_by_key(|victims| loss(victims))?;
+    }
     let mut placement = cluster
         .without(&victims, |terrain| plan_anew(terrain, wanted))
         .ok()?;
@@ -211,13 +220,24 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     Some(placement)
 }
 
+fn devices_of(victims: &[&Occupant]) -> usize {
+    victims.iter().map(|victim| victim.devices()).sum()
+}
+
+fn devices_wanted(terrain: &Terrain<'_>, wanted: &Wanted) -> usize {
+    let shapes = wanted.members.iter();
+    let shapes = shapes.filter_map(|member| terrain.shape(member.shape));
+    let asks = shapes.flat_map(|shape| &shape.request.asks);
+    asks.map(|ask| ask.devices as usize).sum()
+}
+
 /// What victims cost together.
 fn loss(victims: &[&Occupant]) -> impl Ord + use<> {
     (
         victims.iter().map(|victim| victim.priority).max(),
         victims.len(),
         victims.iter().filter(|victim| !victim.checkpointed).count(),
-        victims.iter().map(|victim| victim.devices()).sum::<usize>(),
+        devices_of(victims),
         Reverse(victims.iter().map(|victim| victim.since).min()),
         victims
             .iter()

@@ -60,6 +60,8 @@ pub(super) struct State {
     /// Pods that the state machine was told of.
     told: BTreeSet<PodUid>,
     hearsay: HashMap<PodUid, members::Hearsay>,
+    /// Members that the watch has shown to be gone, and when.
+    departed: HashMap<PodUid, Instant>,
     owners: HashMap<OwnerRef, Option<Arc<OwnerFacts>>>,
     objects: BTreeMap<(Arc<str>, Arc<str>), Object>,
     shapes: shapes::Shapes,
@@ -115,6 +117,7 @@ impl State {
             synced: false,
             told: BTreeSet::new(),
             hearsay: HashMap::new(),
+            departed: HashMap::new(),
             owners: HashMap::new(),
             objects: BTreeMap::new(),
             shapes: shapes::Shapes::default(),

@@ -16,6 +16,7 @@ use serde::Deserialize;
 
 use crate::inventory::{Device, Held, Inventory, Pool};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
+use crate::loose::Loose;
 use crate::pod::{self, Words};
 use crate::watched::Watched;
 use crate::{metadata, quantity};
@@ -162,48 +163,8 @@ fn bounded(reason: &str) -> Arc<str> {
     reason[..end].into()
 }
 
-/// A GpuNode whose fields are not read yet: the watch must go on when one is malformed.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct LooseGpuNode {
-    /// Its metadata.
-    #[serde(default, deserialize_with = "metadata::read")]
-    pub metadata: ObjectMeta,
-    /// Its spec.
-    #[serde(default)]
-    pub spec: serde_json::Value,
-    /// Its status.
-    #[serde(default)]
-    pub status: Option<serde_json::Value>,
-}
-
-impl kube::Resource for LooseGpuNode {
-    type DynamicType = ();
-    type Scope = kube::core::ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        <GpuNode as kube::Resource>::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        <GpuNode as kube::Resource>::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        <GpuNode as kube::Resource>::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        <GpuNode as kube::Resource>::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+/// A GpuNode whose fields are not read yet.
+pub type LooseGpuNode = Loose<GpuNode>;
 
 /// A node as far as it is read from the API server.
 #[derive(Debug, Clone, Default, Deserialize)]

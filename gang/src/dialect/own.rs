@@ -263,7 +263,12 @@ impl<'a> Own<'a> {
                 .or_else(|| super::rank::of(pod)),
             role: role.into(),
             wish,
-            also: others.iter().map(|other| other.dialect).collect(),
+            // A Job is a gang because this convention asks for it: it is none of its own.
+            also: others
+                .iter()
+                .map(|other| other.dialect)
+                .filter(|dialect| *dialect != Dialect::Job)
+                .collect(),
             maker: by_name.then(|| maker(pod, others)).flatten(),
             made_by,
             faults,

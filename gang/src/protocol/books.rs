@@ -32,17 +32,23 @@ impl Gangs {
     }
 
     pub(super) fn with(&mut self, now: Now, key: &Arc<GangKey>, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
-        if let Some(gang) = self.gangs.get_mut(key) {
-            let mut env = Env {
-                now,
-                settings: &self.settings,
-                synced: self.synced,
-                decisions: &mut self.decisions,
-                work: &mut self.work,
-            };
+        if let Some((gang, mut env)) = self.with_env(now, key) {
             act(gang, &mut env);
             self.finish(now, key);
         }
+    }
+
+    /// A gang, and what it looks at and fills besides itself.
+    pub(super) fn with_env(&mut self, now: Now, key: &GangKey) -> Option<(&mut Gang, Env<'_>)> {
+        let gang = self.gangs.get_mut(key)?;
+        let env = Env {
+            now,
+            settings: &self.settings,
+            synced: self.synced,
+            decisions: &mut self.decisions,
+            work: &mut self.work,
+        };
+        Some((gang, env))
     }
 
     /// Puts together what is said of a gang, if that has changed.
@@ -80,15 +86,8 @@ impl Gangs {
     /// Lets a gang draw its conclusions, and collects them.
     pub(super) fn finish(&mut self, now: Now, key: &Arc<GangKey>) {
         self.agree_on(key);
-        let Some(gang) = self.gangs.get_mut(key) else {
+        let Some((gang, mut env)) = self.with_env(now, key) else {
             return;
-        };
-        let mut env = Env {
-            now,
-            settings: &self.settings,
-            synced: self.synced,
-            decisions: &mut self.decisions,
-            work: &mut self.work,
         };
         gang.settle(&mut env);
         let changes = gang.slots.take_changes().into_iter();
@@ -103,7 +102,7 @@ impl Gangs {
         let considered = gang.tries.considered;
         let preempts = gang.preempts();
         let may_spare = gang.may_spare() || gang.idle_places().next().is_some();
-        let due = gang.due(&self.settings, now.at);
+        let due = gang.due(env.settings, now.at);
         let before = std::mem::replace(&mut gang.timer, due);
         let devices = gang.slots.devices();
         let counted = std::mem::replace(&mut gang.counted, devices);

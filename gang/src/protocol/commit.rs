@@ -95,6 +95,10 @@ impl Gang {
 
     /// The write has ended.
     pub(super) fn committed(&mut self, env: &mut Env<'_>, id: &str, result: Result<(), CommitFailure>) {
+        if self.decision_id() != Some(id) {
+            // What was said since then was to be written after it, and is dropped for being older than it.
+            self.told.forget();
+        }
         let State::Committing(committing) = &mut self.state else {
             return;
         };

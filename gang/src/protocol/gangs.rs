@@ -9,14 +9,11 @@ use gantry_api::{DeviceId, GangStatus, NodeName, PodUid};
 
 use super::agreed::OwnerKnown;
 use super::beyond::Line;
-use super::gang::{Env, Gang, State};
+use super::gang::Gang;
 use super::objects::ObjectName;
 use super::order::Turn;
 use super::recovery::Known;
-use super::types::{
-    Answer, Arrival, BindEnd, CommitFailure, Hindrance, Member, Now, Placement, Refused, Settings,
-    SlotChange, Stage, Work,
-};
+use super::types::{Answer, Arrival, BindEnd, CommitFailure, Hindrance, Now, Settings, SlotChange, Work};
 use super::view::View;
 use crate::claim::OwnerRef;
 use crate::key::GangKey;
@@ -116,93 +113,6 @@ impl Gangs {
         }
     }
 
-    /// A pod that says it belongs to a gang, as it is now.
-    pub fn member_seen(&mut self, now: Now, mut member: Member) {
-        self.clock = Some(now);
-        if let Some(settled) = self.settled(&member.claim) {
-            member.claim = Arc::new(settled);
-        }
-        if !self.settings.gates && matches!(member.stage, Stage::Gated { .. }) {
-            member.stage = Stage::Gated { by_us_alone: false };
-        }
-        if let Some(Belongs::To(before)) = self.of_pod.get(&member.uid).cloned()
-            && *before != member.claim.key
-        {
-            match self
-                .gangs
-                .get(&before)
-                .and_then(|gang| gang.members.get(&member.uid))
-            {
-                // A pod that has a place stays what it was when it got it.
-                Some(kept) if kept.slot.is_some() || kept.pinned() => {
-                    member.claim = kept.member.claim.clone();
-                }
-                _ => self.member_gone(now, &member.uid),
-            }
-        }
-        let Some(key) = self.gang_for(now, &member) else {
-            return;
-        };
-        let uid = member.uid.clone();
-        self.of_pod.insert(uid.clone(), Belongs::To(key.clone()));
-        let was_beyond = self.beyond.remove(&uid);
-        if let Some(gang) = self.gangs.get_mut(&key) {
-            gang.member_seen(now, member, &self.settings, self.synced);
-            if was_beyond {
-                gang.note_was_beyond(&uid);
-            }
-        }
-        self.finish(now, &key);
-    }
-
-    /// The gang of a member, made if need be. `None` if it is not to be kept.
-    fn gang_for(&mut self, now: Now, member: &Member) -> Option<Arc<GangKey>> {
-        match self.gangs.get_key_value(&member.claim.key) {
-            Some((key, gang)) => {
-                let room = gang.members.len() < self.settings.max_members;
-                if room || gang.members.get(&member.uid).is_some() {
-                    return Some(key.clone());
-                }
-            }
-            // It cannot begin a gang any more.
-            None if member.stage == Stage::Failed => {
-                if self.beyond.remove(&member.uid) {
-                    self.of_pod.remove(&member.uid);
-                }
-                return None;
-            }
-            None if self.may_begin(&member.claim.key) => return Some(self.make(now, &member.claim.key)),
-            None => {}
-        }
-        self.put_beyond(member);
-        None
-    }
-
-    fn make(&mut self, now: Now, key: &GangKey) -> Arc<GangKey> {
-        let key = Arc::new(key.clone());
-        let object: Arc<str> = key.object_name().into();
-        let name = (key.namespace.clone(), object);
-        self.named.entry(name.clone()).or_default().push(key.clone());
-        self.gangs.insert(key.clone(), Gang::new(key.clone(), now));
-        self.beyond.made(&key);
-        self.follow_object(now, &name);
-        key
-    }
-
-    /// A pod is gone.
-    pub fn member_gone(&mut self, now: Now, uid: &PodUid) {
-        self.clock = Some(now);
-        self.beyond.remove(uid);
-        let Some(Belongs::To(key)) = self.of_pod.remove(uid) else {
-            return;
-        };
-        if let Some(gang) = self.gangs.get_mut(&key) {
-            gang.member_gone(now, uid);
-        }
-        self.beyond.may_have_room(&key);
-        self.finish(now, &key);
-    }
-
     /// A pod that had to go for a gang ([`Work::Evict`]) is gone, and its devices are free. To be said of any pod; of others it means nothing.
     pub fn victim_gone(&mut self, now: Now, uid: &PodUid) {
         self.clock = Some(now);
@@ -225,69 +135,6 @@ impl Gangs {
                 self.finish(now, &key);
             }
         }
-    }
-
-    /// How the planning of a gang that [`Gangs::next`] named has ended. A plan for a gang that has changed since is dropped.
-    pub fn placed(&mut self, now: Now, gang: &GangKey, result: Result<Placement, Refused>) {
-        self.clock = Some(now);
-        let Some((key, found)) = self.gangs.get_key_value(gang) else {
-            return;
-        };
-        let key = key.clone();
-        let wanted = match &found.state {
-            State::Open => found.terms().is_some() && found.enough(super::members::Count::exist),
-            State::Decided(_) => true,
-            _ => false,
-        };
-        if !found.tries.asked || !wanted {
-            return;
-        }
-        let result = result.and_then(|placement| match self.overlap(&placement) {
-            Some(words) => Err(Refused {
-                reason: "the plan was overtaken".into(),
-                message: words,
-                hopeless: false,
-            }),
-            None => Ok(placement),
-        });
-        if let Some(gang) = self.gangs.get_mut(&key) {
-            gang.tries.asked = false;
-        }
-        let (line, turn) = (self.line.take(), self.ready.get(&key).copied());
-        self.with(now, &key, |gang, env| match &result {
-            Ok(placement) => gang.place(env, placement),
-            Err(refused) => gang.refused(env, refused.clone()),
-        });
-        // What it has got now counted for those behind it when the line was made, and what it has not counts on. What a gang that is short of its minimum
-        // lacks yet goes before those behind it.
-        let is_first = turn.is_some_and(|turn| turn.is_short());
-        let placed = self.gangs.get(&key).is_some_and(|gang| !gang.slots.is_empty());
-        if placed && !is_first || self.ready.get(&key).copied() == turn {
-            self.line = line;
-        }
-        if let Ok(placement) = result {
-            let victims = placement.victims.into_iter();
-            self.mark_victims(&key, victims.chain(placement.leaving.into_keys()).collect());
-        }
-    }
-
-    /// A device that two places would have.
-    fn overlap(&self, placement: &Placement) -> Option<Arc<str>> {
-        let mut seen = BTreeSet::new();
-        for place in &placement.places {
-            for id in place.devices.iter().flat_map(|(_, ids)| ids) {
-                let other = self.taken.get(&place.node).and_then(|devices| devices.get(id));
-                if let Some(other) = other {
-                    let words = format!("device {id} of node {} is kept for gang {other}", place.node);
-                    return Some(words.into());
-                }
-                if !seen.insert((&place.node, id)) {
-                    let words = format!("device {id} of node {} is in two places of the plan", place.node);
-                    return Some(words.into());
-                }
-            }
-        }
-        None
     }
 
     /// A node, or a device of it, is lost: places there that are not bound are of no use. `why` is for people.
@@ -339,15 +186,9 @@ impl Gangs {
             Some(Belongs::Beyond(text)) => return Answer::Wait(text.clone()),
             Some(Belongs::To(key)) => key.clone(),
         };
-        let Some(gang) = self.gangs.get_mut(&key).filter(|gang| !gang.lets_go(uid)) else {
+        let found = self.with_env(now, &key);
+        let Some((gang, mut env)) = found.filter(|(gang, _)| !gang.lets_go(uid)) else {
             return Answer::Single;
-        };
-        let mut env = Env {
-            now,
-            settings: &self.settings,
-            synced: self.synced,
-            decisions: &mut self.decisions,
-            work: &mut self.work,
         };
         let before = (gang.slots.version(), gang.nudge);
         let answer = gang.answer(&mut env, uid, offered);

@@ -1,5 +1,7 @@
-//! The members of one gang, and how many there are of each standing, kept up to date with every change so that no question needs a walk
-//! over all of them.
+//! The members of one gang, kept so that no question needs a walk over all of them: what is asked is brought up to date with every change.
+
+mod count;
+mod kept;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,264 +9,10 @@ use std::time::Instant;
 
 use gantry_api::PodUid;
 
-use super::agreed::Says;
-use super::parked::Kind;
-use super::types::{Member, Stage};
-
-/// What is kept of a member.
-#[derive(Debug, Clone)]
-pub(super) struct Kept {
-    pub(super) member: Member,
-    /// In which life of the gang it came: after a restart those of before do not count.
-    pub(super) life: u32,
-    /// It ended well in a life before. It counts as long as its pod is there: a controller that makes all of them anew removes it.
-    carried: bool,
-    /// Its slot. [`super::gang::Gang`] sees to it that the slot knows it too.
-    pub(super) slot: Option<u32>,
-    /// Since when it has it.
-    pub(super) tied: Option<Instant>,
-    /// Its slot is one whose member comes after its siblings are bound.
-    pub(super) follows: bool,
-    /// It has come to its place: nobody has to wait for it.
-    pub(super) arrived: bool,
-    /// It stands at the barrier. One that has come and is not there any more waited for its siblings as long as it may.
-    pub(super) here: bool,
-    /// How far its binding is.
-    pub(super) bind: Bind,
-    /// A bind has found it gone before the watch has.
-    pub(super) gone: bool,
-    /// When the removal of our gate was last asked for.
-    pub(super) ungated: Option<Instant>,
-    /// Filter has answered it with the node of its slot.
-    pub(super) answered: bool,
-    /// When it was told to wait, if it was not woken since.
-    pub(super) parked: Option<Instant>,
-    /// Of what kind the reason is that it was told when it was refused last.
-    pub(super) told: Option<Kind>,
-    /// It has to go for another gang, which has its devices from then on.
-    pub(super) evicted: bool,
-    /// What it says counts among the gang's words.
-    pub(super) worded: Option<Says>,
-}
-
-/// How far the binding of a member is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bind {
-    /// Not begun, or failed.
-    No,
-    /// On its way.
-    Going,
-    /// Nobody knows how it ended.
-    Unsure,
-    /// Done, by the word of the binder.
-    Done,
-}
-
-/// What a member counts as. Each is of one class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub(super) enum Class {
-    /// Of a life before.
-    Old,
-    /// It is being deleted, or has failed.
-    Lost,
-    /// What it says is wrong.
-    Faulty,
-    /// Kept back by gates that are not ours.
-    Foreign,
-    /// Another scheduler is to place it.
-    Elsewhere,
-    /// It exists, and has no slot.
-    Waiting,
-    /// It has a slot, and has not arrived.
-    Coming,
-    /// The same, and it cannot arrive before siblings are bound.
-    Following,
-    /// It exists and needs no devices.
-    Light,
-    /// It has come to its place.
-    Arrived,
-    /// Bound, and without devices.
-    LightBound,
-    /// Bound.
-    Bound,
-    /// Ended well.
-    Completed,
-}
-
-const CLASSES: usize = 13;
-
-impl Kept {
-    pub(super) fn new(member: Member, life: u32) -> Self {
-        Self {
-            member,
-            life,
-            carried: false,
-            slot: None,
-            tied: None,
-            follows: false,
-            arrived: false,
-            here: false,
-            bind: Bind::No,
-            gone: false,
-            ungated: None,
-            answered: false,
-            parked: None,
-            told: None,
-            evicted: false,
-            worded: None,
-        }
-    }
-
-    /// Takes what the watch shows of it now. One that was asked to go and then ended well, as programs do that handle TERM, has not done its
-    /// part: it is lost like any other that is deleted.
-    pub(super) fn update(&mut self, member: Member) {
-        let was_asked = self.member.leaving && self.member.stage != Stage::Succeeded;
-        self.member = member;
-        if was_asked && self.member.stage == Stage::Succeeded {
-            self.member.stage = Stage::Failed;
-        }
-    }
-
-    pub(super) fn class(&self, life: u32) -> Class {
-        let light = self.member.shape.is_none();
-        let leaving = self.member.leaving || self.gone;
-        match &self.member.stage {
-            _ if self.life != life => Class::Old,
-            Stage::Succeeded => Class::Completed,
-            Stage::Failed => Class::Lost,
-            _ if leaving => Class::Lost,
-            Stage::Bound(_) if light => Class::LightBound,
-            Stage::Bound(_) => Class::Bound,
-            _ if self.bind == Bind::Done => Class::Bound,
-            _ if !self.member.claim.faults.is_empty() => Class::Faulty,
-            _ if self.member.elsewhere.is_some() => Class::Elsewhere,
-            Stage::Gated { by_us_alone: false } => Class::Foreign,
-            _ if light => Class::Light,
-            _ if self.slot.is_none() => Class::Waiting,
-            _ if self.arrived => Class::Arrived,
-            _ if self.follows => Class::Following,
-            _ => Class::Coming,
-        }
-    }
-
-    /// It is of this life, has not ended and is not being deleted.
-    pub(super) fn is_alive(&self, life: u32) -> bool {
-        is_alive(self.class(life))
-    }
-
-    /// It is a pod that has not ended and is not being deleted.
-    pub(super) fn lives(&self) -> bool {
-        !self.member.leaving && !self.gone && !matches!(self.member.stage, Stage::Succeeded | Stage::Failed)
-    }
-
-    /// It is a pod that has not ended, though it may be on its way to.
-    pub(super) fn runs(&self) -> bool {
-        !self.gone && !matches!(self.member.stage, Stage::Succeeded | Stage::Failed)
-    }
-
-    /// Its Binding may exist or come to exist: its slot cannot be given to another.
-    pub(super) fn pinned(&self) -> bool {
-        self.bind != Bind::No || matches!(self.member.stage, Stage::Bound(_))
-    }
-
-    /// The scheduler that is to place it, if it counts as one that does not ask us.
-    fn placed_by_another(&self, class: Class) -> Option<&Arc<str>> {
-        let by = self.member.elsewhere.as_ref();
-        by.filter(|_| class == Class::Elsewhere)
-    }
-
-    /// It has come, and waits for its siblings elsewhere: in kube-scheduler.
-    pub(super) fn is_aside(&self) -> bool {
-        self.arrived && !self.here && !self.pinned()
-    }
-
-    /// Since when it is waited for at its slot, if it is.
-    fn idle_since(&self, class: Class) -> Option<Instant> {
-        let idle = matches!(class, Class::Coming | Class::Following) && !self.pinned();
-        self.tied.filter(|_| idle)
-    }
-
-    pub(super) fn come(&mut self) {
-        self.arrived = true;
-        self.here = true;
-    }
-
-    /// It has to come anew.
-    pub(super) fn leave(&mut self) {
-        self.arrived = false;
-        self.here = false;
-    }
-
-    fn devices(&self) -> u64 {
-        self.member.asks.iter().map(|(_, count)| u64::from(*count)).sum()
-    }
-}
-
-fn is_alive(class: Class) -> bool {
-    !matches!(class, Class::Old | Class::Lost | Class::Completed)
-}
-
-/// How many members there are of each class.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Count([u32; CLASSES]);
-
-impl Count {
-    fn add(&mut self, class: Class) {
-        self.0[class as usize] += 1;
-    }
-
-    fn remove(&mut self, class: Class) {
-        let count = &mut self.0[class as usize];
-        *count = count.saturating_sub(1);
-    }
-
-    pub(super) fn of(&self, class: Class) -> u32 {
-        self.0[class as usize]
-    }
-
-    /// Members that exist and do not count, for a reason that may pass.
-    pub(super) fn kept_back(&self) -> u32 {
-        self.of(Class::Faulty) + self.of(Class::Foreign) + self.of(Class::Elsewhere)
-    }
-
-    /// Members that count towards the quorum by their existence.
-    pub(super) fn exist(&self) -> u32 {
-        self.of(Class::Waiting) + self.placed()
-    }
-
-    /// Members that have a place or need none.
-    pub(super) fn placed(&self) -> u32 {
-        self.of(Class::Coming) + self.ready()
-    }
-
-    /// Members that nobody has to wait for at the barrier.
-    pub(super) fn ready(&self) -> u32 {
-        self.of(Class::Arrived) + self.of(Class::Following) + self.settled()
-    }
-
-    /// Members that are as good as bound.
-    pub(super) fn settled(&self) -> u32 {
-        self.of(Class::Light) + self.of(Class::LightBound) + self.of(Class::Bound) + self.of(Class::Completed)
-    }
-
-    /// Members that are bound.
-    pub(super) fn bound(&self) -> u32 {
-        self.of(Class::LightBound) + self.of(Class::Bound)
-    }
-
-    /// Members of this life that have not ended and are not being deleted.
-    pub(super) fn alive(&self) -> u32 {
-        self.0.iter().sum::<u32>() - self.of(Class::Old) - self.of(Class::Lost) - self.of(Class::Completed)
-    }
-}
-
-/// What has become of the members that one job or the like has made, of this life.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Made {
-    alive: u32,
-    completed: u32,
-}
+use super::types::Stage;
+pub(super) use count::Count;
+use kept::is_alive;
+pub(super) use kept::{Bind, Class, Kept};
 
 /// All members of a gang.
 #[derive(Debug, Clone, Default)]
@@ -299,6 +47,13 @@ pub(super) struct Members {
     gated: BTreeSet<PodUid>,
     /// Those that somebody was asked to remove it from, and when.
     asked: BTreeSet<(Instant, PodUid)>,
+}
+
+/// What has become of the members that one job or the like has made, of this life.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Made {
+    alive: u32,
+    completed: u32,
 }
 
 impl Members {

@@ -76,10 +76,7 @@ impl Gang {
         if !decided.lack.is_some_and(|lack| lack.long) || !self.is_short() || !self.is_repaired() {
             return None;
         }
-        let wanted = Wanted {
-            must: self.missing(Count::placed),
-            ..self.wanted()?
-        };
+        let wanted = self.to_be_whole(self.wanted()?);
         (wanted.members.len() >= wanted.must as usize).then_some((wanted, refused.hopeless))
     }
 }

@@ -8,7 +8,7 @@ use gantry_api::{GangPhase, NodeName, PodUid};
 use super::gang::{Gang, State};
 use super::members::{Class, Count};
 use super::slots::{Holder, Slot};
-use super::types::{Devices, Hindrance, Refused, ShapeId, Stage};
+use super::types::{Devices, Hindrance, Refused, ShapeId, Stage, Wanted};
 use crate::key::GangKey;
 use crate::terms::Terms;
 
@@ -269,6 +269,11 @@ impl<'a> View<'a> {
     /// Members of its minimum that have no place.
     pub fn lacks(&self) -> u32 {
         self.gang.missing(Count::placed)
+    }
+
+    /// What is wanted for it, so that it is whole then: not less than it lacks of its minimum.
+    pub fn to_be_whole(&self, wanted: Wanted) -> Wanted {
+        self.gang.to_be_whole(wanted)
     }
 
     /// Its slots, by number.

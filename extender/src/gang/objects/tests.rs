@@ -5,6 +5,7 @@ use std::time::Duration;
 use gantry_api::{DecidedSlot, GangPhase};
 use gantry_gang::protocol::Work;
 use http::{Method, Request, Response};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -291,6 +292,7 @@ fn a_status_that_cannot_be_read_keeps_its_decision() {
         },
         spec: json!({"minMember": 2}),
         status: Some(status),
+        ..LooseGang::default()
     };
     let (_, object) = gang.read().unwrap();
     assert_eq!(object.status.decision.unwrap().id, "a");

@@ -113,6 +113,23 @@ fn of_equals_the_checkpointed_goes_then_the_youngest() {
 }
 
 #[test]
+fn a_small_pod_goes_rather_than_a_younger_gang_that_is_large() {
+    let (mut world, mut wanted) = full("ab", 1);
+    let two = world.shape(2);
+    wanted.members = gang(&[(1, two)]).members;
+    let large = Occupant {
+        since: 100,
+        ..unit("large", 1, &[(1, ALL)], &world)
+    };
+    let occupants = [
+        unit("important", 20, &[(0, "0,1,2,3,4,5")], &world),
+        unit("small", 1, &[(0, "6,7")], &world),
+        large,
+    ];
+    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["small-0"]);
+}
+
+#[test]
 fn budgets_are_kept() {
     let (world, wanted) = full("abc", 2);
     let budget = |allowed| {

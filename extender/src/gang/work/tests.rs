@@ -1,7 +1,9 @@
 use std::sync::Mutex;
 
+use gantry_gang::protocol::Hindrance;
 use http::Response;
 use kube::client::Body;
+use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedSender;
 use tower_test::mock;
 

@@ -11,7 +11,7 @@ use gantry_gang::protocol::{Devices, Placement, View, Wanted};
 
 use super::planning::asked_for;
 use super::supply;
-use crate::gang::preempt::{Occupant, make_way};
+use crate::gang::preempt::{Occupant, OccupantPod, make_way};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
 
@@ -22,6 +22,24 @@ pub(super) struct Unit {
     pub(super) whose: Whose,
     /// What comes free with them.
     pub(super) what: Occupant,
+}
+
+impl Unit {
+    /// One place, with what comes free with it.
+    pub(super) fn new(view: &View<'_>, slot: u32, whose: Whose, pod: OccupantPod) -> Self {
+        Self {
+            gang: Arc::clone(view.key()),
+            slots: [slot].into(),
+            whose,
+            what: Occupant {
+                pods: vec![pod],
+                priority: view.priority(),
+                since: view.waiting_since(),
+                checkpointed: false,
+                budgets: Vec::new(),
+            },
+        }
+    }
 }
 
 /// For whom places are kept that can be given back.
@@ -73,7 +91,7 @@ impl Index {
             return None;
         }
         self.gangs.core.stocked().next()?;
-        let wanted = &self.to_be_whole(wanted)?;
+        let wanted = &self.as_asked_of_others(wanted)?;
         // It costs many plans: of those that wait, the first few after each growth of room.
         if !self.are_enough(wanted) || !self.gangs.givings.another(self.gangs.room, &wanted.gang) {
             return None;
@@ -92,12 +110,13 @@ impl Index {
     }
 
     /// What a gang asks for so that others give something back: one that is decided all that it lacks, or both would be short.
-    fn to_be_whole(&self, wanted: &Wanted) -> Option<Wanted> {
-        let mut wanted = wanted.clone();
-        if wanted.completes {
-            wanted.must = self.gangs.core.view(&wanted.gang)?.lacks();
+    fn as_asked_of_others(&self, wanted: &Wanted) -> Option<Wanted> {
+        let wanted = wanted.clone();
+        if !wanted.completes {
+            return Some(wanted);
         }
-        Some(wanted)
+        let view = self.gangs.core.view(&wanted.gang)?;
+        Some(view.to_be_whole(wanted))
     }
 
     /// Places are given back for a gang.
@@ -122,15 +141,20 @@ impl Index {
         }
     }
 
-    /// What gangs of this priority or less can give back: the least important first, then the youngest.
+    /// Gangs of such a priority that may have places to give back: the least important first, then the youngest.
+    pub(super) fn stocked(&self, may: impl Fn(i32) -> bool) -> Vec<View<'_>> {
+        let stocked = self.gangs.core.stocked();
+        let mut stocked: Vec<View<'_>> = stocked.filter(|view| may(view.priority())).collect();
+        stocked.sort_by_key(|view| (view.priority(), Reverse(view.waiting_since()), view.key()));
+        stocked
+    }
+
+    /// What gangs of this priority or less can give back, in that order.
     fn spare_units(&self, priority: i32) -> Vec<Unit> {
         work::note();
-        // Who has any is decided or planned, and so is not who asks for them.
-        let others = self.gangs.core.stocked();
-        let mut others: Vec<View<'_>> = others.filter(|view| view.priority() <= priority).collect();
-        others.sort_by_key(|view| (view.priority(), Reverse(view.waiting_since()), view.key()));
         let mut units: Vec<Unit> = Vec::new();
-        for view in others {
+        // Who has any is decided or planned, and so is not who asks for them.
+        for view in self.stocked(|other| other <= priority) {
             let mut slices: BTreeMap<u32, usize> = BTreeMap::new();
             for (slice, spare) in view.spares() {
                 let uid = spare.pod.cloned();
@@ -144,18 +168,7 @@ impl Index {
                         unit.slots.insert(spare.slot);
                         unit.what.pods.push(pod);
                     }
-                    None => units.push(Unit {
-                        gang: Arc::clone(view.key()),
-                        slots: [spare.slot].into(),
-                        whose: Whose::Beyond,
-                        what: Occupant {
-                            pods: vec![pod],
-                            priority: view.priority(),
-                            since: view.waiting_since(),
-                            checkpointed: false,
-                            budgets: Vec::new(),
-                        },
-                    }),
+                    None => units.push(Unit::new(&view, spare.slot, Whose::Beyond, pod)),
                 }
             }
         }

@@ -1,7 +1,6 @@
 //! Places that are kept for lost members and that nobody has come to: whoever is of higher priority has them, before anybody is stopped for it, and no more of
 //! them than it takes. To whom of several gangs that are decided they go is not decided here.
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use gantry_gang::protocol::{Devices, Placement, SlotView, View};
 
 use super::extras::{Unit, Whose};
 use crate::devices::DeviceSet;
-use crate::gang::preempt::{Occupant, OccupantPod};
+use crate::gang::preempt::OccupantPod;
 use crate::index::Index;
 use crate::index::victims::fits_without;
 use crate::request::Request;
@@ -29,10 +28,7 @@ struct Idle {
 impl Index {
     /// Gangs of lower priority that have such places: the least important first, then the youngest.
     fn idling_below(&self, priority: i32) -> Vec<View<'_>> {
-        let idling = self.gangs.core.stocked();
-        let mut idling: Vec<View<'_>> = idling.filter(|view| view.priority() < priority).collect();
-        idling.sort_by_key(|view| (view.priority(), Reverse(view.waiting_since()), view.key()));
-        idling
+        self.stocked(|other| other < priority)
     }
 
     /// What gangs of lower priority can give back so.
@@ -44,18 +40,7 @@ impl Index {
                 let Some(pod) = pod.filter(|pod| !pod.devices.is_empty()) else {
                     continue;
                 };
-                units.push(Unit {
-                    gang: Arc::clone(view.key()),
-                    slots: [slot.slot].into(),
-                    whose: Whose::Lost,
-                    what: Occupant {
-                        pods: vec![pod],
-                        priority: view.priority(),
-                        since: view.waiting_since(),
-                        checkpointed: false,
-                        budgets: Vec::new(),
-                    },
-                });
+                units.push(Unit::new(&view, slot.slot, Whose::Lost, pod));
             }
         }
         units

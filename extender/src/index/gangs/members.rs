@@ -6,13 +6,17 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Grant, PodUid};
 use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, OwnerWanted, ShapeId, Stage};
-use gantry_gang::{GangKey, OwnerFacts, OwnerRef};
+use gantry_gang::{Claim, GangKey, OwnerFacts, OwnerRef};
 
 use crate::index::{Index, Source};
 use crate::pod::{Bystander, PodFacts};
 
 /// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
 const HEARSAY: Duration = Duration::from_secs(15);
+
+/// For how long a pod is remembered that the watch has shown to be gone: a call of kube-scheduler about it may be on its way still, for its own
+/// watch may be behind ours.
+const DEPARTED: Duration = Duration::from_secs(60);
 
 /// A pod that the watch has not shown.
 #[derive(Debug)]
@@ -25,7 +29,8 @@ impl Index {
     /// A pod that only a call of kube-scheduler speaks of: the watch may be behind. It counts for its gang until the watch shows it, but not for
     /// long.
     pub fn hear(&mut self, mut pod: PodFacts) {
-        if self.pods.contains_key(&pod.uid) || pod.claim.is_none() || !self.gangs.leading {
+        let known = self.pods.contains_key(&pod.uid) || self.gangs.departed.contains_key(&pod.uid);
+        if known || pod.claim.is_none() || !self.gangs.leading {
             return;
         }
         // Or it would be of another shape than its equals that the watch has shown.
@@ -36,6 +41,21 @@ impl Index {
         };
         self.tell_pod(&Arc::clone(&hearsay.pod));
         self.gangs.hearsay.insert(hearsay.pod.uid.clone(), hearsay);
+    }
+
+    /// A pod that no longer says which gang it belongs to, and is on its way to its node or there, is one of that gang still: others run with it.
+    pub(in crate::index) fn keep_claim(&self, uid: &PodUid, claim: &mut Option<Arc<Claim>>) {
+        if claim.is_none() {
+            *claim = self.gangs.core.bound_claim(uid).cloned();
+        }
+    }
+
+    /// The watch shows that a pod is gone, which no call brings back: places would be kept and others stopped for it.
+    pub(in crate::index) fn depart(&mut self, uid: &PodUid) {
+        let claims = self.pods.get(uid).is_some_and(|pod| pod.claim.is_some());
+        if claims || self.gangs.told.contains(uid) {
+            self.gangs.departed.insert(uid.clone(), self.now.at);
+        }
     }
 
     /// A pod that filter has been asked about and the watch has not shown.
@@ -288,6 +308,8 @@ impl Index {
     /// Lets time pass for gangs.
     pub(in crate::index) fn tick_gangs(&mut self) {
         let now = self.now;
+        let departed = &mut self.gangs.departed;
+        departed.retain(|_, since| now.at.saturating_duration_since(*since) < DEPARTED);
         let over = self.gangs.hearsay.iter();
         let over: BTreeSet<PodUid> = over
             .filter(|(_, hearsay)| hearsay.until <= now.at)

@@ -11,7 +11,7 @@ mod restart;
 mod singly;
 mod stuck;
 
-use gantry_api::{GangPhase, GangSpec, NodeName, PodUid};
+use gantry_api::{GangPhase, GangSpec, NodeName, PodUid, names};
 use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
 use gantry_gang::{OwnerKind, OwnerRef, dialect};
 use serde_json::{Value, json};
@@ -379,6 +379,50 @@ fn a_pod_that_only_a_call_speaks_of_counts_but_not_for_long() {
     cluster.wait(20);
     assert_ne!(phase(&cluster, "a"), GangPhase::Planned);
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+}
+
+#[test]
+fn a_call_that_comes_late_brings_no_pod_back_that_the_watch_has_shown_to_be_gone() {
+    let cluster = two_nodes();
+    let pods = members("a", 2, 8);
+    create(&cluster, &pods);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    for pod in &pods {
+        cluster.gone(pod);
+    }
+    for pod in &pods {
+        let facts = crate::fixtures::facts(pod);
+        cluster.store.update(|index| index.hear(facts));
+    }
+    cluster.wait(1);
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+    // No more than the time that such a call may take.
+    cluster.wait(120);
+    let kept = cluster.store.read(|index| index.gangs.departed.len());
+    assert_eq!(kept, 0);
+}
+
+#[test]
+fn a_bound_member_that_no_longer_names_its_gang_is_one_of_it_still() {
+    for word in [None, Some("none"), Some("b")] {
+        let cluster = two_nodes();
+        let pods = members("a", 2, 8);
+        create(&cluster, &pods);
+        let nodes = bind_all(&cluster, &pods);
+        let mut edited = bound(pods[0].clone(), &nodes[0], 1, None);
+        match word {
+            Some(word) => edited["metadata"]["annotations"][names::GANG_ANNOTATION] = word.into(),
+            None => edited["metadata"]["annotations"] = json!({}),
+        }
+        cluster.pod(&edited);
+        cluster.wait(7);
+        assert_eq!(phase(&cluster, "a"), GangPhase::Bound, "{word:?}");
+        // Nor is it taken for lost once it has ended.
+        edited["status"]["phase"] = "Succeeded".into();
+        cluster.pod(&edited);
+        cluster.wait(7);
+        assert_eq!(phase(&cluster, "a"), GangPhase::Bound, "{word:?}");
+    }
 }
 
 #[test]

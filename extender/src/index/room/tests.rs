@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use gantry_gang::Levels;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::decide::Options;
 use crate::fixtures::{GPU, watched};
-use crate::index::{Belongs, SlimNode, Source, described};
+use crate::index::{Belongs, Index, SlimNode, Source, described};
 use crate::pod::{Reader, Seen, Words};
 
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];

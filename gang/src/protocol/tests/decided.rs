@@ -174,6 +174,31 @@ fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
 }
 
 #[test]
+fn what_was_said_before_a_late_answer_to_a_write_that_is_over_is_said_again() {
+    let (mut world, decision) = committing();
+    // The watch is quicker than the answer.
+    world.show("a", shows(&decision));
+    for uid in ["a0", "a1"] {
+        world.bind(uid);
+    }
+    for uid in ["a0", "a1"] {
+        world.gone(uid);
+    }
+    let last = |world: &mut World| world.gangs.take_statuses().pop();
+    let (_, said) = last(&mut world).unwrap();
+    assert_eq!((said.phase, said.decision.as_ref()), (GangPhase::Done, None));
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    let again = last(&mut world).map(|(_, status)| status);
+    assert_eq!(
+        again,
+        Some(said),
+        "whoever writes drops what is older than the answer"
+    );
+}
+
+#[test]
 fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
     let (mut world, decision) = committing();
     world

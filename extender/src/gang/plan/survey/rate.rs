@@ -160,18 +160,8 @@ fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<
             };
         }
         let Some(gbs) = least else { return Vec::new() };
-        last = last.min(megabytes(gbs));
+        last = last.min(decide::megabytes(gbs));
         reach.push(last);
     }
     reach
-}
-
-/// Whole MB/s: the noise of floating point must not decide.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "bandwidths are positive and far below 2^63 MB/s"
-)]
-fn megabytes(gbs: f64) -> u64 {
-    (gbs * 1e3).round() as u64
 }

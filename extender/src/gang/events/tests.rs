@@ -1,0 +1,178 @@
+use gantry_api::{DecidedSlot, Decision};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::*;
+
+fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
+    GangStatus {
+        phase,
+        reason: reason.into(),
+        min: 8,
+        members: 8,
+        bound,
+        domain: "rack r7".into(),
+        ..GangStatus::default()
+    }
+}
+
+#[test]
+fn every_step_is_told_once_and_counts_are_not() {
+    let story = [
+        status(GangPhase::Collecting, "5 of 8 members exist", 0),
+        status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
+        status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
+        status(GangPhase::Planned, "has its places", 0),
+        status(GangPhase::Planned, "is on its way", 0),
+        status(GangPhase::Committing, "is being decided", 0),
+        status(GangPhase::Binding, "is being bound", 3),
+        status(GangPhase::Bound, "is bound", 8),
+        status(GangPhase::Repairing, "keeps a place for a lost member", 7),
+        status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
+        status(GangPhase::Bound, "is bound", 8),
+        status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
+        status(GangPhase::Repairing, RESTARTING, 0),
+        status(GangPhase::Repairing, RESTARTING, 0),
+    ];
+    let mut before = None;
+    let mut told = Vec::new();
+    for now in &story {
+        told.extend(tiding(before, now).map(|tiding| format!("{} {}", tiding.reason, tiding.note)));
+        before = Some(now);
+    }
+    let wanted = [
+        "GangWaits waits for room: no rack has 64 GPUs free",
+        "GangPlaced 8 members have places in rack r7",
+        "GangBound 8 of 8 members are bound in rack r7",
+        "MemberLost keeps a place for a lost member",
+        "GangBound whole again: 8 of 8 members are bound in rack r7",
+        "MemberLost lacks 1 of 8 members",
+        "GangRestarts is being started anew",
+    ];
+    assert_eq!(told, wanted);
+}
+
+fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Condition {
+    Condition {
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
+        message: message.into(),
+        observed_generation: None,
+        reason: reason.into(),
+        status: if holds { "True" } else { "False" }.into(),
+        type_: kind.into(),
+    }
+}
+
+/// A gang `train` of two that is bound, and one place that is kept.
+fn bound() -> GangStatus {
+    let slot = |pod: Option<&str>| DecidedSlot {
+        node: "n".into(),
+        devices: Vec::new(),
+        ordinal: None,
+        rank: None,
+        role: String::new(),
+        pod: pod.map(PodUid::from),
+        pod_name: pod.unwrap_or_default().to_owned(),
+    };
+    GangStatus {
+        name: "train".into(),
+        decision: Some(Decision {
+            id: "d".into(),
+            revision: 0,
+            min: 2,
+            domain: String::new(),
+            slots: vec![slot(Some("a")), slot(Some("b")), slot(None)],
+        }),
+        ..status(GangPhase::Bound, "is bound", 2)
+    }
+}
+
+/// What is told while a gang has one status after the other: of whom, and the note, for this reason.
+fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
+    let (events, mut mailbox) = Events::new();
+    let gang = GangKey {
+        namespace: "ml".into(),
+        name: "train".into(),
+        dialect: gantry_gang::Dialect::Annotation,
+        incarnation: "".into(),
+    };
+    let mut before = None;
+    for now in story {
+        events.gang_moved(&gang, before, now);
+        before = Some(now);
+    }
+    let all = std::iter::from_fn(|| mailbox.0.try_recv().ok());
+    all.filter(|(_, tiding)| tiding.reason == reason)
+        .map(|(about, tiding)| match about {
+            About::Gang(name) => (format!("gang {}", name.name), tiding.note),
+            About::Pod { name, .. } => (format!("pod {name}"), tiding.note),
+        })
+        .collect()
+}
+
+#[test]
+fn members_that_several_conventions_name_are_told_so_once_when_they_are_bound() {
+    let message = "its pods go by Annotation; Volcano names them too and is passed over";
+    let mut contested = bound();
+    contested.conditions = vec![condition(CONTESTED, true, "SeveralConventions", message)];
+    let before = status(GangPhase::Binding, "is being bound", 1);
+    let told = told(&[before, contested.clone(), contested], "GangContested");
+    let note = format!("gang train: {message}");
+    assert_eq!(told, [("pod a".into(), note.clone()), ("pod b".into(), note)]);
+}
+
+#[test]
+fn a_bound_gang_and_its_members_are_told_once_that_what_is_said_of_it_now_does_not_hold() {
+    let with = |holds, reason, message| {
+        let mut status = bound();
+        status.conditions = vec![condition(VALID, holds, reason, message)];
+        status
+    };
+    let message = "the minimum is 5 now and was 2 when it was decided";
+    let changed = with(false, "MinimumChanged", message);
+    let good = with(
+        true,
+        "Valid",
+        "as annotation gantry.dev/gang-min of its pods says",
+    );
+    let story = [good.clone(), changed.clone(), changed.clone(), good];
+    let note = format!("gang train goes on as it is: {message}");
+    let all = ["gang train", "pod a", "pod b"].map(|of| (of.to_owned(), note.clone()));
+    assert_eq!(told(&story, "GangInvalid"), all);
+    // A process that begins with it has not seen it change.
+    assert_eq!(told(std::slice::from_ref(&changed), "GangInvalid"), []);
+    let unknown = with(false, "Unknown", "PodGroup train was not read yet");
+    assert_eq!(told(&[changed, unknown], "GangInvalid"), []);
+}
+
+#[test]
+fn what_stands_in_both_words_is_said_once() {
+    for (note, message, wanted) in [
+        ("is bound", "", "is bound"),
+        ("is bound", "8 bound", "is bound: 8 bound"),
+        (
+            "waits for room: no rack",
+            "no rack: 3 of 8 fit",
+            "waits for room: no rack: 3 of 8 fit",
+        ),
+        ("is not valid: level: no", "level: no", "is not valid: level: no"),
+    ] {
+        assert_eq!(joined(note.into(), message), wanted);
+    }
+}
+
+#[test]
+fn a_note_is_cut_to_what_the_api_server_takes() {
+    let about = About::Gang(Name {
+        namespace: "ml".into(),
+        name: "train".into(),
+    });
+    let tiding = Tiding {
+        reason: "GangWaits",
+        warning: false,
+        note: "ä".repeat(900),
+    };
+    let event = event(&about, "u".into(), tiding, jiff::Timestamp::UNIX_EPOCH);
+    assert!(event.note.unwrap().len() <= 1024);
+    assert_eq!(event.regarding.unwrap().kind.as_deref(), Some("Gang"));
+}

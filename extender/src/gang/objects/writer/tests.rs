@@ -1,0 +1,73 @@
+use serde_json::json;
+
+use gantry_api::GangSpec;
+use gantry_gang::Dialect;
+
+use super::*;
+
+fn decision() -> Decision {
+    Decision {
+        id: "1".to_owned(),
+        revision: 0,
+        min: 2,
+        domain: String::new(),
+        slots: Vec::new(),
+    }
+}
+
+#[test]
+fn what_was_said_since_the_watch_showed_the_decision_outlives_the_end_of_its_write() {
+    let said = |decision| GangStatus {
+        decision,
+        ..GangStatus::default()
+    };
+    let mut lane = Lane {
+        status: Some(said(None)),
+        ..Lane::default()
+    };
+    lane.decided(&decision());
+    assert_eq!(lane.status, None);
+    // A place was lost meanwhile: its member waits until it is written down where it is to go.
+    lane.status = Some(said(Some(decision())));
+    lane.decided(&decision());
+    assert_eq!(lane.status, Some(said(Some(decision()))));
+}
+
+#[test]
+fn a_decision_says_whose_it_is_though_no_status_was_ever_written() {
+    let gang = GangKey {
+        namespace: "default".into(),
+        name: "a".into(),
+        dialect: Dialect::Annotation,
+        incarnation: "1".into(),
+    };
+    let mut lane = Lane {
+        commit: Some((Arc::new(gang.clone()), decision())),
+        ..Lane::default()
+    };
+    // The object was made, and the write after that has failed.
+    let made = Object {
+        uid: "1".into(),
+        resource_version: "1".into(),
+        ours: true,
+        spec: Ok(GangSpec::default()),
+        status: GangStatus::default(),
+    };
+    let (_, status) = lane.next(Some(&made), true).unwrap();
+    assert_eq!(status.decision, Some(decision()));
+    assert_eq!(GangKey::of_status(&gang.namespace, &status), Some(gang));
+}
+
+/// By its conditions a bound gang is told what is said of it and does not hold.
+#[test]
+fn what_a_status_is_compared_with_has_its_conditions() {
+    let valid = json!([{
+        "type": "Valid", "status": "True", "reason": "Valid", "message": "as its pods say", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    let status = GangStatus {
+        conditions: serde_json::from_value(valid).unwrap(),
+        ..GangStatus::default()
+    };
+    assert_eq!(step(&status).conditions, status.conditions);
+    assert_eq!(status.conditions.len(), 1);
+}

@@ -1,0 +1,252 @@
+//! One thing that is done to a pod: the writes for it, and how it is called. When it is done, and how often it is tried, is not decided here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{PodUid, names};
+use gantry_gang::GangKey;
+use gantry_gang::protocol::Hindrance;
+use http::{Method, Request};
+use kube::Client;
+use serde_json::{Value, json};
+
+use crate::gang::events::Tiding;
+use crate::watch::chain;
+
+/// Time limit of one write.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+const JSON: &str = "application/json";
+
+/// What is done to a pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Deed {
+    /// Our scheduling gate is removed.
+    Ungate,
+    /// It is evicted for a gang.
+    Evict(Arc<GangKey>),
+    /// It is evicted, for the rest of this gang, its own, had to go.
+    EvictRest {
+        of: Arc<GangKey>,
+        /// The gang that it gives way to.
+        to: Option<Arc<GangKey>>,
+    },
+    /// It is deleted, for this reason.
+    Delete(Arc<str>),
+}
+
+impl Deed {
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Ungate => "ungate",
+            Self::Evict(_) | Self::EvictRest { .. } => "evict",
+            Self::Delete(_) => "delete",
+        }
+    }
+
+    pub(super) fn hindrance(&self) -> Hindrance {
+        match self {
+            Self::Ungate => Hindrance::Gates,
+            Self::Evict(_) | Self::EvictRest { .. } | Self::Delete(_) => Hindrance::Removal,
+        }
+    }
+
+    /// The file with the right for it.
+    pub(super) fn right(&self) -> &'static str {
+        match self {
+            Self::Ungate => "manifests/gates.yaml",
+            Self::Evict(_) | Self::EvictRest { .. } => "manifests/extender-preempt.yaml",
+            Self::Delete(_) => "manifests/extender-restart.yaml",
+        }
+    }
+}
+
+/// A pod as the write names it.
+#[derive(Debug, Clone)]
+pub(super) struct Pod {
+    pub(super) uid: PodUid,
+    pub(super) namespace: Arc<str>,
+    pub(super) name: Arc<str>,
+}
+
+/// How a write ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Done,
+    /// The pod is gone, or has not what was to be taken from it.
+    Moot,
+    /// A disruption budget does not allow it now.
+    Budget(String),
+    /// It may not be done.
+    Forbidden(String),
+    /// It is not known to be done.
+    Failed(String),
+    /// The pod could not be marked now, and was not deleted.
+    Unmarked(String),
+}
+
+/// Does it to a pod.
+pub(super) async fn perform(client: &Client, pod: &Pod, deed: &Deed, marks: u32) -> End {
+    let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
+    let preconditions = json!({"uid": pod.uid.as_str()});
+    match deed {
+        Deed::Ungate => ungate(client, pod, &path).await,
+        Deed::Evict(_) | Deed::EvictRest { .. } => {
+            let eviction = json!({
+                "apiVersion": "policy/v1", "kind": "Eviction",
+                "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
+                "deleteOptions": {"preconditions": preconditions},
+            });
+            let path = format!("{path}/eviction");
+            match send(client, Method::POST, &path, JSON, &eviction).await {
+                Err((429, why)) => End::Budget(why),
+                ended => end(ended),
+            }
+        }
+        Deed::Delete(why) => {
+            // Once is enough, however often it has to be tried.
+            if marks > 0 {
+                match mark_disrupted(client, pod, &path, why).await {
+                    Err((404 | 409, _)) => return End::Moot,
+                    Err((0 | 408 | 429 | 500.., why)) if marks > 1 => return End::Unmarked(why),
+                    _ => {}
+                }
+            }
+            let options =
+                json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
+            end(send(client, Method::DELETE, &path, JSON, &options).await)
+        }
+    }
+}
+
+/// Says in the pod's status that it does not go by a fault of its own, as eviction does: by this a Job's `podFailurePolicy` can leave such ends
+/// uncounted, which would else use up its `backoffLimit` and have its controller wait longer with each pod.
+async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Result<Value, (u16, String)> {
+    let patch = json!({
+        "metadata": {"uid": pod.uid.as_str()},
+        "status": {"conditions": [{
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "GangRestarts",
+            "message": why,
+            "lastTransitionTime": jiff::Timestamp::now().to_string(),
+        }]},
+    });
+    let path = format!("{path}/status");
+    send(
+        client,
+        Method::PATCH,
+        &path,
+        "application/strategic-merge-patch+json",
+        &patch,
+    )
+    .await
+}
+
+/// Most often ours is the only gate. Where it is not, the pod is read.
+async fn ungate(client: &Client, pod: &Pod, path: &str) -> End {
+    match remove_gate(client, pod, path, 0).await {
+        Err((422, _)) => {}
+        ended => return end(ended),
+    }
+    let read = match send(client, Method::GET, path, JSON, &Value::Null).await {
+        Ok(read) => read,
+        failed => return end(failed),
+    };
+    let gates = read["spec"]["schedulingGates"].as_array();
+    let at = gates.and_then(|gates| gates.iter().position(|gate| gate["name"] == names::GANG_GATE));
+    match at {
+        Some(at) if read["metadata"]["uid"] == pod.uid.as_str() => {
+            end(remove_gate(client, pod, path, at).await)
+        }
+        _ => End::Moot,
+    }
+}
+
+/// Fails as a whole if it is another pod by now, or another gate.
+async fn remove_gate(client: &Client, pod: &Pod, path: &str, at: usize) -> Result<Value, (u16, String)> {
+    let gate = format!("/spec/schedulingGates/{at}");
+    let patch = json!([
+        {"op": "test", "path": "/metadata/uid", "value": pod.uid.as_str()},
+        {"op": "test", "path": format!("{gate}/name"), "value": names::GANG_GATE},
+        {"op": "remove", "path": gate},
+    ]);
+    send(client, Method::PATCH, path, "application/json-patch+json", &patch).await
+}
+
+/// The answer, or its status and why; 0 where there was none.
+async fn send(
+    client: &Client,
+    method: Method,
+    path: &str,
+    form: &str,
+    body: &Value,
+) -> Result<Value, (u16, String)> {
+    let body = if body.is_null() {
+        Vec::new()
+    } else {
+        body.to_string().into_bytes()
+    };
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(http::header::CONTENT_TYPE, form)
+        .body(body)
+        .map_err(|error| (0, error.to_string()))?;
+    match tokio::time::timeout(TIMEOUT, client.request::<Value>(request)).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) => Err((status.code, status.message.clone())),
+        Ok(Err(error)) => Err((0, chain(&error))),
+        Err(_) => Err((0, "no answer in time".to_owned())),
+    }
+}
+
+fn end(ended: Result<Value, (u16, String)>) -> End {
+    match ended {
+        Ok(_) => End::Done,
+        Err((404 | 409, _)) => End::Moot,
+        Err((403, why)) => End::Forbidden(why),
+        Err((_, why)) => End::Failed(why),
+    }
+}
+
+/// What hinders a gang.
+pub(super) fn hindrance(pod: &Pod, deed: &Deed, why: &str) -> Tiding {
+    let what = match deed {
+        Deed::Ungate => "its scheduling gate cannot be removed",
+        Deed::Evict(_) | Deed::EvictRest { .. } => "it cannot be evicted yet",
+        Deed::Delete(_) => "it cannot be deleted",
+    };
+    Tiding {
+        reason: "GangHindered",
+        warning: true,
+        note: format!("pod {}: {what}: {why}", pod.name),
+    }
+}
+
+/// What the pod's own Event says once it is done.
+pub(super) fn told(deed: &Deed) -> Option<Tiding> {
+    let (reason, note) = match deed {
+        Deed::Ungate => return None,
+        Deed::Evict(by) => (
+            "Preempted",
+            format!("evicted: gang {by}, of higher priority, needs what it has"),
+        ),
+        Deed::EvictRest { of, to: None } => (
+            "Preempted",
+            format!("evicted: the rest of its gang {of} had to go for another"),
+        ),
+        Deed::EvictRest { of, to: Some(to) } => (
+            "GangGivesWay",
+            format!(
+                "evicted: its gang {of} gives way to gang {to}; both had lost members, and each held what the other lacked"
+            ),
+        ),
+        Deed::Delete(why) => ("GangRestarts", format!("deleted: {why}")),
+    };
+    Some(Tiding {
+        reason,
+        warning: true,
+        note,
+    })
+}

@@ -1,0 +1,68 @@
+//! Custom resources of ours whose fields are not read yet: a watch must go on when one object is malformed. Of an object nothing is read here but
+//! its metadata.
+
+use std::borrow::Cow;
+use std::marker::PhantomData;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+
+use crate::metadata;
+
+/// An object of kind `K`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(bound = "")]
+pub struct Loose<K> {
+    /// Its metadata.
+    #[serde(default, deserialize_with = "metadata::read")]
+    pub metadata: ObjectMeta,
+    /// Its spec.
+    #[serde(default)]
+    pub spec: serde_json::Value,
+    /// Its status.
+    #[serde(default)]
+    pub status: Option<serde_json::Value>,
+    /// Its kind, by which the API server is asked.
+    #[serde(skip)]
+    pub kind: PhantomData<K>,
+}
+
+impl<K> Default for Loose<K> {
+    fn default() -> Self {
+        Self {
+            metadata: ObjectMeta::default(),
+            spec: serde_json::Value::default(),
+            status: None,
+            kind: PhantomData,
+        }
+    }
+}
+
+impl<K: kube::Resource<DynamicType = ()>> kube::Resource for Loose<K> {
+    type DynamicType = ();
+    type Scope = K::Scope;
+
+    fn kind(of: &()) -> Cow<'_, str> {
+        K::kind(of)
+    }
+
+    fn group(of: &()) -> Cow<'_, str> {
+        K::group(of)
+    }
+
+    fn version(of: &()) -> Cow<'_, str> {
+        K::version(of)
+    }
+
+    fn plural(of: &()) -> Cow<'_, str> {
+        K::plural(of)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
