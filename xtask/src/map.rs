@@ -11,9 +11,10 @@ use crate::run::root;
 const DOCUMENT: &str = "ARCHITECTURE.md";
 /// The crates with modules. Each has a section of its name, whose table names them in its first column: as `plan`, `gang/plan` or
 /// `gang/plan/{fill, pack}`.
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 10] = [
     "topology",
     "api",
+    "client",
     "gang",
     "plugin",
     "extender",

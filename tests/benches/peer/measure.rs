@@ -36,19 +36,17 @@ pub(crate) struct Running {
 impl Mode {
     /// A node for it, and what a plugin there is told. The plugin on grpc-go is told how many devices to make up.
     fn lay_out(self) -> Result<(Node, Setting)> {
-        let node = Node::of(MACHINE)?;
+        let node = match self {
+            Self::Slices => Node::cut(MACHINE, &["1g.5gb"; 7])?,
+            Self::Whole | Self::Replicas => Node::of(MACHINE)?,
+        };
         let setting = match self {
             Self::Whole => Setting::default(),
-            Self::Slices => {
-                for gpu in 0..8 {
-                    node.controller().recut(gpu, &["1g.5gb"; 7])?;
-                }
-                Setting {
-                    mig: Some(Mig::Single),
-                    env: &[("BARE_DEVICES", "56")],
-                    ..Setting::default()
-                }
-            }
+            Self::Slices => Setting {
+                mig: Some(Mig::Single),
+                env: &[("BARE_DEVICES", "56")],
+                ..Setting::default()
+            },
             Self::Replicas => Setting {
                 sharing: Some(Sharing {
                     replicas: 10,

@@ -7,7 +7,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use gantry_nvml_sim::Installed;
-use gantry_nvml_sim::control::Controller;
+use gantry_nvml_sim::control::{Controller, MigChange, Piece, apply};
+use gantry_nvml_sim::facts::Facts;
+use gantry_topology::Machine;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::setting::Setting;
@@ -16,6 +18,10 @@ use super::setting::Setting;
 const LAY_DOWN: &str = include_str!("node.sh");
 /// The folder with NVIDIA's programs, where somebody has built them.
 const NVIDIA_VARIABLE: &str = "GANTRY_NVIDIA_BIN";
+
+fn machine_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../simulator/machines/{name}.yaml"))
+}
 
 /// One of the programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,9 +113,31 @@ impl Node {
     /// # Errors
     /// The machine file's, or the folder cannot be written.
     pub fn of(name: &str) -> Result<Self> {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../simulator/machines/{name}.yaml"));
         let folder = tempfile::tempdir()?;
-        let installed = gantry_nvml_sim::install(&file, &folder.path().join("gpus"))?;
+        let installed = gantry_nvml_sim::install(&machine_file(name), &folder.path().join("gpus"))?;
+        Self::with(folder, installed)
+    }
+
+    /// The machine `simulator/machines/NAME.yaml` with every GPU cut into `pieces` (`1g.5gb`), by its machine file: of a GPU cut at run
+    /// time the simulator reads the cut again with every event, which takes it milliseconds.
+    ///
+    /// # Errors
+    /// As [`Node::of`]; when a GPU cannot be cut so.
+    pub fn cut(name: &str, pieces: &[&str]) -> Result<Self> {
+        let file = machine_file(name);
+        let machine = gantry_topology::read(&std::fs::read_to_string(&file)?)?;
+        let facts = Facts::of(&machine)?;
+        let mut parts = machine.into_parts();
+        let pieces: Vec<Piece> = pieces
+            .iter()
+            .map(|piece| piece.parse())
+            .collect::<Result<_, _>>()?;
+        for (gpu, facts) in parts.gpus.iter_mut().zip(&facts.gpus) {
+            gpu.mig = Some(apply(facts, None, &MigChange::Recut(pieces.clone()))?.mig);
+        }
+        let text = gantry_topology::read::to_yaml(&Machine::new(parts)?)?;
+        let folder = tempfile::tempdir()?;
+        let installed = gantry_nvml_sim::install_text(&text, &file, &folder.path().join("gpus"))?;
         Self::with(folder, installed)
     }
 

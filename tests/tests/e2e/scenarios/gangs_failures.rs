@@ -202,7 +202,7 @@ async fn places_moved(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> 
 }
 
 /// All that is on the node is away, and its Node object is removed.
-async fn node_lost(bed: &Bed, lost: &str) -> Result<()> {
+pub(super) async fn node_lost(bed: &Bed, lost: &str) -> Result<()> {
     let node = bed.cluster().node(lost)?;
     for program in ["kubelet", PLUGIN] {
         node.program(program)?.kill().await?;
@@ -214,7 +214,7 @@ async fn node_lost(bed: &Bed, lost: &str) -> Result<()> {
 }
 
 /// Undoes [`node_lost`]: the node is back with another Node object. The plugin's token was for the one that is gone.
-async fn node_returns(bed: &Bed, lost: &str) -> Result<()> {
+pub(super) async fn node_returns(bed: &Bed, lost: &str) -> Result<()> {
     let node = bed.cluster().node(lost)?;
     if !node.program("kubelet")?.is_running() {
         node.sandbox().run_again("kubelet").await?;
@@ -314,6 +314,11 @@ const REPLICAS: [(&str, &str); 2] = [
 
 pub(super) async fn two_extenders_take_over_from_each_other(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-pair").await?;
+    with_two_extenders(bed, async || rolling_update(&scene).await).await
+}
+
+/// Tells a story with two extenders, of which one leads, behind a Service.
+pub(super) async fn with_two_extenders(bed: &Bed, story: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
     let control = bed.cluster().control();
     let binary = gantry::binary().context("no gantry beside this test")?;
     control.daemon(EXTENDER)?.stop().await?;
@@ -325,7 +330,7 @@ pub(super) async fn two_extenders_take_over_from_each_other(bed: &Bed) -> Result
     let tool = env!("CARGO_BIN_EXE_gantry-cluster");
     let backends = REPLICAS.map(|(_, listen)| listen);
     service::start(control, tool, "127.0.0.1:8010", &backends).await?;
-    let outcome = rolling_update(&scene).await;
+    let outcome = story().await;
     // One extender again, whatever came of it.
     for name in REPLICAS.map(|(name, _)| name).into_iter().chain([SERVICE]) {
         control.daemon(name)?.kill().await?;
@@ -358,7 +363,7 @@ async fn rolling_update(scene: &Scene<'_>) -> Result<()> {
 }
 
 /// Waits until exactly one replica is ready, and tells which.
-async fn leader(scene: &Scene<'_>) -> Result<&'static str> {
+pub(super) async fn leader(scene: &Scene<'_>) -> Result<&'static str> {
     let control = scene.bed.cluster().control();
     let found = until("one extender that leads", GANG_LIMIT, async || {
         let mut ready = Vec::new();

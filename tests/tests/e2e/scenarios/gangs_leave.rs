@@ -173,7 +173,7 @@ pub(super) async fn while_it_is_bound_and_whoever_binds_it_is_killed(bed: &Bed) 
 /// It is decided, and the API server does not take two of its Bindings.
 async fn leave_binding(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     scene.create(crew).await?;
-    let decided = binding(scene, 2).await?;
+    let decided = binding(scene, "half", 2).await?;
     // Four GPUs are free, and as many as this wants are only where the others will be.
     scene.create_all([pods::sleeper("vulture", 8)?]).await?;
     let control = scene.bed.cluster().control();
@@ -181,7 +181,7 @@ async fn leave_binding(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
         control.daemon(program)?.kill().await?;
         control.run_again(program).await?;
         is_at_work_again(scene, program).await?;
-        let still = binding(scene, 2).await?;
+        let still = binding(scene, "half", 2).await?;
         ensure!(still == decided, "{still:?} instead of {decided:?}");
     }
     // One that is not bound goes, then one that is. Their places wait for whoever comes instead.
@@ -214,9 +214,9 @@ async fn leave_binding(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
 }
 
 /// Waits until so many members of the gang are bound, as was decided, and gives the decision.
-async fn binding(scene: &Scene<'_>, bound: u32) -> Result<Decision> {
+pub(super) async fn binding(scene: &Scene<'_>, gang: &str, bound: u32) -> Result<Decision> {
     let status = scene
-        .status_where("half", "decided and not yet bound", |status| {
+        .status_where(gang, "decided and not yet bound", |status| {
             status.phase == GangPhase::Binding && status.bound == bound
         })
         .await?;
@@ -248,9 +248,13 @@ async fn leave_committing(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     let committing = [(r#"gangs{phase="committing"}"#, 1.0)];
     Metrics::settled(scene.bed, &committing).await?;
     let control = scene.bed.cluster().control();
-    control.daemon("kube-scheduler")?.kill().await?;
-    control.run_again("kube-scheduler").await?;
-    is_at_work_again(scene, "kube-scheduler").await?;
+    // Of the decision that the first extender sends nobody knows any more; the next makes another, which is not answered either.
+    for program in [EXTENDER, "kube-scheduler"] {
+        control.daemon(program)?.kill().await?;
+        control.run_again(program).await?;
+        is_at_work_again(scene, program).await?;
+        Metrics::settled(scene.bed, &committing).await?;
+    }
     scene.delete(&crew.pod_name(1)).await?;
     Metrics::settled(scene.bed, &committing).await?;
     let status = scene.status(&crew.name).await?;

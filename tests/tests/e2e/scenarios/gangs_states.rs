@@ -1,21 +1,25 @@
-//! The states of gangs that pass by themselves where nothing holds them up: a lost member, victims that take their time, what cannot be followed. The
-//! extender, kube-scheduler and every kubelet die meanwhile, and each gang is afterwards what it was, and comes to its end.
+//! The states of gangs that pass by themselves where nothing holds them up: a lost member, victims that take their time, a decision of which not all is
+//! bound, a try that has failed, what cannot be followed. The extender, kube-scheduler and every kubelet die meanwhile, or one extender follows another, and
+//! each gang is afterwards what it was, and comes to its end.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use gantry_api::GangPhase;
-use gantry_api::names::GANG_MIN_ANNOTATION;
+use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_MIN_ANNOTATION};
+use gantry_api::{Decision, GangPhase};
 use gantry_e2e::gantry::EXTENDER;
+use gantry_e2e::until;
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
 
 use super::churn::nothing_is_left;
-use super::gangs_failures::kill_kubelets;
+use super::gangs_failures::{kill_kubelets, leader, with_two_extenders};
+use super::gangs_leave::binding;
 use super::gangs_preempt::{IMPORTANT, is_gone, make_class};
 use crate::bed::Bed;
-use crate::gangs::{Crew, Scene, brief};
-use crate::{pods, records};
+use crate::gangs::{Crew, GANG_LIMIT, Scene, brief};
+use crate::{hindrance, pods, records};
 
 /// The file in a container that it waits for before it ends.
 const MAY_END: &str = "/may-end";
@@ -30,7 +34,18 @@ struct Gangs {
     /// Bound, and asked to end for the next.
     slow: Crew,
     urgent: Crew,
+    /// Decided, and one of its two Bindings is refused.
+    half: Crew,
+    /// One of its two members never comes to its place.
+    late: Crew,
     invalid: Crew,
+}
+
+/// What must be as it was, whoever is killed.
+struct Before {
+    /// The place of the member that is lost.
+    kept: Place,
+    decided: Decision,
 }
 
 impl Gangs {
@@ -39,21 +54,22 @@ impl Gangs {
             torn: Crew::new("torn", 2, 4).of_class(IMPORTANT),
             slow: Crew::new("slow", 2, 4),
             urgent: Crew::new("urgent", 2, 4).of_class(IMPORTANT),
+            half: Crew::new("half", 2, 1),
+            late: Crew::new("late", 2, 1).with(GANG_ARRIVAL_ANNOTATION, "1"),
             invalid: Crew::new("invalid", 2, 4),
         }
     }
 
-    /// Brings each to its state. Gives the place of the member that is lost.
-    async fn form(&self, scene: &Scene<'_>) -> Result<Place> {
+    /// Brings each to its state.
+    async fn form(&self, scene: &Scene<'_>) -> Result<Before> {
         scene.create(&self.torn).await?;
         scene.runs(&self.torn).await?;
         let slow = self.slow.pods()?.into_iter().map(slow_to_end);
         scene.create_all(slow.collect::<Result<Vec<_>>>()?).await?;
         scene.runs(&self.slow).await?;
-        // Four GPUs are left, and whoever has them is too little a victim.
-        let single = records::recording(pods::sleeper("single", 4)?, 100_000.0)?;
-        scene.create_all([single]).await?;
-        scene.run_on_grants(&["single".to_owned()]).await?;
+        // Four GPUs are left. Two of them are this one's, which is too little a victim; the others are nobody's while the late one backs off.
+        scene.create(&self.half).await?;
+        let decided = binding(scene, "half", 1).await?;
         // This waits for longer than the gang for which others go, and must not profit by it, nor by a place that is kept.
         scene.create_all([pods::sleeper("vulture", 4)?]).await?;
 
@@ -68,11 +84,14 @@ impl Gangs {
         annotations.insert(GANG_MIN_ANNOTATION.to_owned(), "3".to_owned());
         scene.create_all([self.invalid.pod(0)?, other]).await?;
         scene.phase("invalid", GangPhase::Invalid).await?;
-        Ok(kept)
+        scene
+            .create_all([self.late.pod(0)?, self.late.pod_kept_out(1)?])
+            .await?;
+        Ok(Before { kept, decided })
     }
 
-    /// All are again, or still, what they were.
-    async fn stand(&self, scene: &Scene<'_>) -> Result<()> {
+    /// All but the late one are again, or still, what they were.
+    async fn stand(&self, scene: &Scene<'_>, before: &Before) -> Result<()> {
         let torn = scene.phase("torn", GangPhase::Repairing).await?;
         ensure!(torn.bound == 1, "{}", brief(&torn));
         scene.phase("urgent", GangPhase::Preempting).await?;
@@ -83,41 +102,125 @@ impl Gangs {
         for name in self.slow.pod_names() {
             ensure!(is_going(scene, &name).await?, "{name} is not asked to end");
         }
-        ensure!(!is_going(scene, "single").await?, "more has to go than it takes");
+        let decided = binding(scene, "half", 1).await?;
+        ensure!(
+            decided == before.decided,
+            "{decided:?} instead of {:?}",
+            before.decided
+        );
+        for name in self.half.pod_names() {
+            ensure!(!is_going(scene, &name).await?, "more has to go than it takes");
+        }
         gets_nothing(scene, "vulture").await
     }
 
-    /// Whoever is killed, they stand, and in the end the lost member is replaced in its place, and what is freed goes to whom it was freed for.
-    async fn outlive(&self, scene: &Scene<'_>) -> Result<()> {
-        let kept = self.form(scene).await?;
-        let cluster = scene.bed.cluster();
-        for program in [EXTENDER, "kube-scheduler"] {
-            cluster.control().daemon(program)?.kill().await?;
-            cluster.control().run_again(program).await?;
-            is_at_work_again(scene, program).await?;
-            self.stand(scene).await?;
-        }
-        kill_kubelets(scene).await?;
-        self.stand(scene).await?;
+    /// The late one backs off, for some seconds: whoever is killed next is killed meanwhile. Tries that have failed are not forgotten.
+    async fn backs_off(&self, scene: &Scene<'_>, strikes: u32) -> Result<u32> {
+        let late = scene.phase("late", GangPhase::Backoff).await?;
+        ensure!(
+            late.bound == 0 && late.strikes >= strikes.max(1),
+            "{strikes} tries had failed: {}",
+            brief(&late)
+        );
+        scene.holds_nothing(&self.late).await?;
+        Ok(late.strikes)
+    }
 
+    /// Whoever is killed, they stand.
+    async fn outlive(&self, scene: &Scene<'_>) -> Result<Before> {
+        let before = self.form(scene).await?;
+        self.stand(scene, &before).await?;
+        let strikes = self.backs_off(scene, 0).await?;
+        let control = scene.bed.cluster().control();
+        let restart = async |program: &str| {
+            control.daemon(program)?.kill().await?;
+            control.run_again(program).await?;
+            is_at_work_again(scene, program).await
+        };
+        restart("kube-scheduler").await?;
+        self.stand(scene, &before).await?;
+        let strikes = self.backs_off(scene, strikes).await?;
+        kill_kubelets(scene).await?;
+        self.stand(scene, &before).await?;
+        self.backs_off(scene, strikes).await?;
+        // Nobody knows afterwards until when it should have paused.
+        scene.let_in().await?;
+        restart(EXTENDER).await?;
+        self.stand(scene, &before).await?;
+        Ok(before)
+    }
+
+    /// Each of two extenders is replaced in turn, the leader first, as an update does; they stand.
+    async fn outlive_an_update(&self, scene: &Scene<'_>) -> Result<Before> {
+        let control = scene.bed.cluster().control();
+        leader(scene).await?;
+        let before = self.form(scene).await?;
+        let mut strikes = 0;
+        for is_last in [false, true] {
+            self.stand(scene, &before).await?;
+            let name = leader(scene).await?;
+            strikes = self.backs_off(scene, strikes).await?;
+            if is_last {
+                scene.let_in().await?;
+            }
+            control.daemon(name)?.stop().await?;
+            let next = leader(scene).await?;
+            ensure!(next != name, "{name} answers after its end");
+            control.run_again(name).await?;
+            is_at_work_again(scene, EXTENDER).await?;
+        }
+        self.stand(scene, &before).await?;
+        Ok(before)
+    }
+
+    /// In the end the lost member is replaced in its place, what is freed goes to whom it was freed for, and who was held up runs.
+    async fn end(&self, scene: &Scene<'_>, before: &Before) -> Result<()> {
+        scene.runs(&self.late).await?;
+        scene.runs(&self.half).await?;
+        let bound = scene.status("half").await?.decision;
+        ensure!(
+            bound.as_ref() == Some(&before.decided),
+            "{bound:?} instead of {:?}",
+            before.decided
+        );
         scene.create_all([self.torn.pod(1)?]).await?;
         scene.runs(&self.torn).await?;
         let back = place(&scene.pods.get(&self.torn.pod_name(1)).await?)?;
-        ensure!(back == kept, "{back:?} instead of {kept:?}");
+        ensure!(back == before.kept, "{back:?} instead of {:?}", before.kept);
         for name in self.slow.pod_names() {
             let_end(scene, &name).await?;
-            is_gone(scene, &name).await?;
         }
         scene.runs(&self.urgent).await?;
+        for name in self.slow.pod_names() {
+            is_gone(scene, &name).await?;
+        }
         gets_nothing(scene, "vulture").await?;
-        records::ensure_no_device_twice(&records::read(cluster)?)?;
-        for crew in [&self.torn, &self.urgent, &self.invalid] {
-            scene.disband(crew).await?;
+        records::ensure_no_device_twice(&records::read(scene.bed.cluster())?)?;
+        // All at once, for one after the other takes longer than all before.
+        let soon = DeleteParams::default().grace_period(1);
+        scene
+            .pods
+            .delete_collection(&soon, &ListParams::default())
+            .await?;
+        Ok(())
+    }
+
+    /// Plays what they outlive, and their end.
+    async fn play(&self, scene: &Scene<'_>, outlive: impl AsyncFnOnce() -> Result<Before>) -> Result<()> {
+        hindrance::hinder(scene, &[self.half.pod_name(1)]).await?;
+        let outlived = outlive().await;
+        // Whatever came of it: it holds for the whole cluster.
+        hindrance::stop_hindering(scene).await?;
+        let outcome = match outlived {
+            Ok(before) => self.end(scene, &before).await,
+            Err(error) => Err(error),
+        };
+        // Whatever came of it: they would stay for minutes.
+        let mut ended = Ok(());
+        for name in self.slow.pod_names() {
+            ended = ended.and(let_end(scene, &name).await);
         }
-        for pod in ["single", "vulture"] {
-            scene.delete(pod).await?;
-        }
-        nothing_is_left(scene.bed).await
+        outcome.and(ended)
     }
 }
 
@@ -143,15 +246,19 @@ pub(super) fn slow_to_end(pod: Pod) -> Result<Pod> {
     Ok(serde_json::from_value(pod)?)
 }
 
-/// Lets a pod end that is [`slow_to_end`]; one that is not there any more has.
+/// Lets a pod end that is [`slow_to_end`]; one that is not there any more has. A kubelet that has just come back does not know of its pods yet.
 pub(super) async fn let_end(scene: &Scene<'_>, name: &str) -> Result<()> {
     let argv = ["-n", &scene.namespace, "exec", name, "--", "touch", MAY_END];
-    let told = scene.bed.cluster().kubectl(&argv).await;
-    ensure!(
-        told.is_ok() || scene.pods.get_opt(name).await?.is_none(),
-        "{name} cannot be told that it may end: {told:?}"
-    );
-    Ok(())
+    until(format!("{name} is told that it may end"), GANG_LIMIT, async || {
+        let told = scene.bed.cluster().kubectl(&argv).await;
+        match scene.pods.get_opt(name).await {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => told.map(drop).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await
+    .map_err(Into::into)
 }
 
 async fn gets_nothing(scene: &Scene<'_>, name: &str) -> Result<()> {
@@ -170,17 +277,23 @@ fn place(pod: &Pod) -> Result<Place> {
     Ok((pods::node(pod).to_owned(), pods::granted(pod)?))
 }
 
-pub(super) async fn a_lost_member_slow_victims_and_what_is_invalid_outlive_whoever_is_killed(
-    bed: &Bed,
-) -> Result<()> {
+pub(super) async fn what_passes_otherwise_outlives_whoever_is_killed(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-states").await?;
     make_class(bed).await?;
     let gangs = Gangs::new();
-    let outcome = gangs.outlive(&scene).await;
-    // Whatever came of it: they would stay for minutes.
-    let mut ended = Ok(());
-    for name in gangs.slow.pod_names() {
-        ended = ended.and(let_end(&scene, &name).await);
-    }
-    outcome.and(ended)
+    gangs.play(&scene, async || gangs.outlive(&scene).await).await?;
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn what_passes_otherwise_outlives_an_update_of_the_extender(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-update").await?;
+    make_class(bed).await?;
+    let gangs = Gangs::new();
+    let story = async || {
+        gangs
+            .play(&scene, async || gangs.outlive_an_update(&scene).await)
+            .await
+    };
+    with_two_extenders(bed, story).await?;
+    nothing_is_left(bed).await
 }

@@ -12,6 +12,7 @@ mod gangs_levels;
 mod gangs_lost;
 mod gangs_native;
 mod gangs_near;
+mod gangs_nodes;
 mod gangs_owned;
 mod gangs_preempt;
 mod gangs_schedulers;
@@ -113,11 +114,14 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_preempt::a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_for_it,
         gangs_failures::the_extender_and_the_scheduler_are_killed_with_gangs_in_every_state,
         gangs_failures::kubelets_are_killed_with_gangs_in_every_state,
-        gangs_states::a_lost_member_slow_victims_and_what_is_invalid_outlive_whoever_is_killed,
+        gangs_states::what_passes_otherwise_outlives_whoever_is_killed,
+        gangs_states::what_passes_otherwise_outlives_an_update_of_the_extender,
         gangs_failures::the_extender_is_killed_while_a_gang_is_being_bound,
         gangs_failures::a_node_is_lost_between_plan_and_decision,
         gangs_failures::kubelet_is_away_while_a_gang_is_bound_to_its_node,
         gangs_failures::a_node_is_deleted_under_a_bound_gang,
+        gangs_nodes::a_node_is_lost_while_a_gang_is_being_bound_to_it,
+        gangs_nodes::a_node_is_lost_where_others_have_to_go_for_a_gang_and_another_is_repaired,
         gangs_failures::two_extenders_take_over_from_each_other,
         gangs_input::that_cannot_be_followed_is_named_on_the_gang_and_its_pods,
         gangs_input::of_people_goes_first_and_changes_nothing_that_runs,
