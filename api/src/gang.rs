@@ -176,7 +176,8 @@ pub struct GangStatus {
     /// What was decided; absent before. Never changed but to go forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
-    /// `Valid`, `Placed`, `Bound`; `Contested` where other conventions name its pods too; `Hindered` while a right is missing.
+    /// `Valid`, `Placed`, `Bound`; `Contested` where other conventions name its pods too; `Hindered` while a right is missing,
+    /// or a disruption budget keeps pods that have to go.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }

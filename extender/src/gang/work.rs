@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use gantry_api::{PodUid, names};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Work;
+use gantry_gang::protocol::{Hindrance, Work};
 use kube::Client;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
@@ -71,6 +71,8 @@ pub async fn run(
 struct Open {
     due: Instant,
     failed: u32,
+    /// A budget was in its way when it was tried last.
+    budget: bool,
     busy: bool,
     /// Tries to mark it that are left; 0 once it is marked, or cannot be.
     marks: u32,
@@ -126,6 +128,7 @@ impl Worker {
             self.open.entry((uid, deed.clone())).or_insert(Open {
                 due,
                 failed: 0,
+                budget: false,
                 busy: false,
                 marks: MARKS,
             });
@@ -160,8 +163,8 @@ impl Worker {
                 (pod, deed, end)
             }));
         }
-        for key in moot {
-            self.open.remove(&key);
+        for (uid, deed) in moot {
+            self.over(uid, deed);
         }
         next
     }
@@ -193,21 +196,28 @@ impl Worker {
             End::Forbidden(why) => self.forbidden(pod, deed, why),
             End::Budget(why) | End::Failed(why) | End::Unmarked(why) if failed == 0 => {
                 tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "cannot do it yet, trying again");
-                if matches!(end, End::Budget(_)) {
-                    self.hindered(pod, deed, why);
-                }
             }
             End::Budget(why) | End::Failed(why) | End::Unmarked(why) => {
                 tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, failed, "cannot do it yet");
             }
         }
-        let over = matches!(end, End::Done | End::Moot) || failed + 1 >= TRIES;
-        if over {
+        let budget = match end {
+            End::Budget(why) => {
+                self.kept_by_budget(pod, deed, why, failed == 0);
+                true
+            }
+            _ => false,
+        };
+        if matches!(end, End::Done | End::Moot) {
+            self.over(key.0, key.1);
+        } else if failed + 1 >= TRIES {
+            // What is in the way stays said: it was not done.
             self.open.remove(&key);
         } else if let Some(open) = self.open.get_mut(&key) {
             open.busy = false;
             open.due = Instant::now() + (AGAIN * 2u32.pow(failed.min(16))).min(LONGEST);
             open.failed += 1;
+            open.budget = budget;
             open.marks = match end {
                 End::Unmarked(_) => open.marks.saturating_sub(1),
                 _ => 0,
@@ -223,10 +233,35 @@ impl Worker {
         }
     }
 
-    /// Says why something cannot be done now.
-    fn hindered(&self, pod: &Pod, deed: &Deed, why: &str) {
-        if let Some(gang) = self.gang(pod, deed) {
-            self.events.gang(&gang, hindrance(pod, deed, why));
+    /// Says that a budget does not let a pod go: in an Event the first time, and in the gang's status as long as it is so.
+    fn kept_by_budget(&self, pod: &Pod, deed: &Deed, why: &str, first: bool) {
+        let Some(gang) = self.gang(pod, deed) else { return };
+        let tiding = hindrance(pod, deed, why);
+        if !self
+            .store
+            .read(|index| index.is_hindered(&gang, Hindrance::Budget))
+        {
+            let note: Arc<str> = tiding.note.as_str().into();
+            self.store
+                .update(|index| index.hindered(&gang, Hindrance::Budget, Some(note)));
+        }
+        if first {
+            self.events.gang(&gang, tiding);
+        }
+    }
+
+    /// Nothing more is to be done. No budget is in the gang's way once none is in that of any of its pods.
+    fn over(&mut self, uid: PodUid, deed: Deed) {
+        let Some((_, open)) = self.open.remove_entry(&(uid, deed.clone())) else {
+            return;
+        };
+        let (Deed::Evict(gang) | Deed::EvictRest { of: gang, .. }) = &deed else {
+            return;
+        };
+        let still = |((_, of), open): (&(PodUid, Deed), &Open)| *of == deed && open.budget;
+        if open.budget && !self.open.iter().any(still) {
+            self.store
+                .update(|index| index.hindered(gang, Hindrance::Budget, None));
         }
     }
 

@@ -210,7 +210,7 @@ impl Gangs {
         answer
     }
 
-    /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all. What was said first stays until then:
+    /// What has to be done to pods for a gang may not be done, and why; `None`: it was done after all. What was said first stays until then:
     /// of many pods each says it of itself.
     pub fn hindered(&mut self, now: Now, gang: &GangKey, what: Hindrance, why: Option<Arc<str>>) {
         self.of_gang(now, gang, |gang, _| {

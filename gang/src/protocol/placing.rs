@@ -12,7 +12,7 @@ use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
 use super::standing::{NOT_OFFERED, after};
-use super::types::{Now, Place, Placement, Refused, Settings, Work};
+use super::types::{Hindrance, Now, Place, Placement, Refused, Settings, Work};
 use crate::key::GangKey;
 
 /// A place is kept for so many times as members may take to come, while they are coming.
@@ -261,6 +261,7 @@ impl Gang {
         if planned.victims.remove(pod).is_none() || !planned.victims.is_empty() {
             return;
         }
+        self.hindered.remove(&Hindrance::Budget);
         planned.until = after(env.now.at, arrival);
         planned.last = after(planned.until, env.settings.grace);
         planned.end = end(env.now.at, arrival, env.settings);

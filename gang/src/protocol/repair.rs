@@ -274,6 +274,7 @@ impl Gang {
         if self.members.old_present() == 0 {
             // Whoever removed them, it was done.
             self.hindered.remove(&Hindrance::Removal);
+            self.hindered.remove(&Hindrance::Budget);
             self.state = State::Open;
             self.settle_until = after(env.now.at, env.settings.settle);
             return true;

@@ -9,7 +9,7 @@ use gantry_api::{GangPhase, PodUid};
 use super::agreed::{Agreed, Words};
 use super::gang::{Decided, Env, Gang, Planned, State, Tries};
 use super::members::{Class, Count, Kept};
-use super::types::{Settings, Work};
+use super::types::{Hindrance, Settings, Work};
 
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
@@ -151,7 +151,8 @@ impl Gang {
                 let came = format!("{} of {} members came in time", count.ready(), self.min());
                 self.as_said(&came)
             } else {
-                "pods that have to go for it did not go in time".into()
+                let stay = self.why_they_stay();
+                format!("pods that have to go for it did not go in time{stay}").into()
             };
             self.strike(env, why);
             return true;
@@ -168,6 +169,7 @@ impl Gang {
 
     /// Gives the place back. The gang is planned again at once.
     pub(super) fn unplan(&mut self) {
+        self.hindered.remove(&Hindrance::Budget);
         self.drop_all_slots();
         self.domain = "".into();
         self.tries.considered = None;

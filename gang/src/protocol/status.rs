@@ -12,6 +12,7 @@ use super::agreed::Agreed;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
 use super::recovery::Known;
+use super::types::Hindrance;
 use super::words::{Words, short};
 use crate::key::Dialect;
 use crate::terms::Terms;
@@ -177,8 +178,13 @@ impl Gang {
             let message = format!("its pods go by {}; {passed}", self.key.dialect);
             (CONTESTED, true, "SeveralConventions".to_owned(), message)
         });
-        let hindered = self.hindered.values().next();
-        let hindered = hindered.map(|why| (HINDERED, true, "MissingRight".to_owned(), why.to_string()));
+        let hindered = self.hindered.iter().next().map(|(what, why)| {
+            let reason = match what {
+                Hindrance::Gates | Hindrance::Removal => "MissingRight",
+                Hindrance::Budget => "DisruptionBudget",
+            };
+            (HINDERED, true, reason.to_owned(), why.to_string())
+        });
         let mut made = Vec::with_capacity(5);
         let all = [
             Some(("Valid", valid, valid_reason.to_owned(), valid_message)),

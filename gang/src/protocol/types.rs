@@ -215,6 +215,8 @@ pub enum Hindrance {
     Gates,
     /// They may not be evicted or deleted.
     Removal,
+    /// A disruption budget does not let them be evicted now.
+    Budget,
 }
 
 /// An object that says how large a gang is, and that is to be followed as long as it is wanted.

@@ -73,7 +73,7 @@ impl Gang {
             ),
             GangPhase::Preempting => Words::new(
                 "waits for pods that have to go for it",
-                "their devices are kept for it",
+                format!("their devices are kept for it{}", self.why_they_stay()),
             ),
             GangPhase::Planned => {
                 let coming = count.of(Class::Waiting) > 0;
@@ -225,6 +225,13 @@ impl Gang {
         Words::new(reason, message)
     }
 
+    /// What keeps pods from being removed that have to go, if anything does.
+    pub(super) fn why_they_stay(&self) -> String {
+        let in_the_way = [Hindrance::Removal, Hindrance::Budget];
+        let why = in_the_way.iter().filter_map(|what| self.hindered.get(what));
+        why.map(|why| format!("; {why}")).collect()
+    }
+
     fn words_repairing(&self, now: Instant) -> Words {
         if let State::Restarting { to, .. } = &self.state {
             let old = self.members.old_present();
@@ -234,9 +241,7 @@ impl Gang {
                     "; it gives way to gang {to}: both had lost members, and each held what the other lacked"
                 ));
             }
-            if let Some(why) = self.hindered.get(&Hindrance::Removal) {
-                message.push_str(&format!("; {why}"));
-            }
+            message.push_str(&self.why_they_stay());
             return Words::new(RESTARTING, message);
         }
         let count = self.members.count();

@@ -8,6 +8,7 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::Hindrance;
 use http::{Method, Request};
 use kube::Client;
+use kube::core::Status;
 use serde_json::{Value, json};
 
 use crate::gang::events::Tiding;
@@ -195,10 +196,21 @@ async fn send(
         .map_err(|error| (0, error.to_string()))?;
     match tokio::time::timeout(TIMEOUT, client.request::<Value>(request)).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(kube::Error::Api(status))) => Err((status.code, status.message.clone())),
+        Ok(Err(kube::Error::Api(status))) => Err((status.code, in_full(&status))),
         Ok(Err(error)) => Err((0, chain(&error))),
         Err(_) => Err((0, "no answer in time".to_owned())),
     }
+}
+
+/// What the API server says, with the causes: of an eviction only they name the budget.
+fn in_full(status: &Status) -> String {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let causes = causes.filter(|cause| !cause.message.is_empty());
+    causes.fold(status.message.clone(), |mut all, cause| {
+        all.push(' ');
+        all.push_str(&cause.message);
+        all
+    })
 }
 
 fn end(ended: Result<Value, (u16, String)>) -> End {

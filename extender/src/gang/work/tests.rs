@@ -138,6 +138,54 @@ async fn an_eviction_that_a_budget_forbids_is_tried_again() {
     assert_eq!(told[1].0, "Preempted", "{told:?}");
 }
 
+/// As the API server answers an eviction that a budget forbids.
+fn budget_refuses() -> (u16, Value) {
+    let cause = json!({"reason": "DisruptionBudget", "message": "The disruption budget web needs 2 healthy pods and has 2 currently"});
+    let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": "TooManyRequests", "code": 429,
+        "details": {"causes": [cause]},
+    });
+    (429, status)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_that_is_in_the_way_is_named_in_the_gangs_status_as_long_as_it_is() {
+    let mut stage = Stage::start(vec![budget_refuses(), budget_refuses(), budget_refuses()]);
+    let by = stage.preempting();
+    let status = |stage: &Stage| {
+        let statuses = stage.cluster.store.update(crate::index::Index::take_statuses);
+        let (_, status) = statuses.into_iter().next_back().unwrap();
+        let mut conditions = status.conditions.into_iter();
+        let hindered = conditions.find(|condition| condition.type_ == "Hindered");
+        (status.message, hindered.map(|condition| condition.reason))
+    };
+    let why = "pod a: it cannot be evicted yet: Cannot evict pod as it would violate the pod's disruption budget. \
+               The disruption budget web needs 2 healthy pods and has 2 currently";
+    let evict = Work::Evict {
+        pods: vec!["a".into()],
+        by,
+    };
+    stage.orders.send(evict).unwrap();
+    stage.until("evict", "budget").await;
+    assert_eq!(
+        status(&stage),
+        (
+            format!("their devices are kept for it; {why}"),
+            Some("DisruptionBudget".to_owned())
+        )
+    );
+    stage.until("evict", "done").await;
+    assert_eq!(status(&stage), ("their devices are kept for it".to_owned(), None));
+    let told = stage.mailbox.taken();
+    let hindered: Vec<&str> = told
+        .iter()
+        .filter(|(reason, _)| *reason == "GangHindered")
+        .map(|(_, note)| note.as_str())
+        .collect();
+    assert_eq!(hindered, [why], "one Event, however often it is tried");
+}
+
 #[tokio::test(start_paused = true)]
 async fn nobody_is_evicted_for_a_gang_that_does_not_wait_for_that_any_more() {
     let stage = Stage::start(vec![refused(429)]);

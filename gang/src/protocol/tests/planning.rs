@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::world::{World, claim, key, member, place, refused, uid, with_rank, with_repair};
 use crate::claim::Claim;
 use crate::fabric::{Level, Levels};
-use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refused, Settings, Wanted, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, Hindrance, Placement, Refused, Settings, Wanted, Work};
 use crate::terms::{LevelWish, Repair};
 
 #[test]
@@ -679,6 +679,61 @@ fn pods_that_do_not_go_in_time_are_let_be() {
         world.text("a"),
         "gang default/a is tried again soon: pods that have to go for it did not go in time"
     );
+}
+
+#[test]
+fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
+    let why = "pod v1: it cannot be evicted yet: budget web";
+    let budget = |world: &mut World, gang: &str| {
+        world
+            .gangs
+            .hindered(world.now(), &key(gang), Hindrance::Budget, Some(why.into()));
+    };
+    let told = |world: &mut World, gang: &str| {
+        let statuses = world.gangs.take_statuses();
+        let (_, status) = statuses
+            .into_iter()
+            .rev()
+            .find(|(of, _)| **of == key(gang))
+            .unwrap();
+        let hindered = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == "Hindered");
+        (status.message, hindered.map(|condition| condition.reason.clone()))
+    };
+    let in_the_way = Some("DisruptionBudget".to_owned());
+
+    let mut world = preempting();
+    budget(&mut world, "a");
+    let waits = "their devices are kept for it";
+    assert_eq!(
+        told(&mut world, "a"),
+        (format!("{waits}; {why}"), in_the_way.clone())
+    );
+    world.pass(120);
+    assert_eq!(
+        world.text("a"),
+        format!("gang default/a is tried again soon: pods that have to go for it did not go in time; {why}")
+    );
+    assert_eq!(told(&mut world, "a").1, None, "nobody has to go any more");
+
+    let mut world = preempting();
+    budget(&mut world, "a");
+    world.gangs.victim_gone(world.now(), &uid("slow"));
+    assert_eq!(told(&mut world, "a").1, in_the_way, "one has to go yet");
+    world.gangs.victim_gone(world.now(), &uid("quick"));
+    assert_eq!(told(&mut world, "a").1, None, "all are gone");
+
+    let mut world = World::new();
+    world.bound_gang_of("v", 2, &claim("v", 2));
+    preempts_both(&mut world);
+    world.gone("v0");
+    budget(&mut world, "v");
+    let goes = "members of before that are not gone yet: 1";
+    assert_eq!(told(&mut world, "v"), (format!("{goes}; {why}"), in_the_way));
+    world.gone("v1");
+    assert_eq!(told(&mut world, "v").1, None);
 }
 
 /// Gang `a` waits for two pods to go.

@@ -249,14 +249,18 @@ pub(super) fn slow_to_end(pod: Pod) -> Result<Pod> {
 /// Lets a pod end that is [`slow_to_end`]; one that is not there any more has. A kubelet that has just come back does not know of its pods yet.
 pub(super) async fn let_end(scene: &Scene<'_>, name: &str) -> Result<()> {
     let argv = ["-n", &scene.namespace, "exec", name, "--", "touch", MAY_END];
-    until(format!("{name} is told that it may end"), GANG_LIMIT, async || {
-        let told = scene.bed.cluster().kubectl(&argv).await;
-        match scene.pods.get_opt(name).await {
-            Ok(None) => Ok(()),
-            Ok(Some(_)) => told.map(drop).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
-    })
+    until(
+        format!("{name} is told that it may end"),
+        GANG_LIMIT,
+        async || {
+            let told = scene.bed.cluster().kubectl(&argv).await;
+            match scene.pods.get_opt(name).await {
+                Ok(None) => Ok(()),
+                Ok(Some(_)) => told.map(drop).map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            }
+        },
+    )
     .await
     .map_err(Into::into)
 }
