@@ -25,6 +25,7 @@ mod daemon;
 mod footprint;
 mod processes;
 mod recurring;
+mod root;
 mod watchdog;
 
 pub use args::Args;

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::folders;
+use crate::root::resolve;
 
 /// Where distributions keep programs.
 const PROGRAMS: [&str; 6] = [
@@ -50,8 +51,6 @@ const EXPLICIT: [&str; 11] = [
 ];
 /// GPUDirect Storage's settings, and the database it looks disks up in.
 const STORAGE: [&str; 2] = ["etc/cufile.json", "run/udev"];
-/// As many as Linux follows.
-const MOST_LINKS: usize = 40;
 /// By these graphics loaders find the driver.
 const GRAPHICS: [&str; 7] = [
     "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
@@ -215,43 +214,6 @@ fn once_each(root: &Path, paths: impl IntoIterator<Item = PathBuf>) -> Vec<File>
             path: real.clone(),
             real,
         })
-        .collect()
-}
-
-/// The path below `root` that `path` leads to, links followed as a process would whose root it is; `None` if there is nothing,
-/// or if the path is not Unicode, which no specification could hold.
-pub(super) fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
-    let mut rest: Vec<PathBuf> = reversed(path);
-    let mut real = PathBuf::new();
-    let mut links = 0;
-    while let Some(part) = rest.pop() {
-        match part.components().next() {
-            Some(Component::Normal(name)) => {
-                let next = real.join(name);
-                match fs::read_link(root.join(&next)) {
-                    Ok(target) if links < MOST_LINKS => {
-                        links += 1;
-                        rest.extend(reversed(&target));
-                    }
-                    Ok(_) => return None,
-                    Err(_) => real = next,
-                }
-            }
-            Some(Component::ParentDir) => {
-                real.pop();
-            }
-            Some(Component::RootDir) => real.clear(),
-            _ => {}
-        }
-    }
-    real.to_str()?;
-    fs::symlink_metadata(root.join(&real)).ok().map(|_| real)
-}
-
-fn reversed(path: &Path) -> Vec<PathBuf> {
-    path.components()
-        .rev()
-        .map(|part| part.as_os_str().into())
         .collect()
 }
 

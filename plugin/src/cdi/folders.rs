@@ -5,33 +5,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::driver::{names, resolve};
+use super::driver::names;
 use super::ldcache;
+use crate::root::{RARE, USUAL, resolve};
 
-/// Where distributions keep libraries: looked through, all of them.
-const USUAL: [&str; 10] = [
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia/current",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "lib/x86_64-linux-gnu/nvidia/current",
-    "lib/aarch64-linux-gnu/nvidia/current",
-];
-/// Where the driver is on some systems: the root itself, Arch, Talos, Bottlerocket, Google's Container-Optimized OS. The first one that
-/// has it counts, and only where the usual ones do not: next to `/usr/lib64`, `/usr/lib` holds libraries of 32 bits.
-const RARE: [&str; 7] = [
-    "",
-    "usr/lib",
-    "glibc/lib",
-    "usr/local/glibc/usr/lib",
-    "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib",
-    "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib",
-    "home/kubernetes/bin/nvidia/lib64",
-];
 /// Asked last: it knows folders that somebody has configured.
 const CACHE: &str = "etc/ld.so.cache";
 /// Longest cache that is read. One of a workstation has a few hundred KiB.

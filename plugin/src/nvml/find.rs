@@ -2,25 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-/// Where distributions keep libraries, as NVIDIA's plugin looks through them.
-const FOLDERS: [&str; 6] = [
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-];
+use crate::root::{RARE, USUAL, resolve};
 
 /// The file to load: a path as it is; a name as it is found below `root`, where this process sees the driver's root, and else for the
 /// dynamic loader to find. So a node whose driver is in a folder of its own needs no container runtime that knows of it.
 pub fn find(library: &Path, root: &Path) -> PathBuf {
     let is_name = library.components().count() == 1 && library.is_relative();
-    let below = FOLDERS
-        .iter()
-        .map(|folder| root.join(folder).join(library))
-        .find(|path| is_name && path.exists());
-    below.unwrap_or_else(|| library.to_owned())
+    let mut folders = USUAL.iter().chain(&RARE).filter(|_| is_name).map(Path::new);
+    let below = folders.find_map(|folder| resolve(root, &folder.join(library)));
+    below.map_or_else(|| library.to_owned(), |path| root.join(path))
 }
 
 #[cfg(test)]
@@ -32,7 +22,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let name = Path::new("libnvidia-ml.so.1");
         assert_eq!(find(name, root.path()), name, "the dynamic loader's");
-        for folder in ["lib64", "usr/lib/x86_64-linux-gnu"] {
+        // Each goes before those that were there.
+        let rare = ["home/kubernetes/bin/nvidia/lib64", "glibc/lib", "usr/lib", ""];
+        for folder in rare.into_iter().chain(["lib64", "usr/lib/x86_64-linux-gnu"]) {
             let folder = root.path().join(folder);
             std::fs::create_dir_all(&folder).unwrap();
             std::fs::write(folder.join(name), "").unwrap();
@@ -40,5 +32,22 @@ mod tests {
         }
         let path = Path::new("./libnvidia-ml.so.1");
         assert_eq!(find(path, root.path()), path);
+    }
+
+    #[test]
+    fn a_link_is_followed_as_the_drivers_own_system_would() {
+        let root = tempfile::tempdir().unwrap();
+        let name = Path::new("libnvidia-ml.so.1");
+        for folder in ["usr/lib64", "opt/nvidia"] {
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        let real = root.path().join("opt/nvidia/libnvidia-ml.so.580.1");
+        std::fs::write(&real, "").unwrap();
+        std::os::unix::fs::symlink(
+            "/opt/nvidia/libnvidia-ml.so.580.1",
+            root.path().join("usr/lib64").join(name),
+        )
+        .unwrap();
+        assert_eq!(find(name, root.path()), real);
     }
 }
