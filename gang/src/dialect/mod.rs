@@ -11,6 +11,7 @@ mod own;
 mod owner;
 mod rank;
 mod ray;
+mod slip;
 pub(crate) mod value;
 mod view;
 

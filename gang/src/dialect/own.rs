@@ -1,6 +1,7 @@
 //! Our own annotations: a gang by name, and what a person says of a gang of any convention. Strict: what cannot be followed to the letter is a fault,
 //! and the pod waits until it is mended.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +9,13 @@ use std::time::Duration;
 use gantry_api::names;
 
 use super::value::{self, fault, number};
-use super::{Found, PodView, grouped};
+use super::{Found, PodView, grouped, slip};
 use crate::claim::{Claim, Maker, OwnerKind, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::terms::{Fault, LevelWish, Repair};
+
+/// Our domain, as names begin with it.
+const OURS: &str = "gantry.dev/";
 
 /// Ranks need not be consecutive.
 const LARGEST_RANK: u32 = 100_000;
@@ -33,6 +37,8 @@ pub(super) struct Own<'a> {
     faults: Vec<Fault>,
     /// Something was said that makes sense of a gang only.
     speaks_of_gang: bool,
+    /// Something was said under a name that is none of ours, or in a label, and was perhaps meant for us.
+    slipped: bool,
 }
 
 /// A minimum as a person writes it.
@@ -55,15 +61,19 @@ pub(super) fn gang<'a>(_: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
 /// Reads our annotations.
 pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
     let mut own = Own::default();
+    for (name, text) in of_ours(pod.labels) {
+        let annotated = pod.annotation(name);
+        let name = &name[OURS.len()..];
+        if slip::is_about_gangs(name)
+            && let Some(wrong) = slip::label(name, text, annotated)
+        {
+            own.slip(wrong);
+        }
+    }
     let Some(annotations) = pod.annotations else {
         return own;
     };
-    // All of ours stand together in the order of names.
-    let prefix = "gantry.dev/";
-    let ours = annotations
-        .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
-        .take_while(|(name, _)| name.starts_with(prefix));
-    for (name, text) in ours {
+    for (name, text) in of_ours(pod.annotations) {
         own.take(name, text);
     }
     if own.opted_out {
@@ -150,17 +160,23 @@ impl<'a> Own<'a> {
                 // It makes sense of any pod.
                 return;
             }
-            _ if name.starts_with(names::GANG_ANNOTATION) => {
-                let known = KNOWN.map(|known| &known[names::GROUP.len() + 1..]);
-                let given = &name[names::GROUP.len() + 1..];
-                self.faults.push(fault(
-                    place(),
-                    value::unknown("annotation of ours", given, &known),
-                ));
+            _ => {
+                let name = &name[OURS.len()..];
+                if slip::is_about_gangs(name) {
+                    self.slip(slip::annotation(name));
+                }
+                return;
             }
-            _ => return,
         }
         self.speaks_of_gang = true;
+    }
+
+    /// What was perhaps meant for us. There may be any number of such, of which few are told.
+    fn slip(&mut self, wrong: Fault) {
+        if self.faults.len() < value::MOST_FAULTS {
+            self.faults.push(wrong);
+        }
+        self.slipped = true;
     }
 
     fn keep<T>(&mut self, read: Result<T, Fault>) -> Option<T> {
@@ -169,19 +185,22 @@ impl<'a> Own<'a> {
 
     /// A pod of no gang of which something is said that makes sense of a gang only: it must not go its way unnoticed.
     pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<Found<'b>> {
-        if !self.speaks_of_gang {
+        if !self.speaks_of_gang && !self.slipped {
             return None;
         }
         let mut found = Found::new(Dialect::Annotation, pod.name);
         found.incarnation = pod.uid.into();
-        found.faults.push(fault(
-            "annotations".to_owned(),
-            format!(
-                "{} are there, but the pod belongs to no gang: name one with {}, or remove them",
-                "gantry.dev/gang-*",
-                names::GANG_ANNOTATION
-            ),
-        ));
+        // Where a name is wrong that may be the gang's, that is what there is to be mended.
+        if !self.slipped {
+            found.faults.push(fault(
+                "annotations".to_owned(),
+                format!(
+                    "{} are there, but the pod belongs to no gang: name one with {}, or remove them",
+                    "gantry.dev/gang-*",
+                    names::GANG_ANNOTATION
+                ),
+            ));
+        }
         Some(found)
     }
 
@@ -346,6 +365,16 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
         name: value::cut(job.name.into(), MAKER),
         uid: value::cut(job.uid.into(), MAKER),
     })
+}
+
+/// Labels or annotations of our domain, which stand together in the order of names.
+fn of_ours(words: Option<&BTreeMap<String, String>>) -> impl Iterator<Item = (&str, &str)> {
+    let from = (Bound::Included(OURS), Bound::Unbounded);
+    let words = words
+        .into_iter()
+        .flat_map(move |words| words.range::<str, _>(from));
+    let words = words.map(|(name, text)| (name.as_str(), text.as_str()));
+    words.take_while(|(name, _)| name.starts_with(OURS))
 }
 
 /// Every annotation of ours that makes sense of a gang only.

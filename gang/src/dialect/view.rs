@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gantry_api::names;
 
-use super::grouped;
+use super::{grouped, slip};
 
 /// What of a pod may say that it belongs to a gang.
 #[derive(Debug, Clone, Copy, Default)]
@@ -71,7 +71,7 @@ pub fn reads(name: &str) -> bool {
     match name.split_once('/') {
         None => [grouped::KAI, grouped::COSCHEDULING_OLD].contains(&name),
         // The grant, which is long, is none of our business.
-        Some((names::GROUP, rest)) => rest.starts_with("gang") || name == names::CHECKPOINTED_ANNOTATION,
+        Some((names::GROUP, rest)) => slip::is_about_gangs(rest) || name == names::CHECKPOINTED_ANNOTATION,
         Some((domain, _)) => DOMAINS.contains(&domain),
     }
 }

@@ -319,3 +319,116 @@ fn what_made_a_pod_is_known_where_nothing_else_tells_its_run_from_the_next() {
         None
     );
 }
+
+fn labelled(labels: &Value, annotations: &Value) -> Option<Claim> {
+    claimed(
+        &json!({"metadata": {"name": "train-7", "uid": "u7", "labels": labels, "annotations": annotations}}),
+    )
+}
+
+#[test]
+fn what_belongs_into_annotations_is_told_where_it_is_a_label() {
+    let none = json!({});
+    let claim = labelled(
+        &json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "2"}),
+        &none,
+    )
+    .unwrap();
+    assert_eq!(
+        gang(&claim),
+        (Dialect::Annotation, "train-7", "u7"),
+        "a gang of its own, that waits"
+    );
+    assert_eq!(
+        faults(&claim),
+        [
+            "label gantry.dev/gang: only annotations are read: move it to metadata.annotations of the pod",
+            "label gantry.dev/gang-min: only annotations are read: move it to metadata.annotations of the pod",
+        ]
+    );
+    // One that is there for selectors.
+    let train = json!({"gantry.dev/gang": "train"});
+    assert_eq!(faults(&labelled(&train, &train).unwrap()), [""; 0]);
+    let other = labelled(&json!({"gantry.dev/gang": "eval"}), &train).unwrap();
+    assert_eq!(&*other.key.name, "train");
+    assert_eq!(
+        faults(&other),
+        [
+            "label gantry.dev/gang: \"eval\" is not what the annotation says, which is \"train\": only annotations are read; remove the label, or say the same"
+        ]
+    );
+    // Whatever makes the gang.
+    let queued = labelled(
+        &json!({"scheduling.x-k8s.io/pod-group": "pg", "gantry.dev/gang-min": "2"}),
+        &none,
+    )
+    .unwrap();
+    assert_eq!((&*queued.key.name, queued.faults.len()), ("pg", 1));
+}
+
+#[test]
+fn a_name_that_is_near_one_of_ours_is_told_with_the_one_that_was_meant() {
+    let meant = |name: &str| {
+        let name = format!("gantry.dev/{name}");
+        let [annotation, label] = [
+            plain(json!({&*name: "2"})),
+            labelled(&json!({&*name: "2"}), &json!({})),
+        ]
+        .map(|claim| faults(&claim.unwrap_or_else(|| panic!("{name}"))).join("\n"));
+        assert!(annotation.starts_with(&format!(
+            "annotation {name}: no annotation of ours; there are gang,"
+        )));
+        assert!(label.starts_with(&format!(
+            "label {name}: only annotations are read, and none is called so; there are gang,"
+        )));
+        assert_eq!(
+            annotation.rsplit_once("; "),
+            label
+                .rsplit_once("; ")
+                .map(|(_, meant)| { (annotation.rsplit_once("; ").unwrap().0, meant) })
+        );
+        assert!(
+            !annotation.contains('\n') && !label.contains('\n'),
+            "{annotation}\n{label}"
+        );
+        annotation.rsplit_once("; ").unwrap().1.to_owned()
+    };
+    for (name, known) in [
+        ("Gang", "gang"),
+        ("gangs", "gang"),
+        ("gang-name", "gang"),
+        ("gang_min", "gang-min"),
+        ("gang-minimum", "gang-min"),
+        ("gang-size", "gang-min"),
+        ("min-member", "gang-min"),
+        ("minMember", "gang-min"),
+        ("minAvailable", "gang-min"),
+        ("gangMax", "gang-max"),
+        ("max-member", "gang-max"),
+        ("rank", "gang-rank"),
+        ("Repair", "gang-repair"),
+        ("slice-size", "gang-slice-size"),
+        ("required-level", "gang-required-level"),
+        ("gang-arrival", "gang-arrival-seconds"),
+    ] {
+        assert_eq!(meant(name), format!("did you mean `{known}`?"), "{name}");
+    }
+    assert!(meant("gang-colour").starts_with("there are gang, gang-min"));
+}
+
+#[test]
+fn what_else_is_in_our_domain_makes_no_gang() {
+    for name in [
+        "grant",
+        "mig",
+        "gpu",
+        "role",
+        "run-for",
+        "checkpointed",
+        "managed-by",
+    ] {
+        let words = json!({format!("gantry.dev/{name}"): "true"});
+        assert_eq!(labelled(&words, &json!({})), None, "{name}");
+        assert_eq!(plain(words), None, "{name}");
+    }
+}

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::{Controller, PodView, WorkloadRef, claim};
 
 /// Every label and annotation that is looked at, and some that are not.
-const NAMES: [&str; 40] = [
+const NAMES: [&str; 42] = [
     "gantry.dev/gang",
     "gantry.dev/gang-min",
     "gantry.dev/gang-max",
@@ -19,6 +19,8 @@ const NAMES: [&str; 40] = [
     "gantry.dev/gang-arrival-seconds",
     "gantry.dev/checkpointed",
     "gantry.dev/gang-",
+    "gantry.dev/Gang",
+    "gantry.dev/min-member",
     "gantry.dev/",
     "scheduling.x-k8s.io/pod-group",
     "pod-group.scheduling.sigs.k8s.io",
