@@ -30,7 +30,8 @@ pub use view::{Controller, PodView, WorkloadRef, reads};
 pub fn claim(pod: &PodView<'_>) -> Option<Claim> {
     let own = own::read(pod);
     if own.opted_out {
-        return None;
+        let stray = own.stray(pod)?;
+        return Some(own.over(pod, stray, &[]));
     }
     let mut found = READERS.iter().filter_map(|read| read(pod, &own));
     let first = found.next().or_else(|| own.stray(pod))?;

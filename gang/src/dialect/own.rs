@@ -1,21 +1,17 @@
 //! Our own annotations: a gang by name, and what a person says of a gang of any convention. Strict: what cannot be followed to the letter is a fault,
 //! and the pod waits until it is mended.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::names;
 
 use super::value::{self, fault, number};
+use super::view::{OURS, of_ours};
 use super::{Found, PodView, grouped, slip};
 use crate::claim::{Claim, Maker, OwnerKind, Size, Wish};
 use crate::key::{Dialect, GangKey};
 use crate::terms::{Fault, LevelWish, Repair};
-
-/// Our domain, as names begin with it.
-const OURS: &str = "gantry.dev/";
 
 /// Ranks need not be consecutive.
 const LARGEST_RANK: u32 = 100_000;
@@ -35,8 +31,8 @@ pub(super) struct Own<'a> {
     rank: Option<u32>,
     wish: Wish,
     faults: Vec<Fault>,
-    /// Something was said that makes sense of a gang only.
-    speaks_of_gang: bool,
+    /// The first annotation that makes sense of a gang only.
+    speaks_of_gang: Option<&'a str>,
     /// Something was said under a name that is none of ours, or in a label, and was perhaps meant for us.
     slipped: bool,
 }
@@ -61,29 +57,20 @@ pub(super) fn gang<'a>(_: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
 /// Reads our annotations.
 pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
     let mut own = Own::default();
-    for (name, text) in of_ours(pod.labels) {
-        let annotated = pod.annotation(name);
-        let name = &name[OURS.len()..];
-        if slip::is_about_gangs(name)
-            && let Some(wrong) = slip::label(name, text, annotated)
-        {
-            own.slip(wrong);
-        }
-    }
-    let Some(annotations) = pod.annotations else {
-        return own;
-    };
     for (name, text) in of_ours(pod.annotations) {
         own.take(name, text);
     }
     if own.opted_out {
-        return own;
+        return own.none_alone();
+    }
+    for wrong in slip::labels(pod) {
+        own.slip(wrong);
     }
     let both = [
         names::GANG_REQUIRED_LEVEL_ANNOTATION,
         names::GANG_PREFERRED_LEVEL_ANNOTATION,
     ];
-    if both.iter().all(|name| annotations.contains_key(*name)) {
+    if both.iter().all(|name| pod.annotation(name).is_some()) {
         own.faults.push(fault(
             format!("annotation {}", both[0]),
             format!(
@@ -100,7 +87,10 @@ impl<'a> Own<'a> {
         let place = || format!("annotation {name}");
         let count = || number(place(), text, 1..=value::MOST_MEMBERS);
         match name {
-            names::GANG_ANNOTATION if text == "none" => self.opted_out = true,
+            names::GANG_ANNOTATION if text == "none" => {
+                self.opted_out = true;
+                return;
+            }
             names::GANG_ANNOTATION => {
                 self.gang = Some(text);
                 if let Err(words) = value::name(text) {
@@ -162,13 +152,29 @@ impl<'a> Own<'a> {
             }
             _ => {
                 let name = &name[OURS.len()..];
-                if slip::is_about_gangs(name) {
-                    self.slip(slip::annotation(name));
+                if !slip::is_about_gangs(name) {
+                    return;
                 }
-                return;
+                self.slip(slip::annotation(name));
             }
         }
-        self.speaks_of_gang = true;
+        self.speaks_of_gang = self.speaks_of_gang.or(Some(name));
+    }
+
+    /// The pod is to be of no gang: whatever else is said of its gang contradicts that, right or wrong.
+    fn none_alone(self) -> Self {
+        let wrong = self.speaks_of_gang.map(|more| {
+            fault(
+                format!("annotation {}", names::GANG_ANNOTATION),
+                format!("`none` keeps the pod out of every gang, and {more} makes sense of a gang only: remove one of the two"),
+            )
+        });
+        Self {
+            opted_out: true,
+            speaks_of_gang: self.speaks_of_gang,
+            faults: wrong.into_iter().collect(),
+            ..Self::default()
+        }
     }
 
     /// What was perhaps meant for us. There may be any number of such, of which few are told.
@@ -185,13 +191,13 @@ impl<'a> Own<'a> {
 
     /// A pod of no gang of which something is said that makes sense of a gang only: it must not go its way unnoticed.
     pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<Found<'b>> {
-        if !self.speaks_of_gang && !self.slipped {
+        if self.speaks_of_gang.is_none() && !self.slipped {
             return None;
         }
         let mut found = Found::new(Dialect::Annotation, pod.name);
         found.incarnation = pod.uid.into();
         // Where a name is wrong that may be the gang's, that is what there is to be mended.
-        if !self.slipped {
+        if !self.slipped && !self.opted_out {
             found.faults.push(fault(
                 "annotations".to_owned(),
                 format!(
@@ -365,16 +371,6 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
         name: value::cut(job.name.into(), MAKER),
         uid: value::cut(job.uid.into(), MAKER),
     })
-}
-
-/// Labels or annotations of our domain, which stand together in the order of names.
-fn of_ours(words: Option<&BTreeMap<String, String>>) -> impl Iterator<Item = (&str, &str)> {
-    let from = (Bound::Included(OURS), Bound::Unbounded);
-    let words = words
-        .into_iter()
-        .flat_map(move |words| words.range::<str, _>(from));
-    let words = words.map(|(name, text)| (name.as_str(), text.as_str()));
-    words.take_while(|(name, _)| name.starts_with(OURS))
 }
 
 /// Every annotation of ours that makes sense of a gang only.

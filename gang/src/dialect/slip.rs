@@ -3,8 +3,10 @@
 
 use gantry_api::names;
 
+use super::PodView;
 use super::own::KNOWN;
 use super::value::{fault, nearest, shown};
+use super::view::{OURS, of_ours};
 use crate::terms::Fault;
 
 /// What names of ours begin with that are about gangs, or were meant to be.
@@ -38,8 +40,19 @@ pub(super) fn annotation(name: &str) -> Fault {
     fault(place, unknown("no annotation of ours", name))
 }
 
+/// What is wrong with the labels of a pod, which none of ours is.
+pub(super) fn labels<'a>(pod: &PodView<'a>) -> impl Iterator<Item = Fault> {
+    let pod = *pod;
+    of_ours(pod.labels).filter_map(move |(name, text)| {
+        let short = &name[OURS.len()..];
+        is_about_gangs(short)
+            .then(|| label(short, text, pod.annotation(name)))
+            .flatten()
+    })
+}
+
 /// A label of our domain, given without it. One that says the same as the annotation of its name is there for selectors, and says nothing wrong.
-pub(super) fn label(name: &str, text: &str, annotated: Option<&str>) -> Option<Fault> {
+fn label(name: &str, text: &str, annotated: Option<&str>) -> Option<Fault> {
     if annotated == Some(text) {
         return None;
     }

@@ -1,6 +1,7 @@
 //! What is looked at of a pod to see whether it belongs to a gang. Borrowed; nothing is decided here.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use gantry_api::names;
 
@@ -37,6 +38,19 @@ impl<'a> PodView<'a> {
     pub fn annotation(&self, name: &str) -> Option<&'a str> {
         self.annotations?.get(name).map(String::as_str)
     }
+}
+
+/// Our domain, as names begin with it.
+pub(super) const OURS: &str = "gantry.dev/";
+
+/// Labels or annotations of our domain, which stand together in the order of names.
+pub(super) fn of_ours(words: Option<&BTreeMap<String, String>>) -> impl Iterator<Item = (&str, &str)> {
+    let from = (Bound::Included(OURS), Bound::Unbounded);
+    let words = words
+        .into_iter()
+        .flat_map(move |words| words.range::<str, _>(from));
+    let words = words.map(|(name, text)| (name.as_str(), text.as_str()));
+    words.take_while(|(name, _)| name.starts_with(OURS))
 }
 
 /// Where its name and UID stand.

@@ -111,13 +111,49 @@ fn a_long_value_is_cut_and_line_breaks_are_shown() {
     assert!(words.len() < 300 && !words.contains('\n'), "{words}");
 }
 
+fn none_with(more: &str, text: &str) -> Option<Claim> {
+    claimed(&json!({"metadata": {
+        "name": "train-7",
+        "uid": "u7",
+        "labels": {"scheduling.x-k8s.io/pod-group": "train"},
+        "annotations": {"gantry.dev/gang": "none", more: text},
+    }}))
+}
+
 #[test]
 fn none_keeps_a_pod_out_of_any_gang() {
-    let pod = json!({"metadata": {
-        "labels": {"scheduling.x-k8s.io/pod-group": "train"},
-        "annotations": {"gantry.dev/gang": "none", "gantry.dev/gang-min": "nonsense"},
-    }});
-    assert_eq!(claimed(&pod), None);
+    for more in ["other", "gantry.dev/checkpointed"] {
+        assert_eq!(none_with(more, "true"), None);
+    }
+    // A label that is there for selectors asks for nothing.
+    let out = json!({"gantry.dev/gang": "none"});
+    assert_eq!(labelled(&json!({"gantry.dev/gang": "train"}), &out), None);
+}
+
+#[test]
+fn none_and_a_word_about_the_gang_contradict_each_other() {
+    for more in [
+        "gantry.dev/gang-min",
+        "gantry.dev/gang-repair",
+        "gantry.dev/min-member",
+    ] {
+        for text in ["nonsense", "all"] {
+            assert_eq!(none_with(more, text).unwrap().faults.len(), 1, "{more}: {text}");
+        }
+        let claim = none_with(more, "4").unwrap();
+        assert_eq!(
+            gang(&claim),
+            (Dialect::Annotation, "train-7", "u7"),
+            "of no other gang, and waits"
+        );
+        assert!(claim.also.is_empty() && claim.owner.is_none());
+        assert_eq!(
+            faults(&claim),
+            [format!(
+                "annotation gantry.dev/gang: `none` keeps the pod out of every gang, and {more} makes sense of a gang only: remove one of the two"
+            )]
+        );
+    }
 }
 
 #[test]
