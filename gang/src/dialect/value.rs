@@ -175,11 +175,21 @@ pub(crate) fn nearest<'a>(text: &str, words: &[&'a str]) -> Option<&'a str> {
         .map(|(_, word)| word)
 }
 
-/// A value as messages repeat it: quoted, without line breaks, not too long.
+/// A value as messages repeat it: quoted, without line breaks, not too long. Quotes that are part of it stand as they are, where that can be.
 pub(crate) fn shown(text: &str) -> String {
+    let quoted = format!("{:?}", short(text));
+    let inner = &quoted[1..quoted.len() - 1];
+    if text.contains('"') && !text.contains('\'') {
+        return format!("'{}'", inner.replace("\\\"", "\""));
+    }
+    quoted
+}
+
+/// The beginning of a text, as much as messages repeat of it.
+pub(crate) fn short(text: &str) -> String {
     let mut short: String = text.chars().take(SHOWN).collect();
     if short.len() < text.len() {
         short.push('…');
     }
-    format!("{short:?}")
+    short
 }

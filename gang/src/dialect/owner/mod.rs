@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::value::{MOST_FAULTS, fault, shown};
+use super::value::{MOST_FAULTS, fault, short, shown};
 use crate::claim::{OwnerFacts, OwnerKind};
 use crate::terms::LevelWish;
 
@@ -162,17 +162,17 @@ impl<'a> Sheet<'a> {
     /// A whole number from `least` on that stands at `path`; absent is none.
     fn number(&mut self, path: &str, value: Option<&Value>, least: u32) -> Option<u32> {
         let value = value.filter(|value| !value.is_null())?;
-        let number = value.as_i64().filter(|number| *number >= i64::from(least));
-        match number.map(|number| u32::try_from(number).unwrap_or(u32::MAX)) {
-            Some(number) => Some(number),
-            None => {
-                self.wrong(
-                    path,
-                    format!("{} is no whole number from {least} on", shown(&value.to_string())),
-                );
-                None
+        let words = match (value.as_u64().map(u32::try_from), value) {
+            (Some(Ok(number)), _) if number >= least => return Some(number),
+            (Some(Err(_)), _) => format!("{value} is too large: at most {} is read", u32::MAX),
+            (_, Value::String(text)) => {
+                let text = shown(text);
+                format!("{text} is a text: a whole number from {least} on is asked for")
             }
-        }
+            _ => format!("{} is no whole number from {least} on", short(&value.to_string())),
+        };
+        self.wrong(path, words);
+        None
     }
 
     fn wrong(&mut self, path: &str, words: impl Into<Arc<str>>) {

@@ -149,16 +149,40 @@ fn a_pod_group_of_coscheduling_says_how_long_members_may_take() {
         Some(1),
         "each for itself"
     );
-    for (value, told) in [(json!(-3), "-3"), (json!("4"), "\\\"4\\\""), (json!(2.5), "2.5")] {
+}
+
+#[test]
+fn a_number_that_is_none_is_told_as_it_stands() {
+    for (value, told) in [
+        (json!(-3), "-3 is no whole number from 0 on"),
+        (json!(2.5), "2.5 is no whole number from 0 on"),
+        (json!([4]), "[4] is no whole number from 0 on"),
+        (
+            json!("4"),
+            "\"4\" is a text: a whole number from 0 on is asked for",
+        ),
+        (
+            json!(5_000_000_000_u64),
+            "5000000000 is too large: at most 4294967295 is read",
+        ),
+        (
+            json!(u64::MAX),
+            "18446744073709551615 is too large: at most 4294967295 is read",
+        ),
+    ] {
         let facts = of(OwnerKind::CoschedulingPodGroup, json!({"minMember": value}));
         assert_eq!(facts.min, None);
         assert_eq!(
             faults(&facts),
-            [format!(
-                "spec.minMember of PodGroup train: \"{told}\" is no whole number from 0 on"
-            )]
+            [format!("spec.minMember of PodGroup train: {told}")]
         );
     }
+    let long = of(
+        OwnerKind::CoschedulingPodGroup,
+        json!({"minMember": "x\n".repeat(900)}),
+    );
+    let words = faults(&long).join("");
+    assert!(words.len() < 300 && !words.contains('\n'), "{words}");
 }
 
 #[test]

@@ -50,6 +50,25 @@ fn plain_pods_name_their_gang_and_all_they_wish_of_it() {
 }
 
 #[test]
+fn quotes_that_are_part_of_a_value_are_shown_as_they_stand() {
+    let min = |text: &str| {
+        let claim = plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": text})).unwrap();
+        let words = faults(&claim).join("");
+        words
+            .strip_prefix("annotation gantry.dev/gang-min: ")
+            .and_then(|words| words.split_once(" is no whole number"))
+            .unwrap()
+            .0
+            .to_owned()
+    };
+    assert_eq!(min("\"3\""), "'\"3\"'");
+    assert_eq!(min("'3'"), "\"'3'\"");
+    assert_eq!(min("'3\""), "\"'3\\\"\"", "there is no other way");
+    assert_eq!(min("3\n\""), "'3\\n\"'");
+    assert_eq!(min("5000000000"), "\"5000000000\"");
+}
+
+#[test]
 fn a_plain_pods_ordinal_is_its_rank() {
     assert_eq!(plain(json!({"gantry.dev/gang": "train"})).unwrap().rank, Some(7));
     let made = json!({"metadata": {"name": "train-77777", "annotations": {"gantry.dev/gang": "train"},
