@@ -172,6 +172,8 @@ pub struct OwnerFacts {
     pub said: Arc<str>,
     /// What it wishes besides.
     pub wish: Wish,
+    /// Where the level that it wishes stands, for people: `spec.networkTopology.highestTierName of PodGroup train`.
+    pub level_said: Arc<str>,
     /// It has ended, well or not: whoever of its members goes now is not made again.
     pub over: bool,
     /// It is suspended: whoever of its members goes is not made again before it goes on.

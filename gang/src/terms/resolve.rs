@@ -71,7 +71,7 @@ pub fn resolve(
     }
     let of_owner = Share::of(said, facts);
     let minimum = said.minimum(&object, owner, &of_owner, &mut faults);
-    let wishes = said.wishes(&object, &facts.wish, defaults, &mut faults);
+    let wishes = said.wishes(&object, facts, defaults, &mut faults);
     let total = match of_owner.at_most {
         Some(most) => Some(most),
         None => said.totals.first().copied().or(of_owner.total),
@@ -317,10 +317,11 @@ impl Said {
     fn wishes(
         &self,
         object: &GangSpec,
-        owner: &Wish,
+        facts: &OwnerFacts,
         defaults: &Defaults<'_>,
         faults: &mut BTreeSet<Fault>,
     ) -> Wish {
+        let owner = &facts.wish;
         if object.level.is_none() && self.levels.len() > 1 {
             faults.insert(disagree("in which level they are", &self.levels));
         }
@@ -374,12 +375,26 @@ impl Said {
             Some(level) => match check::known(&level.level, defaults.levels) {
                 Some(name) => level.level = name,
                 None => {
-                    faults.insert(fault("level", check::unknown(&level.level, defaults.levels)));
+                    let place = self.level_said(object, facts);
+                    faults.insert(fault(place, check::unknown(&level.level, defaults.levels)));
                 }
             },
             None => wish.hint = self.hint(owner, defaults.levels),
         }
         wish
+    }
+
+    /// Where the level stands that counts.
+    fn level_said(&self, object: &GangSpec, facts: &OwnerFacts) -> Arc<str> {
+        let of_pods = self.levels.first().map(|level| match level.required {
+            true => names::GANG_REQUIRED_LEVEL_ANNOTATION,
+            false => names::GANG_PREFERRED_LEVEL_ANNOTATION,
+        });
+        match (&object.level, of_pods) {
+            (Some(_), _) => format!("spec.level of Gang {}", self.object_name).into(),
+            (None, Some(name)) => format!("annotation {name}").into(),
+            (None, None) => Arc::clone(&facts.level_said),
+        }
     }
 
     /// A level that another system keeps to, under our name for it. All that have a hint must have the same.

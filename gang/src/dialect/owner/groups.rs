@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Sheet, level, sum};
+use super::{Sheet, sum};
 use crate::dialect::value::{MOST_MEMBERS, arrival, number, unknown};
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
@@ -21,7 +21,7 @@ pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
         .and_then(|topology| topology.pointer("/0/key"))
         .and_then(Value::as_str)
     {
-        sheet.facts.wish.level = Some(level(key, true));
+        sheet.level("spec.schedulingConstraints.topology[0].key", key, true);
     }
 }
 
@@ -118,24 +118,27 @@ pub(super) fn volcano(sheet: &mut Sheet<'_>) {
     if sheet.facts.min.is_some_and(|min| sum(&by_role) <= min) {
         sheet.facts.by_role = by_role;
     }
-    let hard = |topology: &Value| topology.get("mode").and_then(Value::as_str) != Some("soft");
-    let tier = |topology: &Value| {
-        let name = topology.get("highestTierName")?.as_str()?;
-        (!name.is_empty()).then(|| level(name, hard(topology)))
-    };
-    sheet.facts.wish.level = sheet
-        .spec("networkTopology")
-        .and_then(tier)
-        .or(sheet.facts.wish.level.take());
+    if let Some(topology) = sheet.spec("networkTopology")
+        && let Some((name, hard)) = tier(topology)
+    {
+        sheet.level("spec.networkTopology.highestTierName", name, hard);
+    }
     let parts = sheet.spec("subGroupPolicy").and_then(Value::as_array);
     if let (None, Some([part])) = (&sheet.facts.wish.level, parts.map(Vec::as_slice)) {
-        let wish = part.get("networkTopology").and_then(tier);
-        let size = sheet.number("spec.subGroupPolicy[0].subGroupSize", part.get("subGroupSize"), 1);
-        if wish.is_some() {
-            sheet.facts.wish.level = wish;
+        let policy = "spec.subGroupPolicy[0]";
+        let size = sheet.number(&format!("{policy}.subGroupSize"), part.get("subGroupSize"), 1);
+        if let Some((name, hard)) = part.get("networkTopology").and_then(tier) {
+            sheet.level(&format!("{policy}.networkTopology.highestTierName"), name, hard);
             sheet.facts.wish.slice = size.filter(|size| *size > 1);
         }
     }
+}
+
+/// The tier that a topology of Volcano names, and whether it must hold.
+fn tier(topology: &Value) -> Option<(&str, bool)> {
+    let name = topology.get("highestTierName")?.as_str()?;
+    let hard = topology.get("mode").and_then(Value::as_str) != Some("soft");
+    (!name.is_empty()).then_some((name, hard))
 }
 
 /// KAI's PodGroup, whose sub-groups may be a tree of which the leaves have pods.
@@ -175,10 +178,11 @@ pub(super) fn kai(sheet: &mut Sheet<'_>) {
     } else {
         sheet.min(Some(1), "spec.minMember");
     }
-    let constraint = |field: &str| sheet.text(&format!("topologyConstraint.{field}"));
-    if let Some(required) = constraint("requiredTopologyLevel") {
-        sheet.facts.wish.level = Some(level(required, true));
-    } else if let Some(preferred) = constraint("preferredTopologyLevel") {
-        sheet.facts.wish.level = Some(level(preferred, false));
+    for (field, required) in [("requiredTopologyLevel", true), ("preferredTopologyLevel", false)] {
+        let path = format!("topologyConstraint.{field}");
+        if let Some(name) = sheet.text(&path) {
+            sheet.level(&format!("spec.{path}"), name, required);
+            return;
+        }
     }
 }

@@ -132,11 +132,23 @@ impl<'a> Sheet<'a> {
             let annotations = self.object.pointer("/metadata/annotations")?;
             annotations.get(name)?.as_str().filter(|level| !level.is_empty())
         };
-        let required = annotation("kai.scheduler/topology-required-placement");
-        let level = required.or_else(|| annotation("kai.scheduler/topology-preferred-placement"));
-        self.facts.wish.level = level.map(|level| LevelWish {
-            level: level.into(),
-            required: required.is_some(),
+        for (name, required) in [
+            ("kai.scheduler/topology-required-placement", true),
+            ("kai.scheduler/topology-preferred-placement", false),
+        ] {
+            if let Some(level) = annotation(name) {
+                self.level(&format!("annotation {name}"), level, required);
+                return;
+            }
+        }
+    }
+
+    /// A level to be held to, or rather held to, that stands at `path`.
+    fn level(&mut self, path: &str, name: &str, required: bool) {
+        self.facts.level_said = format!("{path} of {}", self.name).into();
+        self.facts.wish.level = Some(LevelWish {
+            level: name.into(),
+            required,
         });
     }
 
@@ -211,14 +223,6 @@ fn sum(by_role: &[(Arc<str>, u32)]) -> u32 {
     by_role
         .iter()
         .fold(0, |sum, (_, count)| sum.saturating_add(*count))
-}
-
-/// A level to be held to, or rather held to.
-fn level(name: &str, required: bool) -> LevelWish {
-    LevelWish {
-        level: name.into(),
-        required,
-    }
 }
 
 #[cfg(test)]

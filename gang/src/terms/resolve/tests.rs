@@ -420,8 +420,70 @@ fn a_level_goes_by_its_name_or_its_label() {
     assert_eq!(
         faults(&[with("rakc")], OwnerState::NotNeeded, None),
         [
-            "level: \"rakc\" is not among the levels given with --fabric; there are zone, rack, node; did you mean `rack`?"
+            "annotation gantry.dev/gang-required-level: \"rakc\" is not among the levels given with --fabric; there are zone, rack, node; did you mean `rack`?"
         ]
+    );
+}
+
+#[test]
+fn a_level_that_is_not_known_is_told_with_where_it_stands() {
+    let places = |claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>| {
+        let told = faults(claims, owner, object);
+        assert_eq!(told.len(), 1, "{told:?}");
+        told[0]
+            .split_once(": \"rakc\" is not among")
+            .unwrap()
+            .0
+            .to_owned()
+    };
+    let preferred = Wish {
+        level: level("rakc", false),
+        ..Wish::default()
+    };
+    assert_eq!(
+        places(&[wishing(4, preferred)], OwnerState::NotNeeded, None),
+        "annotation gantry.dev/gang-preferred-level"
+    );
+    let object: GangSpec = serde_json::from_value(json!({"level": {"name": "rakc"}})).unwrap();
+    assert_eq!(
+        places(&[stated(4)], OwnerState::NotNeeded, Some(&object)),
+        "spec.level of Gang train"
+    );
+    let hard = json!({"mode": "hard", "highestTierName": "rakc"});
+    let objects = [
+        (
+            OwnerKind::PodGroup,
+            json!({"schedulingPolicy": {"gang": {"minCount": 4}}, "schedulingConstraints": {"topology": [{"key": "rakc"}]}}),
+            "spec.schedulingConstraints.topology[0].key of PodGroup train",
+        ),
+        (
+            OwnerKind::KaiPodGroup,
+            json!({"minMember": 4, "topologyConstraint": {"preferredTopologyLevel": "rakc"}}),
+            "spec.topologyConstraint.preferredTopologyLevel of PodGroup train",
+        ),
+        (
+            OwnerKind::VolcanoPodGroup,
+            json!({"minMember": 4, "networkTopology": hard}),
+            "spec.networkTopology.highestTierName of PodGroup train",
+        ),
+        (
+            OwnerKind::VolcanoPodGroup,
+            json!({"minMember": 4, "subGroupPolicy": [{"networkTopology": hard, "subGroupSize": 2}]}),
+            "spec.subGroupPolicy[0].networkTopology.highestTierName of PodGroup train",
+        ),
+    ];
+    for (kind, spec, place) in objects {
+        let facts = read(kind, "", &json!({"metadata": {"name": "train"}, "spec": spec}));
+        let claims = [of_owner(kind, Size::Unsaid)];
+        assert_eq!(places(&claims, OwnerState::Read(&facts), None), place);
+    }
+    let annotation = "kai.scheduler/topology-required-placement";
+    let set = json!({"metadata": {"name": "train", "annotations": {annotation: "rakc"}}, "spec": {"leaderWorkerTemplate": {"size": 4}}});
+    let facts = read(OwnerKind::LeaderWorkerSet, "", &set);
+    let claims = [of_owner(OwnerKind::LeaderWorkerSet, Size::Unsaid)];
+    assert_eq!(
+        places(&claims, OwnerState::Read(&facts), None),
+        format!("annotation {annotation} of LeaderWorkerSet train")
     );
 }
 
