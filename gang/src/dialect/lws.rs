@@ -66,7 +66,9 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         .annotation(SUBGROUP_EXCLUSIVE)
         .filter(|label| !label.is_empty())
     {
-        let slice = rank::index(pod.annotation(SUBGROUP_SIZE)).filter(|sub| *sub > 0 && size % sub == 0);
+        // Its leader may be one more than the sub-groups have. Where it asks for no devices it is in no slice anyway: that they make up the members
+        // is seen when those are known.
+        let slice = rank::index(pod.annotation(SUBGROUP_SIZE)).filter(|sub| *sub > 0);
         found.wish.hint = value::hint(label, slice);
     }
     found.size = Size::Stated {

@@ -159,6 +159,22 @@ fn a_leader_worker_set_with_exclusive_placement_makes_workers_after_the_leader_h
     );
 }
 
+#[test]
+fn the_slices_of_a_leader_worker_set_do_not_depend_on_where_its_leader_counts() {
+    let hint = |size: &str, sub: &str| {
+        let mut pod = group_pod("llama-1-3", "3", "llama-1");
+        let annotations = &mut pod["metadata"]["annotations"];
+        annotations["leaderworkerset.sigs.k8s.io/size"] = size.into();
+        annotations["leaderworkerset.sigs.k8s.io/subgroup-size"] = sub.into();
+        annotations["leaderworkerset.sigs.k8s.io/subgroup-exclusive-topology"] = "rack".into();
+        claimed(&pod).unwrap().wish.hint.unwrap().slice
+    };
+    assert_eq!(hint("4", "2"), Some(2));
+    // The leader is one more, and may ask for no devices: then it is in no slice anyway.
+    assert_eq!(hint("5", "2"), Some(2));
+    assert_eq!((hint("4", "0"), hint("4", "x")), (None, None));
+}
+
 fn training_pod(kind: &str, role: &str, index: &str) -> Value {
     json!({"metadata": {
         "namespace": "ml", "name": format!("bert-{role}-{index}"), "uid": "p",

@@ -595,6 +595,45 @@ fn what_another_system_keeps_together_is_followed_where_it_can_be() {
 }
 
 #[test]
+fn a_leader_without_devices_is_in_no_slice_of_its_group() {
+    let slice = |leader_is_light: bool| {
+        let of = |role: &str| {
+            let hint = Some(Hint {
+                label: "example.com/rack".into(),
+                slice: Some(2),
+            });
+            Claim {
+                role: role.into(),
+                ..wishing(
+                    5,
+                    Wish {
+                        hint,
+                        ..Wish::default()
+                    },
+                )
+            }
+        };
+        let (leader, worker) = (of("leader"), of("worker"));
+        let mut said = Said::by([&leader, &worker, &worker, &worker, &worker]);
+        if leader_is_light {
+            said.lighten(&leader, true);
+        }
+        let levels = levels();
+        let defaults = Defaults {
+            arrival: Duration::from_secs(60),
+            repair: Repair::Hold,
+            levels: &levels,
+        };
+        match resolve(&said, OwnerState::NotNeeded, None, &defaults) {
+            Resolved::Terms(terms) => (terms.level, terms.slice),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(slice(true), (level("rack", false), Some(2)));
+    assert_eq!(slice(false), (level("rack", false), None));
+}
+
+#[test]
 fn where_roles_start_apart_each_is_a_gang_of_its_own() {
     let owner = OwnerFacts {
         by_role: vec![("driver".into(), 1), ("workers".into(), 8)],
