@@ -163,6 +163,8 @@ pub struct OwnerFacts {
     pub total: Option<u32>,
     /// How many of them are of each role at least, where that is said. Sorted by role.
     pub by_role: Vec<(Arc<str>, u32)>,
+    /// The sub-groups that there are, where a pod that names another is wrong.
+    pub sub_groups: Option<SubGroups>,
     /// Members of one role are made only when those of another are ready or have ended, so that each role is a gang of its own:
     /// [`crate::dialect::settle`] tells its name.
     pub apart: bool,
@@ -180,6 +182,15 @@ pub struct OwnerFacts {
     pub suspended: bool,
     /// What is wrong with it.
     pub faults: Vec<Fault>,
+}
+
+/// The sub-groups that an owner has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct SubGroups {
+    /// Where they stand, for people: `spec.subGroups of PodGroup train`.
+    pub said: Arc<str>,
+    /// Their names, sorted.
+    pub names: Vec<Arc<str>>,
 }
 
 /// What a gang wishes besides its size. The pod's word goes before its owner's, and the Gang object's before both.

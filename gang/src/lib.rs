@@ -20,7 +20,7 @@ pub mod queue;
 pub mod room;
 pub mod terms;
 
-pub use claim::{Claim, Hint, Maker, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
+pub use claim::{Claim, Hint, Maker, OwnerFacts, OwnerKind, OwnerRef, Size, SubGroups, Wish};
 pub use fabric::{DomainIx, Fabric, KnownBy, Level, Levels, Scope};
 pub use key::{Dialect, GangKey};
 pub use needs::{Misfit, Needs};

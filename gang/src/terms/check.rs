@@ -6,9 +6,13 @@ use std::sync::Arc;
 use gantry_api::GangSpec;
 
 use super::Fault;
-use crate::claim::Wish;
-use crate::dialect::value::{MOST_MEMBERS, fault, level, nearest, shown};
+use super::said::Said;
+use crate::claim::{OwnerFacts, Wish};
+use crate::dialect::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
 use crate::fabric::{Levels, NODE, Scope};
+
+/// Most names that are listed of those that there are.
+const LISTED: usize = 64;
 
 /// What the schema of the Gang object forbids, for a cluster whose schema is older or was not applied.
 pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
@@ -30,6 +34,27 @@ pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
                 format!("{count} is not from 1 to {most}"),
             ));
         }
+    }
+}
+
+/// Sub-groups that pods name and their owner does not have: such a pod counts for none of the minimums that there are.
+pub(super) fn sub_groups(said: &Said, facts: &OwnerFacts, faults: &mut BTreeSet<Fault>) {
+    let Some(there) = &facts.sub_groups else {
+        return;
+    };
+    let known: Vec<&str> = there.names.iter().take(LISTED).map(|name| &**name).collect();
+    for role in said.roles.beyond(&there.names) {
+        // What KAI calls the whole where there are none.
+        let whole = role.is_empty() || known.is_empty() && **role == *"default";
+        if whole {
+            continue;
+        }
+        let what = format!("sub-group {role}, which its pods name");
+        let words = match known.is_empty() {
+            true => format!("no {what}; there are none"),
+            false => unknown_name(&what, role, &known),
+        };
+        faults.insert(fault(Arc::clone(&there.said), words));
     }
 }
 

@@ -64,6 +64,7 @@ pub fn resolve(
         _ => &none,
     };
     faults.extend(facts.faults.iter().cloned());
+    check::sub_groups(said, facts, &mut faults);
     let object = object.cloned().unwrap_or_default();
     check::object(&object, &mut faults);
     if matches!(owner, OwnerState::Unread) && faults.is_empty() {

@@ -74,6 +74,12 @@ impl<T: Ord + Clone> Tally<T> {
 }
 
 impl Tally<Arc<str>> {
+    /// The first of them that are none of these, which are sorted, as many as are told: no more is walked through than these and those.
+    pub(super) fn beyond(&self, known: &[Arc<str>]) -> impl Iterator<Item = &Arc<str>> {
+        let strange = self.0.keys().filter(|thing| known.binary_search(thing).is_err());
+        strange.take(TOLD)
+    }
+
     pub(super) fn has(&self, thing: &str) -> bool {
         self.0.contains_key(thing)
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Sheet, sum};
+use crate::claim::SubGroups;
 use crate::dialect::value::{MOST_MEMBERS, arrival, number, unknown};
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
@@ -147,20 +148,42 @@ pub(super) fn kai(sheet: &mut Sheet<'_>) {
     let groups: Vec<&Value> = groups.into_iter().flatten().collect();
     let text = |group: &Value, field: &str| group.get(field).and_then(Value::as_str).map(str::to_owned);
     let parents: Vec<String> = groups.iter().filter_map(|group| text(group, "parent")).collect();
+    let mut names: Vec<Arc<str>> = Vec::new();
     for group in &groups {
         let name = text(group, "name").unwrap_or_default();
         if parents.contains(&name) {
             continue;
         }
         let place = format!("spec.subGroups[{name}].minMember");
+        let name: Arc<str> = name.into();
         if let Some(min) = sheet.number(&place, group.get("minMember"), 0) {
-            sheet.facts.by_role.push((name.into(), min));
+            sheet.facts.by_role.push((Arc::clone(&name), min));
         }
+        names.push(name);
     }
+    names.sort_unstable();
+    sheet.facts.sub_groups = Some(SubGroups {
+        said: format!("spec.subGroups of {}", sheet.name).into(),
+        names,
+    });
     let of_groups = sum(&sheet.facts.by_role);
-    if let Some(min) = sheet.count("minMember", 0) {
-        sheet.min(Some(min.max(of_groups).max(1)), "spec.minMember");
-    } else if sheet.spec("minSubGroup").is_some() {
+    let by_groups = sheet.spec("minSubGroup").is_some();
+    let min = sheet.count("minMember", 0);
+    // KAI's own webhook refuses that, where it is there.
+    if by_groups && min.is_some_and(|min| min > 0) {
+        let words =
+            "minSubGroup is given too: so many pods are needed, or so many sub-groups; remove one of the two";
+        sheet.wrong("spec.minMember", words);
+    }
+    if let Some(min) = min.filter(|_| !by_groups) {
+        // KAI looks at those of the sub-groups alone. Nobody has fewer than either says.
+        let said = if of_groups > min {
+            "spec.subGroups"
+        } else {
+            "spec.minMember"
+        };
+        sheet.min(Some(min.max(of_groups).max(1)), said);
+    } else if by_groups {
         // So many of them, whichever: no more than the smallest is sure to be needed of each, and none by name.
         let wanted = sheet.count("minSubGroup", 1).unwrap_or(u32::MAX);
         let mut counts: Vec<u32> = sheet.facts.by_role.iter().map(|(_, count)| *count).collect();

@@ -244,6 +244,33 @@ fn the_leaves_of_kais_sub_groups_have_the_pods() {
 }
 
 #[test]
+fn of_kais_minimum_and_those_of_its_sub_groups_the_greater_counts_and_is_named() {
+    let of_both = |min: u32| {
+        let groups = json!([{"name": "a", "minMember": 2}, {"name": "b", "minMember": 4}]);
+        let facts = of(
+            OwnerKind::KaiPodGroup,
+            json!({"minMember": min, "subGroups": groups}),
+        );
+        (sizes(&facts).0, facts.said.to_string())
+    };
+    assert_eq!(of_both(1), (Some(6), "spec.subGroups".to_owned()));
+    assert_eq!(of_both(6), (Some(6), "spec.minMember".to_owned()));
+    assert_eq!(of_both(8), (Some(8), "spec.minMember".to_owned()));
+    let groups = json!([{"name": "a", "minMember": 2}, {"name": "b", "minMember": 4}]);
+    let with = |min: u32| {
+        let spec = json!({"minMember": min, "minSubGroup": 1, "subGroups": groups});
+        of(OwnerKind::KaiPodGroup, spec)
+    };
+    assert_eq!(sizes(&with(0)).0, Some(2), "0 says nothing");
+    assert_eq!(
+        faults(&with(6)),
+        [
+            "spec.minMember of PodGroup train: minSubGroup is given too: so many pods are needed, or so many sub-groups; remove one of the two"
+        ]
+    );
+}
+
+#[test]
 fn a_leader_worker_set_whose_workers_wait_for_the_leader_is_two_gangs_a_group() {
     let spec =
         |policy: &str| json!({"replicas": 3, "startupPolicy": policy, "leaderWorkerTemplate": {"size": 4}});

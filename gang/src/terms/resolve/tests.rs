@@ -595,6 +595,57 @@ fn what_another_system_keeps_together_is_followed_where_it_can_be() {
 }
 
 #[test]
+fn a_sub_group_of_kai_that_its_pod_group_does_not_have_is_told() {
+    let told = |groups: serde_json::Value, names: &[&str]| {
+        let spec = json!({"minMember": 2, "subGroups": groups});
+        let facts = read(
+            OwnerKind::KaiPodGroup,
+            "",
+            &json!({"metadata": {"name": "train"}, "spec": spec}),
+        );
+        let claims: Vec<Claim> = names
+            .iter()
+            .map(|name| Claim {
+                role: (*name).into(),
+                ..of_owner(OwnerKind::KaiPodGroup, Size::Unsaid)
+            })
+            .collect();
+        match resolved(&claims, OwnerState::Read(&facts), None) {
+            Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
+            _ => Vec::new(),
+        }
+    };
+    let groups = json!([
+        {"name": "prefill"},
+        {"name": "leader", "parent": "prefill", "minMember": 1},
+        {"name": "workers", "parent": "prefill", "minMember": 1},
+        {"name": "spare", "minMember": 0},
+    ]);
+    // Such as say none are of the whole, and one whose minimum is 0 is there.
+    assert_eq!(told(groups.clone(), &["leader", "workers", "spare", ""]), [""; 0]);
+    let place = "spec.subGroups of PodGroup train: no sub-group";
+    let there = "which its pods name; there are leader, spare, workers";
+    assert_eq!(
+        told(groups, &["leader", "wrokers", "prefill"]),
+        [
+            format!("{place} prefill, {there}"),
+            format!("{place} wrokers, {there}; did you mean `workers`?")
+        ]
+    );
+    assert_eq!(
+        told(json!(null), &["workers"]),
+        [format!("{place} workers, which its pods name; there are none")]
+    );
+    assert_eq!(told(json!([]), &["default", ""]), [""; 0]);
+    let many: Vec<serde_json::Value> = (0..3000).map(|i| json!({"name": format!("g{i}")})).collect();
+    let names: Vec<String> = (0..5000).map(|i| format!("x{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let faults = told(json!(many), &names);
+    assert_eq!(faults.len(), 8);
+    assert!(faults.iter().all(|fault| fault.len() < 700), "{faults:?}");
+}
+
+#[test]
 fn a_leader_without_devices_is_in_no_slice_of_its_group() {
     let slice = |leader_is_light: bool| {
         let of = |role: &str| {
