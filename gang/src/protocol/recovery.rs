@@ -126,6 +126,9 @@ impl Gang {
                     self.leave_behind(env, known, None);
                 }
                 self.follow_age(known);
+                if known.is_about(&self.key) && self.is_bound_without_places() {
+                    self.bound_at = self.bound_at.or(known.bound_at);
+                }
             }
             (_, None) => {}
         }

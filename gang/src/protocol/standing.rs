@@ -60,6 +60,9 @@ impl Gang {
             State::Open => {
                 self.ungate(env);
                 false
+                if self.is_bound_without_places() {
+                    self.bound_at.get_or_insert(env.now.unix);
+                }
             }
             State::Planned(_) => {
                 self.ungate(env);
@@ -430,7 +433,9 @@ impl Gang {
                 false => GangPhase::Collecting,
             },
             State::Open if self.enough(Count::settled) && self.members.unplaced().is_empty() => {
-                GangPhase::Bound
+            State::Open if self.is_bound_without_places() => GangPhase::Bound,
+            // It needs no place: its members ask for no devices, and are on their way by themselves.
+                GangPhase::Binding
             }
             State::Open if !self.enough(Count::exist) || self.waits_for_rest(now) => GangPhase::Collecting,
             State::Open if self.tries.pause.as_ref().is_some_and(|(until, _)| now < *until) => {
@@ -441,6 +446,12 @@ impl Gang {
     }
 
     fn phase_decided(&self, decided: &Decided) -> GangPhase {
+    /// It has all that it needs, and nothing of it was decided: its members ask for no devices, or were bound before anybody decided.
+    pub(super) fn is_bound_without_places(&self) -> bool {
+        let open = matches!(self.state, State::Open) && !self.goes_singly();
+        open && self.enough(Count::began) && self.members.unplaced().is_empty()
+    }
+
         let count = self.members.count();
         let satisfied = self.enough(Count::settled);
         let lost = self.slots.lost().next().is_some();

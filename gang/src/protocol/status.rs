@@ -143,7 +143,10 @@ impl Gang {
         let count = *self.members.count();
         let words = self.words_now(now);
         let phase = self.phase(now);
-        let satisfied = self.min() > 0 && self.enough(Count::settled);
+        let satisfied = match self.state {
+            State::Open => self.enough(Count::began),
+            _ => self.enough(Count::settled),
+        };
         let waits = !matches!(phase, GangPhase::Bound | GangPhase::Done);
         GangStatus {
             phase,
@@ -171,7 +174,7 @@ impl Gang {
 
     fn conditions(&mut self, words: &Words, phase: GangPhase, bound: bool, unix: i64) -> Vec<Condition> {
         let (valid, valid_reason, valid_message) = self.validity();
-        let placed = !self.slots.is_empty() || bound;
+        let placed = !self.slots.is_empty() || self.enough(Count::settled);
         let phase = format!("{phase:?}");
         let passed = self.passed_over();
         let contested = passed.map(|passed| {

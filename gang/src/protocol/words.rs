@@ -279,9 +279,9 @@ fn no_room(refused: &Refused) -> String {
     format!("{how}: {}", refused.reason)
 }
 
-/// Members that are as good as bound, without those that have ended.
+/// Members that are bound, without those that have ended.
 fn bound(count: &Count) -> u32 {
-    count.settled() - count.of(Class::Completed)
+    count.bound()
 }
 
 fn ended_well(count: &Count) -> String {

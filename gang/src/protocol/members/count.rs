@@ -47,6 +47,11 @@ impl Count {
         self.of(Class::Light) + self.of(Class::LightBound) + self.of(Class::Bound) + self.of(Class::Completed)
     }
 
+    /// Members that are bound, or have ended well.
+    pub(in crate::protocol) fn began(&self) -> u32 {
+        self.bound() + self.of(Class::Completed)
+    }
+
     /// Members that are bound.
     pub(in crate::protocol) fn bound(&self) -> u32 {
         self.of(Class::LightBound) + self.of(Class::Bound)

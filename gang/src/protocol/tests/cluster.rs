@@ -779,7 +779,9 @@ impl Cluster {
         for view in self.gangs.views() {
             let gang = GANGS.iter().position(|name| **name == *view.key().name).unwrap();
             let free = NODES * GPUS - self.held().len() - self.reserved.len();
-            let done = matches!(view.phase(), GangPhase::Bound | GangPhase::Done);
+            // Nobody here binds members that ask for no devices.
+            let needs_none = view.phase() == GangPhase::Binding && !view.is_decided();
+            let done = needs_none || matches!(view.phase(), GangPhase::Bound | GangPhase::Done);
             let short = view.exist() < self.mins[gang];
             let no_room = free < view.unplaced();
             assert!(

@@ -6,7 +6,7 @@ use gantry_api::GangPhase;
 
 use super::world::{World, bound, claim, key, leaving, member, uid};
 use crate::key::Dialect;
-use crate::protocol::{BindEnd, Stage};
+use crate::protocol::{BindEnd, Member, Stage};
 
 /// One status as lines, but for the decision.
 fn read(world: &mut World, what: &str, out: &mut String) {
@@ -285,4 +285,75 @@ fn a_reason_without_end_is_cut() {
     assert!(text.len() <= 1024, "{}", text.len());
     let (_, status) = world.gangs.take_statuses().remove(0);
     assert!(status.reason.len() + status.message.len() < 6_000);
+}
+
+/// A pending pod that asks for no devices.
+fn light(uid: &str, min: u32) -> Member {
+    Member {
+        shape: None,
+        asks: [].into(),
+        ..member(uid, claim("a", min))
+    }
+}
+
+#[test]
+fn members_without_devices_are_bound_once_they_have_nodes() {
+    let mut world = World::new();
+    world.see(light("a0", 2));
+    world.see(light("a1", 2));
+    let read = |world: &mut World| {
+        let status = world.status("a");
+        let bound = &status.conditions[2];
+        assert_eq!(bound.type_, "Bound");
+        let at = status.bound_at.map(|time| time.0.as_second());
+        let words = format!("{}: {} ({})", status.reason, status.message, bound.status);
+        (status.phase, status.bound, at, words)
+    };
+    assert_eq!(
+        read(&mut world),
+        (
+            GangPhase::Binding,
+            0,
+            None,
+            "is being bound: 0 of 2 bound (False)".into()
+        )
+    );
+    world.see(bound(light("a0", 2), "n0"));
+    assert_eq!(
+        read(&mut world),
+        (
+            GangPhase::Binding,
+            1,
+            None,
+            "is being bound: 1 of 2 bound (False)".into()
+        )
+    );
+    world.pass(5);
+    world.see(bound(light("a1", 2), "n1"));
+    assert_eq!(
+        read(&mut world),
+        (
+            GangPhase::Bound,
+            2,
+            Some(1_005),
+            "is bound: 2 bound, 2 needed (True)".into()
+        )
+    );
+}
+
+#[test]
+fn when_members_without_devices_were_bound_is_known_after_a_fail_over() {
+    let mut world = World::new();
+    for pod in ["a0", "a1"] {
+        world.see(bound(light(pod, 2), "n0"));
+    }
+    let before = world.status("a");
+    let mut next = World::with(crate::protocol::Settings::default());
+    next.pass(50);
+    for pod in ["a0", "a1"] {
+        next.see(bound(light(pod, 2), "n0"));
+    }
+    next.show("a", before.clone());
+    next.gangs.synced(next.now());
+    assert_eq!(next.status("a").bound_at, before.bound_at);
 }
