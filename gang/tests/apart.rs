@@ -93,7 +93,6 @@ fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
     }
     let mut found: Vec<_> = gangs
         .views()
-        .filter(|view| view.members().next().is_some())
         .map(|view| {
             (
                 view.key().name.to_string(),

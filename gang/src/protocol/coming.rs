@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 
 use super::Gangs;
-use super::gang::Gang;
+use super::gang::{Gang, State};
 use super::gangs::Belongs;
 use super::types::{Member, Now, Stage};
 use crate::claim::Claim;
@@ -21,6 +21,7 @@ impl Gangs {
         if !self.settings.gates && matches!(member.stage, Stage::Gated { .. }) {
             member.stage = Stage::Gated { by_us_alone: false };
         }
+        let mut left = None;
         if let Some(Belongs::To(before)) = self.of_pod.get(&member.uid).cloned()
             && *before != member.claim.key
         {
@@ -33,7 +34,10 @@ impl Gangs {
                 Some(kept) if kept.slot.is_some() || kept.pinned() => {
                     member.claim = kept.member.claim.clone();
                 }
-                _ => self.member_gone(now, &member.uid),
+                _ => {
+                    self.member_gone(now, &member.uid);
+                    left = Some(before);
+                }
             }
         }
         let Some(key) = self.gang_for(now, &member) else {
@@ -49,6 +53,9 @@ impl Gangs {
             }
         }
         self.finish(now, &key);
+        if let Some(left) = left {
+            self.forget_empty(now, &left);
+        }
     }
 
     /// What a member said of its gang when it was let go to its node. Whatever is written on its pod since, it is one of that gang until it ends.
@@ -92,6 +99,21 @@ impl Gangs {
         self.beyond.made(&key);
         self.follow_object(now, &name);
         key
+    }
+
+    /// A gang whose last member was found to be of another has not ended: nothing is to be read of it any more, but for what a person wrote.
+    fn forget_empty(&mut self, now: Now, key: &Arc<GangKey>) {
+        let name = (key.namespace.clone(), Arc::from(key.object_name()));
+        if self.objects.get(&name).is_some_and(|known| !known.ours) {
+            return;
+        }
+        let Some(gang) = self.gangs.get_mut(key) else {
+            return;
+        };
+        if matches!(gang.state, State::Over { .. }) {
+            gang.state = State::Over { until: now.at };
+            self.finish(now, key);
+        }
     }
 
     /// A pod is gone.
