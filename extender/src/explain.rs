@@ -1,12 +1,14 @@
 //! Tells waiting pods why, where kube-scheduler cannot: its own count says "Insufficient nvidia.com/gpu", or a gate of ours keeps them from it, and it never
 //! asks us. One Event per pod and reason, in words of their gang or of GPUs, stable and bounded.
 
+mod place;
+
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{PodUid, ResourceName, names};
+use gantry_api::{NodeName, PodUid, ResourceName, names};
 use gantry_gang::protocol::Why;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -91,6 +93,8 @@ enum Cause {
     Gang(Why),
     /// kube-scheduler's own count finds too few devices for it.
     Devices(Arc<Request>),
+    /// The same, though it has a place on a node.
+    Place(NodeName, Arc<Request>),
 }
 
 /// What a pod is told.
@@ -122,7 +126,7 @@ impl Told {
         }
     }
 
-    /// Whether this has been what there is to tell of a pod's gang for a while.
+    /// Whether this has been what there is to tell of a pod's gang or place for a while.
     fn has_settled(&mut self, pod: &PodUid, gist: &str, now: Instant) -> bool {
         match self.same.get(pod) {
             Some((since, known)) if known == gist => now.saturating_duration_since(*since) >= SETTLED,
@@ -144,6 +148,9 @@ impl Told {
                     .or_insert_with(|| note(snapshot, request));
                 note.clone().map(|note| (note.clone(), note))
             }
+            Cause::Place(node, request) => {
+                place::note(snapshot, node, request).map(|note| (note.clone(), note))
+            }
         }
     }
 }
@@ -157,16 +164,20 @@ fn gist(why: &Why) -> String {
 }
 
 /// Those that kube-scheduler never asks us about and that we know why to tell: of members whose gang has no place for them, why that is; of others that
-/// its own count refuses, what every node lacks.
+/// its own count refuses, what every node lacks; of a member that has a place, what its node does.
 fn unasked(index: &Index) -> Vec<(Address, Cause)> {
     let address = |uid: PodUid| {
         let (namespace, name) = index.pod_address(&uid)?;
         Some(Address { uid, namespace, name })
     };
     let short = index.short().into_iter().filter_map(|short| {
+        let request = || index.pod(short.pod.as_str())?.request.clone().ok();
         let cause = match index.why_waits(&short.pod) {
             Some(why) => Cause::Gang(why),
-            None => Cause::Devices(index.pod(short.pod.as_str())?.request.clone().ok()?),
+            None => match index.node_kept_for(&short.pod) {
+                Some(node) => Cause::Place(node.clone(), request()?),
+                None => Cause::Devices(request()?),
+            },
         };
         Some((address(short.pod)?, cause))
     });
@@ -204,7 +215,7 @@ fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<Notice> {
         let Some((note, gist)) = told.words(&snapshot, &cause) else {
             continue;
         };
-        if matches!(cause, Cause::Gang(_)) && !told.has_settled(&pod.uid, &gist, now) {
+        if !matches!(cause, Cause::Devices(_)) && !told.has_settled(&pod.uid, &gist, now) {
             continue;
         }
         match told.pods.get_mut(&pod.uid) {
@@ -222,7 +233,7 @@ fn notice(pod: Address, cause: &Cause, mut note: String) -> Notice {
     let (reason, kind) = match cause {
         Cause::Gang(Why::Invalid(_)) => ("GangInvalid", "Warning"),
         Cause::Gang(Why::Waits(_)) => ("GangWaits", "Normal"),
-        Cause::Devices(_) => ("GpusUnavailable", "Warning"),
+        Cause::Devices(_) | Cause::Place(..) => ("GpusUnavailable", "Warning"),
     };
     if note.len() > MAX_NOTE {
         note.truncate(note.floor_char_boundary(MAX_NOTE));

@@ -295,14 +295,33 @@ fn what_a_gang_counts_is_no_news() {
 }
 
 #[test]
-fn a_member_that_has_its_place_is_told_what_nodes_lack() {
+fn a_member_that_has_its_place_is_told_no_lack() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("node-1", &bridged()).add("node-2", &bridged());
+    cluster.pod(&bound(pod("b", 6), "node-2", 1, Some("0-5")));
+    // Its condition says what was so before.
+    cluster.pod(&short_member("a-0", "a", 1)).wait(2);
+    let (mut told, began) = (Told::default(), Instant::now());
+    assert_eq!(notices(&cluster, &mut told, began, 0), [""; 0]);
+    assert_eq!(notices(&cluster, &mut told, began, 100), [""; 0]);
+}
+
+#[test]
+fn a_member_is_told_that_the_node_of_its_place_advertises_too_few() {
     let cluster = Cluster::new(Options::default());
     cluster.add("node-1", &bridged());
     cluster.pod(&short_member("a-0", "a", 1)).wait(2);
-    cluster.node("node-1", 0);
-    let told = notices(&cluster, &mut Told::default(), Instant::now(), 0);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("a-0 GpusUnavailable: node-1: "), "{told:?}");
+    // One of those that nobody has: it is enough for who has a place.
+    cluster.node("node-1", 7);
+    let (mut told, began) = (Told::default(), Instant::now());
+    notices(&cluster, &mut told, began, 0);
+    assert_eq!(notices(&cluster, &mut told, began, 5), [""; 0]);
+    cluster.node("node-1", 2);
+    assert_eq!(notices(&cluster, &mut told, began, 6), [""; 0]);
+    assert_eq!(
+        notices(&cluster, &mut told, began, 11),
+        ["a-0 GpusUnavailable: its place is kept on node-1, where kubelet advertises 2 of 8 healthy GPUs"]
+    );
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ impl Why {
 }
 
 impl Gangs {
-    /// Why a pod waits for its gang; `None` where it does not: it has a place, is bound, ends or has ended, goes by itself, or is another scheduler's.
+    /// Why a pod waits for its gang; `None` where it does not: it has a place that nobody has to leave for it, is bound, ends or has ended, goes by itself, or is another scheduler's.
     pub fn why_waits(&self, uid: &PodUid) -> Option<Why> {
         match self.of_pod.get(uid)? {
             Belongs::Beyond(text) => Some(Why::Waits(text.clone())),
@@ -46,7 +46,7 @@ impl Gang {
     fn why_waits(&self, kept: &Kept) -> Option<Why> {
         let waits = matches!(kept.member.stage, Stage::Pending | Stage::Gated { .. });
         let ours = kept.lives() && kept.member.elsewhere.is_none();
-        if !waits || !ours || kept.slot.is_some() {
+        if !waits || !ours || kept.slot.is_some() && !self.preempts() {
             return None;
         }
         let text = self.not_going(kept).unwrap_or_else(|| self.text.clone());

@@ -146,6 +146,11 @@ impl Index {
         knows.then(|| self.gangs.core.why_waits(uid)).flatten()
     }
 
+    /// The node of the place that a pod's gang has for it.
+    pub fn node_kept_for(&self, uid: &PodUid) -> Option<&NodeName> {
+        self.gangs.core.view(self.gang_of(uid)?)?.node_of(uid)
+    }
+
     /// Whether there is such a gang.
     pub fn knows_gang(&self, gang: &GangKey) -> bool {
         self.gangs.core.view(gang).is_some()

@@ -1,7 +1,7 @@
 //! Why members wait that kube-scheduler never asks about.
 
-use super::world::{World, bound, claim, member};
-use crate::protocol::{Answer, Member, Stage, Why};
+use super::world::{World, bound, claim, member, place};
+use crate::protocol::{Answer, Member, Placement, Stage, Why};
 
 fn why(world: &World, pod: &str) -> Option<Why> {
     world.gangs.why_waits(&pod.into())
@@ -43,4 +43,22 @@ fn nobody_waits_for_its_gang_who_has_a_place_or_is_of_none() {
         ..member("b1", claim("b", 2))
     });
     assert_eq!(why(&world, "b1"), None);
+}
+
+#[test]
+fn a_member_waits_for_those_who_have_to_leave_its_place() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().expect("a gang wants a plan");
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        victims: vec!["victim".into()],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    let Answer::Wait(text) = world.answer("a0") else {
+        panic!("its place is not free yet");
+    };
+    assert_eq!(&*text, "gang default/a waits for pods that have to go for it");
+    assert_eq!(why(&world, "a0"), Some(Why::Waits(text)));
 }
