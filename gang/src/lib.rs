@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod claim;
+pub mod counted;
 pub mod dialect;
 pub mod fabric;
 pub mod key;

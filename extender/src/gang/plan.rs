@@ -37,6 +37,7 @@ use std::sync::Arc;
 
 use gantry_gang::DomainIx;
 use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
+use gantry_gang::counted::members;
 
 use self::choose::{Chooser, Chosen};
 use self::demand::{Asked, Demand};
@@ -65,8 +66,8 @@ pub fn plan(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused
     let demand = Demand::of(wanted);
     if demand.most < demand.must || demand.most == 0 {
         let words: Arc<str> = format!(
-            "{} members must be placed, {} are there",
-            demand.must,
+            "{} must be placed, {} are there",
+            members(demand.must),
             wanted.members.len()
         )
         .into();

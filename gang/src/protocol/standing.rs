@@ -10,6 +10,7 @@ use super::agreed::{Agreed, Words};
 use super::gang::{Decided, Env, Gang, Planned, State, Tries};
 use super::members::{Class, Count, Kept};
 use super::types::{Hindrance, Settings, Work};
+use crate::counted::members;
 
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
@@ -59,10 +60,10 @@ impl Gang {
             }
             State::Open => {
                 self.ungate(env);
-                false
                 if self.is_bound_without_places() {
                     self.bound_at.get_or_insert(env.now.unix);
                 }
+                false
             }
             State::Planned(_) => {
                 self.ungate(env);
@@ -151,7 +152,7 @@ impl Gang {
         if env.now.at >= planned.until {
             let why = if planned.victims.is_empty() {
                 let count = self.members.count();
-                let came = format!("{} of {} members came in time", count.ready(), self.min());
+                let came = format!("{} of {} came in time", count.ready(), members(self.min()));
                 self.as_said(&came)
             } else {
                 let stay = self.why_they_stay();
@@ -432,9 +433,9 @@ impl Gang {
                 true => GangPhase::Bound,
                 false => GangPhase::Collecting,
             },
-            State::Open if self.enough(Count::settled) && self.members.unplaced().is_empty() => {
             State::Open if self.is_bound_without_places() => GangPhase::Bound,
             // It needs no place: its members ask for no devices, and are on their way by themselves.
+            State::Open if self.enough(Count::settled) && self.members.unplaced().is_empty() => {
                 GangPhase::Binding
             }
             State::Open if !self.enough(Count::exist) || self.waits_for_rest(now) => GangPhase::Collecting,
@@ -445,13 +446,13 @@ impl Gang {
         }
     }
 
-    fn phase_decided(&self, decided: &Decided) -> GangPhase {
     /// It has all that it needs, and nothing of it was decided: its members ask for no devices, or were bound before anybody decided.
     pub(super) fn is_bound_without_places(&self) -> bool {
         let open = matches!(self.state, State::Open) && !self.goes_singly();
         open && self.enough(Count::began) && self.members.unplaced().is_empty()
     }
 
+    fn phase_decided(&self, decided: &Decided) -> GangPhase {
         let count = self.members.count();
         let satisfied = self.enough(Count::settled);
         let lost = self.slots.lost().next().is_some();

@@ -9,6 +9,7 @@ use super::agreed::Agreed;
 use super::gang::{Gang, State};
 use super::members::{Class, Count};
 use super::types::{Hindrance, Refused};
+use crate::counted::{are, exist as verb, members};
 use crate::dialect::value::cut;
 use crate::terms::Repair;
 
@@ -78,8 +79,10 @@ impl Gang {
             GangPhase::Planned => {
                 let coming = count.of(Class::Waiting) > 0;
                 let message = format!(
-                    "{} of {min} members are ready to be bound",
-                    count.ready().min(min)
+                    "{} of {} {} ready to be bound",
+                    count.ready().min(min),
+                    members(min),
+                    are(min)
                 );
                 let reason = if coming { "has its places" } else { "is on its way" };
                 Words::new(reason, message)
@@ -120,7 +123,10 @@ impl Gang {
         let terms = match &self.agreed {
             Agreed::Terms(terms) => terms,
             Agreed::Unknown(why) => {
-                return Words::new(why.to_string(), format!("{exist} members exist{back}"));
+                return Words::new(
+                    why.to_string(),
+                    format!("{} {}{back}", members(exist), verb(exist)),
+                );
             }
             Agreed::Invalid(_) => return self.words_invalid(),
         };
@@ -132,20 +138,21 @@ impl Gang {
                 );
             };
             return Words::new(
-                format!("{exist} of {total} members exist"),
+                format!("{exist} of {} {}", members(total), verb(total)),
                 format!("{} are enough; the rest may come any moment", terms.min),
             );
         }
         if exist >= terms.min {
             let short = terms.by_role.iter().find_map(|(role, min)| {
                 let there = self.members.count_of(role).exist();
-                (there < *min).then(|| format!("{there} of {min} members of role {role} exist"))
+                let words = || format!("{there} of {} of role {role} {}", members(*min), verb(*min));
+                (there < *min).then(words)
             });
             if let Some(reason) = short {
                 return Words::new(reason, format!("as {} says{back}", terms.decided_by));
             }
         }
-        let mut reason = format!("{exist} of {} members exist", terms.min);
+        let mut reason = format!("{exist} of {} {}", members(terms.min), verb(terms.min));
         if let Some(owner) = &terms.unread {
             reason.push_str(&format!(
                 "; {owner}, which may start some of its pods before the others, does not exist or may not be read"
@@ -181,7 +188,7 @@ impl Gang {
                 _ => "repair: ignore".to_owned(),
             };
             return Words::new(
-                format!("runs with {settled} of {min} members"),
+                format!("runs with {settled} of {}", members(min)),
                 format!("lost members are not replaced ({why})"),
             );
         }

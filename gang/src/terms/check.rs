@@ -8,6 +8,7 @@ use gantry_api::GangSpec;
 use super::Fault;
 use super::said::Said;
 use crate::claim::{OwnerFacts, Wish};
+use crate::counted::{are, members};
 use crate::dialect::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
 use crate::fabric::{Levels, NODE, Scope};
 
@@ -111,12 +112,16 @@ pub(super) fn sizes(
     }
     if let Some(total) = total.filter(|total| min > *total) {
         wrong(format!(
-            "{min} members are needed ({decided_by}), but there will be {total} only"
+            "{} {} needed ({decided_by}), but there will be {total} only",
+            members(min),
+            are(min)
         ));
     }
     if let Some(max) = wishes.max.filter(|max| min > *max) {
         wrong(format!(
-            "{min} members are needed ({decided_by}), but there may be {max} at most"
+            "{} {} needed ({decided_by}), but there may be {max} at most",
+            members(min),
+            are(min)
         ));
     }
     let Some(slice) = wishes.slice else {

@@ -215,7 +215,7 @@ fn every_role_needs_its_minimum() {
     for pod in ["a0", "a1", "a2"] {
         world.see(role(pod, "worker"));
     }
-    assert_eq!(world.text("a"), "gang default/a: 0 of 1 members of role ps exist");
+    assert_eq!(world.text("a"), "gang default/a: 0 of 1 member of role ps exists");
     world.see(role("a3", "ps"));
     world.plan();
     for pod in ["a0", "a1", "a2"] {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use gantry_api::GangPhase;
 
-use super::world::{World, bound, claim, key, leaving, member, uid};
+use super::world::{World, bound, claim, in_pod_group, key, leaving, member, uid};
 use crate::key::Dialect;
 use crate::protocol::{BindEnd, Member, Stage};
 
@@ -338,6 +338,22 @@ fn members_without_devices_are_bound_once_they_have_nodes() {
             Some(1_005),
             "is bound: 2 bound, 2 needed (True)".into()
         )
+    );
+}
+
+#[test]
+fn one_member_is_counted_in_the_singular() {
+    let mut world = World::new();
+    world.see(member("a0", in_pod_group()));
+    assert_eq!(world.status("a").message, "1 member exists");
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    world.plan();
+    assert_eq!(world.status("a").message, "0 of 1 member is ready to be bound");
+    world.pass(60);
+    assert_eq!(
+        world.status("a").reason,
+        "is tried again soon: 0 of 1 member came in time"
     );
 }
 
