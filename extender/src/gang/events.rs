@@ -1,14 +1,15 @@
 //! What people are told of gangs as it happens: Events on the Gang and on pods, in words of members and GPUs. Bounded: what cannot be
 //! written in time is left out, for the Gang's status says the same.
 
+mod early;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{GangPhase, GangStatus, PodUid, names};
+use gantry_api::{Decision, GangPhase, GangStatus, PodUid, names};
 use gantry_gang::GangKey;
+use gantry_gang::counted::{are, members as of_members};
 use gantry_gang::protocol::RESTARTING;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::objects::{Name, Objects};
 use crate::explain::event_name;
 use crate::metrics::Metrics;
+use early::Early;
 use writer::Writer;
 
 /// The condition of a gang whose pods several conventions name.
@@ -138,9 +140,10 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
         })
     };
     match now.phase {
-        GangPhase::Planned if !again => {
-            let place = format!("{} members have places in {}", now.min, place(now));
-            say("GangPlaced", false, place)
+        GangPhase::Planned if !again => say("GangPlaced", false, format!("its places are in {}", place(now))),
+        // It was decided before anybody saw it planned.
+        GangPhase::Binding if phase < Some(GangPhase::Planned) && !now.domain.is_empty() => {
+            say("GangPlaced", false, format!("its places are in {}", place(now)))
         }
         GangPhase::Bound
             if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Repairing) =>
@@ -150,10 +153,15 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
             } else {
                 ""
             };
+            // Others are wherever kube-scheduler found room for them.
+            let whose = match &now.decision {
+                Some(decision) if held(decision) < now.bound => ", those with devices",
+                _ => "",
+            };
+            let (all, verb) = (of_members(now.members), are(now.members));
             let note = format!(
-                "{again}{} of {} members are bound in {}",
+                "{again}{} of {all} {verb} bound{whose} in {}",
                 now.bound,
-                now.members,
                 place(now)
             );
             Some(Tiding {
@@ -227,6 +235,12 @@ fn joined(note: String, message: &str) -> String {
     }
 }
 
+/// Members that have places.
+fn held(decision: &Decision) -> u32 {
+    let slots = decision.slots.iter().filter(|slot| slot.pod.is_some());
+    u32::try_from(slots.count()).unwrap_or(u32::MAX)
+}
+
 fn place(status: &GangStatus) -> &str {
     match status.domain.as_str() {
         "" => "the cluster",
@@ -242,8 +256,7 @@ pub async fn run(
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
-    // Of a gang whose object is not there yet: told as soon as it is.
-    let mut early: BTreeMap<Name, (Tiding, Instant)> = BTreeMap::new();
+    let mut early = Early::default();
     let mut writer = Writer::new(client, metrics);
     loop {
         let look = Instant::now() + LOOK;
@@ -255,9 +268,7 @@ pub async fn run(
         match received {
             Ok(None) => return,
             Ok(Some((About::Gang(name), tiding))) => {
-                if early.len() < WAITING || early.contains_key(&name) {
-                    early.insert(name, (tiding, Instant::now() + EARLY));
-                }
+                early.add(name, tiding, Instant::now() + EARLY);
             }
             Ok(Some((about @ About::Pod { .. }, tiding))) => {
                 let now = jiff::Timestamp::now();
@@ -267,18 +278,16 @@ pub async fn run(
         }
         writer.again().await;
         let here: Vec<(Name, String)> = early
-            .keys()
+            .names()
             .filter_map(|name| Some((name.clone(), objects.get(name)?.uid.to_string())))
             .collect();
         for (name, uid) in here {
-            if let Some((tiding, _)) = early.remove(&name) {
-                let now = jiff::Timestamp::now();
-                writer.write(event(&About::Gang(name), uid, tiding, now)).await;
+            for tiding in early.take(&name) {
+                let (about, now) = (About::Gang(name.clone()), jiff::Timestamp::now());
+                writer.write(event(&about, uid.clone(), tiding, now)).await;
             }
         }
-        // Its object was never made, or is gone: the next of the name is another gang.
-        let now = Instant::now();
-        early.retain(|_, (_, until)| now < *until);
+        early.forget(Instant::now());
     }
 }
 

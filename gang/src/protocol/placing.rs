@@ -145,13 +145,14 @@ impl Gang {
         self.tries.pause = None;
         self.tries.misses.clear();
         self.tries.resumes = false;
+        // That of all its members that have a place, also of those that had one before.
+        self.domain = placement.domain.clone();
         if decided {
             // Those that were left out have their turn now.
             self.tries.considered = None;
             self.wake(env, woken);
             return;
         }
-        self.domain = placement.domain.clone();
         let arrival = self.arrival(env.settings);
         let (limit, end) = if placement.waits() {
             let evict = env.settings.evict;

@@ -42,7 +42,7 @@ fn every_step_is_told_once_and_counts_are_not() {
     }
     let wanted = [
         "GangWaits waits for room: no rack has 64 GPUs free",
-        "GangPlaced 8 members have places in rack r7",
+        "GangPlaced its places are in rack r7",
         "GangBound 8 of 8 members are bound in rack r7",
         "MemberLost keeps a place for a lost member",
         "GangBound whole again: 8 of 8 members are bound in rack r7",
@@ -50,6 +50,77 @@ fn every_step_is_told_once_and_counts_are_not() {
         "GangRestarts is being started anew",
     ];
     assert_eq!(told, wanted);
+}
+
+#[test]
+fn a_gang_that_is_bound_at_once_is_told_to_have_its_places_once() {
+    let (events, mut mailbox) = Events::new();
+    let story = [
+        status(GangPhase::Queued, "waits its turn", 0),
+        status(GangPhase::Binding, "is being bound", 0),
+        status(GangPhase::Binding, "is being bound", 3),
+        status(GangPhase::Bound, "is bound", 8),
+    ];
+    for steps in story.windows(2) {
+        events.gang_moved(&train(), Some(&steps[0]), &steps[1]);
+    }
+    let told = [
+        ("GangPlaced", "its places are in rack r7".to_owned()),
+        ("GangBound", "8 of 8 members are bound in rack r7".to_owned()),
+    ];
+    assert_eq!(mailbox.taken(), told);
+    // One whose members ask for no devices has none.
+    let nowhere = GangStatus {
+        domain: String::new(),
+        ..status(GangPhase::Binding, "is being bound", 0)
+    };
+    events.gang_moved(&train(), None, &nowhere);
+    assert_eq!(mailbox.taken(), []);
+}
+
+#[test]
+fn members_without_devices_may_be_elsewhere_than_the_others() {
+    let (events, mut mailbox) = Events::new();
+    let binding = status(GangPhase::Binding, "is being bound", 1);
+    let three = GangStatus {
+        members: 3,
+        bound: 3,
+        ..bound()
+    };
+    events.gang_moved(&train(), Some(&binding), &three);
+    let note = "3 of 3 members are bound, those with devices in rack r7";
+    assert_eq!(mailbox.taken(), [("GangBound", note.to_owned())]);
+}
+
+#[test]
+fn what_comes_before_the_object_is_told_in_order_each_reason_once() {
+    let name = Name {
+        namespace: "ml".into(),
+        name: "train".into(),
+    };
+    let tiding = |reason, note: &str| Tiding {
+        reason,
+        warning: false,
+        note: note.into(),
+    };
+    let mut early = Early::default();
+    let until = Instant::now() + EARLY;
+    early.add(name.clone(), tiding("GangWaits", "first"), until);
+    early.add(name.clone(), tiding("GangPlaced", "then"), until);
+    early.add(name.clone(), tiding("GangWaits", "again"), until);
+    early.add(name.clone(), tiding("GangBound", "at last"), until);
+    let told: Vec<_> = early.take(&name).into_iter().map(|tiding| tiding.note).collect();
+    assert_eq!(told, ["then", "again", "at last"]);
+    assert_eq!(early.take(&name), []);
+}
+
+fn train() -> GangKey {
+    GangKey {
+        namespace: "ml".into(),
+        name: "train".into(),
+        dialect: gantry_gang::Dialect::Annotation,
+        incarnation: "".into(),
+    }
 }
 
 fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Condition {
@@ -90,15 +161,9 @@ fn bound() -> GangStatus {
 /// What is told while a gang has one status after the other: of whom, and the note, for this reason.
 fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
     let (events, mut mailbox) = Events::new();
-    let gang = GangKey {
-        namespace: "ml".into(),
-        name: "train".into(),
-        dialect: gantry_gang::Dialect::Annotation,
-        incarnation: "".into(),
-    };
     let mut before = None;
     for now in story {
-        events.gang_moved(&gang, before, now);
+        events.gang_moved(&train(), before, now);
         before = Some(now);
     }
     let all = std::iter::from_fn(|| mailbox.0.try_recv().ok());
@@ -175,4 +240,16 @@ fn a_note_is_cut_to_what_the_api_server_takes() {
     let event = event(&about, "u".into(), tiding, jiff::Timestamp::UNIX_EPOCH);
     assert!(event.note.unwrap().len() <= 1024);
     assert_eq!(event.regarding.unwrap().kind.as_deref(), Some("Gang"));
+}
+
+#[test]
+fn a_gang_of_one_is_told_in_the_singular() {
+    let one = |phase, reason, bound| GangStatus {
+        min: 1,
+        members: 1,
+        ..status(phase, reason, bound)
+    };
+    let binding = one(GangPhase::Binding, "is being bound", 0);
+    let told = tiding(Some(&binding), &one(GangPhase::Bound, "is bound", 1));
+    assert_eq!(told.unwrap().note, "1 of 1 member is bound in rack r7");
 }

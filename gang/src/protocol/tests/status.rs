@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use gantry_api::GangPhase;
 
-use super::world::{World, bound, claim, in_pod_group, key, leaving, member, uid};
+use super::world::{World, bound, claim, in_pod_group, key, leaving, member, place, uid};
 use crate::key::Dialect;
-use crate::protocol::{BindEnd, Member, Stage};
+use crate::protocol::{BindEnd, Member, Placement, Stage};
 
 /// One status as lines, but for the decision.
 fn read(world: &mut World, what: &str, out: &mut String) {
@@ -339,6 +339,24 @@ fn members_without_devices_are_bound_once_they_have_nodes() {
             "is bound: 2 bound, 2 needed (True)".into()
         )
     );
+}
+
+#[test]
+fn a_gang_lies_where_its_replacements_do_too() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    assert_eq!(world.status("a").domain, "rack r7");
+    world.gone("a0");
+    world.pass(600);
+    world.see(member("a2", claim("a", 2)));
+    let wanted = world.next().expect("a gang wants a plan");
+    let placement = Placement {
+        places: vec![place("n9", "g9")],
+        domain: "2 racks of zone z1".into(),
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.status("a").domain, "2 racks of zone z1");
 }
 
 #[test]

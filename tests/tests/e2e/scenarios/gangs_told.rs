@@ -200,7 +200,7 @@ impl Gangs {
             scene,
             "urgent",
             "GangPlaced",
-            &["2 members have places in", &status.domain],
+            &["its places are in", &status.domain],
         )
         .await?;
         told(
