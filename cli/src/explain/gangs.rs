@@ -198,7 +198,7 @@ fn tried_level(out: &mut String, level: &Tried) {
         if stock.healthy < stock.total {
             let _ = write!(text, " ({} healthy)", stock.healthy);
         }
-        let _ = write!(text, ", {} asked", stock.asked);
+        let _ = write!(text, ", {} asked{}", stock.asked, level.asked_for());
     }
     line(out, &text);
     for (reason, nodes) in level.reasons.iter().take(REASONS) {

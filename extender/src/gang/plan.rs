@@ -15,6 +15,7 @@
 //!
 //! Ranks run along the tree. Room is first sought among devices that no single pod is about to get, then among all that nobody has.
 
+mod besides;
 mod choose;
 mod demand;
 mod earmark;
@@ -36,8 +37,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use gantry_gang::DomainIx;
-use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
 use gantry_gang::counted::members;
+use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
 
 use self::choose::{Chooser, Chosen};
 use self::demand::{Asked, Demand};

@@ -642,3 +642,45 @@ fn members_that_do_not_exist_yet_are_no_reason_why_the_others_would_not_fit() {
     wanted.must = 24;
     assert!(world.explain(&wanted).hopeless);
 }
+
+#[test]
+fn what_is_missing_is_counted_for_those_that_must_be_placed() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", ALL).node("z1/r1", "b", "");
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(5, eight)]);
+    wanted.must = 2;
+    let refused = world.plan(&wanted).unwrap_err();
+    assert_eq!(
+        &*refused.reason,
+        "2 of 5 members of 8 GPUs do not fit together in the cluster"
+    );
+    let tried = "cluster: 1 of 5 fit, 2 needed, 2 if nothing else were there, 16 GPUs asked for those needed, 8 free, \
+                 16 healthy of 16, 8 more would have to come free";
+    assert!(refused.message.contains(tried), "{}", refused.message);
+    // Of members beyond the minimum one would do.
+    let mut world = World::new();
+    world.node("z1/r1", "b", "0,1");
+    let mut wanted = gang(&[(3, world.shape(8))]);
+    wanted.must = 0;
+    let refused = world.plan(&wanted).unwrap_err();
+    let tried = "cluster: 0 of 3 fit, 1 if nothing else were there, 8 GPUs asked for one, 2 free, 8 healthy of 8, \
+                 6 more would have to come free";
+    assert!(refused.message.contains(tried), "{}", refused.message);
+}
+
+#[test]
+fn of_one_member_and_one_device_is_said_so() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", "");
+    let one = world.shape(1);
+    let mut wanted = gang(&[(9, one)]);
+    wanted.must = 1;
+    let refused = world.plan(&wanted).unwrap_err();
+    assert_eq!(&*refused.reason, "none of 9 members of 1 GPU fits in the cluster");
+    assert!(
+        refused.message.contains("(nodes: 1 no GPU free)"),
+        "{}",
+        refused.message
+    );
+}

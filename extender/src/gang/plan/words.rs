@@ -9,16 +9,14 @@ use gantry_api::names;
 use gantry_gang::protocol::{Refused, Wanted};
 use serde::Serialize;
 
-use super::choose;
 use super::demand::{Counts, Demand};
 use super::fill::Anchors;
 use super::pack::nodes_of;
 use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::skew::Skew;
 use super::survey::{Survey, available};
-use crate::decide::{plugin_not_ready, too_many};
+use super::{besides, choose};
 use crate::gang::terrain::Shape;
-use crate::snapshot::{NodeIx, Standing};
 
 /// Why a gang fits or does not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -48,6 +46,8 @@ pub struct Tried {
     pub empty: u32,
     /// How many are wanted.
     pub wanted: u32,
+    /// How many of them must be placed, or none is; 0 where each is of use by itself.
+    pub must: u32,
     /// What there is of the devices asked for, by resource.
     pub devices: Vec<Stock>,
     /// Why its nodes do not take more members, and how many nodes for each reason, most first.
@@ -65,7 +65,7 @@ pub struct Stock {
     pub healthy: usize,
     /// All.
     pub total: usize,
-    /// What the members that are wanted ask for together.
+    /// What those members ask for together that must be placed; where each is of use by itself, what one asks for.
     pub asked: u64,
 }
 
@@ -152,9 +152,21 @@ impl Tried {
             fits: takes(survey, &now, best),
             empty: all_empty.unwrap_or(0),
             wanted: counts.iter().sum(),
-            devices: stock(survey, best, counts),
-            reasons: reasons(views, best),
+            must: views.demand.must,
+            devices: stock(survey, best, &views.demand.first(views.demand.must.max(1))),
+            reasons: besides::reasons(views, best),
         })
+    }
+}
+
+impl Tried {
+    /// For how many of the members that are wanted the devices are asked, where that is not all of them.
+    pub fn asked_for(&self) -> &'static str {
+        match self.must {
+            0 if self.wanted > 1 => " for one",
+            must if 0 < must && must < self.wanted => " for those needed",
+            _ => "",
+        }
     }
 }
 
@@ -194,23 +206,26 @@ fn asked(shape: &Shape) -> String {
     let asks = shape.request.asks.iter();
     let words: Vec<String> = asks
         .map(|ask| {
-            let unit = unit(ask.resource.as_str());
-            let unit = if ask.devices == 1 && unit == "GPUs" {
-                "GPU"
-            } else {
-                unit
-            };
+            let unit = unit_of(ask.devices, unit(ask.resource.as_str()));
             format!("{} {unit}", ask.devices)
         })
         .collect();
     words.join(" with ")
 }
 
-fn unit(resource: &str) -> &str {
+pub(super) fn unit(resource: &str) -> &str {
     if resource == names::GPU_RESOURCE {
         "GPUs"
     } else {
         resource
+    }
+}
+
+/// The unit of so many.
+pub(super) fn unit_of(devices: u32, unit: &str) -> &str {
+    match (devices, unit) {
+        (1, "GPUs") => "GPU",
+        _ => unit,
     }
 }
 
@@ -244,65 +259,6 @@ fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<Stock> {
     resources.into_iter().map(of).collect()
 }
 
-/// Why the nodes of a place do not take another member.
-fn reasons(views: &Views<'_, '_>, place: Place) -> Vec<(String, usize)> {
-    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
-    for node in nodes_of(views.now, place) {
-        for slot in 0..views.now.shapes.len() {
-            if let Some(reason) = reason(views, node, slot) {
-                *reasons.entry(reason).or_default() += 1;
-                break;
-            }
-        }
-    }
-    let mut reasons: Vec<(String, usize)> = reasons.into_iter().collect();
-    reasons.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    reasons
-}
-
-/// Why a node takes no member of a shape; `None` if it does, or is none of ours.
-fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
-    let survey = views.now;
-    if survey.takes(node, slot, survey.lowest_tier()) > 0 {
-        return None;
-    }
-    let shape = survey.shapes.get(slot)?;
-    let Standing::Ours(class) = survey.terrain.snapshot.standing(node) else {
-        return None;
-    };
-    if let Some(reason) = &class.not_ready {
-        return Some(plugin_not_ready(reason));
-    }
-    let room = survey.terrain.rooms.get(node.0 as usize);
-    let Some(facts) = room.and_then(|room| room.facts.as_ref()) else {
-        return Some("no Node object".to_owned());
-    };
-    if let Err(misfit) = shape.needs.admits(facts) {
-        return Some(misfit.to_string());
-    }
-    for ask in &shape.request.asks {
-        let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
-            return Some(format!("does not serve {}", ask.resource));
-        };
-        if let Some(miss) = too_many(pool.max_request, ask) {
-            return Some(miss.of_one_node());
-        }
-        if available(pool, survey.counting) < ask.devices as usize {
-            let healthy = pool.devices.saturating_sub(pool.unhealthy);
-            let unit = unit(ask.resource.as_str());
-            return Some(if healthy < ask.devices as usize {
-                format!("fewer than {} healthy {unit}", ask.devices)
-            } else {
-                format!("fewer than {} {unit} free", ask.devices)
-            });
-        }
-    }
-    if let Err(lack) = survey.left(node)?.fits(&shape.needs.resources) {
-        return Some(lack.to_string());
-    }
-    Some("kept off by other pods' or its own affinity, anti-affinity or host ports".to_owned())
-}
-
 /// The refusal.
 pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
     let demand = views.demand;
@@ -327,7 +283,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
     // Members beyond the minimum come one by one: where no more must be placed, not one can be.
     let (who, verb, together) = match demand.must {
         _ if demand.most == 1 => (all, "does not fit", ""),
-        0 => (format!("none of {all}"), "fits", ""),
+        0 | 1 => (format!("none of {all}"), "fits", ""),
         must if must < demand.most => (format!("{must} of {all}"), "do not fit", "together "),
         _ => (all, "do not fit", "together "),
     };
@@ -359,11 +315,14 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
             hopeless,
         };
     }
-    let reason = if explanation.hopeless {
-        format!("{who} {verb} {together}{within} even if it were empty")
+    let even = if explanation.hopeless {
+        " even if it were empty"
     } else {
-        format!("{who} {verb} {together}{within}")
+        ""
     };
+    let cause = besides::cause(views, explanation.hopeless);
+    let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+    let reason = format!("{who} {verb} {together}{within}{even}{cause}");
     Refused {
         message: format!("{reason}: {explanation}").into(),
         reason: reason.into(),
@@ -405,6 +364,9 @@ impl fmt::Display for Tried {
             write!(f, "best {} of {}: {}: ", self.level, self.domains, self.best)?;
         }
         write!(f, "{} of {} fit", self.fits, self.wanted)?;
+        if 0 < self.must && self.must < self.wanted {
+            write!(f, ", {} needed", self.must)?;
+        }
         if self.empty < self.wanted {
             write!(f, ", {} if nothing else were there", self.empty)?;
         }
@@ -413,11 +375,16 @@ impl fmt::Display for Tried {
             // Writing into a String cannot fail.
             let _ = write!(
                 stock,
-                ", {} {} asked, {} free, {} healthy of {}",
-                of.asked, of.resource, of.free, of.healthy, of.total
+                ", {} {} asked{}, {} free, {} healthy of {}",
+                of.asked,
+                of.resource,
+                self.asked_for(),
+                of.free,
+                of.healthy,
+                of.total
             );
             let asked = usize::try_from(of.asked).unwrap_or(usize::MAX);
-            if self.fits < self.wanted && of.free < asked && asked <= of.healthy {
+            if self.fits < self.must.max(1) && of.free < asked && asked <= of.healthy {
                 let _ = write!(stock, ", {} more would have to come free", asked - of.free);
             }
         }

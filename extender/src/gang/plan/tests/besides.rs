@@ -221,3 +221,84 @@ fn node_selectors_and_required_affinity_decide() {
         assert!(refused.hopeless, "{name}: there is no third such node");
     }
 }
+
+/// The reason of the refusal of so many members that need this besides one GPU each.
+fn reason(world: &mut World, members: u32, needs: Needs) -> String {
+    let one = world.shape_of(1, needs);
+    let refused = world.plan(&gang(&[(members, one)])).unwrap_err();
+    assert!(
+        refused.message.starts_with(&*refused.reason),
+        "{}",
+        refused.message
+    );
+    refused.reason.to_string()
+}
+
+#[test]
+fn what_decides_besides_devices_is_named_first() {
+    let cpus = |milli_cpu: i64| Needs {
+        resources: Resources {
+            milli_cpu,
+            pods: 1,
+            ..Resources::default()
+        },
+        ..Needs::default()
+    };
+    let empty = "do not fit together in the cluster even if it were empty";
+    // One member each, where eight GPUs are.
+    assert_eq!(
+        reason(&mut twelve(), 13, cpus(40_000)),
+        format!("13 members of 1 GPU {empty}: CPU is short on all 12 nodes that have the GPUs")
+    );
+    let selects = Needs {
+        selector: [("disk".into(), "nvme".into())].into(),
+        ..Needs::default()
+    };
+    assert_eq!(
+        reason(&mut twelve(), 2, selects.clone()),
+        format!(
+            "2 members of 1 GPU {empty}: the node selector or affinity rules out all 12 nodes that have the GPUs"
+        )
+    );
+    let mut some = twelve();
+    for node in ["a", "b", "c"] {
+        some.room(node, |facts, _| {
+            facts.labels.insert("disk".into(), "nvme".into());
+        });
+    }
+    let both = Needs {
+        resources: cpus(64_000).resources,
+        ..selects
+    };
+    assert_eq!(
+        reason(&mut some, 4, both),
+        format!(
+            "4 members of 1 GPU {empty}: of 12 nodes that have the GPUs the node selector or affinity rules out 9, CPU is short on 3"
+        )
+    );
+    // It would if others were not there: what they take is counted nowhere, for it changes all the time.
+    let mut full = twelve();
+    for node in 'a'..='l' {
+        full.room(&node.to_string(), |_, left| left.milli_cpu = 1_000);
+    }
+    assert_eq!(
+        reason(&mut full, 2, cpus(8_000)),
+        "2 members of 1 GPU do not fit together in the cluster: CPU is short on nodes that have the GPUs free"
+    );
+}
+
+#[test]
+fn where_devices_decide_nothing_else_is_named() {
+    let needs = Needs {
+        resources: Resources {
+            milli_cpu: 40_000,
+            pods: 1,
+            ..Resources::default()
+        },
+        ..Needs::default()
+    };
+    assert_eq!(
+        reason(&mut twelve(), 97, needs),
+        "97 members of 1 GPU do not fit together in the cluster even if it were empty"
+    );
+}

@@ -154,7 +154,8 @@ fn workers_without_a_leader_are_not_placed() {
     let wanted = gang(&[(1, other), (1, worker)]);
     assert_eq!(
         nodes(&world, &wanted, &[]),
-        "1 member of 1 GPU and 1 of 1 GPU do not fit together in the cluster"
+        "1 member of 1 GPU and 1 of 1 GPU do not fit together in the cluster: pod affinity, anti-affinity or host ports rule out \
+         nodes that have the GPUs free"
     );
     // A leader of another gang serves as well.
     assert_eq!(nodes(&world, &wanted, &[("k", "leader")]), "j/j");
