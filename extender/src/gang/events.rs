@@ -142,7 +142,7 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
     match now.phase {
         GangPhase::Planned if !again => say("GangPlaced", false, format!("its places are in {}", place(now))),
         // It was decided before anybody saw it planned.
-        GangPhase::Binding if phase < Some(GangPhase::Planned) && !now.domain.is_empty() => {
+        GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => {
             say("GangPlaced", false, format!("its places are in {}", place(now)))
         }
         GangPhase::Bound
@@ -233,6 +233,14 @@ fn joined(note: String, message: &str) -> String {
         Some(at) => format!("{}{message}", &note[..at]),
         None => format!("{note}: {message}"),
     }
+}
+
+/// Whether a gang in this phase was told to have its places.
+fn has_places(phase: GangPhase) -> bool {
+    matches!(
+        phase,
+        GangPhase::Planned | GangPhase::Committing | GangPhase::Binding
+    )
 }
 
 /// Members that have places.

@@ -69,6 +69,10 @@ fn a_gang_that_is_bound_at_once_is_told_to_have_its_places_once() {
         ("GangBound", "8 of 8 members are bound in rack r7".to_owned()),
     ];
     assert_eq!(mailbox.taken(), told);
+    // So is one that begins anew.
+    let lost = status(GangPhase::Repairing, "lacks 8 of 8 members", 0);
+    events.gang_moved(&train(), Some(&lost), &story[1]);
+    assert_eq!(mailbox.taken(), told[..1]);
     // One whose members ask for no devices has none.
     let nowhere = GangStatus {
         domain: String::new(),
