@@ -51,6 +51,7 @@ use self::words::Views;
 use super::terrain::Terrain;
 use crate::snapshot::NodeIx;
 
+pub use besides::short;
 pub use words::{Explanation, Stock, Tried};
 
 /// Nodes that may turn out not to have what their class has, before planning gives up.

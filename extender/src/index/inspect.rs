@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName, PodUid};
-use gantry_gang::GangKey;
+use gantry_gang::{GangKey, Misfit, Needs};
 use serde::Serialize;
 
 use super::victims::fits_without;
 use super::{Index, PlacesKept};
 use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
+use crate::gang::plan::short;
 use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx};
@@ -106,6 +107,10 @@ impl Index {
                 .take(self.entries.len())
                 .filter_map(|node| self.look(node, request, gang, pod.priority))
                 .collect();
+            for node in nodes.iter_mut().filter(|node| node.lacks.is_none()) {
+                node.lacks = self.lack_of_rest(&node.node, &pod.needs);
+                node.bandwidth_gbs = node.bandwidth_gbs.filter(|_| node.lacks.is_none());
+            }
             let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
             nodes.sort_by(|a, b| {
                 let bandwidth = |node: &NodeReport| node.bandwidth_gbs.unwrap_or_default();
@@ -236,9 +241,29 @@ impl Index {
         Some(found)
     }
 
+    /// What a node that has the devices lacks for a pod besides them.
+    fn lack_of_rest(&self, node: &NodeName, needs: &Needs) -> Option<String> {
+        let room = self.rooms().get(self.names.get(node.as_str())?.0 as usize)?;
+        let misfit = needs.admits(room.facts.as_ref()?).err();
+        misfit.map(misfits).or_else(|| {
+            let lack = room.left.fits(&needs.resources).err();
+            lack.as_ref().map(short)
+        })
+    }
+
     fn would_fit(&self, class: &Class, request: &Request, ended: &[&(PodUid, Vec<DeviceSet>)]) -> bool {
         let sets: Vec<&[DeviceSet]> = ended.iter().map(|(_, sets)| sets.as_slice()).collect();
         fits_without(class, request, &sets, self.options.policy)
+    }
+}
+
+/// What of a node is not as a pod wants it.
+fn misfits(misfit: Misfit) -> String {
+    match misfit {
+        Misfit::Unschedulable => "the node is cordoned".to_owned(),
+        Misfit::Taint { key, .. } => format!("the pod does not tolerate taint {key}"),
+        Misfit::Affinity => "the pod's node selector or affinity does not match".to_owned(),
+        Misfit::Volume => "a volume of the pod cannot be reached from there".to_owned(),
     }
 }
 

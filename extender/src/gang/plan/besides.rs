@@ -179,13 +179,19 @@ fn why(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Option<Str
     // What is short for one more is what is short for the first that does not fit.
     let mut rest = left.clone();
     (0..takes).for_each(|_| rest.sub(&needs.resources));
-    Some(match rest.fits(&needs.resources).err()? {
-        Lack::Pods => "the number of pods is exhausted on".to_owned(),
-        Lack::Cpu => "CPU is short on".to_owned(),
-        Lack::Memory => "memory is short on".to_owned(),
-        Lack::EphemeralStorage => "ephemeral storage is short on".to_owned(),
-        Lack::Other(name) => format!("{name} is short on"),
-    })
+    let lack = rest.fits(&needs.resources).err()?;
+    Some(format!("{} on", short(&lack)))
+}
+
+/// What a node has too little of.
+pub fn short(lack: &Lack) -> String {
+    match lack {
+        Lack::Pods => "the number of pods is exhausted".to_owned(),
+        Lack::Cpu => "CPU is short".to_owned(),
+        Lack::Memory => "memory is short".to_owned(),
+        Lack::EphemeralStorage => "ephemeral storage is short".to_owned(),
+        Lack::Other(name) => format!("{name} is short"),
+    }
 }
 
 /// `CPU is short on all 12 nodes that have the GPUs`.

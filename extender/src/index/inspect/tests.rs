@@ -96,3 +96,22 @@ fn a_pod_that_another_scheduler_is_to_place_says_so_until_it_is_bound() {
     cluster.pod(&bound(theirs, "n", 1, Some("0-1")));
     assert_eq!(by("a"), None);
 }
+
+#[test]
+fn a_node_that_has_the_devices_and_not_the_rest_says_what_it_lacks() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n1", &plain(8)).add("n2", &plain(8));
+    let mut hungry = pod("hungry", 4);
+    hungry["spec"]["containers"][0]["resources"]["requests"] = serde_json::json!({"cpu": "100"});
+    cluster.pod(&hungry);
+    let mut picky = pod("picky", 4);
+    picky["spec"]["nodeSelector"] = serde_json::json!({"disk": "nvme"});
+    cluster.pod(&picky);
+    for (name, words) in [
+        ("hungry", "CPU is short"),
+        ("picky", "the pod's node selector or affinity does not match"),
+    ] {
+        let lack = |node: &str| (node.to_owned(), Some(words.to_owned()), vec![]);
+        assert_eq!(lines(&report(&cluster, name)), [lack("n1"), lack("n2")]);
+    }
+}
