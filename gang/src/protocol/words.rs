@@ -263,7 +263,7 @@ impl Gang {
         };
         self.with_why(
             now,
-            format!("lacks {lacking} of {min} members"),
+            format!("lacks {lacking} of {}", members(min)),
             format!("{} bound{}; {places}", bound(count), ended_well(count)),
         )
     }
