@@ -163,8 +163,8 @@ impl Worker {
                 (pod, deed, end)
             }));
         }
-        for (uid, deed) in moot {
-            self.over(uid, deed);
+        for key in moot {
+            self.over(&key);
         }
         next
     }
@@ -209,7 +209,7 @@ impl Worker {
             _ => false,
         };
         if matches!(end, End::Done | End::Moot) {
-            self.over(key.0, key.1);
+            self.over(&key);
         } else if failed + 1 >= TRIES {
             // What is in the way stays said: it was not done.
             self.open.remove(&key);
@@ -251,14 +251,13 @@ impl Worker {
     }
 
     /// Nothing more is to be done. No budget is in the gang's way once none is in that of any of its pods.
-    fn over(&mut self, uid: PodUid, deed: Deed) {
-        let Some((_, open)) = self.open.remove_entry(&(uid, deed.clone())) else {
+    fn over(&mut self, key: &(PodUid, Deed)) {
+        let Some(open) = self.open.remove(key) else { return };
+        let (_, deed) = key;
+        let (Deed::Evict(gang) | Deed::EvictRest { of: gang, .. }) = deed else {
             return;
         };
-        let (Deed::Evict(gang) | Deed::EvictRest { of: gang, .. }) = &deed else {
-            return;
-        };
-        let still = |((_, of), open): (&(PodUid, Deed), &Open)| *of == deed && open.budget;
+        let still = |((_, of), open): (&(PodUid, Deed), &Open)| of == deed && open.budget;
         if open.budget && !self.open.iter().any(still) {
             self.store
                 .update(|index| index.hindered(gang, Hindrance::Budget, None));
