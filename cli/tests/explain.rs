@@ -479,7 +479,7 @@ async fn what_only_the_options_of_the_extender_tell_is_not_said_of_the_gang() {
     size: 2 of 2 members exist; decided by annotation gantry.dev/gang-min of its pods
     convention: Annotation; Gang object: leveled
     waits: 3 h, priority 0
-    if planned now: Invalid: is not valid: level: "rack" is not among the levels given with --fabric; there is node alone
+    if planned now: Invalid: is not valid: annotation gantry.dev/gang-required-level: "rack" is not among the levels given with --fabric; there is node alone
     members:
       rank 0  leveled-0  Pending
       rank 1  leveled-1  Pending

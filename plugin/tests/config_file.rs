@@ -397,6 +397,36 @@ sharing: {{timeSlicing: {{resources: [{{name: {name}, replicas: 2}}]}}}}"
 }
 
 #[test]
+fn sharing_of_gpus_by_the_name_that_a_pattern_takes_from_all_of_them_is_warned_of() {
+    let warnings = |strategy: &str, pattern: &str, name: &str| {
+        let text = format!(
+            "flags: {{migStrategy: {strategy}}}
+resources: {{gpus: [{{pattern: \"{pattern}\", name: {name}}}]}}
+sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2}}]}}}}"
+        );
+        let told = read_with(&text, Strictness::Strict).warnings;
+        let told = told.iter().map(ToString::to_string);
+        told.filter(|told| told.contains("no effect")).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        warnings("none", "*", "a100"),
+        [
+            "line 3: sharing.timeSlicing.resources[0].name: no device is called nvidia.com/gpu before it is shared, so that this entry has no effect; allowed: nvidia.com/a100, nvidia.com/mig-<profile>"
+        ]
+    );
+    for (strategy, pattern, name) in [
+        ("none", "*A100*", "a100"),
+        ("none", "*", "gpu"),
+        ("single", "*", "a100"),
+    ] {
+        assert!(
+            warnings(strategy, pattern, name).is_empty(),
+            "{strategy}, {pattern}, {name}"
+        );
+    }
+}
+
+#[test]
 fn one_name_for_shared_and_for_whole_devices_is_warned_of() {
     let warnings = |entry: &str, more: &str| {
         let text =

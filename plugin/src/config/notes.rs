@@ -148,7 +148,12 @@ fn absent_name(
     notes: &mut Vec<Note>,
 ) {
     let patterns = config.gpu_patterns.iter().chain(&config.mig_patterns);
-    let mut there: Vec<&str> = vec![names::GPU_RESOURCE];
+    // What a pattern names that every GPU matches is called so; by `single` MIG devices are called as GPUs are.
+    let renamed = config.gpu_patterns.iter().any(|entry| entry.pattern == "*");
+    let mut there: Vec<&str> = Vec::new();
+    if !renamed || config.mig_strategy == MigStrategy::Single {
+        there.push(names::GPU_RESOURCE);
+    }
     for name in patterns.map(|entry| &entry.name).chain(gpu_resource) {
         if !there.contains(&name.as_str()) {
             there.push(name.as_str());
@@ -162,7 +167,7 @@ fn absent_name(
     let unshared = name.strip_suffix(".shared").unwrap_or(name);
     let near = nearest(unshared, there.iter().copied());
     let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
-    there.insert(1, MIG_RESOURCES);
+    there.insert(1.min(there.len()), MIG_RESOURCES);
     notes.push(Note {
         path: entry_key(index, "name").into(),
         text: format!(

@@ -9,8 +9,13 @@ use crate::root::{RARE, USUAL, resolve};
 pub fn find(library: &Path, root: &Path) -> PathBuf {
     let is_name = library.components().count() == 1 && library.is_relative();
     let mut folders = USUAL.iter().chain(&RARE).filter(|_| is_name).map(Path::new);
-    let below = folders.find_map(|folder| resolve(root, &folder.join(library)));
-    below.map_or_else(|| library.to_owned(), |path| root.join(path))
+    let below = folders.find_map(|folder| {
+        let path = folder.join(library);
+        // As the driver's own system follows links, and else as this process does.
+        let real = resolve(root, &path).map(|real| root.join(real));
+        real.or_else(|| Some(root.join(path)).filter(|path| path.exists()))
+    });
+    below.unwrap_or_else(|| library.to_owned())
 }
 
 #[cfg(test)]

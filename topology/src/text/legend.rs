@@ -1,10 +1,11 @@
 //! What may follow the matrix: the legend of the link names, which says nothing new, and the legend of the NICs, which names the
 //! device behind each `NIC#` column. Anything else is refused.
 
+use super::around::is_frame;
 use super::error::{TopoError, TopoProblem};
 use super::glyphs::{Glyph, Line};
 use super::header::Header;
-use super::parse::{is_frame, is_row};
+use super::parse::is_row;
 
 /// Which legend a line stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! From a topology text to a machine and back. What the text does not say stays unknown, but for two things that every choice
 //! needs: the PCIe path behind an NVLink, and whether NVLinks go through a switch.
 
-use super::parse::nvlinks;
+use super::check::nvlinks;
 use super::words::is_nic_name;
 use super::{GpuLine, Hints, NicLine, TopoText, paths, products, switches};
 use crate::machine::{Gpu, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle, NvLinkPorts};

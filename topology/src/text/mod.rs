@@ -1,6 +1,8 @@
 //! The text that `nvidia-smi topo -m` prints: read exactly, whatever a driver, a terminal or a web page made of it, and written
 //! back. A text that is cut or contradicts itself is refused with line and column; nothing is guessed to complete one.
 
+mod around;
+mod check;
 mod error;
 mod glyphs;
 mod header;

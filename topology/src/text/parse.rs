@@ -1,14 +1,15 @@
 //! The reader of a whole topology text: what may stand before the matrix, header, rows, what may stand behind. It holds the rows
 //! against each other and refuses what is cut or contradicts itself; it infers nothing.
 
+use super::around::{drop_prompt, hidden_nics, is_boundary, is_frame};
+use super::check::check;
 use super::error::{TopoError, TopoProblem};
 use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
 use super::header::Header;
 use super::legend;
 use super::row::{self, Row, after_label};
 use super::words::{Title, goes_on_with_links, is_failure, is_links, numbered};
-use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches, values};
-use crate::machine::{Link, MAX_LINKS_PER_GPU};
+use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, values};
 
 /// Reads a topology text.
 pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
@@ -33,9 +34,7 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
         return Err(place.refuse(problem));
     }
     let mut rows = reader.read_rows(&header)?;
-    check_symmetry(&header, &rows)?;
-    check_links(&header, &rows)?;
-    check_values(&header, &rows)?;
+    check(&header, &rows)?;
     if let Some(cut) = header.cut {
         rows.iter_mut().for_each(|row| forget_cut_value(row, cut));
     }
@@ -339,73 +338,6 @@ fn may_be_cells(glyphs: &[Glyph], start: usize) -> bool {
         .all(|ch| ch.is_ascii_digit() || "PIXBHNODESYCVA,-/".contains(ch))
 }
 
-/// Takes the shell's next prompt off the end, which comes along when a terminal is copied.
-fn drop_prompt(lines: &mut Vec<Line>) {
-    let Some(last) = lines.iter().rposition(|line| line.first().is_some()) else {
-        return;
-    };
-    let is_prompt = lines.get(last).is_some_and(|line| {
-        let text = line.text();
-        let of_the_matrix = numbered(&text, "GPU").or(numbered(&text, "NIC")).is_some();
-        text.ends_with(['$', '#', '>']) && !of_the_matrix && !explains_a_row(&text, lines)
-    });
-    if is_prompt {
-        lines.truncate(last);
-        // What was copied may have been cut before the prompt came: a value at the end may go on, unless a blank ends it.
-        let above = lines.iter_mut().rfind(|line| line.first().is_some());
-        if let Some(above) = above
-            && above.glyphs.last().is_some_and(|glyph| !glyph.is_blank())
-        {
-            above.terminated = false;
-        }
-    }
-}
-
-/// `mlx5_0: device`, where `mlx5_0` has a row: an entry of the NICs' legend, whatever its device is called.
-fn explains_a_row(text: &str, lines: &[Line]) -> bool {
-    text.split_once(": ").is_some_and(|(name, _)| {
-        let label = |line: &Line| word_at(&line.glyphs, skip_blanks(&line.glyphs, 0));
-        lines.iter().any(|line| label(line) == name)
-    })
-}
-
-/// Lines that no row runs over.
-fn is_boundary(line: &Line) -> bool {
-    let text = line.text();
-    is_frame(&text) || text.starts_with('#') || legend::is_heading(&text)
-}
-
-/// Blank lines, and what people and programs put around the output: a code fence, the command, a heading, the date.
-pub(super) fn is_frame(text: &str) -> bool {
-    let command = text
-        .split_once("nvidia-smi topo")
-        .is_some_and(|(_, options)| options.split_whitespace().all(|option| option.starts_with('-')));
-    let lower = text.to_ascii_lowercase();
-    let heading = lower == "gpu topology:" || lower == "nvidia topology:";
-    text.is_empty() || text.starts_with("```") || command || heading || is_date(text)
-}
-
-/// What `date` prints: a day of the week, and among the rest the time of day.
-fn is_date(text: &str) -> bool {
-    let mut words = text.split(' ');
-    let days = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
-    let is_time = |word: &str| {
-        let parts: Vec<&str> = word.split(':').collect();
-        let number = |part: &&str| part.len() == 2 && part.chars().all(|ch| ch.is_ascii_digit());
-        parts.len() == 3 && parts.iter().all(number)
-    };
-    words.next().is_some_and(|day| days.contains(&day)) && words.any(is_time)
-}
-
-/// The notice of a machine with more NICs than the matrix shows: how many there are, how many it shows.
-fn hidden_nics(text: &str) -> Option<(usize, usize)> {
-    if !text.contains("found in the topology") {
-        return None;
-    }
-    let mut numbers = text.split_whitespace().filter_map(|word| word.parse().ok());
-    Some((numbers.next()?, numbers.next()?))
-}
-
 fn missing(header: &Header, device: usize) -> TopoProblem {
     let columns = header.names.len();
     match header.names.get(device) {
@@ -433,84 +365,4 @@ fn not_the_row(header: &Header, device: usize, line: &Line) -> TopoProblem {
         None if is_row(line) => TopoProblem::RowWithoutColumn { row: word },
         None => missing(header, device),
     }
-}
-
-fn check_symmetry(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
-    let name = |index: usize| header.names.get(index).cloned().unwrap_or_default();
-    for (index, row) in rows.iter().enumerate() {
-        for (other, mirror) in rows.iter().take(index).enumerate() {
-            let cell = row.links.get(other).zip(mirror.links.get(index));
-            if let (Some((found, mirrored)), Some(place)) = (cell, row.places.get(other))
-                && found != mirrored
-            {
-                return Err(place.refuse(TopoProblem::Asymmetric {
-                    found: found.to_string(),
-                    row: name(index),
-                    column: name(other),
-                    mirrored: mirrored.to_string(),
-                }));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// No GPU has more links than exist, unless a switch shares them among its peers.
-fn check_links(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
-    let counts: Vec<Vec<u8>> = rows
-        .iter()
-        .take(header.gpus)
-        .map(|row| row.links.iter().take(header.gpus).map(nvlinks).collect())
-        .collect();
-    let switched = switches::switch_links(&counts, MAX_LINKS_PER_GPU);
-    for (index, row) in rows.iter().take(header.gpus).enumerate() {
-        let links: u32 = row.links.iter().map(|link| u32::from(nvlinks(link))).sum();
-        if links > u32::from(MAX_LINKS_PER_GPU) && switched.get(index).is_none_or(Option::is_none) {
-            return Err(row.label.refuse(TopoProblem::TooManyLinks {
-                gpu: header.names.get(index).cloned().unwrap_or_default(),
-                links,
-                limit: MAX_LINKS_PER_GPU,
-            }));
-        }
-    }
-    Ok(())
-}
-
-/// The count of an `NV#`, else 0.
-pub(super) fn nvlinks(link: &Link) -> u8 {
-    match link {
-        Link::NvLink(links) => *links,
-        Link::Itself | Link::Pcie(_) => 0,
-    }
-}
-
-/// A GPU's row must reach as far as the others, and the text must not end within a value.
-fn check_values(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
-    let gpus = rows.get(..header.gpus).unwrap_or_default();
-    let width = gpus.iter().map(|row| row.values.width()).max().unwrap_or(0);
-    for (index, row) in gpus.iter().enumerate() {
-        let due = row.values.width();
-        let blank_on_purpose =
-            row.terminated && row.values.tabs_reach(&header.columns, width.saturating_sub(1));
-        if due < width && !blank_on_purpose {
-            return Err(row.end.refuse(TopoProblem::CutValues {
-                row: header.names.get(index).cloned().unwrap_or_default(),
-                column: header.columns.get(due).map_or("", |column| column.title.as_str()),
-            }));
-        }
-        if let (false, Some(last)) = (row.terminated, row.values.written.last()) {
-            let longer = gpus.iter().flat_map(|other| &other.values.written).find(|other| {
-                other.column == last.column
-                    && other.text.len() > last.text.len()
-                    && other.text.starts_with(&last.text)
-            });
-            if let Some(longer) = longer {
-                return Err(last.place.refuse(TopoProblem::CutValue {
-                    found: last.text.clone(),
-                    longer: longer.text.clone(),
-                }));
-            }
-        }
-    }
-    Ok(())
 }

@@ -401,7 +401,7 @@ fn accept(reports: &watch::Sender<Report>, source: &str, loaded: &Loaded) {
     }
     info!(
         source,
-        config = loaded.config.to_json(),
+        config = %loaded.config.to_json(),
         "configuration in effect"
     );
     reports.send_modify(|report| {

@@ -1,0 +1,73 @@
+//! What stands around a matrix that was copied: the shell's prompt, a code fence, the command, a date, a notice of NICs that are not shown. Tells
+//! it from rows; reads none.
+
+use super::glyphs::{Line, skip_blanks, word_at};
+use super::legend;
+use super::words::numbered;
+
+/// Takes the shell's next prompt off the end, which comes along when a terminal is copied.
+pub(super) fn drop_prompt(lines: &mut Vec<Line>) {
+    let Some(last) = lines.iter().rposition(|line| line.first().is_some()) else {
+        return;
+    };
+    let is_prompt = lines.get(last).is_some_and(|line| {
+        let text = line.text();
+        let of_the_matrix = numbered(&text, "GPU").or(numbered(&text, "NIC")).is_some();
+        text.ends_with(['$', '#', '>']) && !of_the_matrix && !explains_a_row(&text, lines)
+    });
+    if is_prompt {
+        lines.truncate(last);
+        // What was copied may have been cut before the prompt came: a value at the end may go on, unless a blank ends it.
+        let above = lines.iter_mut().rfind(|line| line.first().is_some());
+        if let Some(above) = above
+            && above.glyphs.last().is_some_and(|glyph| !glyph.is_blank())
+        {
+            above.terminated = false;
+        }
+    }
+}
+
+/// `mlx5_0: device`, where `mlx5_0` has a row: an entry of the NICs' legend, whatever its device is called.
+fn explains_a_row(text: &str, lines: &[Line]) -> bool {
+    text.split_once(": ").is_some_and(|(name, _)| {
+        let label = |line: &Line| word_at(&line.glyphs, skip_blanks(&line.glyphs, 0));
+        lines.iter().any(|line| label(line) == name)
+    })
+}
+
+/// Lines that no row runs over.
+pub(super) fn is_boundary(line: &Line) -> bool {
+    let text = line.text();
+    is_frame(&text) || text.starts_with('#') || legend::is_heading(&text)
+}
+
+/// Blank lines, and what people and programs put around the output: a code fence, the command, a heading, the date.
+pub(super) fn is_frame(text: &str) -> bool {
+    let command = text
+        .split_once("nvidia-smi topo")
+        .is_some_and(|(_, options)| options.split_whitespace().all(|option| option.starts_with('-')));
+    let lower = text.to_ascii_lowercase();
+    let heading = lower == "gpu topology:" || lower == "nvidia topology:";
+    text.is_empty() || text.starts_with("```") || command || heading || is_date(text)
+}
+
+/// What `date` prints: a day of the week, and among the rest the time of day.
+fn is_date(text: &str) -> bool {
+    let mut words = text.split(' ');
+    let days = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+    let is_time = |word: &str| {
+        let parts: Vec<&str> = word.split(':').collect();
+        let number = |part: &&str| part.len() == 2 && part.chars().all(|ch| ch.is_ascii_digit());
+        parts.len() == 3 && parts.iter().all(number)
+    };
+    words.next().is_some_and(|day| days.contains(&day)) && words.any(is_time)
+}
+
+/// The notice of a machine with more NICs than the matrix shows: how many there are, how many it shows.
+pub(super) fn hidden_nics(text: &str) -> Option<(usize, usize)> {
+    if !text.contains("found in the topology") {
+        return None;
+    }
+    let mut numbers = text.split_whitespace().filter_map(|word| word.parse().ok());
+    Some((numbers.next()?, numbers.next()?))
+}
