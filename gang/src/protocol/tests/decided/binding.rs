@@ -1,0 +1,116 @@
+//! Members of a decided gang are bound: each at its place, the late ones too, and nothing is taken back.
+
+use gantry_api::GangPhase;
+
+use super::super::world::{World, bound, claim, key, member, place, uid};
+use super::committing;
+use crate::protocol::{Answer, Arrival, BindEnd, Place, Placement};
+
+#[test]
+fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
+    let mut world = World::new();
+    world.members("a", 3, 3);
+    let wanted = world.next().unwrap();
+    let places = ["n0", "n1", "n2"].map(|node| Place {
+        follows: node != "n0",
+        ..place(node, node)
+    });
+    let placement = Placement {
+        places: places.to_vec(),
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.phase("a"), GangPhase::Planned, "not before one has come");
+    assert_eq!(world.come("a0"), Arrival::Wait);
+    let (_, decision) = world.commit();
+    assert_eq!(
+        decision.slots.len(),
+        3,
+        "their places are decided with the others'"
+    );
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert_eq!(world.bind("a0"), "n0");
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert_eq!(world.bind("a1"), "n1");
+    assert_eq!(world.bind("a2"), "n2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn after_the_decision_the_late_pass_at_once_and_nothing_is_taken_back() {
+    let mut world = World::new();
+    world.members("a", 3, 2);
+    world.plan();
+    world.come_all("a", 2);
+    world.write();
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    world.pass(100_000);
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert!(matches!(world.come("a2"), Arrival::Go(_)));
+    assert!(matches!(world.come("a0"), Arrival::Go(_)));
+}
+
+#[test]
+fn a_binding_that_fails_is_tried_again_at_the_same_place() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.come("a0");
+    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
+    assert_eq!(world.node("a0"), "n0");
+    assert!(matches!(world.come("a0"), Arrival::Go(_)));
+    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Unsure);
+    assert_eq!(
+        world.answer_within("a1", &["n0"]),
+        Answer::Wait("gang default/a: node n1, where it is to go, is not offered".into()),
+        "the place of a binding that may exist is nobody else's"
+    );
+    world.see(bound(member("a0", claim("a", 2)), "n0"));
+    assert_eq!(world.reserved(), ["a-g1"]);
+}
+
+#[test]
+fn a_member_bound_elsewhere_past_us_gives_its_place_back() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.see(bound(member("a0", claim("a", 2)), "n9"));
+    assert_eq!(world.reserved(), ["a-g1"]);
+    world.bind("a1");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_minimum_that_changes_once_it_is_decided_changes_nothing_but_a_condition() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    for pod in ["a0", "a1"] {
+        world.see(bound(member(pod, claim("a", 5)), "n0"));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    let status = world.status("a");
+    assert_eq!(status.min, 2);
+    assert_eq!(
+        (&*status.conditions[0].status, &*status.conditions[0].reason),
+        ("False", "MinimumChanged")
+    );
+}
+
+#[test]
+fn a_member_bound_by_an_old_binding_has_what_that_gave_it() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    let node = world.node("a0");
+    let mut seen = bound(member("a0", claim("a", 2)), &node);
+    seen.holds = vec![("nvidia.com/gpu".into(), vec!["before".into()])];
+    world.see(seen);
+    let slots = world.status("a").decision.unwrap().slots;
+    let own = slots.iter().find(|slot| slot.pod == Some(uid("a0"))).unwrap();
+    assert_eq!(own.devices[0].ids, ["before".into()]);
+}

@@ -1,0 +1,56 @@
+//! Members that join a bound gang: they get a place where there is room, and nobody is stopped or waits for them.
+
+use gantry_api::GangPhase;
+
+use super::super::world::{World, claim, member, place, refused, uid};
+use crate::protocol::Placement;
+
+#[test]
+fn a_bound_gang_grows_when_there_is_room_and_goes_after_those_that_have_nothing() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(member("a2", claim("a", 2)));
+    world.members("b", 1, 1);
+    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    let wanted = world.next().unwrap();
+    assert_eq!((&*wanted.gang.name, wanted.must), ("a", 0));
+    world
+        .gangs
+        .placed(world.now(), &wanted.gang, Err(refused("no room")));
+    assert_eq!(
+        world.waits("a2"),
+        "gang default/a is bound; waits for room for more members: no room"
+    );
+    world.room += 1;
+    world.refuse("no room");
+    world.plan_from(2);
+    assert_eq!(world.bind("a2"), "n2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_member_beyond_the_minimum_that_does_not_come_gives_its_place_back() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(member("a2", claim("a", 2)));
+    world.plan_from(2);
+    world.pass(60);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn nobody_is_stopped_for_members_beyond_the_minimum() {
+    let mut world = World::new();
+    world.bound_gang("a", 1, 1);
+    world.see(member("a1", claim("a", 1)));
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n1", "g1")],
+        victims: vec![uid("other")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.take_work(), []);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}

@@ -1,0 +1,235 @@
+//! Members that are lost: for whom their places are kept and how long, who is no loss, and when the gang begins as a whole again.
+
+use gantry_api::GangPhase;
+
+use super::super::world::{World, bound, claim, key, leaving, member, uid, with_rank, with_repair};
+use super::committing;
+use crate::protocol::{Answer, Arrival, BindEnd, Member, Stage, Work};
+use crate::terms::Repair;
+
+#[test]
+fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(leaving(bound(member("a0", claim("a", 2)), "n0")));
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.reserved(), ["a-g0"], "from the moment it begins to go");
+    world.see(member("a2", claim("a", 2)));
+    assert!(
+        matches!(world.answer("a2"), Answer::Wait(_)),
+        "the pod before still holds the devices"
+    );
+    world.gone("a0");
+    assert_eq!(world.woken(), ["a2"]);
+    assert_eq!(world.bind("a2"), "n0", "without a barrier");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+fn gated(mut member: Member) -> Member {
+    member.stage = Stage::Gated { by_us_alone: true };
+    member.refused = false;
+    member
+}
+
+#[test]
+fn the_gate_of_a_replacement_goes_though_others_of_the_decided_gang_are_missing() {
+    let mut world = World::new();
+    world.bound_gang("a", 3, 3);
+    // Whether those that are gone had ended well is not known: nobody may ever come in their place.
+    world.gone("a0");
+    world.gone("a1");
+    world.take_work();
+    world.see(gated(member("a3", claim("a", 3))));
+    assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a3")])]);
+    world.see(member("a3", claim("a", 3)));
+    assert_eq!(world.bind("a3"), "n0");
+}
+
+#[test]
+fn the_gate_of_a_replacement_for_which_no_place_is_kept_goes_once_it_has_one() {
+    let mut world = World::new();
+    let claim = with_repair(claim("a", 3), Repair::Ignore);
+    world.bound_gang_of("a", 3, &claim);
+    world.gone("a0");
+    world.gone("a1");
+    world.take_work();
+    world.see(gated(member("a3", claim)));
+    assert_eq!(world.take_work(), [], "it could not go anywhere");
+    world.plan_from(7);
+    assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a3")])]);
+}
+
+#[test]
+fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    let going = leaving(bound(member("a0", claim("a", 2)), "n0"));
+    world.see(going.clone());
+    for _ in 0..2 {
+        world.see(Member {
+            stage: Stage::Succeeded,
+            ..going.clone()
+        });
+        assert_eq!(world.phase("a"), GangPhase::Repairing);
+        assert_eq!(world.reserved(), ["a-g0"]);
+    }
+    world.gone("a0");
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    // One that had completed before it is cleared away stays so.
+    let mut completed = bound(member("a1", claim("a", 2)), "n1");
+    completed.stage = Stage::Succeeded;
+    world.see(completed.clone());
+    world.see(leaving(completed));
+    assert_eq!(world.reserved(), ["a-g0"]);
+}
+
+#[test]
+fn the_place_of_a_member_that_is_stopped_for_another_pod_is_not_kept_from_that() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.see(Member {
+        preempted: true,
+        ..leaving(bound(member("a0", claim("a", 2)), "n0"))
+    });
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert!(world.reserved().is_empty());
+    world.gone("a0");
+    world.see(member("a2", claim("a", 2)));
+    assert!(world.reserved().is_empty(), "it has to be planned like any other");
+}
+
+#[test]
+fn gangs_of_which_nothing_is_left_are_planned_as_a_whole_again() {
+    let mut world = World::new();
+    for gang in ["a", "b"] {
+        world.bound_gang(gang, 2, 2);
+        for (pod, node) in [(format!("{gang}0"), "n0"), (format!("{gang}1"), "n1")] {
+            world.see(Member {
+                preempted: true,
+                ..leaving(bound(member(&pod, claim(gang, 2)), node))
+            });
+            world.gone(&pod);
+        }
+    }
+    world.take_work();
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(
+        world.status("a").decision,
+        None,
+        "what it said is nobody's any more"
+    );
+    world.see(member("a3", claim("a", 2)));
+    world.see(member("b2", claim("b", 2)));
+    world.see(member("b3", claim("b", 2)));
+    world.pass(10);
+    let wanted = world.plan();
+    assert_eq!(
+        (&*wanted.gang.name, wanted.must, wanted.members.len()),
+        ("a", 2, 2)
+    );
+    // There is room for one of the two.
+    assert_eq!(world.refuse("no room").must, 2);
+    assert!(matches!(world.answer("b2"), Answer::Wait(_)));
+    assert_eq!(world.come("a2"), Arrival::Wait);
+    assert_eq!(world.come("a3"), Arrival::Wait);
+    world.write();
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+}
+
+#[test]
+fn hold_keeps_a_place_of_a_rank_for_that_rank() {
+    let mut world = World::new();
+    for (pod, rank) in [("a0", 0), ("a1", 1)] {
+        world.see(member(pod, with_rank(claim("a", 2), rank)));
+    }
+    world.plan();
+    world.come_all("a", 2);
+    world.write();
+    world.bind("a0");
+    world.bind("a1");
+    world.gone("a0");
+    world.see(member("a2", with_rank(claim("a", 2), 7)));
+    assert!(matches!(world.answer("a2"), Answer::Wait(_)));
+    world.see(member("a3", with_rank(claim("a", 2), 0)));
+    assert_eq!(world.node("a3"), "n0");
+}
+
+#[test]
+fn hold_does_not_wait_for_ever() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.gone("a0");
+    world.pass(599);
+    assert_eq!(world.reserved(), ["a-g0"]);
+    world.pass(1);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.text("a"), "gang default/a lacks 1 of 2 members");
+    world.see(member("a2", claim("a", 2)));
+    world.plan_from(5);
+    assert_eq!(
+        world.bind("a2"),
+        "n5",
+        "a replacement that comes late is planned by itself"
+    );
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    let mut completed = bound(member("a0", claim("a", 2)), "n0");
+    completed.stage = Stage::Succeeded;
+    world.see(completed);
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    world.gone("a0");
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Bound,
+        "it has done its part, though its pod is gone"
+    );
+    let mut failed = bound(member("a1", claim("a", 2)), "n1");
+    failed.stage = Stage::Failed;
+    world.see(failed);
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.reserved(), ["a-g1"]);
+}
+
+#[test]
+fn members_beyond_the_minimum_that_go_are_no_loss() {
+    let mut world = World::new();
+    world.bound_gang_of("a", 3, &with_repair(claim("a", 2), Repair::Restart));
+    world.gone("a2");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.take_work(), []);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}
+
+#[test]
+fn ignore_gives_the_place_up() {
+    let mut world = World::new();
+    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Ignore));
+    world.gone("a0");
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+    assert_eq!(world.text("a"), "gang default/a runs with 1 of 2 members");
+}
+
+#[test]
+fn a_member_lost_between_decision_and_binding_is_repaired_too() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.bind("a0");
+    world.come("a1");
+    world.gangs.bind_ended(world.now(), &uid("a1"), BindEnd::Gone);
+    world.gone("a1");
+    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.reserved(), ["a-g1"]);
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.bind("a2"), "n1");
+}

@@ -1,0 +1,79 @@
+//! Nodes and devices that are lost, or not offered, after the decision: who gets another place, and who keeps the one it has.
+
+use gantry_api::GangPhase;
+
+use super::super::world::key;
+use super::committing;
+use crate::protocol::Arrival;
+
+#[test]
+fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.bind("a0");
+    world.gangs.unfit(world.now(), &"n0".into(), "gone");
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    let wanted = world.plan_from(4);
+    assert_eq!((wanted.must, wanted.members.len()), (0, 1));
+    let placed: Vec<&str> = wanted
+        .placed
+        .iter()
+        .map(|sibling| sibling.node.as_str())
+        .collect();
+    assert_eq!(placed, ["n0"]);
+    assert_eq!(world.bind("a1"), "n4");
+    assert_eq!(world.phase("a"), GangPhase::Bound);
+}
+
+#[test]
+fn a_node_lost_while_the_decision_is_written_is_left_out_after_it() {
+    let (mut world, decision) = committing();
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
+    assert!(matches!(world.arrive("a1", "n1"), Arrival::Refuse(_)));
+    world.plan_from(4);
+    assert_eq!(world.node("a1"), "n4");
+}
+
+#[test]
+fn a_place_that_is_not_offered_after_the_decision_is_planned_anew_by_itself() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.bind("a0");
+    for _ in 0..3 {
+        world.answer_within("a1", &["n7"]);
+    }
+    let wanted = world.plan_from(7);
+    assert_eq!((wanted.must, wanted.without), (0, vec!["n1".into()]));
+    assert_eq!(world.bind("a1"), "n7");
+}
+
+#[test]
+fn a_place_whose_device_is_lost_costs_no_other_its_place() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    // A Binding of a0 may be under way: its place stays whatever becomes of it.
+    world.come("a0");
+    world.take_changes();
+    let slots: Vec<u32> = world.changes.iter().map(|change| change.slot).collect();
+    world
+        .gangs
+        .unfit_slots(world.now(), &key("a"), &[slots[0]].into());
+    assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
+    // Nobody is on the way to the other one.
+    world
+        .gangs
+        .unfit_slots(world.now(), &key("a"), &[slots[1]].into());
+    assert_eq!(world.reserved(), ["a-g0"]);
+}

@@ -1,0 +1,226 @@
+//! How the decision is written: when it is written again, dropped or given up, and that nothing overtakes it.
+
+use gantry_api::{DecidedSlot, Decision, GangPhase, GangStatus};
+
+use super::super::world::{World, claim, key, member, uid};
+use super::committing;
+use crate::protocol::{Arrival, CommitFailure};
+
+fn shows(decision: &Decision) -> GangStatus {
+    GangStatus {
+        name: "a".to_owned(),
+        dialect: "Annotation".to_owned(),
+        decision: Some(decision.clone()),
+        ..GangStatus::default()
+    }
+}
+
+fn shows_none() -> GangStatus {
+    GangStatus {
+        name: "a".to_owned(),
+        dialect: "Annotation".to_owned(),
+        ..GangStatus::default()
+    }
+}
+
+#[test]
+fn after_a_conflict_the_object_tells_whether_the_decision_stands() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    assert_eq!(world.arrive("a0", "n0"), Arrival::Wait);
+    assert_eq!(world.take_work(), []);
+    world.show("a", shows(&decision));
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
+}
+
+#[test]
+fn a_decision_that_certainly_was_not_written_is_written_again() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    world.show("a", shows_none());
+    assert_eq!(world.commit().1, decision);
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+}
+
+#[test]
+fn a_decision_that_certainly_was_not_written_is_dropped_when_members_have_withdrawn() {
+    let (mut world, decision) = committing();
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    world.show("a", shows_none());
+    assert_eq!(world.take_work(), []);
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.come("a0");
+    assert_ne!(world.commit().1.id, decision.id);
+}
+
+#[test]
+fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
+    let (mut world, decision) = committing();
+    world.reserved();
+    let why = CommitFailure::Refused("Gang \"a..b\" is invalid".into());
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(why));
+    assert_eq!(world.reserved(), [""; 0], "others may have its devices");
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    let said = "gang default/a is tried again soon: its decision cannot be written: Gang \"a..b\" is invalid";
+    assert_eq!(world.text("a"), said);
+    assert_eq!(world.arrive("a0", "n0"), Arrival::Refuse(said.into()));
+    assert_eq!(world.status("a").strikes, 1);
+    world.pass(3);
+    world.plan();
+    world.come_all("a", 2);
+    assert_ne!(world.write().id, decision.id);
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+}
+
+#[test]
+fn what_was_said_before_a_late_answer_to_a_write_that_is_over_is_said_again() {
+    let (mut world, decision) = committing();
+    // The watch is quicker than the answer.
+    world.show("a", shows(&decision));
+    for uid in ["a0", "a1"] {
+        world.bind(uid);
+    }
+    for uid in ["a0", "a1"] {
+        world.gone(uid);
+    }
+    let last = |world: &mut World| world.gangs.take_statuses().pop();
+    let (_, said) = last(&mut world).unwrap();
+    assert_eq!((said.phase, said.decision.as_ref()), (GangPhase::Done, None));
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    let again = last(&mut world).map(|(_, status)| status);
+    assert_eq!(
+        again,
+        Some(said),
+        "whoever writes drops what is older than the answer"
+    );
+}
+
+#[test]
+fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Unknown));
+    world.show("a", shows_none());
+    assert_eq!(world.commit().1, decision);
+    let why = CommitFailure::Refused("gangs is forbidden".into());
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(why));
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a cannot be decided: gangs is forbidden"
+    );
+    assert_eq!(world.commit().1, decision, "nobody would show it otherwise");
+    world.show("a", shows(&decision));
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Binding,
+        "the first write has come through"
+    );
+}
+
+#[test]
+fn a_decision_of_which_nobody_knows_is_written_again_whatever_happens() {
+    let (mut world, decision) = committing();
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Unknown));
+    world.show("a", shows_none());
+    assert_eq!(world.commit().1, decision, "the first write may still come");
+    world.pass(1000);
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Committing,
+        "its places are not given up"
+    );
+    world.show("a", shows(&decision));
+    assert_eq!(world.phase("a"), GangPhase::Binding, "it has come");
+}
+
+#[test]
+fn a_decision_of_another_process_is_taken_up_instead() {
+    let (mut world, ours) = committing();
+    let theirs = Decision {
+        id: "theirs".to_owned(),
+        slots: ours
+            .slots
+            .iter()
+            .zip(["m0", "m1"])
+            .map(|(slot, node)| DecidedSlot {
+                node: node.into(),
+                ..slot.clone()
+            })
+            .collect(),
+        ..ours.clone()
+    };
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &ours.id, Err(CommitFailure::Conflict));
+    world.show("a", shows(&theirs));
+    assert_eq!(world.phase("a"), GangPhase::Binding);
+    assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), Some("theirs"));
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
+    assert!(matches!(world.come("a0"), Arrival::Go(placed) if placed.node.as_str() == "m0"));
+}
+
+#[test]
+fn no_status_overtakes_the_decision() {
+    let (mut world, decision) = committing();
+    assert_eq!(world.gangs.take_statuses(), []);
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    assert_eq!(world.status("a").decision, Some(decision));
+}
+
+#[test]
+fn a_decision_that_is_overwritten_or_deleted_is_written_again() {
+    let (mut world, decision) = committing();
+    world
+        .gangs
+        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.status("a");
+    assert_eq!(world.gangs.take_statuses(), []);
+    world.show("a", shows_none());
+    assert_eq!(world.status("a").decision, Some(decision.clone()));
+    world.gangs.object_gone(world.now(), "default", "a");
+    assert_eq!(world.status("a").decision, Some(decision));
+}
+
+#[test]
+fn a_place_that_was_written_down_and_is_overwritten_is_written_down_again() {
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    world.write_down();
+    world.gone("a0");
+    let before = world.status("a");
+    world.show("a", before.clone());
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.come("a2"), Arrival::Wait, "it is not written down yet");
+    let status = world.status("a");
+    // What was said before is shown late: what is said now is on its way.
+    world.show("a", before.clone());
+    assert_eq!(world.gangs.take_statuses(), []);
+    world.show("a", status);
+    world.show("a", before);
+    assert_eq!(world.come("a2"), Arrival::Wait, "somebody has overwritten it");
+    world.write_down();
+    assert!(matches!(world.come("a2"), Arrival::Go(_)));
+}
