@@ -1,0 +1,124 @@
+//! Members come to the places that were planned: time limits, back-off, those that are woken and those that withdraw.
+
+use gantry_api::GangPhase;
+
+use super::super::world::{World, claim, member, uid};
+use crate::protocol::Arrival;
+
+#[test]
+fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    for (seconds, strikes) in [(2, 1), (4, 2), (8, 3)] {
+        world.plan();
+        world.come("a0");
+        world.pass(59);
+        assert_eq!(world.phase("a"), GangPhase::Planned);
+        world.pass(1);
+        assert_eq!(world.phase("a"), GangPhase::Backoff);
+        assert_eq!(world.reserved(), Vec::<String>::new());
+        assert_eq!(
+            world.waits("a0"),
+            "gang default/a is tried again soon: 1 of 2 members came in time"
+        );
+        assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
+        assert_eq!(world.status("a").strikes, strikes);
+        world.pass(seconds - 1);
+        assert_eq!(world.next(), None);
+        world.pass(1);
+    }
+    for _ in 0..20 {
+        world.plan();
+        world.pass(60);
+        world.pass(120);
+    }
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Queued,
+        "never longer than the longest"
+    );
+}
+
+#[test]
+fn members_that_do_not_come_are_woken_once_more() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    assert_eq!(world.woken(), ["a0", "a1"]);
+    world.come("a0");
+    for wait in [10, 20] {
+        world.pass(wait - 1);
+        assert_eq!(world.woken(), Vec::<String>::new());
+        world.pass(1);
+        assert_eq!(world.woken(), ["a1"]);
+    }
+}
+
+#[test]
+fn a_member_that_is_being_told_to_wait_is_woken_once_more_when_it_has_been_told() {
+    let mut world = World::new();
+    world.members("a", 2, 3);
+    world.waits("a0");
+    world.pass(60);
+    world.waits("a1");
+    // The last one comes in the same moment.
+    world.see(member("a2", claim("a", 3)));
+    world.plan();
+    assert_eq!(world.woken(), ["a0", "a1", "a2"]);
+    world.pass(1);
+    assert_eq!(world.woken(), Vec::<String>::new());
+    world.pass(1);
+    assert_eq!(world.woken(), ["a1"]);
+    world.pass(9);
+    assert_eq!(world.woken(), Vec::<String>::new());
+}
+
+#[test]
+fn a_member_that_was_never_tried_is_in_the_queue_and_left_alone() {
+    let mut world = World::new();
+    world.members("a", 1, 2);
+    let mut never_tried = member("a1", claim("a", 2));
+    never_tried.refused = false;
+    world.see(never_tried);
+    world.plan();
+    assert_eq!(world.woken(), ["a0"]);
+    world.pass(10);
+    assert_eq!(world.woken(), ["a0"], "the wake may have been lost");
+}
+
+#[test]
+fn a_member_that_withdraws_no_longer_counts_and_finds_its_place_again() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.come("a0");
+    world.pass(55);
+    world.gangs.withdraw(world.now(), &uid("a0"));
+    assert_eq!(world.come("a1"), Arrival::Wait);
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    world.pass(14);
+    assert_eq!(
+        world.phase("a"),
+        GangPhase::Planned,
+        "a while longer, for its next try"
+    );
+    assert_eq!(world.come("a0"), Arrival::Wait);
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn withdrawing_again_and_again_does_not_keep_a_place_for_ever() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    for _ in 0..20 {
+        world.come("a0");
+        world.gangs.withdraw(world.now(), &uid("a0"));
+        world.pass(4);
+        if world.phase("a") == GangPhase::Backoff {
+            break;
+        }
+    }
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    assert_eq!(world.passed.as_secs(), 76, "60 s, and 15 s of grace");
+}

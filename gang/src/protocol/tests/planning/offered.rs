@@ -1,0 +1,130 @@
+//! kube-scheduler does not offer the node that was planned: members change places, then the whole is planned without it.
+
+use gantry_api::GangPhase;
+
+use super::super::world::{World, claim, member, uid, with_repair};
+use crate::protocol::{Answer, Arrival};
+use crate::terms::Repair;
+
+#[test]
+fn a_node_that_is_not_offered_is_exchanged_with_a_member_that_has_not_come() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    assert_eq!(world.answer_within("a0", &["n1"]), Answer::Node("n1".into()));
+    assert_eq!(world.node("a1"), "n0");
+    assert_eq!(world.arrive("a0", "n1"), Arrival::Wait);
+    assert_eq!(world.arrive("a1", "n0"), Arrival::Wait);
+    assert_eq!(world.phase("a"), GangPhase::Committing);
+}
+
+#[test]
+fn after_some_misses_the_whole_is_planned_without_the_node() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.plan();
+    world.take_work();
+    for _ in 0..2 {
+        let text = "gang default/a: node n0, where it is to go, is not offered";
+        assert_eq!(world.answer_within("a0", &["n7"]), Answer::Wait(text.into()));
+        world.pass(1);
+        assert!(
+            world.woken().contains(&"a0".to_owned()),
+            "the next offer may be another"
+        );
+    }
+    assert_eq!(
+        world.answer_within("a0", &["n7"]),
+        Answer::Wait("gang default/a waits its turn".into())
+    );
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    let wanted = world.next().unwrap();
+    assert_eq!(wanted.without, ["n0".into()]);
+}
+
+#[test]
+fn while_others_come_a_member_whose_node_is_not_offered_yet_is_waited_for() {
+    let mut world = World::new();
+    world.members("a", 4, 4);
+    world.plan();
+    for other in ["a1", "a2", "a3"] {
+        for _ in 0..2 {
+            assert!(matches!(world.answer_within("a0", &["n7"]), Answer::Wait(_)));
+        }
+        world.come(other);
+    }
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.node("a0"), "n0");
+}
+
+#[test]
+fn a_gang_that_is_tried_again_says_what_kube_scheduler_says() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let said = "node(s) didn't match pod topology spread constraints";
+    world.gangs.scheduler_says(&uid("a0"), &said.into());
+    for _ in 0..4 {
+        world.plan();
+        for _ in 0..3 {
+            world.answer_within("a0", &["n7"]);
+        }
+    }
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: kube-scheduler does not offer the planned nodes \
+         (kube-scheduler says: node(s) didn't match pod topology spread constraints)"
+    );
+}
+
+#[test]
+fn after_some_such_plans_the_gang_waits() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    for _ in 0..4 {
+        assert_eq!(world.phase("a"), GangPhase::Queued);
+        world.plan();
+        for _ in 0..3 {
+            world.answer_within("a0", &["n7"]);
+        }
+    }
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: kube-scheduler does not offer the planned nodes"
+    );
+    world.pass(2);
+    assert_eq!(world.next().unwrap().without, Vec::new(), "with a clean slate");
+}
+
+#[test]
+fn a_gang_that_fits_only_on_a_node_that_was_not_offered_is_tried_there_again() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    world.plan();
+    for _ in 0..3 {
+        world.answer_within("a0", &["n7"]);
+    }
+    let wanted = world.refuse("no room without n0");
+    assert_eq!(wanted.without, ["n0".into()]);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: kube-scheduler does not offer the planned nodes"
+    );
+    world.pass(2);
+    assert_eq!(world.next().unwrap().without, Vec::new());
+
+    // A member that comes after the decision.
+    let mut world = World::new();
+    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Hold));
+    world.gone("a1");
+    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.see(member("a2", with_repair(claim("a", 2), Repair::Hold)));
+    world.plan_from(5);
+    for _ in 0..3 {
+        world.answer_within("a2", &["n7"]);
+    }
+    assert_eq!(world.refuse("no room without n5").without, ["n5".into()]);
+    assert_eq!(world.next(), None);
+    world.pass(2);
+    assert_eq!(world.next().unwrap().without, Vec::new());
+}

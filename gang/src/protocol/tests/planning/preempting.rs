@@ -1,0 +1,268 @@
+//! Pods that have to go for a gang: their devices wait for it, and how long they are waited for.
+
+use gantry_api::GangPhase;
+
+use super::super::world::{World, bound, claim, key, leaving, member, place, uid, with_repair};
+use crate::protocol::{Arrival, Hindrance, Placement, Wanted, Work};
+use crate::terms::Repair;
+
+/// Gang `a` is planned where `v0` was, for which `v0` and `v1` have to go.
+fn preempts_both(world: &mut World) -> Wanted {
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "v-g0")],
+        victims: vec![uid("v0"), uid("v1")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    wanted
+}
+
+#[test]
+fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
+    let mut world = World::new();
+    world.bound_gang("v", 2, 2);
+    let wanted = preempts_both(&mut world);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    let by = wanted.gang;
+    let pods = vec![uid("v0"), uid("v1")];
+    assert_eq!(world.take_work(), [Work::Evict { pods, by }]);
+    assert_eq!(world.reserved(), ["v-g0"]);
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a waits for pods that have to go for it"
+    );
+    for pod in ["v0", "v1"] {
+        world.see(leaving(bound(member(pod, claim("v", 2)), "n0")));
+        world.gone(pod);
+        assert_eq!(
+            world.phase("a"),
+            GangPhase::Preempting,
+            "its devices may not be free yet"
+        );
+        world.gangs.victim_gone(world.now(), &uid(pod));
+    }
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(
+        world.reserved(),
+        ["v-g0"],
+        "the gang that had to go keeps nothing"
+    );
+    assert_eq!(world.woken(), ["a0"]);
+    assert_eq!(world.come("a0"), Arrival::Wait);
+}
+
+#[test]
+fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
+    let mut world = World::new();
+    world.bound_gang("v", 2, 2);
+    preempts_both(&mut world);
+    world.gone("v0");
+    world.see(member("v2", claim("v", 2)));
+    world.room += 1;
+    assert_eq!(world.next(), None, "its replacements do not join one by one");
+    world.gone("v1");
+    assert_eq!(world.phase("v"), GangPhase::Collecting);
+    world.see(member("v3", claim("v", 2)));
+    assert_eq!(world.next().unwrap().must, 2);
+}
+
+#[test]
+fn the_rest_of_a_gang_that_goes_for_another_is_evicted_and_deleted_only_if_it_asked_to_be_started_anew() {
+    for (repair, evicted) in [
+        (Repair::Hold, true),
+        (Repair::Ignore, true),
+        (Repair::Restart, false),
+    ] {
+        let mut world = World::new();
+        world.bound_gang_of("v", 2, &with_repair(claim("v", 2), repair));
+        preempts_both(&mut world);
+        world.gone("v0");
+        world.take_work();
+        // A budget does not let the other go.
+        world.pass(600);
+        let pods = vec![uid("v1")];
+        let rest = world.take_work().into_iter().find_map(|work| match work {
+            Work::EvictRest { pods, of, .. } if *of == key("v") => Some((pods, true)),
+            Work::Delete { pods, .. } => Some((pods, false)),
+            _ => None,
+        });
+        assert_eq!(rest, Some((pods, evicted)), "{repair:?}");
+    }
+}
+
+#[test]
+fn pods_that_do_not_go_in_time_are_let_be() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        victims: vec![uid("other")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.pass(120);
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    assert_eq!(
+        world.text("a"),
+        "gang default/a is tried again soon: pods that have to go for it did not go in time"
+    );
+}
+
+#[test]
+fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
+    let why = "pod v1: it cannot be evicted yet: budget web";
+    let budget = |world: &mut World, gang: &str| {
+        world
+            .gangs
+            .hindered(world.now(), &key(gang), Hindrance::Budget, Some(why.into()));
+    };
+    let told = |world: &mut World, gang: &str| {
+        let statuses = world.gangs.take_statuses();
+        let (_, status) = statuses
+            .into_iter()
+            .rev()
+            .find(|(of, _)| **of == key(gang))
+            .unwrap();
+        let hindered = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == "Hindered");
+        (status.message, hindered.map(|condition| condition.reason.clone()))
+    };
+    let in_the_way = Some("DisruptionBudget".to_owned());
+
+    let mut world = preempting();
+    budget(&mut world, "a");
+    let waits = "their devices are kept for it";
+    assert_eq!(
+        told(&mut world, "a"),
+        (format!("{waits}; {why}"), in_the_way.clone())
+    );
+    world.pass(120);
+    assert_eq!(
+        world.text("a"),
+        format!("gang default/a is tried again soon: pods that have to go for it did not go in time; {why}")
+    );
+    assert_eq!(told(&mut world, "a").1, None, "nobody has to go any more");
+
+    let mut world = preempting();
+    budget(&mut world, "a");
+    world.gangs.victim_gone(world.now(), &uid("slow"));
+    assert_eq!(told(&mut world, "a").1, in_the_way, "one has to go yet");
+    world.gangs.victim_gone(world.now(), &uid("quick"));
+    assert_eq!(told(&mut world, "a").1, None, "all are gone");
+
+    let mut world = World::new();
+    world.bound_gang_of("v", 2, &claim("v", 2));
+    preempts_both(&mut world);
+    world.gone("v0");
+    budget(&mut world, "v");
+    let goes = "members of before that are not gone yet: 1";
+    assert_eq!(told(&mut world, "v"), (format!("{goes}; {why}"), in_the_way));
+    world.gone("v1");
+    assert_eq!(told(&mut world, "v").1, None);
+}
+
+/// Gang `a` waits for two pods to go.
+fn preempting() -> World {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        victims: vec![uid("slow"), uid("quick")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.take_work();
+    world
+}
+
+/// A pod is on its way out, with so many seconds left.
+fn ends(world: &mut World, pod: &str, left: i64) {
+    let by = world.now().unix + left;
+    world.gangs.victim_ends(world.now(), &uid(pod), by);
+}
+
+#[test]
+fn pods_that_take_their_time_to_end_are_waited_for_and_no_others_have_to_go() {
+    let mut world = preempting();
+    ends(&mut world, "slow", 600);
+    assert_eq!(
+        world.text("a"),
+        "gang default/a waits for pods that have to go for it"
+    );
+    ends(&mut world, "quick", 30);
+    insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
+    world.pass(30);
+    world.gangs.victim_gone(world.now(), &uid("quick"));
+    world.pass(570 + 119);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    assert_eq!(world.reserved(), ["g0"]);
+    assert_eq!(world.take_work(), []);
+    world.gangs.victim_gone(world.now(), &uid("slow"));
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.come("a0"), Arrival::Wait);
+}
+
+#[test]
+fn what_others_leave_who_are_on_their_way_out_is_kept_for_a_gang_and_nobody_is_evicted_for_it() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "g0")],
+        leaving: [(uid("slow"), world.now().unix + 600)].into(),
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.take_work(), []);
+    insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
+    world.pass(719);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    assert_eq!(world.reserved(), ["g0"]);
+    world.gangs.victim_gone(world.now(), &uid("slow"));
+    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.woken(), ["a0"]);
+}
+
+#[test]
+fn pods_that_are_late_by_their_own_word_are_let_be() {
+    let mut world = preempting();
+    world.gangs.victim_gone(world.now(), &uid("quick"));
+    ends(&mut world, "slow", 600);
+    world.pass(719);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    world.pass(1);
+    assert_eq!(world.phase("a"), GangPhase::Backoff, "its node may be lost");
+    assert_eq!(world.reserved(), Vec::<String>::new());
+}
+
+#[test]
+fn nobody_is_waited_for_longer_than_an_hour_whatever_he_says() {
+    let mut world = preempting();
+    for pod in ["slow", "quick"] {
+        world.gangs.victim_ends(world.now(), &uid(pod), i64::MAX);
+    }
+    world.pass(3719);
+    assert_eq!(world.phase("a"), GangPhase::Preempting);
+    world.pass(1);
+    assert_eq!(world.phase("a"), GangPhase::Backoff);
+}
+
+#[test]
+fn who_has_not_begun_to_go_in_time_is_let_be_though_the_others_have() {
+    for left in [600, -1_000] {
+        let mut world = preempting();
+        ends(&mut world, "slow", left);
+        if left < 0 {
+            ends(&mut world, "quick", left);
+        }
+        world.pass(120);
+        assert_eq!(world.phase("a"), GangPhase::Backoff);
+    }
+}

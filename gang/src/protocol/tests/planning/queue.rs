@@ -1,0 +1,137 @@
+//! The queue: which gang is planned next, and which is not looked at.
+
+use proptest::prelude::*;
+
+use super::super::world::{World, claim, key, member, place, refused};
+use crate::protocol::{Placement, Refused};
+
+#[test]
+fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    world.refuse("8 members of 4 GPUs do not fit together");
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a waits for room: 8 members of 4 GPUs do not fit together"
+    );
+    assert_eq!(world.next(), None);
+    world.pass(1000);
+    assert_eq!(world.next(), None, "time alone makes no room");
+    world.room += 1;
+    world.refuse("8 members of 4 GPUs do not fit together");
+    assert_eq!(world.next(), None);
+    world.see(member("a2", claim("a", 2)));
+    assert_eq!(world.next().unwrap().members.len(), 3);
+}
+
+#[test]
+fn a_higher_priority_goes_first_and_others_fill_in_when_it_does_not_fit() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let mut high = member("b0", claim("b", 1));
+    high.priority = 10;
+    world.see(high);
+    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    assert_eq!(world.gangs.head(world.now()).unwrap().0.name.to_string(), "b");
+    assert_eq!(&*world.plan().gang.name, "a", "behind the head");
+    assert_eq!(world.next(), None);
+}
+
+#[test]
+fn a_gang_that_can_never_fit_is_told_so_and_is_not_the_head() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    world.members("b", 1, 1);
+    let wanted = world.next().unwrap();
+    let hopeless = Refused {
+        hopeless: true,
+        ..refused("no node has 64 GPUs")
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Err(hopeless));
+    assert_eq!(
+        world.waits("a0"),
+        "gang default/a cannot fit: no node has 64 GPUs"
+    );
+    assert_eq!(world.gangs.head(world.now()).unwrap().0.name.to_string(), "b");
+}
+
+#[test]
+fn the_namespace_that_holds_least_goes_first() {
+    let mut world = World::new();
+    world.members("a", 4, 1);
+    world.plan();
+    let mut early = member("b0", claim("b", 1));
+    early.created = 1;
+    world.see(early);
+    world.pass(5);
+    let mut other = claim("c", 1);
+    other.key.namespace = "team".into();
+    world.see(member("c0", other));
+    let order: Vec<String> = world
+        .gangs
+        .queue(world.now())
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(order, ["team/c", "default/b"]);
+}
+
+#[test]
+fn gangs_that_cannot_be_planned_yet_are_not_looked_at_with_every_event() {
+    let mut world = World::new();
+    for number in 0..50 {
+        world.members(&format!("g{number}-"), 1, 2);
+    }
+    world.room += 1;
+    assert_eq!(world.next(), None);
+    assert_eq!(world.gangs.untried.len(), 0);
+    world.see(member("second", claim("g7-", 2)));
+    assert_eq!(world.gangs.untried.len(), 1);
+    assert_eq!(*world.plan().gang, key("g7-"));
+}
+
+proptest! {
+    #[test]
+    fn whoever_is_first_in_the_queue_and_was_not_tried_is_next(
+        gangs in prop::collection::vec((0..3_u8, 0..2_i32, 0..4_u64, 1..4_u32), 1..12),
+        fits in prop::collection::vec(any::<bool>(), 40),
+        grows in prop::collection::vec(prop::bool::weighted(0.2), 40),
+    ) {
+        let mut world = World::new();
+        let mut at = 0;
+        for (number, (space, priority, after, members)) in gangs.iter().enumerate() {
+            world.pass(*after);
+            for _ in 0..*members {
+                let mut claim = claim(&format!("g{number}"), *members);
+                claim.key.namespace = format!("ns{space}").into();
+                let mut pod = member(&format!("p{at}"), claim);
+                pod.priority = *priority;
+                world.see(pod);
+                at += 1;
+            }
+        }
+        for (fits, grows) in fits.into_iter().zip(grows) {
+            world.room += u64::from(grows);
+            if grows {
+                // What was not tried since room grew is known once the next is asked for.
+                world.gangs.untried = world.gangs.queue(world.now()).into_iter().collect();
+            }
+            let queue = world.gangs.queue(world.now());
+            let first = queue.into_iter().find(|gang| world.gangs.untried.contains(gang));
+            let next = world.next();
+            prop_assert_eq!(next.as_ref().map(|wanted| &wanted.gang), first.as_ref());
+            let Some(wanted) = next else { continue };
+            let result = if fits {
+                let places = wanted.members.iter();
+                let places = places.map(|member| place("n0", member.uid.as_str()));
+                Ok(Placement {
+                    places: places.collect(),
+                    ..Placement::default()
+                })
+            } else {
+                Err(refused("no room"))
+            };
+            world.gangs.placed(world.now(), &wanted.gang, result);
+        }
+    }
+}
