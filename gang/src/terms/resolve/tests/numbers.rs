@@ -1,0 +1,164 @@
+//! How many members are needed: what is waited for until it is known, and numbers that cannot be.
+
+use serde_json::json;
+
+use super::super::*;
+use super::{claim, facts, faults, not_yet, of_owner, stated, terms, wishing};
+use crate::claim::{OwnerKind, Size};
+use crate::dialect::read;
+
+#[test]
+fn what_is_missing_is_waited_for_in_words_that_stay() {
+    let unsaid = of_owner(OwnerKind::JobSet, Size::Unsaid);
+    assert_eq!(
+        not_yet(std::slice::from_ref(&unsaid), OwnerState::Unread),
+        "JobSet train was not read yet"
+    );
+    assert_eq!(
+        not_yet(std::slice::from_ref(&unsaid), OwnerState::Missing),
+        "JobSet train, which says how many members are needed, does not exist or may not be read"
+    );
+    let empty = OwnerFacts::default();
+    assert_eq!(
+        not_yet(&[unsaid], OwnerState::Read(&empty)),
+        "JobSet train does not say yet how many members are needed"
+    );
+    assert_eq!(
+        not_yet(&[claim(Size::Unsaid)], OwnerState::NotNeeded),
+        "nobody says how many members are needed: set annotation gantry.dev/gang-min on its pods, or minMember of Gang train"
+    );
+    let said = of_owner(
+        OwnerKind::LeaderWorkerSet,
+        Size::Stated {
+            min: 4,
+            total: Some(4),
+        },
+    );
+    assert_eq!(
+        not_yet(std::slice::from_ref(&said), OwnerState::Unread),
+        "LeaderWorkerSet train was not read yet"
+    );
+    assert_eq!(
+        terms(&[said], OwnerState::Missing, None).min,
+        4,
+        "the pods say enough"
+    );
+}
+
+#[test]
+fn all_is_as_many_as_there_will_be() {
+    let owner = OwnerFacts {
+        total: Some(8),
+        said: "spec.parallelism".into(),
+        ..OwnerFacts::default()
+    };
+    let all = of_owner(OwnerKind::Job, Size::All);
+    let terms = terms(std::slice::from_ref(&all), OwnerState::Read(&owner), None);
+    assert_eq!((terms.min, terms.total), (8, Some(8)));
+    assert_eq!(
+        &*terms.decided_by,
+        "annotation gantry.dev/gang-min of its pods: all of Job train"
+    );
+    let other = of_owner(OwnerKind::Job, Size::Stated { min: 4, total: None });
+    assert_eq!(
+        faults(&[all, other], OwnerState::Read(&owner), None),
+        ["pods: they disagree about how many members are needed: 4, all, which is 8; all must say the same"]
+    );
+}
+
+#[test]
+fn all_of_an_owner_that_never_says_how_many_there_will_be_is_a_fault() {
+    let owner = facts(2, None);
+    let all = of_owner(OwnerKind::CoschedulingPodGroup, Size::All);
+    assert_eq!(
+        faults(std::slice::from_ref(&all), OwnerState::Read(&owner), None),
+        [
+            "annotation gantry.dev/gang-min: `all` needs an owner that says how many there are, and PodGroup train (scheduling.x-k8s.io) does not; write a number"
+        ]
+    );
+    let object = GangSpec {
+        min_member: Some(2),
+        ..GangSpec::default()
+    };
+    assert_eq!(terms(&[all], OwnerState::Read(&owner), Some(&object)).min, 2);
+}
+
+#[test]
+fn numbers_that_cannot_be_together_are_told() {
+    let wish = Wish {
+        max: Some(6),
+        slice: Some(3),
+        ..Wish::default()
+    };
+    let owner = facts(8, Some(7));
+    let mut claim = wishing(8, wish);
+    claim.owner = of_owner(OwnerKind::JobSet, Size::Unsaid).owner;
+    assert_eq!(
+        faults(&[claim], OwnerState::Read(&owner), None),
+        [
+            "size: 8 members are needed (annotation gantry.dev/gang-min of its pods), but there may be 6 at most",
+            "size: 8 members are needed (annotation gantry.dev/gang-min of its pods), but there will be 7 only",
+            "size: slices of 3 members are asked for, but no level in which each is to be; name one",
+            "size: slices of 3 members do not make up the 7 that there will be",
+            "size: slices of 3 members do not make up the 8 that are needed (annotation gantry.dev/gang-min of its pods)",
+        ]
+    );
+    let object = GangSpec {
+        min_member: Some(0),
+        arrival_seconds: Some(9999),
+        ..GangSpec::default()
+    };
+    let told = faults(&[stated(4)], OwnerState::NotNeeded, Some(&object));
+    assert!(
+        told.contains(&"spec.minMember of the Gang: 0 is not from 1 to 20000".to_owned()),
+        "{told:?}"
+    );
+    assert!(
+        told.contains(&"spec.arrivalSeconds of the Gang: 9999 is not from 1 to 3600".to_owned()),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
+    assert_eq!(
+        crate::protocol::Settings::default().max_members,
+        20_000,
+        "what is told below"
+    );
+    assert_eq!(terms(&[stated(20_000)], OwnerState::NotNeeded, None).min, 20_000);
+    assert_eq!(
+        faults(&[stated(20_001)], OwnerState::NotNeeded, None),
+        [
+            "size: 20001 members are needed (annotation gantry.dev/gang-min of its pods), and a gang has 20000 at most"
+        ]
+    );
+    let group = json!({"spec": {"minMember": 60_000}});
+    let facts = read(OwnerKind::VolcanoPodGroup, "", &group);
+    let owned = of_owner(OwnerKind::VolcanoPodGroup, Size::Unsaid);
+    let told = faults(&[owned], OwnerState::Read(&facts), None);
+    assert!(told[0].ends_with("and a gang has 20000 at most"), "{told:?}");
+    // That there will be more of which fewer are needed is no fault: those beyond wait.
+    let job = json!({"spec": {"parallelism": 50_000}});
+    let facts = read(OwnerKind::Job, "", &job);
+    let owned = of_owner(OwnerKind::Job, Size::Stated { min: 8, total: None });
+    assert_eq!(terms(&[owned], OwnerState::Read(&facts), None).min, 8);
+}
+
+#[test]
+fn each_goes_by_itself_where_the_owner_says_so_and_nobody_says_a_number() {
+    let basic = OwnerFacts {
+        singles: true,
+        ..facts(1, None)
+    };
+    let owner = || OwnerState::Read(&basic);
+    let unsaid = of_owner(OwnerKind::PodGroup, Size::Unsaid);
+    assert!(terms(std::slice::from_ref(&unsaid), owner(), None).singles);
+    let stated = of_owner(OwnerKind::PodGroup, Size::Stated { min: 2, total: None });
+    assert!(!terms(&[stated], owner(), None).singles);
+    let object = GangSpec {
+        min_member: Some(2),
+        ..GangSpec::default()
+    };
+    assert!(!terms(&[unsaid], owner(), Some(&object)).singles);
+}

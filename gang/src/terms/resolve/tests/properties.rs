@@ -1,0 +1,132 @@
+//! What holds whatever members and their owner say.
+
+use proptest::prelude::*;
+
+use super::super::*;
+use super::{claim, of_owner, resolved};
+use crate::claim::{Claim, Maker, OwnerKind, Size};
+
+fn any_wish() -> impl Strategy<Value = Wish> {
+    let level = prop::option::of(prop::sample::select(vec![
+        "rack",
+        "zone",
+        "example.com/rack",
+        "x",
+        "",
+    ]));
+    let hint = prop::option::of(prop::sample::select(vec!["example.com/rack", "x"]));
+    let number = || prop::option::of(0..5_u32);
+    (level, hint, number(), number(), prop::option::of(any::<bool>())).prop_map(
+        |(level, hint, slice, max, flag)| Wish {
+            level: level.map(|name| LevelWish {
+                level: name.into(),
+                required: flag == Some(true),
+            }),
+            hint: hint.map(|label| Hint {
+                label: label.into(),
+                slice,
+            }),
+            slice,
+            max,
+            repair: flag.map(|flag| if flag { Repair::Restart } else { Repair::Ignore }),
+            arrival: max.map(|seconds| Duration::from_secs(seconds.into())),
+            checkpointed: flag,
+        },
+    )
+}
+
+fn any_claim() -> impl Strategy<Value = Claim> {
+    let size = prop_oneof![
+        (0..5_u32, prop::option::of(0..5_u32)).prop_map(|(min, total)| Size::Stated { min, total }),
+        Just(Size::All),
+        Just(Size::Unsaid),
+    ];
+    let owner = prop::option::of(prop::sample::select(vec![OwnerKind::Job, OwnerKind::JobSet]));
+    let role = prop::sample::select(vec!["", "a", "b"]);
+    let maker = prop::option::of(prop::sample::select(vec!["left", "right"]));
+    let said = (size, owner, role, any_wish(), any::<u32>(), maker);
+    said.prop_map(|(size, kind, role, wish, rank, maker)| Claim {
+        role: role.into(),
+        rank: Some(rank),
+        wish,
+        maker: maker.map(|name| Maker {
+            kind: "Job".into(),
+            name: name.into(),
+            uid: name.into(),
+        }),
+        ..kind.map_or_else(|| claim(size), |kind| of_owner(kind, size))
+    })
+}
+
+fn any_facts() -> impl Strategy<Value = OwnerFacts> {
+    let number = || prop::option::of(0..6_u32);
+    let by_role = prop::collection::btree_map(prop::sample::select(vec!["a", "b", "c"]), 1..4_u32, 0..3);
+    (number(), number(), by_role, any::<bool>(), any_wish()).prop_map(|(min, total, by_role, apart, wish)| {
+        OwnerFacts {
+            min,
+            total,
+            by_role: by_role
+                .into_iter()
+                .map(|(role, count)| (role.into(), count))
+                .collect(),
+            apart,
+            wish,
+            ..OwnerFacts::default()
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn neither_order_nor_number_nor_ranks_of_members_make_a_difference(
+        claims in prop::collection::vec(any_claim(), 0..6),
+        picks in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        owner in any_facts(),
+        state in 0..4_u8,
+        min in prop::option::of(0..6_u32),
+    ) {
+        let state = match state {
+            0 => OwnerState::NotNeeded,
+            1 => OwnerState::Unread,
+            2 => OwnerState::Missing,
+            _ => OwnerState::Read(&owner),
+        };
+        let object = GangSpec { min_member: min, ..GangSpec::default() };
+        let first = resolved(&claims, state, Some(&object));
+        let mut others = claims.clone();
+        if !claims.is_empty() {
+            others.extend(picks.iter().map(|pick| Claim { rank: None, ..claims[pick.index(claims.len())].clone() }));
+        }
+        others.reverse();
+        prop_assert_eq!(&first, &resolved(&others, state, Some(&object)));
+        if let Resolved::Terms(terms) = &first {
+            prop_assert!(terms.min > 0 && terms.min <= terms.max);
+            prop_assert!(terms.total.is_none_or(|total| terms.min <= total));
+            // Of a role of which nobody is there yet it is not known whether its members lie anywhere.
+            let unseen = owner.by_role.iter().any(|(role, _)| claims.iter().all(|claim| claim.role != *role));
+            let fits = |slice: u32| (unseen || terms.min % slice == 0) && slice > 0 && terms.level.is_some();
+            prop_assert!(terms.slice.is_none_or(fits));
+            let roles: u32 = terms.by_role.iter().map(|(_, count)| count).sum();
+            prop_assert!(roles <= terms.min);
+        }
+        if let Resolved::Invalid(faults) = &first {
+            prop_assert!(!faults.is_empty() && faults.is_sorted());
+        }
+    }
+
+    #[test]
+    fn what_pods_no_longer_say_leaves_nothing_behind(
+        stay in prop::collection::vec(any_claim(), 1..6),
+        go in prop::collection::vec(any_claim(), 0..6),
+    ) {
+        let mut said = Said::by(stay.iter().chain(&go));
+        for claim in &go {
+            said.remove(claim);
+        }
+        prop_assert_eq!(&said, &Said::by(&stay));
+        for claim in &stay {
+            said.remove(claim);
+        }
+        prop_assert!(said.is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+//! Whose word counts, of the Gang object, the pods and their owner, and what is told where they contradict each other.
+
+use super::super::*;
+use super::{facts, faults, level, of_owner, stated, terms, wishing};
+use crate::claim::{Claim, OwnerKind, Size};
+
+#[test]
+fn the_object_goes_before_the_pods_and_the_pods_before_the_owner() {
+    let owner = facts(8, Some(8));
+    let read = OwnerState::Read(&owner);
+    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
+    let by_owner = terms(std::slice::from_ref(&unsaid), read, None);
+    assert_eq!((by_owner.min, by_owner.total), (8, Some(8)));
+    assert_eq!(
+        &*by_owner.decided_by,
+        "spec.minMember of PodGroup train (scheduling.x-k8s.io)"
+    );
+    let said = of_owner(
+        OwnerKind::CoschedulingPodGroup,
+        Size::Stated { min: 6, total: None },
+    );
+    let by_pods = terms(&[said.clone(), said.clone()], read, None);
+    assert_eq!((by_pods.min, by_pods.total), (6, Some(8)));
+    assert_eq!(&*by_pods.decided_by, "annotation gantry.dev/gang-min of its pods");
+    let object = GangSpec {
+        min_member: Some(4),
+        ..GangSpec::default()
+    };
+    let by_object = terms(&[unsaid, said], read, Some(&object));
+    assert_eq!(
+        (by_object.min, &*by_object.decided_by),
+        (4, "minMember of Gang train")
+    );
+}
+
+#[test]
+fn a_number_that_some_pods_say_and_not_others_does_not_undo_what_their_owner_says() {
+    let owner = facts(8, None);
+    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
+    let says = |min| of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min, total: None });
+    for min in [1, 9] {
+        assert_eq!(
+            faults(
+                &[unsaid.clone(), unsaid.clone(), says(min)],
+                OwnerState::Read(&owner),
+                None
+            ),
+            [format!(
+                "pods: they disagree about how many members are needed: {min}, 8 by spec.minMember of PodGroup train (scheduling.x-k8s.io); all must say the same"
+            )]
+        );
+    }
+    let same = terms(&[unsaid.clone(), says(8)], OwnerState::Read(&owner), None);
+    assert_eq!(same.min, 8);
+    let object = GangSpec {
+        min_member: Some(4),
+        ..GangSpec::default()
+    };
+    assert_eq!(
+        terms(
+            &[unsaid.clone(), says(1)],
+            OwnerState::Read(&owner),
+            Some(&object)
+        )
+        .min,
+        4
+    );
+    // Where nobody else says a number, one pod's word is enough.
+    let silent = OwnerFacts::default();
+    let by_pod = terms(&[unsaid, says(3)], OwnerState::Read(&silent), None);
+    assert_eq!(by_pod.min, 3);
+}
+
+#[test]
+fn what_nobody_says_is_by_default() {
+    let terms = terms(&[stated(4)], OwnerState::NotNeeded, None);
+    assert_eq!((terms.min, terms.max, terms.total), (4, u32::MAX, None));
+    assert_eq!(
+        (terms.repair, terms.arrival, terms.level),
+        (Repair::Hold, Duration::from_secs(60), None)
+    );
+}
+
+#[test]
+fn members_that_contradict_each_other_are_told_so() {
+    let wish = |level_name: &str, slice: u32| Wish {
+        level: level(level_name, true),
+        slice: Some(slice),
+        ..Wish::default()
+    };
+    let told = faults(
+        &[wishing(4, wish("rack", 2)), wishing(8, wish("zone", 4))],
+        OwnerState::NotNeeded,
+        None,
+    );
+    assert_eq!(
+        told,
+        [
+            "pods: they disagree about how many members are needed: 4, 8; all must say the same",
+            "pods: they disagree about in which level they are: rack (required), zone (required); all must say the same",
+            "pods: they disagree about what size slices have: 2, 4; all must say the same",
+        ]
+    );
+    let object = GangSpec {
+        min_member: Some(6),
+        ..GangSpec::default()
+    };
+    assert_eq!(
+        terms(&[stated(4), stated(8)], OwnerState::NotNeeded, Some(&object)).min,
+        6,
+        "the object's word ends it"
+    );
+}
+
+#[test]
+fn a_gang_can_be_stopped_at_little_loss_only_if_every_member_can() {
+    let with = |checkpointed| {
+        wishing(
+            2,
+            Wish {
+                checkpointed,
+                ..Wish::default()
+            },
+        )
+    };
+    let of = |claims: &[Claim]| terms(claims, OwnerState::NotNeeded, None).checkpointed;
+    assert!(of(&[with(Some(true)), with(None)]));
+    assert!(!of(&[with(Some(true)), with(Some(false))]));
+}
