@@ -1,0 +1,108 @@
+//! GPUs that are added and that are taken out.
+
+use std::fs;
+use std::time::Duration;
+
+use gantry_plugin::discover::look;
+use gantry_plugin::inventory::Hardware;
+
+use super::{Eye, QUICK, sick};
+use crate::sim::Sim;
+
+/// What the kernel shows of a GPU that it has bound to NVIDIA's driver, or takes away.
+fn kernel_has(sim: &Sim, gpu: usize, there: bool) {
+    let bound = sim.installed.layout.sys.join("bus/pci/drivers/nvidia");
+    let entry = bound.join(sim.installed.facts.gpus[gpu].address.to_string());
+    match there {
+        true => fs::create_dir(entry).unwrap(),
+        false => fs::remove_dir(entry).unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_added_appears_and_one_that_is_taken_out_is_lost() {
+    let sim = Sim::of("l4-4x-pcie");
+    let controller = &sim.installed.controller;
+    controller.remove_gpu(1).unwrap();
+    for gpu in [0, 2, 3] {
+        kernel_has(&sim, gpu, true);
+    }
+    let mut eye = Eye::open(&sim, QUICK);
+    assert_eq!(eye.ready().await.units.len(), 3);
+    controller.raise_xid(3, 95).unwrap();
+    eye.until_sick(1).await;
+
+    controller.add_gpu(1).unwrap();
+    kernel_has(&sim, 1, true);
+    let after = eye.until("four units", |now| now.units.len() == 4).await;
+    // NVML was loaded anew for it, which resets nothing.
+    assert_eq!(sick(&after)[sim.uuid(3)], "Xid 95: Uncontained memory error");
+
+    let loads = || controller.calls().of("nvmlInit_v2");
+    let before = loads();
+    controller.remove_gpu(0).unwrap();
+    kernel_has(&sim, 0, false);
+    while loads() == before {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    eye.a_while(&sim).await;
+    let sick = eye.until_sick(2).await;
+    assert!(sick[sim.uuid(0)].starts_with("GPU lost: "), "{sick:?}");
+    // NVML counts the others from 0 now: an Xid is the right GPU's all the same.
+    controller.raise_xid(2, 46).unwrap();
+    let sick = eye.until_sick(3).await;
+    assert_eq!(sick[sim.uuid(2)], "Xid 46: GPU stopped processing");
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_taken_out_leaves_the_others_the_index_that_nvml_has_for_them_now() {
+    let sim = Sim::of("l4-4x-pcie");
+    for gpu in 0..4 {
+        kernel_has(&sim, gpu, true);
+    }
+    let seen = |hardware: &Hardware| -> Vec<(u8, Option<u8>)> {
+        let units = hardware.units.iter();
+        units.map(|unit| (unit.gpu, unit.nvml_index)).collect()
+    };
+    let mut eye = Eye::open(&sim, QUICK);
+    let before = seen(&*eye.ready().await);
+    assert_eq!(before, [0, 1, 2, 3].map(|gpu| (gpu, Some(gpu))));
+
+    // Lost: ours counts it still. Whether one that is loaded now does, as a container's runtime does, nobody can tell.
+    sim.installed.controller.remove_gpu(1).unwrap();
+    let lost = eye.until("a GPU lost", |now| sick(now).len() == 1).await;
+    assert_eq!(seen(&lost), [(0, Some(0)), (1, None), (2, None), (3, None)]);
+
+    kernel_has(&sim, 1, false);
+    let counted_anew = |now: &Hardware| seen(now)[2].1.is_some();
+    let after = eye.until("NVML loaded anew", counted_anew).await;
+    assert_eq!(
+        seen(&after),
+        [(0, Some(0)), (1, None), (2, Some(1)), (3, Some(2))]
+    );
+    let fresh = look(&sim.options()).unwrap().machine;
+    for unit in after.units.iter().filter(|unit| unit.health.healthy) {
+        let gpu = &fresh.gpus()[usize::from(unit.nvml_index.unwrap())];
+        assert_eq!(gpu.uuid.as_ref().unwrap().as_str(), unit.id.as_str());
+    }
+
+    sim.installed.controller.add_gpu(1).unwrap();
+    kernel_has(&sim, 1, true);
+    eye.until("all as before", |now| sick(now).is_empty() && seen(now) == before)
+        .await;
+}
+
+#[tokio::test]
+async fn a_gpu_taken_out_while_the_driver_was_away_is_gone_and_a_lost_one_is_not() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    sim.installed.controller.lose_gpu(2).unwrap();
+    eye.until_sick(1).await;
+    sim.installed.controller.unload_driver().unwrap();
+    eye.until_sick(4).await;
+    sim.installed.controller.load_driver().unwrap();
+    let sick = eye.until_sick(1).await;
+    assert!(sick[sim.uuid(2)].starts_with("GPU lost: "), "{sick:?}");
+    assert_eq!(eye.snapshots.borrow().units.len(), 4);
+}

@@ -1,0 +1,73 @@
+//! Xids of NVLinks: they count where links went down with them, or where the driver does not say what it needs.
+
+use std::collections::BTreeMap;
+
+use gantry_plugin::health::Proof;
+
+use super::{Eye, QUICK, sick};
+use crate::sim::Sim;
+
+/// NVML_ERROR_NOT_SUPPORTED, as drivers before 560 answer what they ask for.
+const NOT_SUPPORTED: u32 = 3;
+
+#[tokio::test]
+async fn an_xid_of_a_link_counts_where_the_driver_does_not_say_what_it_needs() {
+    let sim = Sim::of("hgx-h100");
+    let controller = &sim.installed.controller;
+    controller
+        .fail_call("nvmlDeviceGetFieldValues", NOT_SUPPORTED, None)
+        .unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    for (gpu, xid) in [(0, 74), (1, 145), (2, 149)] {
+        controller.raise_xid(gpu, xid).unwrap();
+    }
+    let sick = eye.until_sick(3).await;
+    assert_eq!(sick[sim.uuid(0)], "Xid 74: NVLINK Error");
+    let now = eye.diagnosis("troubles", |now| now.troubles.len() == 3).await;
+    assert!(now.troubles.iter().all(|one| one.cause.to_string() == "xid-link"));
+    // Links that never went down prove nothing.
+    eye.a_while(&sim).await;
+    assert_eq!(self::sick(&eye.snapshots.borrow()).len(), 3);
+
+    controller.set_nvlink(0, 4, false).unwrap();
+    eye.until("a link down", |now| {
+        self::sick(now).get(sim.uuid(0)).map(String::as_str)
+            == Some("Xid 74: NVLINK Error; 1 of 18 NVLinks down")
+    })
+    .await;
+    controller.set_nvlink(0, 4, true).unwrap();
+    eye.until_sick(2).await;
+    assert_eq!(eye.proofs().await, [Proof::LinksUp]);
+}
+
+#[tokio::test]
+async fn an_xid_of_a_link_counts_where_links_went_down_with_it() {
+    let sim = Sim::of("hgx-h100");
+    let controller = &sim.installed.controller;
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    // All links up, and the driver would say if it asked for a reset.
+    controller.raise_xid(1, 145).unwrap();
+    for link in [3, 4] {
+        controller.set_nvlink(0, link, false).unwrap();
+    }
+    eye.a_while(&sim).await;
+    assert_eq!(sick(&eye.snapshots.borrow()), BTreeMap::new(), "no Xid yet");
+    controller.raise_xid(0, 149).unwrap();
+    let sick = eye.until_sick(1).await;
+    let reason = "Xid 149: NVLINK: NETIR Error; 2 of 18 NVLinks down";
+    assert_eq!(sick[sim.uuid(0)], reason);
+    let stored = eye.stored().await;
+    eye.owner.stop();
+
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored);
+    assert_eq!(eye.until_sick(1).await[sim.uuid(0)], reason);
+    for link in [3, 4] {
+        controller.set_nvlink(0, link, true).unwrap();
+    }
+    eye.healthy().await;
+    assert_eq!(eye.proofs().await, [Proof::LinksUp]);
+}

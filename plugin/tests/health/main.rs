@@ -1,0 +1,153 @@
+//! Health against the simulated library, where NVIDIA's plugin errs: which units an Xid touches, what ends a fault, what outlives
+//! a restart, and what is seen without one.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+#[path = "../support/log.rs"]
+mod log;
+#[path = "../sim/mod.rs"]
+mod sim;
+
+mod coming_and_going;
+mod links;
+mod outages;
+mod quarantine;
+mod slices;
+mod states;
+mod xids;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::GpuFault;
+use gantry_plugin::config::Config;
+use gantry_plugin::health::{HealthChecks, Proof};
+use gantry_plugin::inventory::{Diagnosis, Hardware, Owner, Settings, State, Timing};
+use gantry_plugin::offer;
+use tokio::sync::watch;
+
+use sim::Sim;
+
+/// Far above anything that is waited for: only a failing test takes so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Quick to notice, so that tests are short; no test measures it.
+const QUICK: Timing = Timing {
+    wait: Duration::from_millis(20),
+    look: Duration::from_millis(20),
+    read: Duration::from_millis(100),
+    retry_from: Duration::from_millis(10),
+    retry_to: Duration::from_millis(50),
+};
+
+/// Nothing but events is noticed.
+const EVENTS_ALONE: Timing = Timing {
+    look: Duration::from_secs(3600),
+    read: Duration::from_secs(3600),
+    ..QUICK
+};
+
+/// Looks alone notice: no event and no reading by the clock.
+const LOOKS_ALONE: Timing = Timing {
+    read: Duration::from_secs(3600),
+    ..QUICK
+};
+
+/// The plugin's eye on one machine; a new one on the same machine is a plugin that was restarted.
+struct Eye {
+    owner: Owner,
+    snapshots: watch::Receiver<Arc<Hardware>>,
+}
+
+impl Eye {
+    fn open(sim: &Sim, timing: Timing) -> Self {
+        Self::open_with(sim, timing, HealthChecks::default())
+    }
+
+    fn open_with(sim: &Sim, timing: Timing, checks: HealthChecks) -> Self {
+        let settings = Settings {
+            nvml_library: sim.options().library,
+            config: watch::channel(Arc::default()).1,
+            proc_root: sim.installed.layout.proc.clone(),
+            sys_root: sim.installed.layout.sys.clone(),
+            dev_root: sim.installed.layout.dev.clone(),
+        };
+        let (publish, snapshots) = Hardware::channel();
+        let owner = Owner::start(&settings, checks, timing, publish).unwrap();
+        Self { owner, snapshots }
+    }
+
+    async fn until(&mut self, what: &str, mut holds: impl FnMut(&Hardware) -> bool) -> Arc<Hardware> {
+        let seen = self.snapshots.clone();
+        let waited = tokio::time::timeout(PATIENCE, self.snapshots.wait_for(|now| holds(now))).await;
+        let Ok(snapshot) = waited else {
+            panic!("never came: {what}; last seen: {:#?}", sick(&seen.borrow()));
+        };
+        Arc::clone(&snapshot.unwrap())
+    }
+
+    async fn ready(&mut self) -> Arc<Hardware> {
+        self.until("ready", |now| now.state == State::Ready).await
+    }
+
+    async fn until_sick(&mut self, count: usize) -> BTreeMap<String, String> {
+        let what = format!("{count} sick units");
+        sick(&*self.until(&what, |now| sick(now).len() == count).await)
+    }
+
+    async fn healthy(&mut self) -> Arc<Hardware> {
+        self.until("all healthy", |now| {
+            now.state == State::Ready && sick(now).is_empty()
+        })
+        .await
+    }
+
+    async fn diagnosis(&self, what: &str, holds: impl FnMut(&Arc<Diagnosis>) -> bool) -> Arc<Diagnosis> {
+        let mut diagnosis = self.owner.sickbay().diagnosis();
+        let waited = tokio::time::timeout(PATIENCE, diagnosis.wait_for(holds)).await;
+        Arc::clone(&waited.unwrap_or_else(|_| panic!("never came: {what}")).unwrap())
+    }
+
+    /// The faults as they are stored in the cluster.
+    async fn stored(&self) -> Vec<GpuFault> {
+        let now = self.diagnosis("faults", |now| !now.faults.is_empty()).await;
+        now.faults.iter().map(|fault| fault.0.clone()).collect()
+    }
+
+    async fn proofs(&self) -> Vec<Proof> {
+        let now = self.diagnosis("an end", |now| !now.ended.is_empty()).await;
+        now.ended.iter().map(|(_, ended)| ended.proof).collect()
+    }
+
+    /// Several looks and full readings later.
+    async fn a_while(&self, sim: &Sim) {
+        let calls = || sim.installed.controller.calls();
+        let before = calls();
+        while calls().since(&before).of("nvmlDeviceGetSerial") < 4 * sim.installed.facts.gpus.len() as u64 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// The units that are unhealthy, with their reasons.
+fn sick(hardware: &Hardware) -> BTreeMap<String, String> {
+    let units = hardware.units.iter().filter(|unit| !unit.health.healthy);
+    units
+        .map(|unit| {
+            (
+                unit.id.to_string(),
+                unit.health.reason.clone().unwrap_or_default(),
+            )
+        })
+        .collect()
+}
+
+/// What kubelet is told: device IDs with their health.
+fn told(hardware: &Hardware, config: &Config) -> Vec<(String, bool)> {
+    let inventory = offer::offer(hardware, config);
+    let devices = inventory.devices.iter();
+    devices
+        .map(|device| (device.id.to_string(), device.health.healthy))
+        .collect()
+}

@@ -1,0 +1,113 @@
+//! NVML that fails or is not there: told once, tried again, and no proof of a reset.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{FaultEvidence, GpuFault};
+use gantry_plugin::health::OutageKind;
+use gantry_plugin::inventory::Diagnosis;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{Eye, QUICK};
+use crate::log::Log;
+use crate::sim::Sim;
+
+#[tokio::test]
+async fn a_wait_that_fails_for_ever_neither_spins_nor_floods() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.fail_call("nvmlEventSetWait_v2", 999, None).unwrap();
+    let sick = eye.until_sick(4).await;
+    assert!(
+        sick.values().all(|reason| reason.starts_with("NVML fails: ")),
+        "{sick:?}"
+    );
+    // One snapshot told of it; however often it is tried again, nothing more is said.
+    eye.snapshots.borrow_and_update();
+    let calls = || controller.calls();
+    let before = calls();
+    while calls().since(&before).of("nvmlEventSetWait_v2") < 20 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!eye.snapshots.has_changed().unwrap());
+    controller.clear_rule("nvmlEventSetWait_v2").unwrap();
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn a_failure_that_lasts_is_told_and_not_told_again_with_every_attempt() {
+    let log = Log::default();
+    // For all threads, those of other tests among them, whose failures have other numbers.
+    tracing::subscriber::set_global_default(log.clone()).unwrap();
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.fail_call("nvmlEventSetWait_v2", 997, None).unwrap();
+    eye.until_sick(4).await;
+    let waits = 40;
+    let before = controller.calls();
+    while controller.calls().since(&before).of("nvmlEventSetWait_v2") < waits {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Every second of them ended a life of NVML's.
+    let told = log.of("997");
+    assert!((1..10).contains(&told), "{told} of {waits}");
+    controller.clear_rule("nvmlEventSetWait_v2").unwrap();
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn a_library_of_another_version_for_a_while_proves_no_reset() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.raise_xid(1, 95).unwrap();
+    eye.until_sick(1).await;
+    // NVML_ERROR_LIB_RM_VERSION_MISMATCH: the driver's files were updated, its module was not loaded anew.
+    for call in ["nvmlDeviceGetCount_v2", "nvmlInit_v2"] {
+        controller.fail_call(call, 18, None).unwrap();
+    }
+    eye.until_sick(4).await;
+    for call in ["nvmlDeviceGetCount_v2", "nvmlInit_v2"] {
+        controller.clear_rule(call).unwrap();
+    }
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
+}
+
+#[tokio::test]
+async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset() {
+    let sim = Sim::of("l4-4x-pcie");
+    let library = sim.options().library;
+    let away = library.with_extension("away");
+    fs::rename(&library, &away).unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    let fault = GpuFault {
+        gpu: sim.uuid(1).to_owned(),
+        gpu_instance: None,
+        compute_instance: None,
+        mig_device: None,
+        xid: 95,
+        class: "resettable".to_owned(),
+        reason: "Xid 95: Uncontained memory error".to_owned(),
+        since: Time(jiff::Timestamp::UNIX_EPOCH),
+        boot_id: String::new(),
+        driver: None,
+        evidence: FaultEvidence::default(),
+    };
+    eye.owner.sickbay().adopt(vec![fault]);
+    let is_missing = |now: &Arc<Diagnosis>| {
+        let kind = now.outage.as_ref().map(|outage| outage.kind);
+        // Not `Failing`: that is worth a new process, which would find no library either.
+        kind == Some(OutageKind::LibraryMissing)
+    };
+    eye.diagnosis("no library", is_missing).await;
+    fs::rename(&away, &library).unwrap();
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
+}

@@ -1,0 +1,167 @@
+//! What ends a fault and what does not: proof of a reset, a person, and no restart of the plugin.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use gantry_plugin::health::{HealthChecks, Proof};
+use gantry_plugin::inventory::Lift;
+
+use super::{EVENTS_ALONE, Eye, QUICK, sick};
+use crate::sim::Sim;
+
+fn boot(sim: &Sim, id: &str) {
+    let folder = sim.installed.layout.proc.join("sys/kernel/random");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("boot_id"), format!("{id}\n")).unwrap();
+}
+
+/// What the kernel does when it binds a GPU to its driver anew, as at a reload.
+fn bind_anew(sim: &Sim, gpu: usize) {
+    let address = &sim.installed.facts.gpus[gpu].address.to_string();
+    let device = sim.installed.layout.sys.join("bus/pci/devices").join(address);
+    let target = fs::read_link(device.join("driver")).unwrap();
+    symlink(target, device.join("driver.new")).unwrap();
+    fs::rename(device.join("driver.new"), device.join("driver")).unwrap();
+}
+
+#[tokio::test]
+async fn a_reset_is_believed_by_its_traces_and_only_by_them() {
+    let sim = Sim::of("dgx-a100");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller
+        .update_gpu(1, |gpu| {
+            gpu.ecc.volatile_uncorrected = 1;
+            gpu.remapped.pending = true;
+        })
+        .unwrap();
+    for gpu in [0, 1] {
+        controller.raise_xid(gpu, 95).unwrap();
+    }
+    eye.until_sick(2).await;
+    eye.a_while(&sim).await;
+    assert_eq!(
+        sick(&eye.snapshots.borrow()).len(),
+        2,
+        "both go on answering, which proves nothing"
+    );
+    // nvidia-smi --gpu-reset
+    controller
+        .update_gpu(1, |gpu| {
+            gpu.ecc.volatile_uncorrected = 0;
+            gpu.remapped.pending = false;
+        })
+        .unwrap();
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick[sim.uuid(0)], "Xid 95: Uncontained memory error");
+    assert_eq!(eye.proofs().await, [Proof::Repaired]);
+}
+
+#[tokio::test]
+async fn a_fault_right_after_a_reset_is_not_ended_by_that_reset() {
+    let sim = Sim::of("dgx-a100");
+    let controller = &sim.installed.controller;
+    let errors = |gpu, count| {
+        controller
+            .update_gpu(gpu, move |gpu| gpu.ecc.volatile_uncorrected = count)
+            .unwrap();
+    };
+    // Of GPU 1 the fault is the first, of GPU 2 one of that kind is known: what the GPUs said last is from before the reset.
+    (1..3).for_each(|gpu| errors(gpu, 5));
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    eye.ready().await;
+    controller.raise_xid(2, 95).unwrap();
+    eye.until_sick(1).await;
+    (1..3).for_each(|gpu| errors(gpu, 1));
+    for gpu in 1..4 {
+        controller.raise_xid(gpu, 95).unwrap();
+    }
+    let sick = eye.until_sick(3).await;
+    assert!(
+        (1..4).all(|gpu| sick[sim.uuid(gpu)] == "Xid 95: Uncontained memory error"),
+        "{sick:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_quarantine_survives_a_restart() {
+    let sim = Sim::of("l4-4x-pcie");
+    boot(&sim, "first");
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    eye.ready().await;
+    sim.installed.controller.raise_xid(1, 79).unwrap();
+    sim.installed.controller.raise_xid(2, 46).unwrap();
+    let before = eye.until_sick(2).await;
+    let stored = eye.stored().await;
+    eye.owner.stop();
+
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored.clone());
+    assert_eq!(eye.until_sick(2).await, before);
+    assert_eq!(eye.stored().await, stored, "and is stored again as it was");
+    eye.a_while(&sim).await;
+    assert_eq!(sick(&eye.snapshots.borrow()), before);
+    eye.owner.stop();
+
+    // The driver was reloaded for one of them while no plugin ran.
+    bind_anew(&sim, 2);
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored.clone());
+    let sick = eye.until_sick(1).await;
+    assert!(sick.contains_key(sim.uuid(1)), "{sick:?}");
+    assert_eq!(eye.proofs().await, [Proof::BoundAnew]);
+    eye.owner.stop();
+
+    boot(&sim, "second");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored);
+    assert_eq!(eye.proofs().await, [Proof::Rebooted; 2]);
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn an_xid_that_counted_because_it_was_enabled_counts_no_more_once_it_is_not() {
+    let sim = Sim::of("l4-4x-pcie");
+    let enabled = HealthChecks {
+        enabled: "31".parse().unwrap(),
+        ..HealthChecks::default()
+    };
+    let mut eye = Eye::open_with(&sim, EVENTS_ALONE, enabled.clone());
+    eye.ready().await;
+    sim.installed.controller.raise_xid(1, 31).unwrap();
+    eye.until_sick(1).await;
+    let stored = eye.stored().await;
+    eye.owner.stop();
+
+    let mut eye = Eye::open_with(&sim, QUICK, enabled);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored.clone());
+    eye.until_sick(1).await;
+    eye.owner.stop();
+
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    eye.owner.sickbay().adopt(stored);
+    assert_eq!(eye.proofs().await, [Proof::Lifted]);
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn a_person_lifts_a_quarantine() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    eye.ready().await;
+    for gpu in 0..3 {
+        sim.installed.controller.raise_xid(gpu, 79).unwrap();
+    }
+    eye.until_sick(3).await;
+    eye.owner.sickbay().lift(sim.uuid(1).parse::<Lift>().unwrap());
+    let sick = eye.until_sick(2).await;
+    assert!(!sick.contains_key(sim.uuid(1)), "{sick:?}");
+    eye.owner.sickbay().lift(Lift::All);
+    eye.healthy().await;
+}

@@ -1,0 +1,142 @@
+//! How GPUs are cut: seen without a restart, and what is done where NVML does not tell it.
+
+use gantry_plugin::config::{Config, MigStrategy};
+use gantry_plugin::health::Proof;
+use gantry_plugin::inventory::Hardware;
+use gantry_plugin::offer;
+
+use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, sick};
+use crate::sim::Sim;
+
+/// Each unit with its profile, and its place if it is a slice.
+fn cut(hardware: &Hardware, gpu: u8) -> Vec<(String, u8, u8)> {
+    let units = hardware.units.iter().filter(|unit| unit.gpu == gpu);
+    units
+        .map(|unit| match &unit.slice {
+            Some(slice) => (slice.profile.clone(), slice.start, slice.size),
+            None => ("whole".to_owned(), 0, 0),
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn a_gpu_cut_anew_shows_its_new_devices_without_a_restart() {
+    let sim = Sim::of("dgx-a100-mig");
+    let mut eye = Eye::open(&sim, LOOKS_ALONE);
+    let before = eye.ready().await;
+    assert_eq!(cut(&before, 0), [("whole".to_owned(), 0, 0)]);
+    let controller = &sim.installed.controller;
+    controller
+        .recut(0, &["3g.20gb@0", "2g.10gb@4", "1g.5gb@6"])
+        .unwrap();
+    let pieces = [
+        ("3g.20gb".to_owned(), 0, 4),
+        ("2g.10gb".to_owned(), 4, 2),
+        ("1g.5gb".to_owned(), 6, 1),
+    ];
+    let after = eye.until("the new cut", |now| cut(now, 0) == pieces).await;
+    assert_eq!(cut(&after, 1), cut(&before, 1), "other GPUs are as they were");
+    controller.recut(0, &["7g.40gb"]).unwrap();
+    eye.until("another cut", |now| cut(now, 0) == [("7g.40gb".to_owned(), 0, 8)])
+        .await;
+    controller.uncut(0).unwrap();
+    eye.until("whole again", |now| cut(now, 0) == cut(&before, 0))
+        .await;
+}
+
+#[tokio::test]
+async fn mig_devices_have_their_capability_nodes() {
+    let sim = Sim::of("a100-1x-mig");
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    let ready = eye.ready().await;
+    let caps = |hardware: &Hardware| -> Vec<Option<[u32; 2]>> {
+        let slices = hardware.units.iter().filter_map(|unit| unit.slice.as_ref());
+        slices.map(|slice| slice.caps).collect()
+    };
+    let found = caps(&ready);
+    assert_eq!(found.len(), 7);
+    let mut minors: Vec<u32> = found.into_iter().flat_map(|caps| caps.unwrap()).collect();
+    minors.sort_unstable();
+    minors.dedup();
+    assert_eq!(minors.len(), 14, "each its own");
+}
+
+#[tokio::test]
+async fn where_instances_lie_is_worked_out_where_nvml_does_not_tell() {
+    let sim = Sim::of("a100-1x-mig");
+    let controller = &sim.installed.controller;
+    controller.recut(0, &["3g.20gb@4", "1g.5gb@2"]).unwrap();
+    // NVML_ERROR_NO_PERMISSION
+    controller
+        .fail_call("nvmlDeviceGetGpuInstanceById", 4, None)
+        .unwrap();
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    let expected = [("1g.5gb".to_owned(), 2, 1), ("3g.20gb".to_owned(), 4, 4)];
+    assert_eq!(cut(&*eye.ready().await, 0), expected);
+}
+
+#[tokio::test]
+async fn a_gpu_that_nobody_may_ask_how_it_is_cut_is_left_out_without_a_word_of_making_or_ending_its_slices() {
+    let sim = Sim::of("a100-1x-mig");
+    // NVML_ERROR_NO_PERMISSION
+    let controller = &sim.installed.controller;
+    controller
+        .fail_call("nvmlDeviceGetMigDeviceHandleByIndex", 4, None)
+        .unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    let reason = |hardware: &Hardware| {
+        let config = Config {
+            mig_strategy: MigStrategy::Mixed,
+            ..Config::default()
+        };
+        let left_out = offer::offer(hardware, &config).left_out;
+        assert_eq!(left_out.len(), 1);
+        left_out[0].reason.clone()
+    };
+    let told = reason(&*eye.ready().await);
+    assert!(told.contains("label the node gantry.dev/mig=true"), "{told}");
+    assert!(!told.contains("-cgi") && !told.contains("turn MIG off"), "{told}");
+    eye.a_while(&sim).await;
+    assert_eq!(reason(&eye.snapshots.borrow()), told);
+}
+
+#[tokio::test]
+async fn a_gpu_that_cannot_be_asked_how_it_is_cut_is_cut_as_before() {
+    let sim = Sim::of("a100-1x-mig");
+    let mut eye = Eye::open(&sim, QUICK);
+    let before = eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller
+        .fail_call("nvmlDeviceGetMaxMigDeviceCount", 999, None)
+        .unwrap();
+    eye.a_while(&sim).await;
+    assert_eq!(eye.snapshots.borrow().units, before.units);
+}
+
+#[tokio::test]
+async fn an_instance_made_anew_is_healthy_and_its_neighbour_stays_sick() {
+    let sim = Sim::of("a100-1x-mig");
+    let controller = &sim.installed.controller;
+    controller.recut(0, &["3g.20gb@0", "3g.20gb@4"]).unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    for unit in &eye.ready().await.units {
+        let slice = unit.slice.as_ref().unwrap();
+        controller
+            .raise_xid_in(0, 48, slice.gpu_instance, slice.compute_instance)
+            .unwrap();
+    }
+    eye.until_sick(2).await;
+    eye.a_while(&sim).await;
+    assert_eq!(
+        sick(&eye.snapshots.borrow()).len(),
+        2,
+        "it does not end by itself"
+    );
+    controller.recut(0, &["3g.20gb@4"]).unwrap();
+    eye.until_sick(1).await;
+    controller.recut(0, &["3g.20gb@0", "3g.20gb@4"]).unwrap();
+    let after = eye.until("two units", |now| now.units.len() == 2).await;
+    let health: Vec<bool> = after.units.iter().map(|unit| unit.health.healthy).collect();
+    assert_eq!(health, [true, false]);
+    assert_eq!(eye.proofs().await, [Proof::InstanceGone]);
+}

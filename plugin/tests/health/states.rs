@@ -1,0 +1,154 @@
+//! Faults that NVML shows as a state, of memory or by what the driver asks for: they need no event, and are in the first list.
+
+use gantry_nvml_sim::control::Recovery;
+use gantry_plugin::config::Config;
+use gantry_plugin::health::Proof;
+
+use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, sick, told};
+use crate::sim::Sim;
+
+#[tokio::test]
+async fn memory_that_waits_for_repair_or_cannot_be_repaired_is_a_reason() {
+    let sim = Sim::of("dgx-a100");
+    let mut eye = Eye::open(&sim, LOOKS_ALONE);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller
+        .update_gpu(1, |gpu| gpu.remapped.pending = true)
+        .unwrap();
+    controller
+        .update_gpu(2, |gpu| gpu.remapped.failed = true)
+        .unwrap();
+    // Contained, and nothing left to repair: the GPU goes on.
+    controller
+        .update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1)
+        .unwrap();
+    let sick = eye.until_sick(2).await;
+    assert!(
+        sick[sim.uuid(1)].starts_with("memory: rows wait to be remapped; drain"),
+        "{sick:?}"
+    );
+    assert!(
+        sick[sim.uuid(2)].starts_with("memory: remapping a row has failed"),
+        "{sick:?}"
+    );
+    controller
+        .update_gpu(1, |gpu| gpu.remapped.pending = false)
+        .unwrap();
+    eye.until_sick(1).await;
+}
+
+/// Of an Xid a plugin that starts knows from the cluster alone. What NVML shows as a state it needs nobody for, and no second look.
+#[tokio::test]
+async fn what_nvml_still_shows_of_a_fault_is_in_the_first_list_of_a_plugin_that_starts() {
+    let sim = Sim::of("hgx-h100");
+    let controller = &sim.installed.controller;
+    controller
+        .update_gpu(1, |gpu| gpu.remapped.pending = true)
+        .unwrap();
+    controller
+        .update_gpu(2, |gpu| gpu.remapped.failed = true)
+        .unwrap();
+    let wishes = [Recovery::GpuReset, Recovery::NodeReboot, Recovery::DrainAndReset];
+    for (gpu, wish) in (3..).zip(wishes) {
+        controller.update_gpu(gpu, |gpu| gpu.recovery = wish).unwrap();
+    }
+    controller.lose_gpu(6).unwrap();
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    let first = eye.ready().await;
+    let reasons = sick(&first);
+    let begins = [
+        (1, "memory: rows wait to be remapped"),
+        (2, "memory: remapping a row has failed"),
+        (3, "the driver asks for a reset of the GPU"),
+        (4, "the driver asks for a reboot of the node"),
+        (
+            5,
+            "the driver asks for a reset of the GPU once its work has ended",
+        ),
+    ];
+    for (gpu, reason) in begins {
+        let told = reasons.get(sim.uuid(gpu)).map(String::as_str).unwrap_or_default();
+        assert!(told.starts_with(reason), "{gpu}: {reasons:?}");
+    }
+    // Nobody knows the name of a GPU that is off the bus: none is offered in its place.
+    let well = told(&first, &Config::default());
+    let well: Vec<&str> = well
+        .iter()
+        .filter(|(_, well)| *well)
+        .map(|(id, _)| id.as_str())
+        .collect();
+    assert_eq!(well, [sim.uuid(0), sim.uuid(7)]);
+}
+
+#[tokio::test]
+async fn pages_that_wait_to_be_retired_are_in_the_first_list_too() {
+    let sim = Sim::of("dgx1-v100");
+    let controller = &sim.installed.controller;
+    controller
+        .update_gpu(2, |gpu| gpu.retired.pending = true)
+        .unwrap();
+    controller
+        .update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2)
+        .unwrap();
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    let reasons = sick(&*eye.ready().await);
+    assert_eq!(reasons.len(), 2, "{reasons:?}");
+    assert!(
+        reasons[sim.uuid(2)].starts_with("memory: pages wait to be retired"),
+        "{reasons:?}"
+    );
+    assert!(
+        reasons[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"),
+        "{reasons:?}"
+    );
+}
+
+#[tokio::test]
+async fn uncorrected_errors_are_a_reason_where_rows_cannot_be_remapped() {
+    let sim = Sim::of("dgx1-v100");
+    let mut eye = Eye::open(&sim, LOOKS_ALONE);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller
+        .update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2)
+        .unwrap();
+    let sick = eye.until_sick(1).await;
+    assert!(
+        sick[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"),
+        "{sick:?}"
+    );
+    controller
+        .update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 0)
+        .unwrap();
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
+    let sim = Sim::of("hgx-h100");
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller
+        .update_gpu(4, |gpu| gpu.recovery = Recovery::GpuReset)
+        .unwrap();
+    // Xid 154 tells that the driver's wish has changed, and is no fault itself.
+    controller.raise_xid(4, 154).unwrap();
+    let sick = eye.until_sick(1).await;
+    assert!(
+        sick[sim.uuid(4)].starts_with("the driver asks for a reset of the GPU"),
+        "{sick:?}"
+    );
+    controller.raise_xid(4, 119).unwrap();
+    eye.until("the Xid", |now| {
+        self::sick(now).get(sim.uuid(4)).map(String::as_str) == Some("Xid 119: GSP RPC Timeout")
+    })
+    .await;
+    controller
+        .update_gpu(4, |gpu| gpu.recovery = Recovery::None)
+        .unwrap();
+    controller.raise_xid(4, 154).unwrap();
+    eye.healthy().await;
+    assert_eq!(eye.proofs().await, [Proof::WishGranted]);
+}
