@@ -1,0 +1,115 @@
+//! What is counted and what leads: products, replicas, cliques, healthy GPUs.
+
+use gantry_api::DeviceHealth;
+use gantry_plugin::config::Config;
+use gantry_plugin::labels::{Facts, Host, labels};
+use gantry_topology::Gpu;
+
+use super::{cut, get, in_clique, labels_of, machine, models, of, offered, plain, shared};
+
+#[test]
+fn a_shared_gpu_says_so_unless_its_resource_has_another_name() {
+    let machine = machine("l4-4x-pcie");
+    let same = labels_of(&offered(&machine, "nvidia.com/gpu", 4), &shared(4));
+    assert_eq!(get(&same, "nvidia.com/gpu.product"), Some("NVIDIA-L4-SHARED"));
+    let renamed = labels_of(&offered(&machine, "nvidia.com/gpu.shared", 4), &shared(4));
+    assert_eq!(get(&renamed, "nvidia.com/gpu.product"), Some("NVIDIA-L4"));
+    for labels in [same, renamed] {
+        assert_eq!(get(&labels, "nvidia.com/gpu.replicas"), Some("4"));
+        assert_eq!(
+            get(&labels, "nvidia.com/gpu.count"),
+            Some("4"),
+            "GPUs, not replicas"
+        );
+        assert_eq!(
+            get(&labels, "nvidia.com/gpu.sharing-strategy"),
+            Some("time-slicing")
+        );
+    }
+    let whole = plain(&machine, &Config::default());
+    assert_eq!(get(&whole, "nvidia.com/gpu.replicas"), Some("1"));
+    assert_eq!(get(&whole, "nvidia.com/gpu.sharing-strategy"), Some("none"));
+}
+
+#[test]
+fn of_several_products_the_most_frequent_one_leads_and_each_is_counted() {
+    let labels = plain(
+        &models(&["T4", "NVIDIA A40", "NVIDIA A40", "T4", "NVIDIA A40"]),
+        &Config::default(),
+    );
+    assert_eq!(get(&labels, "nvidia.com/gpu.product"), Some("NVIDIA-A40"));
+    assert_eq!(get(&labels, "nvidia.com/gpu.count"), Some("3"));
+    assert_eq!(get(&labels, "nvidia.com/gpu.memory"), Some("1010"));
+    assert_eq!(get(&labels, "gantry.dev/gpu-count.NVIDIA-A40"), Some("3"));
+    assert_eq!(get(&labels, "gantry.dev/gpu-count.T4"), Some("2"));
+    assert_eq!(get(&labels, "gantry.dev/gpu-memory.T4"), Some("1002"));
+    let tied = plain(&models(&["T4", "NVIDIA A40"]), &Config::default());
+    assert_eq!(
+        get(&tied, "nvidia.com/gpu.product"),
+        Some("T4"),
+        "the one of the lowest index"
+    );
+}
+
+#[test]
+fn the_board_that_drives_a_screen_is_not_counted() {
+    let labels = plain(
+        &models(&["NVIDIA DGX Display", "NVIDIA A100-SXM4-80GB"]),
+        &Config::default(),
+    );
+    assert_eq!(get(&labels, "nvidia.com/gpu.count"), Some("1"));
+    assert_eq!(
+        get(&labels, "nvidia.com/gpu.product"),
+        Some("NVIDIA-A100-SXM4-80GB")
+    );
+}
+
+#[test]
+fn a_clique_is_named_where_all_gpus_agree_and_ours_names_the_larger_one() {
+    let one = plain(
+        &of([in_clique(1), in_clique(1), Gpu::default()]),
+        &Config::default(),
+    );
+    assert_eq!(
+        get(&one, "nvidia.com/gpu.clique"),
+        Some("7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1")
+    );
+    let two = plain(
+        &of([in_clique(1), in_clique(2), in_clique(2)]),
+        &Config::default(),
+    );
+    assert_eq!(get(&two, "nvidia.com/gpu.clique"), None);
+    assert_eq!(get(&two, "gantry.dev/fabric.clique"), Some("2"));
+}
+
+#[test]
+fn health_is_counted_by_gpu_where_it_is_watched() {
+    let machine = cut(machine("dgx-a100"), |gpu| (gpu == 0).then_some(&["1g.5gb"; 7]));
+    let mut inventory = offered(&machine, "nvidia.com/gpu", 2);
+    for device in inventory
+        .devices
+        .iter_mut()
+        .filter(|device| device.gpu == 0)
+        .take(1)
+    {
+        device.health = DeviceHealth {
+            healthy: false,
+            reason: Some("Xid 79".into()),
+        };
+    }
+    let config = Config::default();
+    let facts = Facts {
+        inventory: &inventory,
+        config: &config,
+        host: &Host::default(),
+        watched: true,
+        timestamp: Some(1_700_000_000),
+    };
+    let labels = labels(&facts);
+    assert_eq!(get(&labels, "gantry.dev/gpu.healthy"), Some("7"));
+    assert_eq!(get(&labels, "nvidia.com/gfd.timestamp"), Some("1700000000"));
+    assert_eq!(
+        get(&labels_of(&inventory, &config), "gantry.dev/gpu.healthy"),
+        None
+    );
+}

@@ -1,0 +1,55 @@
+//! The labels of the simulated machines, written down.
+
+use std::fmt::Write as _;
+
+use gantry_plugin::config::{Config, MigStrategy};
+
+use super::{machine, plain, text};
+
+/// The simulator's machines whose labels are written down: one of each kind.
+const MACHINES: [&str; 7] = [
+    "a40-8x-bridged",
+    "dgx-a100",
+    "dgx1-v100",
+    "dgx2-16x-v100",
+    "hgx-h100",
+    "l4-4x-pcie",
+    "workstation-2x",
+];
+
+/// Those that are cut.
+const CUT: [&str; 6] = [
+    "a100-1x-mig",
+    "a30-4x-mig",
+    "dgx-a100-mig",
+    "h200-8x-mig",
+    "hgx-h100-mig",
+    "rtx-pro-6000-4x-mig",
+];
+
+#[test]
+fn the_simulated_machines_have_the_labels_written_down() {
+    let mut all = String::new();
+    for name in MACHINES {
+        let labels = plain(&machine(name), &Config::default());
+        writeln!(all, "# {name}\n{}", text(&labels, &[""])).unwrap();
+    }
+    insta::assert_snapshot!(all);
+}
+
+#[test]
+fn the_simulated_machines_that_are_cut_have_the_labels_of_each_strategy_written_down() {
+    let mut all = String::new();
+    for name in CUT {
+        for strategy in [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed] {
+            let config = Config {
+                mig_strategy: strategy,
+                ..Config::default()
+            };
+            let labels = plain(&machine(name), &config);
+            let own = text(&labels, &["nvidia.com/gpu.", "nvidia.com/mig"]);
+            writeln!(all, "# {name}, {strategy:?}\n{own}").unwrap();
+        }
+    }
+    insta::assert_snapshot!(all);
+}
