@@ -1,0 +1,131 @@
+//! What is offered by each MIG strategy and by none, and what is left out.
+
+use super::super::*;
+use super::{cut, expect, hardware, left_out, model, offered, whole, with};
+use crate::config::MigStrategy;
+
+#[test]
+fn by_default_every_gpu_is_offered_whole() {
+    let boards = [
+        whole(),
+        model("NVIDIA T4"),
+        model("NVIDIA DGX Display"),
+        model("DGX Display"),
+    ];
+    assert_eq!(
+        offered(&boards, &Config::default()),
+        expect(&[("nvidia.com/gpu", &["GPU-0", "GPU-1"])])
+    );
+    assert_eq!(left_out(&boards, &Config::default()), []);
+    let inventory = offer(&hardware(&boards), &Config::default());
+    assert_eq!(
+        inventory.resources[&ResourceName::from("nvidia.com/gpu")],
+        Terms::default()
+    );
+}
+
+#[test]
+fn what_is_not_known_yet_or_not_there_is_offered_as_that() {
+    assert_eq!(
+        offer(&Hardware::starting(), &Config::default()),
+        Inventory::starting()
+    );
+    assert_eq!(
+        offer(&Hardware::absent("none"), &Config::default()),
+        Inventory::absent("none")
+    );
+}
+
+#[test]
+fn without_a_strategy_a_gpu_with_mig_on_is_left_out_and_the_rest_served() {
+    let boards = [whole(), cut(&["1g.5gb"]), cut(&[])];
+    assert_eq!(
+        offered(&boards, &Config::default()),
+        expect(&[("nvidia.com/gpu", &["GPU-0"])])
+    );
+    insta::assert_debug_snapshot!(left_out(&boards, &Config::default()));
+}
+
+#[test]
+fn mixed_names_slices_by_profile_beside_whole_gpus() {
+    let boards = [
+        whole(),
+        cut(&["3g.20gb", "1g.5gb+me", "1g.5gb"]),
+        cut(&["1c.3g.20gb", "2c.3g.20gb"]),
+        cut(&[]),
+    ];
+    assert_eq!(
+        offered(&boards, &with(MigStrategy::Mixed)),
+        expect(&[
+            ("nvidia.com/gpu", &["GPU-0"]),
+            ("nvidia.com/mig-1c.3g.20gb", &["MIG-20"]),
+            ("nvidia.com/mig-1g.5gb", &["MIG-12"]),
+            ("nvidia.com/mig-1g.5gb.me", &["MIG-11"]),
+            ("nvidia.com/mig-2c.3g.20gb", &["MIG-21"]),
+            ("nvidia.com/mig-3g.20gb", &["MIG-10"]),
+        ])
+    );
+    insta::assert_debug_snapshot!(left_out(&boards, &with(MigStrategy::Mixed)));
+    let inventory = offer(&hardware(&boards), &with(MigStrategy::Mixed));
+    let terms = inventory.resources[&ResourceName::from("nvidia.com/mig-1g.5gb")];
+    assert!(terms.slices && !terms.replicated && terms.sharing == SharedDevices::Packed);
+}
+
+#[test]
+fn mig_devices_are_laid_as_the_policy_says_and_packed_where_it_says_nothing() {
+    let sharing = |strategy, policy| {
+        let config = Config {
+            shared_devices: policy,
+            ..with(strategy)
+        };
+        let inventory = offer(&hardware(&[cut(&["1g.5gb"]), cut(&["1g.5gb"])]), &config);
+        let terms: Vec<Terms> = inventory.resources.values().copied().collect();
+        terms[0].sharing
+    };
+    for strategy in [MigStrategy::Mixed, MigStrategy::Single] {
+        assert_eq!(sharing(strategy, None), SharedDevices::Packed);
+        for policy in [SharedDevices::Distributed, SharedDevices::Packed] {
+            assert_eq!(sharing(strategy, Some(policy)), policy);
+        }
+    }
+}
+
+#[test]
+fn single_serves_slices_under_the_name_of_gpus() {
+    let boards = [cut(&["3g.20gb", "3g.20gb"]), cut(&["3g.20gb"])];
+    assert_eq!(
+        offered(&boards, &with(MigStrategy::Single)),
+        expect(&[("nvidia.com/gpu", &["MIG-00", "MIG-01", "MIG-10"])])
+    );
+    let uncut = [whole(), whole()];
+    assert_eq!(
+        offered(&uncut, &with(MigStrategy::Single)),
+        expect(&[("nvidia.com/gpu", &["GPU-0", "GPU-1"])])
+    );
+}
+
+#[test]
+fn single_leaves_out_what_is_unlike_the_rest() {
+    let boards = [
+        cut(&["1g.5gb", "1g.5gb"]),
+        cut(&["3g.20gb", "1g.5gb"]),
+        cut(&[]),
+        whole(),
+        cut(&["1g.5gb"]),
+        cut(&["2g.10gb"]),
+    ];
+    assert_eq!(
+        offered(&boards, &with(MigStrategy::Single)),
+        expect(&[("nvidia.com/gpu", &["MIG-00", "MIG-01", "MIG-40"])])
+    );
+    insta::assert_debug_snapshot!(left_out(&boards, &with(MigStrategy::Single)));
+}
+
+#[test]
+fn single_keeps_seven_gpus_where_one_has_mig_on_by_mistake() {
+    let boards = [whole(), cut(&["1g.5gb"]), whole()];
+    assert_eq!(
+        offered(&boards, &with(MigStrategy::Single)),
+        expect(&[("nvidia.com/gpu", &["GPU-0", "GPU-2"])])
+    );
+}
