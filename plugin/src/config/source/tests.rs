@@ -115,8 +115,7 @@ async fn the_configuration_in_effect_is_in_the_log_at_the_start_and_at_every_cha
             mig_strategy: strategy,
             ..Config::default()
         };
-        // As the log quotes it.
-        log.of(&format!("config={:?} ", config.to_json()))
+        log.of(&format!("config={} ", config.to_json()))
     };
     assert_eq!((told(MigStrategy::Single), told(MigStrategy::Mixed)), (1, 0));
     write(&path, "mixed");
