@@ -45,6 +45,7 @@ impl Gangs {
             now,
             settings: &self.settings,
             synced: self.synced,
+            taken: &self.taken,
             decisions: &mut self.decisions,
             work: &mut self.work,
         };

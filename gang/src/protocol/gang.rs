@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, GangPhase, GangSpec, NodeName, PodUid};
 
 use super::agreed::{Agreed, Words};
+use super::gangs::Taken;
 use super::members::{Count, Kept, Members};
 use super::parked::{Kind, Parked};
 use super::slots::{Holder, Slot, Slots};
@@ -194,6 +195,8 @@ pub(super) struct Env<'a> {
     pub(super) now: Now,
     pub(super) settings: &'a Settings,
     pub(super) synced: bool,
+    /// Which gangs have places with which devices.
+    pub(super) taken: &'a Taken,
     /// Decisions made so far by this process.
     pub(super) decisions: &'a mut u64,
     pub(super) work: &'a mut Vec<Work>,

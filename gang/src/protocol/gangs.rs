@@ -18,6 +18,9 @@ use super::view::View;
 use crate::claim::OwnerRef;
 use crate::key::GangKey;
 
+/// By node and device, the gang that has a place with it.
+pub(super) type Taken = HashMap<NodeName, HashMap<DeviceId, Arc<GangKey>>>;
+
 /// The state machine of all gangs. Its head, [`super`], says what always holds.
 #[derive(Debug, Clone)]
 pub struct Gangs {
@@ -51,7 +54,7 @@ pub struct Gangs {
     /// Devices that the gangs of each namespace hold.
     pub(super) held: BTreeMap<Arc<str>, u64>,
     /// Whose place each device is, where it is reserved for one.
-    pub(super) taken: HashMap<NodeName, HashMap<DeviceId, Arc<GangKey>>>,
+    pub(super) taken: Taken,
     /// What is reserved, to find it again when it is released.
     pub(super) reserved: HashMap<(Arc<GangKey>, u32), (NodeName, Vec<DeviceId>)>,
     /// The pods that have to go for each gang that preempts.

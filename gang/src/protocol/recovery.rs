@@ -226,6 +226,9 @@ impl Gang {
         for uid in bound {
             self.follow(&uid, env.now.at);
         }
+        for id in self.slots.kept().clone() {
+            self.slots.doubt(id);
+        }
         let coming: Vec<PodUid> = self.members.on_the_way().iter().cloned().collect();
         self.wake(env, coming);
         self.came_after_all(env, known);

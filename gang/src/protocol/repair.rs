@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::PodUid;
+use gantry_api::{DeviceId, PodUid};
 
 use super::gang::{Env, Gang, State, Tries};
 use super::members::{Class, Count, Kept};
-use super::slots::Holder;
+use super::slots::{Holder, Slot};
 use super::standing::{after, backoff};
-use super::types::{Hindrance, Settings, Work};
+use super::types::{Devices, Hindrance, Settings, Work};
 use crate::key::GangKey;
 use crate::terms::{Repair, work};
 
@@ -31,6 +31,33 @@ impl Gang {
     /// Whether its owner makes members anew that are lost.
     fn is_replaced(&self) -> bool {
         !self.owner_over && !self.owner_suspended
+    }
+
+    /// Gives up places that bound members had and whose devices others have by now. Kubelet may have given a pod other devices than its grant says, and what it does
+    /// not use has gone to somebody else: to keep it for a replacement too would grant it twice.
+    pub(super) fn give_up_what_is_anothers(&mut self, env: &Env<'_>) {
+        for id in self.slots.take_doubtful() {
+            if self.is_anothers(env, id) {
+                self.drop_slot(id);
+            }
+        }
+    }
+
+    /// Whether another place has devices of a slot.
+    fn is_anothers(&self, env: &Env<'_>, id: u32) -> bool {
+        let Some(slot) = self.slots.get(id) else {
+            return false;
+        };
+        let has = |device: &DeviceId, devices: &Devices| devices.iter().any(|(_, ids)| ids.contains(device));
+        let others = env.taken.get(&slot.node);
+        let mut ids = slot.devices.iter().flat_map(|(_, ids)| ids);
+        ids.any(|device| {
+            let gang = others.and_then(|others| others.get(device));
+            let own = |(other, known): (u32, &Slot)| {
+                other != id && known.node == slot.node && has(device, &known.devices)
+            };
+            gang.is_some_and(|gang| *gang != self.key) || self.slots.iter().any(own)
+        })
     }
 
     /// Keeps the slots of lost members as long as the minimum needs them and a replacement may come; releases the others.

@@ -143,6 +143,8 @@ pub(super) struct Slots {
     next: u32,
     kept: BTreeSet<u32>,
     leaving: BTreeSet<u32>,
+    /// Slots that a bound pod had and that are nobody's since: its devices may be another's.
+    doubtful: BTreeSet<u32>,
     devices: u64,
     /// Slots that changed since they were last told of.
     touched: BTreeSet<u32>,
@@ -205,6 +207,7 @@ impl Slots {
         self.devices = self.devices.saturating_sub(slot.device_count());
         self.kept.remove(&id);
         self.leaving.remove(&id);
+        self.doubtful.remove(&id);
         self.touch(id);
         Some(slot)
     }
@@ -214,8 +217,12 @@ impl Slots {
         if slot.holder == *holder {
             return;
         }
+        let was_bound = matches!(slot.holder, Holder::Bound(_));
         slot.holder = holder.clone();
         slot.since = now;
+        if was_bound && matches!(holder, Holder::Kept | Holder::Leaving(_)) {
+            self.doubtful.insert(id);
+        }
         self.index(id, holder);
         self.touch(id);
     }
@@ -241,6 +248,15 @@ impl Slots {
         }
         slot.role = member.claim.role.clone();
         self.touch(id);
+    }
+
+    /// A slot's devices may be another's.
+    pub(super) fn doubt(&mut self, id: u32) {
+        self.doubtful.insert(id);
+    }
+
+    pub(super) fn take_doubtful(&mut self) -> BTreeSet<u32> {
+        std::mem::take(&mut self.doubtful)
     }
 
     pub(super) fn mark_stale(&mut self, id: u32) {

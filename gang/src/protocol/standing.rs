@@ -209,6 +209,7 @@ impl Gang {
     fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
         // Also for what was lowered while the decision was being written.
         self.lower_minimum();
+        self.give_up_what_is_anothers(env);
         self.fill(env);
         if self.evicted_whole && self.evicted_lost {
             self.leave_evicted(env);

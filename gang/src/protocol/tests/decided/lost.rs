@@ -2,9 +2,9 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, bound, claim, key, leaving, member, uid, with_rank, with_repair};
+use super::super::world::{World, bound, claim, key, leaving, member, place, uid, with_rank, with_repair};
 use super::committing;
-use crate::protocol::{Answer, Arrival, BindEnd, Member, Stage, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, Member, Placement, Stage, Work};
 use crate::terms::Repair;
 
 #[test]
@@ -232,4 +232,39 @@ fn a_member_lost_between_decision_and_binding_is_repaired_too() {
     assert_eq!(world.reserved(), ["a-g1"]);
     world.see(member("a2", claim("a", 2)));
     assert_eq!(world.bind("a2"), "n1");
+}
+
+/// Three of gang `a`, which needs all of them, are bound. Kubelet gave `a0` another device than `a-g0`, and that went to `second`, who waits.
+fn given_to(second: &str, gang: &str, min: u32) -> World {
+    let mut world = World::new();
+    world.bound_gang("a", 3, 3);
+    world.see(member(second, claim(gang, min)));
+    world.room += 1;
+    let wanted = world.next().unwrap();
+    let placement = Placement {
+        places: vec![place("n0", "a-g0")],
+        ..Placement::default()
+    };
+    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    assert_eq!(world.reserved(), ["a-g0"]);
+    world
+}
+
+#[test]
+fn the_place_of_a_lost_member_is_not_kept_where_others_have_its_devices() {
+    for (second, gang, min, reserved) in [
+        // Whom it has beyond its minimum makes good the loss of the first that goes, whose place is given up.
+        ("a3", "a", 3, &["a-g0"][..]),
+        ("b0", "b", 1, &["a-g0", "a-g1"]),
+    ] {
+        let mut world = given_to(second, gang, min);
+        world.gone("a1");
+        world.gone("a0");
+        assert_eq!(world.reserved(), reserved, "a-g0 once, and it is {second}'s");
+        assert_eq!(world.phase("a"), GangPhase::Repairing);
+        world.see(member("a4", claim("a", 3)));
+        world.see(member("a5", claim("a", 3)));
+        assert_eq!(world.reserved(), reserved, "{second}");
+        assert!(matches!(world.answer("a5"), Answer::Wait(_)), "{second}");
+    }
 }
