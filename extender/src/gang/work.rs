@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use deed::{Deed, End, Pod, hindrance, perform, told};
 
-use super::events::Events;
+use super::events::{Events, Tiding};
 use crate::index::Store;
 use crate::metrics::{Metrics, Write};
 
@@ -237,28 +237,32 @@ impl Worker {
     fn kept_by_budget(&self, pod: &Pod, deed: &Deed, why: &str, first: bool) {
         let Some(gang) = self.gang(pod, deed) else { return };
         let tiding = hindrance(pod, deed, why);
-        if !self
-            .store
-            .read(|index| index.is_hindered(&gang, Hindrance::Budget))
-        {
-            let note: Arc<str> = tiding.note.as_str().into();
-            self.store
-                .update(|index| index.hindered(&gang, Hindrance::Budget, Some(note)));
-        }
+        self.say_in_status(&gang, Hindrance::Budget, &tiding);
         if first {
             self.events.gang(&gang, tiding);
         }
     }
 
+    /// Has the gang's status say what hinders it, unless it does.
+    fn say_in_status(&self, gang: &GangKey, what: Hindrance, tiding: &Tiding) {
+        if !self.store.read(|index| index.is_hindered(gang, what)) {
+            let note: Arc<str> = tiding.note.as_str().into();
+            self.store.update(|index| index.hindered(gang, what, Some(note)));
+        }
+    }
+
     /// Nothing more is to be done. No budget is in the gang's way once none is in that of any of its pods.
     fn over(&mut self, key: &(PodUid, Deed)) {
-        let Some(open) = self.open.remove(key) else { return };
+        self.open.remove(key);
         let (_, deed) = key;
         let (Deed::Evict(gang) | Deed::EvictRest { of: gang, .. }) = deed else {
             return;
         };
         let still = |((_, of), open): (&(PodUid, Deed), &Open)| of == deed && open.budget;
-        if open.budget && !self.open.iter().any(still) {
+        let said = self
+            .store
+            .read(|index| index.is_hindered(gang, Hindrance::Budget));
+        if said && !self.open.iter().any(still) {
             self.store
                 .update(|index| index.hindered(gang, Hindrance::Budget, None));
         }
@@ -270,12 +274,8 @@ impl Worker {
         let tiding = hindrance(pod, deed, &why);
         let known = self.gang(pod, deed).map(|gang| (gang, deed.label()));
         // Each time: a gang that was made again is not hindered yet.
-        if let Some((gang, _)) = &known
-            && !self.store.read(|index| index.is_hindered(gang, deed.hindrance()))
-        {
-            let note: Arc<str> = tiding.note.as_str().into();
-            self.store
-                .update(|index| index.hindered(gang, deed.hindrance(), Some(note)));
+        if let Some((gang, _)) = &known {
+            self.say_in_status(gang, deed.hindrance(), &tiding);
         }
         if known.as_ref().is_some_and(|known| self.forbidden.contains(known)) {
             tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "still forbidden");

@@ -187,6 +187,25 @@ async fn a_budget_that_is_in_the_way_is_named_in_the_gangs_status_as_long_as_it_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_budget_is_in_the_way_no_more_once_the_pod_goes_whatever_failed_last() {
+    let stage = Stage::start(vec![budget_refuses(), refused(500)]);
+    let by = stage.preempting();
+    let hindered = || {
+        let store = &stage.cluster.store;
+        store.read(|index| index.is_hindered(&by, Hindrance::Budget))
+    };
+    let evict = Work::Evict {
+        pods: vec!["a".into()],
+        by: Arc::clone(&by),
+    };
+    stage.orders.send(evict).unwrap();
+    stage.until("evict", "failed").await;
+    assert!(hindered());
+    stage.until("evict", "done").await;
+    assert!(!hindered());
+}
+
+#[tokio::test(start_paused = true)]
 async fn nobody_is_evicted_for_a_gang_that_does_not_wait_for_that_any_more() {
     let stage = Stage::start(vec![refused(429)]);
     let by = stage.preempting();
