@@ -1,8 +1,9 @@
 //! What a member is told that has a place and that kube-scheduler's own count refuses all the same: nothing as a rule, for its condition is of before it had
 //! one; but not where kubelet shows too few devices on its node, for then it is never brought there.
 
-use gantry_api::{NodeName, names};
+use gantry_api::NodeName;
 
+use crate::gang::plan::unit;
 use crate::request::Request;
 use crate::snapshot::{Snapshot, Standing};
 
@@ -15,10 +16,7 @@ pub(super) fn note(snapshot: &Snapshot, node: &NodeName, request: &Request) -> O
         let (_, pool) = class.pool(ask.resource.as_str())?;
         let healthy = pool.devices.saturating_sub(pool.unhealthy);
         let advertised = pool.advertised? as usize;
-        let unit = match ask.resource.as_str() {
-            names::GPU_RESOURCE => "GPUs",
-            resource => resource,
-        };
+        let unit = unit(ask.resource.as_str());
         // Those that are not shown may be ones that nobody has. Its own are not among the free.
         let hidden = healthy.saturating_sub(advertised);
         (hidden > pool.free.len()).then(|| {

@@ -52,6 +52,7 @@ use super::terrain::Terrain;
 use crate::snapshot::NodeIx;
 
 pub use besides::short;
+pub(crate) use words::unit;
 pub use words::{Explanation, Stock, Tried};
 
 /// Nodes that may turn out not to have what their class has, before planning gives up.

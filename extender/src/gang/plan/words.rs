@@ -213,7 +213,8 @@ fn asked(shape: &Shape) -> String {
     words.join(" with ")
 }
 
-pub(super) fn unit(resource: &str) -> &str {
+/// What devices of a resource are called.
+pub(crate) fn unit(resource: &str) -> &str {
     if resource == names::GPU_RESOURCE {
         "GPUs"
     } else {
