@@ -1,6 +1,8 @@
 //! The verbs of the extender API as functions of a body: read it, decide, answer. HTTP is in `server`; this can be called by a test or
 //! a benchmark without a socket.
 
+use std::cell::LazyCell;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid, ResourceName, names};
@@ -148,7 +150,12 @@ impl Service {
         request: &Request,
         candidates: &Candidates<'_>,
     ) -> Option<NodeName> {
-        let offered = |node: &NodeName| position(candidates, node).is_some();
+        // Asked for each such place, of which there may be a thousand; as a rule there is none.
+        let all = LazyCell::new(|| {
+            let all = (0..candidates.len()).map(|position| candidates.name(position));
+            all.collect::<HashSet<&str>>()
+        });
+        let offered = |node: &NodeName| all.contains(node.as_str());
         self.store
             .read(|index| index.idle_node(uid, priority, request, &offered))
     }

@@ -223,6 +223,11 @@ impl Gang {
         self.slots.kept().iter().copied().filter(move |_| decided)
     }
 
+    /// Whether a slot is one of [`Gang::idle_places`].
+    pub(super) fn is_idle_place(&self, slot: u32) -> bool {
+        matches!(self.state, State::Decided(_)) && self.slots.kept().contains(&slot)
+    }
+
     /// Gives some of [`Gang::idle_places`] up for somebody who goes before it. How many.
     pub(super) fn give_up_idle(&mut self, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
         let given: Vec<u32> = self.idle_places().filter(|id| slots.contains(id)).collect();

@@ -266,6 +266,13 @@ impl<'a> View<'a> {
         idle.filter_map(move |id| Some(slot_view(id, gang.slots.get(id)?)))
     }
 
+    /// One of [`View::idle`].
+    pub fn idle_place(&self, slot: u32) -> Option<SlotView<'a>> {
+        let is_idle = self.gang.is_idle_place(slot);
+        let slot = self.gang.slots.get(slot).map(|found| slot_view(slot, found));
+        slot.filter(|_| is_idle)
+    }
+
     /// Members of its minimum that have no place.
     pub fn lacks(&self) -> u32 {
         self.gang.missing(Count::placed)

@@ -1,6 +1,7 @@
 //! Places that are kept for lost members and that nobody has come to: whoever is of higher priority has them, before anybody is stopped for it, and no more of
 //! them than it takes. To whom of several gangs that are decided they go is not decided here.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -23,6 +24,11 @@ struct Idle {
     priority: i32,
     /// What comes free with it, by pool of the node.
     back: Vec<DeviceSet>,
+}
+
+/// The least important first, then the youngest, as [`Index::stocked`] has gangs.
+fn by_loss<'a>(view: &View<'a>, slot: u32) -> (i32, Reverse<i64>, &'a Arc<GangKey>, u32) {
+    (view.priority(), Reverse(view.waiting_since()), view.key(), slot)
 }
 
 impl Index {
@@ -107,21 +113,7 @@ impl Index {
             let Some(node) = self.names.get(slot.node.as_str()) else {
                 continue;
             };
-            let Some(entry) = self.entries.get(node.0 as usize) else {
-                continue;
-            };
-            let mut ending = |id: &gantry_api::DeviceId| {
-                let since = entry.lingering.get(id);
-                since.is_some_and(|since| {
-                    let passed = self.now.at.saturating_duration_since(*since).as_secs();
-                    soon(self.now.unix.saturating_sub_unsigned(passed))
-                })
-            };
-            let devices = slot.devices.iter().map(|(resource, ids)| {
-                let ids = ids.iter().filter(|id| ending(id)).cloned();
-                (resource.clone(), ids.collect::<Vec<_>>())
-            });
-            let devices: Devices = devices.filter(|(_, ids)| !ids.is_empty()).collect();
+            let devices = self.ending_of(node, &slot, &mut soon);
             if !devices.is_empty() {
                 pods.push(OccupantPod {
                     uid: "".into(),
@@ -132,6 +124,25 @@ impl Index {
             }
         }
         pods
+    }
+
+    /// The same of one place on a node. `soon` says of a second since 1970 whether who has ended then gives back any moment.
+    fn ending_of(&self, node: NodeIx, slot: &SlotView<'_>, mut soon: impl FnMut(i64) -> bool) -> Devices {
+        let Some(entry) = self.entries.get(node.0 as usize) else {
+            return Devices::default();
+        };
+        let mut ending = |id: &gantry_api::DeviceId| {
+            let since = entry.lingering.get(id);
+            since.is_some_and(|since| {
+                let passed = self.now.at.saturating_duration_since(*since).as_secs();
+                soon(self.now.unix.saturating_sub_unsigned(passed))
+            })
+        };
+        let devices = slot.devices.iter().map(|(resource, ids)| {
+            let ids = ids.iter().filter(|id| ending(id)).cloned();
+            (resource.clone(), ids.collect::<Vec<_>>())
+        });
+        devices.filter(|(_, ids)| !ids.is_empty()).collect()
     }
 
     /// A place on a node, or what it has, is idle now: whoever was refused before is worth another look.
@@ -149,12 +160,26 @@ impl Index {
         self.changed = true;
     }
 
-    /// Such places on a node that a pod by itself may have: the least important first, then the youngest.
-    fn idle_on(&self, node: NodeIx, priority: i32) -> Vec<Idle> {
+    /// Such places on a node: the least important first, then the youngest. Only those of the node are looked at, of however many there are.
+    fn idle_places_on(&self, node: NodeIx, priority: i32) -> Vec<(View<'_>, SlotView<'_>)> {
         let Some(entry) = self.entries.get(node.0 as usize) else {
             return Vec::new();
         };
-        let Some(inventory) = entry.inventory.as_ref().filter(|_| entry.has_idle()) else {
+        let kept = entry.places.iter().filter(|place| place.pod.is_none());
+        let idle = kept.filter_map(|place| {
+            let view = self.gangs.core.view(&place.gang)?;
+            let slot = view.idle_place(place.slot)?;
+            (view.priority() < priority).then_some((view, slot))
+        });
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_by_key(|(view, slot)| by_loss(view, slot.slot));
+        idle
+    }
+
+    /// Such places on a node that a pod by itself may have, in the same order.
+    fn idle_on(&self, node: NodeIx, priority: i32) -> Vec<Idle> {
+        let entry = self.entries.get(node.0 as usize);
+        let Some(inventory) = entry.and_then(|entry| entry.inventory.as_ref()) else {
             return Vec::new();
         };
         let by_pool = |devices: &Devices| {
@@ -164,18 +189,14 @@ impl Index {
             });
             pools.collect()
         };
-        let mut found = Vec::new();
-        for view in self.idling_below(priority) {
-            for slot in view.idle().filter(|slot| *slot.node == entry.name) {
-                found.push(Idle {
-                    gang: Arc::clone(view.key()),
-                    slot: slot.slot,
-                    priority: view.priority(),
-                    back: by_pool(&self.free_without(node, slot.devices)),
-                });
-            }
-        }
-        found
+        let idle = self.idle_places_on(node, priority).into_iter();
+        let idle = idle.map(|(view, slot)| Idle {
+            gang: Arc::clone(view.key()),
+            slot: slot.slot,
+            priority: view.priority(),
+            back: by_pool(&self.free_without(node, slot.devices)),
+        });
+        idle.collect()
     }
 
     /// A node as a pod by itself finds it, with such places as it may have; `None` without an inventory.
@@ -193,17 +214,16 @@ impl Index {
     /// What such places on a node get any moment from pods that are gone, by pool.
     pub(in crate::index) fn idle_leaving(&self, node: NodeIx, priority: i32) -> Vec<DeviceSet> {
         let entry = self.entries.get(node.0 as usize);
-        let Some(inventory) = entry
-            .filter(|entry| entry.has_idle())
-            .and_then(|entry| entry.inventory.as_ref())
-        else {
+        let Some(inventory) = entry.and_then(|entry| entry.inventory.as_ref()) else {
             return Vec::new();
         };
         let awaited = i64::try_from(crate::index::waiting::AWAITED.as_secs()).unwrap_or(i64::MAX);
         let soon = |since: i64| self.now.unix.saturating_sub(since) < awaited;
-        let here = self.idle_ending(priority, soon);
-        let here = here.iter().filter(|pod| pod.node == node);
-        let devices: Vec<_> = here.flat_map(|pod| &pod.devices).collect();
+        let here = self.idle_places_on(node, priority);
+        let devices: Vec<_> = here
+            .iter()
+            .flat_map(|(_, slot)| self.ending_of(node, slot, soon))
+            .collect();
         let pools = inventory.pools.iter().map(|pool| {
             let mut set = DeviceSet::EMPTY;
             for (_, ids) in devices.iter().filter(|(resource, _)| *resource == pool.resource) {
