@@ -11,8 +11,9 @@ use gantry_api::{GangPhase, PodUid};
 use super::agreed::Agreed;
 use super::gang::{Env, Gang};
 use super::members::{Class, Kept};
-use super::standing::{BEING_TOLD, after};
+use super::standing::after;
 use super::types::Stage;
+use super::waking::BEING_TOLD;
 
 /// A reason that holds for less is not worth a word.
 const SETTLED: Duration = Duration::from_secs(1);

@@ -4,18 +4,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{GangPhase, PodUid};
+use gantry_api::PodUid;
 
 use super::agreed::{Agreed, Words};
-use super::gang::{Decided, Env, Gang, Planned, State, Tries};
-use super::members::{Class, Count, Kept};
-use super::types::{Hindrance, Settings, Work};
+use super::gang::{Env, Gang, Planned, State, Tries};
+use super::members::{Class, Count};
+use super::types::{Hindrance, Settings};
 use crate::counted::members;
 
 /// Steps that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
-/// So long after a pod was told to wait kube-scheduler has parked it for certain.
-pub(super) const BEING_TOLD: Duration = Duration::from_secs(2);
 /// Why a gang is tried again: the nodes of its plan are never among those that a call brings.
 pub(super) const NOT_OFFERED: &str = "kube-scheduler does not offer the planned nodes";
 
@@ -250,16 +248,6 @@ impl Gang {
         false
     }
 
-    /// Members that have come and left are bound without being brought again.
-    fn bind_those_aside(&mut self, env: &mut Env<'_>) -> bool {
-        let aside = self.members.call_back(|_| true);
-        let any = !aside.is_empty();
-        if any {
-            env.work.push(Work::Bind(aside));
-        }
-        any
-    }
-
     /// Gives kept slots to members that wait and that they suit.
     pub(super) fn fill(&mut self, env: &mut Env<'_>) {
         if self.slots.kept().is_empty() || self.members.unplaced().is_empty() {
@@ -282,73 +270,6 @@ impl Gang {
             }
         }
         self.wake(env, woken);
-    }
-
-    /// Wakes members that have somewhere to go now, and once more later if they do not come. Those that kube-scheduler has not refused are in its
-    /// queue: a write for each would only be a burden.
-    pub(super) fn wake(&mut self, env: &mut Env<'_>, mut uids: Vec<PodUid>) {
-        if uids.is_empty() {
-            return;
-        }
-        let first = env.settings.nudge;
-        self.nudge = Some((after(env.now.at, first), first));
-        uids.retain(|uid| {
-            let kept = self.members.get(uid);
-            kept.is_some_and(|kept| kept.parked.is_some() || kept.member.refused)
-        });
-        if self.call(env, uids) {
-            self.nudge = Some((after(env.now.at, BEING_TOLD), first / 2));
-        }
-    }
-
-    /// Has members woken. Whether some of them may not have been parked yet: of a pod that kube-scheduler is just being told to park it overhears
-    /// the wake.
-    pub(super) fn call(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) -> bool {
-        let mut early = false;
-        for uid in &uids {
-            self.members.change(uid, |kept| {
-                kept.parked = kept.parked.filter(|told| env.now.at < after(*told, BEING_TOLD));
-                early |= kept.parked.is_some();
-            });
-        }
-        if !uids.is_empty() {
-            env.work.push(Work::Wake(uids));
-        }
-        early
-    }
-
-    fn nudge_members(&mut self, env: &mut Env<'_>) {
-        let moves = match &self.state {
-            State::Planned(planned) => planned.victims.is_empty(),
-            State::Decided(_) => true,
-            _ => false,
-        };
-        let Some((at, interval)) = self.nudge else { return };
-        if !moves || env.now.at < at {
-            return;
-        }
-        let on_the_way = self
-            .members
-            .on_the_way()
-            .iter()
-            .filter_map(|uid| self.members.get(uid));
-        let late: Vec<&Kept> = on_the_way
-            .filter(|kept| !kept.arrived && !kept.pinned())
-            .collect();
-        if late.is_empty() {
-            self.nudge = None;
-            return;
-        }
-        // One that was woken and not told to wait since is in the queue, unless the wake was lost or somebody else refused it.
-        let lost = interval >= env.settings.nudge;
-        let parked: Vec<PodUid> = late
-            .into_iter()
-            .filter(|kept| kept.parked.is_some() || lost && kept.member.refused)
-            .map(|kept| kept.member.uid.clone())
-            .collect();
-        let next = interval.saturating_mul(2).min(Duration::from_secs(300));
-        self.nudge = Some((after(env.now.at, next), next));
-        self.call(env, parked);
     }
 
     /// It is worth planning now, given room.
@@ -416,56 +337,6 @@ impl Gang {
             .chain(gated)
             .filter(|due| *due > now)
             .min()
-    }
-
-    /// What people see of it.
-    pub(super) fn phase(&self, now: Instant) -> GangPhase {
-        let count = self.members.count();
-        match &self.state {
-            State::Over { .. } => GangPhase::Done,
-            State::Restarting { .. } => GangPhase::Repairing,
-            State::Planned(planned) if !planned.victims.is_empty() => GangPhase::Preempting,
-            State::Planned(_) => GangPhase::Planned,
-            State::Committing(_) => GangPhase::Committing,
-            State::Decided(decided) => self.phase_decided(decided),
-            State::Open if self.is_invalid() => GangPhase::Invalid,
-            State::Open if count.alive() == 0 && count.of(Class::Completed) > 0 => GangPhase::Done,
-            State::Open if self.goes_singly() => match self.enough(Count::settled) {
-                true => GangPhase::Bound,
-                false => GangPhase::Collecting,
-            },
-            State::Open if self.is_bound_without_places() => GangPhase::Bound,
-            // It needs no place: its members ask for no devices, and are on their way by themselves.
-            State::Open if self.enough(Count::settled) && self.members.unplaced().is_empty() => {
-                GangPhase::Binding
-            }
-            State::Open if !self.enough(Count::exist) || self.waits_for_rest(now) => GangPhase::Collecting,
-            State::Open if self.tries.pause.as_ref().is_some_and(|(until, _)| now < *until) => {
-                GangPhase::Backoff
-            }
-            State::Open => GangPhase::Queued,
-        }
-    }
-
-    /// It has all that it needs, and nothing of it was decided: its members ask for no devices, or were bound before anybody decided.
-    pub(super) fn is_bound_without_places(&self) -> bool {
-        let open = matches!(self.state, State::Open) && !self.goes_singly();
-        open && self.enough(Count::began) && self.members.unplaced().is_empty()
-    }
-
-    fn phase_decided(&self, decided: &Decided) -> GangPhase {
-        let count = self.members.count();
-        let satisfied = self.enough(Count::settled);
-        let lost = self.slots.lost().next().is_some();
-        if count.alive() == 0 && !lost {
-            GangPhase::Done
-        } else if satisfied || decided.was_bound && !self.is_repaired() {
-            GangPhase::Bound
-        } else if decided.was_bound || lost {
-            GangPhase::Repairing
-        } else {
-            GangPhase::Binding
-        }
     }
 
     pub(super) fn is_invalid(&self) -> bool {
