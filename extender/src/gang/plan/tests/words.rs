@@ -1,0 +1,163 @@
+//! What a plan that fails, or fits, says of itself.
+
+use super::*;
+
+/// Given a gang of which all must be placed, of as many shapes as members, and one GPU too few: what else it could do with is not
+/// looked for among the ways to do with fewer.
+#[test]
+fn a_gang_of_very_many_shapes_that_does_not_fit_is_refused_at_once() {
+    let mut world = twelve();
+    let members: Vec<(u32, ShapeId)> = (0..=96)
+        .map(|milli_cpu| {
+            let resources = Resources {
+                milli_cpu,
+                ..Resources::default()
+            };
+            let needs = Needs {
+                resources,
+                ..Needs::default()
+            };
+            (1, world.shape_of(1, needs))
+        })
+        .collect();
+    assert!(world.plan(&gang(&members[..96])).is_ok());
+    assert!(world.plan(&gang(&members)).is_err());
+}
+
+#[test]
+fn members_beyond_the_minimum_that_find_no_room_are_not_called_none_of_one() {
+    let mut world = World::new();
+    world.node("z/r1", "a", "0,1").node("z/r2", "b", ALL);
+    let four = world.shape(4);
+    for (members, words) in [
+        (1, "1 member of 4 GPUs does not fit within one rack"),
+        (3, "none of 3 members of 4 GPUs fits within one rack"),
+    ] {
+        let mut more = gang(&[(members, four)]);
+        more.must = 0;
+        more.placed = vec![sibling("a", 0)];
+        level(&mut more, "rack", true);
+        terms(&mut more, |terms| terms.max = 8);
+        assert_eq!(world.line(&more), words);
+    }
+}
+
+#[test]
+fn a_refusal_says_what_was_tried_and_what_is_missing() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", "0,1,2,3,4,5").node("z1/r1", "b", ALL);
+    world.node("z1/r2", "c", "").node_with(
+        "z1/r2",
+        "d",
+        &"0,1"
+            .split(',')
+            .map(|gpu| gpu.parse::<usize>().unwrap())
+            .collect(),
+        5,
+    );
+    world.room("b", |_, left| left.milli_cpu = 1000);
+    let needs = Needs {
+        resources: Resources {
+            milli_cpu: 8000,
+            pods: 1,
+            ..Resources::default()
+        },
+        ..Needs::default()
+    };
+    let four = world.shape_of(4, needs);
+    let mut wanted = gang(&[(4, four)]);
+    level(&mut wanted, "rack", true);
+    let refused = world.plan(&wanted).unwrap_err();
+    assert!(!refused.hopeless);
+    insta::assert_snapshot!(format!("{}\n{}", refused.reason, refused.message));
+}
+
+#[test]
+fn a_gang_that_is_too_large_for_the_empty_cluster_is_hopeless() {
+    let mut world = World::new();
+    world
+        .node("z1/r1", "a", "0")
+        .node_with("z1/r1", "b", &DeviceSet::EMPTY, 5);
+    let four = world.shape(4);
+    let refused = world.plan(&gang(&[(2, four)])).unwrap_err();
+    assert!(!refused.hopeless, "when the pods on a have ended it fits there");
+    let mut wanted = gang(&[(5, four)]);
+    wanted.must = 3;
+    let refused = world.plan(&wanted).unwrap_err();
+    assert!(refused.hopeless);
+    insta::assert_snapshot!(format!("{}\n{}", refused.reason, refused.message));
+}
+
+#[test]
+fn what_fits_is_explained_too() {
+    let mut world = twelve();
+    let (eight, one) = (world.shape(8), world.shape(1));
+    let explanation = world.explain(&gang(&[(1, one), (4, eight)]));
+    assert_eq!(explanation.members, "1 member of 1 GPU and 4 of 8 GPUs");
+    assert_eq!(
+        explanation
+            .levels
+            .iter()
+            .map(|level| (&*level.level, level.domains, level.fits))
+            .collect::<Vec<_>>(),
+        [("node", 12, 2), ("rack", 4, 4), ("zone", 2, 5), ("cluster", 1, 5)]
+    );
+    assert!(!explanation.hopeless);
+}
+
+#[test]
+fn members_that_do_not_exist_yet_are_no_reason_why_the_others_would_not_fit() {
+    let mut world = twelve();
+    let (one, eight) = (world.shape(1), world.shape(8));
+    for members in [gang(&[(3, eight)]), gang(&[(1, one), (2, eight)])] {
+        let mut wanted = members;
+        wanted.must = 4;
+        let explanation = world.explain(&wanted);
+        assert_eq!((explanation.hopeless, explanation.must), (false, 3));
+    }
+    let mut wanted = gang(&[(20, eight)]);
+    wanted.must = 24;
+    assert!(world.explain(&wanted).hopeless);
+}
+
+#[test]
+fn what_is_missing_is_counted_for_those_that_must_be_placed() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", ALL).node("z1/r1", "b", "");
+    let eight = world.shape(8);
+    let mut wanted = gang(&[(5, eight)]);
+    wanted.must = 2;
+    let refused = world.plan(&wanted).unwrap_err();
+    assert_eq!(
+        &*refused.reason,
+        "2 of 5 members of 8 GPUs do not fit together in the cluster"
+    );
+    let tried = "cluster: 1 of 5 fit, 2 needed, 2 if nothing else were there, 16 GPUs asked for those needed, 8 free, \
+                 16 healthy of 16, 8 more would have to come free";
+    assert!(refused.message.contains(tried), "{}", refused.message);
+    // Of members beyond the minimum one would do.
+    let mut world = World::new();
+    world.node("z1/r1", "b", "0,1");
+    let mut wanted = gang(&[(3, world.shape(8))]);
+    wanted.must = 0;
+    let refused = world.plan(&wanted).unwrap_err();
+    let tried = "cluster: 0 of 3 fit, 1 if nothing else were there, 8 GPUs asked for one, 2 free, 8 healthy of 8, \
+                 6 more would have to come free";
+    assert!(refused.message.contains(tried), "{}", refused.message);
+}
+
+#[test]
+fn of_one_member_and_one_device_is_said_so() {
+    let mut world = World::new();
+    world.node("z1/r1", "a", "");
+    let one = world.shape(1);
+    let mut wanted = gang(&[(9, one)]);
+    wanted.must = 1;
+    let refused = world.plan(&wanted).unwrap_err();
+    assert_eq!(&*refused.reason, "none of 9 members of 1 GPU fits in the cluster");
+    assert!(
+        refused.message.contains("(nodes: 1 no GPU free)"),
+        "{}",
+        refused.message
+    );
+}

@@ -1,0 +1,150 @@
+//! Pods end and vanish: when what they had is free again.
+
+use super::*;
+
+#[test]
+fn what_a_vanished_pod_held_stays_taken_though_it_is_shared_now() {
+    let cluster = one_node();
+    let running = bound(pod("a", 1), "n", 1, Some("0"));
+    cluster.pod(&running).gone(&running);
+    assert_eq!(cluster.free("n"), "1,2,3,4,5,6,7");
+    for resource in ["nvidia.com/gpu", "nvidia.com/gpu.shared"] {
+        cluster.inventory(&shared_node("n", &bridged(), resource, 2));
+        assert_eq!(
+            cluster.free_of("n", resource),
+            "2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+            "{resource}"
+        );
+    }
+    cluster.wait(6);
+    assert_eq!(
+        cluster.free_of("n", "nvidia.com/gpu.shared"),
+        "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"
+    );
+}
+
+#[test]
+fn a_finished_pods_devices_are_free_once_the_plugin_agrees() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running);
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["holders"] = json!([holder("n", "a", Some("a"), "0,1")]);
+    cluster.inventory(&node);
+    let mut ended = running;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.inventory(&gpu_node("n", &bridged()));
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_finished_pod_the_plugin_never_listed_frees_at_once() {
+    let cluster = one_node();
+    let mut ended = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&ended);
+    ended["status"]["phase"] = "Failed".into();
+    cluster.pod(&ended);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_force_deleted_pods_devices_are_quarantined() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    cluster.wait(4);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(1);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn the_quarantine_does_not_end_on_facts_from_before_its_end() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    let (deleted, later) = (cluster.now(), cluster.now() + Duration::from_secs(60));
+    cluster.store.update(|index| index.tick(later, deleted));
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_quarantine_goes_on_until_the_plugin_could_write_again_after_the_api_server_answered_nobody() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    cluster.stall(20).wait(9);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(1);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_quarantine_goes_on_while_the_plugin_says_so() {
+    let cluster = one_node();
+    let running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running).gone(&running);
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["holders"] = json!([quarantined(holder("n", "a", Some("a"), "0,1"))]);
+    cluster.inventory(&node).wait(100);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_pod_deleted_after_all_its_containers_ended_needs_no_quarantine() {
+    let cluster = one_node();
+    let mut running = bound(pod("a", 2), "n", 1, Some("0,1"));
+    cluster.pod(&running);
+    running["status"]["containerStatuses"] = json!([{"state": {"terminated": {}}}]);
+    cluster.gone(&running);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_bound_pod_that_a_list_does_not_name_is_gone_and_quarantined() {
+    let cluster = one_node();
+    cluster
+        .pod(&bound(pod("a", 2), "n", 1, Some("0,1")))
+        .pod(&pod("b", 2));
+    reserve(&cluster, "b").unwrap();
+    finish(&cluster, "b", Outcome::Bound);
+    cluster.wait(1).list(Source::Pods, |_| {});
+    assert_eq!(cluster.free("n"), "4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}
+
+#[test]
+fn a_bind_that_ended_while_a_list_was_read_is_not_taken_for_gone() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2)).wait(1);
+    cluster.list(Source::Pods, |cluster| {
+        reserve(cluster, "a").unwrap();
+        cluster.wait(1);
+        finish(cluster, "a", Outcome::Bound);
+        cluster.pod(&pod("a", 2));
+    });
+    cluster.wait(100);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+#[test]
+fn a_bind_whose_pod_vanished_while_it_was_in_flight_does_not_keep_its_devices_for_ever() {
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2)).wait(1);
+    // The list does not name it, the bind ends after the list was begun, and no list comes any more.
+    cluster.list(Source::Pods, |cluster| {
+        reserve(cluster, "a").unwrap();
+        cluster.wait(1);
+    });
+    finish(&cluster, "a", Outcome::Bound);
+    cluster.wait(60);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    // The pod may have started: what it had is quarantined.
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+}

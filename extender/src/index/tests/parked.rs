@@ -1,0 +1,239 @@
+//! Parked pods are woken when they may go, and not before.
+
+use super::*;
+
+#[test]
+fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
+    for (foreign, woken) in [(ForeignNodes::Allow, 1), (ForeignNodes::Refuse, 0)] {
+        let cluster = Cluster::new(Options {
+            foreign,
+            ..Options::default()
+        });
+        cluster.add("n", &bridged());
+        cluster.pod(&bound(pod("holder", 8), "n", 1, Some("0-7")));
+        let parked = Parked {
+            namespace: "default".into(),
+            name: "a".into(),
+            request: request(2),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.store.update(|index| index.park("a".into(), parked));
+        cluster.node("small", 1);
+        let take = || cluster.store.update(|index| index.take_wakeable(10)).len();
+        assert_eq!(take(), 0, "{foreign:?}");
+        cluster.node("new", 8);
+        assert_eq!(take(), woken, "{foreign:?}");
+    }
+}
+
+#[test]
+fn of_parked_pods_that_fit_those_of_the_highest_priority_are_woken_first() {
+    let cluster = one_node();
+    let holder = bound(pod("holder", 8), "n", 1, Some("0-7"));
+    cluster.pod(&holder);
+    for (name, priority) in [("low", 0), ("high", 10), ("higher", 10)] {
+        let mut waits = pod(name, 4);
+        waits["spec"]["priority"] = json!(priority);
+        cluster.pod(&waits);
+        let parked = Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request: request(4),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.store.update(|index| index.park(name.into(), parked));
+    }
+    cluster.gone(&holder);
+    cluster.wait(6);
+    let woken = || {
+        let woken = cluster.store.update(|index| index.take_wakeable(10));
+        woken
+            .into_iter()
+            .map(|(uid, _)| uid.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(woken(), ["high", "higher"]);
+    assert_eq!(woken(), ["low"]);
+    assert_eq!(woken(), [""; 0]);
+}
+
+#[test]
+fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
+    let cluster = one_node();
+    let holder = bound(pod("a", 6), "n", 1, Some("0-5"));
+    cluster.pod(&holder);
+    let park = |name: &str, gpus| {
+        let parked = Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request: request(gpus),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.store.update(|index| index.park(name.into(), parked));
+    };
+    park("fits", 4);
+    park("too big", 9);
+    let woken = || {
+        let woken = cluster.store.update(|index| index.take_wakeable(10));
+        woken
+            .into_iter()
+            .map(|(uid, _)| uid.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(woken(), [""; 0]);
+    cluster.gone(&holder);
+    assert_eq!(woken(), [""; 0]);
+    cluster.wait(6);
+    assert_eq!(woken(), ["fits"]);
+    assert_eq!(woken(), [""; 0]);
+    // One refused after the gain was published has seen it.
+    park("fits", 4);
+    assert_eq!(woken(), [""; 0]);
+}
+
+/// The GpuNode of `n` with a `Ready` condition.
+fn with_ready(status: &str, reason: &str) -> serde_json::Value {
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["conditions"] = json!([{
+        "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    node
+}
+
+#[test]
+fn a_node_whose_plugin_does_not_serve_has_nothing_free_and_wakes_who_waits_when_it_does() {
+    let cluster = one_node();
+    cluster.inventory(&with_ready("False", "Stopped"));
+    assert_eq!(cluster.free("n"), "");
+    cluster.pod(&pod("a", 2));
+    assert_eq!(
+        reserve(&cluster, "a").unwrap_err().to_string(),
+        "node n: GPU plugin is not ready: Stopped"
+    );
+    let parked = Parked {
+        namespace: "default".into(),
+        name: "a".into(),
+        request: request(2),
+        generation: cluster.store.snapshot().generation,
+    };
+    cluster.store.update(|index| index.park("a".into(), parked));
+    cluster.inventory(&with_ready("True", "Degraded"));
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+    assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
+    assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1");
+}
+
+#[test]
+fn pods_keep_what_they_are_held_to_take_while_the_plugin_does_not_serve() {
+    let cluster = one_node();
+    cluster.pod(&bound(pod("a", 2), "n", 1, None));
+    cluster.inventory(&with_ready("False", "NotRegistered"));
+    assert_eq!(cluster.free("n"), "");
+    assert_eq!(cluster.store.read(|index| index.totals().1.held), 2);
+    // A repeated bind is refused, too.
+    cluster
+        .inventory(&with_ready("True", "Serving"))
+        .pod(&pod("b", 2));
+    reserve(&cluster, "b").unwrap();
+    finish(&cluster, "b", Outcome::Unsure);
+    cluster.inventory(&with_ready("False", "NotRegistered"));
+    assert!(matches!(reserve(&cluster, "b"), Err(BindError::NotFree { .. })));
+}
+
+#[test]
+fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
+    let cluster = one_node();
+    let holder = bound(pod("holder", 8), "n", 1, Some("0-7"));
+    cluster.pod(&holder);
+    for name in ["a", "gone", "placed"] {
+        let parked = Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request: request(2),
+            generation: cluster.store.snapshot().generation,
+        };
+        cluster.pod(&pod(name, 2));
+        cluster.store.update(|index| index.park(name.into(), parked));
+    }
+    let mut ended = holder;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+    let woken = cluster.store.update(|index| index.take_wakeable(10));
+    assert_eq!(woken.len(), 3);
+    cluster
+        .gone(&pod("gone", 2))
+        .pod(&bound(pod("placed", 2), "n", 2, Some("0,1")));
+    let again: Vec<_> = woken
+        .into_iter()
+        .filter_map(|(uid, parked)| {
+            let generation = cluster.store.update(|index| index.repark(uid.clone(), parked))?;
+            Some((uid, generation))
+        })
+        .collect();
+    assert_eq!(again.len(), 1);
+    let (uid, generation) = &again[0];
+    assert_eq!(uid.as_str(), "a");
+    // It is no reason to look at every pod again at once.
+    assert!(!cluster.store.read(|index| index.has_gains()));
+    assert!(cluster.store.update(|index| index.take_wakeable(10)).is_empty());
+    // kube-scheduler asks for it by itself meanwhile, and it is refused anew: that is as good as a wake.
+    assert!(
+        cluster
+            .store
+            .update(|index| index.retake(uid, generation - 1))
+            .is_none()
+    );
+    assert!(
+        cluster
+            .store
+            .update(|index| index.retake(uid, *generation))
+            .is_some()
+    );
+    assert!(!cluster.store.read(|index| index.is_parked("a")));
+}
+
+#[test]
+fn a_pod_that_asks_for_too_many_at_once_is_woken_when_the_terms_change_and_not_before() {
+    let shared = "nvidia.com/gpu.shared";
+    let node = |max: serde_json::Value| {
+        let mut node = shared_node("n", &bridged(), shared, 2);
+        node["status"]["resources"][0]["maxRequest"] = max;
+        node
+    };
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 16);
+    let mut one_sick = node(1.into());
+    one_sick["status"]["devices"][0]["healthy"] = false.into();
+    cluster.inventory(&one_sick);
+    let parked = Parked {
+        namespace: "default".into(),
+        name: "a".into(),
+        request: request_of(shared, 2),
+        generation: cluster.store.snapshot().generation,
+    };
+    cluster.store.update(|index| index.park("a".into(), parked));
+    let woken = || cluster.store.update(|index| index.take_wakeable(10)).len();
+    cluster.inventory(&node(1.into()));
+    assert_eq!(woken(), 0);
+    cluster.inventory(&node(json!(null)));
+    assert_eq!(woken(), 1);
+}
+
+#[test]
+fn a_pod_parked_on_an_outdated_snapshot_is_woken() {
+    let cluster = one_node();
+    let holder = bound(pod("a", 8), "n", 1, Some("0-7"));
+    cluster.pod(&holder);
+    let before = cluster.store.snapshot().generation;
+    let mut ended = holder;
+    ended["status"]["phase"] = "Succeeded".into();
+    cluster.pod(&ended);
+    let parked = Parked {
+        namespace: "default".into(),
+        name: "late".into(),
+        request: request(4),
+        generation: before,
+    };
+    cluster.store.update(|index| index.park("late".into(), parked));
+    assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
+}

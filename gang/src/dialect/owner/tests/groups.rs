@@ -1,0 +1,188 @@
+//! PodGroups and Workloads.
+
+use super::*;
+
+#[test]
+fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
+    let gang = of(
+        OwnerKind::PodGroup,
+        json!({
+            "workloadRef": {"workloadName": "train", "templateName": "workers"},
+            "schedulingPolicy": {"gang": {"minCount": 4}},
+            "schedulingConstraints": {"topology": [{"key": "topology.kubernetes.io/rack"}]},
+        }),
+    );
+    assert_eq!(sizes(&gang), (Some(4), None));
+    assert_eq!(&*gang.said, "spec.schedulingPolicy.gang.minCount");
+    assert_eq!(gang.wish.level, level("topology.kubernetes.io/rack", true));
+    let basic = of(OwnerKind::PodGroup, json!({"schedulingPolicy": {"basic": {}}}));
+    assert_eq!(sizes(&basic), (Some(1), None));
+    assert!(basic.singles && !gang.singles);
+    assert_eq!(sizes(&of(OwnerKind::PodGroup, json!({}))), (None, None));
+    let both = of(
+        OwnerKind::PodGroup,
+        json!({"schedulingPolicy": {"basic": {}, "gang": {"minCount": 0}}}),
+    );
+    assert_eq!(
+        faults(&both),
+        [
+            "spec.schedulingPolicy of PodGroup train: schedulingPolicy is both gang and basic: it is one of them"
+        ]
+    );
+}
+
+#[test]
+fn a_workload_has_groups_of_its_own() {
+    let spec = json!({"podGroups": [
+        {"name": "workers", "policy": {"gang": {"minCount": 8}}},
+        {"name": "driver", "policy": {"basic": {}}},
+    ]});
+    let workers = part_of(OwnerKind::Workload, "workers", spec.clone());
+    assert_eq!(
+        (sizes(&workers).0, &*workers.said),
+        (Some(8), "spec.podGroups[workers].policy.gang.minCount")
+    );
+    assert_eq!(
+        faults(&part_of(OwnerKind::Workload, "worker", spec)),
+        [
+            "spec.podGroups of Workload train: no group worker, which its pods name; there are workers, driver; did you mean `workers`?"
+        ]
+    );
+}
+
+#[test]
+fn a_pod_group_of_coscheduling_says_how_long_members_may_take() {
+    let group = json!({
+        "metadata": {"name": "train", "annotations": {"gang.scheduling.koordinator.sh/total-number": "6"}},
+        "spec": {"minMember": 4, "scheduleTimeoutSeconds": 30},
+    });
+    let facts = read(OwnerKind::CoschedulingPodGroup, "", &group);
+    assert_eq!(
+        (sizes(&facts), facts.wish.arrival),
+        ((Some(4), Some(6)), Some(std::time::Duration::from_secs(30)))
+    );
+    assert_eq!(
+        sizes(&of(OwnerKind::CoschedulingPodGroup, json!({}))).0,
+        Some(1),
+        "each for itself"
+    );
+}
+
+#[test]
+fn a_number_that_is_none_is_told_as_it_stands() {
+    for (value, told) in [
+        (json!(-3), "-3 is no whole number from 0 on"),
+        (json!(2.5), "2.5 is no whole number from 0 on"),
+        (json!([4]), "[4] is no whole number from 0 on"),
+        (
+            json!("4"),
+            "\"4\" is a text: a whole number from 0 on is asked for",
+        ),
+        (
+            json!(5_000_000_000_u64),
+            "5000000000 is too large: at most 4294967295 is read",
+        ),
+        (
+            json!(u64::MAX),
+            "18446744073709551615 is too large: at most 4294967295 is read",
+        ),
+    ] {
+        let facts = of(OwnerKind::CoschedulingPodGroup, json!({"minMember": value}));
+        assert_eq!(facts.min, None);
+        assert_eq!(
+            faults(&facts),
+            [format!("spec.minMember of PodGroup train: {told}")]
+        );
+    }
+    let long = of(
+        OwnerKind::CoschedulingPodGroup,
+        json!({"minMember": "x\n".repeat(900)}),
+    );
+    let words = faults(&long).join("");
+    assert!(words.len() < 300 && !words.contains('\n'), "{words}");
+}
+
+#[test]
+fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
+    let spec = |min: u32| json!({"minMember": min, "minTaskMember": {"ps": 1, "worker": 4}});
+    let facts = of(OwnerKind::VolcanoPodGroup, spec(5));
+    assert_eq!(
+        (sizes(&facts).0, roles(&facts)),
+        (Some(5), vec![("ps", 1), ("worker", 4)])
+    );
+    assert_eq!(
+        roles(&of(OwnerKind::VolcanoPodGroup, spec(3))),
+        [],
+        "as Volcano itself"
+    );
+    let tiers = |mode: &str| {
+        let spec = json!({"minMember": 4, "networkTopology": {"mode": mode, "highestTierName": "rack"}});
+        of(OwnerKind::VolcanoPodGroup, spec).wish.level
+    };
+    assert_eq!(
+        (tiers("hard"), tiers("soft")),
+        (level("rack", true), level("rack", false))
+    );
+    let parts = json!({"minMember": 8, "subGroupPolicy": [
+        {"name": "tp", "subGroupSize": 4, "networkTopology": {"mode": "hard", "highestTierName": "rack"}},
+    ]});
+    let parts = of(OwnerKind::VolcanoPodGroup, parts).wish;
+    assert_eq!((parts.level, parts.slice), (level("rack", true), Some(4)));
+}
+
+#[test]
+fn the_leaves_of_kais_sub_groups_have_the_pods() {
+    let tree = |more: Value| {
+        let mut spec = json!({"subGroups": [
+            {"name": "prefill"},
+            {"name": "leader", "parent": "prefill", "minMember": 1},
+            {"name": "workers", "parent": "prefill", "minMember": 3},
+            {"name": "decode", "minMember": 2},
+        ]});
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        of(OwnerKind::KaiPodGroup, spec)
+    };
+    let all = tree(
+        json!({"topologyConstraint": {"topology": "t", "requiredTopologyLevel": "rack", "preferredTopologyLevel": "host"}}),
+    );
+    assert_eq!(
+        (sizes(&all).0, roles(&all)),
+        (Some(6), vec![("decode", 2), ("leader", 1), ("workers", 3)])
+    );
+    assert_eq!(all.wish.level, level("rack", true));
+    let any_two = tree(json!({"minSubGroup": 2}));
+    assert_eq!((sizes(&any_two).0, roles(&any_two)), (Some(3), vec![]));
+    assert_eq!(
+        sizes(&of(OwnerKind::KaiPodGroup, json!({"minMember": 8}))).0,
+        Some(8)
+    );
+}
+
+#[test]
+fn of_kais_minimum_and_those_of_its_sub_groups_the_greater_counts_and_is_named() {
+    let of_both = |min: u32| {
+        let groups = json!([{"name": "a", "minMember": 2}, {"name": "b", "minMember": 4}]);
+        let facts = of(
+            OwnerKind::KaiPodGroup,
+            json!({"minMember": min, "subGroups": groups}),
+        );
+        (sizes(&facts).0, facts.said.to_string())
+    };
+    assert_eq!(of_both(1), (Some(6), "spec.subGroups".to_owned()));
+    assert_eq!(of_both(6), (Some(6), "spec.minMember".to_owned()));
+    assert_eq!(of_both(8), (Some(8), "spec.minMember".to_owned()));
+    let groups = json!([{"name": "a", "minMember": 2}, {"name": "b", "minMember": 4}]);
+    let with = |min: u32| {
+        let spec = json!({"minMember": min, "minSubGroup": 1, "subGroups": groups});
+        of(OwnerKind::KaiPodGroup, spec)
+    };
+    assert_eq!(sizes(&with(0)).0, Some(2), "0 says nothing");
+    assert_eq!(
+        faults(&with(6)),
+        [
+            "spec.minMember of PodGroup train: minSubGroup is given too: so many pods are needed, or so many sub-groups; remove one of the two"
+        ]
+    );
+}

@@ -1,0 +1,78 @@
+//! Owners that have ended, or are suspended.
+
+use super::*;
+
+/// Whether an object with this status says that it is over.
+fn is_over(kind: OwnerKind, status: &Value) -> bool {
+    let object = json!({"metadata": {"name": "train"}, "spec": {}, "status": status});
+    read(kind, "", &object).over
+}
+
+/// Whether one says so by a condition.
+fn says(kind: OwnerKind, condition: &str, holds: &str) -> bool {
+    let before = json!({"type": "Created", "status": "True"});
+    is_over(
+        kind,
+        &json!({"conditions": [before, {"type": condition, "status": holds}]}),
+    )
+}
+
+#[test]
+fn an_owner_that_has_ended_is_over_and_one_that_is_started_anew_is_not() {
+    let over = [
+        (OwnerKind::Job, "Complete"),
+        (OwnerKind::Job, "Failed"),
+        (OwnerKind::Job, "SuccessCriteriaMet"),
+        (OwnerKind::Job, "FailureTarget"),
+        (OwnerKind::JobSet, "Completed"),
+        (OwnerKind::JobSet, "Failed"),
+        (OwnerKind::TfJob, "Succeeded"),
+        (OwnerKind::MpiJob, "Succeeded"),
+        (OwnerKind::PyTorchJob, "Failed"),
+    ];
+    for (kind, condition) in over {
+        assert!(says(kind, condition, "True"), "{kind:?} {condition}");
+        assert!(!says(kind, condition, "False"), "{kind:?} {condition}");
+    }
+    let not_over = [
+        (OwnerKind::Job, "Suspended"),
+        (OwnerKind::JobSet, "StartupPolicyInProgress"),
+        (OwnerKind::MpiJob, "Restarting"),
+        (OwnerKind::MpiJob, "Running"),
+        (OwnerKind::LeaderWorkerSet, "Failed"),
+    ];
+    for (kind, condition) in not_over {
+        assert!(!says(kind, condition, "True"), "{kind:?} {condition}");
+    }
+    assert!(is_over(
+        OwnerKind::VolcanoPodGroup,
+        &json!({"phase": "Completed"})
+    ));
+    assert!(!is_over(OwnerKind::VolcanoPodGroup, &json!({"phase": "Running"})));
+    assert!(!is_over(OwnerKind::Job, &json!({"phase": "Completed"})));
+    assert!(!is_over(OwnerKind::Job, &json!("Complete")));
+}
+
+#[test]
+fn a_job_is_suspended_while_its_spec_says_so() {
+    let read = |kind, spec: Value| read(kind, "", &json!({"spec": spec})).suspended;
+    let runs = [
+        OwnerKind::PyTorchJob,
+        OwnerKind::TfJob,
+        OwnerKind::MpiJob,
+        OwnerKind::XgBoostJob,
+        OwnerKind::PaddleJob,
+        OwnerKind::JaxJob,
+    ];
+    for kind in runs {
+        assert!(read(kind, json!({"runPolicy": {"suspend": true}})), "{kind:?}");
+        assert!(!read(kind, json!({"runPolicy": {"suspend": false}})), "{kind:?}");
+        assert!(!read(kind, json!({"suspend": true})), "{kind:?}");
+    }
+    for kind in [OwnerKind::Job, OwnerKind::JobSet, OwnerKind::RayCluster] {
+        assert!(read(kind, json!({"suspend": true})), "{kind:?}");
+        assert!(!read(kind, json!({"suspend": "yes"})), "{kind:?}");
+        assert!(!read(kind, json!({})), "{kind:?}");
+    }
+    assert!(!read(OwnerKind::LeaderWorkerSet, json!({"suspend": true})));
+}
