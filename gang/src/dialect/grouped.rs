@@ -13,7 +13,7 @@ use crate::terms::Fault;
 const COSCHEDULING: &str = "scheduling.x-k8s.io/pod-group";
 /// The same in its first versions, and in Koordinator: it names a PodGroup of scheduling.sigs.k8s.io.
 pub(super) const COSCHEDULING_OLD: &str = "pod-group.scheduling.sigs.k8s.io";
-/// Labels of its very first version, which knew no PodGroup object.
+/// Labels of its very first version, which knew no PodGroup object. Others (RoleBasedGroup) name one of scheduling.x-k8s.io by the first alone.
 const COSCHEDULING_NAME: &str = "pod-group.scheduling.sigs.k8s.io/name";
 const COSCHEDULING_MIN: &str = "pod-group.scheduling.sigs.k8s.io/min-available";
 
@@ -28,11 +28,12 @@ pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'
         return Some(Found::of_object(pod, Dialect::Coscheduling, kind, &place, name));
     }
     let name = named(COSCHEDULING_NAME)?;
-    let mut found = Found::named(
-        Dialect::Coscheduling,
-        "label pod-group.scheduling.sigs.k8s.io/name",
-        name,
-    );
+    let place = format!("label {COSCHEDULING_NAME}");
+    if pod.label(COSCHEDULING_MIN).is_none() {
+        let kind = OwnerKind::CoschedulingPodGroup;
+        return Some(Found::of_object(pod, Dialect::Coscheduling, kind, &place, name));
+    }
+    let mut found = Found::named(Dialect::Coscheduling, &place, name);
     found.states(
         "label pod-group.scheduling.sigs.k8s.io/min-available",
         pod.label(COSCHEDULING_MIN),

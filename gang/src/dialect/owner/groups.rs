@@ -108,6 +108,7 @@ fn members(sheet: &mut Sheet<'_>) {
 /// Volcano's PodGroup. Its tiers are numbers of its own objects and mean nothing to us; their names may.
 pub(super) fn volcano(sheet: &mut Sheet<'_>) {
     members(sheet);
+    sub_groups(sheet);
     let tasks = sheet.spec("minTaskMember").and_then(Value::as_object);
     let mut by_role = Vec::new();
     for (task, count) in tasks.into_iter().flatten() {
@@ -127,11 +128,33 @@ pub(super) fn volcano(sheet: &mut Sheet<'_>) {
     let parts = sheet.spec("subGroupPolicy").and_then(Value::as_array);
     if let (None, Some([part])) = (&sheet.facts.wish.level, parts.map(Vec::as_slice)) {
         let policy = "spec.subGroupPolicy[0]";
-        let size = sheet.number(&format!("{policy}.subGroupSize"), part.get("subGroupSize"), 1);
+        let size = part
+            .get("subGroupSize")
+            .and_then(Value::as_u64)
+            .and_then(|size| u32::try_from(size).ok());
         if let Some((name, hard)) = part.get("networkTopology").and_then(tier) {
             sheet.level(&format!("{policy}.networkTopology.highestTierName"), name, hard);
             sheet.facts.wish.slice = size.filter(|size| *size > 1);
         }
+    }
+}
+
+/// The sub-groups that Volcano needs, where they are more members than `spec.minMember`: no fewer run.
+fn sub_groups(sheet: &mut Sheet<'_>) {
+    let policies = sheet.spec("subGroupPolicy").and_then(Value::as_array);
+    let mut needed = 0_u32;
+    for (number, policy) in policies.into_iter().flatten().enumerate() {
+        let mut count = |field: &str, least| {
+            let place = format!("spec.subGroupPolicy[{number}].{field}");
+            sheet.number(&place, policy.get(field), least)
+        };
+        let (size, groups) = (count("subGroupSize", 1), count("minSubGroups", 0));
+        if let (Some(size), Some(groups)) = (size, groups) {
+            needed = needed.saturating_add(size.saturating_mul(groups));
+        }
+    }
+    if sheet.facts.min.is_some_and(|min| min < needed) {
+        sheet.min(Some(needed), "spec.subGroupPolicy");
     }
 }
 

@@ -45,8 +45,11 @@ pub(super) fn is_over(kind: OwnerKind, object: &Value) -> bool {
     let all = status.get("conditions").and_then(Value::as_array);
     all.into_iter().flatten().any(|condition| {
         let field = |name: &str| condition.get(name).and_then(Value::as_str);
-        let says = field("type").is_some_and(|name| conditions(kind).contains(&name));
-        says && field("status") == Some("True")
+        let says = field("type").filter(|name| conditions(kind).contains(name));
+        // An MPIJob one of whose workers was evicted says `Failed` too, and goes on: it ends at a time.
+        let goes_on =
+            kind == OwnerKind::MpiJob && says == Some("Failed") && status.get("completionTime").is_none();
+        says.is_some() && !goes_on && field("status") == Some("True")
     })
 }
 

@@ -64,6 +64,11 @@ fn coscheduling_has_had_three_labels() {
         first.size_said,
         "label pod-group.scheduling.sigs.k8s.io/min-available"
     );
+    // RoleBasedGroup says the size in a PodGroup of that name, and not on its pods.
+    let only_named = json!({"pod-group.scheduling.sigs.k8s.io/name": "nginx"});
+    let named = claimed(&json!({"metadata": {"labels": only_named}})).unwrap();
+    assert_eq!(gang(&named), (Dialect::Coscheduling, "nginx", ""));
+    assert_eq!(named.owner, owner(OwnerKind::CoschedulingPodGroup, "nginx", ""));
 }
 
 #[test]

@@ -128,6 +128,20 @@ fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
     ]});
     let parts = of(OwnerKind::VolcanoPodGroup, parts).wish;
     assert_eq!((parts.level, parts.slice), (level("rack", true), Some(4)));
+    let counted = |more: Value| {
+        let mut spec = json!({"subGroupPolicy": [
+            {"name": "prefill", "subGroupSize": 4, "minSubGroups": 2}, {"name": "decode", "subGroupSize": 2, "minSubGroups": 1}, {"name": "spare", "subGroupSize": 8},
+        ]});
+        add(&mut spec, more);
+        let facts = of(OwnerKind::VolcanoPodGroup, spec);
+        (facts.min, facts.said.to_string())
+    };
+    assert_eq!(counted(json!({})), (Some(10), "spec.subGroupPolicy".to_owned()));
+    assert_eq!(counted(json!({"minMember": 4})).0, Some(10));
+    assert_eq!(
+        counted(json!({"minMember": 12})),
+        (Some(12), "spec.minMember".to_owned())
+    );
 }
 
 #[test]

@@ -44,6 +44,11 @@ fn an_owner_that_has_ended_is_over_and_one_that_is_started_anew_is_not() {
     for (kind, condition) in not_over {
         assert!(!says(kind, condition, "True"), "{kind:?} {condition}");
     }
+    // A worker that kubelet evicted makes an MPIJob say so, and its launcher is tried again.
+    let failed = json!([{"type": "Failed", "status": "True", "reason": "MPIJobEvicted"}]);
+    assert!(!is_over(OwnerKind::MpiJob, &json!({"conditions": failed})));
+    let at = json!({"conditions": failed, "completionTime": "2026-01-02T03:04:05Z"});
+    assert!(is_over(OwnerKind::MpiJob, &at));
     assert!(is_over(
         OwnerKind::VolcanoPodGroup,
         &json!({"phase": "Completed"})

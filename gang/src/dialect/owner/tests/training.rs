@@ -24,9 +24,16 @@ fn a_training_job_needs_all_its_replicas_unless_it_says_otherwise() {
     let elastic = spec(json!({"elasticPolicy": {"minReplicas": 2, "maxReplicas": 10}}));
     assert_eq!(
         (sizes(&elastic), roles(&elastic)),
-        ((Some(3), Some(8)), vec![("master", 1), ("worker", 2)])
+        ((Some(2), Some(8)), vec![("master", 1), ("worker", 1)])
     );
     assert_eq!(elastic.wish.max, Some(11));
+    let whole = spec(json!({"elasticPolicy": {"minReplicas": 8, "maxReplicas": 8}}));
+    assert_eq!(
+        (sizes(&whole), roles(&whole)),
+        ((Some(8), Some(8)), vec![("master", 1), ("worker", 7)])
+    );
+    let lofty = spec(json!({"elasticPolicy": {"minReplicas": 9}}));
+    assert_eq!(sizes(&lofty), (Some(8), Some(8)));
     let wrong = spec(
         json!({"runPolicy": {"schedulingPolicy": {"minAvailable": 9}}, "elasticPolicy": {"minReplicas": 4, "maxReplicas": 2}}),
     );
