@@ -257,6 +257,19 @@ async fn a_gang_that_waits_is_told_who_is_ahead_of_it() {
     assert_eq!(report["ahead"], json!(["default/urgent"]));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn members_beyond_what_a_gang_needs_are_not_told_as_of_it() {
+    let stage = Stage::start().await;
+    for rank in 0..3 {
+        create(&stage.pods, member(&format!("train-{rank}"), 1, None, "train", 2)).await;
+    }
+    let (_, text) = stage.see(&["gang", "train"]).await;
+    assert!(
+        text.contains("\nsize: 3 members exist, 2 needed; decided by"),
+        "{text}"
+    );
+}
+
 /// What became of a gang whose members do not come to their places.
 fn backs_off() -> Value {
     json!({

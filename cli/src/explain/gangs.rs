@@ -27,6 +27,10 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
             "size: {} members exist; how many are needed is not known",
             gang.exist
         ),
+        min if gang.exist > min => {
+            let exist = gang.exist;
+            format!("size: {exist} members exist, {min} needed; decided by {decided}")
+        }
         min => format!(
             "size: {} of {min} members exist; decided by {decided}",
             gang.exist
