@@ -2,9 +2,13 @@
 
 use gantry_api::{GpuNode, GpuNodeStatus, NodeName};
 use kube::{Api, Client};
+use tokio::time::{Duration, Instant};
 use tracing::warn;
 
 use super::Pauses;
+
+/// For how long a refusal may be that of an API server which has just started: it answers before it knows who may do what.
+const STARTING: Duration = Duration::from_secs(15);
 
 /// The last account of this node. Asked for until the API server answers, and each time that it does not `failed` is told.
 pub(super) async fn account(
@@ -14,12 +18,16 @@ pub(super) async fn account(
 ) -> Option<GpuNodeStatus> {
     let api = Api::<GpuNode>::all(client.clone());
     let mut pauses = Pauses::default();
+    let mut forbidden_since = None;
     loop {
         match api.get_opt(node.as_str()).await {
             Ok(node) => return node.and_then(|node| node.status),
-            // What is forbidden stays so. Anything else (too many requests, a token that is not known yet) may pass; to go on without
-            // knowing would wipe it all out with the next account.
-            Err(kube::Error::Api(status)) if status.code == 403 => {
+            // What is forbidden for longer than a start takes stays so. Anything else (too many requests, a token that is not known yet)
+            // may pass; to go on without knowing would wipe it all out with the next account.
+            Err(kube::Error::Api(status))
+                if status.code == 403
+                    && forbidden_since.get_or_insert_with(Instant::now).elapsed() >= STARTING =>
+            {
                 warn!(
                     status = status.code,
                     message = status.message,
@@ -83,10 +91,27 @@ mod tests {
         assert_eq!((read, failures), (Some(GpuNodeStatus::default()), 3));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_does_not_know_yet_who_may_do_what_is_asked_again() {
+        let machine = (*Inventory::starting().machine).clone();
+        let mut found = GpuNode::new("node-1", GpuNodeSpec { machine });
+        found.status = Some(GpuNodeStatus::default());
+        let found = serde_json::to_value(found).unwrap();
+        let forbidden = refusal(403, "Forbidden");
+        let (read, failures) = read(vec![forbidden.clone(), forbidden, (200, found)]).await;
+        assert_eq!((read, failures), (Some(GpuNodeStatus::default()), 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_stays_forbidden_is_not_waited_for_for_ever() {
+        let begin = Instant::now();
+        let (read, failures) = read(vec![refusal(403, "Forbidden"); 20]).await;
+        assert!(read.is_none() && failures > 1);
+        assert!(begin.elapsed() >= STARTING && begin.elapsed() < 2 * STARTING);
+    }
+
     #[tokio::test]
-    async fn what_is_forbidden_or_not_there_is_not_waited_for() {
-        for answer in [refusal(403, "Forbidden"), refusal(404, "NotFound")] {
-            assert_eq!(read(vec![answer]).await, (None, 0));
-        }
+    async fn what_is_not_there_is_not_waited_for() {
+        assert_eq!(read(vec![refusal(404, "NotFound")]).await, (None, 0));
     }
 }
