@@ -91,6 +91,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         node_config::labels_are_written_on_the_node_or_into_its_node_feature,
         node_changes::a_gpu_cut_anew_is_other_resources,
         node_changes::an_xid_is_seen_wherever_people_look_until_it_is_lifted,
+        node_changes::a_quarantine_outlives_its_plugin_while_the_api_server_is_away,
         ways::devices_reach_the_container_by_every_strategy,
         ways::kubelet_counts_uuids_where_containers_see_indices,
         ways::a_node_has_whole_gpus_beside_shared_ones,

@@ -1,22 +1,27 @@
 //! GPUs that change under the real kubelet: cut anew while the plugin runs, and sick by an Xid. What kubelet offers, what the Node says and what
 //! pods get follow.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result, ensure};
+use gantry_api::GpuNode;
+use gantry_api::names::GPU_RESOURCE;
 use gantry_e2e::hardware::Hardware;
-use gantry_e2e::{gantry, until};
+use gantry_e2e::{gantry, podresources, until};
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use kube::Api;
+use kube::api::{DeleteParams, PostParams};
 
 use super::modes::{chosen, refusal, run_on};
 use crate::bed::Bed;
 use crate::{pods, seen};
 
 /// An error of memory, which an event confines to the instance that it names: only a reset ends it, or the end of the instance.
-const DOUBLE_BIT: u64 = 48;
+pub(super) const DOUBLE_BIT: u64 = 48;
 /// The GPU has fallen off the bus.
 const OFF_THE_BUS: u64 = 79;
 /// All compute instances of a GPU instance.
-const ALL: u32 = u32::MAX;
+pub(super) const ALL: u32 = u32::MAX;
 
 pub(super) async fn a_gpu_cut_anew_is_other_resources(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
@@ -31,7 +36,7 @@ pub(super) async fn a_gpu_cut_anew_is_other_resources(bed: &Bed) -> Result<()> {
         .await?;
     let pod = run_on(&api, "before", small, 1, node).await?;
     let before = pods::seen(cluster, &pod, "main").await?;
-    api.delete("before", &kube::api::DeleteParams::default()).await?;
+    api.delete("before", &DeleteParams::default()).await?;
 
     // An Xid of one instance takes that one away, and no other.
     let instances = hardware.machine().gpus().first().and_then(|gpu| gpu.mig.clone());
@@ -50,7 +55,7 @@ pub(super) async fn a_gpu_cut_anew_is_other_resources(bed: &Bed) -> Result<()> {
         ("nvidia.com/gpu", 0),
     ];
     gpus.counts(cluster, node, &cut).await?;
-    let mut all = std::collections::BTreeSet::new();
+    let mut all = BTreeSet::new();
     for (resource, _) in &cut[..3] {
         let name = resource.replace(['/', '.'], "-");
         let pod = run_on(&api, &name, resource, 1, node).await?;
@@ -61,7 +66,7 @@ pub(super) async fn a_gpu_cut_anew_is_other_resources(bed: &Bed) -> Result<()> {
             "{resource}: sees {seen:?}, kubelet says {held:?}"
         );
         all.extend(seen);
-        api.delete(&name, &kube::api::DeleteParams::default()).await?;
+        api.delete(&name, &DeleteParams::default()).await?;
     }
     ensure!(
         all.len() == 3,
@@ -116,7 +121,7 @@ pub(super) async fn an_xid_is_seen_wherever_people_look_until_it_is_lifted(bed: 
         seen.len() == 7 && !seen.contains(&sick),
         "{sick} is sick: {seen:?}"
     );
-    api.delete("seven", &kube::api::DeleteParams::default()).await?;
+    api.delete("seven", &DeleteParams::default()).await?;
 
     let lift = format!("gantry.dev/lift-quarantine={sick}");
     cluster.kubectl(&["annotate", "gpunode", node, &lift]).await?;
@@ -127,6 +132,103 @@ pub(super) async fn an_xid_is_seen_wherever_people_look_until_it_is_lifted(bed: 
     let eight = pods::running(&api, "eight").await?;
     let seen = pods::seen(cluster, &eight, "main").await?;
     ensure!(seen.len() == 8 && seen.contains(&sick), "{seen:?}");
+    Ok(())
+}
+
+pub(super) async fn a_quarantine_outlives_its_plugin_while_the_api_server_is_away(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace("e2e-xid-away").await?;
+    let node = &cluster.nodes()[2];
+    let machine = gantry::machine_file("a40-8x-bridged");
+    let mut hardware = Hardware::install_in(node, &machine, "sick-away")?;
+    let uuids: Vec<String> = hardware
+        .machine()
+        .gpus()
+        .iter()
+        .filter_map(|gpu| Some(gpu.uuid.as_ref()?.to_string()))
+        .collect();
+    gpus.serve(
+        cluster,
+        node.name(),
+        Some(&hardware),
+        &[],
+        &[("nvidia.com/gpu", 8)],
+    )
+    .await?;
+    hardware.controller().raise_xid(3, OFF_THE_BUS)?;
+    gpus.counts(cluster, node.name(), &[("nvidia.com/gpu", 7)])
+        .await?;
+    stored(bed, node.name(), &uuids[3..=3]).await?;
+
+    cluster.program("kube-apiserver")?.kill().await?;
+    node.restart(gantry::PLUGIN).await?;
+    // Nobody knows better for now, and nobody brings pods here.
+    offers_without_api(node, 8).await?;
+    // This one nobody but the plugin knows.
+    hardware.controller().raise_xid(5, OFF_THE_BUS)?;
+    offers_without_api(node, 7).await?;
+
+    cluster.start_again("kube-apiserver").await?;
+    bed.revive().await?;
+    // It asks before the plugin has told of anything.
+    let eight = chosen("eight", "nvidia.com/gpu", 8, node.name())?;
+    api.create(&PostParams::default(), &eight).await?;
+    gpus.counts(cluster, node.name(), &[("nvidia.com/gpu", 6)])
+        .await?;
+    stored(bed, node.name(), &[uuids[3].clone(), uuids[5].clone()]).await?;
+    for gpu in [3, 5] {
+        condition(bed, node.name(), "False", &format!("{}: Xid 79", uuids[gpu])).await?;
+    }
+    let six = run_on(&api, "six", "nvidia.com/gpu", 6, node.name()).await?;
+    let seen = pods::seen(cluster, &six, "main").await?;
+    let is_sick = |gpu: &String| *gpu == uuids[3] || *gpu == uuids[5];
+    ensure!(seen.len() == 6 && !seen.iter().any(is_sick), "{seen:?}");
+    api.delete("six", &DeleteParams::default()).await?;
+    ensure!(
+        pods::node(&api.get("eight").await?).is_empty(),
+        "it got GPUs that are sick"
+    );
+
+    let args = [
+        "annotate",
+        "gpunode",
+        node.name(),
+        "gantry.dev/lift-quarantine=all",
+    ];
+    cluster.kubectl(&args).await?;
+    pods::running(&api, "eight").await?;
+    stored(bed, node.name(), &[]).await
+}
+
+/// Waits until the `GpuNode` tells of faults of just these GPUs: what is there is taken up again by the next plugin.
+async fn stored(bed: &Bed, node: &str, gpus: &[String]) -> Result<()> {
+    let published: Api<GpuNode> = Api::all(bed.client());
+    let wanted: BTreeSet<&String> = gpus.iter().collect();
+    until(format!("faults of {wanted:?}"), pods::RUN_LIMIT, async || {
+        let object = published.get(node).await.map_err(|error| error.to_string())?;
+        let faults = object.status.map(|status| status.faults).unwrap_or_default();
+        let of: BTreeSet<&String> = faults.iter().map(|fault| &fault.gpu).collect();
+        match of == wanted {
+            true => Ok(()),
+            false => Err(format!("{of:?}")),
+        }
+    })
+    .await?;
+    Ok(())
+}
+
+/// Waits until kubelet has so many GPUs to give out.
+async fn offers_without_api(node: &gantry_e2e::cluster::Node, count: usize) -> Result<()> {
+    let what = format!("{count} GPUs with kubelet");
+    until(what, pods::RUN_LIMIT, async || {
+        let all = podresources::allocatable(node, GPU_RESOURCE).await;
+        match all.map_err(|error| error.to_string())?.len() {
+            found if found == count => Ok(()),
+            found => Err(format!("{found}")),
+        }
+    })
+    .await?;
     Ok(())
 }
 
