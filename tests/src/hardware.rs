@@ -4,9 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use gantry_nvml_sim::Installed;
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::io::Errno;
 
 use crate::cluster::Node;
+use crate::error::file;
 use crate::{Error, Result};
+
+/// The numbers of `/dev/null`.
+const NULL: (u32, u32) = (1, 3);
 
 /// A node's simulated GPUs, and the hand that breaks and mends them.
 pub struct Hardware {
@@ -35,6 +41,28 @@ impl Hardware {
                 source,
             })?;
         Ok(Self { folder, installed })
+    }
+
+    /// Adds a device node of a driver that goes with GPUs and is not theirs, such as `gdrdrv`, until the GPUs are installed anew. Behind it is nothing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn add_device(&self, name: &str) -> Result<()> {
+        let path = self.folder.join("root/dev").join(name);
+        let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        made.map_err(file("make the folder of", &path))?;
+        let mode = Mode::from_raw_mode(0o666);
+        match mknodat(
+            CWD,
+            &path,
+            FileType::CharacterDevice,
+            mode,
+            makedev(NULL.0, NULL.1),
+        ) {
+            // That of an earlier run: the simulator knows nothing of it.
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(file("make", &path)(error.into())),
+        }
     }
 
     /// What the node daemon must be told to find the simulated trees.

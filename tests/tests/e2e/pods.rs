@@ -153,6 +153,17 @@ pub(crate) async fn seen(cluster: &Cluster, pod: &Pod, container: &str) -> Resul
         .collect())
 }
 
+/// What a folder of a pod's container holds; nothing where there is no such folder.
+pub(crate) async fn listed(cluster: &Cluster, pod: &Pod, folder: &str) -> Result<BTreeSet<String>> {
+    let part = |text: &Option<String>| text.clone().unwrap_or_default();
+    let (namespace, name) = (part(&pod.metadata.namespace), part(&pod.metadata.name));
+    let look = format!("ls {folder} 2>/dev/null || true");
+    let text = cluster
+        .kubectl(&["-n", &namespace, "exec", &name, "--", "sh", "-c", &look])
+        .await?;
+    Ok(text.split_whitespace().map(str::to_owned).collect())
+}
+
 /// The GPUs that kubelet says a container holds.
 pub(crate) async fn held(cluster: &Cluster, pod: &Pod, container: &str) -> Result<BTreeSet<String>> {
     held_of(cluster, pod, container, GPU_RESOURCE).await

@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use gantry_api::GpuNode;
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{Cluster, gantry, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::PostParams;
 
+use super::node_changes::{ALL, DOUBLE_BIT};
 use crate::bed::Bed;
 use crate::pods;
 
@@ -150,6 +152,51 @@ pub(super) async fn slices_all_alike_are_gpus(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+pub(super) async fn parts_of_a_slice_are_resources_of_their_own(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace("e2e-parts").await?;
+    let node = &cluster.nodes()[1];
+    // Of two GPUs a slice of three is parted: one into three parts, one into a part of one and a part of two.
+    let mut hardware = Hardware::install_in(node, &gantry::machine_file("h200-8x-mig"), "parts")?;
+    let [one, two, whole] =
+        ["1c.3g.71gb", "2c.3g.71gb", "3g.71gb"].map(|part| format!("nvidia.com/mig-{part}"));
+    let offers = [(one.as_str(), 4), (two.as_str(), 1), (whole.as_str(), 2)];
+    let mixed = ["--mig-strategy=mixed", "--pass-device-specs=true"].map(str::to_owned);
+    gpus.serve(cluster, node.name(), Some(&hardware), &mixed, &offers)
+        .await?;
+    are_published(bed, node.name(), &[&one, &two]).await?;
+    let mut capabilities = Vec::new();
+    for (resource, count) in &offers[..2] {
+        let name = resource.replace(['/', '.'], "-");
+        let pod = run_on(&api, &name, resource, *count, node.name()).await?;
+        let seen = pods::seen(cluster, &pod, "main").await?;
+        let held = pods::held_of(cluster, &pod, "main", resource).await?;
+        ensure!(
+            seen.len() == *count && seen == held && held == pods::granted_of(&pod, resource)?,
+            "{resource}: sees {seen:?}, kubelet says {held:?}"
+        );
+        capabilities.push(pods::listed(cluster, &pod, "/dev/nvidia-caps").await?);
+    }
+    // Each part has a capability of its own, and all parts of a slice have that of the slice.
+    let [ones, twos] = &capabilities[..] else {
+        anyhow::bail!("two pods have {capabilities:?}");
+    };
+    let shared = ones.intersection(twos).count();
+    ensure!(
+        ones.len() == 4 + 2 && twos.len() == 1 + 1 && shared == 1,
+        "{ones:?} and {twos:?}"
+    );
+
+    // An error of a slice is one of all its parts, and of no other.
+    let gpu = hardware.machine().gpus().get(1).and_then(|gpu| gpu.mig.clone());
+    let sick = gpu.and_then(|mig| mig.instances.into_iter().find(|slice| slice.compute.len() == 2));
+    let sick = sick.context("the second GPU has the slice of two parts")?;
+    hardware.controller().raise_xid_in(1, DOUBLE_BIT, sick.id, ALL)?;
+    let left = [(one.as_str(), 3), (two.as_str(), 0), (whole.as_str(), 2)];
+    gpus.counts(cluster, node.name(), &left).await
+}
+
 pub(super) async fn a_changed_config_is_taken_up_and_a_bad_one_is_not(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
@@ -176,6 +223,26 @@ pub(super) async fn a_changed_config_is_taken_up_and_a_bad_one_is_not(bed: &Bed)
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
     write_config(cluster, node, &TWICE.replace("replicas: 2", "replicas: 3"))?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await
+}
+
+/// Waits until the `GpuNode` names these resources. Kubelet's word is there before on a busy machine, and who is bound then has no grant.
+async fn are_published(bed: &Bed, node: &str, resources: &[&str]) -> Result<()> {
+    let published: Api<GpuNode> = Api::all(bed.client());
+    until(format!("{resources:?} published"), pods::RUN_LIMIT, async || {
+        let object = published.get(node).await.map_err(|error| error.to_string())?;
+        let status = object.status.unwrap_or_default();
+        let named: BTreeSet<String> = status
+            .resources
+            .iter()
+            .map(|resource| resource.name.to_string())
+            .collect();
+        match resources.iter().all(|resource| named.contains(*resource)) {
+            true => Ok(()),
+            false => Err(format!("{named:?}")),
+        }
+    })
+    .await?;
+    Ok(())
 }
 
 /// What the strategy "mixed" makes of a machine: counted from the machine file.

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::gantry;
 use gantry_e2e::hardware::Hardware;
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
 
 use super::modes::{offered, run_on, write_config};
@@ -57,13 +56,13 @@ pub(super) async fn devices_reach_the_container_by_every_strategy(bed: &Bed) -> 
             variable == expected,
             "{strategy}: the variable says {variable:?}, not {expected:?}"
         );
-        let mounted = list(bed, &pod, MOUNTS).await?;
+        let mounted = pods::listed(cluster, &pod, MOUNTS).await?;
         let by_mounts = strategy == "volume-mounts";
         ensure!(
             mounted == held && by_mounts || mounted.is_empty() && !by_mounts,
             "{strategy}: holds {held:?}, mounts {mounted:?}"
         );
-        let nodes = gpu_nodes(list(bed, &pod, "/dev").await?);
+        let nodes = gpu_nodes(pods::listed(cluster, &pod, "/dev").await?);
         let theirs = nodes_of(&hardware, &held);
         ensure!(
             theirs.len() == 2 && (nodes == theirs && by_cdi || nodes.is_empty() && !by_cdi),
@@ -72,6 +71,105 @@ pub(super) async fn devices_reach_the_container_by_every_strategy(bed: &Bed) -> 
         // Two of these fit at once: this one goes while the plugin starts anew.
         api.delete(&name, &DeleteParams::default().grace_period(1))
             .await?;
+    }
+    Ok(())
+}
+
+/// What is asked for besides GPUs, which nodes of it the container has, and which variables say so.
+struct Besides {
+    flags: &'static [&'static str],
+    nodes: &'static [&'static str],
+    variables: &'static [&'static str],
+}
+
+const BESIDES: [Besides; 3] = [
+    Besides {
+        flags: &["--device-list-strategy=cdi-cri"],
+        nodes: &[],
+        variables: &[],
+    },
+    Besides {
+        flags: &[
+            "--device-list-strategy=envvar,cdi-cri",
+            "--imex-channel-ids=0",
+            "--gdrcopy-enabled=true",
+            "--gds-enabled=true",
+            "--mofed-enabled=true",
+        ],
+        nodes: &[
+            "gdrdrv",
+            "infiniband/rdma_cm",
+            "infiniband/uverbs0",
+            CHANNEL,
+            "nvidia-fs0",
+            "nvidia-fs1",
+        ],
+        variables: &[
+            "GDRCOPY=enabled",
+            "GDS=enabled",
+            "IMEX_CHANNELS=0",
+            "MOFED=enabled",
+        ],
+    },
+    Besides {
+        flags: &[
+            "--pass-device-specs=true",
+            "--imex-channel-ids=0",
+            "--gds-enabled=true",
+        ],
+        nodes: &[CHANNEL],
+        variables: &["GDS=enabled", "IMEX_CHANNELS=0"],
+    },
+];
+
+const CHANNEL: &str = "nvidia-caps-imex-channels/channel0";
+
+pub(super) async fn what_goes_with_gpus_comes_where_it_is_asked_for(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let api = bed.namespace("e2e-besides").await?;
+    let node = &cluster.nodes()[2];
+    let hardware = Hardware::install_in(node, &gantry::machine_file("l4-4x-pcie"), "besides")?;
+    for name in ["gdrdrv", "infiniband/rdma_cm", "nvidia-fs0", "nvidia-fs1"] {
+        hardware.add_device(name)?;
+    }
+    for (number, besides) in BESIDES.iter().enumerate() {
+        let args: Vec<String> = besides.flags.iter().map(|flag| (*flag).to_owned()).collect();
+        gpus.serve(
+            cluster,
+            node.name(),
+            Some(&hardware),
+            &args,
+            &[("nvidia.com/gpu", 4)],
+        )
+        .await?;
+        let name = format!("pod-{number}");
+        let pod = run_on(&api, &name, "nvidia.com/gpu", 1, node.name()).await?;
+        let mut nodes = pods::listed(cluster, &pod, "/dev").await?;
+        nodes.retain(|node| node == "gdrdrv" || node.starts_with("nvidia-fs"));
+        for folder in ["infiniband", "nvidia-caps-imex-channels"] {
+            let inside = pods::listed(cluster, &pod, &format!("/dev/{folder}")).await?;
+            nodes.extend(inside.iter().map(|node| format!("{folder}/{node}")));
+        }
+        ensure!(
+            nodes.iter().eq(besides.nodes),
+            "{:?}: /dev has {nodes:?}",
+            besides.flags
+        );
+        let said = cluster
+            .kubectl(&["-n", "e2e-besides", "exec", &name, "--", "env"])
+            .await?;
+        let mut variables: Vec<&str> = said
+            .lines()
+            .filter_map(|line| line.strip_prefix("NVIDIA_"))
+            .filter(|line| !line.starts_with("VISIBLE_DEVICES="))
+            .collect();
+        variables.sort_unstable();
+        ensure!(
+            variables == besides.variables,
+            "{:?}: {variables:?}",
+            besides.flags
+        );
     }
     Ok(())
 }
@@ -182,18 +280,6 @@ pub(super) async fn slices_are_shared_too(bed: &Bed) -> Result<()> {
         slices.len()
     );
     Ok(())
-}
-
-/// What a folder of a pod's container holds; nothing where there is no such folder.
-async fn list(bed: &Bed, pod: &Pod, folder: &str) -> Result<BTreeSet<String>> {
-    let part = |text: &Option<String>| text.clone().unwrap_or_default();
-    let (namespace, name) = (part(&pod.metadata.namespace), part(&pod.metadata.name));
-    let look = format!("ls {folder} 2>/dev/null || true");
-    let text = bed
-        .cluster()
-        .kubectl(&["-n", &namespace, "exec", &name, "--", "sh", "-c", &look])
-        .await?;
-    Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
 /// The GPUs among the entries of `/dev`.
