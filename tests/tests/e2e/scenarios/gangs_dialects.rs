@@ -4,10 +4,11 @@
 //! documentation names. Those of other controllers are in `gangs_owned`, Kubernetes' own in `gangs_native`.
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::{Gang, GangPhase};
+use gantry_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
+use gantry_api::{Gang, GangPhase, GangStatus};
 use gantry_e2e::until;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use super::churn::nothing_is_left;
@@ -211,6 +212,79 @@ pub(super) fn phase(gang: &Gang) -> GangPhase {
         .as_ref()
         .map(|status| status.phase)
         .unwrap_or_default()
+}
+
+pub(super) async fn a_stateful_set_is_one_where_it_makes_its_pods_in_parallel(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-sets").await?;
+    for (name, policy) in [("together", "Parallel"), ("in-turn", "OrderedReady")] {
+        apply(bed, &scene, &stateful_set(name, policy)?).await?;
+    }
+    let names = ["together-0", "together-1", "together-2"].map(str::to_owned);
+    let is_bound = |status: &GangStatus| status.phase == GangPhase::Bound && status.bound == 3;
+    let status = scene.status_where("together", "bound", is_bound).await?;
+    let stays = scene.run_on_grants(&names).await?;
+    for slot in status.decision.context("it is decided")?.slots {
+        let ordinal = names.iter().position(|name| *name == slot.pod_name);
+        ensure!(
+            ordinal.is_some() && slot.rank.map(|rank| rank as usize) == ordinal,
+            "{slot:?} is out of turn"
+        );
+    }
+    // Who is made anew under its name has its place.
+    let [_, lost, _] = &stays[..] else {
+        anyhow::bail!("three have run: {stays:?}");
+    };
+    records::forget(bed.cluster(), lost);
+    let uid = scene.pods.get(&lost.pod).await?.metadata.uid;
+    scene.pods.delete(&lost.pod, &DeleteParams::default()).await?;
+    until(format!("another {}", lost.pod), GANG_LIMIT, async || {
+        let pod = scene
+            .pods
+            .get_opt(&lost.pod)
+            .await
+            .map_err(|error| error.to_string())?;
+        match pod.and_then(|pod| pod.metadata.uid) {
+            other if other.is_some() && other != uid => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await?;
+    scene.status_where("together", "bound again", is_bound).await?;
+    let again = scene.run_on_grants(std::slice::from_ref(&lost.pod)).await?;
+    ensure!(
+        again
+            .iter()
+            .all(|stay| stay.node == lost.node && stay.devices == lost.devices),
+        "{again:?} instead of {lost:?}"
+    );
+    // The next is made when the one before is ready, which it is never alone.
+    scene
+        .status_where("in-turn", "one short", |status| {
+            status.phase == GangPhase::Collecting && brief(status).contains("1 of 3 members exist")
+        })
+        .await?;
+    ensure!(scene.bound("in-turn").await? == 0, "it runs alone");
+    Ok(())
+}
+
+/// A StatefulSet of three pods of four GPUs that name a gang.
+fn stateful_set(name: &str, policy: &str) -> Result<Value> {
+    let words = json!({ GANG_ANNOTATION: name, GANG_MIN_ANNOTATION: "3" });
+    let mut template = gangs::template(4, &words)?;
+    template["metadata"]["labels"] = json!({ "app": name });
+    template["spec"]["restartPolicy"] = json!("Always");
+    Ok(json!({
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": { "name": name },
+        "spec": {
+            "serviceName": name,
+            "replicas": 3,
+            "podManagementPolicy": policy,
+            "selector": { "matchLabels": { "app": name } },
+            "template": template,
+        },
+    }))
 }
 
 pub(super) async fn apply(bed: &Bed, scene: &Scene<'_>, object: &Value) -> Result<()> {

@@ -1,20 +1,21 @@
-//! Members that go: while their gang waits, when they have come to their places, and after it was bound. Never is a gang bound below its
-//! minimum for it, and a bound one is repaired as it was asked.
+//! Members that go: while their gang waits, when they have come to their places, after it was bound, and all of them with their namespace. Never is a gang
+//! bound below its minimum for it, and a bound one is repaired as it was asked.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
-use gantry_api::names::{GANG_MIN_ANNOTATION, GANG_REPAIR_ANNOTATION};
+use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_MIN_ANNOTATION, GANG_REPAIR_ANNOTATION};
 use gantry_e2e::until;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::Api;
-use kube::api::{EvictParams, ListParams, PostParams};
+use kube::api::{DeleteParams, EvictParams, ListParams, PostParams};
 use serde_json::json;
 
 use super::churn::nothing_is_left;
 use crate::bed::Bed;
 use crate::gangs::{self, Crew, GANG_LIMIT, Scene, brief, name_of};
-use crate::pods;
+use crate::seen::Metrics;
+use crate::{pods, records};
 
 pub(super) async fn while_queued_or_at_the_barrier(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-leave").await?;
@@ -51,6 +52,50 @@ pub(super) async fn while_queued_or_at_the_barrier(bed: &Bed) -> Result<()> {
     scene.create_all([gathered.pod(3)?]).await?;
     scene.runs(&gathered).await?;
     scene.disband(&gathered).await?;
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn with_its_namespace_wherever_it_is(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-doomed").await?;
+    let heirs = Scene::set(bed, "e2e-gangs-heirs").await?;
+    // Eight GPUs are held, eight are kept for who never comes, and four are left, which is too little for the third and for whoever wants all.
+    let bound = Crew::new("bound", 2, 4);
+    scene.create(&bound).await?;
+    scene.runs(&bound).await?;
+    let planned = Crew::new("planned", 2, 4).with(GANG_ARRIVAL_ANNOTATION, "300");
+    scene
+        .create_all([planned.pod(0)?, planned.pod_kept_out(1)?])
+        .await?;
+    scene.phase("planned", GangPhase::Planned).await?;
+    scene.create(&Crew::new("queued", 2, 4)).await?;
+    scene.phase("queued", GangPhase::Queued).await?;
+    let heir = Crew::new("heir", 5, 4);
+    heirs.create(&heir).await?;
+    heirs.phase("heir", GangPhase::Queued).await?;
+
+    let namespaces: Api<Namespace> = Api::all(bed.client());
+    namespaces
+        .delete(&scene.namespace, &DeleteParams::default())
+        .await?;
+    heirs.runs(&heir).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    let mut nothing_else = vec![("gang_places", 0.0), ("gang_reserved_devices", 0.0)];
+    nothing_else.extend([
+        (r#"gangs{phase="bound"}"#, 1.0),
+        (r#"gangs{phase="planned"}"#, 0.0),
+        (r#"gangs{phase="queued"}"#, 0.0),
+    ]);
+    Metrics::settled(bed, &nothing_else).await?;
+    // Nobody makes anything anew in it, and nothing keeps it.
+    until("the namespace is gone", GANG_LIMIT, async || {
+        match namespaces.get_opt(&scene.namespace).await {
+            Ok(None) => Ok(()),
+            Ok(Some(namespace)) => Err(format!("{:?}", namespace.status)),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await?;
+    heirs.disband(&heir).await?;
     nothing_is_left(bed).await
 }
 

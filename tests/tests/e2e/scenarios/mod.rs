@@ -109,6 +109,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_lost::while_queued_or_at_the_barrier,
         gangs_lost::after_it_was_bound_its_place_is_kept_or_given_up,
         gangs_lost::after_it_was_bound_all_of_it_is_started_anew,
+        gangs_lost::with_its_namespace_wherever_it_is,
         gangs_leave::while_it_backs_off_and_while_it_is_invalid,
         gangs_leave::while_others_have_to_go_for_it_and_while_it_is_repaired,
         gangs_leave::while_its_decision_is_being_written,
@@ -136,6 +137,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_schedulers::gangs_of_another_scheduler_keep_nothing_until_it_asks,
         gangs_schedulers::pods_of_a_basic_group_go_one_by_one,
         gangs_dialects::pods_with_the_marks_of_other_schedulers_are_gangs,
+        gangs_dialects::a_stateful_set_is_one_where_it_makes_its_pods_in_parallel,
         gangs_owned::pods_as_other_controllers_leave_them_are_gangs,
         gangs_dialects::controllers_make_gangs_without_knowing_of_it,
     ]
