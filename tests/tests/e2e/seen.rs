@@ -12,6 +12,8 @@ use crate::gangs::GANG_LIMIT;
 
 /// Where the manifests have the extender serve its metrics.
 const METRICS: &str = "http://127.0.0.1:8011/metrics";
+/// Where the one that leads serves them too, beside its answers to kube-scheduler: of several extenders only this leads to one for certain.
+const METRICS_OF_LEADER: &str = "http://127.0.0.1:8010/metrics";
 
 /// A table that kubectl has printed.
 #[derive(Debug)]
@@ -113,10 +115,12 @@ pub(crate) struct Metrics(String);
 impl Metrics {
     /// Reads them.
     pub(crate) async fn read(bed: &Bed) -> Result<Self> {
+        Self::read_at(bed, METRICS).await
+    }
+
+    async fn read_at(bed: &Bed, url: &str) -> Result<Self> {
         let control = bed.cluster().control();
-        let page = control
-            .exec(&["busybox", "wget", "-q", "-O", "-", METRICS])
-            .await?;
+        let page = control.exec(&["busybox", "wget", "-q", "-O", "-", url]).await?;
         Ok(Self(page))
     }
 
@@ -130,8 +134,19 @@ impl Metrics {
 
     /// Waits until series are what they should be.
     pub(crate) async fn settled(bed: &Bed, expected: &[(&str, f64)]) -> Result<Self> {
+        Self::settled_at(bed, METRICS, expected).await
+    }
+
+    /// The same of the one of several extenders that leads.
+    pub(crate) async fn settled_with_leader(bed: &Bed, expected: &[(&str, f64)]) -> Result<Self> {
+        Self::settled_at(bed, METRICS_OF_LEADER, expected).await
+    }
+
+    async fn settled_at(bed: &Bed, url: &str, expected: &[(&str, f64)]) -> Result<Self> {
         let found = until(format!("metrics {expected:?}"), GANG_LIMIT, async || {
-            let now = Self::read(bed).await.map_err(|error| format!("{error:#}"))?;
+            let now = Self::read_at(bed, url)
+                .await
+                .map_err(|error| format!("{error:#}"))?;
             let others = expected
                 .iter()
                 .filter(|(series, value)| (now.of(series) - value).abs() > 0.1);

@@ -4,6 +4,7 @@ mod bypass;
 mod churn;
 mod failures;
 mod gangs;
+mod gangs_commit;
 mod gangs_dialects;
 mod gangs_failures;
 mod gangs_input;
@@ -113,6 +114,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_leave::while_it_backs_off_and_while_it_is_invalid,
         gangs_leave::while_others_have_to_go_for_it_and_while_it_is_repaired,
         gangs_leave::while_its_decision_is_being_written,
+        gangs_commit::kubelets_die_the_extender_is_updated_and_a_node_is_lost_before_it_is_written,
         gangs_leave::while_it_is_bound_and_whoever_binds_it_is_killed,
         gangs_preempt::a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget_protects_it,
         gangs_preempt::a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_for_it,
