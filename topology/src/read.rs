@@ -114,6 +114,9 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
     }
     let text = text.trim_start_matches('\u{feff}');
     let said = lines(text).map(str::trim).enumerate();
+    if text::is_tagged(text) {
+        return Ok(text::read_machine_with(text, hints)?);
+    }
     let Some((index, first)) = said
         .clone()
         .find(|(_, line)| !line.is_empty() && !line.starts_with('#'))
@@ -121,7 +124,7 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
         return Err(ReadError::Empty);
     };
     let is_json = first.starts_with('{');
-    if !is_json && looks_like_topology(text) {
+    if !is_json && (text::is_command(first) || looks_like_topology(text)) {
         return Ok(text::read_machine_with(text, hints)?);
     }
     let is_yaml = first.starts_with("---") || first.starts_with('%') || is_key(first);
@@ -129,6 +132,9 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
         Some(model) if is_json || is_yaml => Err(ReadError::ModelIsSaid { model: model.clone() }),
         _ if is_json => machine(read_json(text)?),
         _ if is_yaml => machine(read_yaml(text)?),
+        _ if lines(text).any(|line| text::printed_by(line).is_some()) => {
+            Ok(text::read_machine_with(text, hints)?)
+        }
         _ => Err(ReadError::Unrecognised {
             line: index + 1,
             found: first.chars().take(40).collect(),

@@ -39,8 +39,21 @@ const REFUSED: &[(&str, &str)] = &[
         "This is our box\n\tGPU0\tGPU1\nGPU0\t X \tNV4\n",
     ),
     (
-        "a matrix with a host's name in front",
-        "node1: \tGPU0\tGPU1\nnode1: GPU0\t X \tNV4\nnode1: GPU1\tNV4\t X \n",
+        "matrices with hosts' names in front",
+        "node1: \tGPU0\tGPU1\nnode1: GPU0\t X \tNV4\nnode1: GPU1\tNV4\t X \nnode2: \tGPU0\tGPU1\nnode2: GPU0\t X \tNV4\nnode2: GPU1\tNV4\t X \n",
+    ),
+    ("the command alone", "# on node1\n$ nvidia-smi topo -m\n\n"),
+    (
+        "Huawei's matrix",
+        "\t   NPU0       NPU1       CPU Affinity\nNPU0       X          HCCS       144-167\n",
+    ),
+    (
+        "the table of nvidia-smi",
+        "+-----------------------------------------------------------------------------+\n| NVIDIA-SMI 535.54.03              Driver Version: 535.54.03    CUDA Version: 12.2     |\n",
+    ),
+    (
+        "NCCL's topology",
+        "<system version=\"1\">\n  <cpu numaid=\"0\">\n",
     ),
     ("a row alone", "GPU0 X NV4\n"),
     (

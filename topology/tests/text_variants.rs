@@ -485,12 +485,90 @@ fn a_text_of_which_every_line_is_quoted_is_read_as_the_text() {
 }
 
 #[test]
+fn what_tools_put_before_every_line_is_no_part_of_the_text() {
+    let text = "\tGPU0\tNIC0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t\t0\nNIC0\tSYS\t X \n\nLegend:\n\n  X    = Self\n\nNIC Legend:\n\n  NIC0: mlx5_0\n";
+    let tagged = |tag: &dyn Fn(usize) -> String, blank: bool| -> String {
+        let line = |(number, line): (usize, &str)| match line {
+            "" if blank => format!("{}\n", tag(number).trim_end()),
+            line => format!("{}{line}\n", tag(number)),
+        };
+        text.lines().enumerate().map(line).collect()
+    };
+    let always = |tag: &'static str| move |_: usize| tag.to_owned();
+    let tags: [&dyn Fn(usize) -> String; 10] = [
+        &always("[pod/cuda-7d9f/main] "),
+        &always("0: "),
+        &always("node1: "),
+        &always("[1,0]<stdout>:"),
+        &always("cuda-1  | "),
+        &always("+"),
+        &always("# "),
+        &always("| "),
+        &|number| format!("2024-05-06T11:22:{:02}.{}45Z ", number + 8, number * 7),
+        &|number| format!("[pod/a1/b] 2024-05-06T11:22:{:02}Z INFO ", number + 8),
+    ];
+    for tag in tags {
+        for blank in [false, true] {
+            let copy = tagged(tag, blank);
+            assert_eq!(read(&copy), read(text), "{copy}");
+            assert!(gantry_topology::read(&copy).is_ok(), "{copy}");
+        }
+    }
+    let untagged_blanks = tagged(&always("0: "), true).replace("0:\n", "\n");
+    assert_eq!(read(&untagged_blanks), read(text));
+    let refused = parse("0: GPU0 GPU1\n0: GPU0 X SYS\n0: GPU1 PIX X\n").unwrap_err();
+    assert_eq!((refused.line, refused.column), (3, 9), "{refused}");
+}
+
+#[test]
+fn lines_of_several_machines_are_not_read_as_one() {
+    let text = "node1: GPU0 GPU1\nnode1: GPU0 X SYS\nnode2: GPU0 GPU1\nnode2: GPU0 X PIX\nnode1: GPU1 SYS X\nnode2: GPU1 PIX X\n";
+    for text in [text.to_owned(), text.replace("node", "")] {
+        let refused = parse(&text).unwrap_err();
+        assert_eq!((refused.line, refused.column), (1, 1), "{refused}");
+        assert!(parse(&text.replace(' ', "\t")).is_err());
+    }
+    // Numbers stand for others only beside a time of day.
+    let timed = "1 10:00:00 GPU0 GPU1\n1 10:00:01 GPU0 X SYS\n2 10:00:01 GPU1 SYS X\n";
+    assert_eq!(read(timed).gpus().len(), 2);
+}
+
+#[test]
+fn a_command_may_go_on_behind_its_options() {
+    let matrix = "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n";
+    for command in [
+        "$ nvidia-smi topo -m | tee topo.txt",
+        "$ sudo nvidia-smi topo -m 2>/dev/null",
+        "PS C:\\Users\\me> nvidia-smi.exe topo -m",
+        "nvidia-smi topo --matrix; date",
+        "$ nvidia-smi topo -m 2>&1 && nvidia-smi nvlink -s",
+        "$ nvidia-smi topo -m > topo.txt; cat topo.txt",
+    ] {
+        let text = format!("{command}\n{matrix}");
+        assert_eq!(read(&text), read(matrix), "{command}");
+        assert!(gantry_topology::read(&text).is_ok(), "{command}");
+    }
+    for prose in [
+        "nvidia-smi topo -m is:",
+        "nvidia-smi topo matrix",
+        "nvidia-smi topology -m",
+    ] {
+        assert!(parse(&format!("{prose}\n{matrix}")).is_err(), "{prose}");
+    }
+}
+
+#[test]
 fn a_failure_of_nvidia_smi_is_told_as_its_own() {
     for said in [
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.",
         "Failed to initialize NVML: Driver/library version mismatch",
         "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error",
         "No devices were found",
+        "bash: nvidia-smi: command not found",
+        "/bin/sh: 1: nvidia-smi: not found",
+        "sudo: nvidia-smi: command not found",
+        "exec: \"nvidia-smi\": executable file not found in $PATH",
+        "nvidia-smi : The term 'nvidia-smi' is not recognized as the name of a cmdlet, function, script file, or operable program.",
     ] {
         for text in [format!("{said}\n\n"), format!("$ nvidia-smi topo -m\n{said}\n")] {
             let refused = gantry_topology::read(&text).unwrap_err().to_string();
@@ -563,6 +641,43 @@ const REFUSED: &[(&str, &str)] = &[
         "       GPU0         GPU1         \nGPU0   0            XGMI         \nGPU1   XGMI         0            \n",
     ),
     ("MetaX's matrix", "\tGPU0\tGPU1\nGPU0\tX\tMX\nGPU1\tMX\tX\n"),
+    (
+        "Moore Threads' matrix",
+        "        GPU0    GPU1\nGPU0    X       MT2\nGPU1    MT2     X\n",
+    ),
+    (
+        "Huawei's matrix",
+        "\t   NPU0       NPU1       CPU Affinity\nNPU0       X          HCCS       144-167\nNPU1       HCCS       X          144-167\n",
+    ),
+    (
+        "ROCm's matrix with its heading",
+        "\n============================ ROCm System Management Interface ============================\n================================ Weight between two GPUs =================================\n       GPU0         GPU1         \nGPU0   0            15           \nGPU1   15           0            \n",
+    ),
+    (
+        "the table of nvidia-smi",
+        "Tue Mar  5 10:11:12 2024\n+-----------------------------------------------------------------------------+\n| NVIDIA-SMI 535.54.03              Driver Version: 535.54.03    CUDA Version: 12.2     |\n",
+    ),
+    (
+        "a list of GPUs",
+        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c)\n",
+    ),
+    ("the command alone", "$ nvidia-smi topo -m\n"),
+    (
+        "the peer-to-peer matrix with its command",
+        "$ nvidia-smi topo -p2p r\n \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n",
+    ),
+    (
+        "the peer-to-peer matrix behind the matrix",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\n \tGPU0\tGPU1\t\n GPU0\tX\tNS\t\n GPU1\tNS\tX\t\n",
+    ),
+    (
+        "a matrix in a report",
+        "CUDA available: True\nGPU 0,1: NVIDIA B300 SXM6 AC\n\nGPU topology:\n\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n",
+    ),
+    (
+        "unknown links of two GPUs",
+        "GPU0 GPU1 CPU Affinity\nGPU0 X N/A 0-7\nGPU1 N/A X 0-7\n",
+    ),
     ("X off the diagonal", "GPU0 GPU1\nGPU0 X X\nGPU1 X X\n"),
     ("no X on the diagonal", "GPU0 GPU1\nGPU0 SYS SYS\nGPU1 SYS X\n"),
     ("halves that disagree", "GPU0 GPU1\nGPU0 X PIX\nGPU1 PXB X\n"),

@@ -43,12 +43,32 @@ pub(super) fn is_boundary(line: &Line) -> bool {
 
 /// Blank lines, and what people and programs put around the output: a code fence, the command, a heading, the date.
 pub(super) fn is_frame(text: &str) -> bool {
-    let command = text
-        .split_once("nvidia-smi topo")
-        .is_some_and(|(_, options)| options.split_whitespace().all(|option| option.starts_with('-')));
     let lower = text.to_ascii_lowercase();
     let heading = lower == "gpu topology:" || lower == "nvidia topology:";
-    text.is_empty() || text.starts_with("```") || command || heading || is_date(text)
+    text.is_empty() || text.starts_with("```") || is_command(text) || heading || is_date(text)
+}
+
+/// Whether a line ends in the command that prints a matrix, whatever the shell does with its output.
+pub(crate) fn is_command(text: &str) -> bool {
+    let after = ["nvidia-smi topo", "nvidia-smi.exe topo"]
+        .into_iter()
+        .find_map(|command| text.split_once(command));
+    let Some((_, options)) = after else {
+        return false;
+    };
+    let mut before = " ";
+    for word in options.split_whitespace() {
+        let for_the_shell = word.starts_with(['|', '>', '<', '&', ';']) || word.starts_with("2>");
+        let capabilities = before == "-p2p" && word.chars().all(|ch| "rwnap".contains(ch));
+        if for_the_shell || before.ends_with(';') {
+            return true;
+        }
+        if !(word.starts_with('-') || capabilities) {
+            return false;
+        }
+        before = word;
+    }
+    options.is_empty() || options.starts_with(' ')
 }
 
 /// What `date` prints: a day of the week, and among the rest the time of day.

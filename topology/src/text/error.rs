@@ -30,10 +30,20 @@ pub enum TopoProblem {
     #[error("no matrix: the text ends before a header line such as \"GPU0 GPU1 CPU Affinity\"")]
     Empty,
     /// The first meaningful line is no header.
-    #[error("{found:?} is no header line; the matrix begins with a line such as \"GPU0 GPU1 CPU Affinity\"")]
+    #[error("{found:?} is no header line; the matrix begins {}", begins(*matrix))]
     NoHeader {
         /// First word of the line.
         found: String,
+        /// The line further down in which a matrix begins.
+        matrix: Option<usize>,
+    },
+    /// The output of another program, or of other options.
+    #[error("{found:?} is printed by {tool}; give the output of `nvidia-smi topo -m`")]
+    OtherOutput {
+        /// First words of the line.
+        found: String,
+        /// What prints it.
+        tool: &'static str,
     },
     /// What stands there instead of a matrix is why nvidia-smi made none.
     #[error("nvidia-smi failed and printed no topology; it says: {said}")]
@@ -245,6 +255,9 @@ pub enum TopoProblem {
         /// First words of the line.
         found: String,
     },
+    /// Another header line beneath the matrix.
+    #[error("another matrix begins here; give a single one")]
+    SecondMatrix,
     /// A legend entry for a NIC that has no column.
     #[error("the NIC legend names {name}, which has no column")]
     LegendUnknown {
@@ -274,6 +287,13 @@ pub enum TopoProblem {
     /// The matrix reads well, but describes no machine.
     #[error("the matrix describes no machine: {0}")]
     Machine(MachineError),
+}
+
+fn begins(matrix: Option<usize>) -> String {
+    matrix.map_or_else(
+        || "with a line such as \"GPU0 GPU1 CPU Affinity\"".to_owned(),
+        |line| format!("in line {line}; give the text from there on"),
+    )
 }
 
 fn path_classes() -> String {

@@ -2,6 +2,7 @@
 //! so name line and column of the text that was given. Knows nothing of matrices.
 
 use super::error::{TopoError, TopoProblem};
+use super::front::Front;
 
 /// A character and where it stands.
 #[derive(Debug, Clone, Copy)]
@@ -75,14 +76,9 @@ pub(super) fn skip_blanks(glyphs: &[Glyph], start: usize) -> usize {
 }
 
 /// Splits a text into lines of glyphs. A line ends with a line feed, carriage returns before it or not, or with one of these alone.
-/// Where every line has the marks of a quotation in front, they are no part of it.
+/// What stands before every line is no part of it.
 pub(super) fn lines(text: &str) -> Vec<Line> {
-    let quotes = text
-        .split(['\n', '\r'])
-        .filter(|line| !line.trim().is_empty())
-        .map(|line| quoted(line, usize::MAX).0)
-        .min()
-        .unwrap_or(0);
+    let front = Front::of(text);
     let mut lines = Vec::new();
     let mut rest = text;
     let mut number = 1;
@@ -96,33 +92,18 @@ pub(super) fn lines(text: &str) -> Vec<Line> {
             }
             None => (std::mem::take(&mut rest), false),
         };
-        lines.push(one_line(line, quoted(line, quotes).1, number, terminated));
+        lines.push(one_line(line, front.length(line), number, terminated));
         number += 1;
     }
     lines
 }
 
-/// The marks of a quotation at the start of a line, as mail and web pages put them before every line: `> `, and once more for a
-/// quotation of one. How many there are of `most`, and how many characters they take.
-fn quoted(line: &str, most: usize) -> (usize, usize) {
-    let mut rest = line;
-    let mut marks = 0;
-    while marks < most
-        && let Some(after) = rest.strip_prefix('>')
-    {
-        rest = after.strip_prefix(' ').unwrap_or(after);
-        marks += 1;
-    }
-    // Marks and blanks have one byte each.
-    (marks, line.len() - rest.len())
-}
-
-/// The line `text` without its first `quote` characters.
-fn one_line(text: &str, quote: usize, number: usize, terminated: bool) -> Line {
+/// The line `text` without its first `front` characters.
+fn one_line(text: &str, front: usize, number: usize, terminated: bool) -> Line {
     let chars: Vec<char> = text.chars().collect();
     let mut glyphs = Vec::with_capacity(chars.len());
     let mut visual = 0;
-    let mut at = quote;
+    let mut at = front;
     while let Some(&ch) = chars.get(at) {
         let escape = escape_length(chars.get(at..).unwrap_or_default());
         if escape > 0 {

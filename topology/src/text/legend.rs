@@ -5,7 +5,7 @@ use super::around::is_frame;
 use super::error::{TopoError, TopoProblem};
 use super::glyphs::{Glyph, Line};
 use super::header::Header;
-use super::parse::is_row;
+use super::parse::{is_header, is_row};
 
 /// Which legend a line stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +87,9 @@ pub(super) fn read(
 
 fn not_expected(header: &Header, line: &Line, text: &str) -> TopoProblem {
     let word = text.split_whitespace().next().unwrap_or_default().to_owned();
+    if is_header(line) {
+        return TopoProblem::SecondMatrix;
+    }
     if header.names.contains(&word) && line.glyphs.iter().any(|glyph| glyph.is_blank()) {
         return TopoProblem::DuplicateRow { row: word };
     }

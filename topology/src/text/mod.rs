@@ -4,6 +4,8 @@
 mod around;
 mod check;
 mod error;
+mod foreign;
+mod front;
 mod glyphs;
 mod header;
 mod legend;
@@ -17,7 +19,10 @@ mod switches;
 mod values;
 mod words;
 
+pub(crate) use around::is_command;
 pub use error::{TopoError, TopoProblem};
+pub(crate) use foreign::printed_by;
+pub(crate) use front::is_tagged;
 pub(crate) use words::is_failure;
 
 use crate::machine::{IdList, Link, Machine};
@@ -104,7 +109,7 @@ impl TopoText {
 /// Allowed are tabs, blanks and both; glued cells where they come apart in one way; terminal escape codes; line ends of any system; a
 /// `# machine: ...` comment, the notice about hidden NICs, the command itself and code fences around; missing columns behind the
 /// links and blank cells in them; lines broken by a terminal; the date or the legends before, and a shell's prompt behind; a
-/// header cut within its last title; marks of a quotation before every line.
+/// header cut within its last title; marks of a quotation before every line, or what a tool puts there, such as the time or the host.
 ///
 /// # Errors
 /// Where the text is cut, contradicts itself, or is something else: the place, what stands there, what is allowed.

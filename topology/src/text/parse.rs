@@ -4,6 +4,7 @@
 use super::around::{drop_prompt, hidden_nics, is_boundary, is_frame};
 use super::check::check;
 use super::error::{TopoError, TopoProblem};
+use super::foreign::printed_by;
 use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
 use super::header::Header;
 use super::legend;
@@ -134,7 +135,7 @@ impl<'a> Reader<'a> {
             return Err(line.refuse_at_start(TopoProblem::Failed { said }));
         }
         if numbered(&found, "GPU").or(numbered(&found, "NIC")).is_none() {
-            return Err(line.refuse_at_start(TopoProblem::NoHeader { found }));
+            return Err(line.refuse_at_start(self.no_header(line, found)));
         }
         let mut parts = vec![line];
         for next in self.rest().iter().skip(1) {
@@ -154,6 +155,28 @@ impl<'a> Reader<'a> {
         }?;
         self.at += parts.len();
         Ok(header)
+    }
+
+    /// Why a line is no header that begins with `found`: what it is, and where the matrix is.
+    fn no_header(&self, line: &Line, found: String) -> TopoProblem {
+        let matrix = self.rest().windows(2).find_map(|pair| {
+            let [header, row] = pair else { return None };
+            let start = skip_blanks(&row.glyphs, 0);
+            let begins =
+                is_header(header) && is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some();
+            header.first().filter(|_| begins)
+        });
+        let tool = self.rest().iter().find_map(|line| printed_by(&line.text()));
+        match (matrix, tool) {
+            (None, Some(tool)) => {
+                let found = line.text().chars().take(40).collect();
+                TopoProblem::OtherOutput { found, tool }
+            }
+            (matrix, _) => {
+                let matrix = matrix.map(|glyph| glyph.line);
+                TopoProblem::NoHeader { found, matrix }
+            }
+        }
     }
 
     fn read_rows(&mut self, header: &Header) -> Result<Vec<Row>, TopoError> {
@@ -310,6 +333,11 @@ pub(super) fn is_row(line: &Line) -> bool {
     let word = word_at(&line.glyphs, start);
     let second = skip_blanks(&line.glyphs, start + word.chars().count());
     is_links(&line.glyphs, second) && !goes_on_with_links(&line.glyphs, start)
+}
+
+/// Whether a line names the columns of a matrix.
+pub(super) fn is_header(line: &Line) -> bool {
+    !is_row(line) && Header::read(&line.glyphs).is_ok_and(|header| header.gpus > 0)
 }
 
 /// Whether a line ends a legend that stands before the matrix: the header does, and a row without one.

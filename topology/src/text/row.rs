@@ -2,6 +2,7 @@
 //! by itself; whether rows agree with each other is the parser's business.
 
 use super::error::{TopoError, TopoProblem};
+use super::foreign;
 use super::glyphs::{Glyph, skip_blanks, word_at};
 use super::header::Header;
 use super::values::{self, Layout, Values};
@@ -52,10 +53,10 @@ pub(super) fn read(
         at = skip_blanks(glyphs, at);
         let place = glyphs.get(at).copied().unwrap_or(end);
         let Some((link, after)) = link_at(glyphs, at) else {
-            if let Some(foreign) = foreign(glyphs, at) {
-                return Err(foreign);
+            if let Some(refused) = of_another_vendor(glyphs, at) {
+                return Err(refused);
             }
-            let is_value = values::begins_value(glyphs, at) && !stands_for_link(glyphs, at);
+            let is_value = values::begins_value(glyphs, at) && !stands_for_link(header, glyphs, at);
             if at >= glyphs.len() || is_value {
                 let (row, found) = (name(device), column);
                 return Err(place.refuse(TopoProblem::CutRow { row, found, needed }));
@@ -152,36 +153,32 @@ fn read_values(
     values::read(&header.columns, glyphs, at, links_end, layout)
 }
 
-/// Whether the `N/A` at `at` stands where a link belongs: a link follows, or there are more of them than values can be unknown.
-fn stands_for_link(glyphs: &[Glyph], at: usize) -> bool {
+/// Whether the `N/A` at `at` stands where a link belongs: a link follows, or more words than there are columns for values.
+fn stands_for_link(header: &Header, glyphs: &[Glyph], at: usize) -> bool {
+    let mut words = 0;
+    let mut only_unknown = true;
     let mut at = at;
-    for _ in 0..=values::MOST_COLUMNS {
+    while at < glyphs.len() {
         let word = word_at(glyphs, at);
-        if !word.eq_ignore_ascii_case("N/A") {
-            return link_at(glyphs, at).is_some();
+        only_unknown &= word.eq_ignore_ascii_case("N/A");
+        if !only_unknown && (words == 0 || link_at(glyphs, at).is_some()) {
+            return words > 0;
         }
+        words += 1;
         at = skip_blanks(glyphs, at + word.chars().count());
     }
-    true
+    words > header.columns.len()
 }
 
 /// Words of the peer-to-peer matrix, which looks much like this one.
 const PEER_TO_PEER: [&str; 8] = ["OK", "NS", "CNS", "GNS", "TNS", "DR", "U", "PCI_NS"];
 
-/// Refuses a word, whole also where its beginning was read as a link.
-/// Links as other vendors' tools write them. ROCm has 0 where a device meets itself, MetaX and Ascend have X there as nvidia-smi has.
-const FOREIGN: [(&str, &str); 3] = [
-    ("XGMI", "AMD's rocm-smi"),
-    ("MX", "MetaX's mx-smi"),
-    ("HCCS", "Huawei's npu-smi"),
-];
-
 /// Why a row is refused in which another vendor's link stands from `start` on.
-fn foreign(glyphs: &[Glyph], start: usize) -> Option<TopoError> {
+fn of_another_vendor(glyphs: &[Glyph], start: usize) -> Option<TopoError> {
     let mut at = skip_blanks(glyphs, start);
     while let Some(place) = glyphs.get(at) {
         let found = word_at(glyphs, at);
-        if let Some((_, tool)) = FOREIGN.iter().find(|(word, _)| *word == found) {
+        if let Some(tool) = foreign::link(&found) {
             return Some(place.refuse(TopoProblem::ForeignMatrix { found, tool }));
         }
         at = skip_blanks(glyphs, at + found.chars().count());
@@ -189,6 +186,7 @@ fn foreign(glyphs: &[Glyph], start: usize) -> Option<TopoError> {
     None
 }
 
+/// Refuses a word, whole also where its beginning was read as a link.
 fn unknown_link(glyphs: &[Glyph], at: usize, place: Glyph) -> TopoError {
     let begin = (0..at)
         .rev()

@@ -70,9 +70,6 @@ impl Values {
     }
 }
 
-/// Most values behind the links of a row.
-pub(super) const MOST_COLUMNS: usize = 3;
-
 /// Kernels say -1 where a device is near no NUMA node.
 fn is_unknown(text: &str) -> bool {
     text.eq_ignore_ascii_case("N/A") || text == "-1"

@@ -140,9 +140,18 @@ const FAILURES: [&str; 4] = [
     "No devices were found",
 ];
 
-/// Whether a line is what nvidia-smi says when it fails.
+/// What shells and container runtimes say of a program that is not there.
+const NOT_THERE: [&str; 4] = [
+    "command not found",
+    ": not found",
+    "executable file not found",
+    "is not recognized",
+];
+
+/// Whether a line is what is said where nvidia-smi fails, or is not there.
 pub(crate) fn is_failure(line: &str) -> bool {
-    FAILURES.iter().any(|failure| line.starts_with(failure))
+    let not_there = line.contains("nvidia-smi") && NOT_THERE.iter().any(|said| line.contains(said));
+    not_there || FAILURES.iter().any(|failure| line.starts_with(failure))
 }
 
 /// The number of a `GPU#` or `NIC#` at the start of a word, and the length of the whole.
