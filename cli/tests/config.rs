@@ -171,15 +171,29 @@ fn config_maps_with_the_same_key_are_each_read() {
 
 #[test]
 fn a_config_map_of_another_program_is_told_by_its_name() {
-    let other = config_map("mig-parted", "config.yaml", "version: v1\nmig-configs: {}");
+    let other = config_map("hami", "device-config.yaml", "nvidia: {deviceSplitCount: 10}");
     let both = format!("{}---\n{other}", config_map("plugin", "any", GOOD));
     let run = check(&both, &[]);
     assert_eq!(run.code, 1);
     assert!(
-        run.stderr.contains("mig-parted/config.yaml: not served"),
+        run.stderr.contains("hami/device-config.yaml: not served"),
         "{}",
         run.stderr
     );
+    // What NVIDIA's MIG manager reads is known.
+    let other = config_map("mig-parted", "config.yaml", "version: v1\nmig-configs: {}");
+    let run = check(&format!("{}---\n{other}", config_map("plugin", "any", GOOD)), &[]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(
+        run.stderr
+            .contains("warning: /config.yaml: the ConfigMap mig-parted has no configuration"),
+        "{}",
+        run.stderr
+    );
+    let run = check(&other, &[]);
+    assert_eq!(run.code, 1);
+    let told = "mig-parted/config.yaml: not served:\n  line 2: mig-configs: this is a configuration of NVIDIA's MIG manager";
+    assert!(run.stderr.contains(told), "{}", run.stderr);
     // What cannot be one, such as a script or a number, is no configuration that failed, where another ConfigMap has one.
     let other = config_map("exporter", "interval", "30000");
     let run = check(&format!("{}---\n{other}", config_map("plugin", "any", GOOD)), &[]);
@@ -221,6 +235,30 @@ fn what_holds_a_configuration_and_is_none_is_named_and_where_its_text_is() {
         (
             operator,
             "these are values of a Helm chart, no configuration; give the text under devicePlugin.config.data.any",
+        ),
+        (
+            "apiVersion: helm.cattle.io/v1\nkind: HelmChart\nspec:\n  valuesContent: |\n    config:\n      default: shared\n      map:\n        shared: 'version: v1'\n",
+            "this is a HelmChart, no configuration and no ConfigMap; give the text under spec.config.map.shared of the text in valuesContent",
+        ),
+        (
+            "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nspec:\n  devicePlugin: {config: {name: slices, default: any}}\n  migManager: {config: {name: cuts}}\n",
+            "this is a ClusterPolicy, no configuration and no ConfigMap; give the manifest of the ConfigMap slices",
+        ),
+        (
+            "devicePlugin: {config: {name: slices, default: any}}\nmig: {strategy: mixed}\n",
+            "these are values of a Helm chart, no configuration; give the manifest of the ConfigMap slices",
+        ),
+        (
+            "config: {name: '', map: {}, default: '', fallbackStrategies: [named]}\nmigStrategy: null\nresources: {}\n",
+            "these are values of a Helm chart, no configuration\n",
+        ),
+        (
+            "compatWithCPUManager: true\nmigStrategy: mixed\n",
+            "these are values of a Helm chart, no configuration\n",
+        ),
+        (
+            "$ cat <<EOF | kubectl apply -f -\napiVersion: v1\nkind: ConfigMap\ndata: {}\nEOF\n",
+            "line 1: the manifest is no YAML: this is a line for a shell; give what stands between such lines",
         ),
         (
             kindless,

@@ -240,6 +240,73 @@ fn the_device_root_is_the_driver_root_where_it_is_not_said() {
 }
 
 #[test]
+fn what_a_copy_brings_along_is_named_where_it_stands() {
+    let good = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 4\n";
+    for (text, told) in [
+        (
+            format!("```yaml\n{good}```\n"),
+            "line 1: not well-formed: ``` is the fence of a code block; leave it out",
+        ),
+        (
+            format!("$ cat << EOF > /tmp/config.yaml\n{good}EOF\n"),
+            "line 1: not well-formed: this is a line for a shell; give what stands between such lines",
+        ),
+        (
+            format!("{good}    ...\n"),
+            "line 7: not well-formed: ... stands for more in an example; leave it out",
+        ),
+        (
+            good.replace("4", "{{ .Values.replicas }}"),
+            "line 6: not well-formed: {{ begins an expression of a template; give what the template makes",
+        ),
+        (
+            "[settings.kubelet-device-plugins.nvidia]\npass-device-specs = true\n".to_owned(),
+            "line 1: not well-formed: this is TOML; write YAML or JSON",
+        ),
+        (
+            "version: v1\nsharing:\n\ttimeSlicing:\n".to_owned(),
+            "line 3: not well-formed: tabs disallowed within this context (block indentation)",
+        ),
+    ] {
+        assert_eq!(wrong(&text).to_string(), format!("config.yaml: {told}"), "{text}");
+    }
+    // Where it is YAML all the same, nothing is looked for.
+    assert_eq!(
+        read("# $ cat <<EOF\nflags: {migStrategy: none} # ```\n"),
+        Config::default()
+    );
+}
+
+#[test]
+fn a_mig_profile_in_the_place_of_its_resource_names_the_resource() {
+    let text = |name: &str| {
+        "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: \"NAME\", replicas: 2}]}}"
+            .replace("NAME", name)
+    };
+    for (name, meant) in [
+        ("1g.10gb+me", "mig-1g.10gb.me"),
+        ("mig-1g.10gb+me", "mig-1g.10gb.me"),
+        ("nvidia.com/mig-1g.24gb+gfx", "mig-1g.24gb.gfx"),
+        ("MIG 1g.5gb", "mig-1g.5gb"),
+        ("MIG-1c.2g.20gb", "mig-1c.2g.20gb"),
+        ("1g.24gb+me.all", "mig-1g.24gb.me.all"),
+    ] {
+        let told = wrong(&text(name)).to_string();
+        let meant = format!("; did you mean \"nvidia.com/{meant}\"?");
+        assert!(told.ends_with(&meant), "{told}");
+    }
+    for (name, meant) in [("1g.10gb", "mig-1g.10gb"), ("1g.24gb-me", "mig-1g.24gb-me")] {
+        let warnings = read_with(&text(name), Strictness::Strict).warnings;
+        let told = warnings[0].to_string();
+        assert!(
+            told.ends_with(&format!("; did you mean \"nvidia.com/{meant}\"?")),
+            "{told}"
+        );
+    }
+    assert!(!wrong(&text("GPU 1")).to_string().contains("did you mean"));
+}
+
+#[test]
 fn json_and_yaml_say_the_same() {
     let yaml = "flags:\n  migStrategy: single\n  plugin:\n    deviceListStrategy: volume-mounts\n";
     let json = r#"{"flags": {"migStrategy": "single", "plugin": {"deviceListStrategy": ["volume-mounts"]}}}"#;

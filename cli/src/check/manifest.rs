@@ -1,6 +1,7 @@
 //! Manifests of Kubernetes, as files around a plugin's configuration hold them: which ConfigMaps are in a text, and where the
 //! configuration lies in what is none. Knows nothing of what a configuration may say.
 
+use gantry_plugin::config::{MIG_MANAGERS, leftover};
 use serde_json::{Map, Value};
 
 /// One ConfigMap of a manifest.
@@ -12,11 +13,13 @@ pub(super) struct ConfigMap {
 }
 
 impl ConfigMap {
-    /// Whether one of its texts may be meant as a configuration, be it with slips: anything but a number, a list or words.
+    /// Whether one of its texts may be meant as a configuration, be it with slips: anything but a number, a list or words, and not what
+    /// NVIDIA's MIG manager reads.
     pub(super) fn may_configure(&self) -> bool {
         self.data.iter().any(|(_, value)| {
             let read = value.as_str().map(serde_saphyr::from_str::<Value>);
-            matches!(read, Some(Err(_) | Ok(Value::Object(_) | Value::Null)))
+            let of_the_mig_manager = matches!(&read, Some(Ok(read)) if read.get(MIG_MANAGERS).is_some());
+            matches!(read, Some(Err(_) | Ok(Value::Object(_) | Value::Null))) && !of_the_mig_manager
         })
     }
 }
@@ -29,6 +32,9 @@ pub(super) fn config_maps(text: &str) -> Result<Vec<ConfigMap>, String> {
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(documents) => documents,
         Err(error) if has_kind(text) => {
+            if let Some((line, what)) = leftover(text) {
+                return Err(format!("line {line}: the manifest is no YAML: {what}"));
+            }
             let place = error
                 .location()
                 .map(|place| format!("line {}: ", place.line()))
@@ -77,12 +83,11 @@ fn pairs(data: &Map<String, Value>) -> impl Iterator<Item = (String, Value)> {
 
 /// What an object is that is no config file; `None` if it may be one.
 fn what_else(object: &Value) -> Option<String> {
-    let place = text_in(object);
-    let advice = place
-        .as_ref()
-        .map(|place| format!("; give the text under {place}"));
-    let advice = advice.unwrap_or_default();
+    let text = text_in(object).map(|place| format!("; give the text under {place}"));
+    let map = || named_in(object).map(|name| format!("; give the manifest of the ConfigMap {name}"));
+    let advice = text.or_else(map);
     if let Some(kind) = object["kind"].as_str() {
+        let advice = advice.unwrap_or_default();
         return Some(format!(
             "this is a {kind}, no configuration and no ConfigMap{advice}"
         ));
@@ -93,11 +98,14 @@ fn what_else(object: &Value) -> Option<String> {
                 .to_owned(),
         );
     }
-    place.map(|_| format!("these are values of a Helm chart, no configuration{advice}"))
+    (advice.is_some() || is_of_a_chart(object)).then(|| {
+        let advice = advice.unwrap_or_default();
+        format!("these are values of a Helm chart, no configuration{advice}")
+    })
 }
 
 /// Where the first text of a configuration lies, as Helm charts have it: under `config.map` (NVIDIA's plugin) or `config.data` (the
-/// GPU operator), at any depth.
+/// GPU operator), at any depth, also of values that stand as a text in the object that asks for a chart.
 fn text_in(object: &Value) -> Option<String> {
     let here = ["map", "data"].into_iter().find_map(|name| {
         let texts = object["config"][name].as_object()?;
@@ -105,9 +113,45 @@ fn text_in(object: &Value) -> Option<String> {
         Some(format!("config.{name}.{key}"))
     });
     here.or_else(|| {
-        let mut fields = object.as_object()?.iter();
-        fields.find_map(|(key, value)| Some(format!("{key}.{}", text_in(value)?)))
+        object.as_object()?.iter().find_map(|(key, value)| {
+            let values = value.as_str().filter(|_| VALUES.contains(&key.as_str()));
+            let values: Option<Value> = values.and_then(|text| serde_saphyr::from_str(text).ok());
+            match values {
+                Some(values) => Some(format!("{} of the text in {key}", text_in(&values)?)),
+                None => Some(format!("{key}.{}", text_in(value)?)),
+            }
+        })
     })
+}
+
+/// Keys of objects that ask for a chart (k3s, Argo CD) under which its values stand as a text.
+const VALUES: [&str; 2] = ["valuesContent", "values"];
+
+/// The ConfigMap that values of a chart or a ClusterPolicy name, at any depth.
+fn named_in(object: &Value) -> Option<&str> {
+    let config = &object["config"];
+    let is_the_plugins = ["default", "fallbackStrategies", "map"]
+        .into_iter()
+        .any(|key| config.get(key).is_some());
+    let name = config["name"]
+        .as_str()
+        .filter(|name| is_the_plugins && !name.is_empty());
+    name.or_else(|| object.as_object()?.values().find_map(named_in))
+}
+
+/// Whether it has a key that NVIDIA's charts have and config files do not.
+fn is_of_a_chart(object: &Value) -> bool {
+    let plugins = ["map", "default", "fallbackStrategies"]
+        .into_iter()
+        .any(|key| object["config"].get(key).is_some());
+    let keys = [
+        "compatWithCPUManager",
+        "devicePlugin",
+        "nodeSelector",
+        "tolerations",
+        "migManager",
+    ];
+    plugins || keys.into_iter().any(|key| object.get(key).is_some())
 }
 
 /// Whether a text that is no YAML looks like a manifest, in YAML or JSON: a config file has no `kind`.

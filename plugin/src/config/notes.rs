@@ -4,7 +4,7 @@
 use gantry_api::{ResourceName, names};
 
 use super::problem::nearest;
-use super::sharing::spelled;
+use super::sharing::{mig_resource, spelled};
 use super::tree::Step;
 use super::{Config, MOST_DEVICES, MigStrategy, Replicated, ResourcePattern, SharedOf, TimeSlicing};
 
@@ -165,7 +165,7 @@ fn absent_name(
     }
     // Who asks for the name after sharing means the one before.
     let unshared = name.strip_suffix(".shared").unwrap_or(name);
-    let near = nearest(unshared, there.iter().copied());
+    let near = mig_resource(unshared).or_else(|| nearest(unshared, there.iter().copied()));
     let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
     there.insert(1.min(there.len()), MIG_RESOURCES);
     notes.push(Note {

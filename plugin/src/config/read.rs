@@ -5,12 +5,15 @@ use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
 use super::file::{File, MOVED, VALUED};
+use super::leftover::leftover;
 use super::problem::nearest;
 use super::tree::{Branch, MAX_DEPTH, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
 
 /// Longest text that is read: what a ConfigMap holds at most.
 pub(super) const MAX_BYTES: usize = 1 << 20;
+/// The key that a configuration of NVIDIA's MIG manager has, in a ConfigMap much like the plugin's.
+pub const MIG_MANAGERS: &str = "mig-configs";
 /// Most wrong values that are told at once.
 const MAX_PROBLEMS: usize = 32;
 
@@ -122,6 +125,9 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
         Strictness::Lenient => DuplicateKeyPolicy::LastWins,
     };
     Node::read(text, repeated).map_err(|error| {
+        if let Some((line, what)) = leftover(text) {
+            return wrong(Some(line), what.to_owned());
+        }
         let line = error.location().map(|place| place.line());
         let message = error.without_snippet().to_string();
         let message = message.lines().next().unwrap_or_default();
@@ -210,6 +216,17 @@ fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut V
                     Some(known) => {
                         prune(node, known, strictness, unknown);
                         true
+                    }
+                    None if is_root && key == MIG_MANAGERS => {
+                        unknown.push(Problem {
+                            line: node.line,
+                            at: node.at.clone(),
+                            fault: Fault::NotServed(
+                                "this is a configuration of NVIDIA's MIG manager (mig-parted), which cuts GPUs, and none of a device plugin"
+                                    .to_owned(),
+                            ),
+                        });
+                        false
                     }
                     None => {
                         let belongs = schema::places(key);

@@ -34,6 +34,23 @@ pub(crate) fn spelled(profile: &str) -> String {
     bare.replace('+', ".")
 }
 
+/// What devices of a MIG profile are called before anything renames them, if `name` is a profile in any spelling: `nvidia.com/mig-1g.5gb.me`
+/// for `1g.5gb+me`, `MIG 1g.5gb+me` and `mig-1g.5gb+me`.
+pub(super) fn mig_resource(name: &str) -> Option<String> {
+    let profile = spelled(name);
+    let mut parts = profile.split('.').peekable();
+    let counted = |part: &str, unit: &str| {
+        let digits = part.strip_suffix(unit).unwrap_or_default();
+        !digits.is_empty() && digits.chars().all(|ch| ch.is_ascii_digit())
+    };
+    parts.next_if(|part| counted(part, "c"));
+    let slices = parts.next()?;
+    let memory = parts.next()?;
+    let memory = memory.split_once('-').map_or(memory, |(memory, _)| memory);
+    let known = counted(slices, "g") && counted(memory, "gb");
+    known.then(|| format!("{}/mig-{profile}", names::RESOURCE_DOMAIN))
+}
+
 /// Time slicing: several containers take turns on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimeSlicing {

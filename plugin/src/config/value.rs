@@ -6,6 +6,7 @@ use gantry_topology::{GpuUuid, MigUuid};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::sharing::mig_resource;
 use super::{DeviceRef, Gfd, Selector, SharedOf, Strategy, duration, problem};
 
 /// Longest resource name, with its domain.
@@ -39,8 +40,10 @@ impl TryFrom<String> for Resource {
             ));
         }
         if !names::is_subdomain(rest) {
+            let meant = mig_resource(&text).map(|meant| format!("; did you mean {meant:?}?"));
             return Err(format!(
-                "{text:?} is no resource name; after {domain}/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part"
+                "{text:?} is no resource name; after {domain}/ lower-case letters, digits, - and . are allowed, with a letter or digit at both ends of every part{}",
+                meant.unwrap_or_default()
             ));
         }
         Ok(Self(full.into()))
