@@ -1,16 +1,14 @@
-//! Options written with one dash, as NVIDIA's programs also take them: `-mig-strategy=single`. Only names that the command knows are
-//! touched; everything else stays for clap to judge.
+//! Options written with one dash, as NVIDIA's programs also take them: `-mig-strategy=single`. A word of several letters behind one dash
+//! is a name there, never short options with a value: `-oneshoot` is no file `neshoot`. Whether there is such an option is for clap to judge.
 
 use std::ffi::OsString;
-
-use clap::Command;
 
 /// The commands that stand in for programs of NVIDIA's.
 const COMMANDS: [&str; 2] = ["plugin", "labels"];
 
-/// The command line with every `-name` of a long option of its command written as `--name`.
-pub(crate) fn doubled(command: &Command, line: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut names: Option<Vec<&str>> = None;
+/// The command line with every `-name` written as `--name`.
+pub(crate) fn doubled(line: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut commanded = false;
     let mut over = false;
     line.into_iter()
         .enumerate()
@@ -22,40 +20,34 @@ pub(crate) fn doubled(command: &Command, line: impl IntoIterator<Item = OsString
                 over = true;
                 return word;
             }
-            let Some(names) = &names else {
-                let found = COMMANDS.contains(&text).then(|| command.find_subcommand(text));
-                names = found.flatten().map(long_names);
+            if !commanded {
+                commanded = COMMANDS.contains(&text);
                 return word;
-            };
+            }
             match text.strip_prefix('-') {
-                Some(option) if names.contains(&option.split('=').next().unwrap_or(option)) => {
-                    format!("--{option}").into()
-                }
+                Some(option) if is_named(option) => format!("--{option}").into(),
                 _ => word,
             }
         })
         .collect()
 }
 
-/// Names of more than one letter: of one letter is a short option.
-fn long_names(command: &Command) -> Vec<&str> {
-    let options = command.get_arguments();
-    let names = options.flat_map(|option| {
-        let aliases = option.get_all_aliases().unwrap_or_default();
-        option.get_long().into_iter().chain(aliases)
-    });
-    names.filter(|name| name.len() > 1).collect()
+/// Whether an option begins with a name of more than one letter: of one letter is a short option.
+fn is_named(option: &str) -> bool {
+    let name = option.split('=').next().unwrap_or(option);
+    let word = name
+        .chars()
+        .all(|ch| ch.is_ascii_alphanumeric() || ch == '-' || ch == '_');
+    word && name.len() > 1 && name.starts_with(|ch: char| ch.is_ascii_alphabetic())
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn doubled_line(line: &str) -> String {
         let line = line.split(' ').map(OsString::from);
-        let words = doubled(&crate::Cli::command(), line);
+        let words = doubled(line);
         let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
         words.join(" ")
     }
@@ -73,11 +65,20 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_nobody_knows_is_no_short_option_with_a_value() {
+        assert_eq!(
+            doubled_line("gantry plugin -oneshoot -host-path=/usr/lib/nvidia -logtostderr"),
+            "gantry plugin --oneshoot --host-path=/usr/lib/nvidia --logtostderr"
+        );
+    }
+
+    #[test]
     fn nothing_else_is_touched() {
         for line in [
             "gantry topo -from machine.yaml",
-            "gantry plugin -mig-stratgy single",
             "gantry plugin -h",
+            "gantry labels -o=out -o out -o/tmp/out",
+            "gantry plugin --imex-channel-ids -1",
             "gantry labels -- -no-timestamp",
             "-mig-strategy plugin",
         ] {

@@ -66,7 +66,7 @@ enum Command {
 /// Reads the command line, or says what is wrong with it and ends. The description of it is made once: a node's start waits for it.
 fn read(line: impl IntoIterator<Item = OsString>) -> Cli {
     let mut command = unset::without_empty(Cli::command());
-    let line = dashes::doubled(&command, line);
+    let line = dashes::doubled(line);
     let matches = command.try_get_matches_from_mut(&line);
     let mut matches = matches.unwrap_or_else(|error| variable::named(error, &mut command, &line).exit());
     let read = Cli::from_arg_matches_mut(&mut matches);

@@ -43,6 +43,19 @@ fn a_wrong_command_line_names_the_nearest_right_one_and_exits_with_2() {
 }
 
 #[test]
+fn a_flag_of_another_plugin_with_one_dash_is_told_by_its_name() {
+    for (flag, named) in [
+        ("-host-path=/usr/lib/nvidia", "'--host-path'"),
+        ("-oneshoot", "'--oneshoot'"),
+        ("-logtostderr", "'--logtostderr'"),
+    ] {
+        let run = gantry(&["plugin", "--node-name", "n", flag]);
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{flag}");
+        assert!(run.stderr.contains(named), "{}", run.stderr);
+    }
+}
+
+#[test]
 fn without_a_command_the_help_is_shown() {
     let run = gantry(&[]);
     assert_eq!(run.code, 2);
