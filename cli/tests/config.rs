@@ -238,7 +238,11 @@ fn what_holds_a_configuration_and_is_none_is_named_and_where_its_text_is() {
         ),
         (
             "apiVersion: helm.cattle.io/v1\nkind: HelmChart\nspec:\n  valuesContent: |\n    config:\n      default: shared\n      map:\n        shared: 'version: v1'\n",
-            "this is a HelmChart, no configuration and no ConfigMap; give the text under spec.config.map.shared of the text in valuesContent",
+            "this is a HelmChart, no configuration and no ConfigMap; give the text under spec.valuesContent, and there under config.map.shared",
+        ),
+        (
+            "apiVersion: argoproj.io/v1alpha1\nkind: Application\nspec:\n  source:\n    helm:\n      values: |\n        devicePlugin: {config: {data: {any: 'version: v1'}}}\n",
+            "this is an Application, no configuration and no ConfigMap; give the text under spec.source.helm.values, and there under devicePlugin.config.data.any",
         ),
         (
             "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nspec:\n  devicePlugin: {config: {name: slices, default: any}}\n  migManager: {config: {name: cuts}}\n",

@@ -88,8 +88,13 @@ fn what_else(object: &Value) -> Option<String> {
     let advice = text.or_else(map);
     if let Some(kind) = object["kind"].as_str() {
         let advice = advice.unwrap_or_default();
+        let article = if kind.starts_with(['A', 'E', 'I', 'O']) {
+            "an"
+        } else {
+            "a"
+        };
         return Some(format!(
-            "this is a {kind}, no configuration and no ConfigMap{advice}"
+            "this is {article} {kind}, no configuration and no ConfigMap{advice}"
         ));
     }
     if object.get("apiVersion").is_some() {
@@ -117,7 +122,7 @@ fn text_in(object: &Value) -> Option<String> {
             let values = value.as_str().filter(|_| VALUES.contains(&key.as_str()));
             let values: Option<Value> = values.and_then(|text| serde_saphyr::from_str(text).ok());
             match values {
-                Some(values) => Some(format!("{} of the text in {key}", text_in(&values)?)),
+                Some(values) => Some(format!("{key}, and there under {}", text_in(&values)?)),
                 None => Some(format!("{key}.{}", text_in(value)?)),
             }
         })
