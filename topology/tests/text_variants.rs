@@ -528,9 +528,10 @@ fn lines_of_several_machines_are_not_read_as_one() {
         assert_eq!((refused.line, refused.column), (1, 1), "{refused}");
         assert!(parse(&text.replace(' ', "\t")).is_err());
     }
-    // Numbers stand for others only beside a time of day.
-    let timed = "1 10:00:00 GPU0 GPU1\n1 10:00:01 GPU0 X SYS\n2 10:00:01 GPU1 SYS X\n";
+    // Only a time and a date are others in every line.
+    let timed = "gpu1 10:00:00 GPU0 GPU1\ngpu1 10:00:01 GPU0 X SYS\ngpu1 10:01:02 GPU1 SYS X\n";
     assert_eq!(read(timed).gpus().len(), 2);
+    assert!(parse(&timed.replace("gpu1 10:01", "gpu2 10:01")).is_err());
 }
 
 #[test]

@@ -7,11 +7,16 @@ pub(super) enum Front {
     Nothing,
     /// `> `, so many times.
     Quotes(usize),
-    /// Anything else, without the blank behind it. With a time of day in it, its numbers differ from line to line.
-    Tag {
-        tag: Vec<char>,
-        timed: bool,
-    },
+    /// Anything else, without the blank behind it.
+    Tag(Vec<Mark>),
+}
+
+/// A character of a tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mark {
+    Same(char),
+    /// A digit of a time or a date: its number is another one in every line.
+    Time,
 }
 
 impl Front {
@@ -22,17 +27,9 @@ impl Front {
         if quotes > 0 {
             return Self::Quotes(quotes);
         }
-        let Some(tag) = said().find_map(before_row) else {
-            return Self::Nothing;
-        };
-        let timed = has_time(tag);
-        let tag: Vec<char> = tag.chars().collect();
-        let everywhere = !tag.is_empty() && said().all(|line| behind(&tag, timed, line).is_some());
-        if everywhere {
-            Self::Tag { tag, timed }
-        } else {
-            Self::Nothing
-        }
+        let tag = said().find_map(before_row).map(marks).unwrap_or_default();
+        let everywhere = !tag.is_empty() && said().all(|line| behind(&tag, line).is_some());
+        if everywhere { Self::Tag(tag) } else { Self::Nothing }
     }
 
     /// How many characters of `line` it takes, a blank behind it included.
@@ -40,7 +37,7 @@ impl Front {
         match self {
             Self::Nothing => 0,
             Self::Quotes(most) => quoted(line, *most).1,
-            Self::Tag { tag, timed } => behind(tag, *timed, line).map_or(0, |length| {
+            Self::Tag(tag) => behind(tag, line).map_or(0, |length| {
                 let blank = line.chars().nth(length) == Some(' ');
                 length + usize::from(blank)
             }),
@@ -50,7 +47,7 @@ impl Front {
 
 /// Whether something other than a quotation's marks stands before every line.
 pub(crate) fn is_tagged(text: &str) -> bool {
-    matches!(Front::of(text), Front::Tag { .. })
+    matches!(Front::of(text), Front::Tag(_))
 }
 
 /// The marks of a quotation at the start of a line, as mail and web pages put them before every line: `> `, and once more for a
@@ -76,39 +73,51 @@ fn before_row(line: &str) -> Option<&str> {
     is_row.then(|| before.trim_end())
 }
 
-/// Where a line goes on behind `tag`, in characters. A number in a tag with a time stands for any.
-fn behind(tag: &[char], timed: bool, line: &str) -> Option<usize> {
-    let line: Vec<char> = line.chars().collect();
-    let (mut at, mut expected) = (0, 0);
-    while let Some(&due) = tag.get(expected) {
-        let number = |chars: &[char], from: usize| -> usize {
-            let digits = chars.iter().skip(from).take_while(|ch| ch.is_ascii_digit());
-            digits.count()
+/// The characters of a tag, told apart word by word.
+fn marks(tag: &str) -> Vec<Mark> {
+    let mark = |word: &str| {
+        let timed = is_time(word);
+        let mark = move |ch: char| match ch {
+            '0'..='9' if timed => Mark::Time,
+            ch => Mark::Same(ch),
         };
-        if timed && due.is_ascii_digit() {
-            let digits = number(&line, at);
-            if digits == 0 {
-                return None;
-            }
-            at += digits;
-            expected += number(tag, expected);
-        } else if line.get(at) == Some(&due) {
-            at += 1;
-            expected += 1;
-        } else {
-            return None;
-        }
-    }
-    Some(at)
+        word.chars().map(mark).collect::<Vec<Mark>>()
+    };
+    tag.split_inclusive(char::is_whitespace).flat_map(mark).collect()
 }
 
-/// Whether `12:34:56` stands in it.
-fn has_time(tag: &str) -> bool {
-    let shape: Vec<char> = tag
+/// Whether `12:34:56` stands in a word, or it is a date of numbers.
+fn is_time(word: &str) -> bool {
+    let shape: Vec<char> = word
+        .trim_end()
         .chars()
         .map(|ch| if ch.is_ascii_digit() { '0' } else { ch })
         .collect();
-    shape
+    let time = shape
         .windows(8)
-        .any(|window| window.iter().copied().eq("00:00:00".chars()))
+        .any(|window| window.iter().copied().eq("00:00:00".chars()));
+    let date = shape.contains(&'0') && shape.iter().any(|ch| "-/".contains(*ch));
+    time || date && shape.iter().all(|ch| "0-/".contains(*ch))
+}
+
+/// Where a line goes on behind `tag`, in characters.
+fn behind(tag: &[Mark], line: &str) -> Option<usize> {
+    let mut line = line.chars().enumerate().peekable();
+    let mut at = 0;
+    let mut before = None;
+    for mark in tag {
+        match mark {
+            // The number was taken with its first digit.
+            Mark::Time if before == Some(Mark::Time) => {}
+            Mark::Time => {
+                at = line.next_if(|(_, ch)| ch.is_ascii_digit())?.0 + 1;
+                while let Some((digit, _)) = line.next_if(|(_, ch)| ch.is_ascii_digit()) {
+                    at = digit + 1;
+                }
+            }
+            Mark::Same(due) => at = line.next_if(|(_, ch)| ch == due)?.0 + 1,
+        }
+        before = Some(*mark);
+    }
+    Some(at)
 }
