@@ -21,7 +21,7 @@ use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
 use crate::key::Dialect;
 use crate::terms::Fault;
 
-pub use owner::{Api, api, read};
+pub use owner::{Api, STATUS, api, read};
 pub use value::is_object_name;
 pub use view::{Controller, PodView, WorkloadRef, reads};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_gang::OwnerKind;
-use gantry_gang::dialect::{api, is_object_name};
+use gantry_gang::dialect::{STATUS, api, is_object_name};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ApiResource;
 use kube::core::DynamicResourceScope;
@@ -226,7 +226,7 @@ impl<'de> Deserialize<'de> for Slim {
         object.insert("metadata".to_owned(), Value::Object(kept));
         object.insert("spec".to_owned(), whole.spec);
         let mut status = Map::new();
-        for field in ["phase", "conditions"] {
+        for field in STATUS {
             if let Some(value) = whole.status.get_mut(field) {
                 status.insert(field.to_owned(), value.take());
             }

@@ -266,6 +266,20 @@ async fn an_owner_that_is_over_is_told_so() {
 }
 
 #[tokio::test]
+async fn all_of_a_status_is_there_that_tells_whether_an_owner_is_over() {
+    let mut failed = object("train", json!({"mpiReplicaSpecs": {"Worker": {"replicas": 2}}}));
+    failed["status"] = json!({"completionTime": "2026-01-02T03:04:05Z", "conditions": [{"type": "Failed", "status": "True"}]});
+    let list = "/apis/kubeflow.org/v2beta1/mpijobs";
+    let played = Played::with("kubeflow.org/v2beta1", "mpijobs", list, vec![failed]);
+    let train = wanted(OwnerKind::MpiJob, "train", "");
+    let world = World::start(played, std::slice::from_ref(&train));
+    world.until(&train, Some(2)).await;
+    world
+        .until_told(&train, |told| told.is_some_and(|facts| facts.over))
+        .await;
+}
+
+#[tokio::test]
 async fn an_owner_that_is_wanted_later_is_asked_for() {
     let played = Played::with(
         "jobset.x-k8s.io/v1alpha2",

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+pub use over::STATUS;
+
 use super::value::{MOST_FAULTS, fault, short, shown};
 use crate::claim::{OwnerFacts, OwnerKind};
 use crate::terms::LevelWish;

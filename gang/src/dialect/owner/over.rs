@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use crate::claim::OwnerKind;
 
+/// What of an owner's status is read: all the rest need not be kept.
+pub const STATUS: [&str; 3] = ["phase", "conditions", "completionTime"];
+
 /// Conditions that say so while they are `True`.
 fn conditions(kind: OwnerKind) -> &'static [&'static str] {
     match kind {
