@@ -79,7 +79,7 @@ impl<'nvml> Session<'nvml> {
         // And of faults of an earlier run that are known by now, the first snapshot tells already.
         keeper.obey();
         let mut seen = Self::read(self.nvml, keeper)?;
-        let mut deaf = false;
+        let mut deaf = 0;
         let mut unread = 0;
         loop {
             let pause = match unread {
@@ -87,7 +87,7 @@ impl<'nvml> Session<'nvml> {
                 failures => keeper.timing.pause(failures),
             };
             let watched = self.watch(keeper, &ears, &seen, &bound, &mut deaf, pause);
-            if !deaf {
+            if deaf == 0 {
                 *failures = 0;
                 if unread == 0 && watched.is_ok() {
                     keeper.works();
@@ -176,15 +176,15 @@ impl<'nvml> Session<'nvml> {
         Ok(())
     }
 
-    /// Waits for events and looks round until something must be done again, after `pause` at the latest. `deaf`: the last wait
-    /// failed; a second failure in a row is NVML's own.
+    /// Waits for events and looks round until something must be done again, after `pause` at the latest. `deaf`: so many waits
+    /// in a row have failed. A second failure is NVML's own, unless it is of a lost GPU: each may be lost just when it has been registered.
     fn watch(
         &self,
         keeper: &mut Keeper,
         ears: &Ears<'nvml>,
         seen: &Seen,
         bound: &BTreeSet<String>,
-        deaf: &mut bool,
+        deaf: &mut u32,
         pause: Duration,
     ) -> Result<Turn, NvmlError> {
         let start = Instant::now();
@@ -196,11 +196,11 @@ impl<'nvml> Session<'nvml> {
                     let heard = events.wait(keeper.wait());
                     keeper.heard(heard.is_ok());
                     match heard {
-                        Err(error) if !error.is_driver_gone() && !*deaf => {
+                        Err(error) if !error.is_driver_gone() && *deaf < patience(&error, seen) => {
                             if keeper.unheard.tells(&error.to_string(), Instant::now()) {
                                 tracing::warn!("waiting for events failed, listening anew: {error}");
                             }
-                            *deaf = true;
+                            *deaf += 1;
                             return Ok(Turn::Listen);
                         }
                         event => event?,
@@ -208,7 +208,7 @@ impl<'nvml> Session<'nvml> {
                 }
                 _ => None,
             };
-            *deaf = false;
+            *deaf = 0;
             keeper.obey();
             let rest = match event {
                 Some(event) if self.note(keeper, seen, event) => return Ok(Turn::Read),
@@ -392,6 +392,11 @@ impl<'nvml> Session<'nvml> {
         }
         judged.is_some_and(Class::touches_links)
     }
+}
+
+/// Failures of waiting in a row after which the GPUs are listened to anew.
+fn patience(error: &NvmlError, seen: &Seen) -> u32 {
+    if error.is_gpu_lost() { seen.count.max(1) } else { 1 }
 }
 
 /// How much of its GPU an event touches: the instance that it names, if Xids of this kind are confined to it.

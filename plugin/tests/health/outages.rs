@@ -38,6 +38,23 @@ async fn a_wait_that_fails_for_ever_neither_spins_nor_floods() {
 }
 
 #[tokio::test]
+async fn gpus_that_are_lost_one_after_the_other_leave_no_time_in_which_nobody_listens() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    let before = controller.calls();
+    // NVML_ERROR_GPU_IS_LOST: each falls off the bus just when all have been listened to anew.
+    controller.fail_call("nvmlEventSetWait_v2", 15, Some(3)).unwrap();
+    while controller.calls().since(&before).of("nvmlEventSetWait_v2") < 4 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    controller.raise_xid(0, 79).unwrap();
+    eye.until_sick(1).await;
+    assert_eq!(controller.calls().since(&before).of("nvmlInit_v2"), 0);
+}
+
+#[tokio::test]
 async fn a_failure_that_lasts_is_told_and_not_told_again_with_every_attempt() {
     let log = Log::default();
     // For all threads, those of other tests among them, whose failures have other numbers.
