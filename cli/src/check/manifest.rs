@@ -134,21 +134,14 @@ const VALUES: [&str; 2] = ["valuesContent", "values"];
 
 /// The ConfigMap that values of a chart or a ClusterPolicy name, at any depth.
 fn named_in(object: &Value) -> Option<&str> {
-    let config = &object["config"];
-    let is_the_plugins = ["default", "fallbackStrategies", "map"]
-        .into_iter()
-        .any(|key| config.get(key).is_some());
-    let name = config["name"]
+    let name = object["config"]["name"]
         .as_str()
-        .filter(|name| is_the_plugins && !name.is_empty());
+        .filter(|name| has_the_plugins_config(object) && !name.is_empty());
     name.or_else(|| object.as_object()?.values().find_map(named_in))
 }
 
 /// Whether it has a key that NVIDIA's charts have and config files do not.
 fn is_of_a_chart(object: &Value) -> bool {
-    let plugins = ["map", "default", "fallbackStrategies"]
-        .into_iter()
-        .any(|key| object["config"].get(key).is_some());
     let keys = [
         "compatWithCPUManager",
         "devicePlugin",
@@ -156,7 +149,13 @@ fn is_of_a_chart(object: &Value) -> bool {
         "tolerations",
         "migManager",
     ];
-    plugins || keys.into_iter().any(|key| object.get(key).is_some())
+    has_the_plugins_config(object) || keys.into_iter().any(|key| object.get(key).is_some())
+}
+
+/// Whether its `config` has keys that only that of NVIDIA's plugin has.
+fn has_the_plugins_config(object: &Value) -> bool {
+    let keys = ["map", "default", "fallbackStrategies"];
+    keys.into_iter().any(|key| object["config"].get(key).is_some())
 }
 
 /// Whether a text that is no YAML looks like a manifest, in YAML or JSON: a config file has no `kind`.
