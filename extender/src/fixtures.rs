@@ -375,6 +375,18 @@ impl Cluster {
         self
     }
 
+    /// A pod is refused everywhere, as things are now.
+    pub(crate) fn park(&self, name: &str, request: Arc<Request>) -> &Self {
+        let parked = index::Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request,
+            generation: self.store.snapshot().generation,
+        };
+        self.store.update(|index| index.park(name.into(), parked));
+        self
+    }
+
     /// Lets time pass, with the API server answering all the while.
     pub(crate) fn wait(&self, seconds: u64) -> &Self {
         for _ in 0..seconds {

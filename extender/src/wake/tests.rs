@@ -58,13 +58,7 @@ async fn a_wake_that_failed_is_tried_again_and_shutdown_does_not_wait_for_an_ans
     let cluster = Cluster::new(Options::default());
     let holder = bound(pod("a", 8), "n", 1, Some("0-7"));
     cluster.add("n", &bridged()).pod(&holder).pod(&pod("waits", 4));
-    let parked = Parked {
-        namespace: "default".into(),
-        name: "waits".into(),
-        request: request(4),
-        generation: cluster.store.snapshot().generation,
-    };
-    cluster.store.update(|index| index.park("waits".into(), parked));
+    cluster.park("waits", request(4));
     let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
     let (metrics, shutdown) = (Arc::new(Metrics::new()), CancellationToken::new());
     let task = tokio::spawn(run(

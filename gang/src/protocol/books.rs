@@ -102,7 +102,7 @@ impl Gangs {
         let turn = ready.then(|| gang.turn());
         let considered = gang.tries.considered;
         let preempts = gang.preempts();
-        let may_spare = gang.may_spare() || gang.idle_places().next().is_some();
+        let may_spare = gang.may_spare() || !gang.idle_places().is_empty();
         let due = gang.due(env.settings, now.at);
         let before = std::mem::replace(&mut gang.timer, due);
         let devices = gang.slots.devices();

@@ -218,19 +218,17 @@ impl Gang {
     }
 
     /// Slots kept for members that it has lost, of which no replacement is there.
-    pub(super) fn idle_places(&self) -> impl Iterator<Item = u32> {
-        let decided = matches!(self.state, State::Decided(_));
-        self.slots.kept().iter().copied().filter(move |_| decided)
-    }
-
-    /// Whether a slot is one of [`Gang::idle_places`].
-    pub(super) fn is_idle_place(&self, slot: u32) -> bool {
-        matches!(self.state, State::Decided(_)) && self.slots.kept().contains(&slot)
+    pub(super) fn idle_places(&self) -> &BTreeSet<u32> {
+        static NONE: BTreeSet<u32> = BTreeSet::new();
+        match &self.state {
+            State::Decided(_) => self.slots.kept(),
+            _ => &NONE,
+        }
     }
 
     /// Gives some of [`Gang::idle_places`] up for somebody who goes before it. How many.
     pub(super) fn give_up_idle(&mut self, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
-        let given: Vec<u32> = self.idle_places().filter(|id| slots.contains(id)).collect();
+        let given: Vec<u32> = self.idle_places().intersection(slots).copied().collect();
         for id in &given {
             self.drop_slot(*id);
         }

@@ -262,15 +262,14 @@ impl<'a> View<'a> {
     /// ([`super::Gangs::give_up_idle`]).
     pub fn idle(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
         let gang = self.gang;
-        let idle = gang.idle_places();
-        idle.filter_map(move |id| Some(slot_view(id, gang.slots.get(id)?)))
+        let idle = gang.idle_places().iter();
+        idle.filter_map(move |id| Some(slot_view(*id, gang.slots.get(*id)?)))
     }
 
     /// One of [`View::idle`].
     pub fn idle_place(&self, slot: u32) -> Option<SlotView<'a>> {
-        let is_idle = self.gang.is_idle_place(slot);
-        let slot = self.gang.slots.get(slot).map(|found| slot_view(slot, found));
-        slot.filter(|_| is_idle)
+        let id = self.gang.idle_places().get(&slot)?;
+        Some(slot_view(*id, self.gang.slots.get(*id)?))
     }
 
     /// Members of its minimum that have no place.

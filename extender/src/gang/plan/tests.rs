@@ -362,14 +362,7 @@ fn replacements_and_extras_stay_near_the_others() {
     more.placed = vec![sibling("k", 0)];
     more.without = vec!["k".into()];
     terms(&mut more, |terms| terms.max = 8);
-    let nodes: String = world
-        .plan(&more)
-        .unwrap()
-        .places
-        .iter()
-        .map(|place| place.node.as_str())
-        .collect();
-    assert_eq!(nodes, "ghjl", "its rack first, then its zone");
+    assert_eq!(world.nodes(&more), "ghjl", "its rack first, then its zone");
     level(&mut more, "rack", true);
     assert!(world.plan(&more).is_err());
     more.must = 1;

@@ -42,6 +42,11 @@ impl Unit {
     }
 }
 
+/// In which order gangs give back: the least important first, then the youngest.
+pub(super) fn by_loss<'a>(view: &View<'a>) -> (i32, Reverse<i64>, &'a Arc<GangKey>) {
+    (view.priority(), Reverse(view.waiting_since()), view.key())
+}
+
 /// For whom places are kept that can be given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
@@ -141,11 +146,11 @@ impl Index {
         }
     }
 
-    /// Gangs of such a priority that may have places to give back: the least important first, then the youngest.
+    /// Gangs of such a priority that may have places to give back, in that order.
     pub(super) fn stocked(&self, may: impl Fn(i32) -> bool) -> Vec<View<'_>> {
         let stocked = self.gangs.core.stocked();
         let mut stocked: Vec<View<'_>> = stocked.filter(|view| may(view.priority())).collect();
-        stocked.sort_by_key(|view| (view.priority(), Reverse(view.waiting_since()), view.key()));
+        stocked.sort_by_key(by_loss);
         stocked
     }
 

@@ -1,7 +1,6 @@
 //! Places that are kept for lost members and that nobody has come to: whoever is of higher priority has them, before anybody is stopped for it, and no more of
 //! them than it takes. To whom of several gangs that are decided they go is not decided here.
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, Placement, SlotView, View};
 
-use super::extras::{Unit, Whose};
+use super::extras::{Unit, Whose, by_loss};
 use crate::devices::DeviceSet;
 use crate::gang::preempt::OccupantPod;
 use crate::index::Index;
@@ -24,11 +23,6 @@ struct Idle {
     priority: i32,
     /// What comes free with it, by pool of the node.
     back: Vec<DeviceSet>,
-}
-
-/// The least important first, then the youngest, as [`Index::stocked`] has gangs.
-fn by_loss<'a>(view: &View<'a>, slot: u32) -> (i32, Reverse<i64>, &'a Arc<GangKey>, u32) {
-    (view.priority(), Reverse(view.waiting_since()), view.key(), slot)
 }
 
 impl Index {
@@ -172,7 +166,7 @@ impl Index {
             (view.priority() < priority).then_some((view, slot))
         });
         let mut idle: Vec<_> = idle.collect();
-        idle.sort_by_key(|(view, slot)| by_loss(view, slot.slot));
+        idle.sort_by_key(|(view, slot)| (by_loss(view), slot.slot));
         idle
     }
 

@@ -2,6 +2,12 @@
 
 use super::*;
 
+/// Whose turn it is now, by name.
+fn woken(cluster: &Cluster) -> Vec<String> {
+    let woken = cluster.store.update(|index| index.take_wakeable(10));
+    woken.into_iter().map(|(uid, _)| uid.to_string()).collect()
+}
+
 #[test]
 fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
     for (foreign, woken) in [(ForeignNodes::Allow, 1), (ForeignNodes::Refuse, 0)] {
@@ -11,13 +17,7 @@ fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
         });
         cluster.add("n", &bridged());
         cluster.pod(&bound(pod("holder", 8), "n", 1, Some("0-7")));
-        let parked = Parked {
-            namespace: "default".into(),
-            name: "a".into(),
-            request: request(2),
-            generation: cluster.store.snapshot().generation,
-        };
-        cluster.store.update(|index| index.park("a".into(), parked));
+        cluster.park("a", request(2));
         cluster.node("small", 1);
         let take = || cluster.store.update(|index| index.take_wakeable(10)).len();
         assert_eq!(take(), 0, "{foreign:?}");
@@ -35,23 +35,11 @@ fn of_parked_pods_that_fit_those_of_the_highest_priority_are_woken_first() {
         let mut waits = pod(name, 4);
         waits["spec"]["priority"] = json!(priority);
         cluster.pod(&waits);
-        let parked = Parked {
-            namespace: "default".into(),
-            name: name.into(),
-            request: request(4),
-            generation: cluster.store.snapshot().generation,
-        };
-        cluster.store.update(|index| index.park(name.into(), parked));
+        cluster.park(name, request(4));
     }
     cluster.gone(&holder);
     cluster.wait(6);
-    let woken = || {
-        let woken = cluster.store.update(|index| index.take_wakeable(10));
-        woken
-            .into_iter()
-            .map(|(uid, _)| uid.to_string())
-            .collect::<Vec<_>>()
-    };
+    let woken = || woken(&cluster);
     assert_eq!(woken(), ["high", "higher"]);
     assert_eq!(woken(), ["low"]);
     assert_eq!(woken(), [""; 0]);
@@ -62,24 +50,9 @@ fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
     let cluster = one_node();
     let holder = bound(pod("a", 6), "n", 1, Some("0-5"));
     cluster.pod(&holder);
-    let park = |name: &str, gpus| {
-        let parked = Parked {
-            namespace: "default".into(),
-            name: name.into(),
-            request: request(gpus),
-            generation: cluster.store.snapshot().generation,
-        };
-        cluster.store.update(|index| index.park(name.into(), parked));
-    };
-    park("fits", 4);
-    park("too big", 9);
-    let woken = || {
-        let woken = cluster.store.update(|index| index.take_wakeable(10));
-        woken
-            .into_iter()
-            .map(|(uid, _)| uid.to_string())
-            .collect::<Vec<_>>()
-    };
+    cluster.park("fits", request(4));
+    cluster.park("too big", request(9));
+    let woken = || woken(&cluster);
     assert_eq!(woken(), [""; 0]);
     cluster.gone(&holder);
     assert_eq!(woken(), [""; 0]);
@@ -87,7 +60,7 @@ fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
     assert_eq!(woken(), ["fits"]);
     assert_eq!(woken(), [""; 0]);
     // One refused after the gain was published has seen it.
-    park("fits", 4);
+    cluster.park("fits", request(4));
     assert_eq!(woken(), [""; 0]);
 }
 
@@ -110,13 +83,7 @@ fn a_node_whose_plugin_does_not_serve_has_nothing_free_and_wakes_who_waits_when_
         reserve(&cluster, "a").unwrap_err().to_string(),
         "node n: GPU plugin is not ready: Stopped"
     );
-    let parked = Parked {
-        namespace: "default".into(),
-        name: "a".into(),
-        request: request(2),
-        generation: cluster.store.snapshot().generation,
-    };
-    cluster.store.update(|index| index.park("a".into(), parked));
+    cluster.park("a", request(2));
     cluster.inventory(&with_ready("True", "Degraded"));
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
     assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
@@ -146,14 +113,8 @@ fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
     let holder = bound(pod("holder", 8), "n", 1, Some("0-7"));
     cluster.pod(&holder);
     for name in ["a", "gone", "placed"] {
-        let parked = Parked {
-            namespace: "default".into(),
-            name: name.into(),
-            request: request(2),
-            generation: cluster.store.snapshot().generation,
-        };
         cluster.pod(&pod(name, 2));
-        cluster.store.update(|index| index.park(name.into(), parked));
+        cluster.park(name, request(2));
     }
     let mut ended = holder;
     ended["status"]["phase"] = "Succeeded".into();
@@ -205,13 +166,7 @@ fn a_pod_that_asks_for_too_many_at_once_is_woken_when_the_terms_change_and_not_b
     let mut one_sick = node(1.into());
     one_sick["status"]["devices"][0]["healthy"] = false.into();
     cluster.inventory(&one_sick);
-    let parked = Parked {
-        namespace: "default".into(),
-        name: "a".into(),
-        request: request_of(shared, 2),
-        generation: cluster.store.snapshot().generation,
-    };
-    cluster.store.update(|index| index.park("a".into(), parked));
+    cluster.park("a", request_of(shared, 2));
     let woken = || cluster.store.update(|index| index.take_wakeable(10)).len();
     cluster.inventory(&node(1.into()));
     assert_eq!(woken(), 0);

@@ -212,6 +212,13 @@ impl World {
             Err(refused) => refused.reason.to_string(),
         }
     }
+
+    /// The nodes of the plan, whose names are letters, in the order of ranks.
+    pub(in crate::gang) fn nodes(&self, wanted: &Wanted) -> String {
+        let placement = self.plan(wanted).unwrap();
+        let nodes = placement.places.iter().map(|place| place.node.as_str());
+        nodes.collect()
+    }
 }
 
 /// `rack r1: a[0,1 2,3] b[0,1]`.

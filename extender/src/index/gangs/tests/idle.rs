@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::fixtures::facts;
-use crate::index::Parked;
 use crate::wire::Offer;
 
 /// Gang `lo` of two, of so many GPUs each, one of whose members is lost and leaves nothing behind: the node of who is left, and that of the place.
@@ -240,13 +239,7 @@ fn a_pod_by_itself_that_waits_is_woken_for_the_place() {
         let nodes = bind_all(&cluster, &pods);
         let waits = single(8, priority);
         cluster.pod(&waits);
-        let parked = Parked {
-            namespace: "default".into(),
-            name: "single".into(),
-            request: crate::fixtures::request(8),
-            generation: cluster.store.snapshot().generation,
-        };
-        cluster.store.update(|index| index.park("single".into(), parked));
+        cluster.park("single", crate::fixtures::request(8));
         cluster.gone(&bound(pods[1].clone(), &nodes[1], 1, None));
         cluster.wait(7);
         let called = cluster.store.update(|index| index.take_wakeable(10));
