@@ -8,6 +8,7 @@ mod citations;
 mod counts;
 mod generate;
 mod map;
+mod order;
 mod run;
 mod tools;
 
@@ -55,6 +56,9 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "name")]
         args: Vec<String>,
     },
+    /// Writes cli/order.ld: which functions a plugin runs, for the linker to lay them side by side. Needs valgrind; ten minutes. Worth
+    /// its time when the compiler, dependencies or the version have changed: without it a plugin keeps more memory.
+    Order,
     /// A real Kubernetes of three simulated GPU nodes, left up for you to play with.
     Cluster {
         /// up, down or status, and their options.
@@ -73,6 +77,7 @@ fn main() -> Result<()> {
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
         Task::Bench { name, args } => ci::bench(name.as_deref(), &args),
+        Task::Order => order::write(),
         Task::Cluster { args } => ci::cluster(&args),
     }
 }

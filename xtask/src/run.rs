@@ -65,6 +65,21 @@ pub(crate) fn run_reading(command: &mut Command, mut line: impl FnMut(&str)) -> 
     Ok(child.wait()?.success())
 }
 
+/// What `command` writes to its standard output.
+///
+/// # Errors
+/// It cannot be started, exits with anything but 0, or writes no UTF-8.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!("{} ended with {}", describe(command), output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("the output of {}", describe(command)))
+}
+
 fn announce(command: &Command) {
     println!("\n$ {}", describe(command));
 }
