@@ -1,8 +1,8 @@
 //! How fast kubelet is answered, and how soon and how small the daemon is. A plain program, for two ends of a socket and whole
 //! processes are measured: `cargo bench -p gantry-plugin --bench socket`.
 //!
-//! What needs the binary (exec to Register, resident memory) is measured if `GANTRY_BIN` names one built with --release:
-//! `cargo build --release -p gantry && GANTRY_BIN=target/release/gantry cargo bench -p gantry-plugin --bench socket`.
+//! What needs the binary (exec to Register, resident memory) is measured if `GANTRY_BINARY` names one built with --release:
+//! `cargo build --release -p gantry && GANTRY_BINARY=target/release/gantry cargo bench -p gantry-plugin --bench socket`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -42,9 +42,9 @@ fn main() {
         .unwrap();
     runtime.block_on(over_the_socket());
     runtime.block_on(many_devices());
-    match std::env::var_os("GANTRY_BIN") {
+    match std::env::var_os("GANTRY_BINARY") {
         Some(binary) => runtime.block_on(whole_process(Path::new(&binary))),
-        None => println!("set GANTRY_BIN to a release build for exec to Register and resident memory"),
+        None => println!("set GANTRY_BINARY to a release build for exec to Register and resident memory"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::counts::Counts;
-use crate::run::{cargo, root, run, run_reading};
+use crate::run::{cargo, root, run, run_reading, target};
 use crate::{citations, generate, map, tools};
 
 /// Everything, ending on the counts of all tests.
@@ -98,7 +98,7 @@ pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
     let of_release = name.is_none_or(|name| OF_RELEASES.contains(&name));
     build(if of_release { "release" } else { "bench" }, "gantry")?;
     let mut command = cargo(&["bench", "--workspace", "--locked"]);
-    command.env("GANTRY_BIN", root().join("target/release/gantry"));
+    command.env("GANTRY_BINARY", target()?.join("release/gantry"));
     match name {
         Some(name) => command.args(["--bench", name]),
         None => command.arg("--benches"),

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::run::{cargo, output, root, run};
+use crate::run::{cargo, output, root, run, target};
 
 /// The node of the demo whose plugin is looked at: eight GPUs, and much comes and goes.
 const NODE: &str = "--node-name=hgx";
@@ -43,14 +43,6 @@ pub(crate) fn write() -> Result<()> {
     fs::write(&path, script).with_context(|| format!("writing {}", path.display()))?;
     println!("\nwrote {}", path.display());
     Ok(())
-}
-
-/// Where cargo builds.
-fn target() -> Result<PathBuf> {
-    let described = output(&mut cargo(&["metadata", "--format-version=1", "--no-deps"]))?;
-    let described: serde_json::Value = serde_json::from_str(&described).context("cargo metadata")?;
-    let folder = described["target_directory"].as_str();
-    Ok(folder.context("cargo metadata has no target_directory")?.into())
 }
 
 /// Lets a plugin under valgrind take the place of one of the demo's, with the demo's API server and kubelet.

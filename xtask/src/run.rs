@@ -29,6 +29,17 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// Where cargo builds.
+///
+/// # Errors
+/// Cargo does not say.
+pub(crate) fn target() -> Result<PathBuf> {
+    let described = output(&mut cargo(&["metadata", "--format-version=1", "--no-deps"]))?;
+    let described: serde_json::Value = serde_json::from_str(&described).context("cargo metadata")?;
+    let folder = described["target_directory"].as_str();
+    Ok(folder.context("cargo metadata has no target_directory")?.into())
+}
+
 /// Runs `command` to its end.
 ///
 /// # Errors

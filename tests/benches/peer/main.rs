@@ -2,7 +2,7 @@
 //! can be written on grpc-go, which answers with replies made in advance (`components/bare`, built where Go is at hand), and NVIDIA's
 //! program, if `GANTRY_NVIDIA_BIN` names its folder. `cargo xtask bench peer` prints a table for BENCHMARKS.md.
 //!
-//! The binary is `$GANTRY_BIN` or `$GANTRY_BINARY`, or the one built beside this program. `GANTRY_BENCH_ROUNDS` says how many rounds (10);
+//! The binary is `$GANTRY_BINARY`, or the one built beside this program. `GANTRY_BENCH_ROUNDS` says how many rounds (10);
 //! 0 measures memory only. `GANTRY_BENCH_ONLY=calls` leaves memory out.
 #![allow(clippy::print_stdout, reason = "a benchmark talks on the terminal")]
 
@@ -26,8 +26,7 @@ fn main() -> Result<()> {
         println!("the plugins cannot be compared here: {why:#}");
         return Ok(());
     }
-    let ours = std::env::var_os("GANTRY_BIN").map(|path| Plugin::Gantry(path.into()));
-    let mut plugins = vec![("Gantry", ours.map_or_else(Plugin::gantry, Ok)?)];
+    let mut plugins = vec![("Gantry", Plugin::gantry()?)];
     match Plugin::bare() {
         Ok(bare) => plugins.push(("grpc-go, fixed reply", bare)),
         Err(why) => println!("no plugin on grpc-go to compare with: {why:#}"),
