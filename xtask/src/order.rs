@@ -1,5 +1,5 @@
 //! The order in which the linker lays the program's functions out: those that a plugin runs come first, side by side, so that what is resident of it
-//! is what it runs. They are found by running one under valgrind. Knows nothing of what the functions do.
+//! is what it runs. They are found by running one under valgrind, in the demo and on a real Kubernetes. Knows nothing of what the functions do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,10 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::run::{cargo, output, root, run, target};
 
-/// The node of the demo whose plugin is looked at: eight GPUs, and much comes and goes.
-const NODE: &str = "--node-name=hgx";
 /// For how long it runs, in seconds: under valgrind everything takes some fifty times as long.
-const SECONDS: &str = "150";
+const SECONDS: &str = "100";
 /// Until its plugins run.
 const START: Duration = Duration::from_secs(60);
 
@@ -31,77 +29,140 @@ pub(crate) fn write() -> Result<()> {
     ]);
     run(build.env("GANTRY_KEEP_SYMBOLS", "1"))?;
     let program = target()?.join("release/gantry");
-    let profile = target()?.join("callgrind.order");
-    play(&program, &profile)?;
-    let profile = fs::read(&profile).with_context(|| format!("reading {}", profile.display()))?;
+    let profiles = play(&program)?;
+    let ran: BTreeSet<&str> = profiles.iter().flat_map(|profile| executed(profile)).collect();
     let symbols = output(Command::new("nm").arg(&program))?;
-    let script = script(
-        &executed(&String::from_utf8_lossy(&profile)),
-        &functions(&symbols),
-    );
+    let script = script(&ran, &functions(&symbols));
     let path = root().join("cli/order.ld");
     fs::write(&path, script).with_context(|| format!("writing {}", path.display()))?;
     println!("\nwrote {}", path.display());
     Ok(())
 }
 
-/// Lets a plugin under valgrind take the place of one of the demo's, with the demo's API server and kubelet.
-fn play(program: &Path, profile: &Path) -> Result<()> {
-    let mut demo = Command::new(program);
-    demo.args(["demo", "--watch"])
+/// Plays in the demo, where much comes and goes, and on a real Kubernetes, which is asked by TLS: the profiles.
+fn play(program: &Path) -> Result<[String; 2]> {
+    let demo = Command::new(program)
+        .args(["demo", "--watch"])
         .stdin(Stdio::piped())
-        .stdout(Stdio::null());
-    let mut demo = Demo(demo.spawn().context("starting the demo")?);
-    let (pid, arguments) = demo.plugin()?;
-    run(Command::new("kill").args(["-STOP", &pid]))?;
-    let mut valgrind = Command::new("timeout");
-    valgrind
-        .args(["--preserve-status", "--signal=INT", SECONDS, "valgrind"])
-        .args(["--tool=callgrind", "--demangle=no", "--quiet"])
-        .arg(format!("--callgrind-out-file={}", profile.display()))
-        .arg(program)
-        .args(arguments);
-    let played = run(&mut valgrind);
-    run(Command::new("kill").args(["-CONT", &pid]))?;
-    played.context("is valgrind installed?")
+        .stdout(Stdio::null())
+        .spawn();
+    let mut demo = Demo(demo.context("starting the demo")?);
+    let in_demo = profile(&plugin(program, "--node-name=hgx")?, &[]);
+    demo.end();
+    let in_demo = in_demo?;
+    let cluster = |task| {
+        let mut command = cargo(&[
+            "run",
+            "--quiet",
+            "--package",
+            "gantry-e2e",
+            "--bin",
+            "gantry-cluster",
+            "--",
+            task,
+        ]);
+        run(command.env("GANTRY_BINARY", program))
+    };
+    cluster("up")?;
+    let on_node = plugin(program, "/node-1/").and_then(|plugin| {
+        let first = output(Command::new("pgrep").args(["-f", "^/bin/sh -eu .*/node-1/init.sh"]))?;
+        let inside = [
+            "nsenter",
+            "--target",
+            first.trim(),
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--",
+        ];
+        profile(&plugin, &inside)
+    });
+    cluster("down")?;
+    Ok([in_demo, on_node?])
+}
+
+/// A plugin that runs.
+struct Plugin {
+    pid: String,
+    words: Vec<String>,
+    variables: Vec<String>,
+}
+
+/// The plugin of which a word has `mark` in it, once there is one.
+fn plugin(program: &Path, mark: &str) -> Result<Plugin> {
+    let since = Instant::now();
+    let listed = |pid: &str, what: &str| -> Vec<String> {
+        let text = fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap_or_default();
+        text.split_terminator('\0').map(str::to_owned).collect()
+    };
+    while since.elapsed() < START {
+        let pids = output(Command::new("pgrep").args(["-x", "gantry"])).unwrap_or_default();
+        for pid in pids.lines() {
+            let words = listed(pid, "cmdline");
+            let is_ours = words.first().is_some_and(|first| Path::new(first) == program);
+            if is_ours
+                && words.iter().any(|word| word == "plugin")
+                && words.iter().any(|word| word.contains(mark))
+            {
+                let own = words.into_iter().skip_while(|word| word != "plugin");
+                return Ok(Plugin {
+                    pid: pid.to_owned(),
+                    words: std::iter::once(program.display().to_string())
+                        .chain(own)
+                        .collect(),
+                    variables: listed(pid, "environ"),
+                });
+            }
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    bail!("no plugin with {mark}")
+}
+
+/// Lets one under valgrind take the place of a plugin that runs, entered by `inside`: what it ran.
+fn profile(plugin: &Plugin, inside: &[&str]) -> Result<String> {
+    let path = target()?.join("callgrind.order");
+    let out = format!("--callgrind-out-file={}", path.display());
+    let signal = |name: &str| run(Command::new("kill").args([name, &plugin.pid]));
+    // One that only stands still would keep its connection to kubelet; the demo ends with any that has gone.
+    signal(if inside.is_empty() { "-STOP" } else { "-KILL" })?;
+    let words = inside.iter().copied().chain(["env", "-i"]);
+    let words = words.chain(plugin.variables.iter().map(String::as_str));
+    let words = words.chain(["timeout", "--preserve-status", "--signal=INT", SECONDS]);
+    let words = words.chain(["valgrind", "--tool=callgrind", "--demangle=no", "--quiet", &out]);
+    let words: Vec<&str> = words.chain(plugin.words.iter().map(String::as_str)).collect();
+    let (first, others) = words.split_first().context("no words")?;
+    let played = run(Command::new(first).args(others));
+    if inside.is_empty() {
+        signal("-CONT")?;
+    }
+    played.context("is valgrind installed?")?;
+    let profile = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    Ok(String::from_utf8_lossy(&profile).into_owned())
 }
 
 /// The demo, for as long as this lives.
 struct Demo(Child);
 
 impl Demo {
-    /// Process and arguments of the plugin of [`NODE`].
-    fn plugin(&mut self) -> Result<(String, Vec<String>)> {
-        let since = Instant::now();
-        while since.elapsed() < START {
-            if let Some(ended) = self.0.try_wait()? {
-                bail!("the demo ended with {ended}");
-            }
-            let children =
-                output(Command::new("pgrep").args(["-P", &self.0.id().to_string()])).unwrap_or_default();
-            for pid in children.lines() {
-                let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                let words: Vec<String> = line.split_terminator('\0').map(str::to_owned).collect();
-                if words.iter().any(|word| word == NODE) {
-                    let own = words.into_iter().skip_while(|word| word != "plugin");
-                    return Ok((pid.to_owned(), own.collect()));
-                }
-            }
-            std::thread::sleep(Duration::from_secs(1));
-        }
-        bail!("no plugin with {NODE} among the demo's processes")
-    }
-}
-
-impl Drop for Demo {
-    fn drop(&mut self) {
-        // It ends its own children; what it could not is told by it.
+    /// It ends its own children; what it could not is told by it.
+    fn end(&mut self) {
         drop(
             Command::new("kill")
                 .args(["-INT", &self.0.id().to_string()])
                 .status(),
         );
         drop(self.0.wait());
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            self.end();
+        }
     }
 }
 
