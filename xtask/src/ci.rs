@@ -1,5 +1,6 @@
 //! The steps of CI, in the order in which a mistake is cheapest to learn of.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -109,8 +110,8 @@ pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
     run(&mut command)
 }
 
-/// Brings the cluster of the end-to-end tests up or down.
-pub(crate) fn cluster(args: &[String]) -> Result<()> {
+/// Brings the cluster of the end-to-end tests up or down, with the `gantry` that cargo builds or another.
+pub(crate) fn cluster(program: Option<&Path>, args: &[String]) -> Result<()> {
     run(&mut cargo(&["build", "--workspace", "--locked"]))?;
     let mut command = cargo(&[
         "run",
@@ -121,6 +122,9 @@ pub(crate) fn cluster(args: &[String]) -> Result<()> {
         "gantry-cluster",
         "--",
     ]);
+    if let Some(program) = program {
+        command.env("GANTRY_BINARY", program);
+    }
     command.args(args);
     run(&mut command)
 }

@@ -78,7 +78,7 @@ fn main() -> Result<()> {
         Task::Deny => ci::deny(),
         Task::Bench { name, args } => ci::bench(name.as_deref(), &args),
         Task::Order => order::write(),
-        Task::Cluster { args } => ci::cluster(&args),
+        Task::Cluster { args } => ci::cluster(None, &args),
     }
 }
 

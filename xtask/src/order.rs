@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::ci;
 use crate::run::{cargo, output, root, run, target};
 
 /// For how long it runs, in seconds: under valgrind everything takes some fifty times as long.
@@ -32,9 +33,15 @@ pub(crate) fn write() -> Result<()> {
     let profiles = play(&program)?;
     let ran: BTreeSet<&str> = profiles.iter().flat_map(|profile| executed(profile)).collect();
     let symbols = output(Command::new("nm").arg(&program))?;
-    let script = script(&ran, &functions(&symbols));
+    let sections = sections(&ran, &functions(&symbols));
+    if sections.is_empty() {
+        bail!(
+            "no function that ran has a name in {}: cli/order.ld stays as it is",
+            program.display()
+        );
+    }
     let path = root().join("cli/order.ld");
-    fs::write(&path, script).with_context(|| format!("writing {}", path.display()))?;
+    fs::write(&path, script(&sections)).with_context(|| format!("writing {}", path.display()))?;
     println!("\nwrote {}", path.display());
     Ok(())
 }
@@ -50,19 +57,7 @@ fn play(program: &Path) -> Result<[String; 2]> {
     let in_demo = profile(&plugin(program, "--node-name=hgx")?, &[]);
     demo.end();
     let in_demo = in_demo?;
-    let cluster = |task| {
-        let mut command = cargo(&[
-            "run",
-            "--quiet",
-            "--package",
-            "gantry-e2e",
-            "--bin",
-            "gantry-cluster",
-            "--",
-            task,
-        ]);
-        run(command.env("GANTRY_BINARY", program))
-    };
+    let cluster = |task: &str| ci::cluster(Some(program), &[task.to_owned()]);
     cluster("up")?;
     let on_node = plugin(program, "/node-1/").and_then(|plugin| {
         let first = output(Command::new("pgrep").args(["-f", "^/bin/sh -eu .*/node-1/init.sh"]))?;
@@ -124,6 +119,8 @@ fn plugin(program: &Path, mark: &str) -> Result<Plugin> {
 /// Lets one under valgrind take the place of a plugin that runs, entered by `inside`: what it ran.
 fn profile(plugin: &Plugin, inside: &[&str]) -> Result<String> {
     let path = target()?.join("callgrind.order");
+    // What an earlier play left must not be taken for this one's.
+    drop(fs::remove_file(&path));
     let out = format!("--callgrind-out-file={}", path.display());
     let signal = |name: &str| run(Command::new("kill").args([name, &plugin.pid]));
     // One that only stands still would keep its connection to kubelet; the demo ends with any that has gone.
@@ -202,15 +199,15 @@ fn stem(name: &str) -> &str {
     hashed.map_or(name, |(stem, _)| stem)
 }
 
-/// What the linker is told. Of a function that is alone with its path, the path counts: it stays what it is when the compiler or a dependency
+/// The sections of functions, as patterns. Of a function that is alone with its path, the path counts: it stays what it is when the compiler or a dependency
 /// is another. Those that exist for several types are told apart by their hashes alone.
-fn script(executed: &BTreeSet<&str>, functions: &[&str]) -> String {
+fn sections(executed: &BTreeSet<&str>, functions: &[&str]) -> BTreeSet<String> {
     let mut alike: BTreeMap<&str, usize> = BTreeMap::new();
     for name in functions {
         *alike.entry(stem(name)).or_default() += 1;
     }
     let own: BTreeSet<&str> = functions.iter().copied().collect();
-    let sections: BTreeSet<String> = executed
+    let sections = executed
         .intersection(&own)
         .filter(|name| name.starts_with("_ZN") || name.starts_with("_R"))
         .map(|name| match name.split_once(".llvm.") {
@@ -218,10 +215,15 @@ fn script(executed: &BTreeSet<&str>, functions: &[&str]) -> String {
             Some((name, _)) => format!("{name}*"),
             None => (*name).to_owned(),
         })
-        .collect();
+        .map(|name| format!(".text.{name}"));
+    sections.collect()
+}
+
+/// What the linker is told.
+fn script(sections: &BTreeSet<String>) -> String {
     let mut script = "/* The functions that a plugin runs, side by side. Written by `cargo xtask order`. */\nSECTIONS {\n  .text.plugin : {\n".to_owned();
     for section in sections {
-        script += &format!("    *(.text.{section})\n");
+        script += &format!("    *({section})\n");
     }
     script + "  }\n} INSERT BEFORE .text;\n"
 }
@@ -236,7 +238,7 @@ mod tests {
                        cfn=(3) _ZN1c3own17h3333333333333333E'2\ncfn=(4) malloc\nfn=(5) _ZN1d9elsewhere17h4444444444444444E\n";
         let symbols = "0001 t _ZN1a3run17h0123456789abcdefE\n0002 t _ZN1b4drop17h1111111111111111E.llvm.42\n\
                        0003 T _ZN1b4drop17h2222222222222222E\n0004 t _ZN1c3own17h3333333333333333E\n U malloc\n0005 d _ZN1e4data17h5E\n";
-        let script = script(&executed(profile), &functions(symbols));
+        let script = script(&sections(&executed(profile), &functions(symbols)));
         let sections: Vec<&str> = script
             .lines()
             .filter(|line| line.contains("*("))
