@@ -56,6 +56,18 @@ pub struct Channels {
     pub access: watch::Sender<Arc<Access>>,
 }
 
+impl Channels {
+    /// Lets through what of `inventory` containers can be given by what is written now.
+    fn pass(&self, inventory: &Arc<Inventory>) {
+        let usable = usable(inventory, &self.access.borrow());
+        self.passed.send_if_modified(|current| {
+            let changed = *current != usable;
+            *current = usable;
+            changed
+        });
+    }
+}
+
 /// What was found and done so far.
 #[derive(Debug, Default)]
 struct Progress {
@@ -82,18 +94,18 @@ impl Writer {
         loop {
             let inventory = Arc::clone(&channels.inventory.borrow_and_update());
             let config = Arc::clone(&channels.config.borrow_and_update());
+            let same = channels.passed.borrow().has_the_devices_of(&inventory);
+            if progress.passed && same {
+                // Specifications say nothing of health, and it waits for no look at the host.
+                channels.pass(&inventory);
+            }
             self.look(&mut progress, &config, &inventory).await;
             progress.warn(&config, &inventory, &observed);
             let in_force = self.keep(&mut progress, &config, &inventory, &channels.access);
             observed.cdi(progress.problem.clone());
             if in_force || progress.passed || inventory.state != State::Ready {
                 progress.passed |= inventory.state == State::Ready;
-                let usable = usable(inventory, &channels.access.borrow());
-                channels.passed.send_if_modified(|current| {
-                    let changed = *current != usable;
-                    *current = usable;
-                    changed
-                });
+                channels.pass(&inventory);
             }
             tokio::select! {
                 () = shutdown.cancelled() => break,
@@ -136,7 +148,7 @@ impl Writer {
         let (dev, sys) = (self.dev_root.clone(), self.sys_root.clone());
         let looking = tokio::task::spawn_blocking(move || {
             let driver = driver.unwrap_or_else(|| {
-                let driver = host::driver(&config, &machine);
+                let driver = host::driver(&config, &machine, &sys);
                 // The names of all files beside the driver's were looked through.
                 footprint::give_up_free_memory();
                 driver
@@ -294,7 +306,7 @@ fn uses_cdi(config: &Config) -> bool {
 }
 
 /// The inventory with those devices unhealthy that a container could have by CDI alone and that no specification has.
-fn usable(inventory: Arc<Inventory>, access: &Access) -> Arc<Inventory> {
+fn usable(inventory: &Arc<Inventory>, access: &Access) -> Arc<Inventory> {
     let by_cdi_alone = access
         .config
         .device_list_strategy
@@ -302,9 +314,9 @@ fn usable(inventory: Arc<Inventory>, access: &Access) -> Arc<Inventory> {
         .all(|way: &Strategy| way.is_cdi());
     let lacks = |device: &crate::inventory::Device| device.health.healthy && !access.entries.have(device);
     if !by_cdi_alone || !inventory.devices.iter().any(lacks) {
-        return inventory;
+        return Arc::clone(inventory);
     }
-    let mut changed = (*inventory).clone();
+    let mut changed = (**inventory).clone();
     for device in changed.devices.iter_mut().filter(|device| lacks(device)) {
         device.health.healthy = false;
         device.health.reason = Some(

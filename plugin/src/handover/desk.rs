@@ -88,7 +88,7 @@ impl Desk {
             Served::Deviation => AllocationOutcome::Deviation,
         };
         self.observed.allocated(resource, outcome);
-        info!(%resource, devices = set.len(), ?outcome, "allocated");
+        debug!(%resource, devices = set.len(), ?outcome, "allocated");
         self.served.notify_one();
     }
 

@@ -192,6 +192,22 @@ impl Inventory {
         found.chain(offered).collect()
     }
 
+    /// Whether it has the devices of `other`, and at most their health is another.
+    pub fn has_the_devices_of(&self, other: &Self) -> bool {
+        let same = |(one, other): (&Device, &Device)| {
+            let health = other.health.clone();
+            *other
+                == Device {
+                    health,
+                    ..one.clone()
+                }
+        };
+        self.state == other.state
+            && self.machine == other.machine
+            && self.devices.len() == other.devices.len()
+            && self.devices.iter().zip(&other.devices).all(same)
+    }
+
     /// A channel that holds [`Inventory::starting`]: what discovery publishes into.
     pub fn channel() -> (watch::Sender<Arc<Self>>, watch::Receiver<Arc<Self>>) {
         watch::channel(Arc::new(Self::starting()))

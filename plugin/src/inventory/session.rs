@@ -337,10 +337,6 @@ impl<'nvml> Session<'nvml> {
             }
         };
         let count = keeper.xids.count(uuid, xid);
-        // One broken application raises thousands: the first of each kind is told, the rest is counted.
-        if count == 1 {
-            tracing::warn!(gpu = index, uuid = %uuid, %class, watched = judged.is_some(), "{reason}");
-        }
         let fault = |class| {
             let mig = keeper.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
             Fault {
@@ -371,6 +367,11 @@ impl<'nvml> Session<'nvml> {
         if let Some(fault) = &fault {
             stands = keeper.book.fault(uuid, fault.clone());
             keeper.publish();
+        }
+        // One broken application raises thousands: the first of each kind is told, the rest is counted. After publishing: kubelet does not
+        // wait for the log.
+        if count == 1 {
+            tracing::warn!(gpu = index, uuid = %uuid, %class, watched = judged.is_some(), "{reason}");
         }
         // After publishing: an Xid waits for no further question. A driver that is gone is met at the next wait.
         if keeper.table.has_state(xid) || fault.is_some() {

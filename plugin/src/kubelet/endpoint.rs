@@ -5,15 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
 use gantry_api::ResourceName;
 use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
 use tracing::{debug, info, warn};
 
 use super::Kubelet;
@@ -21,6 +18,7 @@ use super::attention::Attention;
 use super::directory::View;
 use super::register::{self, RegisterError};
 use super::rivalry::Rivalry;
+use super::server;
 use super::service::DeviceList;
 use crate::recurring::Recurring;
 
@@ -201,10 +199,12 @@ impl Endpoint {
             .service(self.resource.clone(), self.lists.clone(), stop.clone());
         let streams = service.streams.subscribe();
         let retire = stop.child_token();
-        let incoming = UnixListenerStream::new(listener).take_until(retire.clone().cancelled_owned());
-        let server = Server::builder()
-            .add_service(DevicePluginServer::new(service))
-            .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+        let server = server::serve(
+            listener,
+            DevicePluginServer::new(service),
+            retire.clone(),
+            stop.clone(),
+        );
         let deadline = stop.clone();
         let task = tokio::spawn(async move {
             let drained = async {
@@ -212,9 +212,7 @@ impl Endpoint {
                 tokio::time::sleep(DRAIN).await;
             };
             tokio::select! {
-                result = server => if let Err(error) = result {
-                    warn!(%error, "device plugin server ended");
-                },
+                () = server => {}
                 () = drained => debug!("a client kept its connection beyond the deadline"),
             }
         });

@@ -7,6 +7,7 @@ mod endpoint;
 mod podresources;
 mod register;
 mod rivalry;
+mod server;
 mod service;
 
 use std::collections::BTreeMap;

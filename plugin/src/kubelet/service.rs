@@ -1,6 +1,7 @@
 //! The device plugin service of one resource, as kubelet calls it. Translates; the hand-over decides, the responder words the
 //! answer. Never fails a call that can be served: any error here fails a pod for good.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -126,8 +127,9 @@ impl DevicePlugin for DevicePluginService {
         for container in request.into_inner().container_requests {
             let devices = self.resolve(&inventory, &container.device_ids)?;
             self.check_size(&inventory, &devices)?;
-            container_responses.push(self.responder.respond(&devices.iter().collect::<Vec<_>>()));
             sets.push(devices.iter().map(|device| device.id.clone()).collect());
+            let devices: Vec<&inventory::Device> = devices.iter().map(AsRef::as_ref).collect();
+            container_responses.push(self.responder.respond(&devices));
         }
         for set in sets {
             self.desk.allocated(&self.resource, set);
@@ -146,24 +148,28 @@ impl DevicePlugin for DevicePluginService {
 impl DevicePluginService {
     /// The devices of these IDs, in the order asked, each once. An ID of a former list is served where its GPU or MIG device is
     /// still offered as something: kubelet chose before it read the new list. Any other is the one thing that cannot be served.
-    fn resolve(&self, inventory: &Inventory, asked: &[String]) -> Result<Vec<inventory::Device>, Status> {
+    fn resolve<'i>(
+        &self,
+        inventory: &'i Inventory,
+        asked: &[String],
+    ) -> Result<Vec<Cow<'i, inventory::Device>>, Status> {
         let mut places: HashMap<&str, usize> = HashMap::with_capacity(asked.len());
         for id in asked {
             let next = places.len();
             places.entry(id.as_str()).or_insert(next);
         }
-        let mut devices: Vec<Option<inventory::Device>> = vec![None; places.len()];
+        let mut devices: Vec<Option<Cow<'_, inventory::Device>>> = vec![None; places.len()];
         for device in &inventory.devices {
             if device.resource == self.resource
                 && let Some(place) = places.get(device.id.as_str())
             {
-                devices[*place] = Some(device.clone());
+                devices[*place] = Some(Cow::Borrowed(device));
             }
         }
         let mut unknown: Vec<(usize, &str)> = Vec::new();
         for (id, place) in &places {
             if devices[*place].is_none() {
-                devices[*place] = self.former(inventory, id);
+                devices[*place] = self.former(inventory, id).map(Cow::Owned);
             }
             if devices[*place].is_none() {
                 unknown.push((*place, id));
@@ -181,7 +187,7 @@ impl DevicePluginService {
                 "unknown device: {unknown}; it may have been removed or renamed since kubelet was told of it"
             )));
         }
-        let devices: Vec<inventory::Device> = devices.into_iter().flatten().collect();
+        let devices: Vec<Cow<'_, inventory::Device>> = devices.into_iter().flatten().collect();
         for device in devices.iter().filter(|device| !device.health.healthy) {
             warn!(device = %device.id, reason = device.health.reason.as_deref().unwrap_or("unknown"), "kubelet allocates an unhealthy device");
         }
@@ -206,7 +212,11 @@ impl DevicePluginService {
     }
 
     /// Refuses several replicas at once where the operator has said that they are to be.
-    fn check_size(&self, inventory: &Inventory, devices: &[inventory::Device]) -> Result<(), Status> {
+    fn check_size(
+        &self,
+        inventory: &Inventory,
+        devices: &[Cow<'_, inventory::Device>],
+    ) -> Result<(), Status> {
         let terms = inventory
             .resources
             .get(&self.resource)

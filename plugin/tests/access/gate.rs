@@ -151,6 +151,45 @@ async fn after_the_first_time_a_failure_makes_only_the_new_devices_unhealthy() {
     assert!(reason.contains("not written yet"), "{reason}");
 }
 
+/// The looking is done on a thread of the runtime's pool, which has one here, and that one is busy.
+#[test]
+fn health_waits_for_no_look_at_the_host_and_new_devices_do() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let mut gate = Gate::start(cdi(), vec![gpu(0), gpu(1)], |_| {});
+        gate.passes(is_ready).await;
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || ended.recv());
+        let mut sick = gpu(1);
+        sick.health = DeviceHealth {
+            healthy: false,
+            reason: Some("Xid 79".to_owned()),
+        };
+        let inventory = |devices| Arc::new(Inventory::ready(machine(4), devices));
+        gate.inventory.send_replace(inventory(vec![gpu(0), sick.clone()]));
+        let passed = gate
+            .passes(|inventory| inventory.devices.iter().any(|device| !device.health.healthy))
+            .await;
+        assert_eq!(passed.devices[1].health, sick.health);
+        gate.inventory.send_replace(inventory(vec![gpu(0), sick, gpu(2)]));
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            gate.passed.borrow().devices.len(),
+            2,
+            "no specification has it yet"
+        );
+        drop(end);
+        gate.passes(|inventory| inventory.devices.len() == 3).await;
+        assert!(busy.await.unwrap().is_err());
+    });
+}
+
 #[tokio::test]
 async fn a_device_whose_node_is_unknown_is_unhealthy_where_cdi_is_the_only_way() {
     let unknown = Device {
@@ -232,9 +271,12 @@ async fn a_file_that_somebody_wrote_over_is_written_again() {
     };
     gate.inventory
         .send_replace(Arc::new(Inventory::ready(machine(4), vec![sick])));
-    gate.passes(|inventory| !inventory.devices[0].health.healthy)
-        .await;
-    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    soon(async {
+        while fs::read_to_string(&path).unwrap() != text {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

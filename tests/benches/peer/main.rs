@@ -6,6 +6,7 @@
 //! 0 measures memory only. `GANTRY_BENCH_ONLY=calls` leaves memory out.
 #![allow(clippy::print_stdout, reason = "a benchmark talks on the terminal")]
 
+mod caller;
 mod measure;
 mod memory;
 mod row;

@@ -7,6 +7,7 @@ use gantry_e2e::peer::{Kubelet, Mig, Node, Plugin, Process, Served, Setting, Sha
 use gantry_proto::deviceplugin::ListAndWatchResponse;
 use tonic::Streaming;
 
+use crate::caller::{Call, Caller};
 use crate::row::{Mode, Row, Sample};
 
 /// The machine: eight A100 on NVSwitch.
@@ -24,7 +25,8 @@ const APART: Duration = Duration::from_millis(150);
 
 /// A plugin that is registered.
 pub(crate) struct Running {
-    pub(crate) served: Served,
+    pub(crate) caller: Caller,
+    served: Served,
     pub(crate) ids: Vec<String>,
     /// Held open, as kubelet does.
     lists: Streaming<ListAndWatchResponse>,
@@ -87,6 +89,7 @@ async fn run(node: Node, plugin: &Plugin, setting: &Setting) -> Result<Running> 
         .into_keys()
         .collect();
     Ok(Running {
+        caller: Caller::dial(&served.socket).await?,
         served,
         lists,
         ids,
@@ -99,11 +102,7 @@ async fn run(node: Node, plugin: &Plugin, setting: &Setting) -> Result<Running> 
 /// Everything but memory, once.
 pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)) -> Result<()> {
     let run = running(plugin, Mode::Whole).await?;
-    let mut floor = Vec::new();
-    for _ in 0..WARM_UP + CALLS {
-        floor.push(timed(run.served.options()).await?);
-    }
-    take(Row::Floor, floor.split_off(WARM_UP));
+    take(Row::Floor, repeated(&run, &Call::options()?).await?);
     take(Row::AllocateOne, allocate(&run, 1).await?);
     take(Row::AllocateEight, allocate(&run, 8).await?);
     let (rate, times) = callers(&run).await?;
@@ -139,10 +138,31 @@ pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample
     Ok(())
 }
 
-async fn timed<T, E: Into<anyhow::Error>>(call: impl Future<Output = Result<T, E>>) -> Result<Sample> {
+async fn timed(run: &Running, call: &Call) -> Result<Sample> {
     let began = Instant::now();
-    call.await.map_err(Into::into)?;
+    run.caller.call(call).await?;
     Ok(Sample::Time(began.elapsed()))
+}
+
+/// One call after the other.
+async fn repeated(run: &Running, call: &Call) -> Result<Vec<Sample>> {
+    let mut times = Vec::new();
+    for _ in 0..WARM_UP + CALLS {
+        times.push(timed(run, call).await?);
+    }
+    Ok(times.split_off(WARM_UP))
+}
+
+async fn allocate(run: &Running, size: usize) -> Result<Vec<Sample>> {
+    let ids = &run.ids[..size];
+    run.served.allocate(ids).await?;
+    repeated(run, &Call::allocate(ids)?).await
+}
+
+async fn preferred(run: &Running, size: usize) -> Result<Vec<Sample>> {
+    let chosen = run.served.prefer(&run.ids, &[], size).await?;
+    ensure!(chosen.len() == size, "{} of {size}", chosen.len());
+    repeated(run, &Call::prefer(&run.ids, size)?).await
 }
 
 async fn starts(plugin: &Plugin, mode: Mode) -> Result<Vec<Sample>> {
@@ -171,38 +191,24 @@ async fn restarts(mut run: Running) -> Result<(Vec<Sample>, Running)> {
     run.kubelet = Kubelet::start_unread(&run.node.plugins())?;
     run.served = run.kubelet.served().await?;
     run.lists = run.served.watch().await?;
+    run.caller = Caller::dial(&run.served.socket).await?;
     Ok((times, run))
-}
-
-async fn allocate(run: &Running, size: usize) -> Result<Vec<Sample>> {
-    let mut times = Vec::new();
-    for _ in 0..WARM_UP + CALLS {
-        times.push(timed(run.served.allocate(&run.ids[..size])).await?);
-    }
-    Ok(times.split_off(WARM_UP))
 }
 
 /// Allocate by several callers at once, each with its next call as soon as the last is answered: calls per second, and each call.
 async fn callers(run: &Running) -> Result<(Sample, Vec<Sample>)> {
+    let call = Call::allocate(&run.ids[..1])?;
     let began = Instant::now();
     let calls = (0..CALLERS).map(async |_| {
         let mut times = Vec::with_capacity(CALLS_EACH);
         for _ in 0..CALLS_EACH {
-            times.push(timed(run.served.allocate(&run.ids[..1])).await?);
+            times.push(timed(run, &call).await?);
         }
         anyhow::Ok(times)
     });
     let times = futures::future::try_join_all(calls).await?;
     let rate = (CALLERS * CALLS_EACH) as f64 / began.elapsed().as_secs_f64();
     Ok((Sample::Rate(rate), times.concat()))
-}
-
-async fn preferred(run: &Running, size: usize) -> Result<Vec<Sample>> {
-    let mut times = Vec::new();
-    for _ in 0..WARM_UP + CALLS {
-        times.push(timed(run.served.prefer(&run.ids, &[], size)).await?);
-    }
-    Ok(times.split_off(WARM_UP))
 }
 
 /// From an Xid until all devices of its GPU are unhealthy.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use gantry_e2e::peer::Plugin;
 
+use crate::caller::Call;
 use crate::measure::{Running, running};
 use crate::row::{Mode, Moment, Row, Sample};
 
@@ -33,13 +34,12 @@ pub(crate) async fn all(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)
 }
 
 async fn calls(run: &Running) -> Result<()> {
-    for call in 0..MANY_CALLS {
-        let size = 1 + call % run.ids.len().min(MOST);
-        if call % 2 == 0 {
-            run.served.allocate(&run.ids[..size]).await?;
-        } else {
-            run.served.prefer(&run.ids, &[], size).await?;
-        }
+    let sizes = 1..=run.ids.len().min(MOST);
+    let calls = sizes
+        .flat_map(|size| [Call::allocate(&run.ids[..size]), Call::prefer(&run.ids, size)])
+        .collect::<Result<Vec<_>>>()?;
+    for call in calls.iter().cycle().take(MANY_CALLS) {
+        run.caller.call(call).await?;
     }
     Ok(())
 }

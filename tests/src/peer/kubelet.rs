@@ -58,6 +58,8 @@ pub struct Registered {
 pub struct Served {
     /// The resource's name.
     pub resource: String,
+    /// Where the plugin serves it.
+    pub socket: PathBuf,
     client: DevicePluginClient<Channel>,
 }
 
@@ -187,6 +189,7 @@ impl Kubelet {
             .with_context(|| format!("dialling {}", socket.display()))?;
         Ok(Served {
             resource: request.resource_name.clone(),
+            socket,
             client,
         })
     }

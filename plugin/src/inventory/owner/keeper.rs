@@ -311,14 +311,19 @@ impl Keeper {
     }
 
     fn send(&self, hardware: Hardware) {
-        log_changes(&self.publish.borrow(), &hardware);
+        let mut before = None;
+        let hardware = Arc::new(hardware);
         self.publish.send_if_modified(|current| {
-            let changed = **current != hardware;
+            let changed = *current != hardware;
             if changed {
-                *current = Arc::new(hardware);
+                before = Some(std::mem::replace(current, Arc::clone(&hardware)));
             }
             changed
         });
+        // Kubelet is told first: each line is a call of the system's.
+        if let Some(before) = before {
+            log_changes(&before, &hardware);
+        }
     }
 }
 
