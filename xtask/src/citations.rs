@@ -1,22 +1,29 @@
-//! Tests that documents name as proof must be there: a renamed test would leave a claim without one.
+//! Tests that documents name as proof must be there: a renamed test would leave a claim without one. And every item of COMPATIBILITY.md
+//! has a row in the document that names the tests.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
 use crate::run::root;
 
-/// The documents that name tests, as `file::name` or, after another in the same cell, `::name`.
-const DOCUMENTS: [&str; 1] = ["COMPATIBILITY.md"];
+/// What is claimed: tables whose first column names an item.
+const ITEMS: &str = "COMPATIBILITY.md";
+/// The tests of each item, as `file::name` or, after another in the same cell, `::name`.
+const TESTS: &str = "docs/compatibility-tests.md";
 
-/// Fails if a document names a test that is not in the file it names, or something there that is no test.
+/// Fails if a document names a test that is not in the file it names, or something there that is no test; or if the two do not have the
+/// same items.
 pub(crate) fn check() -> Result<()> {
+    let text = |document: &str| {
+        std::fs::read_to_string(root().join(document)).with_context(|| format!("cannot read {document}"))
+    };
+    let (claims, proofs) = (text(ITEMS)?, text(TESTS)?);
     let mut missing = Vec::new();
     let mut count = 0;
-    for document in DOCUMENTS {
-        let text = std::fs::read_to_string(root().join(document))
-            .with_context(|| format!("cannot read {document}"))?;
-        for citation in citations(&text) {
+    for (document, text) in [(ITEMS, &claims), (TESTS, &proofs)] {
+        for citation in citations(text) {
             count += 1;
             let read = |file: &Path| std::fs::read_to_string(root().join(file)).unwrap_or_default();
             let file = Path::new(citation.file);
@@ -33,8 +40,41 @@ pub(crate) fn check() -> Result<()> {
             missing.join("\n")
         );
     }
+    let differences = differences(&claims, &proofs);
+    if !differences.is_empty() {
+        bail!(
+            "{ITEMS} and {TESTS} do not have the same items:\n{}",
+            differences.join("\n")
+        );
+    }
     println!("all {count} tests that documents name are there");
     Ok(())
+}
+
+/// The items that only one of the two documents has.
+fn differences(claims: &str, proofs: &str) -> Vec<String> {
+    let (claims, proofs) = (items(claims), items(proofs));
+    let only =
+        |document: &str, (section, item): &(&str, &str)| format!("only in {document}, {section}: {item}");
+    let claimed = claims.difference(&proofs).map(|item| only(ITEMS, item));
+    let proved = proofs.difference(&claims).map(|item| only(TESTS, item));
+    claimed.chain(proved).collect()
+}
+
+/// What stands in the first column of tables, each after the title of its section.
+fn items(text: &str) -> BTreeSet<(&str, &str)> {
+    let mut section = "";
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        if line.starts_with('#') {
+            section = line.trim_start_matches('#').trim();
+        } else if let Some((item, _)) = line.strip_prefix("| ").and_then(|row| row.split_once(" |"))
+            && item != "item"
+        {
+            found.insert((section, item));
+        }
+    }
+    found
 }
 
 /// A test that a document names.
@@ -114,6 +154,24 @@ mod tests {
                 .map(|(file, name)| Citation { file, name })
         );
     }
+
+    #[test]
+    fn an_item_stands_in_both_documents_under_the_same_title() {
+        let claims = "# x\n### One\n| item | Gantry | note |\n|---|---|---|\n| a `b` | same | |\n| c | missing | no |\n";
+        let proofs = |c: &str| format!("## One\n| item | test |\n|---|---|\n| a `b` | p/a.rs::one |\n{c}");
+        assert_eq!(
+            differences(claims, &proofs("| c | none |\n")),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            differences(claims, &proofs("## Two\n| c | none |\n")),
+            [
+                "only in COMPATIBILITY.md, One: c",
+                "only in docs/compatibility-tests.md, Two: c"
+            ]
+        );
+    }
+
     #[test]
     fn a_test_is_marked_as_one() {
         let source = "
