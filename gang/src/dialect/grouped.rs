@@ -72,7 +72,8 @@ const KOORDINATOR_MIN: &str = "gang.scheduling.koordinator.sh/min-available";
 const KOORDINATOR_TOTAL: &str = "gang.scheduling.koordinator.sh/total-number";
 const KOORDINATOR_WAIT: &str = "gang.scheduling.koordinator.sh/waiting-time";
 
-/// Koordinator's annotations. Its mode, groups and match policy are not followed: docs/gangs.md says what holds instead.
+/// Koordinator's annotations. Its mode, groups and match policy are not followed: docs/gangs-recognition.md says what holds
+/// instead.
 pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KOORDINATOR).filter(|name| !name.is_empty())?;
     let mut found = Found::named(Dialect::Koordinator, &format!("annotation {KOORDINATOR}"), name);

@@ -274,6 +274,7 @@ fn every_annotation_and_convention_is_documented() {
     for name in super::super::own::KNOWN {
         assert!(page.contains(&format!("| `{name}` |")), "{name}");
     }
+    let page = include_str!("../../../../docs/gangs-recognition.md");
     for kind in [
         "Job",
         "PyTorchJob",
