@@ -40,6 +40,19 @@ fn one_gpu_in_a_virtual_machine_without_affinity() {
     assert_eq!(values(&alone), [["-", "-", "-"]]);
 }
 
+/// Other rows would tell that values are lacking; here there is none.
+#[test]
+fn a_text_that_ends_in_its_only_row_before_every_value_is_there_is_refused() {
+    let whole = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t16-31,48-63\t1\t\tN/A";
+    assert_eq!(values(&read(whole)), [["16-31,48-63", "1", "-"]]);
+    assert_eq!(values(&read(&format!("{whole}\n"))), [["16-31,48-63", "1", "-"]]);
+    for cut in ["GPU0\t X ", "\t16", "\t16-31,48-63", "\t1"] {
+        let text = &whole[..whole.rfind(cut).unwrap() + cut.len()];
+        let refused = parse(text).unwrap_err();
+        assert_eq!(refused.line, 2, "{text:?}: {refused}");
+    }
+}
+
 #[test]
 fn a_gpu_whose_memory_is_a_numa_node() {
     let grace = read("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-71\t0\t\t1\n");

@@ -11,9 +11,10 @@
 //! 3. **R**, what the rest is still good for: the mean, over jobs of every size, of the best B they would find in it against the
 //!    best on the empty machine, with every held GPU taken to come free with probability 1/16 meanwhile.
 //! 4. the **cut bound**, where NVLinks carry the set: of two equal numbers of rings, the better wired.
-//! 5. **groups kept together**: NVLink islands, PCIe switches, sockets and NUMA nodes, broken as little as can be.
-//! 6. **NICs** spared for jobs that need them, then few **NUMA** nodes.
-//! 7. the smallest bit mask: equal input gives equal output.
+//! 5. few **NUMA** nodes: the job's processes and buffers have a place near all of its GPUs.
+//! 6. **groups kept together**: NVLink islands, PCIe switches, sockets and NUMA nodes, broken as little as can be.
+//! 7. **NICs** spared for jobs that need them.
+//! 8. the smallest bit mask: equal input gives equal output.
 //!
 //! A gang member talks through NICs, so for two and more GPUs its NICs and NUMA nodes stand between 1 and 2; where no NIC is
 //! known it is chosen like a local job.
@@ -21,7 +22,7 @@
 //! Why R stands before NICs for local jobs, and the cut bound behind R and of NVLinks alone: replayed against a saturated node
 //! (`tests/saturated.rs`), NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency, and the cut bound of
 //! PCIe, which favours sets in two halves and so breaks two sockets where one would do, cost 8 bridged A40s 1.9 points. Where
-//! all sets have equal links, as behind NVSwitches, R is equal too and NICs decide.
+//! all sets have equal links, as behind NVSwitches, R is equal too, and NUMA nodes decide first.
 
 pub mod devices;
 mod explain;
@@ -197,17 +198,20 @@ impl Table {
     }
 
     fn key_of_set(&self, set: GpuSet, ring: u32, cut: u32, purpose: Purpose) -> KeyOfSet {
-        let around = u64::from(self.surroundings.nics(set, purpose)) << 8
-            | u64::from(u8::MAX - u8::try_from(self.surroundings.numa_nodes(set)).unwrap_or(u8::MAX));
+        let nodes = self.surroundings.numa_nodes(set);
+        let few_nodes = u64::from(u8::MAX - u8::try_from(nodes).unwrap_or(u8::MAX));
+        let around = u64::from(self.surroundings.nics(set, purpose)) << 8 | few_nodes;
         let ring_first = u64::from(ring) << 24;
         let (head, tail) = match purpose {
             Purpose::GangMember if set.len() > 1 && self.surroundings.has_nics() => (ring_first | around, 0),
             _ => (ring_first, around),
         };
         let by_nvlink = ring > self.links.pcie_ring(set);
+        let cut = if by_nvlink { u64::from(cut) } else { 0 };
         KeyOfSet {
             head,
-            middle: if by_nvlink { u64::from(cut) } else { 0 },
+            // A single GPU has one node, known or not.
+            middle: if set.len() > 1 { cut << 8 | few_nodes } else { cut },
             tail,
         }
     }

@@ -119,6 +119,20 @@ fn local_jobs_leave_the_nics_and_gang_members_take_them() {
     assert_eq!(table.near_nics(set("0,2,5")), [0, 2]);
 }
 
+/// All sets have equal links behind the switches. A socket's four would stay whole where the fifth is taken with one of them, but the job's
+/// two GPUs would have no memory near both.
+#[test]
+fn a_set_stays_within_a_numa_node_rather_than_keep_a_socket_whole() {
+    let mut parts = lopsided().into_parts();
+    for gpu in &mut parts.gpus {
+        gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
+    }
+    let table = Table::build(&Machine::new(parts).unwrap());
+    for (free, size, chosen) in [("0-4", 2, "0-1"), ("0,4-7", 3, "4-6"), ("0-5", 2, "4-5")] {
+        assert_eq!(best(&table, free, size), set(chosen).to_string(), "{free}");
+    }
+}
+
 #[test]
 fn a_choice_knows_its_worth() {
     let table = Table::build(&bridged_pairs(0));
@@ -262,6 +276,7 @@ fn brute_force(
             around.islands(set) + around.islands(rest),
             churned(rest),
             nvlink_cut,
+            (!gang && size > 1).then_some(numa),
             around.together(set) + around.together(rest),
             (!gang).then_some((nics, numa)),
             std::cmp::Reverse(set.bits()),

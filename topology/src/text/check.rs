@@ -66,7 +66,12 @@ pub(super) fn nvlinks(link: &Link) -> u8 {
 /// A GPU's row must reach as far as the others, and the text must not end within a value.
 fn check_values(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
     let gpus = rows.get(..header.gpus).unwrap_or_default();
-    let width = gpus.iter().map(|row| row.values.width()).max().unwrap_or(0);
+    let widest = gpus.iter().map(|row| row.values.width()).max().unwrap_or(0);
+    // A single row has none to be held against: where the text ends in it, every column that the header names is due.
+    let width = match gpus {
+        [row] if !row.terminated => header.columns.len(),
+        _ => widest,
+    };
     for (index, row) in gpus.iter().enumerate() {
         let due = row.values.width();
         let blank_on_purpose =
