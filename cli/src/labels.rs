@@ -10,9 +10,14 @@ use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use gantry_plugin::config::source::{self, Source};
 use gantry_plugin::config::{ApiRate, Config, Gfd, GfdOverrides, Leniency};
+use gantry_plugin::discover::DiscoverError;
 use gantry_plugin::inventory::Hardware;
-use gantry_plugin::labels::{Facts, Host, HostOptions, Identity, Labels, Place, Target, labels, write};
+use gantry_plugin::labels::{
+    Facts, Host, HostOptions, Identity, LabelName, Labels, Place, Target, labels, write,
+};
 use gantry_plugin::offer::offer;
+use gantry_topology::mig::Catalogue;
+use gantry_topology::{Gpu, Machine, Mig};
 
 use crate::runtime::BadInput;
 use crate::topo::source::SourceArgs;
@@ -21,7 +26,9 @@ use crate::topo::source::SourceArgs;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Printed are lines key=value, sorted, as in a features file of node-feature-discovery. Health is not told: who looks once has not
-watched it. The settings of gpu-feature-discovery are read as there; it labels once, as with --oneshot.
+watched it. The settings of gpu-feature-discovery are read as there; it labels once, as with --oneshot. With --fail-on-init-error=false a
+node without NVML or GPUs has the labels of one without GPUs. Whether the GPUs of a file can be cut, their product says where the
+file does not.
 
 Examples:
   gantry labels                                       of this node, through NVML
@@ -143,7 +150,21 @@ fn config(args: &LabelsArgs) -> anyhow::Result<Config> {
 }
 
 fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
-    let machine = Arc::new(args.source.machine()?);
+    let mut unknown = false;
+    let hardware = match args.source.machine() {
+        Err(error) if !config.fail_on_init_error && is_without_gpus(&error) => {
+            tracing::warn!("these are the labels of a node without GPUs: {error:#}");
+            Hardware::absent(error.to_string())
+        }
+        machine => {
+            let mut machine = machine?;
+            // NVML tells of each GPU whether it can be cut.
+            if args.source.sys_root().is_none() {
+                (machine, unknown) = with_mig(machine)?;
+            }
+            Hardware::of(Arc::new(machine))
+        }
+    };
     // What a machine file tells is not of this host.
     let host = args.source.sys_root().map(|sys_root| {
         Host::read(&HostOptions {
@@ -152,19 +173,55 @@ fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
         })
     });
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok(labels(&Facts {
-        inventory: &offer(&Hardware::of(machine), config),
+    let mut labels = labels(&Facts {
+        inventory: &offer(&hardware, config),
         config,
         host: &host.unwrap_or_default(),
         watched: false,
         timestamp: (!config.gfd.no_timestamp).then(|| i64::try_from(now.as_secs()).unwrap_or(i64::MAX)),
-    }))
+    });
+    let capable = LabelName::new("nvidia.com", "mig.capable");
+    if unknown && labels.get(&capable).is_some_and(|value| value == "false") {
+        labels.remove(&capable);
+    }
+    Ok(labels)
+}
+
+/// Whether that is why no machine could be read: NVML does not work, or finds no GPU.
+fn is_without_gpus(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(DiscoverError::Nvml(_) | DiscoverError::NoGpu)
+    )
+}
+
+/// The machine with those GPUs shown as such that can be cut by what is known of their product, and whether that is not known of any.
+fn with_mig(machine: Machine) -> anyhow::Result<(Machine, bool)> {
+    let products = Catalogue::built_in();
+    let mut parts = machine.into_parts();
+    let mut unknown = false;
+    for gpu in parts.gpus.iter_mut().filter(|gpu| gpu.mig.is_none()) {
+        match products.of(gpu) {
+            Some(_) => gpu.mig = Some(Mig::default()),
+            None => unknown |= !is_of_no_such_generation(gpu),
+        }
+    }
+    Ok((Machine::new(parts)?, unknown))
+}
+
+/// Whether no GPU of its generation can be cut: those before Ampere, and the smaller chips of Ampere and Ada. Of later generations some
+/// can that no table of placements tells of.
+fn is_of_no_such_generation(gpu: &Gpu) -> bool {
+    let capability = gpu.compute_capability.as_deref().unwrap_or_default();
+    let parts = capability.split_once('.');
+    let parts = parts.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    parts.is_some_and(|(major, minor): (u8, u8)| major < 8 || (major == 8 && minor > 0))
 }
 
 fn identity(args: &LabelsArgs) -> anyhow::Result<Identity> {
     let node = args.node_name.as_deref().ok_or_else(|| {
         BadInput(anyhow!(
-            "--to=node-feature and --to=node need the node's name; give --node-name or set NODE_NAME"
+            "--to=node-feature and --to=node need the node's name; set NODE_NAME by the downward API (fieldPath: spec.nodeName), or give --node-name"
         ))
     })?;
     Ok(Identity {
@@ -181,5 +238,21 @@ fn print(labels: &Labels) -> anyhow::Result<()> {
     {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    use super::*;
+
+    #[test]
+    fn a_node_whose_nvml_finds_no_gpu_is_one_without_gpus() {
+        let told = |error: DiscoverError| Err::<(), _>(error).context("cannot read this node's machine");
+        assert!(is_without_gpus(&told(DiscoverError::NoGpu).unwrap_err()));
+        let many = told(DiscoverError::TooMany { count: 99 }).unwrap_err();
+        assert!(!is_without_gpus(&many));
+        assert!(!is_without_gpus(&BadInput(anyhow!("no such file")).into()));
     }
 }

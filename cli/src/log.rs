@@ -8,19 +8,21 @@ use tracing_subscriber::EnvFilter;
 /// How logs are written.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
-    /// How logs are written to standard error: text for people, json for collectors
+    /// How logs are written to standard error: text for people, json for collectors [env: LOG_FORMAT] [default: text]
+    // Not clap's variable: one that is misspelt in a manifest is to cost no node its GPUs.
     #[arg(
         long,
         global = true,
         value_enum,
-        default_value_t = Format::Text,
         value_name = "FORMAT",
-        env = "LOG_FORMAT",
         hide_possible_values = true,
         display_order = 900
     )]
-    log_format: Format,
+    log_format: Option<Format>,
 }
+
+/// The variable that says what no option says.
+const FORMAT: &str = "LOG_FORMAT";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
@@ -59,14 +61,26 @@ impl Args {
             // log nobody reads any more has to go on.
             .log_internal_errors(false)
             .with_writer(std::io::stderr);
+        let said = std::env::var(FORMAT).ok().filter(|text| !text.is_empty());
+        let said = said.filter(|_| self.log_format.is_none());
+        let format = said.as_deref().map(|text| Format::from_str(text, false));
+        let unknown = format.as_ref().is_some_and(Result::is_err);
+        let format = self.log_format.or(format.and_then(Result::ok));
         // A second start in one process would be refused; there is none.
-        let started = match self.log_format {
+        let started = match format.unwrap_or(Format::Text) {
             Format::Text => logs.try_init(),
             Format::Json => logs.json().flatten_event(true).try_init(),
         };
         debug_assert!(started.is_ok(), "logging is started once");
         if let Some(error) = refused {
             tracing::warn!(%error, value = wanted, using = level, "RUST_LOG is not understood");
+        }
+        if unknown {
+            tracing::warn!(
+                value = said,
+                using = "text",
+                "LOG_FORMAT is not understood; it is text or json"
+            );
         }
     }
 }

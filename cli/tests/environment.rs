@@ -108,10 +108,32 @@ fn words_of_a_list_may_have_spaces_around_them() {
 }
 
 #[test]
+fn a_form_of_logs_that_there_is_not_is_warned_of_and_costs_nothing() {
+    let machine = machine("hgx-h100.yaml");
+    let labels = ["labels", "--from", &machine, "--no-timestamp"];
+    let run = with(&labels, &[("LOG_FORMAT", "xml")]);
+    assert_eq!((run.code, &run.stdout), (0, &gantry(&labels).stdout));
+    assert!(
+        run.stderr.contains("LOG_FORMAT is not understood"),
+        "{}",
+        run.stderr
+    );
+    // A flag goes over the variable, and is a person's.
+    let run = with(
+        &[&labels[..], &["--log-format=text"]].concat(),
+        &[("LOG_FORMAT", "xml")],
+    );
+    assert_eq!((run.code, run.stderr.as_str()), (0, ""));
+    let run = gantry(&[&labels[..], &["--log-format=xml"]].concat());
+    assert_eq!(run.code, 2, "{}", run.stderr);
+    let json = with(&["plugin", "--check-config=/nowhere"], &[("LOG_FORMAT", "json")]);
+    assert_eq!(json.code, 1, "{}", json.stderr);
+}
+
+#[test]
 fn a_value_that_a_variable_has_is_told_under_the_variables_name() {
     for (name, value, flag) in [
         ("DP_DISABLE_HEALTHCHECKS", "79,foo", "--disable-health-checks"),
-        ("LOG_FORMAT", "xml", "--log-format"),
         ("FALLBACK_STRATEGIES", "named,first", "--fallback-strategies"),
         ("GANTRY_CONFIG_MAP", "configs", "--config-map"),
         ("KUBE_API_QPS", "few", "--kube-api-qps"),

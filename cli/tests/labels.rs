@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{Run, machine, with};
+use support::{Run, machine, piped, with};
 
 fn labels(flags: &[&str], variables: &[(&str, &str)]) -> Run {
     let machine = machine("dgx-a100-mig.yaml");
@@ -172,4 +172,69 @@ fn every_flag_and_variable_of_gpu_feature_discovery_is_taken() {
         ("PASS_DEVICE_SPECS", "nonsense"),
     ];
     assert_eq!(printed(&[], &variables), none);
+}
+
+#[test]
+fn a_node_without_nvml_fails_unless_it_may_be_one_without_gpus() {
+    let look = ["labels", "--nvml-library=/absent.so", "--no-timestamp"];
+    let failed = with(&look, &[]);
+    assert_eq!((failed.code, failed.stdout.as_str()), (1, ""));
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.yaml");
+    std::fs::write(&config, "flags: {failOnInitError: false}\n").unwrap();
+    let file = folder.path().join("gfd");
+    std::fs::write(&file, "nvidia.com/gpu.count=8\n").unwrap();
+    let to_file = [("GFD_OUTPUT_FILE", file.to_str().unwrap())];
+    for (flags, variables) in [
+        (vec!["--fail-on-init-error=false"], vec![]),
+        (vec![], vec![("FAIL_ON_INIT_ERROR", "false")]),
+        (vec![], vec![("GFD_FAIL_ON_INIT_ERROR", "0")]),
+        (vec![], vec![("CONFIG_FILE", config.to_str().unwrap())]),
+    ] {
+        let run = with(&[&look[..], &flags].concat(), &variables);
+        assert_eq!((run.code, run.stdout.as_str()), (0, ""), "{}", run.stderr);
+        assert!(run.stderr.contains("without GPUs"), "{}", run.stderr);
+        let timed = with(&[&look[..2], &flags].concat(), &variables);
+        assert!(timed.stdout.starts_with("nvidia.com/gfd.timestamp="));
+        assert_eq!(timed.stdout.lines().count(), 1, "{}", timed.stdout);
+    }
+    let written = with(
+        &[&look[..], &["--to=file", "--fail-on-init-error=false"]].concat(),
+        &to_file,
+    );
+    assert_eq!(written.code, 0, "{}", written.stderr);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
+    // What a file tells is no matter of a start.
+    let absent = with(&["labels", "--from=/absent", "--fail-on-init-error=false"], &[]);
+    assert_eq!(absent.code, 2, "{}", absent.stderr);
+}
+
+#[test]
+fn what_a_file_does_not_tell_of_mig_is_taken_from_the_product() {
+    let capable = |gpu: &str| {
+        let text = format!("gpus:\n  - {{index: 0, {gpu}}}\npaths: [[X]]\n");
+        let run = piped(&["labels", "--from", "-", "--no-timestamp"], &text);
+        assert_eq!(run.code, 0, "{gpu}: {}", run.stderr);
+        let mut lines = run.stdout.lines();
+        let told = lines.find_map(|line| line.strip_prefix("nvidia.com/mig.capable="));
+        told.map(str::to_owned)
+    };
+    for (gpu, expected) in [
+        ("model: NVIDIA H100 80GB HBM3", Some("true")),
+        (
+            "model: NVIDIA H100 80GB HBM3, computeCapability: \"9.0\"",
+            Some("true"),
+        ),
+        ("model: NVIDIA L4, computeCapability: \"8.9\"", Some("false")),
+        (
+            "model: Tesla V100-SXM2-16GB, computeCapability: \"7.0\"",
+            Some("false"),
+        ),
+        // Of these, nothing is known.
+        ("model: NVIDIA L4", None),
+        ("model: NVIDIA B999, computeCapability: \"10.7\"", None),
+        ("uuid: GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789ab", None),
+    ] {
+        assert_eq!(capable(gpu).as_deref(), expected, "{gpu}");
+    }
 }

@@ -164,7 +164,7 @@ impl Args {
                 let node = self
                     .node_name
                     .as_deref()
-                    .context("no node name, whose label would name the configuration; give --node-name or set NODE_NAME")?;
+                    .context("no node name, whose label would name the configuration; set NODE_NAME by the downward API (fieldPath: spec.nodeName), or give --node-name")?;
                 Place::PerNode(Box::new(PerNode {
                     configs,
                     node: node.into(),

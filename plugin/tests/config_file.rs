@@ -83,7 +83,7 @@ sharing:
     renameByDefault: true
     failRequestsGreaterThanOne: true
     resources:
-      - {name: gpu, rename: nvidia.com/half, devices: [0, "1:2", GPU-0], replicas: 2}
+      - {name: gpu, rename: nvidia.com/half, devices: [0, "1:2", GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c], replicas: 2}
       - {name: nvidia.com/mig-1g.10gb, devices: 3, replicas: 4}
 imex: {channelIDs: [0], required: true}
 devices:
@@ -122,7 +122,7 @@ devices:
         SharedOf::Listed(vec![
             DeviceRef::Gpu(0),
             DeviceRef::Mig(1, 2),
-            DeviceRef::Uuid("GPU-0".into())
+            DeviceRef::Uuid("GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c".into())
         ])
     );
     assert_eq!(sharing.resources[1].devices, SharedOf::Count(3));
@@ -478,18 +478,60 @@ sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2}}]}}}}"
     assert_eq!(
         warnings("none", "*", "a100"),
         [
-            "line 3: sharing.timeSlicing.resources[0].name: no device is called nvidia.com/gpu before it is shared, so that this entry has no effect; allowed: nvidia.com/a100, nvidia.com/mig-<profile>"
+            "line 3: sharing.timeSlicing.resources[0].name: no device is called nvidia.com/gpu before it is shared, so that this entry has no effect; allowed: nvidia.com/a100, nvidia.com/mig-<profile>; did you mean \"nvidia.com/a100\"?"
         ]
     );
-    for (strategy, pattern, name) in [
-        ("none", "*A100*", "a100"),
-        ("none", "*", "gpu"),
-        ("single", "*", "a100"),
-    ] {
+    assert_eq!(
+        warnings("single", "*", "a100").len(),
+        1,
+        "MIG devices are called as their GPUs are"
+    );
+    for (strategy, pattern, name) in [("none", "*A100*", "a100"), ("none", "*", "gpu")] {
         assert!(
             warnings(strategy, pattern, name).is_empty(),
             "{strategy}, {pattern}, {name}"
         );
+    }
+}
+
+#[test]
+fn devices_that_a_pattern_names_and_an_entry_by_their_former_name_does_not_share_are_told_of() {
+    let warnings = |strategy: &str, patterns: &str, entries: &str| {
+        let text = format!(
+            "flags: {{migStrategy: {strategy}}}
+resources: {{{patterns}}}
+sharing: {{timeSlicing: {{resources: [{entries}]}}}}"
+        );
+        let told = read_with(&text, Strictness::Strict).warnings;
+        let told = told.iter().map(ToString::to_string);
+        told.filter(|told| told.contains("shares none of them"))
+            .collect::<Vec<_>>()
+    };
+    let a100 = "gpus: [{pattern: \"*A100*\", name: a100}]";
+    let small = "mig: [{pattern: MIG 1g.5gb, name: small}]";
+    let gpu = "{name: gpu, replicas: 2}";
+    let slice = "{name: mig-1g.5gb, replicas: 2}";
+    let told = |section: &str, name: &str| {
+        [format!(
+            "line 3: sharing.timeSlicing.resources[0].name: resources.{section}[0] calls some of these devices nvidia.com/{name} before they are shared, and this entry shares none of them; write an entry with name: nvidia.com/{name} too to share them"
+        )]
+    };
+    assert_eq!(warnings("none", a100, gpu), told("gpus", "a100"));
+    assert_eq!(warnings("mixed", small, slice), told("mig", "small"));
+    assert_eq!(warnings("single", small, gpu), told("mig", "small"));
+    for (strategy, patterns, entries) in [
+        (
+            "none",
+            a100,
+            "{name: gpu, replicas: 2}, {name: a100, replicas: 4}",
+        ),
+        ("none", "gpus: [{pattern: \"*A100*\", name: gpu}]", gpu),
+        ("mixed", small, gpu),
+        ("mixed", small, "{name: mig-2g.10gb, replicas: 2}"),
+        ("mixed", a100, slice),
+    ] {
+        let told = warnings(strategy, patterns, entries);
+        assert!(told.is_empty(), "{strategy}, {patterns}, {entries}: {told:?}");
     }
 }
 
@@ -678,10 +720,13 @@ fn slips_are_explained() {
         "flags: {failOnInitError: \"maybe\"}",
         "flags: 5",
         "version: v2",
+        "version: 1",
         "colour: red",
         "flags:\n  plugin:\n    deviceListStrategy: [envvar, cdi-cir]\n",
         "flags: {plugin: {deviceListStrategy: []}}",
+        "flags: {plugin: {cdiDisableHooks: all}}",
         "flags: {plugin: {deviceIDStrategy: uid}}",
+        "flags: {plugin: {deviceIDStrategy: [uuid]}}",
         "flags: {deviceDiscoveryStrategy: tegra}",
         "flags: {plugin: {cdiDisableHooks: [update-ldcach]}}",
         "flags: {gfd: {sleepInterval: 60 s}}",
@@ -691,6 +736,9 @@ fn slips_are_explained() {
         "sharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 2\n      rename:\n      devices:\n",
         "sharing: {timeSlicing: {resources: []}}",
         "sharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 1\n",
+        "sharing: {timeSlicing: {resources: [{name: gpu, replicas: \"4\"}]}}",
+        "sharing: {timeSlicing: {resources: {name: gpu, replicas: 4}}}",
+        "sharing: {timeSlicing: {resources: gpu}}",
         "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu}]}}",
         "sharing: {timeSlicing: {resources: [{name: amd.com/gpu, replicas: 2}]}}",
         "sharing: {timeSlicing: {resources: [{name: GPU, replicas: 2}]}}",
@@ -709,7 +757,9 @@ fn slips_are_explained() {
         "devices: {deny: [f91de5ca-1a2b-3c4d-5e6f-0123456789ab]}",
         "devices: {deny: [gpu-f91de5ca-1a2b-3c4d-5e6f-0123456789ab]}",
         "devices: {allow: [Mig-f91de5ca-1a2b-3c4d-5e6f-0123456789ab]}",
+        "devices: {deny: GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789ab}",
         "devices: {deny: [GPU-zzz]}",
+        "devices: {allow: [MIG-GPU-f91de5ca-1a2b-3c4d-5e6f-0123456789ab/7]}",
         "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [GPU-zzz]}]}}",
         "flags: {migStrategy: single}\nflags: {}\n",
         "flags: [\n",
@@ -739,6 +789,68 @@ fn every_problem_is_told_at_once_in_the_order_of_the_file() {
     );
     let told: Vec<String> = problems.list.iter().map(ToString::to_string).collect();
     insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn a_uuid_is_one_in_full() {
+    let uuid = "f91de5ca-1a2b-3c4d-5e6f-0123456789AB";
+    for good in [
+        format!("GPU-{uuid}"),
+        format!("MIG-{uuid}"),
+        format!("MIG-GPU-{uuid}/7/0"),
+    ] {
+        let text = format!(
+            "devices: {{allow: [{good}]}}\nsharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2, devices: [{good}]}}]}}}}"
+        );
+        assert_eq!(read(&text).allow, [Selector::Uuid(good)]);
+    }
+    for bad in [
+        "GPU-bad".to_owned(),
+        "GPU-".to_owned(),
+        "MIG-7".to_owned(),
+        format!("GPU-{}", &uuid[1..]),
+        format!("GPU-{uuid}0"),
+        format!("GPU-{}", uuid.replace('-', "")),
+        format!("GPU-{}", uuid.replace('f', "g")),
+        format!("GPU-{uuid}/7/0"),
+        format!("MIG-GPU-{uuid}"),
+        format!("MIG-GPU-{uuid}/7/"),
+        format!("MIG-GPU-{uuid}/7/0/1"),
+        format!("MIG-GPU-{uuid}/a/0"),
+        format!("MIG-GPU-{}/7/0", &uuid[1..]),
+    ] {
+        for text in [
+            format!("devices: {{allow: [{bad}]}}"),
+            format!("devices: {{deny: [{bad}]}}"),
+            format!(
+                "sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2, devices: [{bad}]}}]}}}}"
+            ),
+        ] {
+            let told = wrong(&text).to_string();
+            assert!(told.contains("nvidia-smi -L"), "{bad}: {told}");
+        }
+    }
+}
+
+#[test]
+fn an_empty_list_of_devices_is_all_of_them_as_with_nvidias_plugin() {
+    let text = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}]}}";
+    let loaded = read_with(text, Strictness::Strict);
+    let sharing = loaded.config.time_slicing.as_ref().unwrap();
+    assert_eq!(sharing.resources[0].devices, SharedOf::All);
+    let told: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "line 1: sharing.timeSlicing.resources[0].devices: the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out to say so"
+        ]
+    );
+    let twice = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}, {name: gpu, replicas: 4, devices: [1]}]}}";
+    assert!(
+        wrong(twice).to_string().contains("is shared by"),
+        "{}",
+        wrong(twice)
+    );
 }
 
 #[test]

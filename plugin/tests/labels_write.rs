@@ -9,10 +9,11 @@ mod log;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_api::{DeviceHealth, DeviceId};
 use gantry_plugin::config::{Config, Gfd};
+use gantry_plugin::discover::DiscoverError;
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::labels::{Access, Identity, LabelName, Labeller, Labels, Target, write};
 use gantry_plugin::observe::Observed;
@@ -367,6 +368,17 @@ impl Scene {
     }
 
     fn start_as(identity: Identity, target: Target, access: Access, config: Config) -> Self {
+        Self::start_with(identity, target, access, config, SOON)
+    }
+
+    /// A labeller that believes after `patience` that a node has no GPU.
+    fn start_with(
+        identity: Identity,
+        target: Target,
+        access: Access,
+        config: Config,
+        patience: Duration,
+    ) -> Self {
         let inventory = watch::Sender::new(Arc::new(Inventory::starting()));
         let config = watch::Sender::new(Arc::new(config));
         let observed = Arc::<Observed>::default();
@@ -380,7 +392,7 @@ impl Scene {
             config: config.subscribe(),
             observed: Arc::clone(&observed),
         };
-        let task = tokio::spawn(labeller.run(stop.clone()));
+        let task = tokio::spawn(labeller.run_with(stop.clone(), patience));
         Self {
             inventory,
             config,
@@ -593,4 +605,65 @@ async fn nothing_is_written_before_the_gpus_are_known_nor_where_labels_are_off()
     let off = Scene::start(Target::Off, Access::Client(server.client.clone()), config(None));
     tokio::time::timeout(SOON, off.task).await.unwrap().unwrap();
     assert_eq!(server.seen(), []);
+}
+
+/// What stands in a file of an earlier run, and goes on standing there until it is known better.
+const EARLIER: &str = "nvidia.com/gpu.count=8\n";
+
+#[tokio::test]
+async fn a_node_that_has_lost_its_gpus_loses_their_labels_after_a_while() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gfd");
+    std::fs::write(&file, EARLIER).unwrap();
+    let patience = Duration::from_millis(1500);
+    let started = Instant::now();
+    let scene = Scene::start_with(
+        identity(None),
+        Target::File,
+        Access::Kubeconfig(None),
+        config(Some(&file)),
+        patience,
+    );
+    let none = Arc::new(Inventory::absent(DiscoverError::NoGpu.to_string()));
+    scene.inventory.send_replace(none);
+    eventually("the labels to go", || {
+        std::fs::read_to_string(&file).unwrap().is_empty()
+    })
+    .await;
+    assert!(started.elapsed() >= patience);
+    scene.inventory.send_replace(inventory(2, true));
+    eventually("labels", || {
+        std::fs::read_to_string(&file)
+            .unwrap()
+            .contains("nvidia.com/gpu.count=2\n")
+    })
+    .await;
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_is_away_or_without_gpus_for_a_moment_costs_no_label() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gfd");
+    std::fs::write(&file, EARLIER).unwrap();
+    let scene = Scene::start_with(
+        identity(None),
+        Target::File,
+        Access::Kubeconfig(None),
+        config(Some(&file)),
+        Duration::from_millis(2500),
+    );
+    let none = DiscoverError::NoGpu.to_string();
+    // Away for longer than the patience; then there without GPUs, away again, and there without GPUs: each for less.
+    for (state, millis) in [
+        ("no driver", 4000),
+        (&none, 1500),
+        ("no driver", 1500),
+        (&none, 1500),
+    ] {
+        scene.inventory.send_replace(Arc::new(Inventory::absent(state)));
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), EARLIER, "{state}");
+    }
+    scene.end().await;
 }

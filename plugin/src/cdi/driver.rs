@@ -34,7 +34,16 @@ const SOCKETS: [&str; 5] = [
     "var/run/nvidia-fabricmanager/socket",
     "tmp/nvidia-mps",
 ];
-const FIRMWARE: [&str; 2] = ["lib/firmware/nvidia", "usr/lib/firmware/nvidia"];
+/// Where the kernel looks for firmware, but for the folders that [`Kernel`] tells of.
+const FIRMWARE: [&str; 3] = ["lib/firmware/updates", "lib/firmware", "usr/lib/firmware"];
+/// What the names of the driver's firmware begin with: that of system processors, and since R615 that of others.
+const FIRMWARE_NAMES: [&str; 2] = ["gsp", "ucodes"];
+/// Libraries of the driver that have versions of their own.
+const OWN_VERSION: [&str; 3] = [
+    "libnvidia-egl-gbm.so",
+    "libnvidia-egl-wayland.so",
+    "libnvidia-nvvm70.so",
+];
 /// Libraries without the driver's version in their names, on request.
 const EXPLICIT: [&str; 11] = [
     "libEGL.so",
@@ -51,15 +60,25 @@ const EXPLICIT: [&str; 11] = [
 ];
 /// GPUDirect Storage's settings, and the database it looks disks up in.
 const STORAGE: [&str; 2] = ["etc/cufile.json", "run/udev"];
-/// By these graphics loaders find the driver.
-const GRAPHICS: [&str; 7] = [
-    "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
-    "usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
-    "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
-    "usr/share/vulkan/icd.d/nvidia_icd.json",
-    "usr/share/vulkan/implicit_layer.d/nvidia_layers.json",
-    "etc/vulkan/icd.d/nvidia_icd.json",
-    "usr/share/nvidia/nvoptix.bin",
+/// Where distributions keep settings, the first that has one first.
+const SETTINGS: [&str; 3] = ["etc", "usr/local/share", "usr/share"];
+/// By these OpenGL and OptiX find the driver: where they are among the settings.
+const GRAPHICS: [&str; 4] = [
+    "glvnd/egl_vendor.d/10_nvidia.json",
+    "egl/egl_external_platform.d/10_nvidia_wayland.json",
+    "egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "nvidia/nvoptix.bin",
+];
+/// By these Vulkan does. Packages of RPM name one after the CPU. Some systems have them at the driver's root (Google Kubernetes Engine); a
+/// container has them below `/etc`, wherever they are.
+const VULKAN: [&str; 4] = [
+    "vulkan/icd.d/nvidia_icd.json",
+    "vulkan/icd.d/nvidia_layers.json",
+    "vulkan/implicit_layer.d/nvidia_layers.json",
+    match cfg!(target_arch = "aarch64") {
+        true => "vulkan/icd.d/nvidia_icd.aarch64.json",
+        false => "vulkan/icd.d/nvidia_icd.x86_64.json",
+    },
 ];
 
 /// The driver's files, sorted, each once.
@@ -73,7 +92,7 @@ pub struct Driver {
     pub binaries: Vec<File>,
     /// Unix sockets, or folders of them.
     pub sockets: Vec<File>,
-    /// Firmware of the GPUs' system processors.
+    /// Firmware of the GPUs.
     pub firmware: Vec<File>,
     /// Loader files of OpenGL, Vulkan and OptiX.
     pub graphics: Vec<File>,
@@ -99,11 +118,44 @@ pub struct Library {
     pub links: Vec<String>,
 }
 
+/// What the running kernel says of where it looks for firmware.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kernel {
+    /// Its release: a folder of that name has firmware for it alone.
+    pub release: Option<String>,
+    /// The folder that it was told of, which counts first.
+    pub firmware: Option<PathBuf>,
+}
+
+impl Kernel {
+    /// Asks it; `sys` is where this process sees `/sys`.
+    pub fn read(sys: &Path) -> Self {
+        let told = fs::read_to_string(sys.join("module/firmware_class/parameters/path"));
+        let told = told.unwrap_or_default().trim().to_owned();
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let release = release.trim();
+        Self {
+            release: (!release.is_empty()).then(|| release.to_owned()),
+            firmware: (!told.is_empty()).then(|| told.into()),
+        }
+    }
+
+    /// The folders in which it looks, below the root.
+    fn folders(&self) -> Vec<PathBuf> {
+        let own = |folder: &str| Some(Path::new(folder).join(self.release.as_ref()?));
+        let folders = FIRMWARE
+            .iter()
+            .flat_map(|folder| [own(folder), Some(folder.into())]);
+        self.firmware.iter().cloned().chain(folders.flatten()).collect()
+    }
+}
+
 impl Driver {
     /// Every path that is looked for below the root, and every folder that is looked through: what this process must be shown of the host.
+    /// But for the folder of firmware that the kernel may have been told of.
     pub fn looked_for() -> impl Iterator<Item = &'static str> {
         let folders = folders::looked_for().chain(PROGRAMS).chain(FIRMWARE);
-        folders.chain(SOCKETS).chain(STORAGE).chain(GRAPHICS)
+        folders.chain(SOCKETS).chain(STORAGE).chain(SETTINGS)
     }
 
     /// Whether any is missing of what GPUDirect Storage reads.
@@ -113,7 +165,7 @@ impl Driver {
 
     /// Finds the driver of this version under `root`; without a version, the one whose `libcuda.so` is there. `explicit` asks for
     /// libraries without a version too.
-    pub fn find(root: &Path, version: Option<&str>, explicit: bool) -> Self {
+    pub fn find(root: &Path, version: Option<&str>, explicit: bool, kernel: &Kernel) -> Self {
         let (folders, version) = folders::find(root, version);
         let storage = once_each(root, STORAGE.map(PathBuf::from));
         let Some(version) = version else {
@@ -127,17 +179,23 @@ impl Driver {
             .flat_map(|folder| [folder.clone(), folder.join("vdpau")])
             .flat_map(|folder| libraries(root, &folder, &version, explicit))
             .collect();
+        let suffix = suffix(&version);
+        if !libraries.iter().any(|library| is_of(&library.file.path, &suffix)) {
+            // Those that have other versions may be there without the driver, and would hide that it is missing.
+            libraries.clear();
+        }
         libraries.sort();
         let binary = |name: &&str| {
             PROGRAMS
                 .iter()
                 .find_map(|folder| file(root, Path::new(folder).join(name)))
         };
-        let firmware = FIRMWARE.iter().flat_map(|folder| {
-            let folder = Path::new(folder).join(&version);
+        let firmware = kernel.folders().into_iter().flat_map(|folder| {
+            let folder = folder.join("nvidia").join(&version);
             names(root, &folder)
                 .into_iter()
-                .filter(|name| name.starts_with("gsp") && name.ends_with(".bin"))
+                .filter(|name| FIRMWARE_NAMES.iter().any(|first| name.starts_with(first)))
+                .filter(|name| name.ends_with(".bin"))
                 .map(move |name| folder.join(name))
         });
         Self {
@@ -145,16 +203,42 @@ impl Driver {
             binaries: BINARIES.iter().filter_map(binary).collect(),
             sockets: once_each(root, SOCKETS.map(PathBuf::from)),
             firmware: once_each(root, firmware),
-            graphics: once_each(root, GRAPHICS.map(PathBuf::from)),
+            graphics: graphics(root),
             storage,
             version: Some(version),
         }
     }
 }
 
+/// What names of the driver's libraries end with.
+fn suffix(version: &str) -> String {
+    format!(".so.{version}")
+}
+
+fn is_of(path: &Path, suffix: &str) -> bool {
+    path.to_string_lossy().ends_with(suffix)
+}
+
+/// Loader files, each where a container's loaders look for it.
+fn graphics(root: &Path) -> Vec<File> {
+    let first = |name: &str, folders: &[&str]| {
+        let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
+        paths.find_map(|path| file(root, path))
+    };
+    let settings = GRAPHICS.iter().filter_map(|name| first(name, &SETTINGS));
+    let vulkan = VULKAN.iter().filter_map(|name| {
+        let real = first(name, &[&SETTINGS[..], &[""]].concat())?.real;
+        let path = Path::new("etc").join(name);
+        Some(File { path, real })
+    });
+    let mut files: Vec<File> = vulkan.chain(settings).collect();
+    files.sort();
+    files
+}
+
 /// The driver's libraries in one folder.
 fn libraries(root: &Path, folder: &Path, version: &str, explicit: bool) -> Vec<Library> {
-    let suffix = format!(".so.{version}");
+    let suffix = suffix(version);
     let names = names(root, folder);
     let of_stem = |wanted: &str| -> Vec<(String, PathBuf)> {
         names
@@ -182,9 +266,10 @@ fn libraries(root: &Path, folder: &Path, version: &str, explicit: bool) -> Vec<L
     let unversioned: BTreeSet<PathBuf> = EXPLICIT
         .iter()
         .filter(|_| explicit)
+        .chain(&OWN_VERSION)
         .flat_map(|wanted| of_stem(wanted))
         .map(|(_, real)| real)
-        .filter(|real| !real.to_string_lossy().ends_with(&suffix))
+        .filter(|real| !is_of(real, &suffix))
         .collect();
     versioned
         .chain(unversioned.into_iter().map(|real| (real.clone(), real)))

@@ -88,8 +88,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use super::super::driver::Driver;
     use super::super::driver::tests::{paths, root};
+    use super::super::driver::{Driver, Kernel};
     use super::super::ldcache::tests::cache;
 
     /// The driver below a root with these files and links, and with this cache.
@@ -104,7 +104,7 @@ mod tests {
             )
             .unwrap();
         }
-        Driver::find(root.path(), version, false)
+        Driver::find(root.path(), version, false, &Kernel::default())
     }
 
     #[test]
@@ -203,9 +203,13 @@ mod tests {
         );
         fs::create_dir_all(root.path().join("etc")).unwrap();
         fs::write(root.path().join("etc/ld.so.cache"), cache(&[(0x0303, &path)])).unwrap();
-        assert!(Driver::find(root.path(), Some("1.2"), false).libraries.is_empty());
         assert!(
-            Driver::find(Path::new("/nowhere"), Some("1.2"), false)
+            Driver::find(root.path(), Some("1.2"), false, &Kernel::default())
+                .libraries
+                .is_empty()
+        );
+        assert!(
+            Driver::find(Path::new("/nowhere"), Some("1.2"), false, &Kernel::default())
                 .libraries
                 .is_empty()
         );

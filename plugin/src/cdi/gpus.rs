@@ -227,6 +227,16 @@ fn library_links(host: &Host) -> Vec<(String, String)> {
             format!("libGLX_nvidia.so.{version}"),
             "libGLX_indirect.so.0",
         ),
+        (
+            "libnvidia-vulkan-producer.so",
+            format!("libnvidia-vulkan-producer.so.{version}"),
+            "libnvidia-vulkan-producer.so",
+        ),
+        (
+            "libnvidia-allocator.so",
+            "../libnvidia-allocator.so.1".to_owned(),
+            "gbm/nvidia-drm_gbm.so",
+        ),
     ];
     let mut links = Vec::new();
     for library in &host.driver.libraries {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use gantry_topology::Machine;
 
-use super::driver::Driver;
+use super::driver::{Driver, Kernel};
 use crate::allocate::Nodes;
 use crate::config::{CdiFeature, Config};
 
@@ -27,7 +27,7 @@ pub struct Host {
 impl Host {
     /// Looks at the host. `dev` and `sys` are where this process sees `/dev` and `/sys`.
     pub fn look(config: &Config, machine: &Machine, dev: &Path, sys: &Path) -> Self {
-        Self::look_besides(driver(config, machine), config, machine, dev, sys)
+        Self::look_besides(driver(config, machine, sys), config, machine, dev, sys)
     }
 
     /// [`Host::look`] where the driver is known: its files are thousands, and change when it does.
@@ -49,12 +49,17 @@ impl Host {
 }
 
 /// The files of the machine's driver.
-pub(super) fn driver(config: &Config, machine: &Machine) -> Driver {
+pub(super) fn driver(config: &Config, machine: &Machine, sys: &Path) -> Driver {
     let explicit = config
         .cdi_feature_flags
         .contains(&CdiFeature::EnableExplicitDriverLibraries);
     let version = machine.host().driver.as_deref();
-    Driver::find(&config.container_driver_root, version, explicit)
+    Driver::find(
+        &config.container_driver_root,
+        version,
+        explicit,
+        &Kernel::read(sys),
+    )
 }
 
 /// The device nodes alone: what Allocate needs of the host.

@@ -51,7 +51,7 @@ pub struct Flags {
     /// How MIG devices are advertised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_strategy: Option<MigStrategy>,
-    /// NVIDIA's setting that a node without NVML or GPUs ends the program; read and not used.
+    /// Whether a node without NVML or GPUs ends the program that labels once; the daemon waits for them whatever this says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fail_on_init_error: Option<bool>,
     /// Host directory of the driver.

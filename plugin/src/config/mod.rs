@@ -42,7 +42,7 @@ pub(crate) use sharing::{MOST_DEVICES, spelled};
 pub struct Config {
     /// How MIG devices are advertised.
     pub mig_strategy: MigStrategy,
-    /// NVIDIA's setting that a node without NVML or GPUs ends the program. Kept for the effective configuration; here they are waited for.
+    /// Whether a node without NVML or GPUs ends a program that labels once. The daemon waits for them, whatever this says.
     pub fail_on_init_error: bool,
     /// Host directory of the driver: what a container's runtime finds libraries under.
     pub driver_root: PathBuf,

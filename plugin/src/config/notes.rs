@@ -28,6 +28,7 @@ pub(super) fn notes(config: &Config, gpu_resource: Option<&ResourceName>) -> Vec
         for (index, entry) in sharing.resources.iter().enumerate() {
             absent_mig(config, index, entry, &mut notes);
             absent_name(config, gpu_resource, index, entry, &mut notes);
+            renamed(config, sharing, index, entry, &mut notes);
             replicas(index, entry, &mut notes);
             rename(sharing, index, entry, &mut notes);
             devices(sharing, index, entry, &mut notes);
@@ -148,10 +149,10 @@ fn absent_name(
     notes: &mut Vec<Note>,
 ) {
     let patterns = config.gpu_patterns.iter().chain(&config.mig_patterns);
-    // What a pattern names that every GPU matches is called so; by `single` MIG devices are called as GPUs are.
-    let renamed = config.gpu_patterns.iter().any(|entry| entry.pattern == "*");
+    // What a pattern names that every GPU matches is called so; by `single` MIG devices are called as their GPUs are.
+    let renamed = config.gpu_patterns.iter().find(|entry| entry.pattern == "*");
     let mut there: Vec<&str> = Vec::new();
-    if !renamed || config.mig_strategy == MigStrategy::Single {
+    if renamed.is_none() {
         there.push(names::GPU_RESOURCE);
     }
     for name in patterns.map(|entry| &entry.name).chain(gpu_resource) {
@@ -166,6 +167,8 @@ fn absent_name(
     // Who asks for the name after sharing means the one before.
     let unshared = name.strip_suffix(".shared").unwrap_or(name);
     let near = mig_resource(unshared).or_else(|| nearest(unshared, there.iter().copied()));
+    let renamed = renamed.filter(|_| unshared == names::GPU_RESOURCE);
+    let near = renamed.map(|entry| entry.name.to_string()).or(near);
     let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
     there.insert(1.min(there.len()), MIG_RESOURCES);
     notes.push(Note {
@@ -175,6 +178,31 @@ fn absent_name(
             there.join(", ")
         ),
     });
+}
+
+/// Sharing of devices by the name that they had without a pattern of `resources`: it shares none of those.
+fn renamed(config: &Config, sharing: &TimeSlicing, index: usize, entry: &Replicated, notes: &mut Vec<Note>) {
+    let is_shared = |name: &ResourceName| sharing.resources.iter().any(|other| other.name == *name);
+    let sections = [("gpus", &config.gpu_patterns), ("mig", &config.mig_patterns)];
+    let patterns = sections.into_iter().flat_map(|(section, patterns)| {
+        let of_section = patterns.iter().enumerate();
+        of_section.map(move |(position, pattern)| (section, position, pattern))
+    });
+    let taken = patterns.filter(|(section, _, pattern)| {
+        // Of GPUs by `*` nothing keeps its name, which is told of as a name that nothing has.
+        let is_all = *section == "gpus" && pattern.pattern == "*";
+        let base = nvidias(config.mig_strategy, *section == "mig", pattern);
+        !is_all && base.as_ref() == Some(&entry.name) && !is_shared(&pattern.name)
+    });
+    for (section, position, pattern) in taken.take(1) {
+        let name = &pattern.name;
+        notes.push(Note {
+            path: entry_key(index, "name").into(),
+            text: format!(
+                "resources.{section}[{position}] calls some of these devices {name} before they are shared, and this entry shares none of them; write an entry with name: {name} too to share them"
+            ),
+        });
+    }
 }
 
 /// NVIDIA's plugin drops a `rename`, but for the one that `renameByDefault` would give.

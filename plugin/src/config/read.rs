@@ -271,7 +271,7 @@ fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
                 Err(error) => {
                     let error: serde_path_to_error::Error<serde_json::Error> = error;
                     let path = steps(error.path());
-                    let fault = fault(&error.inner().to_string(), &schema::words(known, &path));
+                    let fault = fault(&error.inner().to_string(), known, &path);
                     (path, fault)
                 }
             },
@@ -326,8 +326,8 @@ fn first_without_keys(node: &Node, known: &Value, path: &mut Vec<Step>) -> Optio
     }
 }
 
-/// Serde's message in our words. `words` are those allowed in this place, if it takes words only.
-fn fault(message: &str, words: &[String]) -> Fault {
+/// Serde's message about the place `path` in our words.
+fn fault(message: &str, known: &Value, path: &[Step]) -> Fault {
     if let Some(field) = message.strip_prefix("missing field `") {
         return Fault::Missing(field.trim_end_matches('`').to_owned());
     }
@@ -344,17 +344,48 @@ fn fault(message: &str, words: &[String]) -> Fault {
         (None, Some((found, _))) => found.replace('`', ""),
         (None, None) => return Fault::Invalid(message.to_owned()),
     };
-    if !words.is_empty() {
-        return Fault::UnknownWord {
-            nearest: nearest(&found, words.iter().map(String::as_str)),
-            found,
-            allowed: words.to_vec(),
+    let allowed = schema::words(known, path);
+    if !allowed.is_empty() {
+        return match variant {
+            Some(_) => Fault::UnknownWord {
+                nearest: nearest(&found, allowed.iter().map(String::as_str)),
+                found,
+                allowed,
+            },
+            None => {
+                let allowed = allowed.join(", ");
+                Fault::Invalid(format!("{} is no text; allowed: {allowed}", in_words(&found)))
+            }
         };
     }
     let expected = match other {
-        Some((_, "a boolean")) => "true or false",
-        Some((_, expected)) => expected,
-        None => "something else",
+        Some((_, "a boolean")) => "true or false".to_owned(),
+        Some((_, "a sequence")) => {
+            let entry = match schema::first_key(known, path) {
+                Some(key) => format!("{key}: ..."),
+                None => scalar(&found).unwrap_or("...").to_owned(),
+            };
+            format!("a list, each entry behind a dash: - {entry}")
+        }
+        Some((_, expected)) => expected.to_owned(),
+        None => "something else".to_owned(),
     };
-    Fault::Invalid(format!("{found} is not allowed; write {expected}"))
+    Fault::Invalid(format!("{} is not allowed; write {expected}", in_words(&found)))
+}
+
+/// What serde found, as people call it.
+fn in_words(found: &str) -> &str {
+    match found {
+        "sequence" => "a list",
+        "map" => "a section of keys",
+        other => other,
+    }
+}
+
+/// The value itself of what serde found, if it is a single one.
+fn scalar(found: &str) -> Option<&str> {
+    let value = ["string ", "integer ", "boolean ", "floating point "]
+        .iter()
+        .find_map(|kind| found.strip_prefix(kind))?;
+    Some(value.trim_matches('"'))
 }

@@ -231,7 +231,17 @@ impl Resolver<'_> {
             .collect()
     }
 
-    fn sharing(&mut self, shared: Shared) -> TimeSlicing {
+    fn sharing(&mut self, mut shared: Shared) -> TimeSlicing {
+        for (index, entry) in shared.resources.iter_mut().enumerate() {
+            if matches!(&entry.devices, Some(SharedOf::Listed(list)) if list.is_empty()) {
+                entry.devices = Some(SharedOf::All);
+                self.warn_at(
+                    &entry_key(index, "devices"),
+                    "the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out to say so"
+                        .to_owned(),
+                );
+            }
+        }
         if shared.resources.is_empty() {
             self.refuse(
                 &["sharing", "timeSlicing", "resources"],

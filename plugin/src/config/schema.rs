@@ -138,14 +138,20 @@ fn collect(schema: &Value, at: &str, key: &str, places: &mut Vec<String>) {
 
 /// The words allowed at `path` below `schema`; empty where something else than words is allowed too.
 pub(super) fn words(schema: &Value, path: &[Step]) -> Vec<String> {
-    let Some((step, rest)) = path.split_first() else {
-        return own_words(schema).unwrap_or_default();
-    };
-    let child = match step {
-        Step::Key(key) => properties(schema).and_then(|properties| properties.get(key)),
+    at(schema, path).and_then(own_words).unwrap_or_default()
+}
+
+/// How an entry of the list at `path` below `schema` begins, if it has keys: by the first one that must be there.
+pub(super) fn first_key<'s>(schema: &'s Value, path: &[Step]) -> Option<&'s str> {
+    let required = items(at(schema, path)?)?.get("required")?;
+    required.get(0)?.as_str()
+}
+
+fn at<'s>(schema: &'s Value, path: &[Step]) -> Option<&'s Value> {
+    path.iter().try_fold(schema, |schema, step| match step {
+        Step::Key(key) => properties(schema)?.get(key),
         Step::Index(_) => items(schema),
-    };
-    child.map_or(Vec::new(), |child| words(child, rest))
+    })
 }
 
 fn own_words(schema: &Value) -> Option<Vec<String>> {
@@ -232,7 +238,7 @@ form!(
     json_schema!({"anyOf": [
         {"const": "all"},
         {"type": "integer", "minimum": 1, "maximum": u16::MAX},
-        {"type": "array", "minItems": 1, "items": {"anyOf": [
+        {"type": "array", "items": {"anyOf": [
             {"type": "integer", "minimum": 0, "maximum": u8::MAX},
             {"type": "string", "examples": ["0:1", "GPU-4404041a-04cf-1ccf-9e70-f139a9b1e23c"]},
         ]}},

@@ -86,7 +86,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"],
         kind: Kind::Bool,
         default: "true",
-        help: "Read and not used: a node without NVML or GPUs is not ready and waits for them, whatever this says",
+        help: "Whether gantry labels fails on a node without NVML or GPUs; false: it writes the labels of a node without GPUs. The daemon waits for them, not ready, whatever this says",
         ..text("flags.failOnInitError")
     },
     Setting {

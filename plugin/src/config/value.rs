@@ -2,7 +2,6 @@
 //! YAML, in JSON and on the command line; nothing here knows where a value stood.
 
 use gantry_api::{ResourceName, names};
-use gantry_topology::{GpuUuid, MigUuid};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -65,6 +64,13 @@ impl TryFrom<Value> for Replicas {
     type Error = String;
 
     fn try_from(value: Value) -> Result<Self, String> {
+        if let Value::String(text) = &value
+            && let Ok(number) = text.trim().parse::<u16>()
+        {
+            return Err(format!(
+                "{value} is a text, and a number belongs here; drop the quotes: {number}"
+            ));
+        }
         whole(&value)
             .and_then(|number| u16::try_from(number).ok())
             .filter(|replicas| *replicas >= 2)
@@ -182,7 +188,7 @@ impl TryFrom<Value> for SharedOf {
         };
         match &value {
             Value::String(word) if word == "all" => Ok(Self::All),
-            Value::Array(list) if !list.is_empty() => list
+            Value::Array(list) => list
                 .iter()
                 .map(DeviceRef::try_from)
                 .collect::<Result<_, _>>()
@@ -285,12 +291,35 @@ impl From<Selector> for Value {
 
 /// The UUID of a GPU or MIG device, if `text` begins as one, or else what is wrong with it.
 fn uuid(text: &str) -> Option<Result<String, String>> {
-    let checked = match text.get(..4)? {
-        "GPU-" => text.parse::<GpuUuid>().map(String::from),
-        "MIG-" => text.parse::<MigUuid>().map(String::from),
+    let (prefix, rest) = text.split_at_checked(4)?;
+    let (kind, is_one) = match prefix {
+        "GPU-" => ("GPU", is_full_uuid(rest)),
+        "MIG-" => ("MIG device", is_full_uuid(rest) || is_older_mig(rest)),
         _ => return None,
     };
-    Some(checked.map_err(|error| error.to_string()))
+    Some(match is_one {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "{text:?} is no UUID of a {kind}; write it in full, as nvidia-smi -L prints it: {prefix} and 8-4-4-4-12 hexadecimal digits"
+        )),
+    })
+}
+
+/// 8-4-4-4-12 hexadecimal digits. What NVML answers is read by looser rules: a person errs, and the error would match nothing.
+fn is_full_uuid(text: &str) -> bool {
+    text.split('-').map(str::len).eq([8, 4, 4, 4, 12])
+        && text.chars().all(|ch| ch.is_ascii_hexdigit() || ch == '-')
+}
+
+/// What stands behind `MIG-` before driver 470: `GPU-<uuid>/<gpu instance>/<compute instance>`.
+fn is_older_mig(text: &str) -> bool {
+    let is_number = |part: &str| part.parse::<u16>().is_ok();
+    match text.split('/').collect::<Vec<_>>().as_slice() {
+        [gpu, instance, compute] => {
+            gpu.strip_prefix("GPU-").is_some_and(is_full_uuid) && is_number(instance) && is_number(compute)
+        }
+        _ => false,
+    }
 }
 
 /// What was meant by a UUID without its prefix, or with one in another case.
@@ -301,9 +330,7 @@ fn nearly_uuid(text: &str) -> Option<String> {
             return Some(format!("{prefix}-{rest}"));
         }
     }
-    let hexadecimal = |part: &str| part.chars().all(|ch| ch.is_ascii_hexdigit());
-    let lengths = text.split('-').map(str::len);
-    (lengths.eq([8, 4, 4, 4, 12]) && text.split('-').all(hexadecimal)).then(|| format!("GPU-{text}"))
+    is_full_uuid(text).then(|| format!("GPU-{text}"))
 }
 
 /// A whole number, also where a file has it as `4.0`.

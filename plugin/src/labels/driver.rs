@@ -7,8 +7,8 @@ use gantry_topology::{Gpu, Host as Software};
 use super::host::{Host, PciClass};
 use super::{Set, name};
 
-/// Machine type, and the host's driver where the GPUs are virtual.
-pub(super) fn machine_and_vgpu(set: &mut Set, host: &Host) {
+/// Machine type.
+pub(super) fn machine(set: &mut Set, host: &Host) {
     // Firmware may name it by signs that no label may have, or by a dash alone.
     let said = host.machine_type.as_deref().unwrap_or_default();
     let machine = match name::value(said) {
@@ -16,6 +16,10 @@ pub(super) fn machine_and_vgpu(set: &mut Set, host: &Host) {
         label => label,
     };
     set.nvidia("gpu.machine", machine);
+}
+
+/// That GPUs are virtual, and the driver of their host.
+pub(super) fn vgpu(set: &mut Set, host: &Host) {
     let Some(vgpu) = &host.vgpu else { return };
     set.nvidia("vgpu.present", true);
     if let Some(driver) = &vgpu.driver {

@@ -23,7 +23,7 @@ use gantry_topology::Gpu;
 
 use crate::config::Config;
 use crate::inventory::Inventory;
-use crate::offer::leaves;
+use crate::offer::{drives_a_screen, leaves};
 
 pub use host::{Host, HostOptions, PciClass, Vgpu};
 pub use name::{LONGEST, LabelName, Labels, value, value_with};
@@ -49,20 +49,23 @@ pub struct Facts<'a> {
     pub timestamp: Option<i64>,
 }
 
-/// The labels of a node. Without GPUs that its lists let it serve: those of the host alone, as there of a node without GPUs.
+/// The labels of a node. Without GPUs that its lists let it serve, those of a node without GPUs: when they were made, and what virtual GPUs
+/// say of their host; gpu-feature-discovery tells not even the machine's type of one.
 pub fn labels(facts: &Facts<'_>) -> Labels {
     let mut set = Set::default();
     if let Some(timestamp) = facts.timestamp {
         set.nvidia("gfd.timestamp", timestamp);
     }
-    driver::machine_and_vgpu(&mut set, facts.host);
+    driver::vgpu(&mut set, facts.host);
     let machine = &facts.inventory.machine;
     // A GPU that the lists exclude is as if it were not there: a pod that a label brings here gets none of it.
     let gpus = machine.gpus().iter();
-    let gpus: Vec<&Gpu> = gpus.filter(|gpu| leaves(facts.config, gpu)).collect();
+    let gpus = gpus.filter(|gpu| leaves(facts.config, gpu) && !drives_a_screen(gpu));
+    let gpus: Vec<&Gpu> = gpus.collect();
     if gpus.is_empty() {
         return set.0;
     }
+    driver::machine(&mut set, facts.host);
     driver::versions(&mut set, machine.host());
     driver::gpus(&mut set, &gpus, facts.host);
     let products = products::all(&gpus);

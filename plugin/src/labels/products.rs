@@ -40,7 +40,7 @@ impl<'a> Product<'a> {
 /// GPUs, then the one of the lowest index.
 pub(super) fn all<'a>(gpus: &[&'a Gpu]) -> Vec<Product<'a>> {
     let mut products: Vec<Product<'a>> = Vec::new();
-    for gpu in gpus.iter().copied().filter(|gpu| !drives_a_screen(gpu)) {
+    for gpu in gpus.iter().copied() {
         let model = gpu.model.as_deref();
         let known = products.iter().position(|product| product.model == model);
         let position = known.unwrap_or_else(|| {
@@ -88,10 +88,4 @@ fn in_order(mut products: Vec<Product<'_>>) -> Vec<Product<'_>> {
 /// Whether MIG is on.
 pub(super) fn is_cut(gpu: &Gpu) -> bool {
     gpu.mig.as_ref().is_some_and(|mig| mig.enabled)
-}
-
-/// The small board that drives a DGX Station's screen is not for computing, and nobody counts it.
-fn drives_a_screen(gpu: &Gpu) -> bool {
-    let model = gpu.model.as_deref();
-    model.is_some_and(|model| model.ends_with("DGX Display"))
 }

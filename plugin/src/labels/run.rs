@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use super::write::{self, WriteError};
 use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
 use crate::config::Config;
+use crate::discover::DiscoverError;
 use crate::inventory::{self, Inventory};
 use crate::observe::Observed;
 use crate::recurring::Recurring;
@@ -27,6 +28,9 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(10);
 /// First and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How long NVML works and finds no GPU before a node is labelled as one without: longer than a driver takes that finds its GPUs one by
+/// one as it comes up.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time a single write may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -93,11 +97,20 @@ struct State {
     told_oneshot: bool,
     /// That the object has no owner, which every write finds anew.
     no_owner: Recurring,
+    /// Since when NVML works and finds no GPU.
+    none_since: Option<Instant>,
+    /// When that is to be believed, while it is not yet.
+    believed_at: Option<Instant>,
 }
 
 impl Labeller {
     /// Keeps labels written until `shutdown`, or until nobody publishes an inventory any more.
-    pub async fn run(mut self, shutdown: CancellationToken) {
+    pub async fn run(self, shutdown: CancellationToken) {
+        self.run_with(shutdown, PATIENCE).await;
+    }
+
+    /// [`Labeller::run`] that believes after `patience` that a node has no GPU.
+    pub async fn run_with(mut self, shutdown: CancellationToken, patience: Duration) {
         let mut state = State::default();
         let mut since = Timestamp::now();
         let mut known = Arc::clone(&self.config.borrow());
@@ -121,10 +134,12 @@ impl Labeller {
                 );
             }
             let mut interval = settings.interval;
-            let round = self.round(&mut state, settings, &inventory, &config, since);
-            tokio::select! {
-                () = shutdown.cancelled() => return,
-                () = round => {}
+            if state.knows(&inventory.state, patience) {
+                let round = self.round(&mut state, settings, &inventory, &config, since);
+                tokio::select! {
+                    () = shutdown.cancelled() => return,
+                    () = round => {}
+                }
             }
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -140,6 +155,7 @@ impl Labeller {
                 () = shutdown.cancelled() => return,
                 changed = self.inventory.changed() => if changed.is_err() { return },
                 changed = self.config.changed(), if !settled => settled = changed.is_err(),
+                () = until(state.believed_at) => {}
                 () = passed(written_at, interval) => {
                     written_at = Instant::now();
                     state.written = None;
@@ -157,10 +173,6 @@ impl Labeller {
         config: &Config,
         since: Timestamp,
     ) {
-        // Before the GPUs are known, the labels of an earlier run are better than none.
-        if inventory.state != inventory::State::Ready {
-            return;
-        }
         let host = read(HostOptions {
             machine_type_file: settings.machine_type_file.clone(),
             sys_root: self.sys_root.clone(),
@@ -289,6 +301,20 @@ impl Standing {
 }
 
 impl State {
+    /// Whether it is known which GPUs there are. Before, the labels of an earlier run are better than none; a driver that is away says
+    /// nothing of GPUs, and one that works without finding any says so for good only after `patience`.
+    fn knows(&mut self, state: &inventory::State, patience: Duration) -> bool {
+        self.believed_at = None;
+        if !finds_none(state) {
+            self.none_since = None;
+            return *state == inventory::State::Ready;
+        }
+        let since = *self.none_since.get_or_insert_with(Instant::now);
+        let believed = since.elapsed() >= patience;
+        self.believed_at = (!believed).then(|| since + patience);
+        believed
+    }
+
     /// How long nothing is written from now on.
     fn pause(&self) -> Duration {
         let (first, longest) = PAUSES;
@@ -297,6 +323,11 @@ impl State {
             failures => (first * (1 << (failures - 1).min(16))).min(longest),
         }
     }
+}
+
+/// Whether NVML works and finds no GPU. The inventory passes on in words what discovery says.
+fn finds_none(state: &inventory::State) -> bool {
+    matches!(state, inventory::State::Absent(reason) if *reason == DiscoverError::NoGpu.to_string())
 }
 
 async fn in_time(done: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
@@ -311,10 +342,15 @@ async fn read(options: HostOptions) -> Host {
     read.unwrap_or_default()
 }
 
-/// Waits until `interval` has passed since `moment`; for ever if there is none.
-async fn passed(moment: Instant, interval: Option<Duration>) {
-    match interval {
-        Some(interval) => tokio::time::sleep_until(moment + interval.max(SHORTEST)).await,
+/// Waits until this moment; for ever if there is none.
+async fn until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
         None => std::future::pending().await,
     }
+}
+
+/// Waits until `interval` has passed since `moment`; for ever if there is none.
+async fn passed(moment: Instant, interval: Option<Duration>) {
+    until(interval.map(|interval| moment + interval.max(SHORTEST))).await;
 }

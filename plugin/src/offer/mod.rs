@@ -93,7 +93,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
 }
 
 /// The small board that drives a DGX Station's screen is not for computing, and nobody misses it.
-fn drives_a_screen(gpu: &Gpu) -> bool {
+pub(crate) fn drives_a_screen(gpu: &Gpu) -> bool {
     gpu.model
         .as_deref()
         .is_some_and(|model| matches!(model, "DGX Display" | "NVIDIA DGX Display"))

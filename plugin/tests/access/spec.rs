@@ -100,6 +100,36 @@ fn a_driver_elsewhere_and_no_toolkit_move_the_hosts_paths_and_mount_what_links_w
     insta::assert_snapshot!(text(&config, dev.path(), Path::new("/nowhere"), &inventory));
 }
 
+/// What graphics look for by names that no loader's cache makes: as links, where NVIDIA's toolkit is there to make them.
+#[test]
+fn links_that_graphics_look_for_are_made_beside_the_libraries_they_lead_to() {
+    let root = driver_root(true);
+    let library = "usr/lib/x86_64-linux-gnu";
+    for name in ["libnvidia-vulkan-producer.so", "libnvidia-allocator.so"] {
+        touch(root.path(), &format!("{library}/{name}.{VERSION}"));
+    }
+    touch(root.path(), "usr/share/vulkan/icd.d/nvidia_icd.json");
+    let config = Config {
+        container_driver_root: root.path().into(),
+        ..cdi()
+    };
+    let inventory = Inventory::ready(machine(1), vec![gpu(0)]);
+    let text = text(&config, Path::new("/nowhere"), Path::new("/nowhere"), &inventory);
+    for link in [
+        &format!("libnvidia-vulkan-producer.so.{VERSION}::/{library}/libnvidia-vulkan-producer.so"),
+        &format!("../libnvidia-allocator.so.1::/{library}/gbm/nvidia-drm_gbm.so"),
+    ] {
+        assert!(text.contains(&format!("\"{link}\"")), "{link}: {text}");
+    }
+    let spec: Value = serde_json::from_str(&text).unwrap();
+    let mounts = spec["containerEdits"]["mounts"].as_array().unwrap();
+    let vulkan = mounts
+        .iter()
+        .find(|mount| mount["containerPath"] == "/etc/vulkan/icd.d/nvidia_icd.json")
+        .unwrap();
+    assert_eq!(vulkan["hostPath"], "/usr/share/vulkan/icd.d/nvidia_icd.json");
+}
+
 #[test]
 fn a_node_that_is_seen_has_its_numbers_and_a_group_that_it_is_closed_to_others_for() {
     use gantry_plugin::allocate::{Facts, Nodes};

@@ -1,8 +1,12 @@
 //! What is counted and what leads: products, replicas, cliques, healthy GPUs.
 
+use std::sync::Arc;
+
 use gantry_api::DeviceHealth;
 use gantry_plugin::config::Config;
-use gantry_plugin::labels::{Facts, Host, labels};
+use gantry_plugin::inventory::Hardware;
+use gantry_plugin::labels::{Facts, Host, PciClass, labels};
+use gantry_plugin::offer::offer;
 use gantry_topology::Gpu;
 
 use super::{cut, get, in_clique, labels_of, machine, models, of, offered, plain, shared};
@@ -61,6 +65,51 @@ fn the_board_that_drives_a_screen_is_not_counted() {
     assert_eq!(
         get(&labels, "nvidia.com/gpu.product"),
         Some("NVIDIA-A100-SXM4-80GB")
+    );
+}
+
+/// A DGX Station: four boards that compute, and one that drives the screen, of another PCI class, NUMA node and NVLink domain.
+#[test]
+fn the_board_that_drives_a_screen_is_in_no_label() {
+    let station = |boards: &[(&str, u8)]| {
+        let gpus = boards.iter().map(|(model, number)| Gpu {
+            model: Some((*model).to_owned()),
+            bus_id: Some(format!("0000:0{number}:00.0").parse().unwrap()),
+            numa: Some(u32::from(*number > 3).to_string().parse().unwrap()),
+            ..Gpu::default()
+        });
+        let machine = of(gpus);
+        let class = |gpu: &Gpu| match gpu.model.as_deref() {
+            Some("NVIDIA DGX Display") => PciClass::Display,
+            _ => PciClass::Compute,
+        };
+        let classes = machine.gpus().iter();
+        let host = Host {
+            classes: classes
+                .map(|gpu| (gpu.bus_id.clone().unwrap(), class(gpu)))
+                .collect(),
+            machine_type: Some("DGX Station".to_owned()),
+            ..Host::default()
+        };
+        labels(&Facts {
+            inventory: &offer(&Hardware::of(Arc::new(machine)), &Config::default()),
+            config: &Config::default(),
+            host: &host,
+            watched: true,
+            timestamp: None,
+        })
+    };
+    let board = "NVIDIA A100-SXM4-80GB";
+    let without = station(&[(board, 1), (board, 2), (board, 3)]);
+    assert_eq!(get(&without, "nvidia.com/gpu.mode"), Some("compute"));
+    assert_eq!(
+        station(&[(board, 1), (board, 2), (board, 3), ("NVIDIA DGX Display", 4)]),
+        without
+    );
+    assert_eq!(
+        station(&[("NVIDIA DGX Display", 4)]),
+        station(&[]),
+        "a machine without GPUs"
     );
 }
 

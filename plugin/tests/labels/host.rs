@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use gantry_plugin::config::Config;
-use gantry_plugin::labels::{Facts, Host, HostDriver, HostOptions, Vgpu, labels};
+use gantry_plugin::inventory::Inventory;
+use gantry_plugin::labels::{Facts, Host, HostDriver, HostOptions, LabelName, Vgpu, labels};
 
 use super::{get, machine, offered};
 use crate::sim::Sim;
@@ -30,6 +31,23 @@ fn a_machine_type_of_which_a_label_can_say_nothing_is_unknown() {
         });
         assert_eq!(get(&labels, "nvidia.com/gpu.machine"), Some(label), "{said:?}");
     }
+}
+
+#[test]
+fn a_node_without_gpus_tells_when_it_was_labelled_and_that_it_is_virtual_and_nothing_else() {
+    let labels = labels(&Facts {
+        inventory: &Inventory::absent("no GPU"),
+        config: &Config::default(),
+        host: &Host {
+            machine_type: Some("PowerEdge R740".to_owned()),
+            vgpu: Some(Vgpu { driver: None }),
+            ..Host::default()
+        },
+        watched: true,
+        timestamp: Some(1_700_000_000),
+    });
+    let names: Vec<&str> = labels.keys().map(LabelName::as_str).collect();
+    assert_eq!(names, ["nvidia.com/gfd.timestamp", "nvidia.com/vgpu.present"]);
 }
 
 #[test]

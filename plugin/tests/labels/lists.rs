@@ -38,6 +38,11 @@ fn gpus_that_the_lists_exclude_are_in_no_label() {
         plain(&of([]), &Config::default()),
         "as on a node without GPUs"
     );
+    assert_eq!(
+        listed(&mixed, &[], &[model("*")]),
+        Labels::new(),
+        "not even its machine's type"
+    );
 }
 
 #[test]

@@ -47,7 +47,7 @@ const DEBIAN: [&str; 13] = [
 #[test]
 fn a_debian_root_gives_each_file_once_though_folders_are_links() {
     let root = root(&DEBIAN);
-    let driver = Driver::find(root.path(), Some("570.86.15"), false);
+    let driver = Driver::find(root.path(), Some("570.86.15"), false, &Kernel::default());
     assert_eq!(
         paths(&driver),
         [
@@ -68,7 +68,7 @@ fn a_debian_root_gives_each_file_once_though_folders_are_links() {
 #[test]
 fn libraries_without_a_version_come_on_request() {
     let root = root(&DEBIAN);
-    let driver = Driver::find(root.path(), Some("570.86.15"), true);
+    let driver = Driver::find(root.path(), Some("570.86.15"), true, &Kernel::default());
     assert!(paths(&driver).contains(&"usr/lib/x86_64-linux-gnu/libOpenCL.so.1.0.0"));
 }
 
@@ -76,13 +76,23 @@ fn libraries_without_a_version_come_on_request() {
 fn the_version_is_read_off_the_library_if_it_is_the_only_one() {
     let one = root(&DEBIAN);
     assert_eq!(
-        Driver::find(one.path(), None, false).version.as_deref(),
+        Driver::find(one.path(), None, false, &Kernel::default())
+            .version
+            .as_deref(),
         Some("570.86.15")
     );
     let two = root(&["usr/lib64/libcuda.so.570.86.15", "usr/lib64/libcuda.so.550.54.14"]);
-    assert_eq!(Driver::find(two.path(), None, false), Driver::default());
     assert_eq!(
-        paths(&Driver::find(two.path(), Some("550.54.14"), false)),
+        Driver::find(two.path(), None, false, &Kernel::default()),
+        Driver::default()
+    );
+    assert_eq!(
+        paths(&Driver::find(
+            two.path(),
+            Some("550.54.14"),
+            false,
+            &Kernel::default()
+        )),
         ["usr/lib64/libcuda.so.550.54.14"]
     );
 }
@@ -97,7 +107,7 @@ fn links_with_a_slash_in_front_are_followed_inside_the_root() {
         "etc/alternatives/smi -> /usr/lib/nvidia/current/nvidia-smi",
         "usr/lib/nvidia/current/nvidia-smi",
     ]);
-    let driver = Driver::find(root.path(), Some("535.1"), false);
+    let driver = Driver::find(root.path(), Some("535.1"), false, &Kernel::default());
     let file = &driver.binaries[0];
     assert_eq!(file.path, Path::new("usr/bin/nvidia-smi"));
     assert_eq!(file.real, Path::new("usr/lib/nvidia/current/nvidia-smi"));
@@ -114,7 +124,7 @@ fn no_link_leads_out_of_the_root_or_for_ever() {
         "usr/lib64/libnvidia-ml.so.1.2 -> libnvidia-ml.so.1.2",
         "usr/bin/nvidia-smi -> /bin/sh",
     ]);
-    let driver = Driver::find(root.path(), Some("1.2"), false);
+    let driver = Driver::find(root.path(), Some("1.2"), false, &Kernel::default());
     assert!(driver.libraries.is_empty() && driver.binaries.is_empty());
 }
 
@@ -125,7 +135,127 @@ fn a_root_that_is_not_there_has_no_driver() {
         ..Driver::default()
     };
     assert_eq!(
-        Driver::find(Path::new("/nowhere/at/all"), Some("1.2"), false),
+        Driver::find(
+            Path::new("/nowhere/at/all"),
+            Some("1.2"),
+            false,
+            &Kernel::default()
+        ),
         nowhere
     );
+}
+
+/// What is mounted, as `where the container has it <- where the host has it`.
+fn mounted(files: &[File]) -> Vec<String> {
+    let told = |file: &File| format!("{} <- {}", file.path.display(), file.real.display());
+    files.iter().map(told).collect()
+}
+
+#[test]
+fn vulkans_files_are_found_where_distributions_keep_them_and_come_to_etc() {
+    let cpu = format!("nvidia_icd.{}.json", std::env::consts::ARCH);
+    for folder in ["etc/", "usr/local/share/", "usr/share/", ""] {
+        for name in [
+            "icd.d/nvidia_icd.json",
+            "icd.d/nvidia_layers.json",
+            "implicit_layer.d/nvidia_layers.json",
+            &format!("icd.d/{cpu}"),
+        ] {
+            let there = format!("{folder}vulkan/{name}");
+            let root = root(&["usr/lib64/libcuda.so.1.2", &there]);
+            let driver = Driver::find(root.path(), Some("1.2"), false, &Kernel::default());
+            assert_eq!(
+                mounted(&driver.graphics),
+                [format!("etc/vulkan/{name} <- {there}")]
+            );
+        }
+    }
+}
+
+#[test]
+fn of_a_graphics_file_in_several_places_the_first_counts_and_a_link_keeps_its_name() {
+    let root = root(&[
+        "usr/lib64/libcuda.so.1.2",
+        "etc/vulkan/icd.d/nvidia_icd.json -> /usr/share/vulkan/icd.d/nvidia_icd.json",
+        "usr/share/vulkan/icd.d/nvidia_icd.json",
+        "vulkan/icd.d/nvidia_icd.json",
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json -> ../../nvidia/egl.json",
+        "usr/share/nvidia/egl.json",
+    ]);
+    let driver = Driver::find(root.path(), Some("1.2"), false, &Kernel::default());
+    assert_eq!(
+        mounted(&driver.graphics),
+        [
+            "etc/vulkan/icd.d/nvidia_icd.json <- usr/share/vulkan/icd.d/nvidia_icd.json",
+            "usr/share/glvnd/egl_vendor.d/10_nvidia.json <- usr/share/nvidia/egl.json",
+        ]
+    );
+}
+
+#[test]
+fn parts_of_the_driver_with_versions_of_their_own_come_with_it() {
+    let own = [
+        "usr/lib64/libcuda.so.570.86.15",
+        "usr/lib64/libnvidia-egl-gbm.so.1.1.2",
+        "usr/lib64/libnvidia-egl-gbm.so.1 -> libnvidia-egl-gbm.so.1.1.2",
+        "usr/lib64/libnvidia-egl-wayland.so.1.1.17",
+        "usr/lib64/libnvidia-nvvm70.so.4",
+        "usr/lib64/libEGL.so.1.1.0",
+    ];
+    let driver = Driver::find(root(&own).path(), Some("570.86.15"), false, &Kernel::default());
+    assert_eq!(paths(&driver), [own[0], own[1], own[3], own[4]]);
+    assert_eq!(driver.libraries[1].links, ["libnvidia-egl-gbm.so.1"]);
+}
+
+#[test]
+fn where_the_driver_is_not_there_such_parts_of_it_are_none() {
+    // A distribution has this one in a package of its own.
+    let root = root(&["usr/lib64/libnvidia-egl-wayland.so.1.1.17"]);
+    let driver = Driver::find(root.path(), Some("570.86.15"), false, &Kernel::default());
+    assert!(
+        driver.libraries.is_empty(),
+        "it would hide that the driver is missing"
+    );
+}
+
+#[test]
+fn firmware_is_found_wherever_the_kernel_looks_for_it() {
+    let kernel = Kernel {
+        release: Some("6.8.0-1".to_owned()),
+        firmware: Some("/opt/firmware".into()),
+    };
+    for folder in [
+        "opt/firmware",
+        "lib/firmware/updates/6.8.0-1",
+        "lib/firmware/updates",
+        "lib/firmware/6.8.0-1",
+        "lib/firmware",
+        "usr/lib/firmware/updates",
+    ] {
+        let there = [
+            format!("{folder}/nvidia/1.2/gsp_ga10x.bin"),
+            format!("{folder}/nvidia/1.2/ucodes_gb20x.bin"),
+        ];
+        let other = format!("{folder}/nvidia/1.1/gsp_ga10x.bin");
+        let mut files = vec!["usr/lib64/libcuda.so.1.2", &there[0], &there[1], &other];
+        if folder.starts_with("usr") {
+            files.push("lib -> usr/lib");
+        }
+        let driver = Driver::find(root(&files).path(), Some("1.2"), false, &kernel);
+        assert_eq!(reals(&driver.firmware), there);
+    }
+}
+
+#[test]
+fn a_kernel_is_asked_which_folder_of_firmware_it_was_told_of() {
+    let sys = root(&[]);
+    assert_eq!(Kernel::read(sys.path()).firmware, None);
+    let parameters = sys.path().join("module/firmware_class/parameters");
+    fs::create_dir_all(&parameters).unwrap();
+    fs::write(parameters.join("path"), "\n").unwrap();
+    assert_eq!(Kernel::read(sys.path()).firmware, None);
+    fs::write(parameters.join("path"), "/var/lib/firmware\n").unwrap();
+    let kernel = Kernel::read(sys.path());
+    assert_eq!(kernel.firmware, Some("/var/lib/firmware".into()));
+    assert!(kernel.release.is_some_and(|release| !release.is_empty()));
 }
