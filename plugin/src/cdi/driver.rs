@@ -35,7 +35,12 @@ const SOCKETS: [&str; 5] = [
     "tmp/nvidia-mps",
 ];
 /// Where the kernel looks for firmware, but for the folders that [`Kernel`] tells of.
-const FIRMWARE: [&str; 3] = ["lib/firmware/updates", "lib/firmware", "usr/lib/firmware"];
+const FIRMWARE: [&str; 4] = [
+    "lib/firmware/updates",
+    "usr/lib/firmware/updates",
+    "lib/firmware",
+    "usr/lib/firmware",
+];
 /// What the names of the driver's firmware begin with: that of system processors, and since R615 that of others.
 const FIRMWARE_NAMES: [&str; 2] = ["gsp", "ucodes"];
 /// Libraries of the driver that have versions of their own.
