@@ -94,8 +94,7 @@ impl Writer {
         loop {
             let inventory = Arc::clone(&channels.inventory.borrow_and_update());
             let config = Arc::clone(&channels.config.borrow_and_update());
-            let same = channels.passed.borrow().has_the_devices_of(&inventory);
-            if progress.passed && same {
+            if progress.passed && channels.passed.borrow().has_the_devices_of(&inventory) {
                 // Specifications say nothing of health, and it waits for no look at the host.
                 channels.pass(&inventory);
             }
