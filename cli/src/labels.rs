@@ -154,7 +154,7 @@ fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
     let hardware = match args.source.machine() {
         Err(error) if !config.fail_on_init_error && is_without_gpus(&error) => {
             tracing::warn!("these are the labels of a node without GPUs: {error:#}");
-            Hardware::absent(error.to_string())
+            Hardware::absent(error.to_string().as_str())
         }
         machine => {
             let mut machine = machine?;

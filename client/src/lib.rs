@@ -1,10 +1,14 @@
 //! The way to the API server: by a kubeconfig, or by the pod's service account. Says how long is waited; what fails is told to whoever asked, and
-//! tried again there or nowhere. Beside it, what both daemons take and tell alike where they are asked themselves.
+//! tried again there or nowhere. Beside it, what both daemons take and tell alike where they are asked themselves, and how their tasks end.
 #![forbid(unsafe_code)]
-#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+mod chain;
 pub mod exposition;
 pub mod listen;
+pub mod supervise;
+
+pub use chain::chain;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

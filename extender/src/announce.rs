@@ -5,12 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use gantry_api::names;
+use gantry_client::chain;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
-
-use crate::watch::chain;
 
 /// To which Service a slice belongs, and who writes it: Kubernetes' own labels.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -25,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Which Service leads where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The Service's namespace.
     pub namespace: String,
     /// The Service, which has no selector.
@@ -37,7 +36,7 @@ pub struct Settings {
 }
 
 /// Keeps the Service leading here until `until`. Then nothing is taken back: whoever leads next writes itself over it.
-pub async fn run(client: Client, settings: Settings, until: CancellationToken) {
+pub(crate) async fn run(client: Client, settings: Settings, until: CancellationToken) {
     let slices: Api<EndpointSlice> = Api::namespaced(client, &settings.namespace);
     let mut told = false;
     let keep = async {

@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t)]
     pub policy: Policy,
 
-    /// Time limit in seconds of one bind, the API server's part included. Must be below `httpTimeout` in kube-scheduler's
+    /// Time limit in seconds of one bind, the API server's part included: a member of a gang waits two thirds of it for the others at most. Must be below `httpTimeout` in kube-scheduler's
     /// configuration: kube-scheduler must hear the outcome.
     #[arg(long, env = "GANTRY_BIND_TIMEOUT", value_name = "SECONDS", default_value = "20", value_parser = seconds)]
     pub bind_timeout: Duration,

@@ -7,19 +7,20 @@ mod barrier;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gantry_api::{Grant, names};
+use gantry_client::chain;
 use http::{Method, Request};
 use kube::core::response::Status;
 use kube::{Api, Client};
 use serde::Serialize;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use crate::index::{Admitted, BindError, Outcome, Reserved, Store, Target};
 use crate::lease::Leadership;
 use crate::pod::{PodFacts, SlimPod};
-use crate::watch::chain;
 use crate::watched::Watched;
 
 /// Writes Bindings.
@@ -144,13 +145,15 @@ impl Binder {
         Self { leadership, ..self }
     }
 
-    /// Binds a pod. `Ok` means that the Binding exists.
+    /// Binds a pod. `Ok` means that the Binding exists. It is answered within the time limit, whatever is waited for: kube-scheduler must hear something
+    /// before it gives up.
     ///
     /// # Errors
     /// See [`Failure`]. Devices are given back, except where nobody knows the outcome: then they stay set aside until the pod shows
     /// it.
     pub async fn bind(&self, target: &Target) -> Result<(), Failure> {
-        let deadline = Instant::now() + self.timeout;
+        let began = Instant::now();
+        let deadline = began + self.timeout;
         let admitted = match self.store.update(|index| index.admit(target, None)) {
             Err(BindError::UnknownPod(_)) => {
                 // The scheduler's cache was faster than ours, or this process has just started.
@@ -161,10 +164,10 @@ impl Binder {
         };
         match admitted {
             Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
-            Admitted::Member(reserved) => self.bind_member(target, reserved).await,
-            Admitted::Wait(gang) => match self.wait(target, &gang, deadline).await? {
+            Admitted::Member(reserved) => self.bind_member(target, reserved, deadline).await,
+            Admitted::Wait(gang) => match self.wait(target, &gang, began + self.patience()).await? {
                 Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
-                Admitted::Member(reserved) => self.bind_member(target, reserved).await,
+                Admitted::Member(reserved) => self.bind_member(target, reserved, deadline).await,
                 Admitted::Wait(gang) => Err(self.alone(&gang)),
             },
         }
@@ -204,7 +207,7 @@ impl Binder {
         annotation: Option<&str>,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let written = match tokio::time::timeout_at(deadline.into(), self.post(target, annotation)).await {
+        let written = match tokio::time::timeout_at(deadline, self.post(target, annotation)).await {
             Ok(written) => written,
             Err(_) => return Err(Failure::Unanswered("no answer in time".to_owned())),
         };
@@ -333,7 +336,7 @@ impl Binder {
 
     async fn get(&self, target: &Target, deadline: Instant) -> Result<Option<SlimPod>, String> {
         let pods: Api<SlimPod> = Api::namespaced(self.client.clone(), &target.namespace);
-        match tokio::time::timeout_at(deadline.into(), pods.get_opt(&target.name)).await {
+        match tokio::time::timeout_at(deadline, pods.get_opt(&target.name)).await {
             Ok(Ok(pod)) => Ok(pod),
             Ok(Err(error)) => Err(chain(&error)),
             Err(_) => Err("no answer in time".to_owned()),
@@ -361,7 +364,7 @@ struct Undecided<'a> {
 impl Drop for Undecided<'_> {
     fn drop(&mut self) {
         if self.granted {
-            let now = Instant::now();
+            let now = std::time::Instant::now();
             self.store
                 .update(|index| index.finish(now, self.target, self.outcome));
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName, names};
+use gantry_client::chain;
 use gantry_gang::protocol::Why;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -22,7 +23,7 @@ use crate::index::{Index, Store};
 use crate::metrics::{Metrics, Outcome};
 use crate::request::Request;
 use crate::snapshot::{ClassIx, Snapshot, Standing};
-use crate::watch::{chain, is_ending};
+use crate::watch::is_ending;
 
 /// Between two looks at the waiting pods.
 const LOOK: Duration = Duration::from_secs(1);
@@ -46,7 +47,12 @@ const NEAR: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Publishes Events until `shutdown`.
-pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+pub(crate) async fn run(
+    client: Client,
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+) {
     let mut told = Told::default();
     let work = async {
         loop {
@@ -250,7 +256,7 @@ fn notice(pod: Address, cause: &Cause, mut note: String) -> Notice {
 /// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4 asked; node-3: 3 of 8
 /// GPUs free, 4 asked`, the nearest miss first. `None` if it asks for nothing that is managed, and all of it is offered: that is not ours
 /// to explain.
-pub fn note(snapshot: &Snapshot, request: &Request) -> Option<String> {
+pub(crate) fn note(snapshot: &Snapshot, request: &Request) -> Option<String> {
     let mut parts = unoffered(snapshot, request);
     parts.extend(misses(snapshot, request));
     let mut asks = request.asks.iter();
@@ -383,7 +389,7 @@ async fn publish(client: &Client, notice: &Notice) -> Result<(), kube::Error> {
 }
 
 /// A name for an Event about something of this name, which may itself be as long as names may be.
-pub fn event_name(about: &str, now: jiff::Timestamp) -> String {
+pub(crate) fn event_name(about: &str, now: jiff::Timestamp) -> String {
     let moment = format!("{:x}", now.as_nanosecond());
     let about = &about[..about.floor_char_boundary(MAX_NAME.saturating_sub(moment.len() + 1))];
     // A part of a name ends with a letter or digit.

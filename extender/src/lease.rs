@@ -7,6 +7,7 @@ mod record;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_client::chain;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -16,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 pub use leadership::{Leadership, Term};
 pub use record::Settings;
 
-use crate::watch::chain;
 use record::{Intent, Renewal, Seen};
 
 /// Time limit of giving the Lease back: the process is waited for, and the Lease runs out not much later.

@@ -9,11 +9,11 @@ use crate::pod::PodFacts;
 use crate::site::Site;
 
 /// Devices set aside for a bind whose pod does not show them yet. By resource, so that it survives a change of inventory.
-pub type Devices = Vec<(ResourceName, Vec<DeviceId>)>;
+pub(crate) type Devices = Vec<(ResourceName, Vec<DeviceId>)>;
 
 /// Who holds what on a node, and what is left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Account {
+pub(crate) struct Account {
     /// By pool.
     pub pools: Vec<Balance>,
     /// What each live pod holds by pool, in bind order.
@@ -24,7 +24,7 @@ pub struct Account {
 
 /// One pool's devices by what keeps them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Balance {
+pub(crate) struct Balance {
     /// Live pods.
     pub held: DeviceSet,
     /// Binds in flight, and places kept for gangs.
@@ -37,7 +37,7 @@ pub struct Balance {
 
 /// An intent that cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Fault {
+pub(crate) struct Fault {
     /// The pod.
     pub pod: PodUid,
     /// What is wrong.
@@ -71,7 +71,7 @@ pub enum FaultKind {
 ///    take as many others, the best that are free: what the plugin would choose for it.
 /// 4. So does a pod without a grant that may be followed. Thus every live pod counts for as many devices as it asks for.
 /// 5. While the plugin does not serve, nothing is free.
-pub fn settle(
+pub(crate) fn settle(
     node: &NodeName,
     inventory: &Inventory,
     pods: &[&PodFacts],

@@ -11,12 +11,12 @@
 //! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
-pub mod announce;
+pub(crate) mod announce;
 pub mod args;
 pub mod bind;
 pub mod decide;
 pub mod devices;
-pub mod explain;
+pub(crate) mod explain;
 #[cfg(test)]
 mod fixtures;
 pub mod gang;
@@ -24,22 +24,22 @@ pub mod index;
 pub mod inventory;
 pub mod kind;
 pub mod lease;
-pub mod ledger;
-pub mod loose;
-pub mod metadata;
+pub(crate) mod ledger;
+pub(crate) mod loose;
+pub(crate) mod metadata;
 pub mod metrics;
 pub mod offline;
-pub mod plan;
+pub(crate) mod plan;
 pub mod pod;
-pub mod quantity;
+pub(crate) mod quantity;
 pub mod request;
 pub mod server;
 pub mod service;
 pub mod shape;
-pub mod site;
+pub(crate) mod site;
 pub mod snapshot;
-pub mod tls;
-pub mod wake;
+pub(crate) mod tls;
+pub(crate) mod wake;
 pub mod watch;
 pub mod watched;
 pub mod wire;
@@ -51,6 +51,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use gantry_api::ResourceName;
+use gantry_client::supervise;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
@@ -189,41 +190,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     ));
     tasks.spawn(crew.work(leadership, release.clone()));
     let serving = together(server.run(doors, shutdown.clone()), watching, &shutdown);
-    beside(serving, tasks, &shutdown, &release).await
-}
-
-/// Serves, with `tasks` beside it. Each of them is needed: if one ends before its time all of it does, to be started anew. `release` ends
-/// those that are needed until the last call is answered.
-async fn beside(
-    serving: impl Future<Output = anyhow::Result<()>>,
-    mut tasks: JoinSet<()>,
-    shutdown: &CancellationToken,
-    release: &CancellationToken,
-) -> anyhow::Result<()> {
-    let mut serving = std::pin::pin!(serving);
-    let mut fallen = None;
-    let ended = loop {
-        tokio::select! {
-            ended = &mut serving => break ended,
-            Some(task) = tasks.join_next() => {
-                if task.is_err() || !shutdown.is_cancelled() {
-                    fallen = fallen.or(Some(task));
-                    shutdown.cancel();
-                }
-            }
-        }
-    };
-    release.cancel();
-    while let Some(task) = tasks.join_next().await {
-        if task.is_err() {
-            fallen = fallen.or(Some(task));
-        }
-    }
-    match fallen {
-        Some(Err(error)) => Err(error).context("a task of the extender ended badly"),
-        Some(Ok(())) => anyhow::bail!("a task of the extender ended by itself"),
-        None => ended,
-    }
+    supervise::beside(serving, tasks, &shutdown, &release).await
 }
 
 /// Those that write to the cluster, other than binds that kube-scheduler calls for. They work while this process leads, and stop at once when it does no longer.
@@ -415,33 +382,6 @@ fn read_resources(written: &[String]) -> anyhow::Result<Vec<ResourceName>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn the_extender_ends_when_a_task_beside_it_does_and_says_so() {
-        for (panics, words) in [
-            (true, "a task of the extender ended badly"),
-            (false, "a task of the extender ended by itself"),
-        ] {
-            let (shutdown, release) = (CancellationToken::new(), CancellationToken::new());
-            let mut tasks = JoinSet::new();
-            tasks.spawn(async move { assert!(!panics, "a bug") });
-            tasks.spawn(release.clone().cancelled_owned());
-            let serving = async {
-                shutdown.cancelled().await;
-                Ok(())
-            };
-            let error = beside(serving, tasks, &shutdown, &release).await.unwrap_err();
-            assert_eq!(error.to_string(), words);
-        }
-        let (shutdown, release) = (CancellationToken::new(), CancellationToken::new());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(shutdown.clone().cancelled_owned());
-        tasks.spawn(release.clone().cancelled_owned());
-        shutdown.cancel();
-        beside(async { Ok(()) }, tasks, &shutdown, &release)
-            .await
-            .unwrap();
-    }
 
     #[tokio::test]
     async fn the_extender_ends_when_its_watches_do_and_says_so() {

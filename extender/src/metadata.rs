@@ -13,14 +13,14 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// The annotation of pods that kubelet made of files on its node.
-pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// Reads metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, the grant and annotations that tell of
 /// gangs and static pods, and the times that can be read. A deletion time that cannot be read is the epoch: the object is being deleted all the same.
 ///
 /// # Errors
 /// Names, UID or version that are no strings.
-pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let kept = Kept::deserialize(deserializer)?;
     let owners = kept.owner_references.into_iter().flatten();
     let controllers: Vec<OwnerReference> = owners
@@ -50,7 +50,7 @@ pub fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D:
 ///
 /// # Errors
 /// Only what is no JSON at all.
-pub fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
+pub(crate) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
     Ok(Option::<Written>::deserialize(deserializer)?.and_then(Written::time))
 }
 

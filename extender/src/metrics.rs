@@ -2,6 +2,7 @@
 //! when somebody asks. docs/metrics.md has them all.
 
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gantry_api::{GangPhase, GangStatus};
@@ -90,6 +91,30 @@ struct Fault {
     fault: &'static str,
 }
 
+/// What the gauges show, read from the index at one moment: little, so that nobody waits for the index while a page is written.
+#[derive(Debug)]
+pub struct Reading {
+    pods: usize,
+    totals: Totals,
+    gangs: GangTotals,
+    /// In the order of [`FAULTS`].
+    faults: [u64; FAULTS.len()],
+}
+
+impl Reading {
+    /// What `index` shows now.
+    pub fn of(index: &Index) -> Self {
+        let (pods, totals) = index.totals();
+        let count = |(kind, _)| index.faults().get(&kind).copied().unwrap_or_default();
+        Self {
+            pods,
+            totals,
+            gangs: index.gang_totals(),
+            faults: FAULTS.map(count),
+        }
+    }
+}
+
 /// All metrics of the extender.
 #[derive(Debug)]
 pub struct Metrics {
@@ -126,6 +151,7 @@ pub struct Metrics {
     pods: Gauge,
     faults: Family<Fault, Counter>,
     contact: Gauge<f64, AtomicU64>,
+    paging: Mutex<()>,
 }
 
 impl Default for Metrics {
@@ -160,6 +186,7 @@ impl Metrics {
             pods: Gauge::default(),
             faults: Family::default(),
             contact: Gauge::default(),
+            paging: Mutex::default(),
             registry: Registry::default(),
         };
         registry.register("requests", "Calls by verb and HTTP status", metrics.calls.clone());
@@ -289,14 +316,18 @@ impl Metrics {
 
     /// The page, with gauges read from `index` now.
     pub fn page(&self, index: &Index, contact: Option<Duration>, leads: bool) -> String {
-        let (pods, totals) = index.totals();
-        self.set_totals(pods, totals);
-        self.set_gangs(&index.gang_totals());
+        self.page_of(&Reading::of(index), contact, leads)
+    }
+
+    /// The page, with gauges as they were read.
+    pub fn page_of(&self, reading: &Reading, contact: Option<Duration>, leads: bool) -> String {
+        // One at a time: each sets the gauges, and brings the faults up to what was counted.
+        let _one = self.paging.lock().unwrap_or_else(PoisonError::into_inner);
+        self.set_totals(reading.pods, reading.totals);
+        self.set_gangs(&reading.gangs);
         self.leader.set(i64::from(leads));
-        for (kind, fault) in FAULTS {
-            let count = index.faults().get(&kind).copied().unwrap_or_default();
+        for ((_, fault), count) in FAULTS.into_iter().zip(reading.faults) {
             let counter = self.faults.get_or_create(&Fault { fault });
-            // Nobody else counts: the index is read by one at a time.
             counter.inc_by(count.saturating_sub(counter.get()));
         }
         self.contact.set(contact.map_or(-1.0, |age| age.as_secs_f64()));

@@ -163,6 +163,9 @@ fn unreadable(kind: &str, error: kube::Error) -> anyhow::Error {
             anyhow::anyhow!("you may not list {kind}: {}", status.message)
         }
         kube::Error::Api(status) => anyhow::anyhow!("{kind} cannot be listed: {}", status.message),
-        error => anyhow::anyhow!("the API server cannot be reached: {}", watch::chain(&error)),
+        error => anyhow::anyhow!(
+            "the API server cannot be reached: {}",
+            gantry_client::chain(&error)
+        ),
     }
 }

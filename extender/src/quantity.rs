@@ -24,7 +24,7 @@ pub enum QuantityError {
 ///
 /// # Errors
 /// See [`QuantityError`].
-pub fn count(text: &str) -> Result<u32, QuantityError> {
+pub(crate) fn count(text: &str) -> Result<u32, QuantityError> {
     let quantity = Quantity::parse(text).map_err(|_| QuantityError::Malformed)?;
     let amount = quantity.amount(0);
     if amount.negative {

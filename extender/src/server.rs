@@ -15,12 +15,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::lease::Leadership;
-use crate::metrics::{Call, Verb};
+use crate::metrics::{Call, Reading, Verb};
 use crate::service::{Refusal, Service};
 use crate::tls::Tls;
 use crate::watch::Contact;
@@ -40,6 +40,12 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time a client may take for the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Handshakes at once; who comes then waits to be let in. A scheduler comes once and stays.
+const HANDSHAKES: usize = 256;
+/// Clients without a certificate that the door for the verbs holds at once: probes, and whoever else reaches it. One more is sent away.
+const STRANGERS: usize = 64;
+/// How long such a one may stay; a probe takes a moment.
+const STAY: Duration = Duration::from_secs(30);
 /// Calls on one HTTP/2 connection at once. kube-scheduler uses one for all its binds, and each member of a gang waits in its own.
 const STREAMS: u32 = 4096;
 /// A request body of names fits without waiting for the window to open.
@@ -93,6 +99,10 @@ enum Client {
 /// Why a connection ended that was not to end.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
+    #[error("there are {STRANGERS} clients without a certificate already")]
+    Crowded,
+    #[error("a client without a certificate may stay no longer")]
+    Overstayed,
     #[error("no TLS handshake in time")]
     Handshake(#[from] tokio::time::error::Elapsed),
     #[error("no TLS: {0}")]
@@ -107,17 +117,27 @@ impl Server {
         let server = Arc::new(self);
         let graceful = GracefulShutdown::new();
         let Doors { all, metrics } = doors;
-        let schedulers = server.admit(all, Semaphore::MAX_PERMITS, &shutdown, |server, stream| {
-            server.connection(stream, graceful.watcher())
+        let strangers = Arc::new(Semaphore::new(STRANGERS));
+        let schedulers = server.admit(all, HANDSHAKES, &shutdown, |server, stream, place| {
+            server.connection(stream, place, Arc::clone(&strangers), graceful.watcher())
         });
         let watchers = async {
             let Some(metrics) = metrics else { return };
-            let serve = |server: Arc<Self>, stream| server.http1(stream, Client::Watcher, graceful.watcher());
+            let serve = |server: Arc<Self>, stream, place| {
+                let serving = server.http1(stream, Client::Watcher, graceful.watcher());
+                async move {
+                    let _place = place;
+                    serving.await
+                }
+            };
             server.admit(metrics, WATCHERS, &shutdown, serve).await;
         };
         tokio::join!(schedulers, watchers);
         // Whoever waits for others of its gang would wait in vain: it comes again, here or to who leads then.
-        server.service.store.update(crate::index::Index::stand_down);
+        let store = &server.service.store;
+        if !store.is_broken() {
+            store.update(crate::index::Index::stand_down);
+        }
         if tokio::time::timeout(server.drain, graceful.shutdown())
             .await
             .is_err()
@@ -126,23 +146,23 @@ impl Server {
         }
     }
 
-    /// Accepts connections until `shutdown`, `limit` of them at once at most, and has each served.
+    /// Accepts connections until `shutdown`, as long as there are fewer than `limit` that keep their place, and has each served.
     async fn admit<S>(
         self: &Arc<Self>,
         listener: TcpListener,
         limit: usize,
         shutdown: &CancellationToken,
-        serve: impl Fn(Arc<Self>, TcpStream) -> S,
+        serve: impl Fn(Arc<Self>, TcpStream, OwnedSemaphorePermit) -> S,
     ) where
         S: Future<Output = Result<(), Ended>> + Send + 'static,
     {
         let room = Arc::new(Semaphore::new(limit));
         let next = async || {
-            // Nobody closes it.
-            let place = Arc::clone(&room).acquire_owned().await.ok();
+            let place = Arc::clone(&room).acquire_owned().await;
             (place, listener.accept().await)
         };
-        while let Some((place, accepted)) = shutdown.run_until_cancelled(next()).await {
+        // Nobody closes the room.
+        while let Some((Ok(place), accepted)) = shutdown.run_until_cancelled(next()).await {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -154,31 +174,47 @@ impl Server {
             };
             // Answers are one write; waiting to fill a packet only costs time.
             let _ = stream.set_nodelay(true);
-            let served = serve(Arc::clone(self), stream);
+            let served = serve(Arc::clone(self), stream, place);
             tokio::spawn(async move {
                 if let Err(error) = served.await {
                     tracing::debug!(%error, "connection ended");
                 }
-                drop(place);
             });
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, watcher: Watcher) -> Result<(), Ended> {
+    /// Serves a connection at the door for the verbs. `place` is its place among those that are not known yet.
+    async fn connection(
+        self: Arc<Self>,
+        stream: TcpStream,
+        place: OwnedSemaphorePermit,
+        strangers: Arc<Semaphore>,
+        watcher: Watcher,
+    ) -> Result<(), Ended> {
         let Some(tls) = &self.tls else {
+            drop(place);
             return self.http1(stream, Client::Scheduler, watcher).await;
         };
         let handshake = TlsAcceptor::from(tls.config()).accept(stream);
         let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
+        drop(place);
         let (_, session) = stream.get_ref();
-        let client = match !tls.wants_clients() || session.peer_certificates().is_some() {
-            true => Client::Scheduler,
-            false => Client::Unknown,
-        };
-        match session.alpn_protocol() {
-            Some(b"h2") => self.http2(stream, client, watcher).await,
-            _ => self.http1(stream, client, watcher).await,
+        let is_http2 = session.alpn_protocol() == Some(b"h2");
+        if !tls.wants_clients() || session.peer_certificates().is_some() {
+            return match is_http2 {
+                true => self.http2(stream, Client::Scheduler, watcher).await,
+                false => self.http1(stream, Client::Scheduler, watcher).await,
+            };
         }
+        let _place = strangers.try_acquire_owned().map_err(|_| Ended::Crowded)?;
+        let serving = async {
+            match is_http2 {
+                true => self.http2(stream, Client::Unknown, watcher).await,
+                false => self.http1(stream, Client::Unknown, watcher).await,
+            }
+        };
+        let served = tokio::time::timeout(STAY, serving).await;
+        served.unwrap_or(Err(Ended::Overstayed))
     }
 
     async fn http1<S>(self: Arc<Self>, stream: S, client: Client, watcher: Watcher) -> Result<(), Ended>
@@ -203,13 +239,15 @@ impl Server {
     {
         let mut http = http2::Builder::new(TokioExecutor::new());
         http.timer(TokioTimer::new())
-            .max_concurrent_streams(STREAMS)
-            // All binds of a gang may be given up at once.
-            .max_pending_accept_reset_streams(STREAMS as usize)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(PING)
             .keep_alive_timeout(PING);
+        if client == Client::Scheduler {
+            http.max_concurrent_streams(STREAMS)
+                // All binds of a gang may be given up at once.
+                .max_pending_accept_reset_streams(STREAMS as usize)
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW);
+        }
         let serve = service_fn(move |request| {
             let server = Arc::clone(&self);
             async move { Ok::<_, Infallible>(server.answer(request, client).await) }
@@ -365,7 +403,8 @@ impl Server {
             metrics.plans.observe(took.as_secs_f64());
         }
         let leads = self.leadership.leads();
-        let page = store.read(|index| metrics.page(index, age, leads));
+        let reading = store.read(Reading::of);
+        let page = metrics.page_of(&reading, age, leads);
         let accept = request.headers().get(header::ACCEPT);
         let (form, page) = exposition::page(page, accept.and_then(|accept| accept.to_str().ok()));
         let mut answer = Response::new(Full::new(Bytes::from(page)));

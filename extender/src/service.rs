@@ -130,14 +130,14 @@ impl Service {
                     request: Arc::new(request),
                     generation: snapshot.generation,
                 };
-                self.store.update(|index| index.park(uid, parked));
+                self.store.note(|index| index.park(uid, parked));
             }
         } else if let [only] = answer.passed[..] {
             // kube-scheduler asks no further: it goes there.
             let name = candidates.name(only as usize);
             self.hold(&uid, request, name);
         } else if self.store.read(|index| index.is_parked(uid.as_str())) {
-            self.store.update(|index| index.unpark(&uid));
+            self.store.note(|index| index.unpark(&uid));
         }
         answer
     }
@@ -250,7 +250,7 @@ impl Service {
         let name = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_ref());
         let name = name.map_or(names::DEFAULT_SCHEDULER, Text::as_str);
         if !snapshot.schedulers.contains(name) {
-            self.store.update(|index| index.scheduler_asks(name));
+            self.store.note(|index| index.scheduler_asks(name));
         }
     }
 
@@ -326,7 +326,7 @@ impl Service {
 
     fn hold(&self, uid: &PodUid, request: Request, node: &str) {
         let request = Arc::new(request);
-        self.store.update(|index| {
+        self.store.note(|index| {
             index.unpark(uid);
             index.hold(index.now().at, uid, &request, node);
         });

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_api::{NodeName, PodUid, names};
+use gantry_client::chain;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -17,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 use crate::index::{Called, Parked, Store};
 use crate::metrics::{Metrics, Outcome};
 use crate::pod::SlimPod;
-use crate::watch::chain;
 
 /// Time for kube-scheduler to come by itself, as it does when the same event that freed the GPUs wakes it.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -61,7 +61,12 @@ struct Again {
 }
 
 /// Wakes pods until `shutdown`.
-pub async fn run(client: Client, store: Arc<Store>, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+pub(crate) async fn run(
+    client: Client,
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+) {
     let mut again: Vec<Again> = Vec::new();
     let work = async {
         loop {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use gantry_api::{NodeName, ResourceName};
+use gantry_client::chain;
 use gantry_gang::NodeFacts;
 use gantry_gang::protocol::Object;
 use kube::runtime::watcher as watch;
@@ -305,22 +306,6 @@ async fn beat(client: Client, store: Arc<Store>, contact: Arc<Contact>, shutdown
             return;
         }
     }
-}
-
-/// An error with its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // Many errors repeat their cause in their own text.
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

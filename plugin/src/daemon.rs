@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::NodeName;
+use gantry_client::supervise::Tasks;
 use gantry_topology::Machine;
 use gantry_topology::choice::Table;
 use tokio::sync::{mpsc, watch};
@@ -38,7 +39,7 @@ const ADOPTION: Duration = Duration::from_millis(250);
 /// It comes back when everything is ended in order, at most about 2 s after `shutdown`. It needs one thread only.
 ///
 /// # Errors
-/// When the options contradict each other or a thread cannot be had. A missing driver, kubelet or API server is no error: it
+/// When the options contradict each other, a thread cannot be had, or a task has panicked: all ends in order then. A missing driver, kubelet or API server is no error: it
 /// is waited for, and readiness says so.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     run_with(args, Patience::default(), shutdown).await
@@ -62,27 +63,25 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
         .await?;
     // A configuration that a label decides may be long in coming: probes answer meanwhile, and people are told. Nothing is served by
     // defaults instead: kubelet would give out whole what is to be shared.
-    let probes = TaskTracker::new();
-    probes.spawn(observe::serve(
+    let mut tasks = Tasks::new(shutdown.clone());
+    tasks.spawn(observe::serve(
         args.listen,
         Arc::clone(&observed),
         shutdown.clone(),
     ));
-    probes.spawn(follow_reports(
+    tasks.spawn(follow_reports(
         reports.clone(),
         Arc::clone(&observed),
         shutdown.clone(),
     ));
     if !args.no_cluster {
         let kubeconfig = args.kubeconfig.clone();
-        probes.spawn(tell_of_problems(node, kubeconfig, reports, shutdown.clone()));
+        tasks.spawn(tell_of_problems(node, kubeconfig, reports, shutdown.clone()));
     }
-    probes.close();
     let dev = args.dev_root.clone();
     let fits = move |config: &Config| allocate::fits(config, &dev);
     let Some(config) = source::follow(from, fits, report, &following, shutdown.clone()).await? else {
-        probes.wait().await;
-        return Ok(());
+        return Ok(tasks.end().await?);
     };
     let settings = Settings {
         nvml_library: args.nvml_library.clone(),
@@ -96,7 +95,7 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     let owner = Owner::start(&settings, checks, Timing::default(), found)
         .context("starting the thread that owns NVML")?;
     observed.count_xids(owner.xids());
-    tokio::spawn(crate::footprint::settle(shutdown.clone()));
+    tasks.spawn(crate::footprint::settle(shutdown.clone()));
     let sickbay = owner.sickbay();
     let watchdog = Watchdog {
         pulse: owner.pulse(),
@@ -105,24 +104,20 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
         observed: Arc::clone(&observed),
         patience,
     };
-    tokio::spawn(watchdog.run(shutdown.clone()));
+    tasks.spawn(watchdog.run(shutdown.clone()));
     let known = sickbay.clone();
     let in_cluster = !args.no_cluster;
-    let following = offer::follow(hardware, config.clone(), publish, shutdown.clone());
-    let offering = tokio::spawn(async move {
+    let offering = offer::follow(hardware, config.clone(), publish, shutdown.clone());
+    tasks.spawn(async move {
         // A GPU in quarantine must not be offered as healthy for the moment until it is known to be in it.
         if in_cluster {
             known.adopted(ADOPTION).await;
         }
-        following.await;
+        offering.await;
     });
     observed.sickbay(sickbay.clone());
-    let served = serve_observed(args, config, inventory, (observed, sickbay), shutdown).await;
-    offering.abort();
+    let served = serve_observed(args, config, inventory, (observed, sickbay), tasks, shutdown).await;
     drop(owner);
-    if served.is_ok() {
-        probes.wait().await;
-    }
     served
 }
 
@@ -137,24 +132,23 @@ pub async fn serve(
 ) -> anyhow::Result<()> {
     let (_configure, config) = watch::channel(Arc::new(args.config_now()?.config));
     let observed = Arc::new(Observed::default());
-    let probes = TaskTracker::new();
-    probes.spawn(observe::serve(
+    let mut tasks = Tasks::new(shutdown.clone());
+    tasks.spawn(observe::serve(
         args.listen,
         Arc::clone(&observed),
         shutdown.clone(),
     ));
-    probes.close();
     let beside = (observed, Sickbay::of_nobody());
-    serve_observed(args, config, inventory, beside, shutdown).await?;
-    probes.wait().await;
-    Ok(())
+    serve_observed(args, config, inventory, beside, tasks, shutdown).await
 }
 
+/// Serves beside `tasks`, and waits for the end of all.
 async fn serve_observed(
     args: Args,
     config: watch::Receiver<Arc<Config>>,
     inventory: watch::Receiver<Arc<Inventory>>,
     (observed, sickbay): (Arc<Observed>, Sickbay),
+    mut tasks: Tasks,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let node = node_name(&args)?;
@@ -182,7 +176,6 @@ async fn serve_observed(
     };
     let started_with = Access::at_start(&config.borrow(), &args.dev_root)?;
     let (access, answers) = watch::channel(Arc::new(started_with));
-    let tasks = TaskTracker::new();
     tasks.spawn(follow_inventory(
         inventory.clone(),
         Arc::clone(&desk),
@@ -223,7 +216,7 @@ async fn serve_observed(
             observed: Arc::clone(&observed),
             sickbay,
         };
-        tasks.spawn(cluster.run(notes, shutdown.clone()));
+        tasks.spawn_crew(cluster.run(notes, shutdown.clone()));
     }
     let (pass, passed) = Inventory::channel();
     let channels = cdi::Channels {
@@ -241,9 +234,8 @@ async fn serve_observed(
         responder: Arc::new(Responder::new(answers)),
         observed,
     };
-    tasks.spawn(kubelet.run(shutdown));
-    tasks.close();
-    tasks.wait().await;
+    tasks.spawn_crew(kubelet.run(shutdown));
+    tasks.end().await?;
     info!("stopped");
     Ok(())
 }
@@ -268,7 +260,9 @@ fn node_name(args: &Args) -> anyhow::Result<NodeName> {
         (Some(name), _) => Ok(NodeName::from(name.as_str())),
         (None, true) => Ok(NodeName::from("localhost")),
         (None, false) => {
-            anyhow::bail!("no node name; give --node-name or set NODE_NAME, or serve with --no-cluster")
+            anyhow::bail!(
+                "no node name; set NODE_NAME by the downward API (fieldPath: spec.nodeName), give --node-name, or serve with --no-cluster"
+            )
         }
     }
 }

@@ -302,7 +302,7 @@ impl Observed {
         self.metrics.devices(inventory);
         let missing = match &inventory.state {
             State::Starting => Some("looking for GPUs".to_owned()),
-            State::Absent(reason) => Some(reason.clone()),
+            State::Absent(reason) => Some(reason.to_string()),
             State::Ready if inventory.devices.is_empty() => Some(nothing_served(inventory)),
             State::Ready => None,
         };

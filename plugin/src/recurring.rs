@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+pub(crate) use gantry_client::chain;
+
 /// The first pause between two lines of the same reason.
 const FIRST: Duration = Duration::from_secs(60);
 /// The longest one.
@@ -43,21 +45,6 @@ impl Recurring {
     pub(crate) fn over(&mut self) {
         self.0 = None;
     }
-}
-
-/// An error and everything that brought it about, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let reason = error.to_string();
-        // Many say their source's words themselves.
-        if !text.ends_with(&reason) {
-            text = format!("{text}: {reason}");
-        }
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

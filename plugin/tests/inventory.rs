@@ -352,6 +352,7 @@ async fn a_driver_that_comes_late_is_waited_for() {
     let State::Absent(reason) = &absent.state else {
         unreachable!()
     };
+    let reason = reason.to_string();
     assert!(reason.contains("the NVIDIA driver is not loaded"), "{reason}");
     assert!(absent.units.is_empty());
     sim.installed.controller.load_driver().unwrap();
@@ -370,6 +371,7 @@ async fn a_library_that_comes_late_is_waited_for() {
     let State::Absent(reason) = &absent.state else {
         unreachable!()
     };
+    let reason = reason.to_string();
     assert!(
         reason.contains("late.so.1 cannot be loaded") && reason.contains("--nvml-library"),
         "{reason}"

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{DeviceHealth, DeviceId};
 use gantry_plugin::config::{Config, Gfd};
-use gantry_plugin::discover::DiscoverError;
-use gantry_plugin::inventory::{Device, Inventory};
+use gantry_plugin::inventory::{Absence, Device, Inventory};
 use gantry_plugin::labels::{Access, Identity, LabelName, Labeller, Labels, Target, write};
 use gantry_plugin::observe::Observed;
 use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
@@ -624,7 +623,7 @@ async fn a_node_that_has_lost_its_gpus_loses_their_labels_after_a_while() {
         config(Some(&file)),
         patience,
     );
-    let none = Arc::new(Inventory::absent(DiscoverError::NoGpu.to_string()));
+    let none = Arc::new(Inventory::absent(Absence::NoGpu));
     scene.inventory.send_replace(none);
     eventually("the labels to go", || {
         std::fs::read_to_string(&file).unwrap().is_empty()
@@ -653,15 +652,15 @@ async fn a_driver_that_is_away_or_without_gpus_for_a_moment_costs_no_label() {
         config(Some(&file)),
         Duration::from_millis(2500),
     );
-    let none = DiscoverError::NoGpu.to_string();
     // Away for longer than the patience; then there without GPUs, away again, and there without GPUs: each for less.
     for (state, millis) in [
-        ("no driver", 4000),
-        (&none, 1500),
-        ("no driver", 1500),
-        (&none, 1500),
+        (Absence::from("no driver"), 4000),
+        (Absence::NoGpu, 1500),
+        (Absence::from("no driver"), 1500),
+        (Absence::NoGpu, 1500),
     ] {
-        scene.inventory.send_replace(Arc::new(Inventory::absent(state)));
+        let inventory = Inventory::absent(state.clone());
+        scene.inventory.send_replace(Arc::new(inventory));
         tokio::time::sleep(Duration::from_millis(millis)).await;
         assert_eq!(std::fs::read_to_string(&file).unwrap(), EARLIER, "{state}");
     }

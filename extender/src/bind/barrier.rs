@@ -2,22 +2,30 @@
 //! decided a member can leave by hanging up; after that it is bound whether its caller still listens or not.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gantry_gang::GangKey;
 use gantry_gang::protocol::BindEnd;
+use tokio::time::Instant;
 
 use super::{Binder, Failure, Undecided};
 use crate::index::{Admitted, Outcome, Reserved, Store, Target};
 
 /// Bindings of members on their way at once: enough to hide the API server's latency, too few to be a flood.
 pub(super) const POSTS: usize = 64;
+/// What part of a bind's time limit is kept for the Binding itself, when a member has waited for the others.
+const KEPT: u32 = 3;
 /// A member that waits asks again after so long, whether its gang's bell rang or not.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// Between the first try of a Binding that was not answered, or put off, and the second; each further one waits twice as long.
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl Binder {
+    /// How long a member waits for the others.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout - self.timeout / KEPT
+    }
+
     /// Waits for the rest of a gang; what a member is to do then.
     pub(super) async fn wait(
         &self,
@@ -29,6 +37,7 @@ impl Binder {
         let waiting = Waiting {
             store: &self.store,
             target,
+            hangs_up: true,
         };
         let bell = self.store.bell(gang);
         let admitted = loop {
@@ -43,14 +52,14 @@ impl Binder {
             let now = Instant::now();
             if now >= deadline {
                 self.store.update(|index| index.gave_up(&target.uid));
-                std::mem::forget(waiting);
+                waiting.ends();
                 return Err(self.alone(gang));
             }
             let until = deadline.min(now + ASK_AGAIN);
             // Rung or not, it asks again.
-            let _ = tokio::time::timeout_at(until.into(), rung).await;
+            let _ = tokio::time::timeout_at(until, rung).await;
         };
-        std::mem::forget(waiting);
+        waiting.ends();
         Ok(admitted)
     }
 
@@ -60,16 +69,22 @@ impl Binder {
         }
         Failure::Alone {
             gang: gang.to_string(),
-            seconds: self.timeout.as_secs(),
+            // To the nearest.
+            seconds: (self.patience() + Duration::from_millis(500)).as_secs(),
         }
     }
 
     /// Binds a member of a gang that is decided. The Binding is written by a task of its own: whoever hangs up now cannot stop it.
-    pub(super) async fn bind_member(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
+    /// It goes on after `deadline`, when the caller has to be told something.
+    pub(super) async fn bind_member(
+        &self,
+        target: &Target,
+        reserved: Reserved,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
         let (binder, own) = (self.clone(), target.clone());
         let task = tokio::spawn(async move { binder.carry_out(&own, reserved).await });
-        // Waiting for the others has taken its time already; kube-scheduler must hear something before it gives up.
-        match tokio::time::timeout(self.timeout / 3, task).await {
+        match tokio::time::timeout_at(deadline, task).await {
             Ok(Ok(result)) => result,
             Ok(Err(error)) => Err(Failure::Unanswered(error.to_string())),
             Err(_) => Err(Failure::Unanswered("no answer in time".to_owned())),
@@ -145,15 +160,25 @@ impl Binder {
     }
 }
 
-/// A member that waits. Dropped, it does not wait any more.
+/// A member that waits. Dropped before it [ends](Self::ends), its caller has hung up: it is not there any more.
 struct Waiting<'a> {
     store: &'a Store,
     target: &'a Target,
+    hangs_up: bool,
+}
+
+impl Waiting<'_> {
+    /// It waits no longer, and its gang knows why.
+    fn ends(mut self) {
+        self.hangs_up = false;
+    }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.store.update(|index| index.withdraw(&self.target.uid));
+        if self.hangs_up {
+            self.store.update(|index| index.withdraw(&self.target.uid));
+        }
     }
 }
 

@@ -5,13 +5,14 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures::StreamExt;
+use gantry_client::chain;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use crate::watch::{WATCH_SECONDS, chain};
+use crate::watch::WATCH_SECONDS;
 
 /// Namespace, empty for objects of the cluster, and name.
 pub(super) type Key = (Arc<str>, Arc<str>);

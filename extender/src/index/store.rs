@@ -1,5 +1,7 @@
 //! The index with its lock and its published snapshot. Decisions read the snapshot and never wait; whoever has news takes the lock,
-//! feeds the index and publishes. The only reader of the clock on the index's behalf.
+//! feeds the index and publishes. Gangs are planned under the same lock: by whoever brings news ([`Store::update`]), and never by a call about
+//! a pod by itself, which only notes something ([`Store::note`]) and leaves the plans to [`Store::plan`]; such a call waits, if at all, for the
+//! change that is being made just then. The only reader of the clock on the index's behalf.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -92,6 +94,22 @@ impl Store {
         result
     }
 
+    /// Changes the index and publishes what follows, for somebody who waits for an answer that no plan of a gang has a part in: what can be planned now
+    /// is left to [`Store::plan`].
+    pub fn note<R>(&self, change: impl FnOnce(&mut Index) -> R) -> R {
+        let mut index = self.lock();
+        index.at((self.clock)());
+        let result = change(&mut index);
+        let changed = index.publish();
+        self.tell(&mut index, changed);
+        result
+    }
+
+    /// Whether a change has panicked midway: nobody reads or changes the index any more.
+    pub fn is_broken(&self) -> bool {
+        self.index.is_poisoned()
+    }
+
     /// Reads the index.
     pub fn read<R>(&self, look: impl FnOnce(&Index) -> R) -> R {
         look(&self.lock())
@@ -117,7 +135,7 @@ impl Store {
         self.work.notified().await;
     }
 
-    /// Plans what one change left unplanned, until `shutdown`.
+    /// Plans what changes and notes left unplanned, until `shutdown`.
     pub async fn plan(&self, shutdown: CancellationToken) {
         while shutdown
             .run_until_cancelled(self.unplanned.notified())
@@ -146,9 +164,15 @@ impl Store {
         std::mem::take(&mut self.plan_times.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    #[expect(
+        clippy::expect_used,
+        reason = "a panic midway may have left a device with two pods; whatever comes by ends too, the watches among it and with them the \
+                  process, and the next one builds the index anew"
+    )]
     fn lock(&self) -> MutexGuard<'_, Index> {
-        // A poisoned lock is one whose holder panicked. The index holds no broken promises between two calls; go on.
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index
+            .lock()
+            .expect("a change of the index has panicked; it is built anew by the next process")
     }
 
     fn follow_up(&self, index: &mut Index) {
@@ -163,6 +187,11 @@ impl Store {
             changed |= index.publish();
             planned += 1;
         }
+        self.tell(index, changed);
+    }
+
+    /// Shows the snapshot, if it is another one, and rings for all there is to do.
+    fn tell(&self, index: &mut Index, changed: bool) {
         if changed {
             self.snapshot.store(Arc::clone(index.snapshot()));
         }
@@ -177,7 +206,7 @@ impl Store {
             (index.has_called(), &self.called),
             (index.has_aside(), &self.aside),
             (index.has_work(), &self.work),
-            (planned == PLANS, &self.unplanned),
+            (index.has_unplanned(), &self.unplanned),
         ] {
             if due {
                 notify.notify_one();
@@ -192,3 +221,6 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,10 +60,24 @@ pub(super) struct Waiting {
     denominated: Vec<NodeName>,
     /// It does so for others than the snapshot shows.
     promised: bool,
-    gained: HashSet<NodeIx>,
+    gained: Gained,
     /// The snapshot that shows the newest gain.
     gained_at: u64,
     gain_unpublished: bool,
+}
+
+/// Where devices came free while pods were parked.
+#[derive(Debug, Default)]
+struct Gained {
+    nodes: HashSet<NodeIx>,
+    /// It may have been anywhere.
+    anywhere: bool,
+}
+
+impl Gained {
+    fn is_empty(&self) -> bool {
+        !self.anywhere && self.nodes.is_empty()
+    }
 }
 
 impl Waiting {
@@ -159,8 +173,8 @@ impl Waiting {
 
     pub(super) fn gained(&mut self, node: NodeIx) {
         // Nobody waits: nothing to remember.
-        if !self.parked.is_empty() {
-            self.gained.insert(node);
+        if !self.parked.is_empty() && !self.gained.anywhere {
+            self.gained.nodes.insert(node);
         }
         self.gain_unpublished = true;
     }
@@ -172,8 +186,9 @@ impl Waiting {
     }
 
     pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
-        self.gained = self
+        self.gained.nodes = self
             .gained
+            .nodes
             .iter()
             .filter_map(|node| renumbered.get(node).copied())
             .collect();
@@ -215,8 +230,7 @@ impl super::Index {
         self.waiting.park(uid, parked);
         if gained_since {
             // It was decided on a snapshot that was outdated before the answer was out: look at every node.
-            let all = (0u32..).map(NodeIx).take(self.entries.len());
-            self.waiting.gained.extend(all);
+            self.waiting.gained.anywhere = true;
         }
     }
 
@@ -260,13 +274,14 @@ impl super::Index {
     /// Takes the parked pods, at most `limit`, that were refused before GPUs came free on a node that fits them now: those of the highest priority, the
     /// longest parked first. The others have their turn a moment later, or what was freed for one pod would be taken by another.
     pub fn take_wakeable(&mut self, limit: usize) -> Vec<(PodUid, Parked)> {
-        let nodes = std::mem::take(&mut self.waiting.gained);
+        let gained = std::mem::take(&mut self.waiting.gained);
+        let mut hopes = Hopes::new(self, &gained);
         let mut woken: Vec<(PodUid, Parked)> = self
             .waiting
             .parked
             .iter()
             .filter(|(_, parked)| parked.generation < self.waiting.gained_at)
-            .filter(|(uid, parked)| nodes.iter().any(|node| self.may_go(uid, *node, &parked.request)))
+            .filter(|(uid, parked)| hopes.has(uid, &parked.request))
             .map(|(uid, parked)| (uid.clone(), parked.clone()))
             .collect();
         let priority = |uid: &PodUid| self.priority_of(uid);
@@ -278,7 +293,7 @@ impl super::Index {
             .count();
         if woken.len() > first.min(limit) {
             // The rest has its turn when these have theirs.
-            self.waiting.gained = nodes;
+            self.waiting.gained = gained;
             woken.truncate(first.min(limit));
         }
         for (uid, _) in &woken {
@@ -304,14 +319,18 @@ impl super::Index {
         self.pods.get(uid).map_or(0, |pod| pod.priority)
     }
 
-    /// Whether a pod fits on a node beside what is promised to others there.
+    /// Whether a pod fits on a node beside what is promised to others there, or by what is idle.
     fn may_go(&self, uid: &PodUid, node: NodeIx, request: &Request) -> bool {
+        self.fits_beside_promised(node, self.priority_of(uid), request)
+            || self.may_have_idle(uid, node, request)
+    }
+
+    fn fits_beside_promised(&self, node: NodeIx, priority: i32, request: &Request) -> bool {
         let leaves = |promised: &Arc<Promised>| match self.published.standing(node) {
-            Standing::Ours(class) => promised.leaves(node, class, self.priority_of(uid), request),
+            Standing::Ours(class) => promised.leaves(node, class, priority, request),
             Standing::Foreign { .. } | Standing::Gone => true,
         };
         self.fits(node, request) && self.published.promised.as_ref().is_none_or(leaves)
-            || self.may_have_idle(uid, node, request)
     }
 
     fn fits(&self, node: NodeIx, request: &Request) -> bool {
@@ -334,5 +353,48 @@ impl super::Index {
             balance.is_some_and(|balance| balance.free.len() >= ask.devices as usize)
                 && decide::too_many(pool.max_request, ask).is_none()
         })
+    }
+}
+
+/// Which parked pods have somewhere to go now. Thousands of them ask for the same at the same priority: each such pair is looked at once.
+struct Hopes<'a> {
+    index: &'a super::Index,
+    nodes: Vec<NodeIx>,
+    /// Those of the nodes where something is idle, which is not for everybody.
+    idle: Vec<NodeIx>,
+    fits: HashMap<(i32, &'a Request), bool>,
+}
+
+impl<'a> Hopes<'a> {
+    fn new(index: &'a super::Index, gained: &Gained) -> Self {
+        let nodes: Vec<NodeIx> = match gained.anywhere {
+            true => (0u32..).map(NodeIx).take(index.entries.len()).collect(),
+            false => gained.nodes.iter().copied().collect(),
+        };
+        let has_idle = |node: &NodeIx| {
+            let entry = index.entries.get(node.0 as usize);
+            entry.is_some_and(super::entry::Entry::has_idle)
+        };
+        Self {
+            index,
+            idle: nodes.iter().copied().filter(has_idle).collect(),
+            nodes,
+            fits: HashMap::new(),
+        }
+    }
+
+    fn has(&mut self, uid: &PodUid, request: &'a Request) -> bool {
+        let Self {
+            index,
+            nodes,
+            idle,
+            fits,
+        } = self;
+        let priority = index.priority_of(uid);
+        let fits = fits.entry((priority, request)).or_insert_with(|| {
+            let mut nodes = nodes.iter();
+            nodes.any(|node| index.fits_beside_promised(*node, priority, request))
+        });
+        *fits || idle.iter().any(|node| index.may_have_idle(uid, *node, request))
     }
 }

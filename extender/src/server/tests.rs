@@ -511,3 +511,66 @@ async fn over_tls_decisions_are_for_clients_with_a_certificate_and_probes_for_al
         assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
     }
 }
+
+/// A server that asks clients for certificates, and one for a scheduler.
+async fn start_with_tls() -> (Running, crate::tls::tests::Authority) {
+    let authority = crate::tls::tests::Authority::new();
+    authority.issue("server");
+    authority.issue("scheduler");
+    let tls = Tls::load(authority.files("server")).unwrap();
+    (start_as(&cluster(), leading(), Some(tls)).await, authority)
+}
+
+/// Asks how the server is, over a connection of its own that is given back with the answer; `None` if it is sent away.
+async fn probe(
+    server: &Running,
+    authority: &crate::tls::tests::Authority,
+    client: Option<&str>,
+) -> Option<hyper::client::conn::http2::SendRequest<Full<Bytes>>> {
+    let stream = connect_tls(server.address, authority, client).await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .ok()?;
+    tokio::spawn(connection);
+    let request = Request::get("https://localhost/healthz")
+        .body(Full::new(Bytes::new()))
+        .unwrap();
+    let answer = sender.send_request(request).await.ok()?;
+    assert_eq!(answer.status(), 200);
+    Some(sender)
+}
+
+#[tokio::test]
+async fn clients_without_a_certificate_are_few_at_once_and_in_no_schedulers_way() {
+    let (server, authority) = start_with_tls().await;
+    let mut crowd = Vec::new();
+    for _ in 0..STRANGERS {
+        crowd.push(probe(&server, &authority, None).await.unwrap());
+    }
+    assert!(probe(&server, &authority, None).await.is_none());
+    assert!(probe(&server, &authority, Some("scheduler")).await.is_some());
+    drop(crowd);
+    let let_in = async {
+        while probe(&server, &authority, None).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, let_in).await.unwrap();
+}
+
+#[tokio::test]
+async fn handshakes_under_way_are_so_many_at_most() {
+    let (server, authority) = start_with_tls().await;
+    let stays = probe(&server, &authority, Some("scheduler")).await.unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..HANDSHAKES {
+        silent.push(TcpStream::connect(server.address).await.unwrap());
+    }
+    let mut comes = std::pin::pin!(probe(&server, &authority, Some("scheduler")));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut comes).await;
+    assert!(early.is_err(), "it is to wait");
+    assert!(stays.is_ready(), "who is in is in nobody's way");
+    drop(silent);
+    assert!(tokio::time::timeout(PATIENCE, comes).await.unwrap().is_some());
+}

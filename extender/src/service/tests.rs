@@ -409,3 +409,60 @@ proptest! {
         let _ = runtime.block_on(service.bind(&body));
     }
 }
+
+/// A cluster of two nodes with a gang of two that waits only for its scheduler to ask, and a pod by itself that the same scheduler brings.
+fn a_gang_about_to_be_planned() -> (Cluster, Value, Value) {
+    let cluster = cluster();
+    let mut pods = [
+        member("g-0", 8, "g", 2),
+        member("g-1", 8, "g", 2),
+        pod("single", 2),
+    ];
+    for pod in &mut pods {
+        pod["spec"]["schedulerName"] = "gpu-profile".into();
+        cluster.pod(pod);
+    }
+    cluster.wait(2);
+    cluster.store.take_plan_times();
+    let [member, _, single] = pods;
+    (cluster, member, single)
+}
+
+#[tokio::test]
+async fn a_pod_by_itself_does_not_wait_for_the_plans_of_gangs() {
+    let (cluster, _, single) = a_gang_about_to_be_planned();
+    let service = service(&cluster);
+    let plans = || cluster.store.take_plan_times().len();
+    // Its scheduler is known from here on, and the gang is due; one node is left, which is held.
+    service.filter(&body(&single, &["a"])).unwrap();
+    service.prioritize(&body(&single, &["a", "b"])).unwrap();
+    service.filter(&body(&single, &[])).unwrap();
+    assert_eq!(plans(), 0);
+    assert!(
+        !cluster.store.snapshot().holds.is_empty(),
+        "it has its hold all the same"
+    );
+    // Whoever plans was told: it has been asked before it listens, and hears it.
+    let shutdown = tokio_util::sync::CancellationToken::new();
+    let (store, until) = (Arc::clone(&cluster.store), shutdown.clone());
+    let planning = tokio::spawn(async move { store.plan(until).await });
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while plans() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .expect("the gang is planned");
+    shutdown.cancel();
+    planning.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_gang_is_planned_by_the_call_of_its_own_member() {
+    let (cluster, member, _) = a_gang_about_to_be_planned();
+    service(&cluster)
+        .filter(&body(&member, &["a", "b", "c"]))
+        .unwrap();
+    cluster.wait(2);
+    assert!(!cluster.store.take_plan_times().is_empty());
+}

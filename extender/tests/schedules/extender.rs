@@ -251,7 +251,7 @@ impl World {
             return;
         };
         let store = Arc::clone(&process.store);
-        if store.take_plan_times().len() >= 2 {
+        if store.read(Index::has_unplanned) {
             self.after(1, Event::PlanMore { run });
         }
         if store.read(Index::has_gains) {

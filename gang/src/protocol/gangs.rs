@@ -119,20 +119,25 @@ impl Gangs {
     /// A pod that had to go for a gang ([`Work::Evict`]) is gone, and its devices are free. To be said of any pod; of others it means nothing.
     pub fn victim_gone(&mut self, now: Now, uid: &PodUid) {
         self.clock = Some(now);
-        for key in self.preempting.keys().cloned().collect::<Vec<_>>() {
+        for key in self.wait_for(uid) {
             self.with(now, &key, |gang, env| gang.victim_gone(env, uid));
         }
+    }
+
+    /// The gangs that a pod has to go for.
+    fn wait_for(&self, uid: &PodUid) -> Vec<Arc<GangKey>> {
+        let waiting = self
+            .preempting
+            .iter()
+            .filter(|(_, victims)| victims.contains(uid));
+        waiting.map(|(key, _)| Arc::clone(key)).collect()
     }
 
     /// A pod is on its way out, and is to be gone by `by`, in seconds since 1970. To be said of any pod; it means something where it has to go for
     /// a gang: that waits for it then.
     pub fn victim_ends(&mut self, now: Now, uid: &PodUid, by: i64) {
         self.clock = Some(now);
-        let waiting = self
-            .preempting
-            .iter()
-            .filter(|(_, victims)| victims.contains(uid));
-        for key in waiting.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+        for key in self.wait_for(uid) {
             let gang = self.gangs.get_mut(&key);
             if gang.is_some_and(|gang| gang.victim_ends(uid, by)) {
                 self.finish(now, &key);
@@ -140,8 +145,8 @@ impl Gangs {
         }
     }
 
-    /// A node, or a device of it, is lost: places there that are not bound are of no use. `why` is for people.
-    pub fn unfit(&mut self, now: Now, node: &NodeName, _why: &str) {
+    /// A node, or a device of it, is lost: places there that are not bound are of no use.
+    pub fn unfit(&mut self, now: Now, node: &NodeName) {
         self.clock = Some(now);
         let there: BTreeSet<Arc<GangKey>> = self
             .taken

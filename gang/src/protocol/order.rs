@@ -100,6 +100,11 @@ impl Gang {
 }
 
 impl Gangs {
+    /// Whether [`Gangs::next`] would look at any gang now.
+    pub fn has_next(&self, room: u64) -> bool {
+        self.synced && (!self.untried.is_empty() || room > self.room && !self.ready.is_empty())
+    }
+
     /// The next gang to plan, if there is one: it was not planned since `room` grew, or it has changed. `room` is a number that grows when
     /// devices or room on nodes came free, or nodes changed. The caller plans it and says the result by [`Gangs::placed`].
     pub fn next(&mut self, now: Now, room: u64) -> Option<Wanted> {

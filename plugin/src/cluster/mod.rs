@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use gantry_api::NodeName;
 use gantry_client::ConnectError;
+use gantry_client::supervise::{Fallen, Tasks};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use crate::handover::{Desk, Note};
@@ -51,7 +51,10 @@ pub struct Cluster {
 
 impl Cluster {
     /// Follows pods and publishes until `shutdown`.
-    pub async fn run(self, notes: mpsc::Receiver<Note>, shutdown: CancellationToken) {
+    ///
+    /// # Errors
+    /// A part of it has panicked: all ends then.
+    pub async fn run(self, notes: mpsc::Receiver<Note>, shutdown: CancellationToken) -> Result<(), Fallen> {
         let mut pauses = Pauses::default();
         let mut unreached = Recurring::default();
         let client = loop {
@@ -68,13 +71,13 @@ impl Cluster {
                         );
                     }
                     tokio::select! {
-                        () = shutdown.cancelled() => return,
+                        () = shutdown.cancelled() => return Ok(()),
                         () = tokio::time::sleep(pause) => {}
                     }
                 }
             }
         };
-        let tasks = TaskTracker::new();
+        let mut tasks = Tasks::new(shutdown.clone());
         tasks.spawn(pods::follow(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(events::publish(
             client.clone(),
@@ -85,8 +88,7 @@ impl Cluster {
         tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(publish::Publisher::new(client, self).run(shutdown));
-        tasks.close();
-        tasks.wait().await;
+        tasks.end().await
     }
 }
 

@@ -8,7 +8,7 @@ use gantry_api::{DeviceHealth, DeviceId};
 use gantry_topology::{ComputeInstance, Gpu, GpuInstance, GpuUuid, Machine};
 use tokio::sync::watch;
 
-use super::{Slice, State, no_machine};
+use super::{Absence, Slice, State, no_machine};
 use crate::health::Part;
 
 /// Everything known of the node's GPUs at one moment.
@@ -50,7 +50,7 @@ impl Hardware {
     }
 
     /// No NVML or no GPU, for `reason`.
-    pub fn absent(reason: impl Into<String>) -> Self {
+    pub fn absent(reason: impl Into<Absence>) -> Self {
         Self::without_units(State::Absent(reason.into()))
     }
 

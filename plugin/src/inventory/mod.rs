@@ -10,6 +10,7 @@ mod pulse;
 mod session;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use gantry_topology::{Machine, MachineParts};
 use tokio::sync::watch;
 
 use crate::config::{Config, SharedDevices};
+use crate::discover::DiscoverError;
 
 pub use diagnosis::{Diagnosis, Lift, LiftError, Sickbay, StoredFault};
 #[cfg(test)]
@@ -90,8 +92,41 @@ pub enum State {
     Starting,
     /// Discovery succeeded at least once. A driver that goes away later makes devices unhealthy; it does not take them away.
     Ready,
-    /// There is no NVML or no GPU; discovery goes on trying. The text says what is missing and what a person can do.
-    Absent(String),
+    /// There is no NVML or no GPU; discovery goes on trying.
+    Absent(Absence),
+}
+
+/// Why there is no GPU to show. The text says what is missing and what a person can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Absence {
+    /// NVML works, and finds none: the node may have none.
+    NoGpu,
+    /// NVML does not work, or contradicts itself: nothing is known of GPUs.
+    Unknown(String),
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoGpu => DiscoverError::NoGpu.fmt(f),
+            Self::Unknown(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl From<&DiscoverError> for Absence {
+    fn from(error: &DiscoverError) -> Self {
+        match error {
+            DiscoverError::NoGpu => Self::NoGpu,
+            error => Self::Unknown(error.to_string()),
+        }
+    }
+}
+
+impl From<&str> for Absence {
+    fn from(reason: &str) -> Self {
+        Self::Unknown(reason.to_owned())
+    }
 }
 
 /// One device as kubelet counts it: a whole GPU, a MIG device, or a replica of either.
@@ -147,7 +182,7 @@ impl Inventory {
     }
 
     /// No NVML or no GPU, for `reason`.
-    pub fn absent(reason: impl Into<String>) -> Self {
+    pub fn absent(reason: impl Into<Absence>) -> Self {
         Self::without_devices(State::Absent(reason.into()))
     }
 

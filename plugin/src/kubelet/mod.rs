@@ -15,9 +15,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
+use gantry_client::supervise::{Fallen, Tasks};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use crate::allocate::Responder;
@@ -68,8 +68,11 @@ impl Kubelet {
     /// Serves and registers every resource that the inventory has, until `shutdown`; then ends the streams and removes the
     /// sockets. A resource is registered from the first inventory that has it; should its devices go, it stays with an empty
     /// list, for kubelet keeps a resource whose plugin leaves.
-    pub async fn run(mut self, shutdown: CancellationToken) {
-        let tasks = TaskTracker::new();
+    ///
+    /// # Errors
+    /// What serves one of them, or watches kubelet, has panicked: all ends then, in the same order.
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Fallen> {
+        let mut tasks = Tasks::new(shutdown.clone());
         let (directory, events) = Directory::new(
             self.directory.clone(),
             self.socket.clone(),
@@ -105,6 +108,7 @@ impl Kubelet {
             }
             tokio::select! {
                 () = shutdown.cancelled() => break,
+                () = tasks.fall() => break,
                 changed = self.inventory.changed() => if changed.is_err() {
                     shutdown.cancelled().await;
                     break;
@@ -114,7 +118,6 @@ impl Kubelet {
                 Ok(()) = freed.changed() => resources.values().for_each(|list| list.send_modify(|_| {})),
             }
         }
-        tasks.close();
-        tasks.wait().await;
+        tasks.end().await
     }
 }

@@ -24,8 +24,8 @@ use tracing::{debug, warn};
 /// The pause after a connection could not be accepted, as where the process has no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `service` to whoever connects. From `retire` on nobody new is served, from `stop` on those that are there are told to go; it
-/// comes back when all have gone.
+/// Serves `service` to whoever connects. From `retire` on, which `stop` cancels too, nobody new is served; from `stop` on those that are
+/// there are told to go. It comes back when all have gone.
 pub(super) async fn serve<S>(
     listener: UnixListener,
     service: S,
@@ -41,7 +41,6 @@ pub(super) async fn serve<S>(
     loop {
         let accepted = tokio::select! {
             () = retire.cancelled() => break,
-            () = stop.cancelled() => break,
             accepted = listener.accept() => accepted,
         };
         let stream = match accepted {

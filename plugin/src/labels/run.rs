@@ -17,8 +17,7 @@ use tracing::{debug, info, warn};
 use super::write::{self, WriteError};
 use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
 use crate::config::Config;
-use crate::discover::DiscoverError;
-use crate::inventory::{self, Inventory};
+use crate::inventory::{self, Absence, Inventory};
 use crate::observe::Observed;
 use crate::recurring::Recurring;
 
@@ -305,7 +304,7 @@ impl State {
     /// nothing of GPUs, and one that works without finding any says so for good only after `patience`.
     fn knows(&mut self, state: &inventory::State, patience: Duration) -> bool {
         self.believed_at = None;
-        if !finds_none(state) {
+        if *state != inventory::State::Absent(Absence::NoGpu) {
             self.none_since = None;
             return *state == inventory::State::Ready;
         }
@@ -323,11 +322,6 @@ impl State {
             failures => (first * (1 << (failures - 1).min(16))).min(longest),
         }
     }
-}
-
-/// Whether NVML works and finds no GPU. The inventory passes on in words what discovery says.
-fn finds_none(state: &inventory::State) -> bool {
-    matches!(state, inventory::State::Absent(reason) if *reason == DiscoverError::NoGpu.to_string())
 }
 
 async fn in_time(done: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {

@@ -17,6 +17,7 @@ mod state;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
+use gantry_client::chain;
 use nvml_wrapper_sys::bindings as sys;
 
 pub use device::{Device, FabricInfo, Process};
@@ -127,18 +128,4 @@ impl Drop for Nvml {
             }
         }
     }
-}
-
-/// An error with its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let more = inner.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = inner.source();
-    }
-    text
 }

@@ -179,6 +179,45 @@ async fn a_gang_whose_members_do_not_all_come_is_told_so_in_time() {
     assert_eq!(cluster.free("n"), "");
 }
 
+/// How long a bind of member 0 took by the clock of the runtime, and what it heard.
+async fn answered(binder: &Binder) -> (Duration, Result<(), String>) {
+    let began = tokio::time::Instant::now();
+    let said = bind(binder, 0).await.unwrap();
+    (began.elapsed(), said)
+}
+
+#[tokio::test(start_paused = true)]
+async fn kube_scheduler_is_answered_within_the_time_limit_whatever_takes_so_long() {
+    let limit = Duration::from_secs(20);
+    // Others do not come.
+    let (_cluster, binder, _api) = setup(limit);
+    let (took, said) = answered(&binder).await;
+    assert!(said.is_err() && took <= limit, "{took:?}");
+    // They come late, and then the API server does not answer.
+    for (late, expected) in [
+        (13, "the API server does not answer: no answer in time"),
+        (19, "its members did not all come within 13 s"),
+    ] {
+        let (cluster, binder, mut api) = setup(limit);
+        let deciding = async {
+            tokio::time::sleep(Duration::from_secs(late)).await;
+            let others: Vec<_> = (1..4).map(|number| bind(&binder, number)).collect();
+            commit(&cluster).await;
+            let mut hanging = Vec::new();
+            while hanging.len() < 3 {
+                hanging.push(api.next_request().await.unwrap());
+            }
+            for other in others {
+                other.await.unwrap().unwrap_err();
+            }
+        };
+        let ((took, said), ()) = tokio::join!(answered(&binder), deciding);
+        assert!(took <= limit, "{late}: {took:?}");
+        let said = said.unwrap_err();
+        assert!(said.contains(expected), "{late}: {said}");
+    }
+}
+
 /// A gang of which two members have come and left, and the others come; how many Bindings the extender made by itself.
 async fn bound_aside(cluster: &Cluster, binder: &Binder) -> u64 {
     for number in [0, 1] {

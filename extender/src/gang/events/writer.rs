@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_client::chain;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::Instant;
 
 use crate::metrics::{Metrics, Outcome};
-use crate::watch::{chain, is_ending};
+use crate::watch::is_ending;
 
 /// Events that wait to be written again.
 const WAITING: usize = 1024;

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use gantry_api::{GangStatus, names};
+use gantry_client::chain;
 use gantry_gang::protocol::Object;
 use http::{Method, Request};
 use kube::Client;
 use serde_json::{Value, json};
 
 use super::{LooseGang, MANAGED_BY, Name};
-use crate::watch::chain;
 
 /// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use futures::StreamExt;
+use gantry_client::chain;
 use gantry_gang::OwnerKind;
 use gantry_gang::dialect::{STATUS, api, is_object_name};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -17,7 +18,7 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::desk::Place;
-use crate::watch::{WATCH_SECONDS, chain};
+use crate::watch::WATCH_SECONDS;
 
 /// Before a kind that is not served is looked for again.
 const ABSENT: Duration = Duration::from_secs(10);

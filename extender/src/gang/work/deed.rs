@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{PodUid, names};
+use gantry_client::chain;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::Hindrance;
 use http::{Method, Request};
@@ -12,7 +13,6 @@ use kube::core::Status;
 use serde_json::{Value, json};
 
 use crate::gang::events::Tiding;
-use crate::watch::chain;
 
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);

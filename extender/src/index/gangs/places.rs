@@ -120,7 +120,7 @@ impl Index {
             }
             if let Some(why) = gone {
                 tracing::info!(node = %name, %why, "places of gangs cannot be had any more");
-                self.gangs.core.unfit(now, &name, why);
+                self.gangs.core.unfit(now, &name);
             }
             // A place of a gang that is being decided stays, whatever becomes of it: others on the node must not be planned anew for it
             // again and again.
@@ -196,9 +196,8 @@ impl Index {
             self.gangs.troubled.remove(&node);
             if let Some(entry) = self.entries.get(node.0 as usize) {
                 let name = entry.name.clone();
-                self.gangs
-                    .core
-                    .unfit(self.now, &name, "its GPU plugin does not serve");
+                tracing::info!(node = %name, "places of gangs cannot be had any more: its GPU plugin does not serve");
+                self.gangs.core.unfit(self.now, &name);
             }
         }
     }

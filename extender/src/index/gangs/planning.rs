@@ -40,9 +40,18 @@ impl Index {
         self.gangs.planning = planning;
     }
 
+    fn may_plan(&self) -> bool {
+        self.gangs.planning && self.gangs.leading && self.is_synced()
+    }
+
+    /// Whether [`Index::plan_next`] has something to do.
+    pub fn has_unplanned(&self) -> bool {
+        self.may_plan() && self.gangs.core.has_next(self.gangs.room)
+    }
+
     /// Plans the gang that is next; false if none is to be planned now.
     pub fn plan_next(&mut self) -> bool {
-        if !self.gangs.planning || !self.gangs.leading || !self.is_synced() {
+        if !self.may_plan() {
             return false;
         }
         let room = self.gangs.room;

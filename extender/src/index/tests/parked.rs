@@ -64,6 +64,32 @@ fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
     assert_eq!(woken(), [""; 0]);
 }
 
+#[test]
+fn a_pod_refused_on_an_outdated_snapshot_is_woken_for_a_gain_anywhere() {
+    let cluster = one_node();
+    cluster.add("m", &bridged());
+    let [holder, other] = ["n", "m"].map(|node| bound(pod(&format!("on {node}"), 8), node, 1, Some("0-7")));
+    cluster.pod(&holder).pod(&other);
+    let generation = cluster.store.snapshot().generation;
+    // Nobody is parked yet, so that nobody remembers where.
+    cluster.gone(&other).wait(6);
+    for (name, devices) in [("small", 2), ("alike", 2), ("large", 9)] {
+        let parked = Parked {
+            namespace: "default".into(),
+            name: name.into(),
+            request: request(devices),
+            generation,
+        };
+        cluster.store.update(|index| index.park(name.into(), parked));
+    }
+    assert_eq!(woken(&cluster), ["alike", "small"]);
+    assert_eq!(woken(&cluster), [""; 0]);
+    // What is remembered of one node is forgotten with its turn.
+    cluster.park("again", request(2));
+    cluster.gone(&holder).wait(6);
+    assert_eq!(woken(&cluster), ["again"]);
+}
+
 /// The GpuNode of `n` with a `Ready` condition.
 fn with_ready(status: &str, reason: &str) -> serde_json::Value {
     let mut node = gpu_node("n", &bridged());

@@ -162,7 +162,7 @@ fn a_new_plan_needs_everybody_to_come_again() {
     world.plan();
     world.come("a0");
     give_up(&mut world, "a0");
-    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.gangs.unfit(world.now(), &"n1".into());
     world.take_work();
     world.plan_from(4);
     assert_eq!(world.woken(), ["a0", "a1"]);

@@ -184,11 +184,7 @@ impl Cluster {
             }
             Op::Unfit(node) => {
                 let node = format!("n{}", node % NODES);
-                self.gangs.unfit(
-                    self.now(),
-                    &node.as_str().into(),
-                    "its GPU has fallen off the bus",
-                );
+                self.gangs.unfit(self.now(), &node.as_str().into());
                 self.lost_nodes.insert(node);
             }
             Op::ReleaseExtras(gang) => {

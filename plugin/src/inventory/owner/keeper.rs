@@ -251,7 +251,7 @@ impl Keeper {
         if self.known.is_some() {
             self.publish();
         } else {
-            self.send(Hardware::absent(failure.to_string()));
+            self.send(Hardware::absent(failure));
         }
     }
 

@@ -13,8 +13,8 @@ fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
         .gangs
         .committed(world.now(), &key("a"), &decision.id, Ok(()));
     world.bind("a0");
-    world.gangs.unfit(world.now(), &"n0".into(), "gone");
-    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.gangs.unfit(world.now(), &"n0".into());
+    world.gangs.unfit(world.now(), &"n1".into());
     assert_eq!(world.reserved(), Vec::<String>::new());
     let wanted = world.plan_from(4);
     assert_eq!((wanted.must, wanted.members.len()), (0, 1));
@@ -31,7 +31,7 @@ fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
 #[test]
 fn a_node_lost_while_the_decision_is_written_is_left_out_after_it() {
     let (mut world, decision) = committing();
-    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.gangs.unfit(world.now(), &"n1".into());
     assert_eq!(world.phase("a"), GangPhase::Committing);
     world
         .gangs

@@ -117,7 +117,7 @@ fn a_gang_that_fits_only_on_a_node_that_was_not_offered_is_tried_there_again() {
     let mut world = World::new();
     world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Hold));
     world.gone("a1");
-    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.gangs.unfit(world.now(), &"n1".into());
     world.see(member("a2", with_repair(claim("a", 2), Repair::Hold)));
     world.plan_from(5);
     for _ in 0..3 {

@@ -91,9 +91,9 @@ fn a_node_lost_before_the_decision_means_a_new_plan_for_the_whole() {
     world.members("a", 2, 2);
     world.plan();
     world.come("a0");
-    world.gangs.unfit(world.now(), &"n7".into(), "gone");
+    world.gangs.unfit(world.now(), &"n7".into());
     assert_eq!(world.phase("a"), GangPhase::Planned, "no concern of it");
-    world.gangs.unfit(world.now(), &"n1".into(), "gone");
+    world.gangs.unfit(world.now(), &"n1".into());
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert!(

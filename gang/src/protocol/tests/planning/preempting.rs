@@ -54,6 +54,18 @@ fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
 }
 
 #[test]
+fn a_gang_that_preempts_is_not_looked_at_for_the_end_of_other_pods() {
+    let mut world = World::new();
+    world.bound_gang("v", 2, 2);
+    preempts_both(&mut world);
+    world.gangs.take_statuses();
+    world.gangs.victim_gone(world.now(), &uid("somebody"));
+    assert!(world.gangs.dirty.is_empty());
+    world.gangs.victim_gone(world.now(), &uid("v0"));
+    assert!(!world.gangs.dirty.is_empty());
+}
+
+#[test]
 fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
     let mut world = World::new();
     world.bound_gang("v", 2, 2);

@@ -13,7 +13,7 @@ fn calls_about_unknown_pods_and_gangs_mean_nothing() {
     world.gangs.bind_ended(now, &uid("x"), BindEnd::Bound);
     world.gangs.committed(now, &key("x"), "id", Ok(()));
     world.gangs.placed(now, &key("x"), Ok(Placement::default()));
-    world.gangs.unfit(now, &"n0".into(), "gone");
+    world.gangs.unfit(now, &"n0".into());
     world.gangs.object_gone(now, "default", "x");
     assert_eq!(world.arrive("x", "n0"), Arrival::Single);
     assert_eq!(world.take_work(), []);

@@ -1,0 +1,17 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::decide::Options;
+use crate::fixtures::{Cluster, bridged};
+
+#[test]
+fn an_index_that_a_panic_left_half_changed_is_used_by_nobody_any_more() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &bridged());
+    let store = &cluster.store;
+    let panics = |call: &dyn Fn()| catch_unwind(AssertUnwindSafe(call)).is_err();
+    assert!(!store.is_broken());
+    assert!(panics(&|| store.update(|_| panic!("a bug, midway"))));
+    assert!(store.is_broken());
+    assert!(panics(&|| store.update(|_| ())));
+    assert!(panics(&|| store.read(|_| ())));
+}
