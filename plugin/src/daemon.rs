@@ -277,8 +277,10 @@ async fn follow_inventory(
     let mut tabulated: Option<Arc<Machine>> = None;
     loop {
         let inventory = Arc::clone(&inventories.borrow_and_update());
-        observed.inventory(&inventory);
         desk.inventory(&inventory);
+        // Kubelet is told before those who watch.
+        tokio::task::yield_now().await;
+        observed.inventory(&inventory);
         let machine = &inventory.machine;
         if inventory.state == State::Ready && tabulated.as_ref() != Some(machine) {
             desk.table(None);

@@ -95,8 +95,9 @@ impl Writer {
             let inventory = Arc::clone(&channels.inventory.borrow_and_update());
             let config = Arc::clone(&channels.config.borrow_and_update());
             if progress.passed && channels.passed.borrow().has_the_devices_of(&inventory) {
-                // Specifications say nothing of health, and it waits for no look at the host.
+                // Specifications say nothing of health, and it waits for no look at the host: kubelet is told of it now.
                 channels.pass(&inventory);
+                tokio::task::yield_now().await;
             }
             self.look(&mut progress, &config, &inventory).await;
             progress.warn(&config, &inventory, &observed);
@@ -136,8 +137,13 @@ impl Writer {
             .filter(|(at, ..)| at.elapsed() < LOOK_AT_DRIVER && !progress.host.driver.libraries.is_empty())
             .map(|_| progress.host.driver.clone());
         if !uses_cdi(config) {
-            progress.host.nodes = host::nodes(config, &self.dev_root);
             progress.looked = None;
+            let (config, dev) = (Arc::clone(config), self.dev_root.clone());
+            // A GPU in 7 MIG devices has some 16 nodes: kubelet's calls wait for none of them.
+            let looking = tokio::task::spawn_blocking(move || host::nodes(&config, &dev));
+            if let Ok(nodes) = looking.await {
+                progress.host.nodes = nodes;
+            }
             return;
         }
         if driver.is_none() {

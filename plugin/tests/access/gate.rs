@@ -154,13 +154,19 @@ async fn after_the_first_time_a_failure_makes_only_the_new_devices_unhealthy() {
 /// The looking is done on a thread of the runtime's pool, which has one here, and that one is busy.
 #[test]
 fn health_waits_for_no_look_at_the_host_and_new_devices_do() {
+    for config in [cdi(), Config::default()] {
+        health_goes_before_the_look(config);
+    }
+}
+
+fn health_goes_before_the_look(config: Config) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(1)
         .enable_all()
         .build()
         .unwrap();
     runtime.block_on(async {
-        let mut gate = Gate::start(cdi(), vec![gpu(0), gpu(1)], |_| {});
+        let mut gate = Gate::start(config, vec![gpu(0), gpu(1)], |_| {});
         gate.passes(is_ready).await;
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let busy = tokio::task::spawn_blocking(move || ended.recv());
@@ -182,7 +188,7 @@ fn health_waits_for_no_look_at_the_host_and_new_devices_do() {
         assert_eq!(
             gate.passed.borrow().devices.len(),
             2,
-            "no specification has it yet"
+            "the host has not been looked at yet"
         );
         drop(end);
         gate.passes(|inventory| inventory.devices.len() == 3).await;
