@@ -357,6 +357,15 @@ fn what_a_terminal_has_around_the_output_changes_nothing() {
         for date in ["Tue Mar  5 10:11:12 2024", "Tue 05 Mar 2024 10:11:12 AM UTC"] {
             assert_eq!(read(&format!("{date}\n{text}")), whole, "{date:?}");
         }
+        for before in [
+            "Defaulted container \"nvidia-device-plugin-ctr\" out of: nvidia-device-plugin-ctr, toolkit-validation (init)",
+            "NVIDIA Topology:",
+            "gpu topolocy:",
+        ] {
+            assert_eq!(read(&format!("{before}\n{text}")), whole, "{before:?}");
+        }
+        let reported = format!("{text}\nHypervisor vendor:: KVM\nulimit soft: 1048576\n");
+        assert_eq!(read(&reported), whole);
         for end in ["\r", "\r\n", "\r\r\n"] {
             assert_eq!(read(&text.replace('\n', end)), whole, "{end:?}");
             let machine = gantry_topology::read(&format!("# a comment\n{text}").replace('\n', end));

@@ -44,8 +44,27 @@ pub(super) fn is_boundary(line: &Line) -> bool {
 /// Blank lines, and what people and programs put around the output: a code fence, the command, a heading, the date.
 pub(super) fn is_frame(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
-    let heading = lower == "gpu topology:" || lower == "nvidia topology:";
-    text.is_empty() || text.starts_with("```") || is_command(text) || heading || is_date(text)
+    text.is_empty()
+        || text.starts_with("```")
+        || is_command(text)
+        || is_topologys_heading(&lower)
+        || is_date(text)
+        || of_other_programs(&lower)
+}
+
+/// `GPU topology:`, as people write it: also `gpu topolocy:`.
+fn is_topologys_heading(lower: &str) -> bool {
+    let words = lower.strip_suffix(':').map(|words| words.split_whitespace());
+    words.is_some_and(|words| {
+        words.clone().count() <= 3 && words.last().is_some_and(|last| last.starts_with("topolo"))
+    })
+}
+
+/// What kubectl says before a command's output, and what programs that report on a machine print beside the matrix (`sglang.check_env`).
+fn of_other_programs(lower: &str) -> bool {
+    ["defaulted container ", "hypervisor vendor:", "ulimit soft:"]
+        .iter()
+        .any(|begin| lower.starts_with(begin))
 }
 
 /// Whether a line ends in the command that prints a matrix, whatever the shell does with its output.
