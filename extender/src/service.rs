@@ -376,7 +376,12 @@ fn position(candidates: &Candidates<'_>, node: &NodeName) -> Option<u32> {
 }
 
 fn read_args<'a>(verb: &'static str, body: &'a [u8]) -> Result<ExtenderArgs<'a>, Refusal> {
-    serde_json::from_slice(body).map_err(|error| malformed(verb, &error))
+    // Looked through once as a whole, and not each of thousands of names by itself.
+    let body = std::str::from_utf8(body).map_err(|error| Refusal::Malformed {
+        verb,
+        error: error.to_string(),
+    })?;
+    serde_json::from_str(body).map_err(|error| malformed(verb, &error))
 }
 
 fn malformed(verb: &'static str, error: &serde_json::Error) -> Refusal {

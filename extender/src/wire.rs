@@ -29,7 +29,8 @@ pub struct ExtenderArgs<'a> {
         alias = "nodenames",
         alias = "nodeNames",
         borrow,
-        default
+        default,
+        deserialize_with = "text::many"
     )]
     pub node_names: Option<Vec<Text<'a>>>,
 }

@@ -14,9 +14,16 @@ pub fn filter_answer(candidates: &Candidates<'_>, filtered: &Filtered) -> Vec<u8
     match candidates {
         Candidates::Names(names) => {
             out.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
-            separated(&mut out, &filtered.passed, |out, &position| {
-                string(out, names.get(position as usize).map_or("", |name| name.as_str()));
-            });
+            let name = |position: &u32| names.get(*position as usize).map_or("", |name| name.as_str());
+            if let Some((first, others)) = filtered.passed.split_first() {
+                out.push(b'"');
+                within_quotes(&mut out, name(first));
+                for other in others {
+                    out.extend_from_slice(br#"",""#);
+                    within_quotes(&mut out, name(other));
+                }
+                out.push(b'"');
+            }
             out.push(b']');
         }
         Candidates::Nodes(nodes) => {
@@ -61,9 +68,6 @@ pub fn filter_error(error: &str) -> Vec<u8> {
     out
 }
 
-/// The most an extender may give a node.
-const MAX_SCORE: &[u8] = b"10";
-
 /// The most nodes that are listed with a score of 0: as many as Kubernetes is tested with.
 const LISTED: usize = 5_000;
 
@@ -79,16 +83,20 @@ pub fn priorities_answer(candidates: &Candidates<'_>, winner: Option<u32>) -> Ve
     };
     let mut out = Vec::with_capacity((longest(candidates) + 24) * listed.len() + 64);
     out.push(b'[');
-    for position in listed.clone() {
-        if position > listed.start {
-            out.push(b',');
+    // All that stands between two names is one piece.
+    let mut between: &[u8] = br#"{"Host":""#;
+    let mut end: &[u8] = b"";
+    for position in listed {
+        out.extend_from_slice(between);
+        within_quotes(&mut out, candidates.name(position));
+        // The most that an extender may give a node is 10.
+        if winner == Some(position) {
+            (between, end) = (br#"","Score":10},{"Host":""#, br#"","Score":10}"#);
+        } else {
+            (between, end) = (br#"","Score":0},{"Host":""#, br#"","Score":0}"#);
         }
-        out.extend_from_slice(br#"{"Host":"#);
-        string(&mut out, candidates.name(position));
-        out.extend_from_slice(br#","Score":"#);
-        out.extend_from_slice(if winner == Some(position) { MAX_SCORE } else { b"0" });
-        out.push(b'}');
     }
+    out.extend_from_slice(end);
     out.push(b']');
     out
 }
@@ -119,18 +127,24 @@ fn separated<T>(out: &mut Vec<u8>, items: &[T], mut write: impl FnMut(&mut Vec<u
     }
 }
 
-/// A JSON string. Names and almost all reasons need no escape and are copied.
+/// A JSON string.
 fn string(out: &mut Vec<u8>, text: &str) {
+    out.push(b'"');
+    within_quotes(out, text);
+    out.push(b'"');
+}
+
+/// What of a JSON string stands between its quotes. Names and almost all reasons need no escape and are copied.
+fn within_quotes(out: &mut Vec<u8>, text: &str) {
     // Every byte is looked at, whatever the one before was: the compiler makes vector instructions of that.
     let escapes = text.bytes().fold(false, |found, byte| {
         found | (byte < 0x20) | (byte == b'"') | (byte == b'\\')
     });
     if !escapes {
-        out.push(b'"');
         out.extend_from_slice(text.as_bytes());
-        out.push(b'"');
     } else {
-        // Writing a string into memory cannot fail; were it to, the answer would be refused as malformed JSON, not misread.
-        let _ = serde_json::to_writer(out, text);
+        let quoted = serde_json::Value::from(text).to_string();
+        let within = quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        out.extend_from_slice(within.unwrap_or_default().as_bytes());
     }
 }

@@ -154,9 +154,23 @@ fn a_bind_answer_is_an_error_or_nothing() {
 proptest! {
     #[test]
     fn any_name_and_reason_is_written_as_json(name in ".{0,20}", reason in ".{0,40}") {
-        let filtered = Filtered { refused: vec![(0, 0)], reasons: vec![reason.clone()], ..Filtered::default() };
-        let answer = value(&filter_answer(&names(&[&name]), &filtered));
+        let candidates = names(&[&name, "other", &name]);
+        let filtered = Filtered {
+            passed: vec![1, 2],
+            refused: vec![(0, 0)],
+            reasons: vec![reason.clone()],
+            ..Filtered::default()
+        };
+        let answer = value(&filter_answer(&candidates, &filtered));
         prop_assert_eq!(&answer["FailedAndUnresolvableNodes"][&name], &Value::from(reason));
+        prop_assert_eq!(&answer["NodeNames"], &json!(["other", &name]));
+        for winner in 0..3 {
+            let scores = value(&priorities_answer(&candidates, Some(winner)));
+            for (position, host) in [&name, "other", &name].into_iter().enumerate() {
+                let score = if winner as usize == position { 10 } else { 0 };
+                prop_assert_eq!(&scores[position], &json!({"Host": host, "Score": score}));
+            }
+        }
     }
 
     #[test]
