@@ -55,7 +55,7 @@ impl Service {
     /// # Errors
     /// See [`Refusal`].
     pub fn filter(&self, body: &[u8]) -> Result<Vec<u8>, Refusal> {
-        let args = read_args("filter", body)?;
+        let args: ExtenderArgs<'_> = read("filter", body)?;
         let candidates = candidates("filter", args.nodes, args.node_names)?;
         let snapshot = self.store.snapshot();
         let outcome;
@@ -165,7 +165,7 @@ impl Service {
     /// # Errors
     /// See [`Refusal`].
     pub fn prioritize(&self, body: &[u8]) -> Result<Vec<u8>, Refusal> {
-        let args = read_args("prioritize", body)?;
+        let args: ExtenderArgs<'_> = read("prioritize", body)?;
         let candidates = candidates("prioritize", args.nodes, args.node_names)?;
         let snapshot = self.store.snapshot();
         let request = self.request(&args.pod, &snapshot)?.unwrap_or_default();
@@ -206,8 +206,7 @@ impl Service {
     /// # Errors
     /// See [`Refusal`].
     pub fn preempt(&self, body: &[u8]) -> Result<Vec<u8>, Refusal> {
-        let mut args: ExtenderPreemptionArgs<'_> =
-            serde_json::from_slice(body).map_err(|error| malformed("preempt", &error))?;
+        let mut args: ExtenderPreemptionArgs<'_> = read("preempt", body)?;
         let mut offers = args.offers();
         let snapshot = self.store.snapshot();
         let mut outcome = "untouched";
@@ -293,8 +292,7 @@ impl Service {
     /// # Errors
     /// See [`Refusal`]. A bind that fails is an answer with an error in it.
     pub async fn bind(&self, body: &[u8]) -> Result<Vec<u8>, Refusal> {
-        let args: ExtenderBindingArgs<'_> =
-            serde_json::from_slice(body).map_err(|error| malformed("bind", &error))?;
+        let args: ExtenderBindingArgs<'_> = read("bind", body)?;
         for (field, text) in [
             ("PodName", &args.pod_name),
             ("PodNamespace", &args.pod_namespace),
@@ -375,16 +373,13 @@ fn position(candidates: &Candidates<'_>, node: &NodeName) -> Option<u32> {
     found.and_then(|position| u32::try_from(position).ok())
 }
 
-fn read_args<'a>(verb: &'static str, body: &'a [u8]) -> Result<ExtenderArgs<'a>, Refusal> {
-    // Looked through once as a whole, and not each of thousands of names by itself.
-    let body = std::str::from_utf8(body).map_err(|error| Refusal::Malformed {
-        verb,
-        error: error.to_string(),
-    })?;
+/// Reads a call's body. Its text is looked through once as a whole, and not each of thousands of names by itself.
+fn read<'a, T: Deserialize<'a>>(verb: &'static str, body: &'a [u8]) -> Result<T, Refusal> {
+    let body = std::str::from_utf8(body).map_err(|error| malformed(verb, &error))?;
     serde_json::from_str(body).map_err(|error| malformed(verb, &error))
 }
 
-fn malformed(verb: &'static str, error: &serde_json::Error) -> Refusal {
+fn malformed(verb: &'static str, error: &dyn std::error::Error) -> Refusal {
     Refusal::Malformed {
         verb,
         error: error.to_string(),

@@ -29,8 +29,7 @@ pub struct ExtenderArgs<'a> {
         alias = "nodenames",
         alias = "nodeNames",
         borrow,
-        default,
-        deserialize_with = "text::many"
+        default
     )]
     pub node_names: Option<Vec<Text<'a>>>,
 }

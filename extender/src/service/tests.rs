@@ -410,6 +410,25 @@ proptest! {
     }
 }
 
+#[tokio::test]
+async fn a_body_that_is_no_text_is_refused_with_its_verb_and_place() {
+    let service = service(&cluster());
+    let body = b"{\"Pod\": \"\xff\"}";
+    let refused = [
+        ("filter", service.filter(body)),
+        ("prioritize", service.prioritize(body)),
+        ("preempt", service.preempt(body)),
+        ("bind", service.bind(body).await),
+    ];
+    for (verb, answer) in refused {
+        let Err(Refusal::Malformed { verb: told, error }) = answer else {
+            panic!("{verb}: {answer:?}");
+        };
+        assert_eq!(told, verb);
+        assert!(error.ends_with("from index 9"), "{error}");
+    }
+}
+
 /// A cluster of two nodes with a gang of two that waits only for its scheduler to ask, and a pod by itself that the same scheduler brings.
 fn a_gang_about_to_be_planned() -> (Cluster, Value, Value) {
     let cluster = cluster();

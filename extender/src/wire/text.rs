@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
 /// A JSON string, borrowed from the body unless it holds escapes.
 #[derive(Clone, PartialEq, Eq)]
@@ -49,43 +49,6 @@ impl<'de> Visitor<'de> for TextVisitor {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Text<'de>, E> {
         Ok(Text(Cow::Owned(text.to_owned())))
-    }
-}
-
-/// How many texts there is room for at once: of most clusters' nodes.
-const MANY: usize = 4096;
-
-/// Reads what may be thousands of texts, or null.
-pub(super) fn many<'de: 'a, 'a, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Vec<Text<'a>>>, D::Error> {
-    Ok(Option::<Many<'de>>::deserialize(deserializer)?.map(|many| many.0))
-}
-
-/// A list that does not grow step by step, each time copied.
-struct Many<'a>(Vec<Text<'a>>);
-
-impl<'de> Deserialize<'de> for Many<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(ManyVisitor)
-    }
-}
-
-struct ManyVisitor;
-
-impl<'de> Visitor<'de> for ManyVisitor {
-    type Value = Many<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a sequence of strings")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Many<'de>, A::Error> {
-        let mut texts = Vec::with_capacity(MANY);
-        while let Some(text) = list.next_element()? {
-            texts.push(text);
-        }
-        Ok(Many(texts))
     }
 }
 
