@@ -65,6 +65,42 @@ fn every_complete_file_is_read_as_recorded() {
     insta::assert_snapshot!(report);
 }
 
+/// What was read as a Markdown table: `thin` without blanks around the cells.
+fn markdown(text: &TopoText, thin: bool) -> String {
+    let names: Vec<String> = (0..text.gpus().len())
+        .map(|gpu| format!("GPU{gpu}"))
+        .chain(text.nics().iter().map(|nic| nic.name.clone()))
+        .collect();
+    let titles = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"].map(str::to_owned);
+    let mut rows = vec![[vec![String::new()], names.clone(), titles.to_vec()].concat()];
+    rows.push(vec![if thin { "-" } else { ":---:" }.to_owned(); rows[0].len()]);
+    for (device, (name, links)) in names.iter().zip(text.links()).enumerate() {
+        let mut row = vec![name.clone()];
+        row.extend(links.iter().map(Link::to_string));
+        let gpu = text.gpus().get(device).cloned().unwrap_or_default();
+        let values = [gpu.cpus, gpu.numa, gpu.memory_numa];
+        row.extend(values.map(|value| value.map_or(String::new(), |list| list.as_str().to_owned())));
+        rows.push(row);
+    }
+    let gap = if thin { "" } else { " " };
+    let line = |row: &Vec<String>| format!("|{gap}{}{gap}|\n", row.join(&format!("{gap}|{gap}")));
+    rows.iter().map(line).collect()
+}
+
+#[test]
+fn every_complete_file_is_read_the_same_from_a_markdown_table() {
+    for (name, text) in files::complete() {
+        let read = parse(&text).unwrap();
+        for thin in [false, true] {
+            let table = markdown(&read, thin);
+            let again = parse(&table).unwrap_or_else(|problem| panic!("{name}: {problem}\n{table}"));
+            assert_eq!(again.links(), read.links(), "{name}");
+            assert_eq!(again.gpus(), read.gpus(), "{name}\n{table}");
+            assert!(gantry_topology::read(&table).is_ok(), "{name}");
+        }
+    }
+}
+
 #[test]
 fn machines_are_inferred_as_recorded() {
     let mut report = String::new();

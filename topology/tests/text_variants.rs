@@ -601,6 +601,25 @@ fn a_failure_of_nvidia_smi_is_told_as_its_own() {
     }
 }
 
+#[test]
+fn the_peer_to_peer_matrix_behind_the_matrix_changes_nothing() {
+    let matrix = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tSYS\tPIX\nGPU1\tSYS\t X \tSYS\nNIC0\tPIX\tSYS\t X \n";
+    let nics = "\nNIC Legend:\n\n  NIC0: mlx5_0\n";
+    let peers = " \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n";
+    let words = "\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  GNS  = GPU not supported\n  NS   = Not supported\n  U    = Unknown\n";
+    for behind in [
+        format!("\n{peers}"),
+        format!("{nics}\n{peers}{words}"),
+        format!("{nics}$ nvidia-smi topo -p2p r\n{peers}{words}\n$ nvidia-smi topo -p2p w\n{peers}{words}$ "),
+        format!("\n{peers}{words}{nics}"),
+    ] {
+        let text = format!("{matrix}{behind}");
+        assert_eq!(read(&text).links(), read(matrix).links(), "{text}");
+        let device = read(&text).nics()[0].device.clone();
+        assert_eq!(device.is_some(), behind.contains("NIC Legend"), "{text}");
+    }
+}
+
 /// Every case: what is wrong with it, and the text.
 const REFUSED: &[(&str, &str)] = &[
     ("nothing", ""),
@@ -690,8 +709,20 @@ const REFUSED: &[(&str, &str)] = &[
         "$ nvidia-smi topo -p2p r\n \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n",
     ),
     (
-        "the peer-to-peer matrix behind the matrix",
-        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\n \tGPU0\tGPU1\t\n GPU0\tX\tNS\t\n GPU1\tNS\tX\t\n",
+        "a part of the peer-to-peer matrix behind the matrix",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\n \tGPU0\tGPU1\t\n GPU0\tX\tNS\t\n",
+    ),
+    (
+        "another machine's peer-to-peer matrix behind the matrix",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\n \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tNS\tNS\t\n GPU1\tNS\tX\tNS\t\n GPU2\tNS\tNS\tX\t\n",
+    ),
+    (
+        "a Markdown table that lacks a cell",
+        "| | GPU0 | GPU1 |\n|---|---|---|\n| GPU0 | X | SYS |\n| GPU1 | | X |\n",
+    ),
+    (
+        "a Markdown table with a cell too many",
+        "| | GPU0 | GPU1 |\n|---|---|---|\n| GPU0 | X | SYS | 0 |\n| GPU1 | SYS | X | |\n",
     ),
     (
         "a matrix in a report",

@@ -1,11 +1,12 @@
 //! What may follow the matrix: the legend of the link names, which says nothing new, and the legend of the NICs, which names the
-//! device behind each `NIC#` column. Anything else is refused.
+//! device behind each `NIC#` column; and the matrix of `nvidia-smi topo -p2p`, which is of no interest here. Anything else is refused.
 
 use super::around::is_frame;
 use super::error::{TopoError, TopoProblem};
 use super::glyphs::{Glyph, Line};
 use super::header::Header;
 use super::parse::{is_header, is_row};
+use super::row;
 
 /// Which legend a line stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +42,18 @@ pub(super) fn read(
     let mut nics_explained = false;
     // What the line above ended in, if an entry of the links' legend stands there.
     let mut entry_end: Option<String> = None;
-    for line in lines {
+    let mut peer_to_peer = 0;
+    for (at, line) in lines.iter().enumerate() {
         let text = line.text();
+        if peer_to_peer == 0 {
+            peer_to_peer = peer_to_peer_lines(lines.get(at..).unwrap_or_default(), header.gpus);
+        }
+        if peer_to_peer > 0 {
+            peer_to_peer -= 1;
+            part = Some(Part::Links);
+            entry_end = None;
+            continue;
+        }
         let entry = nic_entry(&text).filter(|_| part == Some(Part::Nics));
         let known = entry.and_then(|(name, _)| names.iter().position(|known| known == name));
         if let (Some(index), Some((name, device))) = (known, entry) {
@@ -83,6 +94,31 @@ pub(super) fn read(
         Some((name, _)) if nics_explained => Err(end.refuse(TopoProblem::LegendCut { name: name.clone() })),
         _ => Ok(devices),
     }
+}
+
+/// How many lines from here on are the peer-to-peer matrix of `gpus` GPUs; 0 if none begins here.
+fn peer_to_peer_lines(lines: &[Line], gpus: usize) -> usize {
+    let is_matrix = |lines: &[Line]| {
+        let [header, rows @ ..] = lines else { return false };
+        let names = |line: &Line| line.text().split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let due: Vec<String> = (0..gpus).map(|gpu| format!("GPU{gpu}")).collect();
+        names(header) == due
+            && rows.iter().zip(&due).enumerate().all(|(gpu, (line, name))| {
+                let words = names(line);
+                let [label, cells @ ..] = words.as_slice() else {
+                    return false;
+                };
+                let fits = |(peer, cell): (usize, &String)| match peer == gpu {
+                    true => cell == "X",
+                    false => row::PEER_TO_PEER.contains(&cell.as_str()),
+                };
+                label == name && cells.len() == gpus && cells.iter().enumerate().all(fits)
+            })
+    };
+    lines
+        .get(..=gpus)
+        .filter(|lines| gpus > 1 && is_matrix(lines))
+        .map_or(0, <[Line]>::len)
 }
 
 fn not_expected(header: &Header, line: &Line, text: &str) -> TopoProblem {

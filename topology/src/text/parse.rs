@@ -9,6 +9,7 @@ use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
 use super::header::Header;
 use super::legend;
 use super::row::{self, Row, after_label};
+use super::table;
 use super::words::{Title, goes_on_with_links, is_failure, is_links, numbered};
 use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, values};
 
@@ -23,6 +24,7 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
         });
     }
     let mut lines = lines(text);
+    table::lay_out(&mut lines);
     drop_prompt(&mut lines);
     let mut reader = Reader { lines: &lines, at: 0 };
     let preamble = reader.read_preamble()?;

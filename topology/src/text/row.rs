@@ -171,7 +171,7 @@ fn stands_for_link(header: &Header, glyphs: &[Glyph], at: usize) -> bool {
 }
 
 /// Words of the peer-to-peer matrix, which looks much like this one.
-const PEER_TO_PEER: [&str; 8] = ["OK", "NS", "CNS", "GNS", "TNS", "DR", "U", "PCI_NS"];
+pub(super) const PEER_TO_PEER: [&str; 8] = ["OK", "NS", "CNS", "GNS", "TNS", "DR", "U", "PCI_NS"];
 
 /// Why a row is refused in which another vendor's link stands from `start` on.
 fn of_another_vendor(glyphs: &[Glyph], start: usize) -> Option<TopoError> {

@@ -1,0 +1,100 @@
+//! A matrix that was written as a Markdown table, as issue trackers and wikis show one: each cell is put where a terminal would show it, beneath its
+//! title, and what draws the table is taken out. Knows nothing of matrices; other lines stay as they are.
+
+use super::glyphs::{Glyph, Line};
+
+/// Blanks between two columns.
+const GAP: usize = 2;
+
+/// Lays out every table among `lines`.
+pub(super) fn lay_out(lines: &mut Vec<Line>) {
+    let mut at = 0;
+    while at < lines.len() {
+        let rows = lines.iter().skip(at).take_while(|line| is_row(line)).count();
+        if rows == 0 {
+            at += 1;
+            continue;
+        }
+        let laid_out = table(lines.get(at..at + rows).unwrap_or_default());
+        let left = laid_out.len();
+        lines.splice(at..at + rows, laid_out);
+        at += left;
+    }
+}
+
+/// `| GPU0 | X | NV18 |`.
+fn is_row(line: &Line) -> bool {
+    let text = line.text();
+    text.len() > 2 && text.starts_with('|') && text.ends_with('|')
+}
+
+/// The rows of a table as lines, without the one that parts the titles from the rest.
+fn table(lines: &[Line]) -> Vec<Line> {
+    let rows: Vec<(&Line, Vec<&[Glyph]>)> = lines
+        .iter()
+        .map(|line| (line, cells(line)))
+        .filter(|(_, cells)| !parts_titles(cells))
+        .collect();
+    let columns = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0);
+    let mut starts = Vec::with_capacity(columns);
+    let mut start = 0;
+    for column in 0..columns {
+        starts.push(start);
+        let widths = rows.iter().filter_map(|(_, cells)| cells.get(column));
+        start += widths.map(|cell| cell.len()).max().unwrap_or(0) + GAP;
+    }
+    rows.into_iter()
+        .map(|(line, cells)| Line {
+            glyphs: beneath(&starts, &cells),
+            ..line.clone()
+        })
+        .collect()
+}
+
+/// What stands between the bars, without blanks around it.
+fn cells(line: &Line) -> Vec<&[Glyph]> {
+    let between = line.glyphs.split(|glyph| glyph.ch == '|').skip(1);
+    let mut cells: Vec<&[Glyph]> = between.map(trimmed).collect();
+    // Behind the last bar.
+    cells.pop();
+    cells
+}
+
+fn trimmed(cell: &[Glyph]) -> &[Glyph] {
+    let first = cell.iter().position(|glyph| !glyph.is_blank());
+    let last = cell.iter().rposition(|glyph| !glyph.is_blank());
+    first
+        .zip(last)
+        .and_then(|(first, last)| cell.get(first..=last))
+        .unwrap_or_default()
+}
+
+/// `|---|:-:|`.
+fn parts_titles(cells: &[&[Glyph]]) -> bool {
+    cells
+        .iter()
+        .all(|cell| !cell.is_empty() && cell.iter().all(|glyph| "-:".contains(glyph.ch)))
+}
+
+/// The cells on one line, each from where its column starts on the screen, and a blank behind each.
+fn beneath(starts: &[usize], cells: &[&[Glyph]]) -> Vec<Glyph> {
+    let mut glyphs = Vec::new();
+    for (start, cell) in starts.iter().zip(cells) {
+        glyphs.extend(cell.iter().enumerate().map(|(offset, glyph)| Glyph {
+            visual: start + offset,
+            ..*glyph
+        }));
+        glyphs.extend(
+            glyphs
+                .last()
+                .copied()
+                .filter(|_| !cell.is_empty())
+                .map(|last| Glyph {
+                    ch: ' ',
+                    visual: last.visual + 1,
+                    ..last
+                }),
+        );
+    }
+    glyphs
+}
