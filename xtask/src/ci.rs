@@ -88,6 +88,9 @@ pub(crate) const BENCHMARKS: [&str; 7] = [
 /// Benchmarks of whole programs: these measure what is shipped. It takes minutes to link, so others make do with the `bench` profile's.
 const OF_RELEASES: [&str; 2] = ["socket", "peer"];
 
+/// Names the program to measure, which is built otherwise.
+const PROGRAM: &str = "GANTRY_BINARY";
+
 /// One benchmark, with arguments of its own, or all of them. They start programs, so those are built first.
 pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
     let build = |profile, package| {
@@ -97,9 +100,11 @@ pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
     build("bench", "gantry-e2e")?;
     // Last: both profiles put it in the same place.
     let of_release = name.is_none_or(|name| OF_RELEASES.contains(&name));
-    build(if of_release { "release" } else { "bench" }, "gantry")?;
     let mut command = cargo(&["bench", "--workspace", "--locked"]);
-    command.env("GANTRY_BINARY", target()?.join("release/gantry"));
+    if std::env::var_os(PROGRAM).is_none() {
+        build(if of_release { "release" } else { "bench" }, "gantry")?;
+        command.env(PROGRAM, target()?.join("release/gantry"));
+    }
     match name {
         Some(name) => command.args(["--bench", name]),
         None => command.arg("--benches"),
@@ -123,7 +128,7 @@ pub(crate) fn cluster(program: Option<&Path>, args: &[String]) -> Result<()> {
         "--",
     ]);
     if let Some(program) = program {
-        command.env("GANTRY_BINARY", program);
+        command.env(PROGRAM, program);
     }
     command.args(args);
     run(&mut command)

@@ -1,5 +1,6 @@
-//! The order in which the linker lays the program's functions out: those that a plugin runs come first, side by side, so that what is resident of it
-//! is what it runs. They are found by running one under valgrind, in the demo and on a real Kubernetes. Knows nothing of what the functions do.
+//! The order in which the linker lays the program's functions out: those that a plugin runs at rest side by side, then those that only its start
+//! runs, then the others, so that what stays resident of it is what it goes on running. They are found by running one under valgrind, in the demo
+//! and on a real Kubernetes. Knows nothing of what the functions do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,8 +13,10 @@ use anyhow::{Context, Result, bail};
 use crate::ci;
 use crate::run::{cargo, output, root, run, target};
 
-/// For how long it runs, in seconds: under valgrind everything takes some fifty times as long.
-const SECONDS: &str = "100";
+/// For how long it runs: under valgrind everything takes some fifty times as long.
+const PLAYED: Duration = Duration::from_secs(180);
+/// How much of that is its start, with the first of all that it does again and again.
+const STARTING: Duration = Duration::from_secs(60);
 /// Until its plugins run.
 const START: Duration = Duration::from_secs(60);
 
@@ -31,23 +34,33 @@ pub(crate) fn write() -> Result<()> {
     run(build.env("GANTRY_KEEP_SYMBOLS", "1"))?;
     let program = target()?.join("release/gantry");
     let profiles = play(&program)?;
-    let ran: BTreeSet<&str> = profiles.iter().flat_map(|profile| executed(profile)).collect();
+    let ran = |part: fn(&Profile) -> &str| -> BTreeSet<&str> {
+        let texts = profiles.iter().map(part);
+        texts.flat_map(executed).collect()
+    };
     let symbols = output(Command::new("nm").arg(&program))?;
-    let sections = sections(&ran, &functions(&symbols));
-    if sections.is_empty() {
+    let functions = functions(&symbols);
+    let at_rest = sections(&ran(|profile| &profile.at_rest), &functions);
+    let at_start = sections(&ran(|profile| &profile.starting), &functions);
+    if at_rest.is_empty() {
         bail!(
             "no function that ran has a name in {}: cli/order.ld stays as it is",
             program.display()
         );
     }
     let path = root().join("cli/order.ld");
-    fs::write(&path, script(&sections)).with_context(|| format!("writing {}", path.display()))?;
-    println!("\nwrote {}", path.display());
+    fs::write(&path, script(&at_rest, &at_start)).with_context(|| format!("writing {}", path.display()))?;
+    let only_at_start = at_start.difference(&at_rest).count();
+    println!(
+        "\nwrote {}: {} at rest, {only_at_start} at the start alone",
+        path.display(),
+        at_rest.len()
+    );
     Ok(())
 }
 
 /// Plays in the demo, where much comes and goes, and on a real Kubernetes, which is asked by TLS: the profiles.
-fn play(program: &Path) -> Result<[String; 2]> {
+fn play(program: &Path) -> Result<[Profile; 2]> {
     let demo = Command::new(program)
         .args(["demo", "--watch"])
         .stdin(Stdio::piped())
@@ -116,28 +129,64 @@ fn plugin(program: &Path, mark: &str) -> Result<Plugin> {
     bail!("no plugin with {mark}")
 }
 
+/// What a plugin ran, as callgrind writes it.
+struct Profile {
+    starting: String,
+    at_rest: String,
+}
+
 /// Lets one under valgrind take the place of a plugin that runs, entered by `inside`: what it ran.
-fn profile(plugin: &Plugin, inside: &[&str]) -> Result<String> {
+fn profile(plugin: &Plugin, inside: &[&str]) -> Result<Profile> {
     let path = target()?.join("callgrind.order");
-    // What an earlier play left must not be taken for this one's.
-    drop(fs::remove_file(&path));
-    let out = format!("--callgrind-out-file={}", path.display());
+    // The first dump that is asked for; a dump starts the counters anew.
+    let first = path.with_added_extension("1");
+    for left_over in [&path, &first] {
+        // What an earlier play left must not be taken for this one's.
+        drop(fs::remove_file(left_over));
+    }
     let signal = |name: &str| run(Command::new("kill").args([name, &plugin.pid]));
     // One that only stands still would keep its connection to kubelet; the demo ends with any that has gone.
     signal(if inside.is_empty() { "-STOP" } else { "-KILL" })?;
-    let words = inside.iter().copied().chain(["env", "-i"]);
-    let words = words.chain(plugin.variables.iter().map(String::as_str));
-    let words = words.chain(["timeout", "--preserve-status", "--signal=INT", SECONDS]);
-    let words = words.chain(["valgrind", "--tool=callgrind", "--demangle=no", "--quiet", &out]);
-    let words: Vec<&str> = words.chain(plugin.words.iter().map(String::as_str)).collect();
-    let (first, others) = words.split_first().context("no words")?;
-    let played = run(Command::new(first).args(others));
+    let played = run_in_two_parts(plugin, inside, &path);
     if inside.is_empty() {
         signal("-CONT")?;
     }
     played.context("is valgrind installed?")?;
-    let profile = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-    Ok(String::from_utf8_lossy(&profile).into_owned())
+    let read = |path: &Path| -> Result<String> {
+        let profile = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(String::from_utf8_lossy(&profile).into_owned())
+    };
+    Ok(Profile {
+        starting: read(&first)?,
+        at_rest: read(&path)?,
+    })
+}
+
+/// Runs the plugin's command under valgrind, and has its counters written and set back once it has started.
+fn run_in_two_parts(plugin: &Plugin, inside: &[&str], path: &Path) -> Result<()> {
+    let out = format!("--callgrind-out-file={}", path.display());
+    let seconds = PLAYED.as_secs().to_string();
+    let words = inside.iter().copied().chain(["env", "-i"]);
+    let words = words.chain(plugin.variables.iter().map(String::as_str));
+    let words = words.chain(["timeout", "--preserve-status", "--signal=INT", &seconds]);
+    let words = words.chain(["valgrind", "--tool=callgrind", "--demangle=no", "--quiet", &out]);
+    let mut playing = command(words.chain(plugin.words.iter().map(String::as_str)))?
+        .spawn()
+        .context("starting valgrind")?;
+    std::thread::sleep(STARTING);
+    let dumped = command(inside.iter().copied().chain(["callgrind_control", "--dump"]))
+        .and_then(|mut dump| run(&mut dump));
+    let status = playing.wait()?;
+    if !status.success() {
+        bail!("the plugin ended with {status}");
+    }
+    dumped
+}
+
+fn command<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Command> {
+    let mut command = Command::new(words.next().context("no words")?);
+    command.args(words);
+    Ok(command)
 }
 
 /// The demo, for as long as this lives.
@@ -219,12 +268,17 @@ fn sections(executed: &BTreeSet<&str>, functions: &[&str]) -> BTreeSet<String> {
     sections.collect()
 }
 
-/// What the linker is told.
-fn script(sections: &BTreeSet<String>) -> String {
+/// What the linker is told. A section goes where it is named first.
+fn script(at_rest: &BTreeSet<String>, at_start: &BTreeSet<String>) -> String {
     let mut script = "/* The functions that a plugin runs, side by side. Written by `cargo xtask order`. */\nSECTIONS {\n  .text.plugin : {\n".to_owned();
-    for section in sections {
-        script += &format!("    *({section})\n");
-    }
+    let mut group = |title: &str, sections: &mut dyn Iterator<Item = &String>| {
+        script += &format!("    /* {title} */\n");
+        for section in sections {
+            script += &format!("    *({section})\n");
+        }
+    };
+    group("At rest.", &mut at_rest.iter());
+    group("At the start alone.", &mut at_start.difference(at_rest));
     script + "  }\n} INSERT BEFORE .text;\n"
 }
 
@@ -238,19 +292,30 @@ mod tests {
                        cfn=(3) _ZN1c3own17h3333333333333333E'2\ncfn=(4) malloc\nfn=(5) _ZN1d9elsewhere17h4444444444444444E\n";
         let symbols = "0001 t _ZN1a3run17h0123456789abcdefE\n0002 t _ZN1b4drop17h1111111111111111E.llvm.42\n\
                        0003 T _ZN1b4drop17h2222222222222222E\n0004 t _ZN1c3own17h3333333333333333E\n U malloc\n0005 d _ZN1e4data17h5E\n";
-        let script = script(&sections(&executed(profile), &functions(symbols)));
+        let sections = sections(&executed(profile), &functions(symbols));
+        let sections: Vec<&str> = sections.iter().map(String::as_str).collect();
+        assert_eq!(
+            sections,
+            [
+                ".text._ZN1a3run17h*",
+                ".text._ZN1b4drop17h1111111111111111E*",
+                ".text._ZN1c3own17h*"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_runs_at_rest_comes_before_what_only_the_start_runs() {
+        let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let script = script(
+            &named(&[".text.beat", ".text.wait"]),
+            &named(&[".text.argue", ".text.wait"]),
+        );
         let sections: Vec<&str> = script
             .lines()
             .filter(|line| line.contains("*("))
             .map(str::trim)
             .collect();
-        assert_eq!(
-            sections,
-            [
-                "*(.text._ZN1a3run17h*)",
-                "*(.text._ZN1b4drop17h1111111111111111E*)",
-                "*(.text._ZN1c3own17h*)"
-            ]
-        );
+        assert_eq!(sections, ["*(.text.beat)", "*(.text.wait)", "*(.text.argue)"]);
     }
 }
