@@ -37,14 +37,14 @@ impl Tasks {
 
     /// Has a task run beside the others.
     pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
-        self.spawn_crew(async move {
+        self.spawn_group(async move {
             task.await;
             Ok(())
         });
     }
 
     /// The same for one that has tasks of its own, and tells how they ended.
-    pub fn spawn_crew(&mut self, task: impl Future<Output = Result<(), Fallen>> + Send + 'static) {
+    pub fn spawn_group(&mut self, task: impl Future<Output = Result<(), Fallen>> + Send + 'static) {
         self.running.spawn(task);
     }
 

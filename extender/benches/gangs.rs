@@ -9,9 +9,9 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use gantry_api::{DeviceId, NodeName, names};
 use gantry_extender::devices::DeviceSet;
+use gantry_extender::gang::input::{Barred, EFFORT, Exact, PlanInput, Room, Shape};
 use gantry_extender::gang::plan::plan;
 use gantry_extender::gang::preempt::{Occupant, OccupantPod, preempt};
-use gantry_extender::gang::terrain::{Barred, EFFORT, Exact, Room, Shape, Terrain};
 use gantry_extender::index::Disruptions;
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
@@ -479,17 +479,17 @@ impl Cluster {
 
     /// The number of pods that would have to go.
     fn preempt(&self, wanted: &Wanted, occupants: &[Occupant]) -> usize {
-        let placement = self.on_terrain(|terrain| preempt(terrain, wanted, occupants));
+        let placement = self.on_terrain(|input| preempt(input, wanted, occupants));
         placement.map_or(0, |placement| placement.victims.len())
     }
 
     /// The number of members placed.
     fn plan(&self, wanted: &Wanted) -> usize {
-        self.on_terrain(|terrain| plan(terrain, wanted))
+        self.on_terrain(|input| plan(input, wanted))
             .map_or(0, |placement| placement.places.len())
     }
 
-    fn on_terrain<T>(&self, then: impl FnOnce(&Terrain<'_>) -> T) -> T {
+    fn on_terrain<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
             Standing::Ours(class) => Some(Exact {
                 class: class.clone(),
@@ -497,7 +497,7 @@ impl Cluster {
             }),
             Standing::Foreign { .. } | Standing::Gone => None,
         };
-        then(&Terrain {
+        then(&PlanInput {
             snapshot: &self.snapshot,
             rooms: &self.rooms,
             fabric: &self.fabric,

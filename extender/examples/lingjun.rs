@@ -15,8 +15,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use gantry_api::{DeviceId, NodeName, names};
 use gantry_extender::devices::DeviceSet;
+use gantry_extender::gang::input::{Barred, EFFORT, Exact, PlanInput, Room, Shape};
 use gantry_extender::gang::plan::plan;
-use gantry_extender::gang::terrain::{Barred, EFFORT, Exact, Room, Shape, Terrain};
 use gantry_extender::kind::Kinds;
 use gantry_extender::request::{Ask, Request};
 use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
@@ -360,7 +360,7 @@ impl Cluster {
                 ids: vec![self.ids.get(node.0 as usize)?.as_slice()],
             })
         };
-        let terrain = Terrain {
+        let input = PlanInput {
             snapshot: &self.snapshot,
             rooms: &self.rooms,
             fabric: &self.fabric,
@@ -372,7 +372,7 @@ impl Cluster {
         };
         // Members of eight, or one of fewer.
         let each = size.min(8);
-        let placement = plan(&terrain, &gang(size / each, each, None)).ok()?;
+        let placement = plan(&input, &gang(size / each, each, None)).ok()?;
         let mut place: BTreeMap<usize, DeviceSet> = BTreeMap::new();
         for id in placement
             .places

@@ -358,10 +358,10 @@ impl Cluster {
     }
 
     /// A pod that asks for nothing that is watched.
-    pub(crate) fn bystander(&self, pod: &Value) -> &Self {
+    pub(crate) fn other_pod(&self, pod: &Value) -> &Self {
         let read = serde_json::from_value(pod.clone()).unwrap();
         match Reader::new(watched()).read(read) {
-            Some(Seen::Bystander(pod)) => self.store.update(|index| index.bystander_applied(*pod)),
+            Some(Seen::OtherPod(pod)) => self.store.update(|index| index.bystander_applied(*pod)),
             other => panic!("{other:?}"),
         }
         self

@@ -1,13 +1,13 @@
-//! Gangs in the extender: what the pure half (crate `gantry-gang`) says, on this cluster. `terrain` is what a plan is made from.
+//! Gangs in the extender: what the pure half (crate `gantry-gang`) says, on this cluster. `input` is what a plan is made from.
 //! `objects` reads and writes the Gang objects, `work` does to pods what gangs need, `events` tells people.
 
 pub mod budgets;
 pub mod events;
+pub mod input;
 mod listed;
 pub mod objects;
 pub mod owners;
 pub mod plan;
 pub mod preempt;
-pub mod terrain;
 pub mod volumes;
 pub mod work;

@@ -125,7 +125,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         watched.clone(),
         args.bind_timeout,
     );
-    let crew = Crew {
+    let writers = Writers {
         client: client.clone(),
         binder: binder.led(Arc::clone(&leadership)),
         store: Arc::clone(&store),
@@ -139,17 +139,17 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         watched: watched.clone(),
         store: Arc::clone(&store),
         contact: Arc::clone(&contact),
-        objects: Arc::clone(&crew.objects),
+        objects: Arc::clone(&writers.objects),
         leadership: Arc::clone(&leadership),
     };
     let watching = tokio::spawn(watch::run(client.clone(), feed, shutdown.clone()));
     let server = Server {
         service: Service {
-            binder: crew.binder.clone(),
+            binder: writers.binder.clone(),
             store: Arc::clone(&store),
             watched,
             options,
-            metrics: Arc::clone(&crew.metrics),
+            metrics: Arc::clone(&writers.metrics),
         },
         contact,
         leadership: Arc::clone(&leadership),
@@ -188,13 +188,13 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
         shutdown.clone(),
     ));
-    tasks.spawn(crew.work(leadership, release.clone()));
+    tasks.spawn(writers.work(leadership, release.clone()));
     let serving = together(server.run(doors, shutdown.clone()), watching, &shutdown);
     supervise::beside(serving, tasks, &shutdown, &release).await
 }
 
 /// Those that write to the cluster, other than binds that kube-scheduler calls for. They work while this process leads, and stop at once when it does no longer.
-struct Crew {
+struct Writers {
     client: Client,
     binder: Binder,
     store: Arc<Store>,
@@ -204,19 +204,19 @@ struct Crew {
     announces: Option<announce::Settings>,
 }
 
-impl Crew {
+impl Writers {
     async fn work(self, leadership: Arc<Leadership>, shutdown: CancellationToken) {
         while let Some(term) = shutdown.run_until_cancelled(leadership.entered()).await {
             let until = shutdown.child_token();
-            let mut crew = self.start(&until);
+            let mut writers = self.start(&until);
             let over = shutdown.run_until_cancelled(leadership.ended(term));
             let fell = tokio::select! {
                 _ = over => false,
-                Some(_) = crew.join_next() => true,
+                Some(_) = writers.join_next() => true,
             };
             until.cancel();
             let mut bad = false;
-            while let Some(task) = crew.join_next().await {
+            while let Some(task) = writers.join_next().await {
                 bad |= task.is_err();
             }
             if fell || bad {
@@ -239,29 +239,29 @@ impl Crew {
         } = self;
         let (events, mailbox) = Events::new();
         let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
-        let mut crew = JoinSet::new();
+        let mut writers = JoinSet::new();
         if let Some(settings) = announces {
-            crew.spawn(announce::run(client.clone(), settings.clone(), until.clone()));
+            writers.spawn(announce::run(client.clone(), settings.clone(), until.clone()));
         }
-        crew.spawn(wake::run(
+        writers.spawn(wake::run(
             client.clone(),
             Arc::clone(store),
             Arc::clone(metrics),
             until.clone(),
         ));
-        crew.spawn(bind::aside::run(
+        writers.spawn(bind::aside::run(
             binder.clone(),
             events.clone(),
             Arc::clone(metrics),
             until.clone(),
         ));
-        crew.spawn(explain::run(
+        writers.spawn(explain::run(
             client.clone(),
             Arc::clone(store),
             Arc::clone(metrics),
             until.clone(),
         ));
-        crew.spawn(gang::objects::run(
+        writers.spawn(gang::objects::run(
             client.clone(),
             Arc::clone(store),
             Arc::clone(objects),
@@ -270,7 +270,7 @@ impl Crew {
             orders,
             until.clone(),
         ));
-        crew.spawn(gang::work::run(
+        writers.spawn(gang::work::run(
             client.clone(),
             Arc::clone(store),
             events,
@@ -278,14 +278,14 @@ impl Crew {
             gang::work::Orders { taken, gates: *gates },
             until.clone(),
         ));
-        crew.spawn(gang::events::run(
+        writers.spawn(gang::events::run(
             client.clone(),
             Arc::clone(objects),
             mailbox,
             Arc::clone(metrics),
             until.clone(),
         ));
-        crew
+        writers
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// # Errors
 /// Names, UID or version that are no strings.
 pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    let kept = Kept::deserialize(deserializer)?;
+    let kept = KeptMetadata::deserialize(deserializer)?;
     let owners = kept.owner_references.into_iter().flatten();
     let controllers: Vec<OwnerReference> = owners
         .filter(|owner| owner.controller == Some(true))
@@ -56,7 +56,7 @@ pub(crate) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Kept {
+struct KeptMetadata {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,

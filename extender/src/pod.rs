@@ -1,8 +1,8 @@
 //! What is kept of a pod: a few hundred bytes of the several kilobytes the API server sends. Pods that ask for something that is watched
 //! are kept with what they ask for; of others, what they take of their node.
 
-mod bystander;
 mod needs;
+mod other_pod;
 mod reader;
 mod slim;
 
@@ -16,8 +16,8 @@ use gantry_gang::{Claim, Needs};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
-pub use bystander::{Bystander, Kin};
 pub(crate) use needs::{effect, requirement};
+pub use other_pod::{Kin, OtherPod};
 pub use reader::{Reader, Seen, Shared, Words};
 pub use slim::{SlimPod, SlimSpec, SlimStatus};
 

@@ -50,7 +50,7 @@ pub struct Snapshot {
     /// Devices set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
     /// Nodes kept for a gang that waits.
-    pub kept: Option<Arc<Kept>>,
+    pub kept: Option<Arc<KeptNodes>>,
     /// Room that is being made for pods by themselves.
     pub promised: Option<Arc<Promised>>,
     /// The schedulers whose pods are brought here, as `spec.schedulerName` has them.
@@ -59,7 +59,7 @@ pub struct Snapshot {
 
 /// Nodes kept for a gang that waits: what comes free there is for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptNodes {
     /// The gang.
     pub gang: Arc<GangKey>,
     /// Its priority. Pods of a higher one go where they like.
@@ -68,7 +68,7 @@ pub struct Kept {
     nodes: Vec<bool>,
 }
 
-impl Kept {
+impl KeptNodes {
     /// Keeps `nodes` for a gang.
     pub fn new(gang: Arc<GangKey>, priority: i32, nodes: impl IntoIterator<Item = NodeIx>) -> Self {
         let mut kept = Self {

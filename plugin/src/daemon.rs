@@ -20,8 +20,8 @@ use crate::args::Args;
 use crate::cluster::{Cluster, connect, tell_of_problems};
 use crate::config::Config;
 use crate::config::source::{self, Report};
-use crate::handover::{Desk, Handover};
-use crate::inventory::{Hardware, Inventory, Owner, Settings, Sickbay, State, Timing};
+use crate::handover::{Handover, SharedHandover};
+use crate::inventory::{Diagnoses, Hardware, Inventory, Owner, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::labels::{self, Identity, Labeller};
 use crate::observe::{self, Observed};
@@ -96,16 +96,16 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
         .context("starting the thread that owns NVML")?;
     observed.count_xids(owner.xids());
     tasks.spawn(crate::footprint::settle(shutdown.clone()));
-    let sickbay = owner.sickbay();
+    let diagnoses = owner.diagnoses();
     let watchdog = Watchdog {
-        pulse: owner.pulse(),
-        sickbay: sickbay.clone(),
+        heartbeat: owner.heartbeat(),
+        diagnoses: diagnoses.clone(),
         publish: publish_hardware,
         observed: Arc::clone(&observed),
         patience,
     };
     tasks.spawn(watchdog.run(shutdown.clone()));
-    let known = sickbay.clone();
+    let known = diagnoses.clone();
     let in_cluster = !args.no_cluster;
     let offering = offer::follow(hardware, config.clone(), publish, shutdown.clone());
     tasks.spawn(async move {
@@ -115,8 +115,8 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
         }
         offering.await;
     });
-    observed.sickbay(sickbay.clone());
-    let served = serve_observed(args, config, inventory, (observed, sickbay), tasks, shutdown).await;
+    observed.diagnoses(diagnoses.clone());
+    let served = serve_observed(args, config, inventory, (observed, diagnoses), tasks, shutdown).await;
     drop(owner);
     served
 }
@@ -138,7 +138,7 @@ pub async fn serve(
         Arc::clone(&observed),
         shutdown.clone(),
     ));
-    let beside = (observed, Sickbay::of_nobody());
+    let beside = (observed, Diagnoses::of_nobody());
     serve_observed(args, config, inventory, beside, tasks, shutdown).await
 }
 
@@ -147,7 +147,7 @@ async fn serve_observed(
     args: Args,
     config: watch::Receiver<Arc<Config>>,
     inventory: watch::Receiver<Arc<Inventory>>,
-    (observed, sickbay): (Arc<Observed>, Sickbay),
+    (observed, diagnoses): (Arc<Observed>, Diagnoses),
     mut tasks: Tasks,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -163,7 +163,7 @@ async fn serve_observed(
         "a client that sends the socket's path as authority is refused by the HTTP/2 layer; kubelet 1.26 and later send localhost"
     );
     let (note, notes) = mpsc::channel(NOTES);
-    let desk = Arc::new(Desk::new(
+    let handover = Arc::new(SharedHandover::new(
         Handover::new(node.clone()),
         Arc::clone(&observed),
         (!args.no_cluster).then_some(note),
@@ -178,19 +178,19 @@ async fn serve_observed(
     let (access, answers) = watch::channel(Arc::new(started_with));
     tasks.spawn(follow_inventory(
         inventory.clone(),
-        Arc::clone(&desk),
+        Arc::clone(&handover),
         Arc::clone(&observed),
         shutdown.clone(),
     ));
     tasks.spawn(poll_pod_resources(
         args.pod_resources_socket.clone(),
-        Arc::clone(&desk),
+        Arc::clone(&handover),
         Arc::clone(&observed),
         shutdown.clone(),
     ));
     tasks.spawn(processes::watch(
         args.cgroup_root.clone(),
-        Arc::clone(&desk),
+        Arc::clone(&handover),
         shutdown.clone(),
     ));
     let labeller = Labeller {
@@ -212,11 +212,11 @@ async fn serve_observed(
             node,
             kubeconfig: args.kubeconfig.clone(),
             inventory: inventory.clone(),
-            desk: Arc::clone(&desk),
+            handover: Arc::clone(&handover),
             observed: Arc::clone(&observed),
-            sickbay,
+            diagnoses,
         };
-        tasks.spawn_crew(cluster.run(notes, shutdown.clone()));
+        tasks.spawn_group(cluster.run(notes, shutdown.clone()));
     }
     let (pass, passed) = Inventory::channel();
     let channels = cdi::Channels {
@@ -230,11 +230,11 @@ async fn serve_observed(
         directory: absolute(&args.device_plugin_dir),
         socket: args.kubelet_socket().as_deref().map(absolute),
         inventory: passed,
-        desk,
+        handover,
         responder: Arc::new(Responder::new(answers)),
         observed,
     };
-    tasks.spawn_crew(kubelet.run(shutdown));
+    tasks.spawn_group(kubelet.run(shutdown));
     tasks.end().await?;
     info!("stopped");
     Ok(())
@@ -267,29 +267,29 @@ fn node_name(args: &Args) -> anyhow::Result<NodeName> {
     }
 }
 
-/// Tells the desk and the metrics of every inventory, and makes the choice table of each new machine on the side.
+/// Tells the hand-over and the metrics of every inventory, and makes the choice table of each new machine on the side.
 async fn follow_inventory(
     mut inventories: watch::Receiver<Arc<Inventory>>,
-    desk: Arc<Desk>,
+    handover: Arc<SharedHandover>,
     observed: Arc<Observed>,
     shutdown: CancellationToken,
 ) {
     let mut tabulated: Option<Arc<Machine>> = None;
     loop {
         let inventory = Arc::clone(&inventories.borrow_and_update());
-        desk.inventory(&inventory);
+        handover.inventory(&inventory);
         // Kubelet is told before those who watch.
         tokio::task::yield_now().await;
         observed.inventory(&inventory);
         let machine = &inventory.machine;
         if inventory.state == State::Ready && tabulated.as_ref() != Some(machine) {
-            desk.table(None);
+            handover.table(None);
             let tabulating = Arc::clone(machine);
             // 16 GPUs take a tenth of a second: long enough to be in kubelet's way.
             match tokio::task::spawn_blocking(move || Table::build(&tabulating)).await {
                 Ok(table) => {
                     debug!(gpus = machine.gpus().len(), "choice table made");
-                    desk.table(Some(Arc::new(table)));
+                    handover.table(Some(Arc::new(table)));
                     tabulated = Some(Arc::clone(machine));
                 }
                 Err(error) => tracing::error!(%error, "no choice table: sets are chosen by index"),

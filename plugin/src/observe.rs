@@ -20,7 +20,7 @@ pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 use crate::config::source::Report;
 use crate::handover::Listing;
 use crate::health::XidCounts;
-use crate::inventory::{Inventory, Sickbay, State};
+use crate::inventory::{Diagnoses, Inventory, State};
 
 /// Counters and readiness in one place, shared by everything that runs.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ pub struct Readiness {
     /// Whether CDI gives containers the driver's libraries; `None` before that was looked at.
     pub driver_files: Option<bool>,
     /// How the resources stand with kubelet.
-    pub registered: BTreeMap<ResourceName, Standing>,
+    pub registered: BTreeMap<ResourceName, Registration>,
     /// Resources whose socket another program has replaced by its own.
     pub rivals: BTreeSet<ResourceName>,
     /// Whether grants are known; `None` where no cluster is to be asked.
@@ -60,7 +60,7 @@ pub struct Readiness {
 
 /// How a resource stands with kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum Registration {
     /// Kubelet has not accepted it, or was told that it is no more.
     Unregistered,
     /// Kubelet has accepted it, and reads its device list or is about to.
@@ -111,11 +111,13 @@ impl Readiness {
         } else if self.registered.is_empty() {
             missing.push("no resource is served yet".to_owned());
         }
-        for (resource, standing) in &self.registered {
-            match standing {
-                Standing::Accepted => {}
-                Standing::Unregistered => missing.push(format!("{resource} is not registered with kubelet")),
-                Standing::Unread => missing.push(format!(
+        for (resource, registration) in &self.registered {
+            match registration {
+                Registration::Accepted => {}
+                Registration::Unregistered => {
+                    missing.push(format!("{resource} is not registered with kubelet"));
+                }
+                Registration::Unread => missing.push(format!(
                     "{resource} is registered, but kubelet does not read its device list"
                 )),
             }
@@ -123,8 +125,8 @@ impl Readiness {
         missing
     }
 
-    /// Whether all is done that this process can do: it is ready, or its node has nothing to serve, for want of a driver or of a GPU that may be
-    /// served. Where a rollout waits for readiness instead, one such node keeps all others at the old version.
+    /// Whether all is done that this process can do: it is ready, or its node has nothing to serve, for want of a driver or of a GPU that
+    /// may be served. Where a rollout waits for readiness instead, one such node keeps all others at the old version.
     pub fn is_settled(&self) -> bool {
         let in_effect = !matches!(self.config, Configuration::Awaited(_));
         let nothing = self.driverless || self.nvml.is_none() && self.devices.is_some();
@@ -177,8 +179,8 @@ impl Observed {
     }
 
     /// Where it is known what is wrong with the GPUs; to be told once, before anything is served.
-    pub fn sickbay(&self, sickbay: Sickbay) {
-        self.metrics.sickbay(sickbay);
+    pub fn diagnoses(&self, diagnoses: Diagnoses) {
+        self.metrics.diagnoses(diagnoses);
     }
 
     /// Where it is told how the configuration stands; to be told once, before anything is served.
@@ -213,10 +215,10 @@ impl Observed {
             let standing = readiness
                 .registered
                 .entry(resource.clone())
-                .or_insert(Standing::Accepted);
+                .or_insert(Registration::Accepted);
             // It was accepted before: what lacks is the stream.
-            if *standing != Standing::Unread {
-                *standing = Standing::Accepted;
+            if *standing != Registration::Unread {
+                *standing = Registration::Accepted;
             }
         });
     }
@@ -224,26 +226,26 @@ impl Observed {
     /// Kubelet has not accepted a resource.
     pub fn registration_failed(&self, resource: &ResourceName) {
         self.metrics.registration(resource, false);
-        self.stands(resource, Standing::Unregistered);
+        self.stands(resource, Registration::Unregistered);
     }
 
     /// Kubelet has accepted a resource, and does not read its device list.
     pub fn unread(&self, resource: &ResourceName) {
-        self.stands(resource, Standing::Unread);
+        self.stands(resource, Registration::Unread);
     }
 
     /// So many streams of a resource's device list are open.
     pub fn streams(&self, resource: &ResourceName, open: usize) {
         self.metrics.streams(resource, open);
-        let unread = self.readiness.borrow().registered.get(resource) == Some(&Standing::Unread);
+        let unread = self.readiness.borrow().registered.get(resource) == Some(&Registration::Unread);
         if unread && open > 0 {
-            self.stands(resource, Standing::Accepted);
+            self.stands(resource, Registration::Accepted);
             info!(%resource, "kubelet reads the device list again");
         }
     }
 
-    /// How NVML stands: why it cannot be asked, whether that is for want of a driver, and whether it has gone on for so long that a new process is worth a
-    /// try.
+    /// How NVML stands: why it cannot be asked, whether that is for want of a driver, and whether it has gone on for so long that a new
+    /// process is worth a try.
     pub fn nvml(&self, problem: Option<String>, driverless: bool, dead: bool) {
         self.change(|readiness| {
             readiness.nvml = problem;
@@ -254,7 +256,7 @@ impl Observed {
 
     /// A resource is served no longer.
     pub fn unregistered(&self, resource: &ResourceName) {
-        self.stands(resource, Standing::Unregistered);
+        self.stands(resource, Registration::Unregistered);
     }
 
     /// Another program has put its socket in the place of this resource's.
@@ -319,7 +321,7 @@ impl Observed {
         self.metrics.allocated(resource, outcome);
     }
 
-    fn stands(&self, resource: &ResourceName, standing: Standing) {
+    fn stands(&self, resource: &ResourceName, standing: Registration) {
         self.change(|readiness| {
             readiness.registered.insert(resource.clone(), standing);
         });

@@ -11,7 +11,7 @@ use gantry_api::PodUid;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use crate::handover::Desk;
+use crate::handover::SharedHandover;
 
 /// Between two looks while somebody is in quarantine. The first look is at once: after a graceful deletion the group is gone.
 const LOOK: Duration = Duration::from_millis(250);
@@ -32,12 +32,12 @@ enum Sight {
 }
 
 /// Watches over the quarantine until `shutdown`.
-pub(crate) async fn watch(cgroup_root: PathBuf, desk: Arc<Desk>, shutdown: CancellationToken) {
-    let mut changes = desk.changes();
+pub(crate) async fn watch(cgroup_root: PathBuf, handover: Arc<SharedHandover>, shutdown: CancellationToken) {
+    let mut changes = handover.changes();
     let mut since: BTreeMap<PodUid, Instant> = BTreeMap::new();
     loop {
         changes.mark_unchanged();
-        let quarantined = desk.quarantined();
+        let quarantined = handover.quarantined();
         since.retain(|uid, _| quarantined.contains(uid));
         if quarantined.is_empty() {
             tokio::select! {
@@ -61,11 +61,11 @@ pub(crate) async fn watch(cgroup_root: PathBuf, desk: Arc<Desk>, shutdown: Cance
             debug!(%uid, ?sight, "looked for the processes of a deleted pod");
             match sight {
                 Sight::Running => {}
-                Sight::Gone => desk.processes_gone(&uid),
+                Sight::Gone => handover.processes_gone(&uid),
                 Sight::Blind if began.elapsed() < BLIND => {}
                 Sight::Blind => {
                     warn!(%uid, root = %cgroup_root.display(), after = ?BLIND, "no pod's control group can be seen; devices of a deleted pod are freed by time alone");
-                    desk.processes_gone(&uid);
+                    handover.processes_gone(&uid);
                 }
             }
         }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::health::{Outage, OutageKind};
-use crate::inventory::{Hardware, Pulse, Sickbay};
+use crate::inventory::{Diagnoses, Hardware, Heartbeat};
 use crate::observe::Observed;
 
 /// When what is concluded of an NVML that hangs or fails.
@@ -38,9 +38,9 @@ impl Default for Patience {
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     /// Its beats.
-    pub(crate) pulse: Pulse,
+    pub(crate) heartbeat: Heartbeat,
     /// What it says is wrong.
-    pub(crate) sickbay: Sickbay,
+    pub(crate) diagnoses: Diagnoses,
     /// Where devices are published.
     pub(crate) publish: watch::Sender<Arc<Hardware>>,
     /// The probes.
@@ -62,19 +62,19 @@ enum Finding {
 impl Watchdog {
     /// Looks until `shutdown`.
     pub(crate) async fn run(self, shutdown: CancellationToken) {
-        let mut diagnosis = self.sickbay.diagnosis();
+        let mut diagnosis = self.diagnoses.diagnosis();
         let mut failing: Option<Instant> = None;
         loop {
             let outage = diagnosis.borrow_and_update().outage.clone();
             failing = failing_since(failing, outage.as_ref(), Instant::now());
-            let silence = self.pulse.silence();
+            let silence = self.heartbeat.silence();
             let finding = self.finding(silence, outage);
             let lasts = silence.max(failing.map_or(Duration::ZERO, |since| since.elapsed()));
-            let dead = self.pulse.has_panicked() || lasts >= self.patience.dead;
+            let dead = self.heartbeat.has_panicked() || lasts >= self.patience.dead;
             if let Finding::Silent(reason) = &finding {
                 self.publish.send_if_modified(|hardware| mark(hardware, reason));
                 // After that: whoever beats from now on sets it right.
-                self.pulse.give_up();
+                self.heartbeat.give_up();
             }
             let (problem, driverless) = match finding {
                 Finding::Well => (None, false),
@@ -92,7 +92,7 @@ impl Watchdog {
     }
 
     fn finding(&self, silence: Duration, outage: Option<Outage>) -> Finding {
-        if self.pulse.has_panicked() {
+        if self.heartbeat.has_panicked() {
             return Finding::Silent(
                 "the thread that asks NVML has ended by an error of this program".to_owned(),
             );
@@ -146,14 +146,14 @@ mod tests {
 
     /// A node with two GPUs, a watchdog over it, and what it has told.
     struct Node {
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         hardware: watch::Receiver<Arc<Hardware>>,
         observed: Arc<Observed>,
         shutdown: CancellationToken,
     }
 
     impl Node {
-        fn new(patience: Patience, sickbay: Sickbay) -> Self {
+        fn new(patience: Patience, diagnoses: Diagnoses) -> Self {
             let gpu = |index| Gpu {
                 index,
                 uuid: format!("GPU-{index}").parse().ok(),
@@ -166,18 +166,21 @@ mod tests {
             };
             let (publish, hardware) = Hardware::channel();
             publish.send_replace(Arc::new(Hardware::of(Arc::new(Machine::new(parts).unwrap()))));
-            let (pulse, observed, shutdown) =
-                (Pulse::new(), Arc::<Observed>::default(), CancellationToken::new());
+            let (heartbeat, observed, shutdown) = (
+                Heartbeat::new(),
+                Arc::<Observed>::default(),
+                CancellationToken::new(),
+            );
             let watchdog = Watchdog {
-                pulse: pulse.clone(),
-                sickbay,
+                heartbeat: heartbeat.clone(),
+                diagnoses,
                 publish,
                 observed: Arc::clone(&observed),
                 patience,
             };
             tokio::spawn(watchdog.run(shutdown.clone()));
             Self {
-                pulse,
+                heartbeat,
                 hardware,
                 observed,
                 shutdown,
@@ -196,13 +199,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_driver_that_hangs_shows_on_every_device_and_in_the_probes() {
-        let mut node = Node::new(patience(Duration::from_millis(20), LONG), Sickbay::of_nobody());
+        let mut node = Node::new(patience(Duration::from_millis(20), LONG), Diagnoses::of_nobody());
         node.until(|now| now.nvml.is_some()).await;
         let reason = "NVML hangs: no answer for more than 0 s".to_owned();
         assert_eq!(node.observed.readiness().missing()[0], reason);
         assert!(!node.observed.readiness().dead, "it may come back");
         assert_eq!(node.reasons(), vec![Some(reason); 2]);
-        assert!(node.pulse.beat(), "the thread has to publish what it knows");
+        assert!(node.heartbeat.beat(), "the thread has to publish what it knows");
         // Told once, not at every look.
         node.hardware.mark_unchanged();
         node.until(|now| now.nvml.is_none()).await;
@@ -213,7 +216,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_hangs_for_minutes_is_worth_a_new_process() {
         let silent = Duration::from_millis(10);
-        let node = Node::new(patience(silent, 2 * silent), Sickbay::of_nobody());
+        let node = Node::new(patience(silent, 2 * silent), Diagnoses::of_nobody());
         node.until(|now| now.dead).await;
         assert!(node.observed.readiness().nvml.is_some());
     }
@@ -223,7 +226,7 @@ mod tests {
         let failing = outage(OutageKind::Failing);
         let node = Node::new(
             patience(LONG, Duration::from_millis(20)),
-            Sickbay::with_outage(failing),
+            Diagnoses::with_outage(failing),
         );
         node.until(|now| now.dead).await;
         assert_eq!(
@@ -246,7 +249,7 @@ mod tests {
     #[tokio::test]
     async fn without_a_driver_no_process_could_do_more() {
         for kind in [OutageKind::DriverGone, OutageKind::LibraryMissing] {
-            let node = Node::new(patience(LONG, LONG), Sickbay::with_outage(outage(kind)));
+            let node = Node::new(patience(LONG, LONG), Diagnoses::with_outage(outage(kind)));
             node.until(|now| now.nvml.is_some()).await;
             let readiness = node.observed.readiness();
             assert!(
@@ -265,8 +268,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_has_panicked_is_no_life() {
-        let node = Node::new(patience(LONG, LONG), Sickbay::of_nobody());
-        node.pulse.panics();
+        let node = Node::new(patience(LONG, LONG), Diagnoses::of_nobody());
+        node.heartbeat.panics();
         node.until(|now| now.dead).await;
         assert!(
             node.reasons()[0]

@@ -33,7 +33,7 @@ async fn the_fall_of_a_crew_is_the_fall_of_all() {
     let mut tasks = Tasks::new(shutdown.clone());
     let mut crew = Tasks::new(shutdown.clone());
     crew.spawn(async { panic!("a bug") });
-    tasks.spawn_crew(crew.end());
+    tasks.spawn_group(crew.end());
     let (ended, serving) = in_order(&shutdown);
     tasks.spawn(serving);
     tasks.fall().await;

@@ -3,7 +3,7 @@
 
 use super::{Candidates, ForeignNodes, Miss, Options, words};
 use crate::request::{Ask, Request};
-use crate::snapshot::{Class, Kept, NodeIx, PROMISED, Promised, Snapshot, Standing};
+use crate::snapshot::{Class, KeptNodes, NodeIx, PROMISED, Promised, Snapshot, Standing};
 
 /// The answer, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Filtered {
     }
 
     /// Refuses those that passed and are kept for a gang. `nodes` are the candidates' numbers.
-    pub fn keep_off(&mut self, kept: &Kept, nodes: &[Option<NodeIx>]) {
+    pub fn keep_off(&mut self, kept: &KeptNodes, nodes: &[Option<NodeIx>]) {
         self.refuse_where(nodes, |node| kept.has(node), || kept.words());
     }
 

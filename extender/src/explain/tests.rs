@@ -254,7 +254,7 @@ fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
     cluster.pod(&gated_member("b-0", "b", "2"));
     let mut launcher = gated_member("c-0", "c", "3");
     launcher["spec"]["containers"][0]["resources"] = json!({});
-    cluster.bystander(&launcher);
+    cluster.other_pod(&launcher);
     let mut others = gated_member("d-0", "d", "2");
     others["spec"]["schedulingGates"] = json!([{"name": names::GANG_GATE}, {"name": "example.com/quota"}]);
     cluster.pod(&others);

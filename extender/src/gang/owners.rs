@@ -1,8 +1,8 @@
 //! Keeps the gangs told of the objects that say how large they are: one watch for each kind that is needed, begun when the first gang needs it. Kinds
 //! that are not installed or may not be read count as missing, and are looked for again. Decides nothing.
 
-mod desk;
 mod follow;
+mod table;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use desk::{Desk, Place, Told};
 use follow::News;
+use table::{OwnerTable, Place, Told};
 
 /// Between two looks at which owners are wanted.
 const LOOK: Duration = Duration::from_millis(200);
@@ -38,7 +38,7 @@ pub async fn run(
     let (tell, mut news) = mpsc::channel(NEWS);
     let mut clerk = Clerk {
         client,
-        desk: Desk::default(),
+        table: OwnerTable::default(),
         tell,
         tasks: JoinSet::new(),
         following: BTreeMap::new(),
@@ -55,7 +55,7 @@ pub async fn run(
             // The clerk keeps the other end.
             Some(news) = news.recv() => clerk.take(news),
             Some(answer) = clerk.questions.join_next() => match answer {
-                Ok((place, object)) => clerk.desk.answered(Instant::now().into_std(), &place, object),
+                Ok((place, object)) => clerk.table.answered(Instant::now().into_std(), &place, object),
                 // Cancelled with the kind, or a bug of ours: the owner is asked for again when it is next wanted.
                 Err(_) => Told::new(),
             },
@@ -67,10 +67,10 @@ pub async fn run(
     }
 }
 
-/// The desk, and the tasks that do its errands. All of them end with it.
+/// The table of owners, and the tasks that ask for it. All of them end with it.
 struct Clerk {
     client: Client,
-    desk: Desk,
+    table: OwnerTable,
     tell: mpsc::Sender<News>,
     tasks: JoinSet<()>,
     following: BTreeMap<OwnerKind, AbortHandle>,
@@ -81,7 +81,7 @@ struct Clerk {
 
 impl Clerk {
     fn want(&mut self, wanted: Vec<OwnerWanted>) -> Told {
-        let (changes, told) = self.desk.want(Instant::now().into_std(), wanted);
+        let (changes, told) = self.table.want(Instant::now().into_std(), wanted);
         for kind in changes.end {
             self.resources.remove(&kind);
             if let Some(task) = self.following.remove(&kind) {
@@ -101,21 +101,21 @@ impl Clerk {
         match news {
             News::Begins(kind, resource) => {
                 self.resources.insert(kind, resource);
-                self.desk.list_begins(kind);
+                self.table.list_begins(kind);
                 Told::new()
             }
             News::Ends(kind) => {
-                self.desk.list_ends(kind);
+                self.table.list_ends(kind);
                 Told::new()
             }
-            News::Seen(place, object) => self.desk.seen(&place, &object),
-            News::Gone(place) => self.desk.gone(&place),
-            News::Absent(kind) => self.desk.absent(kind),
+            News::Seen(place, object) => self.table.seen(&place, &object),
+            News::Gone(place) => self.table.gone(&place),
+            News::Absent(kind) => self.table.absent(kind),
         }
     }
 
     fn ask(&mut self) {
-        self.unasked.extend(self.desk.ask(Instant::now().into_std()));
+        self.unasked.extend(self.table.ask(Instant::now().into_std()));
         while self.questions.len() < QUESTIONS {
             let Some(place) = self.unasked.pop_front() else {
                 return;

@@ -48,7 +48,7 @@ use self::scope::Bounds;
 use self::slices::ordinals;
 use self::survey::{Counting, Survey};
 use self::words::Views;
-use super::terrain::Terrain;
+use super::input::PlanInput;
 use crate::snapshot::NodeIx;
 
 pub use besides::short;
@@ -65,7 +65,7 @@ const MOST_EMPTIED: usize = 8;
 ///
 /// # Errors
 /// Why it does not fit, in words that stay the same while that does.
-pub fn plan(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
+pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
     let demand = Demand::of(wanted);
     if demand.most < demand.must || demand.most == 0 {
         let words: Arc<str> = format!(
@@ -82,40 +82,38 @@ pub fn plan(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused
     }
     let found = [Counting::Open, Counting::Free]
         .into_iter()
-        .find_map(|counting| attempt(terrain, wanted, &demand, counting));
+        .find_map(|counting| attempt(input, wanted, &demand, counting));
     match found {
         Some(placement) => Ok(placement),
         None => Err(
-            with_views(terrain, wanted, &demand, |views| words::refused(views, wanted)).unwrap_or_else(
-                || {
-                    let words: Arc<str> = "what a member asks for is not known yet".into();
-                    Refused {
-                        reason: Arc::clone(&words),
-                        message: words,
-                        hopeless: false,
-                    }
-                },
-            ),
+            with_views(input, wanted, &demand, |views| words::refused(views, wanted)).unwrap_or_else(|| {
+                let words: Arc<str> = "what a member asks for is not known yet".into();
+                Refused {
+                    reason: Arc::clone(&words),
+                    message: words,
+                    hopeless: false,
+                }
+            }),
         ),
     }
 }
 
 /// What a gang needs and what there is, level by level, whether it fits or not.
-pub fn explain(terrain: &Terrain<'_>, wanted: &Wanted) -> Explanation {
+pub fn explain(input: &PlanInput<'_>, wanted: &Wanted) -> Explanation {
     let mut demand = Demand::of(wanted);
     // Of a gang that is not complete yet those are looked at that exist: what keeps the others from coming is not that room is missing.
     demand.must = demand.must.min(demand.most);
-    with_views(terrain, wanted, &demand, Explanation::of).unwrap_or_default()
+    with_views(input, wanted, &demand, Explanation::of).unwrap_or_default()
 }
 
 /// Nodes to keep free for a gang that does not fit yet: those that would hold what must be placed if nothing else were on them, where the fewest
 /// devices are missing. Empty if the cluster would not hold it.
-pub fn earmark(terrain: &Terrain<'_>, wanted: &Wanted) -> Vec<NodeIx> {
+pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
     let demand = Demand::least_of(wanted);
     if demand.most < demand.must {
         return Vec::new();
     }
-    with_views(terrain, wanted, &demand, |views| {
+    with_views(input, wanted, &demand, |views| {
         let (now, empty) = (views.now, views.empty);
         let chosen = |survey: &Survey<'_>| choose(survey, views.anchors, &demand, views.bounds);
         let marked = earmark::earmark(now, empty, views.anchors, &demand, views.bounds);
@@ -137,50 +135,50 @@ pub fn earmark(terrain: &Terrain<'_>, wanted: &Wanted) -> Vec<NodeIx> {
 }
 
 /// Whether at least what must be placed fits.
-pub(super) fn fits(terrain: &Terrain<'_>, wanted: &Wanted) -> bool {
+pub(super) fn fits(input: &PlanInput<'_>, wanted: &Wanted) -> bool {
     let demand = Demand::least_of(wanted);
     demand.most >= demand.must
         && demand.must > 0
-        && Survey::new(*terrain, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
+        && Survey::new(*input, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
             let anchors = Anchors::of(&survey, wanted);
             choose(
                 &survey,
                 &anchors,
                 &demand,
-                Bounds::of(&terrain.fabric.levels, wanted),
+                Bounds::of(&input.fabric.levels, wanted),
             )
             .is_some()
         })
 }
 
 fn with_views<T>(
-    terrain: &Terrain<'_>,
+    input: &PlanInput<'_>,
     wanted: &Wanted,
     demand: &Demand<'_>,
     then: impl FnOnce(&Views<'_, '_>) -> T,
 ) -> Option<T> {
-    let now = Survey::new(*terrain, wanted, &demand.shapes, Counting::Free)?;
-    let empty = Survey::new(*terrain, wanted, &demand.shapes, Counting::Empty)?;
+    let now = Survey::new(*input, wanted, &demand.shapes, Counting::Free)?;
+    let empty = Survey::new(*input, wanted, &demand.shapes, Counting::Empty)?;
     Some(then(&Views {
         anchors: &Anchors::of(&now, wanted),
         now: &now,
         empty: &empty,
         demand,
-        bounds: Bounds::of(&terrain.fabric.levels, wanted),
+        bounds: Bounds::of(&input.fabric.levels, wanted),
     }))
 }
 
 fn attempt(
-    terrain: &Terrain<'_>,
+    input: &PlanInput<'_>,
     wanted: &Wanted,
     demand: &Demand<'_>,
     counting: Counting,
 ) -> Option<Placement> {
     let mut wanted = wanted.clone();
     for _ in 0..MOST_SURPRISES {
-        let survey = Survey::new(*terrain, &wanted, &demand.shapes, counting)?;
+        let survey = Survey::new(*input, &wanted, &demand.shapes, counting)?;
         let anchors = Anchors::of(&survey, &wanted);
-        let bounds = Bounds::of(&terrain.fabric.levels, &wanted);
+        let bounds = Bounds::of(&input.fabric.levels, &wanted);
         let chosen = choose(&survey, &anchors, demand, bounds)?;
         match lay::lay(&survey, &chosen.runs) {
             Ok(devices) => return Some(placement(&survey, &anchors, demand, &chosen.runs, devices)),

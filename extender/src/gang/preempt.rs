@@ -25,8 +25,8 @@ use gantry_gang::protocol::{Devices, Placement, Refused, Wanted};
 
 use self::budgets::Sets;
 use self::whatif::WhatIf;
+use super::input::{EFFORT, PlanInput};
 use super::plan::{fits, plan};
-use super::terrain::{EFFORT, Terrain};
 use crate::snapshot::NodeIx;
 
 /// So many nodes are looked at in all tries of one search to spare victims; more may have to go on a large cluster than would be needed.
@@ -94,41 +94,41 @@ impl Occupant {
 }
 
 /// Whether a gang fits once a unit is gone.
-pub fn fits_without(terrain: &Terrain<'_>, wanted: &Wanted, gone: &Occupant) -> bool {
-    WhatIf::new(terrain, &[gone]).without(&[gone], |terrain| fits(terrain, wanted))
+pub fn fits_without(input: &PlanInput<'_>, wanted: &Wanted, gone: &Occupant) -> bool {
+    WhatIf::new(input, &[gone]).without(&[gone], |input| fits(input, wanted))
 }
 
 /// What is found where some units have given back what they have already.
-pub fn beside<T>(terrain: &Terrain<'_>, gone: &[&Occupant], then: impl FnOnce(&Terrain<'_>) -> T) -> T {
+pub fn beside<T>(input: &PlanInput<'_>, gone: &[&Occupant], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
     match gone {
-        [] => then(terrain),
-        gone => WhatIf::new(terrain, gone).without(gone, then),
+        [] => then(input),
+        gone => WhatIf::new(input, gone).without(gone, then),
     }
 }
 
 /// A plan that does not depend on what tries before it have taken of the effort for all.
-fn plan_anew(terrain: &Terrain<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
-    let left = terrain.effort.replace(EFFORT);
-    let planned = plan(terrain, wanted);
-    terrain.effort.set(left);
+fn plan_anew(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
+    let left = input.effort.replace(EFFORT);
+    let planned = plan(input, wanted);
+    input.effort.set(left);
     planned
 }
 
 /// Where a gang goes once some of those are gone who may go for it, in this order, and which of them; `None` if it does not fit without all of them. Nobody
 /// goes who is nowhere where it would lie.
 pub fn make_way(
-    terrain: &Terrain<'_>,
+    input: &PlanInput<'_>,
     wanted: &Wanted,
     spares: &[&Occupant],
 ) -> Option<(Vec<usize>, Placement)> {
-    let cluster = WhatIf::new(terrain, spares);
-    let placed = |gone: &[&Occupant]| cluster.without(gone, |terrain| plan_anew(terrain, wanted)).ok();
-    let holds = |gone: &[&Occupant]| cluster.without(gone, |terrain| fits(terrain, wanted));
+    let cluster = WhatIf::new(input, spares);
+    let placed = |gone: &[&Occupant]| cluster.without(gone, |input| plan_anew(input, wanted)).ok();
+    let holds = |gone: &[&Occupant]| cluster.without(gone, |input| fits(input, wanted));
     let count = shortest(spares.len(), |count| holds(&spares[..count]))?;
     let mut go: Vec<usize> = (0..count).collect();
     let mut placement = placed(&spares[..count])?;
     let used: BTreeSet<&str> = placement.places.iter().map(|place| place.node.as_str()).collect();
-    let names = &terrain.snapshot.names;
+    let names = &input.snapshot.names;
     let near = |at: &usize| {
         let mut pods = spares[*at].pods.iter();
         pods.any(|pod| {
@@ -148,8 +148,8 @@ pub fn make_way(
 }
 
 /// Where a gang goes once its victims are gone; `None` if there is no way. Without victims if it fits as it is.
-pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -> Option<Placement> {
-    if let Ok(placement) = plan_anew(terrain, wanted) {
+pub fn preempt(input: &PlanInput<'_>, wanted: &Wanted, occupants: &[Occupant]) -> Option<Placement> {
+    if let Ok(placement) = plan_anew(input, wanted) {
         return Some(placement);
     }
     let may_go = |occupant: &&Occupant| {
@@ -159,7 +159,7 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     };
     let mut lower: Vec<&Occupant> = occupants.iter().filter(may_go).collect();
     lower.sort_by(|a, b| a.cost().cmp(&b.cost()).then_with(|| a.name().cmp(&b.name())));
-    let cluster = WhatIf::new(terrain, &lower);
+    let cluster = WhatIf::new(input, &lower);
     let sets = Sets {
         cluster: &cluster,
         wanted,
@@ -201,16 +201,14 @@ pub fn preempt(terrain: &Terrain<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     });
     let mut victims = orders.filter_map(outcome).min_by_key(|victims| loss(victims))?;
     // Where more comes free than is wanted, somebody smaller may do; else it would be tried for nothing.
-    if devices_of(&victims) > devices_wanted(terrain, wanted) {
+    if devices_of(&victims) > devices_wanted(input, wanted) {
         let smallest = candidates.into_iter().filter_map(|mut candidates| {
             candidates.sort_by_key(|occupant| occupant.devices());
             outcome(candidates)
         });
         victims = smallest.chain([victims]).min_by_key(|victims| loss(victims))?;
     }
-    let mut placement = cluster
-        .without(&victims, |terrain| plan_anew(terrain, wanted))
-        .ok()?;
+    let mut placement = cluster.without(&victims, |input| plan_anew(input, wanted)).ok()?;
     placement.victims = victims
         .iter()
         .flat_map(|victim| &victim.pods)
@@ -224,9 +222,9 @@ fn devices_of(victims: &[&Occupant]) -> usize {
     victims.iter().map(|victim| victim.devices()).sum()
 }
 
-fn devices_wanted(terrain: &Terrain<'_>, wanted: &Wanted) -> usize {
+fn devices_wanted(input: &PlanInput<'_>, wanted: &Wanted) -> usize {
     let shapes = wanted.members.iter();
-    let shapes = shapes.filter_map(|member| terrain.shape(member.shape));
+    let shapes = shapes.filter_map(|member| input.shape(member.shape));
     let asks = shapes.flat_map(|shape| &shape.request.asks);
     asks.map(|ask| ask.devices as usize).sum()
 }

@@ -1,7 +1,7 @@
 //! Does to pods what gangs need: gates removed, pods evicted as budgets allow, pods deleted for a restart. Each write names the pod's UID, so
 //! that it never meets another of the name. A pod that is gone is done; what fails is tried again, later and later.
 
-mod deed;
+mod action;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use deed::{Deed, End, Pod, hindrance, perform, told};
+use action::{Action, End, Pod, hindrance, perform, told};
 
 use super::events::{Events, Tiding};
 use crate::index::Store;
@@ -67,7 +67,7 @@ pub async fn run(
     let _: Option<Infallible> = shutdown.run_until_cancelled(worker.work()).await;
 }
 
-/// A deed that is not done yet.
+/// An action that is not done yet.
 struct Open {
     due: Instant,
     failed: u32,
@@ -84,10 +84,10 @@ struct Worker {
     events: Events,
     metrics: Arc<Metrics>,
     orders: Orders,
-    open: BTreeMap<(PodUid, Deed), Open>,
+    open: BTreeMap<(PodUid, Action), Open>,
     /// What may not be done, and for whom: said once, until it is done after all.
     forbidden: BTreeSet<(Arc<GangKey>, &'static str)>,
-    running: FuturesUnordered<BoxFuture<'static, (Pod, Deed, End)>>,
+    running: FuturesUnordered<BoxFuture<'static, (Pod, Action, End)>>,
 }
 
 impl Worker {
@@ -100,15 +100,15 @@ impl Worker {
                     // Whoever orders has ended, and so will this.
                     None => std::future::pending().await,
                 },
-                Some((pod, deed, end)) = self.running.next() => self.ended(&pod, deed, &end),
+                Some((pod, action, end)) = self.running.next() => self.ended(&pod, action, &end),
                 () = sleep_until(due) => {}
             }
         }
     }
 
     fn order(&mut self, order: Work) {
-        let (pods, deed) = match order {
-            Work::Ungate(pods) if self.orders.gates => (pods, Deed::Ungate),
+        let (pods, action) = match order {
+            Work::Ungate(pods) if self.orders.gates => (pods, Action::Ungate),
             Work::Ungate(pods) => {
                 tracing::warn!(
                     pods = pods.len(),
@@ -117,15 +117,15 @@ impl Worker {
                 );
                 return;
             }
-            Work::Evict { pods, by } => (pods, Deed::Evict(by)),
-            Work::EvictRest { pods, of, to } => (pods, Deed::EvictRest { of, to }),
-            Work::Delete { pods, why } => (pods, Deed::Delete(why)),
+            Work::Evict { pods, by } => (pods, Action::Evict(by)),
+            Work::EvictRest { pods, of, to } => (pods, Action::EvictRest { of, to }),
+            Work::Delete { pods, why } => (pods, Action::Delete(why)),
             // Done elsewhere.
             Work::Commit { .. } | Work::Wake(_) | Work::Bind(_) | Work::Forget { .. } => return,
         };
         let due = Instant::now();
         for uid in pods {
-            self.open.entry((uid, deed.clone())).or_insert(Open {
+            self.open.entry((uid, action.clone())).or_insert(Open {
                 due,
                 failed: 0,
                 budget: false,
@@ -140,7 +140,7 @@ impl Worker {
         let now = Instant::now();
         let mut next: Option<Instant> = None;
         let mut moot = Vec::new();
-        for ((uid, deed), open) in &mut self.open {
+        for ((uid, action), open) in &mut self.open {
             if open.busy {
                 continue;
             }
@@ -152,15 +152,15 @@ impl Worker {
                 // The next that ends makes room.
                 break;
             }
-            let Some(pod) = find(&self.store, uid, deed) else {
-                moot.push((uid.clone(), deed.clone()));
+            let Some(pod) = find(&self.store, uid, action) else {
+                moot.push((uid.clone(), action.clone()));
                 continue;
             };
             open.busy = true;
-            let (client, deed, marks) = (self.client.clone(), deed.clone(), open.marks);
+            let (client, action, marks) = (self.client.clone(), action.clone(), open.marks);
             self.running.push(Box::pin(async move {
-                let end = perform(&client, &pod, &deed, marks).await;
-                (pod, deed, end)
+                let end = perform(&client, &pod, &action, marks).await;
+                (pod, action, end)
             }));
         }
         for key in moot {
@@ -169,7 +169,7 @@ impl Worker {
         next
     }
 
-    fn ended(&mut self, pod: &Pod, deed: Deed, end: &End) {
+    fn ended(&mut self, pod: &Pod, action: Action, end: &End) {
         let outcome = match end {
             End::Done => "done",
             End::Moot => "moot",
@@ -178,32 +178,32 @@ impl Worker {
             End::Failed(_) | End::Unmarked(_) => "failed",
         };
         let write = Write {
-            verb: deed.label(),
+            verb: action.label(),
             outcome,
         };
         self.metrics.gang_writes.get_or_create(&write).inc();
-        let key = (pod.uid.clone(), deed);
+        let key = (pod.uid.clone(), action);
         let failed = self.open.get(&key).map_or(0, |open| open.failed);
-        let deed = &key.1;
+        let action = &key.1;
         match end {
             End::Done => {
-                self.allowed(pod, deed);
-                if let Some(tiding) = told(deed) {
+                self.allowed(pod, action);
+                if let Some(tiding) = told(action) {
                     self.events.pod(&pod.namespace, &pod.name, &pod.uid, tiding);
                 }
             }
             End::Moot => {}
-            End::Forbidden(why) => self.forbidden(pod, deed, why),
+            End::Forbidden(why) => self.forbidden(pod, action, why),
             End::Budget(why) | End::Failed(why) | End::Unmarked(why) if failed == 0 => {
-                tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "cannot do it yet, trying again");
+                tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = action.label(), %why, "cannot do it yet, trying again");
             }
             End::Budget(why) | End::Failed(why) | End::Unmarked(why) => {
-                tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, failed, "cannot do it yet");
+                tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = action.label(), %why, failed, "cannot do it yet");
             }
         }
         let budget = match end {
             End::Budget(why) => {
-                self.kept_by_budget(pod, deed, why, failed == 0);
+                self.kept_by_budget(pod, action, why, failed == 0);
                 true
             }
             _ => false,
@@ -225,18 +225,20 @@ impl Worker {
         }
     }
 
-    /// The gang that a deed is for.
-    fn gang(&self, pod: &Pod, deed: &Deed) -> Option<Arc<GangKey>> {
-        match deed {
-            Deed::Evict(gang) | Deed::EvictRest { of: gang, .. } => Some(Arc::clone(gang)),
-            Deed::Ungate | Deed::Delete(_) => self.store.read(|index| index.gang_of(&pod.uid).cloned()),
+    /// The gang that an action is for.
+    fn gang(&self, pod: &Pod, action: &Action) -> Option<Arc<GangKey>> {
+        match action {
+            Action::Evict(gang) | Action::EvictRest { of: gang, .. } => Some(Arc::clone(gang)),
+            Action::Ungate | Action::Delete(_) => self.store.read(|index| index.gang_of(&pod.uid).cloned()),
         }
     }
 
     /// Says that a budget does not let a pod go: in an Event the first time, and in the gang's status as long as it is so.
-    fn kept_by_budget(&self, pod: &Pod, deed: &Deed, why: &str, first: bool) {
-        let Some(gang) = self.gang(pod, deed) else { return };
-        let tiding = hindrance(pod, deed, why);
+    fn kept_by_budget(&self, pod: &Pod, action: &Action, why: &str, first: bool) {
+        let Some(gang) = self.gang(pod, action) else {
+            return;
+        };
+        let tiding = hindrance(pod, action, why);
         self.say_in_status(&gang, Hindrance::Budget, &tiding);
         if first {
             self.events.gang(&gang, tiding);
@@ -252,13 +254,13 @@ impl Worker {
     }
 
     /// Nothing more is to be done. No budget is in the gang's way once none is in that of any of its pods.
-    fn over(&mut self, key: &(PodUid, Deed)) {
+    fn over(&mut self, key: &(PodUid, Action)) {
         self.open.remove(key);
-        let (_, deed) = key;
-        let (Deed::Evict(gang) | Deed::EvictRest { of: gang, .. }) = deed else {
+        let (_, action) = key;
+        let (Action::Evict(gang) | Action::EvictRest { of: gang, .. }) = action else {
             return;
         };
-        let still = |((_, of), open): (&(PodUid, Deed), &Open)| of == deed && open.budget;
+        let still = |((_, of), open): (&(PodUid, Action), &Open)| of == action && open.budget;
         let said = self
             .store
             .read(|index| index.is_hindered(gang, Hindrance::Budget));
@@ -269,34 +271,34 @@ impl Worker {
     }
 
     /// Says once for a gang that a right is missing, in its status as long as it is.
-    fn forbidden(&mut self, pod: &Pod, deed: &Deed, why: &str) {
-        let why = format!("{why}; {} gives that right", deed.right());
-        let tiding = hindrance(pod, deed, &why);
-        let known = self.gang(pod, deed).map(|gang| (gang, deed.label()));
+    fn forbidden(&mut self, pod: &Pod, action: &Action, why: &str) {
+        let why = format!("{why}; {} gives that right", action.right());
+        let tiding = hindrance(pod, action, &why);
+        let known = self.gang(pod, action).map(|gang| (gang, action.label()));
         // Each time: a gang that was made again is not hindered yet.
         if let Some((gang, _)) = &known {
-            self.say_in_status(gang, deed.hindrance(), &tiding);
+            self.say_in_status(gang, action.hindrance(), &tiding);
         }
         if known.as_ref().is_some_and(|known| self.forbidden.contains(known)) {
-            tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "still forbidden");
+            tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = action.label(), %why, "still forbidden");
             return;
         }
-        tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = deed.label(), %why, "forbidden, trying again");
+        tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = action.label(), %why, "forbidden, trying again");
         let Some((gang, label)) = known else { return };
         self.events.gang(&gang, tiding);
         self.forbidden.insert((gang, label));
     }
 
     /// It was done: the right is there.
-    fn allowed(&mut self, pod: &Pod, deed: &Deed) {
+    fn allowed(&mut self, pod: &Pod, action: &Action) {
         if self.forbidden.is_empty() {
             return;
         }
-        if let Some(gang) = self.gang(pod, deed)
-            && self.forbidden.remove(&(Arc::clone(&gang), deed.label()))
+        if let Some(gang) = self.gang(pod, action)
+            && self.forbidden.remove(&(Arc::clone(&gang), action.label()))
         {
             self.store
-                .update(|index| index.hindered(&gang, deed.hindrance(), None));
+                .update(|index| index.hindered(&gang, action.hindrance(), None));
         }
         // Of gangs that are over.
         let store = &self.store;
@@ -306,12 +308,12 @@ impl Worker {
 }
 
 /// `None` if it is gone, or the gang for which it is to be evicted does not wait for that any more: it has given up, or is gone itself.
-fn find(store: &Store, uid: &PodUid, deed: &Deed) -> Option<Pod> {
+fn find(store: &Store, uid: &PodUid, action: &Action) -> Option<Pod> {
     store.read(|index| {
-        let wanted = match deed {
-            Deed::Evict(by) => index.waits_for(by, uid),
-            Deed::EvictRest { of, .. } => index.is_rest_of(of, uid),
-            Deed::Ungate | Deed::Delete(_) => true,
+        let wanted = match action {
+            Action::Evict(by) => index.waits_for(by, uid),
+            Action::EvictRest { of, .. } => index.is_rest_of(of, uid),
+            Action::Ungate | Action::Delete(_) => true,
         };
         if !wanted {
             return None;

@@ -29,7 +29,7 @@ pub(super) struct Entry {
     /// Binds whose pods do not show them yet.
     pub(super) reservations: Vec<Reservation>,
     /// Places kept for gangs.
-    pub(super) places: Vec<Kept>,
+    pub(super) places: Vec<KeptPlace>,
     /// What pods held that vanished without their end being seen, and since when.
     pub(super) leaving: Vec<(Instant, Devices)>,
     /// Devices here of pods that are gone, whose processes perhaps are not, and since when. Each by itself: beside one that is never given back others
@@ -40,7 +40,7 @@ pub(super) struct Entry {
 
 /// A place for one member of a gang, kept until a pod shows that it has it, or the gang gives it up.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct KeptPlace {
     pub(super) gang: Arc<GangKey>,
     /// Which of the gang's places.
     pub(super) slot: u32,

@@ -15,7 +15,6 @@ mod occupants;
 mod offers;
 mod places;
 mod planning;
-mod prey;
 mod report;
 mod shapes;
 mod standing;
@@ -23,6 +22,7 @@ mod stuck;
 mod supply;
 mod tries;
 mod verbs;
+mod victim_watch;
 mod view;
 mod withheld;
 mod work;
@@ -59,7 +59,7 @@ pub(super) struct State {
     synced: bool,
     /// Pods that the state machine was told of.
     told: BTreeSet<PodUid>,
-    hearsay: HashMap<PodUid, members::Hearsay>,
+    reported: HashMap<PodUid, members::ReportedPod>,
     /// Members that the watch has shown to be gone, and when.
     departed: HashMap<PodUid, Instant>,
     owners: HashMap<OwnerRef, Option<Arc<OwnerFacts>>>,
@@ -95,7 +95,7 @@ pub(super) struct State {
     vain: HashMap<Arc<GangKey>, planning::Asked>,
     offers: offers::Offers,
     keep: keep::Keep,
-    prey: prey::Prey,
+    victim_watch: victim_watch::VictimWatch,
     /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong together.
     called: IndexSet<PodUid>,
     /// Members to be bound though nobody calls for them.
@@ -116,7 +116,7 @@ impl State {
             planning: true,
             synced: false,
             told: BTreeSet::new(),
-            hearsay: HashMap::new(),
+            reported: HashMap::new(),
             departed: HashMap::new(),
             owners: HashMap::new(),
             objects: BTreeMap::new(),
@@ -138,7 +138,7 @@ impl State {
             vain: HashMap::new(),
             offers: offers::Offers::default(),
             keep: keep::Keep::default(),
-            prey: prey::Prey::default(),
+            victim_watch: victim_watch::VictimWatch::default(),
             called: IndexSet::new(),
             aside: Vec::new(),
             work: Vec::new(),
@@ -155,7 +155,7 @@ impl State {
 
     /// Disruption budgets allow more: whoever was refused is soon worth another plan.
     pub(super) fn unprotected(&mut self) {
-        self.prey.may_go();
+        self.victim_watch.may_go();
     }
 
     /// Nodes have other totals, or say something else of themselves: what was said of them to whoever was refused may be true no more.
@@ -198,7 +198,7 @@ impl State {
 
     /// The needs of pods that only a call of kube-scheduler speaks of.
     pub(super) fn heard_needs(&self) -> impl Iterator<Item = &Needs> {
-        self.hearsay.values().map(|hearsay| &*hearsay.pod.needs)
+        self.reported.values().map(|reported| &*reported.pod.needs)
     }
 }
 
@@ -267,7 +267,7 @@ impl Index {
         gangs.core = Gangs::new(gangs.settings.clone());
         gangs.synced = false;
         gangs.told.clear();
-        gangs.hearsay.clear();
+        gangs.reported.clear();
         gangs.called.clear();
         gangs.aside.clear();
         gangs.asked.clear();

@@ -14,8 +14,8 @@ use gantry_gang::needs::{NodeTerm, PodTerm, Requirement};
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Needs, NodeFacts, Resources};
 
-use crate::gang::terrain::Room;
-use crate::pod::{Bystander, Kin, Shared};
+use crate::gang::input::Room;
+use crate::pod::{Kin, OtherPod, Shared};
 use crate::snapshot::NodeIx;
 
 /// So many labels that terms are about are no matter.
@@ -63,7 +63,7 @@ struct There {
     /// It asks for something that is watched, and is kept elsewhere too.
     watched: bool,
     /// All of it, if it is not kept elsewhere and belongs to a gang.
-    claiming: Option<Arc<Bystander>>,
+    claiming: Option<Arc<OtherPod>>,
     /// If it is not kept elsewhere and may be stopped by itself.
     stoppable: Option<Box<Stoppable>>,
 }
@@ -82,7 +82,7 @@ pub(super) struct Stoppable {
 }
 
 impl Stoppable {
-    fn of(pod: &Bystander) -> Option<Box<Self>> {
+    fn of(pod: &OtherPod) -> Option<Box<Self>> {
         let stoppable = !pod.stays && pod.claim.is_none() && matches!(pod.stage, Stage::Bound(_));
         stoppable.then(|| {
             Box::new(Self {

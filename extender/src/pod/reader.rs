@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_gang::{Needs, Resources};
 
-use super::bystander::{Bystander, Kin};
+use super::other_pod::{Kin, OtherPod};
 use super::{PodFacts, SlimPod};
 use crate::watched::Watched;
 
@@ -81,7 +81,7 @@ pub enum Seen {
     /// It asks for resources that are watched.
     Facts(Box<PodFacts>),
     /// Any other.
-    Bystander(Box<Bystander>),
+    OtherPod(Box<OtherPod>),
 }
 
 impl Reader {
@@ -100,7 +100,7 @@ impl Reader {
     pub fn read(&mut self, pod: SlimPod) -> Option<Seen> {
         match self.request(&pod) {
             Some(request) => Some(Seen::Facts(Box::new(self.facts(pod, request)?))),
-            None => Some(Seen::Bystander(Box::new(self.bystander(pod)?))),
+            None => Some(Seen::OtherPod(Box::new(self.other_pod(pod)?))),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Extenders: the real index, service and state machine behind a shell of this file's own, which does what the real shell does with watches,
 //! requests, time limits and the Lease, one step at a time.
 
+mod actions;
 mod calls;
-mod deeds;
 mod objects;
 mod read;
 mod requests;
@@ -31,7 +31,7 @@ use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, OwnerWanted, Se
 use gantry_gang::{GangKey, NodeFacts, OwnerRef, dialect};
 use serde_json::{Value, json};
 
-pub(crate) use deeds::Deed;
+pub(crate) use actions::Action;
 use read::read_node;
 pub(crate) use read::{read_gpu_node, read_pod};
 
@@ -64,7 +64,7 @@ pub(crate) struct Process {
     tasks: BTreeMap<u64, Task>,
     writers: BTreeMap<String, Writer>,
     /// What is being done to pods.
-    deeds: BTreeMap<(String, Deed), deeds::Open>,
+    actions: BTreeMap<(String, Action), actions::Open>,
     /// Gang objects, the newest version seen of each.
     objects: BTreeMap<String, Arc<Gang>>,
     /// What the owners of gangs were last told to say.
@@ -181,10 +181,10 @@ enum What {
         pod: PodUid,
         cause: Cause,
     },
-    Deed {
+    Action {
         name: String,
         uid: String,
-        deed: Deed,
+        action: Action,
     },
 }
 
@@ -320,18 +320,18 @@ impl World {
                 writer.forget = true;
                 self.soon(1, 20, Event::WriteGang { run, name });
             }
-            Work::Ungate(pods) => self.order(run, &pods, &Deed::Ungate),
+            Work::Ungate(pods) => self.order(run, &pods, &Action::Ungate),
             Work::Evict { pods, by } => {
                 self.check_victims(run, &pods, &by.object_name());
-                self.order(run, &pods, &Deed::Evict(by));
+                self.order(run, &pods, &Action::Evict(by));
             }
             Work::EvictRest { pods, of, to } => {
                 if let Some(to) = to {
                     self.check_way(run, &of.object_name(), &to.object_name());
                 }
-                self.order(run, &pods, &Deed::EvictRest(of));
+                self.order(run, &pods, &Action::EvictRest(of));
             }
-            Work::Delete { pods, .. } => self.order(run, &pods, &Deed::Delete),
+            Work::Delete { pods, .. } => self.order(run, &pods, &Action::Delete),
             // Woken members are taken elsewhere.
             Work::Wake(_) | Work::Bind(_) => {}
         }
@@ -395,7 +395,7 @@ impl World {
             term_began: 0,
             tasks: BTreeMap::new(),
             writers: BTreeMap::new(),
-            deeds: BTreeMap::new(),
+            actions: BTreeMap::new(),
             objects: BTreeMap::new(),
             owners: HashMap::new(),
             asks: false,
@@ -502,7 +502,7 @@ impl World {
             process.term_began = self.next_request;
             process.objects.clear();
             process.writers.clear();
-            process.deeds.clear();
+            process.actions.clear();
         }
         self.update(run, |index| {
             index.relist();

@@ -12,7 +12,7 @@ use crate::api::Api;
 use crate::coverage::{Coverage, Played};
 use crate::dice::Dice;
 use crate::evictions::Evictions;
-use crate::extender::{BIND, Deed, Extenders, Request};
+use crate::extender::{Action, BIND, Extenders, Request};
 use crate::jobs::Jobs;
 use crate::kubelet::Kubelets;
 use crate::scheduler::Scheduler;
@@ -97,10 +97,10 @@ pub(crate) enum Event {
         name: String,
     },
     /// Something is to be done to a pod for a gang, or is to be tried again.
-    Deed {
+    Action {
         run: u32,
         uid: String,
-        deed: Deed,
+        action: Action,
     },
     Retry {
         run: u32,
@@ -356,7 +356,7 @@ impl World {
             Event::LookForGains { run } => self.look_for_gains(run),
             Event::PlanMore { run } => self.plan_more(run),
             Event::WriteGang { run, name } => self.write_gang(run, &name),
-            Event::Deed { run, uid, deed } => self.try_deed(run, &uid, &deed),
+            Event::Action { run, uid, action } => self.try_deed(run, &uid, &action),
             Event::Retry { run, task } => self.retry(run, task),
             Event::MemberAnswer { run, task } => self.member_answer(run, task),
             Event::Execute { request } => self.execute(request),

@@ -45,7 +45,7 @@ pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: Cancella
 async fn follow(client: Client, cluster: Cluster) {
     let nodes = Api::<Node>::all(client.clone());
     let mut teller = Teller::new(client, &cluster.node);
-    let mut diagnosis = cluster.sickbay.diagnosis();
+    let mut diagnosis = cluster.diagnoses.diagnosis();
     let mut told = Told::default();
     let mut pauses = Pauses::default();
     let mut written: Option<(NodeCondition, Instant)> = None;

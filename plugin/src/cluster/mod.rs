@@ -22,8 +22,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::handover::{Desk, Note};
-use crate::inventory::{Inventory, Sickbay};
+use crate::handover::{Note, SharedHandover};
+use crate::inventory::{Diagnoses, Inventory};
 use crate::observe::Observed;
 use crate::recurring::{Recurring, chain};
 
@@ -42,11 +42,11 @@ pub struct Cluster {
     /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Who gets which.
-    pub desk: Arc<Desk>,
+    pub handover: Arc<SharedHandover>,
     /// Readiness.
     pub observed: Arc<Observed>,
     /// What is wrong with the GPUs.
-    pub sickbay: Sickbay,
+    pub diagnoses: Diagnoses,
 }
 
 impl Cluster {

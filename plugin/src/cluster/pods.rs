@@ -184,18 +184,18 @@ fn take(
         Event::InitDone => {
             let pods = std::mem::take(listing);
             info!(pods = pods.len(), "pods of this node that ask for devices listed");
-            cluster.desk.sync(pods, &earlier.take().unwrap_or_default());
+            cluster.handover.sync(pods, &earlier.take().unwrap_or_default());
         }
         Event::Apply(pod) => {
             if let Some(pod) = pod_seen(&pod, &cluster.node) {
-                cluster.desk.seen(pod);
+                cluster.handover.seen(pod);
             }
         }
         Event::Delete(pod) => {
             if let Some(uid) = &pod.metadata.uid {
                 // Without a deletion mark the pod left the selector because its phase says that its containers have ended.
                 let finished = pod.metadata.deletion_timestamp.is_none();
-                cluster.desk.gone(&PodUid::from(uid.as_str()), finished);
+                cluster.handover.gone(&PodUid::from(uid.as_str()), finished);
             }
         }
     }
@@ -288,8 +288,8 @@ mod tests {
     use tower_test::mock;
 
     use super::*;
-    use crate::handover::{Desk, Handover};
-    use crate::inventory::{Inventory, Sickbay};
+    use crate::handover::{Handover, SharedHandover};
+    use crate::inventory::{Diagnoses, Inventory};
     use crate::observe::Observed;
 
     fn cluster() -> Cluster {
@@ -300,9 +300,9 @@ mod tests {
             node: "node-1".into(),
             kubeconfig: None,
             inventory: Inventory::channel().1,
-            desk: Arc::new(Desk::new(handover, Arc::clone(&observed), Some(notes))),
+            handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), Some(notes))),
             observed,
-            sickbay: Sickbay::of_nobody(),
+            diagnoses: Diagnoses::of_nobody(),
         }
     }
 

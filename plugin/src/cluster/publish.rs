@@ -65,10 +65,10 @@ impl Publisher {
 
     /// Publishes until `shutdown`, and then that the plugin has left.
     pub(super) async fn run(mut self, shutdown: CancellationToken) {
-        let mut changes = self.cluster.desk.changes();
+        let mut changes = self.cluster.handover.changes();
         let mut inventories = self.cluster.inventory.clone();
         let mut readiness = self.cluster.observed.changes();
-        let mut diagnoses = self.cluster.sickbay.diagnosis();
+        let mut diagnoses = self.cluster.diagnoses.diagnosis();
         let mut pauses = Pauses::default();
         let mut unpublished = Recurring::default();
         let mut repeat = Instant::now() + REPEAT;
@@ -195,19 +195,19 @@ impl Publisher {
     /// Whether what is known of holders may replace what an earlier run published, quarantines and all: once that and the pods
     /// have been read, and kubelet has said who holds what, or does not say it.
     fn knows_holders(&self, inventory: &Inventory) -> bool {
-        let desk = &self.cluster.desk;
-        let told = || desk.is_told() || self.cluster.observed.readiness().pod_resources == Some(false);
+        let handover = &self.cluster.handover;
+        let told = || handover.is_told() || self.cluster.observed.readiness().pod_resources == Some(false);
         // Nor may what is wrong replace the faults that an earlier run stored before they were taken in.
-        let adopted = self.cluster.sickbay.now().adopted;
-        adopted && desk.is_synced() && (inventory.state != State::Ready || told())
+        let adopted = self.cluster.diagnoses.now().adopted;
+        adopted && handover.is_synced() && (inventory.state != State::Ready || told())
     }
 
     /// The account as it is now.
     fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
         status::status(
             inventory,
-            &self.cluster.desk,
-            &self.cluster.sickbay.now(),
+            &self.cluster.handover,
+            &self.cluster.diagnoses.now(),
             &self.cluster.observed.readiness(),
             self.status.as_ref(),
             Timestamp::now(),

@@ -37,8 +37,8 @@ async fn follow(client: Client, cluster: &Cluster) {
             "faults of an earlier run are held against the GPUs"
         );
     }
-    cluster.sickbay.adopt(stored);
-    let mut diagnosis = cluster.sickbay.diagnosis();
+    cluster.diagnoses.adopt(stored);
+    let mut diagnosis = cluster.diagnoses.diagnosis();
     if diagnosis.wait_for(|now| now.adopted).await.is_err() {
         return;
     }
@@ -132,7 +132,7 @@ impl Lifter<'_> {
                 return (EventType::Warning, "LiftNotUnderstood", note);
             }
         };
-        let mut diagnosis = self.cluster.sickbay.diagnosis();
+        let mut diagnosis = self.cluster.diagnoses.diagnosis();
         let (lifts, meant) = {
             let now = diagnosis.borrow();
             let mut gpus = now.faults.iter().filter_map(|fault| fault.0.gpu.parse().ok());
@@ -142,7 +142,7 @@ impl Lifter<'_> {
             let note = format!("none of {text} is in quarantine: nothing was lifted");
             return (EventType::Warning, "LiftNotUnderstood", note);
         }
-        self.cluster.sickbay.lift(lift);
+        self.cluster.diagnoses.lift(lift);
         // The owner is at work within a fraction of a second. If it has stopped, so does this.
         let _ = diagnosis.wait_for(|now| now.lifts > lifts).await;
         let note = format!("the quarantine of {text} was lifted by annotation");

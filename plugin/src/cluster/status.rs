@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::config::SharedDevices;
-use crate::handover::Desk;
+use crate::handover::SharedHandover;
 use crate::inventory::{Device, Diagnosis, Inventory, State};
 use crate::observe::Readiness;
 
@@ -26,13 +26,13 @@ const MOST_TEXT: usize = 4096;
 /// What is to be published. `before` is what was: a condition that stays keeps its time.
 pub(super) fn status(
     inventory: &Inventory,
-    desk: &Desk,
+    handover: &SharedHandover,
     diagnosis: &Diagnosis,
     readiness: &Readiness,
     before: Option<&GpuNodeStatus>,
     now: Timestamp,
 ) -> GpuNodeStatus {
-    let (holders, deviations, deviations_total) = desk.account();
+    let (holders, deviations, deviations_total) = handover.account();
     let inventory = &*with_troubles(inventory, diagnosis);
     let resources = resources(inventory, &held(inventory, &holders));
     GpuNodeStatus {
@@ -59,7 +59,7 @@ pub(super) fn status(
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
-        conditions: vec![ready(inventory, readiness, desk.is_synced(), before, now)],
+        conditions: vec![ready(inventory, readiness, handover.is_synced(), before, now)],
     }
 }
 

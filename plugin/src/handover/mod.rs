@@ -1,5 +1,5 @@
 //! From the scheduler's choice to kubelet's: who is asking, which devices are meant for it, who holds what. A pure, synchronous
-//! state machine; [`Desk`] puts clocks, locks and waiting around it.
+//! state machine; [`SharedHandover`] puts clocks, locks and waiting around it.
 //!
 //! Kubelet never says which pod it allocates for. What identifies the pod:
 //! - kubelet admits pods one by one in the order of their bindings, which is the order of the pod watch, and a pod's containers
@@ -16,10 +16,10 @@
 
 mod allocate;
 mod choose;
-mod desk;
 mod holders;
 mod pod;
 mod settle;
+mod shared;
 mod steer;
 mod truth;
 
@@ -34,8 +34,8 @@ use jiff::Timestamp;
 use crate::inventory::{Inventory, State};
 
 pub use allocate::Served;
-pub use desk::Desk;
 pub use pod::{Ask, PodSeen, Refusal};
+pub use shared::SharedHandover;
 pub use steer::{Basis, Patience, Preference, Request};
 pub use truth::{Holding, Listing, Ticket};
 

@@ -102,23 +102,23 @@ impl std::str::FromStr for Lift {
 
 /// What others know of the diagnosis, and tell its owner. Clones are alike.
 #[derive(Debug, Clone)]
-pub struct Sickbay {
+pub struct Diagnoses {
     diagnosis: watch::Receiver<Arc<Diagnosis>>,
     orders: Sender<Order>,
 }
 
 /// The owner's end.
 #[derive(Debug)]
-pub(super) struct SickbayEnd {
+pub(super) struct DiagnosesEnd {
     pub(super) diagnosis: watch::Sender<Arc<Diagnosis>>,
     pub(super) orders: Receiver<Order>,
 }
 
-impl Sickbay {
-    pub(super) fn pair() -> (Self, SickbayEnd) {
+impl Diagnoses {
+    pub(super) fn pair() -> (Self, DiagnosesEnd) {
         let (publish, diagnosis) = watch::channel(Arc::default());
         let (orders, received) = channel();
-        let end = SickbayEnd {
+        let end = DiagnosesEnd {
             diagnosis: publish,
             orders: received,
         };
@@ -127,25 +127,25 @@ impl Sickbay {
 
     /// One of no owner, for an inventory from elsewhere: nothing is ever wrong.
     pub fn of_nobody() -> Self {
-        let (sickbay, end) = Self::pair();
+        let (diagnoses, end) = Self::pair();
         end.diagnosis.send_replace(Arc::new(Diagnosis {
             known: true,
             adopted: true,
             ..Diagnosis::default()
         }));
-        sickbay
+        diagnoses
     }
 
     /// One whose owner cannot ask any GPU.
     #[cfg(test)]
     pub(crate) fn with_outage(outage: Outage) -> Self {
-        let (sickbay, end) = Self::pair();
+        let (diagnoses, end) = Self::pair();
         end.diagnosis.send_replace(Arc::new(Diagnosis {
             known: true,
             outage: Some(outage),
             ..Diagnosis::default()
         }));
-        sickbay
+        diagnoses
     }
 
     /// The diagnosis, and its changes.

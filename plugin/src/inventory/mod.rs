@@ -4,9 +4,9 @@
 
 mod diagnosis;
 mod hardware;
+mod heartbeat;
 mod merge;
 mod owner;
-mod pulse;
 mod session;
 
 use std::collections::BTreeMap;
@@ -21,12 +21,12 @@ use tokio::sync::watch;
 use crate::config::{Config, SharedDevices};
 use crate::discover::DiscoverError;
 
-pub use diagnosis::{Diagnosis, Lift, LiftError, Sickbay, StoredFault};
+pub use diagnosis::{Diagnoses, Diagnosis, Lift, LiftError, StoredFault};
 #[cfg(test)]
 pub(crate) use hardware::units;
 pub use hardware::{Hardware, Unit};
+pub use heartbeat::Heartbeat;
 pub use owner::{Owner, Timing};
-pub use pulse::Pulse;
 
 /// What discovery needs to know. The roots say where this process *reads* the trees, which in a container or a test is not
 /// where the host has them.

@@ -23,9 +23,9 @@ use tokio::sync::watch;
 
 pub(super) use keeper::Keeper;
 
-use super::pulse::Pulse;
+use super::heartbeat::Heartbeat;
 use super::session::{End, Session};
-use super::{Diagnosis, Hardware, Settings, Sickbay};
+use super::{Diagnoses, Diagnosis, Hardware, Settings};
 use crate::discover::NvmlOptions;
 use crate::health::{Book, HealthChecks, Table, XidCounts};
 use crate::nvml::{self, Nvml};
@@ -72,8 +72,8 @@ pub struct Owner {
     _stop: Sender<()>,
     thread: JoinHandle<()>,
     xids: XidCounts,
-    sickbay: Sickbay,
-    pulse: Pulse,
+    diagnoses: Diagnoses,
+    heartbeat: Heartbeat,
 }
 
 impl Owner {
@@ -89,9 +89,9 @@ impl Owner {
     ) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let xids = XidCounts::default();
-        let (sickbay, sickbay_end) = Sickbay::pair();
-        let pulse = Pulse::new();
-        let last_word = pulse.last_word();
+        let (diagnoses, diagnoses_end) = Diagnoses::pair();
+        let heartbeat = Heartbeat::new();
+        let last_word = heartbeat.last_word();
         let keeper = Keeper {
             boot_id: boot_id(&settings.proc_root),
             options: NvmlOptions {
@@ -112,8 +112,8 @@ impl Owner {
             warned: Vec::new(),
             caps: BTreeMap::new(),
             cut_unknown: BTreeSet::new(),
-            sickbay: sickbay_end,
-            pulse: pulse.clone(),
+            diagnoses: diagnoses_end,
+            heartbeat: heartbeat.clone(),
             diagnosis: Diagnosis::default(),
             started: Instant::now(),
             hears: true,
@@ -131,19 +131,19 @@ impl Owner {
             _stop: stop,
             thread,
             xids,
-            sickbay,
-            pulse,
+            diagnoses,
+            heartbeat,
         })
     }
 
     /// What is wrong with the GPUs, and where to tell about it.
-    pub fn sickbay(&self) -> Sickbay {
-        self.sickbay.clone()
+    pub fn diagnoses(&self) -> Diagnoses {
+        self.diagnoses.clone()
     }
 
     /// Whether the thread goes on.
-    pub fn pulse(&self) -> Pulse {
-        self.pulse.clone()
+    pub fn heartbeat(&self) -> Heartbeat {
+        self.heartbeat.clone()
     }
 
     /// How often each Xid was raised, for metrics.

@@ -46,7 +46,7 @@ pub(super) struct Session<'nvml> {
 
 /// The GPUs listened to.
 #[derive(Default)]
-struct Ears<'nvml> {
+struct Listener<'nvml> {
     /// `None` if no Xid is to be watched, or no GPU raises any.
     events: Option<EventSet<'nvml>>,
     /// Indices registered, or found to raise no events.
@@ -75,7 +75,7 @@ impl<'nvml> Session<'nvml> {
     fn live(&self, keeper: &mut Keeper, failures: &mut u32) -> Result<End, DiscoverError> {
         let bound = discover::bound(&keeper.options);
         // Before reading, here and below: an Xid that falls between the two is heard then.
-        let mut ears = self.listen(keeper)?;
+        let mut listener = self.listen(keeper)?;
         // And of faults of an earlier run that are known by now, the first snapshot tells already.
         keeper.obey();
         let mut seen = Self::read(self.nvml, keeper)?;
@@ -86,7 +86,7 @@ impl<'nvml> Session<'nvml> {
                 0 => keeper.timing.read,
                 failures => keeper.timing.pause(failures),
             };
-            let watched = self.watch(keeper, &ears, &seen, &bound, &mut deaf, pause);
+            let watched = self.watch(keeper, &listener, &seen, &bound, &mut deaf, pause);
             if deaf == 0 {
                 *failures = 0;
                 if unread == 0 && watched.is_ok() {
@@ -99,7 +99,7 @@ impl<'nvml> Session<'nvml> {
                 turn => turn,
             };
             // A reading that fails is tried again; the GPUs are listened to meanwhile.
-            match self.again(keeper, &mut ears, &mut seen, turn) {
+            match self.again(keeper, &mut listener, &mut seen, turn) {
                 Ok(()) => unread = 0,
                 Err(error) if error.is_gone() => return Err(error),
                 Err(error) => {
@@ -113,20 +113,20 @@ impl<'nvml> Session<'nvml> {
     fn again(
         &self,
         keeper: &mut Keeper,
-        ears: &mut Ears<'nvml>,
+        listener: &mut Listener<'nvml>,
         seen: &mut Seen,
         turn: Turn,
     ) -> Result<(), DiscoverError> {
         if turn == Turn::Listen {
-            let old = std::mem::replace(ears, self.listen(keeper)?);
-            // What the old ears have heard and not told. An Xid that both heard is counted twice, which harms nobody.
+            let old = std::mem::replace(listener, self.listen(keeper)?);
+            // What the old listener has heard and not told. An Xid that both heard is counted twice, which harms nobody.
             if let Some(old) = old.events {
                 while let Ok(Some(event)) = old.wait(Duration::ZERO) {
                     self.note(keeper, seen, event);
                 }
             }
         } else {
-            self.listen_to_new(ears)?;
+            self.listen_to_new(listener)?;
         }
         *seen = Self::read(self.nvml, keeper)?;
         Ok(())
@@ -142,32 +142,32 @@ impl<'nvml> Session<'nvml> {
     }
 
     /// Registers every GPU.
-    fn listen(&self, keeper: &Keeper) -> Result<Ears<'nvml>, NvmlError> {
-        let mut ears = Ears::default();
+    fn listen(&self, keeper: &Keeper) -> Result<Listener<'nvml>, NvmlError> {
+        let mut listener = Listener::default();
         if !keeper.checks.is_off() {
-            ears.events = Some(self.nvml.event_set()?);
-            self.listen_to_new(&mut ears)?;
+            listener.events = Some(self.nvml.event_set()?);
+            self.listen_to_new(&mut listener)?;
         }
-        Ok(ears)
+        Ok(listener)
     }
 
     /// Registers every GPU that is not registered yet.
-    fn listen_to_new(&self, ears: &mut Ears<'nvml>) -> Result<(), NvmlError> {
-        let Some(events) = &mut ears.events else {
+    fn listen_to_new(&self, listener: &mut Listener<'nvml>) -> Result<(), NvmlError> {
+        let Some(events) = &mut listener.events else {
             return Ok(());
         };
         for index in 0..self.nvml.device_count()? {
-            if ears.asked.contains(&index) {
+            if listener.asked.contains(&index) {
                 continue;
             }
             match self.nvml.device(index).and_then(|device| events.register(device)) {
                 Ok(()) => {
-                    ears.asked.insert(index);
+                    listener.asked.insert(index);
                 }
                 Err(error) if error.is_driver_gone() => return Err(error),
                 Err(error) if error.is_unsupported() => {
                     tracing::warn!(gpu = index, "raises no events, its Xids go unseen: {error}");
-                    ears.asked.insert(index);
+                    listener.asked.insert(index);
                 }
                 // Tried again at the next reading; a GPU that is lost is told of there.
                 Err(error) => tracing::debug!(gpu = index, "cannot be listened to: {error}"),
@@ -181,7 +181,7 @@ impl<'nvml> Session<'nvml> {
     fn watch(
         &self,
         keeper: &mut Keeper,
-        ears: &Ears<'nvml>,
+        listener: &Listener<'nvml>,
         seen: &Seen,
         bound: &BTreeSet<String>,
         deaf: &mut u32,
@@ -191,7 +191,7 @@ impl<'nvml> Session<'nvml> {
         let mut looked = start;
         loop {
             let waiting = Instant::now();
-            let event = match &ears.events {
+            let event = match &listener.events {
                 Some(events) if !events.is_empty() => {
                     let heard = events.wait(keeper.wait());
                     keeper.heard(heard.is_ok());

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::handover::Desk;
+use crate::handover::SharedHandover;
 use crate::recurring::Recurring;
 
 /// Looked at this often even if no event comes: an event may be lost (queue overflow, a parent that did not exist).
@@ -38,7 +38,7 @@ pub struct Directory {
     path: PathBuf,
     kubelet: Option<PathBuf>,
     views: watch::Sender<View>,
-    desk: Arc<Desk>,
+    handover: Arc<SharedHandover>,
     socket: Option<Identity>,
     directory: Option<Identity>,
 }
@@ -71,13 +71,17 @@ impl From<&Metadata> for Identity {
 
 impl Directory {
     /// A watcher of `path`, and of the socket `kubelet`, which is there as a rule, and the views it will publish.
-    pub fn new(path: PathBuf, kubelet: Option<PathBuf>, desk: Arc<Desk>) -> (Self, watch::Receiver<View>) {
+    pub fn new(
+        path: PathBuf,
+        kubelet: Option<PathBuf>,
+        handover: Arc<SharedHandover>,
+    ) -> (Self, watch::Receiver<View>) {
         let (views, receiver) = watch::channel(View::default());
         let watcher = Self {
             path,
             kubelet,
             views,
-            desk,
+            handover,
             socket: None,
             directory: None,
         };
@@ -174,7 +178,7 @@ impl Directory {
         });
         if renewed && !first {
             info!("kubelet's registration socket is there");
-            self.desk.kubelet_restarted();
+            self.handover.kubelet_restarted();
         }
     }
 

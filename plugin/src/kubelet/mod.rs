@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::allocate::Responder;
-use crate::handover::Desk;
+use crate::handover::SharedHandover;
 use crate::inventory::{Inventory, State};
 use crate::observe::Observed;
 
@@ -39,7 +39,7 @@ pub struct Kubelet {
     /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Who gets which.
-    pub desk: Arc<Desk>,
+    pub handover: Arc<SharedHandover>,
     /// What a container needs to use them.
     pub responder: Arc<Responder>,
     /// Counters and readiness.
@@ -58,7 +58,7 @@ impl Kubelet {
             resource,
             lists,
             inventory: self.inventory.clone(),
-            desk: Arc::clone(&self.desk),
+            handover: Arc::clone(&self.handover),
             responder: Arc::clone(&self.responder),
             stop,
             streams: watch::Sender::new(0),
@@ -76,11 +76,11 @@ impl Kubelet {
         let (directory, events) = Directory::new(
             self.directory.clone(),
             self.socket.clone(),
-            Arc::clone(&self.desk),
+            Arc::clone(&self.handover),
         );
         tasks.spawn(directory.watch(shutdown.clone()));
         let mut resources: BTreeMap<ResourceName, watch::Sender<service::DeviceList>> = BTreeMap::new();
-        let mut freed = self.desk.freed();
+        let mut freed = self.handover.freed();
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             for (resource, list) in service::lists(&inventory, resources.keys()) {

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tracing::{debug, info, warn};
 
-use crate::handover::{Desk, Holding, Listing};
+use crate::handover::{Holding, Listing, SharedHandover};
 use crate::observe::Observed;
 
 /// How long after an Allocate the list is read: kubelet shows a pod from its admission on, which ends a little after the call.
@@ -25,13 +25,18 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// Kubelet answers in milliseconds, also while it admits pods.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Reads the list until `shutdown` and hands it to the desk.
-pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shutdown: CancellationToken) {
+/// Reads the list until `shutdown` and gives it to the hand-over.
+pub async fn poll(
+    socket: PathBuf,
+    handover: Arc<SharedHandover>,
+    observed: Arc<Observed>,
+    shutdown: CancellationToken,
+) {
     let mut client: Option<PodResourcesListerClient<Channel>> = None;
     let mut reachable = None;
     let mut before = Listing::default();
     loop {
-        let ticket = desk.listing_begins();
+        let ticket = handover.listing_begins();
         let listed = tokio::select! {
             () = shutdown.cancelled() => return,
             listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket)) =>
@@ -48,9 +53,9 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
                 let freed = frees(&before, &now);
                 before = now.clone();
                 observed.holders(now.clone());
-                desk.listed(ticket, now);
+                handover.listed(ticket, now);
                 if freed {
-                    desk.devices_freed();
+                    handover.devices_freed();
                 }
             }
             Err(error) => {
@@ -64,7 +69,7 @@ pub async fn poll(socket: PathBuf, desk: Arc<Desk>, observed: Arc<Observed>, shu
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(PERIOD) => {}
-            () = desk.allocation_served() => {
+            () = handover.allocation_served() => {
                 debug!("reading pod resources after an allocation");
                 tokio::select! {
                     () = shutdown.cancelled() => return,
@@ -145,9 +150,9 @@ mod tests {
         let socket = directory.path().join("kubelet.sock");
         let silent = tokio::net::UnixListener::bind(&socket).unwrap();
         let observed = Arc::new(Observed::default());
-        let desk = Desk::new(Handover::new("node-1".into()), Arc::clone(&observed), None);
+        let handover = SharedHandover::new(Handover::new("node-1".into()), Arc::clone(&observed), None);
         let shutdown = CancellationToken::new();
-        let mut polling = Box::pin(poll(socket, Arc::new(desk), observed, shutdown.clone()));
+        let mut polling = Box::pin(poll(socket, Arc::new(handover), observed, shutdown.clone()));
         let _connection = tokio::select! {
             () = &mut polling => panic!("ended by itself"),
             connection = silent.accept() => connection.unwrap(),

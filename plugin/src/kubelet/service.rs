@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 
 use super::register::OPTIONS;
 use crate::allocate::Responder;
-use crate::handover::{Desk, Request as Ask};
+use crate::handover::{Request as Ask, SharedHandover};
 use crate::inventory::{self, Inventory};
 
 /// The shortest time between two lists to one kubelet: each makes it write its node status.
@@ -43,7 +43,7 @@ pub struct DevicePluginService {
     /// The devices behind the IDs.
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     /// Who gets which.
-    pub(super) desk: Arc<Desk>,
+    pub(super) handover: Arc<SharedHandover>,
     /// What a container needs to use them.
     pub(super) responder: Arc<Responder>,
     /// Ends the streams.
@@ -107,7 +107,7 @@ impl DevicePlugin for DevicePluginService {
                 size: usize::try_from(container.allocation_size).unwrap_or(0),
             })
             .collect();
-        let answers = self.desk.prefer(asks).await;
+        let answers = self.handover.prefer(asks).await;
         let container_responses = answers
             .into_iter()
             .map(|devices| ContainerPreferredAllocationResponse {
@@ -132,7 +132,7 @@ impl DevicePlugin for DevicePluginService {
             container_responses.push(self.responder.respond(&devices));
         }
         for set in sets {
-            self.desk.allocated(&self.resource, set);
+            self.handover.allocated(&self.resource, set);
         }
         Ok(Response::new(AllocateResponse { container_responses }))
     }

@@ -72,7 +72,7 @@ impl std::fmt::Debug for Access {
 
 /// A place where labels stay until they are taken away. Those on the Node are not among them: no configuration leads away from there.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum LabelPlace {
     /// The NodeFeature object.
     Object,
     /// A file.
@@ -84,7 +84,7 @@ enum Standing {
 struct State {
     written: Option<(Settings, Labels)>,
     /// Where labels of this run may stand: those of a former place would be published beside the true ones.
-    standing: BTreeSet<Standing>,
+    standing: BTreeSet<LabelPlace>,
     /// Whether some of them could not be taken away yet.
     left_behind: bool,
     /// Why not.
@@ -234,14 +234,14 @@ impl Labeller {
             Place::NodeFeature => {
                 let client = self.client().await?;
                 // Before it is sent: what is not answered may have arrived. What is refused has not.
-                let is_new = standing.insert(Standing::Object);
+                let is_new = standing.insert(LabelPlace::Object);
                 let wrote = write::to_node_feature(&client, &self.identity, labels).await;
                 let refused = matches!(
                     wrote,
                     Err(WriteError::Forbidden { .. } | WriteError::NoNodeFeature { .. })
                 );
                 if is_new && refused {
-                    standing.remove(&Standing::Object);
+                    standing.remove(&LabelPlace::Object);
                 }
                 let now = Instant::now().into_std();
                 match wrote? {
@@ -252,21 +252,21 @@ impl Labeller {
             }
             Place::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,
         }
-        standing.extend(Standing::of(settings));
+        standing.extend(LabelPlace::of(settings));
         Ok(())
     }
 
     /// Takes away labels that stand where they are written no longer.
     async fn withdraw(
         &mut self,
-        standing: &mut BTreeSet<Standing>,
+        standing: &mut BTreeSet<LabelPlace>,
         settings: &Settings,
     ) -> anyhow::Result<()> {
-        let here = Standing::of(settings);
+        let here = LabelPlace::of(settings);
         while let Some(former) = standing.iter().find(|at| Some(*at) != here.as_ref()).cloned() {
             match &former {
-                Standing::Object => write::withdraw(&self.client().await?, &self.identity).await?,
-                Standing::File(path) => {
+                LabelPlace::Object => write::withdraw(&self.client().await?, &self.identity).await?,
+                LabelPlace::File(path) => {
                     let new = settings.output_file.as_deref();
                     write::file::remove(path, new.filter(|_| settings.place == Place::File))?;
                 }
@@ -288,7 +288,7 @@ impl Labeller {
     }
 }
 
-impl Standing {
+impl LabelPlace {
     /// Where what is written with these settings stays.
     fn of(settings: &Settings) -> Option<Self> {
         match settings.place {

@@ -16,7 +16,7 @@ use super::holders::Holders;
 use crate::config::source::Report;
 use crate::handover::Listing;
 use crate::health::XidCounts;
-use crate::inventory::{Inventory, Sickbay};
+use crate::inventory::{Diagnoses, Inventory};
 
 /// How an Allocate related to what was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub struct Metrics {
     /// Counted by the owner of NVML.
     xids: OnceLock<XidCounts>,
     /// Kept by the owner of NVML.
-    sickbay: OnceLock<Sickbay>,
+    diagnoses: OnceLock<Diagnoses>,
     /// Counted by whoever follows the configuration.
     configurations: OnceLock<watch::Receiver<Report>>,
 }
@@ -137,7 +137,7 @@ impl Default for Metrics {
             reachable: Family::default(),
             holders: Holders::default(),
             xids: OnceLock::new(),
-            sickbay: OnceLock::new(),
+            diagnoses: OnceLock::new(),
             configurations: OnceLock::new(),
         }
     }
@@ -161,7 +161,7 @@ impl Metrics {
             reachable,
             holders,
             xids,
-            sickbay,
+            diagnoses,
             configurations,
         } = self;
         registry.register(
@@ -238,7 +238,7 @@ impl Metrics {
             counted,
         );
         let unhealthy: Family<ByCause, Gauge> = Family::default();
-        let diagnosis = sickbay.get().map(Sickbay::now).unwrap_or_default();
+        let diagnosis = diagnoses.get().map(Diagnoses::now).unwrap_or_default();
         for trouble in &diagnosis.troubles {
             let labels = ByCause {
                 gpu: trouble.gpu.to_string(),
@@ -324,8 +324,8 @@ impl Metrics {
         }
     }
 
-    pub(super) fn sickbay(&self, sickbay: Sickbay) {
-        if self.sickbay.set(sickbay).is_err() {
+    pub(super) fn diagnoses(&self, diagnoses: Diagnoses) {
+        if self.diagnoses.set(diagnoses).is_err() {
             tracing::debug!("what is wrong is known already");
         }
     }

@@ -22,7 +22,7 @@ fn a_node_with_nothing_to_serve_is_settled_and_not_ready() {
     };
     assert!(!awaited.is_settled());
     let refused = Readiness {
-        registered: [(names::GPU_RESOURCE.into(), Standing::Unregistered)].into(),
+        registered: [(names::GPU_RESOURCE.into(), Registration::Unregistered)].into(),
         ..Readiness::default()
     };
     assert!(!refused.is_settled(), "kubelet may accept another process");
@@ -73,14 +73,14 @@ fn ready_means_devices_found_and_accepted_by_kubelet() {
     assert_eq!(readiness.missing(), ["no resource is served yet"]);
     readiness
         .registered
-        .insert("nvidia.com/gpu".into(), Standing::Unregistered);
+        .insert("nvidia.com/gpu".into(), Registration::Unregistered);
     assert_eq!(
         readiness.missing(),
         ["nvidia.com/gpu is not registered with kubelet"]
     );
     readiness
         .registered
-        .insert("nvidia.com/gpu".into(), Standing::Accepted);
+        .insert("nvidia.com/gpu".into(), Registration::Accepted);
     assert!(readiness.missing().is_empty());
 }
 
@@ -155,7 +155,7 @@ fn every_xid_is_counted_by_gpu() {
 #[test]
 fn an_unreachable_api_server_degrades_and_does_not_stop() {
     let readiness = Readiness {
-        registered: [("nvidia.com/gpu".into(), Standing::Accepted)].into(),
+        registered: [("nvidia.com/gpu".into(), Registration::Accepted)].into(),
         cluster: Some(false),
         ..Readiness::default()
     };

@@ -63,7 +63,7 @@ async fn an_xid_of_a_link_counts_where_links_went_down_with_it() {
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.sickbay().adopt(stored);
+    eye.owner.diagnoses().adopt(stored);
     assert_eq!(eye.until_sick(1).await[sim.uuid(0)], reason);
     for link in [3, 4] {
         controller.set_nvlink(0, link, true).unwrap();

@@ -104,7 +104,7 @@ impl Eye {
     }
 
     async fn diagnosis(&self, what: &str, holds: impl FnMut(&Arc<Diagnosis>) -> bool) -> Arc<Diagnosis> {
-        let mut diagnosis = self.owner.sickbay().diagnosis();
+        let mut diagnosis = self.owner.diagnoses().diagnosis();
         let waited = tokio::time::timeout(PATIENCE, diagnosis.wait_for(holds)).await;
         Arc::clone(&waited.unwrap_or_else(|_| panic!("never came: {what}")).unwrap())
     }

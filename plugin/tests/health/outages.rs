@@ -117,7 +117,7 @@ async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset(
         driver: None,
         evidence: FaultEvidence::default(),
     };
-    eye.owner.sickbay().adopt(vec![fault]);
+    eye.owner.diagnoses().adopt(vec![fault]);
     let is_missing = |now: &Arc<Diagnosis>| {
         let kind = now.outage.as_ref().map(|outage| outage.kind);
         // Not `Failing`: that is worth a new process, which would find no library either.

@@ -98,7 +98,7 @@ async fn a_quarantine_survives_a_restart() {
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.sickbay().adopt(stored.clone());
+    eye.owner.diagnoses().adopt(stored.clone());
     assert_eq!(eye.until_sick(2).await, before);
     assert_eq!(eye.stored().await, stored, "and is stored again as it was");
     eye.a_while(&sim).await;
@@ -109,7 +109,7 @@ async fn a_quarantine_survives_a_restart() {
     bind_anew(&sim, 2);
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.sickbay().adopt(stored.clone());
+    eye.owner.diagnoses().adopt(stored.clone());
     let sick = eye.until_sick(1).await;
     assert!(sick.contains_key(sim.uuid(1)), "{sick:?}");
     assert_eq!(eye.proofs().await, [Proof::BoundAnew]);
@@ -118,7 +118,7 @@ async fn a_quarantine_survives_a_restart() {
     boot(&sim, "second");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.sickbay().adopt(stored);
+    eye.owner.diagnoses().adopt(stored);
     assert_eq!(eye.proofs().await, [Proof::Rebooted; 2]);
     eye.healthy().await;
 }
@@ -139,13 +139,13 @@ async fn an_xid_that_counted_because_it_was_enabled_counts_no_more_once_it_is_no
 
     let mut eye = Eye::open_with(&sim, QUICK, enabled);
     eye.ready().await;
-    eye.owner.sickbay().adopt(stored.clone());
+    eye.owner.diagnoses().adopt(stored.clone());
     eye.until_sick(1).await;
     eye.owner.stop();
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.sickbay().adopt(stored);
+    eye.owner.diagnoses().adopt(stored);
     assert_eq!(eye.proofs().await, [Proof::Lifted]);
     eye.healthy().await;
 }
@@ -159,9 +159,9 @@ async fn a_person_lifts_a_quarantine() {
         sim.installed.controller.raise_xid(gpu, 79).unwrap();
     }
     eye.until_sick(3).await;
-    eye.owner.sickbay().lift(sim.uuid(1).parse::<Lift>().unwrap());
+    eye.owner.diagnoses().lift(sim.uuid(1).parse::<Lift>().unwrap());
     let sick = eye.until_sick(2).await;
     assert!(!sick.contains_key(sim.uuid(1)), "{sick:?}");
-    eye.owner.sickbay().lift(Lift::All);
+    eye.owner.diagnoses().lift(Lift::All);
     eye.healthy().await;
 }

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
-use super::desk::Place;
+use super::table::Place;
 use crate::watch::WATCH_SECONDS;
 
 /// Before a kind that is not served is looked for again.

@@ -8,8 +8,8 @@ use serde_json::json;
 use tower_test::mock;
 
 use super::{
-    Arc, CancellationToken, Client, Desk, Duration, OwnerFacts, OwnerKind, OwnerRef, OwnerWanted, Place,
-    Value, run,
+    Arc, CancellationToken, Client, Duration, OwnerFacts, OwnerKind, OwnerRef, OwnerTable, OwnerWanted,
+    Place, Value, run,
 };
 
 /// An API server that serves what its test has put into it; it can be changed while it runs.
@@ -446,39 +446,39 @@ fn unread(name: &str) -> OwnerWanted {
 #[test]
 fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
     let now = Instant::now();
-    let mut desk = Desk::default();
-    let (changes, _) = desk.want(now, vec![unread("a")]);
+    let mut table = OwnerTable::default();
+    let (changes, _) = table.want(now, vec![unread("a")]);
     assert_eq!(changes.begin, [OwnerKind::JobSet]);
-    assert!(desk.ask(now).is_empty(), "the list may bring it");
-    desk.list_ends(OwnerKind::JobSet);
+    assert!(table.ask(now).is_empty(), "the list may bring it");
+    table.list_ends(OwnerKind::JobSet);
     let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
-    assert_eq!(desk.ask(now), std::slice::from_ref(&place));
-    assert!(desk.ask(now).is_empty(), "once");
-    assert_eq!(desk.seen(&place, &job_set("a", 6)).len(), 1);
-    assert!(desk.answered(now, &place, Ok(Some(job_set("a", 4)))).is_empty());
+    assert_eq!(table.ask(now), std::slice::from_ref(&place));
+    assert!(table.ask(now).is_empty(), "once");
+    assert_eq!(table.seen(&place, &job_set("a", 6)).len(), 1);
+    assert!(table.answered(now, &place, Ok(Some(job_set("a", 4)))).is_empty());
 }
 
 /// The last gang that went by it is over, the next is there before anybody has looked.
 #[test]
 fn an_owner_that_was_told_and_forgotten_meanwhile_is_asked_for_again() {
     let now = Instant::now();
-    let mut desk = Desk::default();
+    let mut table = OwnerTable::default();
     let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
-    desk.want(now, vec![unread("a")]);
-    desk.list_ends(OwnerKind::JobSet);
-    assert_eq!(desk.seen(&place, &job_set("a", 4)).len(), 1);
+    table.want(now, vec![unread("a")]);
+    table.list_ends(OwnerKind::JobSet);
+    assert_eq!(table.seen(&place, &job_set("a", 4)).len(), 1);
     let read = OwnerWanted {
         unread: false,
         ..unread("a")
     };
-    desk.want(now, vec![read]);
-    assert!(desk.ask(now).is_empty());
-    desk.want(now, vec![unread("a")]);
-    assert_eq!(desk.ask(now), std::slice::from_ref(&place));
-    assert_eq!(desk.answered(now, &place, Ok(Some(job_set("a", 8)))).len(), 1);
-    desk.absent(OwnerKind::JobSet);
+    table.want(now, vec![read]);
+    assert!(table.ask(now).is_empty());
+    table.want(now, vec![unread("a")]);
+    assert_eq!(table.ask(now), std::slice::from_ref(&place));
+    assert_eq!(table.answered(now, &place, Ok(Some(job_set("a", 8)))).len(), 1);
+    table.absent(OwnerKind::JobSet);
     assert_eq!(
-        desk.want(now, vec![unread("a")]).1.len(),
+        table.want(now, vec![unread("a")]).1.len(),
         1,
         "there is none, and that is said again"
     );
@@ -487,42 +487,43 @@ fn an_owner_that_was_told_and_forgotten_meanwhile_is_asked_for_again() {
 #[test]
 fn an_owner_that_was_read_is_not_gone_because_its_kind_may_not_be_read_for_a_moment() {
     let now = Instant::now();
-    let mut desk = Desk::default();
+    let mut table = OwnerTable::default();
     let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
-    desk.want(now, vec![unread("a"), unread("b")]);
-    assert_eq!(desk.seen(&place, &job_set("a", 4)).len(), 1);
-    desk.list_begins(OwnerKind::JobSet);
-    let told = desk.absent(OwnerKind::JobSet);
+    table.want(now, vec![unread("a"), unread("b")]);
+    assert_eq!(table.seen(&place, &job_set("a", 4)).len(), 1);
+    table.list_begins(OwnerKind::JobSet);
+    let told = table.absent(OwnerKind::JobSet);
     assert_eq!(told, [(unread("b").owner, None)]);
-    desk.list_begins(OwnerKind::JobSet);
-    desk.list_ends(OwnerKind::JobSet);
+    table.list_begins(OwnerKind::JobSet);
+    table.list_ends(OwnerKind::JobSet);
     assert!(
-        desk.ask(now).contains(&place),
+        table.ask(now).contains(&place),
         "what the next list does not bring is asked for"
     );
-    assert_eq!(desk.answered(now, &place, Ok(None)), [(unread("a").owner, None)]);
+    assert_eq!(table.answered(now, &place, Ok(None)), [(unread("a").owner, None)]);
 }
 
 #[test]
 fn a_kind_is_watched_on_for_a_while_when_no_gang_needs_it() {
     let now = Instant::now();
-    let mut desk = Desk::default();
+    let mut table = OwnerTable::default();
     let one = vec![unread("a")];
-    desk.want(now, one.clone());
-    assert!(desk.want(now, Vec::new()).0.end.is_empty());
+    table.want(now, one.clone());
+    assert!(table.want(now, Vec::new()).0.end.is_empty());
     assert!(
-        desk.want(now + Duration::from_secs(200), one).0.begin.is_empty(),
+        table.want(now + Duration::from_secs(200), one).0.begin.is_empty(),
         "it is still watched"
     );
-    desk.want(now + Duration::from_secs(210), Vec::new());
+    table.want(now + Duration::from_secs(210), Vec::new());
     assert!(
-        desk.want(now + Duration::from_secs(500), Vec::new())
+        table
+            .want(now + Duration::from_secs(500), Vec::new())
             .0
             .end
             .is_empty()
     );
     assert_eq!(
-        desk.want(now + Duration::from_secs(510), Vec::new()).0.end,
+        table.want(now + Duration::from_secs(510), Vec::new()).0.end,
         [OwnerKind::JobSet]
     );
 }

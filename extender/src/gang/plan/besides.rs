@@ -40,13 +40,13 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
         return None;
     }
     let shape = survey.shapes.get(slot)?;
-    let Standing::Ours(class) = survey.terrain.snapshot.standing(node) else {
+    let Standing::Ours(class) = survey.input.snapshot.standing(node) else {
         return None;
     };
     if let Some(reason) = &class.not_ready {
         return Some(plugin_not_ready(reason));
     }
-    let room = survey.terrain.rooms.get(node.0 as usize);
+    let room = survey.input.rooms.get(node.0 as usize);
     let Some(facts) = room.and_then(|room| room.facts.as_ref()) else {
         return Some("no Node object".to_owned());
     };
@@ -163,7 +163,7 @@ fn room(survey: &Survey<'_>, node: NodeIx, slot: usize) -> u32 {
 /// What keeps a node from taking more than so many members.
 fn why(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Option<String> {
     let needs = &survey.shapes.get(slot)?.needs;
-    let facts = survey.terrain.rooms.get(node.0 as usize)?.facts.as_ref()?;
+    let facts = survey.input.rooms.get(node.0 as usize)?.facts.as_ref()?;
     if let Err(misfit) = needs.admits(facts) {
         return Some(match misfit {
             Misfit::Unschedulable => "cordons rule out".to_owned(),

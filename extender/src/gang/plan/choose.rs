@@ -106,7 +106,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
             return Some((packed, all));
         }
         let least = demand.least();
-        let nodes = self.survey.terrain.snapshot.nodes.len();
+        let nodes = self.survey.input.snapshot.nodes.len();
         let tries = (MIXED / nodes.max(1)).max(FEWEST_MIXES);
         let step = least.len().div_ceil(tries).max(1);
         let packed = least
@@ -288,7 +288,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let key = |node: &NodeIx| {
             let class = self
                 .survey
-                .terrain
+                .input
                 .snapshot
                 .class(*node)
                 .map_or(u32::MAX, |class| class.0);

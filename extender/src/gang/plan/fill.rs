@@ -36,7 +36,7 @@ impl Anchors {
     pub(super) fn of(survey: &Survey<'_>, wanted: &Wanted) -> Self {
         let mut anchors = Self::default();
         for (sibling, ordinal) in wanted.placed.iter().zip(placed_ordinals(wanted)) {
-            if let Some(node) = survey.terrain.snapshot.find(sibling.node.as_str()) {
+            if let Some(node) = survey.input.snapshot.find(sibling.node.as_str()) {
                 anchors.add(survey, node);
                 anchors.ordinals.push((ordinal, node));
             }
@@ -101,7 +101,7 @@ impl<'s, 'a> Filler<'s, 'a> {
         anchors: &'s Anchors,
         takes: impl Fn(NodeIx) -> u32,
     ) -> Self {
-        let nodes = survey.terrain.snapshot.nodes.len();
+        let nodes = survey.input.snapshot.nodes.len();
         let rooms = (0..nodes).map(|node| takes(NodeIx(u32::try_from(node).unwrap_or(u32::MAX))));
         let rooms: Vec<u32> = rooms.collect();
         let mut sums = vec![0u32; survey.fabric.domains.len()];

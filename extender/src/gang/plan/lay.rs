@@ -44,7 +44,7 @@ pub(super) fn lay(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Vec<Devices>>
 
 /// By shape, the devices of each member on a node.
 fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<Devices>>> {
-    let exact = (survey.terrain.exact)(node)?;
+    let exact = (survey.input.exact)(node)?;
     let mut members: Vec<Vec<Devices>> = counts
         .iter()
         .map(|count| vec![Vec::new(); *count as usize])

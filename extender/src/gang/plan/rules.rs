@@ -1,5 +1,5 @@
 //! What members of one gang ask of each other's places: host ports and affinity and anti-affinity terms that select the gang's own pods. What other
-//! pods mean for them comes with the terrain.
+//! pods mean for them comes with the plan's input.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

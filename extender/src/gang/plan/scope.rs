@@ -96,7 +96,7 @@ pub(super) fn places(survey: &Survey<'_>, anchors: &Anchors, scope: Scope) -> Ve
     let domains = || (0u32..).zip(&survey.fabric.domains);
     match scope {
         Scope::Node => {
-            let nodes = 0..u32::try_from(survey.terrain.snapshot.nodes.len()).unwrap_or(u32::MAX);
+            let nodes = 0..u32::try_from(survey.input.snapshot.nodes.len()).unwrap_or(u32::MAX);
             let nodes = nodes
                 .map(NodeIx)
                 .filter(|node| anchors.nodes.iter().all(|other| other == node));

@@ -11,7 +11,7 @@ use gantry_gang::Needs;
 use gantry_gang::needs::Spread;
 
 use super::rules::HOSTNAME;
-use crate::gang::terrain::Room;
+use crate::gang::input::Room;
 use crate::snapshot::NodeIx;
 
 /// One constraint of one shape.

@@ -13,7 +13,7 @@ use gantry_gang::{DomainIx, Fabric, Resources};
 use self::rate::OfClass;
 use super::rules::Rules;
 use super::skew::Skew;
-use crate::gang::terrain::{Room, Shape, Terrain};
+use crate::gang::input::{PlanInput, Room, Shape};
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
 
 /// What is counted as free.
@@ -29,7 +29,7 @@ pub(super) enum Counting {
 
 /// What every node takes of a gang.
 pub(super) struct Survey<'a> {
-    pub(super) terrain: Terrain<'a>,
+    pub(super) input: PlanInput<'a>,
     pub(super) counting: Counting,
     pub(super) fabric: &'a Fabric,
     pub(super) shapes: Vec<&'a Shape>,
@@ -47,24 +47,24 @@ pub(super) struct Survey<'a> {
 impl<'a> Survey<'a> {
     /// `None` if a shape is not known.
     pub(super) fn new(
-        terrain: Terrain<'a>,
+        input: PlanInput<'a>,
         wanted: &Wanted,
         shapes: &[ShapeId],
         counting: Counting,
     ) -> Option<Self> {
         let shapes: Vec<&Shape> = shapes
             .iter()
-            .map(|shape| terrain.shape(*shape))
+            .map(|shape| input.shape(*shape))
             .collect::<Option<_>>()?;
         let needs: Vec<_> = shapes.iter().map(|shape| &*shape.needs).collect();
-        let nodes = terrain.snapshot.nodes.len();
+        let nodes = input.snapshot.nodes.len();
         let mut survey = Self {
-            terrain,
+            input,
             counting,
-            fabric: terrain.fabric,
+            fabric: input.fabric,
             rules: Rules::of(&needs),
             skews: Arc::default(),
-            classes: vec![Vec::new(); terrain.snapshot.classes.len()],
+            classes: vec![Vec::new(); input.snapshot.classes.len()],
             limits: vec![0; nodes * shapes.len()],
             tiers: Vec::new(),
             shapes,
@@ -76,13 +76,13 @@ impl<'a> Survey<'a> {
 
     /// All nodes.
     fn nodes(&self) -> impl Iterator<Item = NodeIx> + use<> {
-        (0..u32::try_from(self.terrain.snapshot.nodes.len()).unwrap_or(u32::MAX)).map(NodeIx)
+        (0..u32::try_from(self.input.snapshot.nodes.len()).unwrap_or(u32::MAX)).map(NodeIx)
     }
 
     /// The survey with other constraints on how evenly members lie.
     pub(super) fn with_skews(&self, skews: Arc<[Skew]>) -> Self {
         Self {
-            terrain: self.terrain,
+            input: self.input,
             counting: self.counting,
             fabric: self.fabric,
             shapes: self.shapes.clone(),
@@ -156,7 +156,7 @@ impl<'a> Survey<'a> {
 
     /// What a node has left besides devices.
     pub(super) fn left(&self, node: NodeIx) -> Option<&'a Resources> {
-        let room: &Room = self.terrain.rooms.get(node.0 as usize)?;
+        let room: &Room = self.input.rooms.get(node.0 as usize)?;
         let facts = room.facts.as_ref()?;
         Some(match self.counting {
             Counting::Empty => &facts.allocatable,
@@ -166,14 +166,14 @@ impl<'a> Survey<'a> {
 
     /// The value of a node's label.
     pub(super) fn label(&self, node: NodeIx, key: &str) -> Option<&'a Arc<str>> {
-        let room: &Room = self.terrain.rooms.get(node.0 as usize)?;
+        let room: &Room = self.input.rooms.get(node.0 as usize)?;
         room.facts.as_ref()?.labels.get(key)
     }
 
     /// How much members of a shape would like a node, by their preferred affinity and its taints.
     pub(super) fn likes(&self, node: NodeIx, slot: usize) -> i64 {
         let facts = self
-            .terrain
+            .input
             .rooms
             .get(node.0 as usize)
             .and_then(|room| room.facts.as_ref());
@@ -185,7 +185,7 @@ impl<'a> Survey<'a> {
 
     /// The class of a node.
     pub(super) fn class(&self, node: NodeIx) -> Option<&'a Class> {
-        match self.terrain.snapshot.standing(node) {
+        match self.input.snapshot.standing(node) {
             Standing::Ours(class) => Some(class),
             Standing::Foreign { .. } | Standing::Gone => None,
         }
@@ -235,7 +235,7 @@ impl<'a> Survey<'a> {
 
     /// The name of a node.
     pub(super) fn name(&self, node: NodeIx) -> &'a str {
-        self.terrain
+        self.input
             .snapshot
             .names
             .name(node)

@@ -17,7 +17,7 @@ use self::world::{World, gang, level, sibling, terms};
 use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::bridged;
-use crate::gang::terrain::{Barred, Shape};
+use crate::gang::input::{Barred, Shape};
 
 const ALL: &str = "0,1,2,3,4,5,6,7";
 
@@ -286,9 +286,7 @@ fn what_the_pods_there_forbid_and_nodes_not_offered_are_left_out() {
         only: Some((2..5).map(NodeIx).collect()),
         ..Barred::default()
     };
-    let placement = world
-        .with_barred(&barred, |terrain| plan(terrain, &wanted))
-        .unwrap();
+    let placement = world.with_barred(&barred, |input| plan(input, &wanted)).unwrap();
     assert_eq!(placement.places[0].node.as_str(), "d");
 }
 

@@ -16,7 +16,7 @@ use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::skew::Skew;
 use super::survey::{Survey, available};
 use super::{besides, choose};
-use crate::gang::terrain::Shape;
+use crate::gang::input::Shape;
 
 /// Why a gang fits or does not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -27,16 +27,15 @@ pub(super) struct Sets<'s, 't, 'a> {
 impl Sets<'_, '_, '_> {
     /// Whether the gang fits without some units.
     pub(super) fn room(&self, victims: &[&Occupant]) -> bool {
-        self.cluster
-            .without(victims, |terrain| fits(terrain, self.wanted))
+        self.cluster.without(victims, |input| fits(input, self.wanted))
     }
 
     /// Those of some units that are on nodes where the gang would go without them.
     pub(super) fn near<'o>(&self, victims: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
-        let used: BTreeSet<_> = self.cluster.without(victims, |terrain| {
-            let placement = plan(terrain, self.wanted).ok()?;
+        let used: BTreeSet<_> = self.cluster.without(victims, |input| {
+            let placement = plan(input, self.wanted).ok()?;
             let nodes = placement.places.iter().map(|place| place.node.as_str());
-            Some(nodes.filter_map(|node| terrain.snapshot.find(node)).collect())
+            Some(nodes.filter_map(|node| input.snapshot.find(node)).collect())
         })?;
         let touched = |unit: &&Occupant| unit.pods.iter().any(|pod| used.contains(&pod.node));
         Some(victims.iter().copied().filter(touched).collect())

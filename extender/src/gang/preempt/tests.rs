@@ -35,7 +35,7 @@ fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> Occupan
 }
 
 fn victims(world: &World, wanted: &Wanted, occupants: &[Occupant]) -> Option<Vec<String>> {
-    let placement = world.with(|terrain| preempt(terrain, wanted, occupants))?;
+    let placement = world.with(|input| preempt(input, wanted, occupants))?;
     Some(
         placement
             .victims
@@ -78,9 +78,7 @@ fn a_gang_ends_as_a_whole_and_its_devices_go_to_the_gang_that_wants_them() {
         unit("gang", 1, &[(0, ALL), (1, ALL), (2, "0")], &world),
         unit("pod", 5, &[(2, "1,2,3,4,5,6,7")], &world),
     ];
-    let placement = world
-        .with(|terrain| preempt(terrain, &wanted, &occupants))
-        .unwrap();
+    let placement = world.with(|input| preempt(input, &wanted, &occupants)).unwrap();
     assert_eq!(
         placement.victims.iter().map(PodUid::as_str).collect::<Vec<_>>(),
         ["gang-0", "gang-1", "gang-2"]
@@ -327,7 +325,7 @@ impl Case {
 
 /// Whether the gang fits without some of the units.
 fn without(world: &World, wanted: &Wanted, victims: &[&Occupant]) -> bool {
-    world.with(|terrain| WhatIf::new(terrain, victims).without(victims, |terrain| fits(terrain, wanted)))
+    world.with(|input| WhatIf::new(input, victims).without(victims, |input| fits(input, wanted)))
 }
 
 /// Whether the budgets allow that all of them are stopped.
@@ -351,7 +349,7 @@ proptest! {
             .map(|set| (0..lower.len()).filter(|at| set >> at & 1 == 1).map(|at| lower[at]).collect())
             .filter(|victims: &Vec<&Occupant>| is_allowed(victims) && without(&world, &wanted, victims))
             .collect();
-        let found = world.with(|terrain| preempt(terrain, &wanted, &occupants));
+        let found = world.with(|input| preempt(input, &wanted, &occupants));
         prop_assert_eq!(found.is_some(), !ways.is_empty());
         let Some(placement) = found else { return Ok(()) };
         let gone: BTreeSet<&str> = placement.victims.iter().map(PodUid::as_str).collect();

@@ -7,38 +7,38 @@ use gantry_api::PodUid;
 
 use super::{Occupant, OccupantPod};
 use crate::devices::DeviceSet;
-use crate::gang::terrain::{Exact, Terrain};
+use crate::gang::input::{Exact, PlanInput};
 use crate::shape::Shape;
 use crate::snapshot::{NodeIx, Pool};
 
-/// A terrain, and the nodes looked at closely where somebody could go.
+/// A plan's input, and the nodes looked at closely where somebody could go.
 pub(super) struct WhatIf<'t, 'a> {
-    terrain: &'t Terrain<'a>,
+    input: &'t PlanInput<'a>,
     exact: HashMap<NodeIx, Exact<'a>>,
 }
 
 impl<'t, 'a> WhatIf<'t, 'a> {
-    pub(super) fn new(terrain: &'t Terrain<'a>, occupants: &[&Occupant]) -> Self {
+    pub(super) fn new(input: &'t PlanInput<'a>, occupants: &[&Occupant]) -> Self {
         let mut exact = HashMap::new();
         let pods = occupants.iter().flat_map(|occupant| &occupant.pods);
         for pod in pods.filter(|pod| !pod.devices.is_empty()) {
             if !exact.contains_key(&pod.node)
-                && let Some(node) = (terrain.exact)(pod.node)
+                && let Some(node) = (input.exact)(pod.node)
             {
                 exact.insert(pod.node, node);
             }
         }
-        Self { terrain, exact }
+        Self { input, exact }
     }
 
     /// How many nodes there are.
     pub(super) fn nodes(&self) -> usize {
-        self.terrain.snapshot.nodes.len()
+        self.input.snapshot.nodes.len()
     }
 
     /// What is found without some units.
-    pub(super) fn without<T>(&self, victims: &[&Occupant], then: impl FnOnce(&Terrain<'_>) -> T) -> T {
-        let mut rooms = self.terrain.rooms.to_vec();
+    pub(super) fn without<T>(&self, victims: &[&Occupant], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
+        let mut rooms = self.input.rooms.to_vec();
         let mut changed: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
         for pod in victims.iter().flat_map(|victim| &victim.pods) {
             if let Some(room) = rooms.get_mut(pod.node.0 as usize) {
@@ -53,17 +53,17 @@ impl<'t, 'a> WhatIf<'t, 'a> {
         let pods = victims.iter().flat_map(|victim| &victim.pods);
         let gone: Vec<&PodUid> = pods.map(|pod| &pod.uid).collect();
         let classes = changed.iter().map(|(node, exact)| (*node, &exact.class));
-        let snapshot = self.terrain.snapshot.with(classes);
-        let exact = |node: NodeIx| changed.get(&node).cloned().or_else(|| (self.terrain.exact)(node));
-        then(&Terrain {
+        let snapshot = self.input.snapshot.with(classes);
+        let exact = |node: NodeIx| changed.get(&node).cloned().or_else(|| (self.input.exact)(node));
+        then(&PlanInput {
             snapshot: &snapshot,
             rooms: &rooms,
-            fabric: self.terrain.fabric,
-            shapes: self.terrain.shapes,
-            barred: self.terrain.barred,
+            fabric: self.input.fabric,
+            shapes: self.input.shapes,
+            barred: self.input.barred,
             gone: &gone,
             exact: &exact,
-            effort: self.terrain.effort,
+            effort: self.input.effort,
         })
     }
 }

@@ -107,7 +107,7 @@ impl Index {
         };
         units.extend(self.idle_units(wanted.priority));
         let spares: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
-        let (go, placement) = self.on_terrain(Some(wanted), |terrain| make_way(terrain, wanted, &spares))?;
+        let (go, placement) = self.on_terrain(Some(wanted), |input| make_way(input, wanted, &spares))?;
         for unit in go.into_iter().filter_map(|at| units.get(at)) {
             self.give_back(unit, &wanted.gang);
         }

@@ -149,7 +149,7 @@ impl Index {
         let Some(lowest) = priorities.min() else {
             return;
         };
-        self.gangs.prey.came(lowest);
+        self.gangs.victim_watch.came(lowest);
         self.waiting.gained(node);
         self.changed = true;
     }

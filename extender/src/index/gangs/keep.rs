@@ -10,13 +10,13 @@ use gantry_gang::protocol::Wanted;
 
 use crate::gang::plan;
 use crate::index::Index;
-use crate::snapshot::{Kept, NodeIx, Standing};
+use crate::snapshot::{KeptNodes, NodeIx, Standing};
 
 /// What is kept, and for whom.
 #[derive(Debug, Default)]
 pub(super) struct Keep {
     head: Option<Head>,
-    kept: Option<Arc<Kept>>,
+    kept: Option<Arc<KeptNodes>>,
     /// Time to look again.
     due: bool,
 }
@@ -65,14 +65,14 @@ impl Index {
     }
 
     /// The nodes kept, for decisions about pods that belong to no gang. While others go for a gang, it is that one's.
-    pub(in crate::index) fn kept(&self) -> Option<Arc<Kept>> {
+    pub(in crate::index) fn kept(&self) -> Option<Arc<KeptNodes>> {
         let way = self.gangs.way.as_ref().map(|way| &way.kept);
         way.or(self.gangs.keep.kept.as_ref()).cloned()
     }
 
     /// The nodes that are kept from a gang. From one that lacks members of its minimum none but what others leave for its like: it is ahead of all that have
     /// nothing yet.
-    pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&Kept> {
+    pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&KeptNodes> {
         let way = self.gangs.way.as_ref().map(|way| &*way.kept);
         let kept = match way {
             Some(_) => way,
@@ -135,11 +135,11 @@ impl Index {
         let Some(wanted) = &head.wanted else {
             return;
         };
-        let nodes = self.on_terrain(None, |terrain| plan::earmark(terrain, wanted));
+        let nodes = self.on_terrain(None, |input| plan::earmark(input, wanted));
         if nodes.is_empty() {
             return;
         }
-        let kept = Kept::new(Arc::clone(&head.gang), wanted.priority, nodes);
+        let kept = KeptNodes::new(Arc::clone(&head.gang), wanted.priority, nodes);
         tracing::info!(gang = %kept.gang, nodes = kept.nodes().count(), "nodes kept for the gang that is next");
         self.gangs.keep.kept = Some(Arc::new(kept));
         self.changed = true;
@@ -152,7 +152,7 @@ impl Index {
         }
     }
 
-    pub(super) fn open(&mut self, kept: &Kept) {
+    pub(super) fn open(&mut self, kept: &KeptNodes) {
         for node in kept.nodes() {
             self.waiting.gained(node);
         }

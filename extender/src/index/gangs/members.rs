@@ -9,10 +9,10 @@ use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, OwnerWanted,
 use gantry_gang::{Claim, GangKey, OwnerFacts, OwnerRef};
 
 use crate::index::{Index, Source};
-use crate::pod::{Bystander, PodFacts};
+use crate::pod::{OtherPod, PodFacts};
 
 /// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
-const HEARSAY: Duration = Duration::from_secs(15);
+const REPORTED_FOR: Duration = Duration::from_secs(15);
 
 /// For how long a pod is remembered that the watch has shown to be gone: a call of kube-scheduler about it may be on its way still, for its own
 /// watch may be behind ours.
@@ -20,7 +20,7 @@ const DEPARTED: Duration = Duration::from_secs(60);
 
 /// A pod that the watch has not shown.
 #[derive(Debug)]
-pub(super) struct Hearsay {
+pub(super) struct ReportedPod {
     pub(super) pod: Arc<PodFacts>,
     until: Instant,
 }
@@ -35,12 +35,12 @@ impl Index {
         }
         // Or it would be of another shape than its equals that the watch has shown.
         self.complete(&mut pod);
-        let hearsay = Hearsay {
-            until: self.now.at + HEARSAY,
+        let reported = ReportedPod {
+            until: self.now.at + REPORTED_FOR,
             pod: Arc::new(pod),
         };
-        self.tell_pod(&Arc::clone(&hearsay.pod));
-        self.gangs.hearsay.insert(hearsay.pod.uid.clone(), hearsay);
+        self.tell_pod(&Arc::clone(&reported.pod));
+        self.gangs.reported.insert(reported.pod.uid.clone(), reported);
     }
 
     /// A pod that no longer says which gang it belongs to, and is on its way to its node or there, is one of that gang still: others run with it.
@@ -60,7 +60,7 @@ impl Index {
 
     /// A pod that filter has been asked about and the watch has not shown.
     pub(super) fn heard(&self, uid: &str) -> Option<&Arc<PodFacts>> {
-        self.gangs.hearsay.get(uid).map(|hearsay| &hearsay.pod)
+        self.gangs.reported.get(uid).map(|reported| &reported.pod)
     }
 
     /// An object that says how large a gang is; `None` if there is none of the name.
@@ -124,7 +124,7 @@ impl Index {
             .gangs
             .told
             .iter()
-            .filter(|uid| !seen.contains(uid.as_str()) && !self.gangs.hearsay.contains_key(*uid))
+            .filter(|uid| !seen.contains(uid.as_str()) && !self.gangs.reported.contains_key(*uid))
             .cloned()
             .collect();
         for uid in gone {
@@ -135,13 +135,13 @@ impl Index {
     /// A pod is on its node as of now.
     pub(in crate::index) fn pod_came(&mut self, pod: &PodFacts) {
         if pod.is_live() && !pod.leaving {
-            self.gangs.prey.came(pod.priority);
+            self.gangs.victim_watch.came(pod.priority);
         }
     }
 
     /// A pod as its gang is to know it.
     pub(in crate::index) fn tell_pod(&mut self, pod: &PodFacts) {
-        self.gangs.hearsay.remove(&pod.uid);
+        self.gangs.reported.remove(&pod.uid);
         self.tell_ends(&pod.uid, pod.ends);
         let Some(claim) = &pod.claim else {
             self.tell_single(&pod.uid, pod.terminal);
@@ -181,7 +181,7 @@ impl Index {
     }
 
     /// A pod that asks for no devices, as its gang is to know it.
-    pub(in crate::index) fn tell_bystander(&mut self, pod: &Bystander) {
+    pub(in crate::index) fn tell_bystander(&mut self, pod: &OtherPod) {
         self.tell_ends(&pod.uid, pod.ends);
         let Some(claim) = &pod.claim else {
             let ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
@@ -216,7 +216,7 @@ impl Index {
 
     /// A pod is gone.
     pub(in crate::index) fn tell_gone(&mut self, uid: &PodUid) {
-        self.gangs.hearsay.remove(uid);
+        self.gangs.reported.remove(uid);
         self.gangs.called.shift_remove(uid);
         if self.gangs.told.remove(uid) {
             self.gangs.core.member_gone(self.now, uid);
@@ -310,9 +310,9 @@ impl Index {
         let now = self.now;
         let departed = &mut self.gangs.departed;
         departed.retain(|_, since| now.at.saturating_duration_since(*since) < DEPARTED);
-        let over = self.gangs.hearsay.iter();
+        let over = self.gangs.reported.iter();
         let over: BTreeSet<PodUid> = over
-            .filter(|(_, hearsay)| hearsay.until <= now.at)
+            .filter(|(_, reported)| reported.until <= now.at)
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in over {
@@ -331,7 +331,7 @@ impl Index {
         self.gangs.suspects.extend(troubled);
         self.follow_way();
         self.gangs.keep.look_again();
-        if self.gangs.prey.take() {
+        if self.gangs.victim_watch.take() {
             self.gangs.gained();
         }
     }
@@ -350,7 +350,7 @@ impl Index {
             .flat_map(|entry| &entry.places)
             .filter_map(|place| place.shape)
             .collect();
-        let heard = self.gangs.hearsay.values().map(|hearsay| &hearsay.pod);
+        let heard = self.gangs.reported.values().map(|reported| &reported.pod);
         let pods: Vec<Arc<PodFacts>> = self
             .pods
             .values()

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::decide;
 use crate::devices::DeviceSet;
-use crate::gang::terrain::Exact;
+use crate::gang::input::Exact;
 use crate::index::Index;
 use crate::request::Request;
 use crate::snapshot::NodeIx;

@@ -8,8 +8,8 @@ use gantry_api::PodUid;
 use gantry_gang::protocol::{Devices, Stage, View, Wanted};
 use gantry_gang::{GangKey, Resources};
 
+use crate::gang::input::Shape;
 use crate::gang::preempt::{Occupant, OccupantPod};
-use crate::gang::terrain::Shape;
 use crate::index::Index;
 use crate::index::room::{self, Loose};
 use crate::pod::{Kin, PodFacts};
@@ -81,8 +81,8 @@ impl Index {
             let view = self.gangs.core.view(gang);
             view.is_none_or(|view| !view.is_being_bound())
         });
-        let bystanders = self.bystanders(wanted, reach);
-        let mut units: Vec<Occupant> = gangs.into_values().chain(singles).chain(bystanders).collect();
+        let other_pods = self.other_pods(wanted, reach);
+        let mut units: Vec<Occupant> = gangs.into_values().chain(singles).chain(other_pods).collect();
         let mut covers = self.covers();
         for unit in &mut units {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
@@ -94,7 +94,7 @@ impl Index {
     }
 
     /// Pods without devices, of lower priority, whose end may help a gang.
-    fn bystanders(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
+    fn other_pods(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
         let shapes: BTreeSet<_> = wanted.members.iter().map(|member| member.shape).collect();
         let known = self.gangs.shapes.list();
         let shapes: Vec<&Shape> = shapes

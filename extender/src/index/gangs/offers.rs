@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gantry_gang::GangKey;
 
-use crate::gang::terrain::{Barred, Shape};
+use crate::gang::input::{Barred, Shape};
 use crate::snapshot::NodeIx;
 
 /// Nodes that were offered, by gang and shape.

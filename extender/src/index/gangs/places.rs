@@ -10,7 +10,7 @@ use gantry_gang::protocol::{Placed, SlotChange, Stage};
 
 use crate::devices::DeviceSet;
 use crate::index::Index;
-use crate::index::entry::{Entry, Kept};
+use crate::index::entry::{Entry, KeptPlace};
 use crate::inventory::Pool;
 use crate::snapshot::NodeIx;
 
@@ -39,7 +39,7 @@ impl Index {
         };
         let node = self.node(&place.node);
         if let Some(entry) = self.entries.get_mut(node.0 as usize) {
-            entry.places.push(Kept {
+            entry.places.push(KeptPlace {
                 gang: Arc::clone(&gang),
                 slot,
                 shape: place.shape,
@@ -156,7 +156,7 @@ impl Index {
     }
 
     /// Whether a node has less than nothing left of something that a place there needs.
-    fn is_crowded(&self, node: NodeIx, place: &Kept) -> bool {
+    fn is_crowded(&self, node: NodeIx, place: &KeptPlace) -> bool {
         let shape = place.shape.and_then(|shape| self.gangs.shapes.get(shape));
         let (Some(shape), Some(room)) = (shape, self.rooms().get(node.0 as usize)) else {
             return false;
@@ -170,7 +170,7 @@ impl Index {
 
     /// Whether a pod may hold devices of a place: it is the one it is for, or one of the gang on its way out, or the gang is having others
     /// stopped for it.
-    fn may_hold(&self, place: &Kept, uid: &PodUid) -> bool {
+    fn may_hold(&self, place: &KeptPlace, uid: &PodUid) -> bool {
         let preempting = |gang: &GangKey| {
             let view = self.gangs.core.view(gang);
             view.is_some_and(|view| view.phase() == GangPhase::Preempting)
@@ -220,7 +220,10 @@ impl Entry {
     }
 
     /// The places here that cannot be had any more, by gang. `excused` pods may hold devices of one.
-    fn lost_places(&self, excused: impl Fn(&Kept, &PodUid) -> bool) -> BTreeMap<Arc<GangKey>, BTreeSet<u32>> {
+    fn lost_places(
+        &self,
+        excused: impl Fn(&KeptPlace, &PodUid) -> bool,
+    ) -> BTreeMap<Arc<GangKey>, BTreeSet<u32>> {
         let mut lost: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
         for place in &self.places {
             if let Some(why) = self.lost_place(place, &excused) {
@@ -233,7 +236,7 @@ impl Entry {
         lost
     }
 
-    fn lost_place(&self, place: &Kept, excused: impl Fn(&Kept, &PodUid) -> bool) -> Option<String> {
+    fn lost_place(&self, place: &KeptPlace, excused: impl Fn(&KeptPlace, &PodUid) -> bool) -> Option<String> {
         let inventory = self.inventory.as_ref()?;
         for (resource, ids) in &place.devices {
             let Some((index, pool)) = inventory.pool(resource.as_str()) else {
@@ -268,7 +271,7 @@ impl Entry {
 
     /// What places here keep of a pool that come before another. A lost member's place is what it was granted, and where kubelet had given it other
     /// devices, what it was granted may be a sibling's place by now: neither could have it before the other has given it up.
-    fn kept_before(&self, place: &Kept, pool: &Pool) -> DeviceSet {
+    fn kept_before(&self, place: &KeptPlace, pool: &Pool) -> DeviceSet {
         let mut kept = DeviceSet::EMPTY;
         for other in &self.places {
             if (&other.gang, other.slot) < (&place.gang, place.slot) {

@@ -8,8 +8,8 @@ use gantry_gang::Terms;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
 
 use super::supply;
+use crate::gang::input::{EFFORT, Exact, PlanInput, Shape};
 use crate::gang::preempt::Occupant;
-use crate::gang::terrain::{EFFORT, Exact, Shape, Terrain};
 use crate::gang::{plan, preempt};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
@@ -89,7 +89,7 @@ impl Index {
                 Some(placement) => result = Ok(placement),
                 None => {
                     if !hopeless {
-                        self.gangs.prey.refused(self.gangs.room, wanted.priority);
+                        self.gangs.victim_watch.refused(self.gangs.room, wanted.priority);
                     }
                     self.refused(&wanted, hopeless);
                 }
@@ -167,17 +167,16 @@ impl Index {
                 ..wanted.clone()
             };
             let spares = self.kept_from(&beside).is_some();
-            let found =
-                spares.then(|| self.on_terrain(Some(&beside), |terrain| plan::plan(terrain, &beside)));
+            let found = spares.then(|| self.on_terrain(Some(&beside), |input| plan::plan(input, &beside)));
             if let Some(Ok(placement)) = found {
                 return (Ok(placement), false);
             }
         }
-        let result = self.on_terrain(Some(wanted), |terrain| plan::plan(terrain, wanted));
+        let result = self.on_terrain(Some(wanted), |input| plan::plan(input, wanted));
         let Some(kept) = self.kept_from(wanted).filter(|_| result.is_err()) else {
             return (result, false);
         };
-        if let Err(refused) = self.on_terrain(None, |terrain| plan::plan(terrain, wanted)) {
+        if let Err(refused) = self.on_terrain(None, |input| plan::plan(input, wanted)) {
             return (Err(refused), false);
         }
         let reason: Arc<str> = format!(
@@ -208,10 +207,8 @@ impl Index {
         let idle = self.idle_units(wanted.priority);
         let idle: Vec<&Occupant> = idle.iter().map(|unit| &unit.what).collect();
         let would_fit = self.ending(wanted.priority).filter(|(ending, _)| {
-            self.on_terrain(Some(wanted), |terrain| {
-                preempt::beside(terrain, &idle, |terrain| {
-                    preempt::fits_without(terrain, wanted, ending)
-                })
+            self.on_terrain(Some(wanted), |input| {
+                preempt::beside(input, &idle, |input| preempt::fits_without(input, wanted, ending))
             })
         });
         let Some((_, overdue)) = would_fit else {
@@ -235,8 +232,7 @@ impl Index {
     /// Who it was that was stopped is not written anywhere.
     fn resume(&self, wanted: &Wanted) -> Option<Placement> {
         let units: Vec<Occupant> = self.each_ending().collect();
-        let mut placement =
-            self.on_terrain(Some(wanted), |terrain| preempt::preempt(terrain, wanted, &units))?;
+        let mut placement = self.on_terrain(Some(wanted), |input| preempt::preempt(input, wanted, &units))?;
         let leaving = std::mem::take(&mut placement.victims).into_iter();
         let leaving = leaving.map(|uid| self.ends_by(&uid).map(|by| (uid, by)));
         placement.leaving = leaving.collect::<Option<_>>()?;
@@ -248,10 +244,8 @@ impl Index {
         let units = self.idle_units(wanted.priority);
         let idle: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
         let placement = self.among_occupants(wanted, |occupants| {
-            self.on_terrain(Some(wanted), |terrain| {
-                preempt::beside(terrain, &idle, |terrain| {
-                    preempt::preempt(terrain, wanted, &occupants)
-                })
+            self.on_terrain(Some(wanted), |input| {
+                preempt::beside(input, &idle, |input| preempt::preempt(input, wanted, &occupants))
             })
         })?;
         self.give_back_for(&wanted.gang, &placement, &units);
@@ -260,7 +254,7 @@ impl Index {
 
     /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and to a shape whose planned nodes were not offered all
     /// that were not; what kube-scheduler makes free for pods that are no less important is not free.
-    pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&Terrain<'_>) -> R) -> R {
+    pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&PlanInput<'_>) -> R) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
         let barred = |shape: &Shape, gone: &[&PodUid]| {
             let mut barred = self.barred_without(&shape.needs, gone);
@@ -280,7 +274,7 @@ impl Index {
         let classes = nominated.iter().map(|(node, exact)| (*node, &exact.class));
         let beside = (!nominated.is_empty()).then(|| self.published.with(classes));
         let exact = |node: NodeIx| nominated.get(&node).cloned().or_else(|| self.exact(node));
-        make(&Terrain {
+        make(&PlanInput {
             snapshot: beside.as_ref().unwrap_or(&self.published),
             rooms: self.rooms(),
             fabric: self.fabric(),

@@ -45,7 +45,7 @@ impl Index {
         let wanted = wanted.filter(|wanted| !wanted.members.is_empty());
         let tried = wanted
             .as_ref()
-            .map(|wanted| self.on_terrain(Some(wanted), |terrain| plan::explain(terrain, wanted)));
+            .map(|wanted| self.on_terrain(Some(wanted), |input| plan::explain(input, wanted)));
         let would_have_to_end = match (&wanted, &tried) {
             (Some(wanted), Some(tried)) if !tried.hopeless => self.in_the_way(wanted),
             _ => Vec::new(),
@@ -90,8 +90,8 @@ impl Index {
                 occupant.budgets.clear();
                 occupant.priority = occupant.priority.min(i32::MAX - 1);
             }
-            self.on_terrain(Some(&wanted), |terrain| {
-                preempt::preempt(terrain, &wanted, &occupants)
+            self.on_terrain(Some(&wanted), |input| {
+                preempt::preempt(input, &wanted, &occupants)
             })
         });
         let victims = placement.into_iter().flat_map(|placement| placement.victims);

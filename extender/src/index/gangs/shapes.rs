@@ -7,7 +7,7 @@ use gantry_api::ResourceName;
 use gantry_gang::Needs;
 use gantry_gang::protocol::ShapeId;
 
-use crate::gang::terrain::Shape;
+use crate::gang::input::Shape;
 use crate::request::Request;
 
 /// Shapes kept before those that nobody has are looked for.

@@ -11,12 +11,12 @@ use gantry_gang::protocol::{Hindrance, Placement, Stuck, View, Wanted};
 use super::occupants::OVERDUE;
 use crate::gang::preempt::{Budget, Occupant, make_way};
 use crate::index::Index;
-use crate::snapshot::{Kept, NodeIx};
+use crate::snapshot::{KeptNodes, NodeIx};
 
 /// What is kept for a gang for which others go.
 #[derive(Debug)]
 pub(super) struct Way {
-    pub(super) kept: Arc<Kept>,
+    pub(super) kept: Arc<KeptNodes>,
     /// Who goes.
     by: Vec<Arc<GangKey>>,
     /// Kept no longer than until then.
@@ -91,8 +91,7 @@ impl Index {
     fn way_for(&self, wanted: &Wanted, others: &[&Yielding]) -> Option<(Vec<Arc<GangKey>>, Placement)> {
         let among = |some: &[&Yielding]| {
             let units: Vec<&Occupant> = some.iter().map(|other| &other.what).collect();
-            let (go, placement) =
-                self.on_terrain(Some(wanted), |terrain| make_way(terrain, wanted, &units))?;
+            let (go, placement) = self.on_terrain(Some(wanted), |input| make_way(input, wanted, &units))?;
             let go: Vec<_> = go.into_iter().filter_map(|at| some.get(at)).collect();
             let go: Vec<_> = go.into_iter().map(|other| Arc::clone(&other.gang)).collect();
             // Nobody need go for one that fits as it is: it is planned in its turn.
@@ -114,7 +113,7 @@ impl Index {
         }
         let nodes = placement.places.iter();
         let nodes = nodes.filter_map(|place| self.names.get(place.node.as_str()));
-        let kept = Kept::new(Arc::clone(&wanted.gang), wanted.priority, nodes);
+        let kept = KeptNodes::new(Arc::clone(&wanted.gang), wanted.priority, nodes);
         self.gangs.way = Some(Way {
             kept: Arc::new(kept),
             by: go,

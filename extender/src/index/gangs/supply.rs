@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gantry_api::{PodUid, ResourceName};
 use gantry_gang::protocol::Wanted;
 
-use crate::gang::terrain::Shape;
+use crate::gang::input::Shape;
 use crate::pod::PodFacts;
 use crate::snapshot::{Snapshot, Standing};
 

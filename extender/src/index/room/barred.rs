@@ -11,7 +11,7 @@ use gantry_gang::Needs;
 use gantry_gang::needs::{PodTerm, Spread, ports_collide};
 
 use super::{Kinship, Rooms};
-use crate::gang::terrain::Barred;
+use crate::gang::input::Barred;
 use crate::pod::Kin;
 use crate::snapshot::NodeIx;
 

@@ -8,9 +8,9 @@ use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Levels, Needs, NodeFacts};
 
 use super::{Load, Stoppable, There};
-use crate::gang::terrain::{Barred, Room};
+use crate::gang::input::{Barred, Room};
 use crate::index::{Index, Source};
-use crate::pod::{Bystander, Kin, PodFacts};
+use crate::pod::{Kin, OtherPod, PodFacts};
 use crate::snapshot::NodeIx;
 
 impl Index {
@@ -41,7 +41,7 @@ impl Index {
     }
 
     /// A pod that asks for nothing that is watched was seen.
-    pub fn bystander_applied(&mut self, mut pod: Bystander) {
+    pub fn bystander_applied(&mut self, mut pod: OtherPod) {
         self.seen(Source::Pods, pod.uid.as_str());
         self.keep_claim(&pod.uid, &mut pod.claim);
         let node = match &pod.stage {
@@ -74,7 +74,7 @@ impl Index {
         self.rooms.remove(uid);
     }
 
-    /// A list of all pods is complete: bystanders that it does not name are gone.
+    /// A list of all pods is complete: those that it does not name are gone.
     pub(in crate::index) fn bystanders_listed(&mut self, seen: &HashSet<Arc<str>>) {
         let gone: Vec<PodUid> = self
             .rooms
@@ -191,20 +191,20 @@ impl Index {
         &self.rooms.fabric
     }
 
-    /// The bystanders that belong to gangs, by UID.
-    pub fn claiming_bystanders(&self) -> Vec<Arc<Bystander>> {
+    /// The other pods that belong to gangs, by UID.
+    pub fn claiming_bystanders(&self) -> Vec<Arc<OtherPod>> {
         let pods = self.rooms.pods.values();
-        let mut claiming: Vec<Arc<Bystander>> = pods.filter_map(|there| there.claiming.clone()).collect();
+        let mut claiming: Vec<Arc<OtherPod>> = pods.filter_map(|there| there.claiming.clone()).collect();
         claiming.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
         claiming
     }
 
-    /// A bystander that belongs to a gang.
-    pub fn claiming_bystander(&self, uid: &PodUid) -> Option<&Arc<Bystander>> {
+    /// Another pod that belongs to a gang.
+    pub fn claiming_bystander(&self, uid: &PodUid) -> Option<&Arc<OtherPod>> {
         self.rooms.pods.get(uid)?.claiming.as_ref()
     }
 
-    /// A bystander that may be stopped by itself: its namespace and name.
+    /// Another pod that may be stopped by itself: its namespace and name.
     pub(in crate::index) fn loose_address(&self, uid: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
         let there = self.rooms.pods.get(uid)?;
         let what = there.stoppable.as_deref()?;

@@ -207,8 +207,8 @@ impl World {
                 let uid = pod.uid.clone();
                 self.index.pod_deleted(Instant::now(), &uid, Some(*pod));
             }
-            (Seen::Bystander(pod), false) => self.index.bystander_applied(*pod),
-            (Seen::Bystander(pod), true) => self.index.bystander_gone(&pod.uid),
+            (Seen::OtherPod(pod), false) => self.index.bystander_applied(*pod),
+            (Seen::OtherPod(pod), true) => self.index.bystander_gone(&pod.uid),
         }
     }
 
@@ -460,8 +460,8 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
         pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
             json!([{"topologyKey": "zone", "labelSelector": {"matchLabels": {label: "1"}}}]);
         match world.reader.read(serde_json::from_value(pod).unwrap()).unwrap() {
-            Seen::Bystander(pod) if gone => world.index.bystander_gone(&pod.uid),
-            Seen::Bystander(pod) => world.index.bystander_applied(*pod),
+            Seen::OtherPod(pod) if gone => world.index.bystander_gone(&pod.uid),
+            Seen::OtherPod(pod) => world.index.bystander_applied(*pod),
             Seen::Facts(_) => panic!("it asks for nothing that is watched"),
         }
         world.index.publish();
@@ -554,11 +554,11 @@ fn pods_that_ask_for_more_than_can_be_counted_leave_a_nodes_account_as_it_was() 
     let mut read = |uid: &str| {
         greedy["metadata"]["uid"] = uid.into();
         match world.reader.read(serde_json::from_value(greedy.clone()).unwrap()) {
-            Some(Seen::Bystander(pod)) => *pod,
+            Some(Seen::OtherPod(pod)) => *pod,
             other => panic!("{other:?}"),
         }
     };
-    let pods: Vec<Bystander> = (0..1000).map(|number| read(&format!("greedy{number}"))).collect();
+    let pods: Vec<OtherPod> = (0..1000).map(|number| read(&format!("greedy{number}"))).collect();
     let left = |world: &World| {
         let node = world.index.names.get("n0").unwrap();
         world.index.rooms()[node.0 as usize].left.clone()
@@ -592,7 +592,7 @@ fn pods_of_one_controller_are_of_one_kind() {
         .json(&uid(number));
         pod["metadata"]["labels"] = json!({"app": "web"});
         match world.reader.read(serde_json::from_value(pod).unwrap()) {
-            Some(Seen::Bystander(pod)) => world.index.bystander_applied(*pod),
+            Some(Seen::OtherPod(pod)) => world.index.bystander_applied(*pod),
             other => panic!("{other:?}"),
         }
     }
@@ -612,7 +612,7 @@ fn a_member_without_devices_belongs_to_its_gang_until_it_is_deleted() {
     .json("l");
     launcher["metadata"]["annotations"] = json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"});
     match world.reader.read(serde_json::from_value(launcher).unwrap()) {
-        Some(Seen::Bystander(pod)) => world.index.bystander_applied(*pod),
+        Some(Seen::OtherPod(pod)) => world.index.bystander_applied(*pod),
         other => panic!("{other:?}"),
     }
     // It has ended, and is on no node: it counts all the same.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{GPU, facts, pod, watched};
-use crate::pod::{Bystander, Reader, Seen};
+use crate::pod::{OtherPod, Reader, Seen};
 
 fn spec(spec: Value) -> SlimSpec {
     serde_json::from_value(spec).unwrap()
@@ -34,9 +34,9 @@ fn labelled(labels: &[(&str, &str)], written: Value) -> Needs {
     spec(written).needs(None, &watched(), &metadata, &mut Words::default())
 }
 
-fn bystander(pod: Value) -> Bystander {
+fn other_pod(pod: Value) -> OtherPod {
     match Reader::new(watched()).read(serde_json::from_value(pod).unwrap()) {
-        Some(Seen::Bystander(bystander)) => *bystander,
+        Some(Seen::OtherPod(other_pod)) => *other_pod,
         other => panic!("{other:?}"),
     }
 }
@@ -105,7 +105,7 @@ fn a_container_that_is_being_resized_takes_the_most_of_what_it_has_and_will_have
                 "containerStatuses": [{"name": "c", "allocatedResources": {"cpu": allocated}, "resources": {"requests": {"cpu": actual}}}],
             },
         });
-        bystander(pod).load.milli_cpu
+        other_pod(pod).load.milli_cpu
     };
     // Up, and down: what was asked before is given back once it is.
     assert_eq!(load("4", "2", "2", "Deferred"), 4000);
@@ -356,7 +356,7 @@ fn a_pod_that_asks_for_no_devices_is_a_bystander_and_shares_what_many_have() {
             "spec": {"nodeName": "n", "containers": [container("1")]},
         });
         match reader.read(serde_json::from_value(pod).unwrap()) {
-            Some(Seen::Bystander(bystander)) => bystander,
+            Some(Seen::OtherPod(other_pod)) => other_pod,
             other => panic!("{other:?}"),
         }
     };
@@ -368,7 +368,7 @@ fn a_pod_that_asks_for_no_devices_is_a_bystander_and_shares_what_many_have() {
 
 #[test]
 fn a_member_without_devices_says_its_gang_too() {
-    let launcher = bystander(json!({
+    let launcher = other_pod(json!({
         "metadata": {"name": "l", "namespace": "ml", "uid": "l", "annotations": {"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"}},
         "spec": {"priority": 5, "containers": [container("1")]},
     }));

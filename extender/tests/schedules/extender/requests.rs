@@ -20,7 +20,7 @@ impl World {
         let gives_up = self.now
             + match what {
                 What::Bind { .. } => BIND,
-                What::Deed { .. } => deeds::TIMEOUT,
+                What::Action { .. } => actions::TIMEOUT,
                 _ => REQUEST,
             };
         let limit = match &what {
@@ -179,7 +179,7 @@ impl World {
                     None => Status::Missing,
                 })
             }
-            What::Deed { name, uid, deed } => Answer::Status(self.perform(by, name, uid, deed)),
+            What::Action { name, uid, action } => Answer::Status(self.perform(by, name, uid, action)),
         };
         if let Some(known) = self.requests.get_mut(&request) {
             known.outcome = Some(outcome);
@@ -259,7 +259,7 @@ impl World {
                     self.poke_again(run, pod, cause);
                 }
             }
-            What::Deed { uid, deed, .. } => self.deed_ended(run, &uid, &deed, answer),
+            What::Action { uid, action, .. } => self.deed_ended(run, &uid, &action, answer),
         }
     }
 

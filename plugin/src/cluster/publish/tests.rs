@@ -5,8 +5,8 @@ use serde_json::Value;
 use tower_test::mock;
 
 use super::*;
-use crate::handover::{Desk, Handover};
-use crate::inventory::Sickbay;
+use crate::handover::{Handover, SharedHandover};
+use crate::inventory::Diagnoses;
 use crate::observe::Observed;
 use crate::recurring::log::Log;
 
@@ -84,9 +84,9 @@ fn publisher(client: Client) -> Publisher {
         node: "node-1".into(),
         kubeconfig: None,
         inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
-        desk: Arc::new(Desk::new(handover, Arc::clone(&observed), None)),
+        handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), None)),
         observed,
-        sickbay: Sickbay::of_nobody(),
+        diagnoses: Diagnoses::of_nobody(),
     };
     Publisher::new(client, cluster)
 }

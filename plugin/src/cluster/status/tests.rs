@@ -1,7 +1,7 @@
 use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
 
 use super::*;
-use crate::observe::{Configuration, Standing};
+use crate::observe::{Configuration, Registration};
 
 /// A machine of `GPU-0` and `GPU-1`.
 fn two_gpus() -> Arc<Machine> {
@@ -23,7 +23,7 @@ fn two_gpus() -> Arc<Machine> {
 fn readiness(devices: Option<&str>) -> Readiness {
     Readiness {
         devices: devices.map(str::to_owned),
-        registered: [("nvidia.com/gpu".into(), Standing::Accepted)].into(),
+        registered: [("nvidia.com/gpu".into(), Registration::Accepted)].into(),
         cluster: Some(true),
         pod_resources: Some(true),
         config: Configuration::InEffect,

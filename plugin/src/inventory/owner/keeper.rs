@@ -12,9 +12,9 @@ use super::{Pause, Timing};
 use crate::config::Config;
 use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
 use crate::health::{Book, HealthChecks, Loss, Outage, OutageKind, Part, Table, Vitals, XidCounts};
-use crate::inventory::diagnosis::{Order, SickbayEnd};
+use crate::inventory::diagnosis::{DiagnosesEnd, Order};
+use crate::inventory::heartbeat::Heartbeat;
 use crate::inventory::merge::merge;
-use crate::inventory::pulse::Pulse;
 use crate::inventory::{Diagnosis, Hardware, State, StoredFault, hardware};
 use crate::recurring::Recurring;
 
@@ -37,8 +37,8 @@ pub(in crate::inventory) struct Keeper {
     pub(super) caps: BTreeMap<InstanceAt, [u32; 2]>,
     /// See [`Hardware::cut_unknown`].
     pub(super) cut_unknown: BTreeSet<u8>,
-    pub(super) sickbay: SickbayEnd,
-    pub(super) pulse: Pulse,
+    pub(super) diagnoses: DiagnosesEnd,
+    pub(super) heartbeat: Heartbeat,
     pub(super) diagnosis: Diagnosis,
     pub(super) started: Instant,
     /// Whether the last wait for events succeeded. An NVML that answers and cannot be waited for fails all the same.
@@ -185,12 +185,12 @@ impl Keeper {
 
     /// Does what others asked for since the last time.
     pub(in crate::inventory) fn obey(&mut self) {
-        if self.pulse.beat() {
+        if self.heartbeat.beat() {
             tracing::info!("NVML answers again");
             self.publish();
         }
         let (mut adopted, mut lifts) = (false, 0);
-        while let Ok(order) = self.sickbay.orders.try_recv() {
+        while let Ok(order) = self.diagnoses.orders.try_recv() {
             match order {
                 Order::Adopt(faults) => {
                     self.book.adopt(faults, &self.boot_id, &self.table, &self.checks);
@@ -301,7 +301,7 @@ impl Keeper {
             .into_iter()
             .map(StoredFault)
             .collect();
-        self.sickbay.diagnosis.send_if_modified(|current| {
+        self.diagnoses.diagnosis.send_if_modified(|current| {
             let changed = **current != self.diagnosis;
             if changed {
                 *current = Arc::new(self.diagnosis.clone());

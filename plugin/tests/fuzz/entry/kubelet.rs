@@ -7,7 +7,7 @@ use gantry_api::DeviceHealth;
 use gantry_plugin::allocate::{Access, Facts, Nodes, Responder};
 use gantry_plugin::cdi::{Entries, Host, Kind, Names, specs};
 use gantry_plugin::config::{Config, Strategy};
-use gantry_plugin::handover::{Desk, Handover};
+use gantry_plugin::handover::{Handover, SharedHandover};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_plugin::kubelet::Kubelet;
 use gantry_plugin::observe::Observed;
@@ -98,7 +98,7 @@ pub fn message(resource: &str, call: Call, message: &[u8]) {
             assert_eq!(options.ok(), Empty::decode(message).ok().map(|Empty {}| told));
         }
     }
-    let (holders, _, deviations) = node.desk.account();
+    let (holders, _, deviations) = node.handover.account();
     assert_eq!(deviations, 0, "nobody was promised anything");
     for holder in holders {
         assert!(
@@ -207,7 +207,7 @@ fn preferred(node: &Node, request: &PreferredAllocationRequest, answer: &Bytes) 
 
 /// A node that nothing happened to yet, and one of its resources.
 struct Node {
-    desk: Arc<Desk>,
+    handover: Arc<SharedHandover>,
     server: DevicePluginServer<gantry_plugin::kubelet::DevicePluginService>,
     resource: String,
 }
@@ -216,25 +216,25 @@ impl Node {
     fn new(resource: &str) -> Self {
         let fixed = &*FIXED;
         let observed = Arc::<Observed>::default();
-        let desk = Arc::new(Desk::new(
+        let handover = Arc::new(SharedHandover::new(
             Handover::new("node-1".into()),
             Arc::clone(&observed),
             None,
         ));
-        desk.inventory(&fixed.inventory);
-        desk.table(Some(Arc::clone(&fixed.table)));
+        handover.inventory(&fixed.inventory);
+        handover.table(Some(Arc::clone(&fixed.table)));
         let kubelet = Kubelet {
             directory: "/nowhere".into(),
             socket: None,
             inventory: watch::channel(Arc::clone(&fixed.inventory)).1,
-            desk: Arc::clone(&desk),
+            handover: Arc::clone(&handover),
             responder: Arc::new(Responder::new(watch::channel(Arc::clone(&fixed.access)).1)),
             observed,
         };
         let lists = watch::channel(Arc::from([])).1;
         let service = kubelet.service(resource.into(), lists, CancellationToken::new());
         Self {
-            desk,
+            handover,
             server: DevicePluginServer::new(service),
             resource: resource.to_owned(),
         }

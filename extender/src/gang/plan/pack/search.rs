@@ -77,7 +77,7 @@ impl Search<'_, '_> {
 
     /// Whether no further step may be taken; else it is counted. Each may look at every shape, so more shapes are more steps.
     fn is_tired(&mut self) -> bool {
-        let effort = &self.survey.terrain.effort;
+        let effort = &self.survey.input.effort;
         let left = effort.get();
         if self.steps >= MOST_STEPS || left == 0 {
             return true;

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_gang::protocol::{ShapeId, Wanted};
 
 use super::{Counting, Survey};
+use crate::gang::input::Barred;
 use crate::gang::plan::rules::Apart;
 use crate::gang::plan::skew::Skew;
-use crate::gang::terrain::Barred;
 use crate::snapshot::{NodeIx, Standing};
 
 impl Survey<'_> {
@@ -16,7 +16,7 @@ impl Survey<'_> {
     pub(super) fn limit(&mut self, wanted: &Wanted) {
         let without = wanted.without.iter();
         let without: BTreeSet<NodeIx> = without
-            .filter_map(|node| self.terrain.snapshot.find(node.as_str()))
+            .filter_map(|node| self.input.snapshot.find(node.as_str()))
             .collect();
         let slots = self.shapes.len();
         let mut limits = std::mem::take(&mut self.limits);
@@ -26,22 +26,22 @@ impl Survey<'_> {
             let mut barred = match self.counting {
                 Counting::Empty if shape.needs.together_with.is_empty() => Barred::default(),
                 Counting::Empty => Barred {
-                    near: self.terrain.barred(shape).near,
+                    near: self.input.barred(shape).near,
                     ..Barred::default()
                 },
-                Counting::Open | Counting::Free => self.terrain.barred(shape),
+                Counting::Open | Counting::Free => self.input.barred(shape),
             };
             counted.push(std::mem::take(&mut barred.counted));
             near.push(std::mem::take(&mut barred.near));
-            for (number, standing) in (0u32..).zip(&self.terrain.snapshot.nodes) {
+            for (number, standing) in (0u32..).zip(&self.input.snapshot.nodes) {
                 let node = NodeIx(number);
-                let class = self.terrain.snapshot.classes.get(standing.0 as usize);
+                let class = self.input.snapshot.classes.get(standing.0 as usize);
                 let Some(Standing::Ours(_)) = class.map(|class| &**class) else {
                     continue;
                 };
                 let Some(left) = self.left(node) else { continue };
                 let facts = self
-                    .terrain
+                    .input
                     .rooms
                     .get(number as usize)
                     .and_then(|room| room.facts.as_ref());
@@ -64,7 +64,7 @@ impl Survey<'_> {
         }
         self.limits = limits;
         let needs: Vec<_> = self.shapes.iter().map(|shape| &*shape.needs).collect();
-        self.skews = Skew::all(&needs, &counted, self.terrain.rooms).into();
+        self.skews = Skew::all(&needs, &counted, self.input.rooms).into();
         self.part(wanted);
         self.draw(wanted, near);
     }
@@ -73,13 +73,13 @@ impl Survey<'_> {
     fn part(&mut self, wanted: &Wanted) {
         let mut siblings: BTreeMap<Option<ShapeId>, BTreeSet<NodeIx>> = BTreeMap::new();
         for sibling in &wanted.placed {
-            let node = self.terrain.snapshot.find(sibling.node.as_str());
+            let node = self.input.snapshot.find(sibling.node.as_str());
             siblings.entry(sibling.shape).or_default().extend(node);
         }
         for (slot, shape) in self.shapes.clone().into_iter().enumerate() {
             for (other, nodes) in &siblings {
                 // One of which nothing is known is taken to be alike.
-                let known = other.and_then(|other| self.terrain.shape(other));
+                let known = other.and_then(|other| self.input.shape(other));
                 let apart = Apart::of(&shape.needs, &known.unwrap_or(shape).needs);
                 if apart.nodes {
                     self.keep(slot, |_, node| !nodes.contains(&node));

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use gantry_gang::protocol::Wanted;
 
 use super::{Counting, Survey};
+use crate::gang::input::Shape;
 use crate::gang::plan::demand::Demand;
 use crate::gang::plan::rules::Near;
-use crate::gang::terrain::Shape;
 use crate::snapshot::NodeIx;
 
 impl Survey<'_> {
@@ -22,11 +22,11 @@ impl Survey<'_> {
             let to: Vec<bool> = shapes.iter().map(|other| draws(other)).collect();
             // Siblings count from when they have their places.
             let siblings = wanted.placed.iter().filter(|sibling| {
-                let shape = sibling.shape.and_then(|shape| self.terrain.shape(shape));
+                let shape = sibling.shape.and_then(|shape| self.input.shape(shape));
                 shape.is_some_and(draws)
             });
             let siblings: Vec<NodeIx> = siblings
-                .filter_map(|sibling| self.terrain.snapshot.find(sibling.node.as_str()))
+                .filter_map(|sibling| self.input.snapshot.find(sibling.node.as_str()))
                 .collect();
             let mut rules: Vec<Near> = Vec::new();
             for (number, term) in needs.together_with.iter().enumerate() {
@@ -105,7 +105,7 @@ impl Survey<'_> {
         let mut differs = |nodes: &Vec<NodeIx>| match nodes[..] {
             [node] if linked.iter().all(|linked| *linked) => {
                 let limits = &self.limits[node.0 as usize * slots..][..slots];
-                known.insert((self.terrain.snapshot.class(node).map(|class| class.0), limits))
+                known.insert((self.input.snapshot.class(node).map(|class| class.0), limits))
             }
             _ => true,
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Counting, Survey, available};
 use crate::decide;
 use crate::devices::DeviceSet;
-use crate::gang::terrain::Shape;
+use crate::gang::input::Shape;
 use crate::plan::Layout;
 use crate::snapshot::{Class, NodeIx, Standing};
 
@@ -25,13 +25,13 @@ impl Survey<'_> {
     /// Works out what the classes take that matter.
     pub(super) fn rate(&mut self) {
         let slots = self.shapes.len();
-        for (number, class) in self.terrain.snapshot.nodes.iter().enumerate() {
+        for (number, class) in self.input.snapshot.nodes.iter().enumerate() {
             let limits = &self.limits[number * slots..(number + 1) * slots];
             let class = class.0 as usize;
             if limits.iter().all(|limit| *limit == 0) || !self.classes[class].is_empty() {
                 continue;
             }
-            if let Some(Standing::Ours(of)) = self.terrain.snapshot.classes.get(class).map(|class| &**class) {
+            if let Some(Standing::Ours(of)) = self.input.snapshot.classes.get(class).map(|class| &**class) {
                 self.classes[class] = self
                     .shapes
                     .iter()
@@ -81,7 +81,7 @@ impl Survey<'_> {
             return 0;
         }
         let class = self
-            .terrain
+            .input
             .snapshot
             .class(node)
             .and_then(|class| self.classes.get(class.0 as usize));

@@ -9,7 +9,7 @@ use crate::gang::plan::earmark;
 
 /// The nodes that are kept, one after the other.
 pub(super) fn marked(world: &World, wanted: &Wanted) -> String {
-    let nodes = world.with(|terrain| earmark(terrain, wanted));
+    let nodes = world.with(|input| earmark(input, wanted));
     let names = nodes
         .iter()
         .map(|node| world.snapshot.names.name(*node).unwrap().as_str());

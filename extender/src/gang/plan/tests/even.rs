@@ -10,8 +10,8 @@ use proptest::prelude::*;
 
 use super::world::{World, gang, level};
 use super::{ALL, twelve};
+use crate::gang::input::{Barred, Shape};
 use crate::gang::plan::plan;
-use crate::gang::terrain::{Barred, Shape};
 use crate::snapshot::NodeIx;
 
 const ZONE: &str = "example.com/zone";
@@ -56,7 +56,7 @@ fn nodes(world: &World, wanted: &Wanted, there: &[(&str, u32)]) -> String {
         counted: vec![counted.clone(); shape.needs.spread.len()],
         ..Barred::default()
     };
-    world.with_barred(&barred, |terrain| match plan(terrain, wanted) {
+    world.with_barred(&barred, |input| match plan(input, wanted) {
         Ok(placement) => placement.places.iter().map(|place| place.node.as_str()).collect(),
         Err(refused) => refused.reason.to_string(),
     })
@@ -221,7 +221,7 @@ impl Case {
             counted: vec![there.clone(); shape.needs.spread.len()],
             ..Barred::default()
         };
-        world.with_barred(&barred, |terrain| plan(terrain, &wanted).ok())
+        world.with_barred(&barred, |input| plan(input, &wanted).ok())
     }
 
     fn domain(&self, node: usize, by_node: bool) -> usize {

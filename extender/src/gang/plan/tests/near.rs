@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use super::earmarked::marked;
 use super::world::{World, gang, sibling};
 use super::{ALL, twelve};
+use crate::gang::input::{Barred, Shape};
 use crate::gang::plan::plan;
-use crate::gang::terrain::{Barred, Shape};
 use crate::snapshot::NodeIx;
 
 const ZONE: &str = "example.com/zone";
@@ -49,7 +49,7 @@ fn needs(role: &str, together_with: Vec<PodTerm>) -> Needs {
 /// Where members go beside pods of these roles: `leaders/workers` and so on by shape; or why nowhere.
 fn nodes(world: &World, wanted: &Wanted, there: &[(&str, &str)]) -> String {
     let barred = |shape: &Shape| barred(world, &shape.needs, there);
-    world.with_barred(&barred, |terrain| match plan(terrain, wanted) {
+    world.with_barred(&barred, |input| match plan(input, wanted) {
         Ok(placement) => {
             let mut by_shape: BTreeMap<ShapeId, Vec<&str>> = BTreeMap::new();
             for place in &placement.places {
@@ -127,7 +127,7 @@ fn who_is_let_in_after_siblings_is_marked() {
     let either = world.shape_of(2, needs("either", vec![near(&["either", "leader"], RACK)]));
     let follow = |members: &[(u32, ShapeId)], there: &[(&str, &str)]| -> Vec<bool> {
         let barred = |shape: &Shape| barred(&world, &shape.needs, there);
-        let placement = world.with_barred(&barred, |terrain| plan(terrain, &gang(members)));
+        let placement = world.with_barred(&barred, |input| plan(input, &gang(members)));
         let mut places = placement.unwrap().places;
         places.sort_by_key(|place| place.rank);
         places.iter().map(|place| place.follows).collect()
@@ -221,7 +221,7 @@ fn a_leader_of_the_whole_node_and_a_worker_beside_it_never_fit_and_nothing_is_ke
     assert_eq!(marked(&world, &wanted), "");
     // Beside a leader of another gang it would.
     let barred = |shape: &Shape| barred(&world, &shape.needs, &[("b", "leader")]);
-    let refused = world.with_barred(&barred, |terrain| plan(terrain, &wanted));
+    let refused = world.with_barred(&barred, |input| plan(input, &wanted));
     assert!(!refused.unwrap_err().hopeless);
 }
 
@@ -300,7 +300,7 @@ impl Case {
             .filter_map(|(name, node)| Some((name.as_str(), ROLES[node.2?])))
             .collect();
         let barred = |shape: &Shape| barred(&world, &shape.needs, &there);
-        world.with_barred(&barred, |terrain| plan(terrain, &gang(&members)).ok())
+        world.with_barred(&barred, |input| plan(input, &gang(&members)).ok())
     }
 
     fn share(&self, one: usize, other: usize, by_node: bool) -> bool {

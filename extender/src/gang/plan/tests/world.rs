@@ -13,8 +13,8 @@ use gantry_gang::{
 
 use crate::devices::DeviceSet;
 use crate::fixtures::{GPU, kind, request, switched};
+use crate::gang::input::{Barred, EFFORT, Exact, PlanInput, Room, Shape};
 use crate::gang::plan::{Explanation, explain, plan};
-use crate::gang::terrain::{Barred, EFFORT, Exact, Room, Shape, Terrain};
 use crate::kind::Kind;
 use crate::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
 
@@ -168,14 +168,14 @@ impl World {
         )
     }
 
-    pub(in crate::gang) fn with<T>(&self, then: impl FnOnce(&Terrain<'_>) -> T) -> T {
+    pub(in crate::gang) fn with<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         self.with_barred(&|_| Barred::default(), then)
     }
 
     pub(in crate::gang) fn with_barred<T>(
         &self,
         barred: &dyn Fn(&Shape) -> Barred,
-        then: impl FnOnce(&Terrain<'_>) -> T,
+        then: impl FnOnce(&PlanInput<'_>) -> T,
     ) -> T {
         let fabric = self.fabric();
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
@@ -185,7 +185,7 @@ impl World {
             }),
             _ => None,
         };
-        then(&Terrain {
+        then(&PlanInput {
             snapshot: &self.snapshot,
             rooms: &self.rooms,
             fabric: &fabric,
@@ -198,11 +198,11 @@ impl World {
     }
 
     pub(in crate::gang) fn plan(&self, wanted: &Wanted) -> Result<Placement, Refused> {
-        self.with(|terrain| plan(terrain, wanted))
+        self.with(|input| plan(input, wanted))
     }
 
     pub(in crate::gang) fn explain(&self, wanted: &Wanted) -> Explanation {
-        self.with(|terrain| explain(terrain, wanted))
+        self.with(|input| explain(input, wanted))
     }
 
     /// The plan as a line: domain, then nodes with the members' GPUs in the order of ranks; or the reason of the refusal.

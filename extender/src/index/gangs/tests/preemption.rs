@@ -150,13 +150,13 @@ fn what_keeps_a_gang_off_a_node_goes_with_those_who_are_stopped() {
 }
 
 /// A pod without devices on a node.
-fn bystander(cluster: &Cluster, name: &str, cpu: u32, change: impl FnOnce(&mut Value)) {
+fn other_pod(cluster: &Cluster, name: &str, cpu: u32, change: impl FnOnce(&mut Value)) {
     let mut pod = bound(pod(name, 0), "n1", 1, None);
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": cpu.to_string()}});
     pod["metadata"]["labels"] = json!({"app": name});
     pod["status"]["phase"] = "Running".into();
     change(&mut pod);
-    cluster.bystander(&pod);
+    cluster.other_pod(&pod);
 }
 
 fn nothing(_: &mut Value) {}
@@ -177,9 +177,9 @@ fn pods_without_devices_are_stopped_where_they_have_what_a_gang_lacks() {
     let cluster = Cluster::new(Options::default());
     // 64 cores.
     cluster.add("n1", &bridged());
-    bystander(&cluster, "web", 20, nothing);
-    bystander(&cluster, "batch", 20, |pod| pod["spec"]["priority"] = (-5).into());
-    bystander(&cluster, "more", 20, nothing);
+    other_pod(&cluster, "web", 20, nothing);
+    other_pod(&cluster, "batch", 20, |pod| pod["spec"]["priority"] = (-5).into());
+    other_pod(&cluster, "more", 20, nothing);
     with_cores(&cluster, "high", 20);
     assert_eq!(evicted(&cluster), ["batch".into()]);
     let address = |index: &crate::index::Index| index.pod_address(&"batch".into());
@@ -188,7 +188,7 @@ fn pods_without_devices_are_stopped_where_they_have_what_a_gang_lacks() {
         Some(("default".into(), "batch".into()))
     );
     // It has ended by itself before it was evicted.
-    bystander(&cluster, "batch", 20, |pod| {
+    other_pod(&cluster, "batch", 20, |pod| {
         pod["status"]["phase"] = "Succeeded".into();
     });
     assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
@@ -199,10 +199,10 @@ fn a_host_port_of_a_pod_without_devices_comes_free_with_it() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n1", &bridged());
     let ports = json!([{"containerPort": 80, "hostPort": 80}]);
-    bystander(&cluster, "web", 1, |pod| {
+    other_pod(&cluster, "web", 1, |pod| {
         pod["spec"]["containers"][0]["ports"] = ports.clone();
     });
-    bystander(&cluster, "other", 1, nothing);
+    other_pod(&cluster, "other", 1, nothing);
     let mut pods = members("high", 1, 8);
     pods[0]["spec"]["priority"] = 10.into();
     pods[0]["spec"]["containers"][0]["ports"] = ports;
@@ -215,7 +215,7 @@ fn pods_without_devices_go_beside_one_with_devices_only_where_its_end_is_not_eno
     for (cores, gone) in [(20, vec!["n1-0"]), (50, vec!["n1-0", "web"])] {
         let cluster = Cluster::new(Options::default());
         full(&cluster, "n1", 0);
-        bystander(&cluster, "web", 40, nothing);
+        other_pod(&cluster, "web", 40, nothing);
         with_cores(&cluster, "high", cores);
         let gone: Vec<PodUid> = gone.into_iter().map(PodUid::from).collect();
         assert_eq!(evicted(&cluster), gone);
@@ -247,12 +247,12 @@ fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
         let cluster = Cluster::new(Options::default());
         cluster.add("n1", &bridged());
         budgets(&cluster, &[("b", "protected", 0)]);
-        bystander(&cluster, name, 30, stays);
-        bystander(&cluster, "of-a-job", 4, job);
+        other_pod(&cluster, name, 30, stays);
+        other_pod(&cluster, "of-a-job", 4, job);
         with_cores(&cluster, "large", 35);
         assert_eq!(evicted(&cluster), [], "{name}");
         // Beside it others do.
-        bystander(&cluster, "of-a-job-too", 26, job);
+        other_pod(&cluster, "of-a-job-too", 26, job);
         with_cores(&cluster, "small", 30);
         assert_eq!(evicted(&cluster), ["of-a-job-too".into()], "{name}");
     }
@@ -322,7 +322,7 @@ fn a_member_without_devices_can_keep_its_gang_from_having_others_stopped() {
         let launcher = &mut pods[0]["spec"];
         launcher["containers"][0]["resources"] = json!({});
         launcher["preemptionPolicy"] = policy.into();
-        cluster.bystander(&pods[0]);
+        cluster.other_pod(&pods[0]);
         create(&cluster, &pods[1..]);
         assert_eq!(evicted(&cluster), gone, "{policy}");
     }
@@ -457,13 +457,13 @@ fn a_gang_that_waited_in_vain_for_pods_that_were_ending_waits_for_the_next() {
 fn a_pod_that_its_daemon_set_left_behind_counts_no_more_than_once() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n1", &bridged());
-    bystander(&cluster, "batch", 20, nothing);
+    other_pod(&cluster, "batch", 20, nothing);
     let owner =
         json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "d", "controller": true}]);
-    bystander(&cluster, "agent", 1, |pod| {
+    other_pod(&cluster, "agent", 1, |pod| {
         pod["metadata"]["ownerReferences"] = owner;
     });
-    bystander(&cluster, "agent", 1, nothing);
+    other_pod(&cluster, "agent", 1, nothing);
     cluster
         .store
         .update(|index| index.bystander_gone(&"agent".into()));

@@ -16,7 +16,7 @@ use crate::metadata::MIRROR_ANNOTATION;
 
 /// A pod that asks for nothing that is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bystander {
+pub struct OtherPod {
     /// Its UID.
     pub uid: PodUid,
     /// Its name.
@@ -64,10 +64,10 @@ fn stays(metadata: &ObjectMeta) -> bool {
 }
 
 impl Reader {
-    pub(super) fn bystander(&mut self, pod: SlimPod) -> Option<Bystander> {
+    pub(super) fn other_pod(&mut self, pod: SlimPod) -> Option<OtherPod> {
         let kin = self.kin_of(&pod);
         let load = pod.spec.load(pod.status.as_ref(), &self.watched);
-        Some(Bystander {
+        Some(OtherPod {
             stays: stays(&pod.metadata),
             stage: stage(&pod),
             claim: claim(&pod),

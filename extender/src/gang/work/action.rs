@@ -21,7 +21,7 @@ const JSON: &str = "application/json";
 
 /// What is done to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Deed {
+pub(super) enum Action {
     /// Our scheduling gate is removed.
     Ungate,
     /// It is evicted for a gang.
@@ -36,7 +36,7 @@ pub(super) enum Deed {
     Delete(Arc<str>),
 }
 
-impl Deed {
+impl Action {
     pub(super) fn label(&self) -> &'static str {
         match self {
             Self::Ungate => "ungate",
@@ -87,12 +87,12 @@ pub(super) enum End {
 }
 
 /// Does it to a pod.
-pub(super) async fn perform(client: &Client, pod: &Pod, deed: &Deed, marks: u32) -> End {
+pub(super) async fn perform(client: &Client, pod: &Pod, action: &Action, marks: u32) -> End {
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
     let preconditions = json!({"uid": pod.uid.as_str()});
-    match deed {
-        Deed::Ungate => ungate(client, pod, &path).await,
-        Deed::Evict(_) | Deed::EvictRest { .. } => {
+    match action {
+        Action::Ungate => ungate(client, pod, &path).await,
+        Action::Evict(_) | Action::EvictRest { .. } => {
             let eviction = json!({
                 "apiVersion": "policy/v1", "kind": "Eviction",
                 "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
@@ -104,7 +104,7 @@ pub(super) async fn perform(client: &Client, pod: &Pod, deed: &Deed, marks: u32)
                 ended => end(ended),
             }
         }
-        Deed::Delete(why) => {
+        Action::Delete(why) => {
             // Once is enough, however often it has to be tried.
             if marks > 0 {
                 match mark_disrupted(client, pod, &path, why).await {
@@ -223,11 +223,11 @@ fn end(ended: Result<Value, (u16, String)>) -> End {
 }
 
 /// What hinders a gang.
-pub(super) fn hindrance(pod: &Pod, deed: &Deed, why: &str) -> Tiding {
-    let what = match deed {
-        Deed::Ungate => "its scheduling gate cannot be removed",
-        Deed::Evict(_) | Deed::EvictRest { .. } => "it cannot be evicted yet",
-        Deed::Delete(_) => "it cannot be deleted",
+pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Tiding {
+    let what = match action {
+        Action::Ungate => "its scheduling gate cannot be removed",
+        Action::Evict(_) | Action::EvictRest { .. } => "it cannot be evicted yet",
+        Action::Delete(_) => "it cannot be deleted",
     };
     Tiding {
         reason: "GangHindered",
@@ -237,24 +237,24 @@ pub(super) fn hindrance(pod: &Pod, deed: &Deed, why: &str) -> Tiding {
 }
 
 /// What the pod's own Event says once it is done.
-pub(super) fn told(deed: &Deed) -> Option<Tiding> {
-    let (reason, note) = match deed {
-        Deed::Ungate => return None,
-        Deed::Evict(by) => (
+pub(super) fn told(action: &Action) -> Option<Tiding> {
+    let (reason, note) = match action {
+        Action::Ungate => return None,
+        Action::Evict(by) => (
             "Preempted",
             format!("evicted: gang {by}, of higher priority, needs what it has"),
         ),
-        Deed::EvictRest { of, to: None } => (
+        Action::EvictRest { of, to: None } => (
             "Preempted",
             format!("evicted: the rest of its gang {of} had to go for another"),
         ),
-        Deed::EvictRest { of, to: Some(to) } => (
+        Action::EvictRest { of, to: Some(to) } => (
             "GangGivesWay",
             format!(
                 "evicted: its gang {of} gives way to gang {to}; both had lost members, and each held what the other lacked"
             ),
         ),
-        Deed::Delete(why) => ("GangRestarts", format!("deleted: {why}")),
+        Action::Delete(why) => ("GangRestarts", format!("deleted: {why}")),
     };
     Some(Tiding {
         reason,

@@ -4,7 +4,7 @@
 
 /// Who was refused, and who has come since.
 #[derive(Debug, Default)]
-pub(super) struct Prey {
+pub(super) struct VictimWatch {
     /// How far room had grown when gangs were refused last, and the highest priority among them.
     refused: Option<(u64, i32)>,
     /// The lowest priority of those that have come since the last look.
@@ -13,7 +13,7 @@ pub(super) struct Prey {
     unprotected: bool,
 }
 
-impl Prey {
+impl VictimWatch {
     /// A gang was refused.
     pub(super) fn refused(&mut self, room: u64, priority: i32) {
         self.refused = match self.refused {

@@ -22,7 +22,7 @@ pub(super) type Told = Vec<(OwnerRef, Option<Arc<OwnerFacts>>)>;
 
 /// See the head of the module.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct OwnerTable {
     owners: BTreeMap<Place, Owner>,
     kinds: BTreeMap<OwnerKind, Kind>,
 }
@@ -72,7 +72,7 @@ pub(super) struct Changes {
     pub(super) end: Vec<OwnerKind>,
 }
 
-impl Desk {
+impl OwnerTable {
     /// Other owners are wanted.
     pub(super) fn want(&mut self, now: Instant, wanted: Vec<OwnerWanted>) -> (Changes, Told) {
         let mut parts: BTreeMap<Place, (BTreeSet<Arc<str>>, bool)> = BTreeMap::new();

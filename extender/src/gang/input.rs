@@ -14,7 +14,7 @@ use crate::snapshot::{Class, NodeIx, Snapshot};
 
 /// What a plan is made from. Everything is by number of node ([`NodeIx`]).
 #[derive(Clone, Copy)]
-pub struct Terrain<'a> {
+pub struct PlanInput<'a> {
     /// Devices. What other gangs have places on is not free in it.
     pub snapshot: &'a Snapshot,
     /// What else the nodes have.
@@ -78,7 +78,7 @@ pub struct Barred {
     pub counted: Vec<BTreeMap<NodeIx, u32>>,
 }
 
-impl<'a> Terrain<'a> {
+impl<'a> PlanInput<'a> {
     /// What the pods that are there mean for one of this shape.
     pub fn barred(&self, shape: &Shape) -> Barred {
         (self.barred)(shape, self.gone)

@@ -16,7 +16,7 @@ const REFUSED: u64 = 60;
 
 /// What is done to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Deed {
+pub(crate) enum Action {
     /// Our scheduling gate is removed.
     Ungate,
     /// It is evicted for a gang.
@@ -36,68 +36,68 @@ pub(super) struct Open {
 
 impl World {
     /// The index wants something done to pods.
-    pub(super) fn order(&mut self, run: u32, pods: &[PodUid], deed: &Deed) {
+    pub(super) fn order(&mut self, run: u32, pods: &[PodUid], action: &Action) {
         for uid in pods {
             let uid = uid.to_string();
             if let Some(process) = self.extenders.running.get_mut(&run) {
-                process.deeds.entry((uid.clone(), deed.clone())).or_default();
+                process.actions.entry((uid.clone(), action.clone())).or_default();
             }
-            let deed = deed.clone();
-            self.soon(0, 2, Event::Deed { run, uid, deed });
+            let action = action.clone();
+            self.soon(0, 2, Event::Action { run, uid, action });
         }
     }
 
-    pub(crate) fn try_deed(&mut self, run: u32, uid: &str, deed: &Deed) {
-        let event = Event::Deed {
+    pub(crate) fn try_deed(&mut self, run: u32, uid: &str, action: &Action) {
+        let event = Event::Action {
             run,
             uid: uid.to_owned(),
-            deed: deed.clone(),
+            action: action.clone(),
         };
         if self.is_paused(run, &event) {
             return;
         }
-        let key = (uid.to_owned(), deed.clone());
+        let key = (uid.to_owned(), action.clone());
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        let address = process.store.read(|index| match deed {
-            Deed::Evict(by) if !index.waits_for(by, &uid.into()) => None,
-            Deed::EvictRest(of) if !index.is_rest_of(of, &uid.into()) => None,
+        let address = process.store.read(|index| match action {
+            Action::Evict(by) if !index.waits_for(by, &uid.into()) => None,
+            Action::EvictRest(of) if !index.is_rest_of(of, &uid.into()) => None,
             _ => index.pod_address(&uid.into()),
         });
-        let Some(open) = process.deeds.get_mut(&key).filter(|open| !open.busy) else {
+        let Some(open) = process.actions.get_mut(&key).filter(|open| !open.busy) else {
             return;
         };
         let Some((_, name)) = address else {
             // It is gone, or need not go any more.
-            process.deeds.remove(&key);
+            process.actions.remove(&key);
             return;
         };
         open.busy = true;
-        let (uid, deed) = key;
-        self.note(format_args!("{run} {deed:?} {uid}"));
+        let (uid, action) = key;
+        self.note(format_args!("{run} {action:?} {uid}"));
         let name = name.to_string();
-        self.send(run, What::Deed { name, uid, deed });
+        self.send(run, What::Action { name, uid, action });
     }
 
     /// It reaches the API server.
-    pub(super) fn perform(&mut self, by: u32, name: &str, uid: &str, deed: &Deed) -> Status {
+    pub(super) fn perform(&mut self, by: u32, name: &str, uid: &str, action: &Action) -> Status {
         let Some(pod) = self.api.pod(name, uid).cloned() else {
             return Status::Missing;
         };
         if self.is_restless() && self.dice.mille(REFUSED) {
             self.played(Played::DeedRefused);
-            self.note(format_args!("{by}'s {deed:?} {uid} is refused"));
+            self.note(format_args!("{by}'s {action:?} {uid} is refused"));
             // Of a patch that met others too often the API server says that it conflicts.
-            let conflicts = *deed == Deed::Ungate && self.dice.mille(300);
+            let conflicts = *action == Action::Ungate && self.dice.mille(300);
             return if conflicts {
                 Status::Conflict
             } else {
                 Status::Refused
             };
         }
-        match deed {
-            Deed::Ungate => {
+        match action {
+            Action::Ungate => {
                 let status = self.api.remove_gate(name, uid, Gate::Ours);
                 if status == Status::Done {
                     self.played(Played::GateLifted);
@@ -105,17 +105,19 @@ impl World {
                 }
                 status
             }
-            Deed::Evict(_) | Deed::EvictRest(_) if self.is_spared(&pod) => {
+            Action::Evict(_) | Action::EvictRest(_) if self.is_spared(&pod) => {
                 self.played(Played::DeedRefused);
-                self.note(format_args!("{by}'s {deed:?} {uid} is more than a budget allows"));
+                self.note(format_args!(
+                    "{by}'s {action:?} {uid} is more than a budget allows"
+                ));
                 Status::Refused
             }
-            Deed::Evict(_) | Deed::EvictRest(_) => {
+            Action::Evict(_) | Action::EvictRest(_) => {
                 self.note_evicted(&pod);
                 self.delete_pod(name, uid, false);
                 Status::Done
             }
-            Deed::Delete => {
+            Action::Delete => {
                 self.played(Played::Restarted);
                 self.delete_pod(name, uid, false);
                 Status::Done
@@ -123,12 +125,12 @@ impl World {
         }
     }
 
-    pub(super) fn deed_ended(&mut self, run: u32, uid: &str, deed: &Deed, answer: Option<Answer>) {
-        let key = (uid.to_owned(), deed.clone());
+    pub(super) fn deed_ended(&mut self, run: u32, uid: &str, action: &Action, answer: Option<Answer>) {
+        let key = (uid.to_owned(), action.clone());
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        let Some(open) = process.deeds.get_mut(&key) else {
+        let Some(open) = process.actions.get_mut(&key) else {
             return;
         };
         let failed = !matches!(
@@ -137,12 +139,12 @@ impl World {
         );
         open.failed += 1;
         if !failed || open.failed >= TRIES {
-            process.deeds.remove(&key);
+            process.actions.remove(&key);
             return;
         }
         open.busy = false;
         let wait = (AGAIN << (open.failed - 1).min(16)).min(LONGEST);
-        let (uid, deed) = key;
-        self.after(wait, Event::Deed { run, uid, deed });
+        let (uid, action) = key;
+        self.after(wait, Event::Action { run, uid, action });
     }
 }

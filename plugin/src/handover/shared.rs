@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// One hand-over, shared.
 #[derive(Debug)]
-pub struct Desk {
+pub struct SharedHandover {
     handover: Mutex<Handover>,
     observed: Arc<Observed>,
     /// Whether grants can come at all.
@@ -34,8 +34,8 @@ pub struct Desk {
     notes: Option<mpsc::Sender<Note>>,
 }
 
-impl Desk {
-    /// A desk over a new hand-over. `notes` is where they are told of further; it is there if a cluster is, and so may grants be.
+impl SharedHandover {
+    /// Shares a new hand-over. `notes` is where they are told of further; it is there if a cluster is, and so may grants be.
     pub fn new(handover: Handover, observed: Arc<Observed>, notes: Option<mpsc::Sender<Note>>) -> Self {
         Self {
             handover: Mutex::new(handover),
@@ -92,7 +92,7 @@ impl Desk {
         self.served.notify_one();
     }
 
-    /// Waits for the next [`Desk::allocated`]; at once if there was one since the last wait.
+    /// Waits for the next [`SharedHandover::allocated`]; at once if there was one since the last wait.
     pub async fn allocation_served(&self) {
         self.served.notified().await;
     }
@@ -102,7 +102,7 @@ impl Desk {
         self.freed.send_modify(|count| *count += 1);
     }
 
-    /// Counts [`Desk::devices_freed`].
+    /// Counts [`SharedHandover::devices_freed`].
     pub fn freed(&self) -> watch::Receiver<u64> {
         self.freed.subscribe()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Beats of a thread, for those who look after it. Clones are alike.
 #[derive(Debug, Clone)]
-pub struct Pulse(Arc<Beats>);
+pub struct Heartbeat(Arc<Beats>);
 
 #[derive(Debug)]
 struct Beats {
@@ -20,9 +20,9 @@ struct Beats {
 
 /// Tells if the thread that holds it panics.
 #[derive(Debug)]
-pub(super) struct LastWord(Pulse);
+pub(super) struct PanicNotice(Heartbeat);
 
-impl Pulse {
+impl Heartbeat {
     /// One that beats now.
     pub fn new() -> Self {
         Self(Arc::new(Beats {
@@ -62,18 +62,18 @@ impl Pulse {
         self.0.panicked.store(true, Ordering::Release);
     }
 
-    pub(super) fn last_word(&self) -> LastWord {
-        LastWord(self.clone())
+    pub(super) fn last_word(&self) -> PanicNotice {
+        PanicNotice(self.clone())
     }
 }
 
-impl Default for Pulse {
+impl Default for Heartbeat {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for LastWord {
+impl Drop for PanicNotice {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.0.panicked.store(true, Ordering::Release);
@@ -87,25 +87,25 @@ mod tests {
 
     #[test]
     fn who_was_given_up_hears_of_it_once_at_the_next_beat() {
-        let pulse = Pulse::new();
-        assert!(!pulse.beat());
-        pulse.give_up();
-        assert!(pulse.beat());
-        assert!(!pulse.beat());
+        let heartbeat = Heartbeat::new();
+        assert!(!heartbeat.beat());
+        heartbeat.give_up();
+        assert!(heartbeat.beat());
+        assert!(!heartbeat.beat());
     }
 
     #[test]
     fn a_panic_is_the_last_word_and_an_end_is_none() {
-        let pulse = Pulse::new();
-        let word = pulse.last_word();
+        let heartbeat = Heartbeat::new();
+        let word = heartbeat.last_word();
         std::thread::spawn(move || drop(word)).join().unwrap();
-        assert!(!pulse.has_panicked());
-        let word = pulse.last_word();
+        assert!(!heartbeat.has_panicked());
+        let word = heartbeat.last_word();
         let thread = std::thread::spawn(move || {
             let _word = word;
             panic!("on purpose");
         });
         assert!(thread.join().is_err());
-        assert!(pulse.has_panicked());
+        assert!(heartbeat.has_panicked());
     }
 }
