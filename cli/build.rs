@@ -12,8 +12,8 @@ fn main() {
         return;
     }
     // At a fixed address, as Go's programs are. One that may lie anywhere has half a megabyte of constants that its loader writes addresses
-    // into at every start: time before kubelet can be told, and memory that is the process's own from then on. Heap, stack and libraries lie
-    // at random addresses all the same.
+    // into at every start: time before kubelet can be told, and memory that is the process's own from then on. Heap, stack and libraries
+    // lie at random addresses all the same.
     println!("cargo:rustc-link-arg-bins=-no-pie");
     // What a plugin runs lies together: the kernel maps sixteen pages around each that is touched, and a resident program counts for them.
     // The names are those of one kind of machine; another linker than Rust's own may not understand the file.

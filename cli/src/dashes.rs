@@ -1,5 +1,5 @@
-//! Options written with one dash, as NVIDIA's programs also take them: `-mig-strategy=single`. A word of several letters behind one dash
-//! is a name there, never short options with a value: `-oneshoot` is no file `neshoot`. Whether there is such an option is for clap to judge.
+//! Options written with one dash, as NVIDIA's programs also take them: `-mig-strategy=single`. A word of several letters behind one dash is
+//! a name there, never short options with a value: `-oneshoot` is no file `neshoot`. Whether there is such an option is for clap to judge.
 
 use std::ffi::OsString;
 

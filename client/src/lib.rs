@@ -1,5 +1,6 @@
-//! The way to the API server: by a kubeconfig, or by the pod's service account. Says how long is waited; what fails is told to whoever asked, and
-//! tried again there or nowhere. Beside it, what both daemons take and tell alike where they are asked themselves, and how their tasks end.
+//! The way to the API server: by a kubeconfig, or by the pod's service account. Says how long is waited; what fails is told to whoever
+//! asked, and tried again there or nowhere. Beside it, what both daemons take and tell alike where they are asked themselves, and how their
+//! tasks end.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
@@ -48,7 +49,8 @@ pub enum ConnectError {
     Client(#[source] kube::Error),
 }
 
-/// A client by this kubeconfig, or by the pod's service account, that takes `silence` on a connection for its end: longer than the server's watches last.
+/// A client by this kubeconfig, or by the pod's service account, that takes `silence` on a connection for its end: longer than the server's
+/// watches last.
 ///
 /// # Errors
 /// A kubeconfig that cannot be read or used; none where this is no pod. That the API server does not answer is no error.
@@ -68,8 +70,8 @@ async fn configuration(kubeconfig: Option<&Path>, silence: Duration) -> Result<C
     // A pooled connection may have been idle for longer than that when it is used again.
     config.reset_reader_on_write = true;
     config.connect_timeout = Some(CONNECT);
-    // The client would send whatever is answered by 429, 503 or 504 again for minutes without a word: a Binding past its time, and an API server that is
-    // away would never be noticed. Who asks knows better when to try again, if at all.
+    // The client would send whatever is answered by 429, 503 or 504 again for minutes without a word: a Binding past its time, and an API
+    // server that is away would never be noticed. Who asks knows better when to try again, if at all.
     config.default_retry = false;
     Ok(config)
 }

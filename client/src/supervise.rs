@@ -1,5 +1,5 @@
-//! Tasks of a daemon, each of which is needed: if one panics, all end in order, and the daemon with an error, to be started anew. Without that a
-//! daemon goes on, answers its probes, and does a part of its work no more.
+//! Tasks of a daemon, each of which is needed: if one panics, all end in order, and the daemon with an error, to be started anew. Without
+//! that a daemon goes on, answers its probes, and does a part of its work no more.
 
 use std::future::Future;
 
@@ -79,8 +79,8 @@ impl Tasks {
     }
 }
 
-/// Serves, with `tasks` beside it. Each of them is needed to the end: if one ends before its time all of it does. `release` ends those that are
-/// needed until the last call is answered.
+/// Serves, with `tasks` beside it. Each of them is needed to the end: if one ends before its time all of it does. `release` ends those that
+/// are needed until the last call is answered.
 ///
 /// # Errors
 /// What a task ended of before its time, or else what `serving` ended of.

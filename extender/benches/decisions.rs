@@ -1,4 +1,5 @@
-//! Filter and prioritize by size of the cluster, with the JSON parsing alone beside them. `cargo bench -p gantry-extender --bench decisions`
+//! Filter and prioritize by size of the cluster, with the JSON parsing alone beside them. `cargo bench -p gantry-extender --bench
+//! decisions`
 
 #![allow(missing_docs, reason = "benchmarks")]
 

@@ -64,8 +64,8 @@ fn refusal_on_5000_nodes(bencher: Bencher<'_, '_>) {
     bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
 }
 
-/// Whose end makes room for a gang of 64 nodes, where pods of lower priority are on all of 5,000: so many on each, that have all of its GPUs between them, or none
-/// and nearly all of its CPU.
+/// Whose end makes room for a gang of 64 nodes, where pods of lower priority are on all of 5,000: so many on each, that have all of its
+/// GPUs between them, or none and nearly all of its CPU.
 #[divan::bench(args = [(1, true), (8, true), (20, false)], sample_count = 10)]
 fn preemption_on_5000_nodes(bencher: Bencher<'_, '_>, (pods, gpus): (u32, bool)) {
     let mut cluster = Cluster::new(5_000);
@@ -147,7 +147,8 @@ fn object_of_a_thousand_members(bencher: Bencher<'_, '_>) {
         .bench_local_values(|object| gangs.object_seen(now, &key.namespace, &name, object));
 }
 
-/// Room has grown, and as many gangs wait as are asked for, for GPUs of one node which others have; a gang of a thousand members has places that it could give back.
+/// Room has grown, and as many gangs wait as are asked for, for GPUs of one node which others have; a gang of a thousand members has places
+/// that it could give back.
 #[divan::bench(args = [100, 1_000], sample_count = 10)]
 fn gangs_that_wait_beside_extras(bencher: Bencher<'_, '_>, waiting: u32) {
     let mut live = Live::new(126);
@@ -213,7 +214,8 @@ fn publication_with_promised_room(bencher: Bencher<'_, '_>, promised: u32) {
     });
 }
 
-/// A pod that fits nowhere asks for a node, while so many members of a bound gang of a thousand, of lower priority, are lost, and a place is kept for each.
+/// A pod that fits nowhere asks for a node, while so many members of a bound gang of a thousand, of lower priority, are lost, and a place
+/// is kept for each.
 #[divan::bench(args = [1, 100, 999])]
 fn pod_beside_places_of_lost_members(bencher: Bencher<'_, '_>, lost: u32) {
     let mut live = Live::new(1_000);

@@ -1,9 +1,11 @@
-//! How many leaves of a real network gangs are spread over: jobs come and go on the tree of a trace, placed by the real planner down to the devices,
-//! and for comparison by two simple rules. `cargo run --release -p gantry-extender --example lingjun -- topo.csv [load] [seed] [leave]`
+//! How many leaves of a real network gangs are spread over: jobs come and go on the tree of a trace, placed by the real planner down to the
+//! devices, and for comparison by two simple rules. `cargo run --release -p gantry-extender --example lingjun -- topo.csv [load] [seed]
+//! [leave]`
 //!
-//! `topo.csv` is that of alibaba/alibaba-lingjun-dataset-2023: a host a line with its switches, `ip,DSW,PSW,ASW`; a leaf is an ASW within its PSW. Hosts have
-//! eight GPUs behind NVSwitches. Jobs ask for 1, 2, 4, ... 512 GPUs, half as many for four times as many, come at random times (Poisson) and last exponentially long; those
-//! that find no place wait, and are tried again in their order whenever a job ends.
+//! `topo.csv` is that of alibaba/alibaba-lingjun-dataset-2023: a host a line with its switches, `ip,DSW,PSW,ASW`; a leaf is an ASW within
+//! its PSW. Hosts have eight GPUs behind NVSwitches. Jobs ask for 1, 2, 4, ... 512 GPUs, half as many for four times as many, come at
+//! random times (Poisson) and last exponentially long; those that find no place wait, and are tried again in their order whenever a job
+//! ends.
 
 #![allow(missing_docs, clippy::print_stdout, reason = "a program, not a library")]
 

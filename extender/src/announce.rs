@@ -1,5 +1,5 @@
-//! Leads a Service to this process while it leads: its address in the Service's one EndpointSlice. So a pod may be ready as soon as it could lead, which is
-//! what a rollout waits for, and still only the leader is asked. Decides nothing; who leads stands in `lease`.
+//! Leads a Service to this process while it leads: its address in the Service's one EndpointSlice. So a pod may be ready as soon as it
+//! could lead, which is what a rollout waits for, and still only the leader is asked. Decides nothing; who leads stands in `lease`.
 
 use std::net::IpAddr;
 use std::time::Duration;

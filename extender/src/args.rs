@@ -17,8 +17,8 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET /healthz, /readyz, /standbyz,
-    /// /metrics. Ready is the one that leads; one that could lead at once stands by.
+    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET /healthz, /readyz,
+    /// /standbyz, /metrics. Ready is the one that leads; one that could lead at once stands by.
     ///
     /// Without --tls-cert there is no authentication: let only kube-scheduler reach it, best on 127.0.0.1. A port alone, such as :8010, is
     /// that of all addresses, of IPv6 too where there is any.
@@ -31,8 +31,8 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
-    /// Address to serve metrics and probes on besides, in plain HTTP and without the verbs: for whoever collects metrics, and cannot or must not
-    /// reach --listen. Nothing: only there.
+    /// Address to serve metrics and probes on besides, in plain HTTP and without the verbs: for whoever collects metrics, and cannot or
+    /// must not reach --listen. Nothing: only there.
     #[arg(
         long,
         env = "GANTRY_METRICS_LISTEN",
@@ -41,8 +41,8 @@ pub struct Args {
     )]
     pub metrics_listen: Option<SocketAddr>,
 
-    /// Resources to account and choose devices for, besides every resource of nvidia.com that a node's plugin publishes. All their names must
-    /// stand in kube-scheduler's configuration under `managedResources`.
+    /// Resources to account and choose devices for, besides every resource of nvidia.com that a node's plugin publishes. All their names
+    /// must stand in kube-scheduler's configuration under `managedResources`.
     #[arg(
         long = "resource",
         env = "GANTRY_RESOURCES",
@@ -52,8 +52,9 @@ pub struct Args {
     )]
     pub resources: Vec<String>,
 
-    /// Names of kube-scheduler's profiles that have this extender (`schedulerName` of their pods). Pods of any other scheduler hold what they hold once they
-    /// are bound, and before take part in nothing: nobody would bring them here. Who calls all the same counts as named.
+    /// Names of kube-scheduler's profiles that have this extender (`schedulerName` of their pods). Pods of any other scheduler hold what
+    /// they hold once they are bound, and before take part in nothing: nobody would bring them here. Who calls all the same counts as
+    /// named.
     #[arg(
         long = "scheduler-name",
         env = "GANTRY_SCHEDULER_NAMES",
@@ -72,8 +73,8 @@ pub struct Args {
     #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t)]
     pub policy: Policy,
 
-    /// Time limit in seconds of one bind, the API server's part included: a member of a gang waits two thirds of it for the others at most. Must be below `httpTimeout` in kube-scheduler's
-    /// configuration: kube-scheduler must hear the outcome.
+    /// Time limit in seconds of one bind, the API server's part included: a member of a gang waits two thirds of it for the others at most.
+    /// Must be below `httpTimeout` in kube-scheduler's configuration: kube-scheduler must hear the outcome.
     #[arg(long, env = "GANTRY_BIND_TIMEOUT", value_name = "SECONDS", default_value = "20", value_parser = seconds)]
     pub bind_timeout: Duration,
 
@@ -81,8 +82,8 @@ pub struct Args {
     #[arg(long, env = "GANTRY_BODY_LIMIT", value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub body_limit: u32,
 
-    /// Seconds for which the API server has not answered, or a watch of pods, nodes or GpuNodes has brought nothing and cannot be begun anew,
-    /// after which the extender says that it is not ready. It goes on answering from what it knows: a stale cache makes devices free
+    /// Seconds for which the API server has not answered, or a watch of pods, nodes or GpuNodes has brought nothing and cannot be begun
+    /// anew, after which the extender says that it is not ready. It goes on answering from what it knows: a stale cache makes devices free
     /// too late, never too early.
     #[arg(long, env = "GANTRY_STALE_AFTER", value_name = "SECONDS", default_value = "15", value_parser = seconds)]
     pub stale_after: Duration,
@@ -136,8 +137,8 @@ pub struct GangArgs {
     #[arg(long, env = "GANTRY_GANG_ARRIVAL", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub gang_arrival: Duration,
 
-    /// Seconds for which the place of a lost member is kept for its replacement; also for how long two gangs of which each holds what the other lacks wait
-    /// until one of them gives way.
+    /// Seconds for which the place of a lost member is kept for its replacement; also for how long two gangs of which each holds what the
+    /// other lacks wait until one of them gives way.
     #[arg(long, env = "GANTRY_GANG_HOLD", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub gang_hold: Duration,
 
@@ -181,8 +182,8 @@ pub struct LeaseArgs {
     #[arg(long, env = "GANTRY_LEASE_RENEW_DEADLINE", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
     pub lease_renew_deadline: Duration,
 
-    /// Service without a selector, in the namespace of the Lease: who leads keeps it pointing to itself (by an EndpointSlice), so that nobody else
-    /// is asked.
+    /// Service without a selector, in the namespace of the Lease: who leads keeps it pointing to itself (by an EndpointSlice), so that
+    /// nobody else is asked.
     #[arg(long, env = "GANTRY_LEADER_SERVICE", value_name = "NAME", requires_all = ["leader_elect", "leader_address"], value_parser = label)]
     pub leader_service: Option<String>,
 

@@ -145,8 +145,8 @@ impl Binder {
         Self { leadership, ..self }
     }
 
-    /// Binds a pod. `Ok` means that the Binding exists. It is answered within the time limit, whatever is waited for: kube-scheduler must hear something
-    /// before it gives up.
+    /// Binds a pod. `Ok` means that the Binding exists. It is answered within the time limit, whatever is waited for: kube-scheduler must
+    /// hear something before it gives up.
     ///
     /// # Errors
     /// See [`Failure`]. Devices are given back, except where nobody knows the outcome: then they stay set aside until the pod shows

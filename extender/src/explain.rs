@@ -1,5 +1,5 @@
-//! Tells waiting pods why, where kube-scheduler cannot: its own count says "Insufficient nvidia.com/gpu", or a gate of ours keeps them from it, and it never
-//! asks us. One Event per pod and reason, in words of their gang or of GPUs, stable and bounded.
+//! Tells waiting pods why, where kube-scheduler cannot: its own count says "Insufficient nvidia.com/gpu", or a gate of ours keeps them from
+//! it, and it never asks us. One Event per pod and reason, in words of their gang or of GPUs, stable and bounded.
 
 mod place;
 
@@ -169,8 +169,8 @@ fn gist(why: &Why) -> String {
     }
 }
 
-/// Those that kube-scheduler never asks us about and that we know why to tell: of members whose gang has no place for them, why that is; of others that
-/// its own count refuses, what every node lacks; of a member that has a place, what its node does.
+/// Those that kube-scheduler never asks us about and that we know why to tell: of members whose gang has no place for them, why that is; of
+/// others that its own count refuses, what every node lacks; of a member that has a place, what its node does.
 fn unasked(index: &Index) -> Vec<(Address, Cause)> {
     let address = |uid: PodUid| {
         let (namespace, name) = index.pod_address(&uid)?;

@@ -59,8 +59,8 @@ use entry::Entry;
 /// once, while the process may live on: it died up to 2.5 s later in trials with an ignored SIGTERM; the plugin's own word, which takes
 /// over from there, lags by up to 1 s.
 pub const QUARANTINE: Duration = Duration::from_secs(5);
-/// How long after the API server has answered nobody for a while: a plugin tries again after 5 s at the latest, writes within 1 s, and its word is
-/// there 3 s later.
+/// How long after the API server has answered nobody for a while: a plugin tries again after 5 s at the latest, writes within 1 s, and its
+/// word is there 3 s later.
 pub const QUARANTINE_AFTER_A_GAP: Duration = Duration::from_secs(10);
 /// Contact is made every second; a pause that long means that plugins may not have been able to write.
 const GAP: Duration = Duration::from_secs(3);
@@ -68,8 +68,8 @@ const GAP: Duration = Duration::from_secs(3);
 pub const QUARANTINE_WITHOUT_TRUTH: Duration = Duration::from_secs(300);
 /// How long GPUs are held for a pod between prioritize and bind.
 pub const HOLD: Duration = Duration::from_secs(30);
-/// How long a bind whose outcome is unknown, or whose pod is gone, keeps its devices, unless the pod shows the outcome before. The API server gives up on
-/// a request after 60 s.
+/// How long a bind whose outcome is unknown, or whose pod is gone, keeps its devices, unless the pod shows the outcome before. The API
+/// server gives up on a request after 60 s.
 pub const UNSURE: Duration = Duration::from_secs(65);
 
 /// The state. See the head of this module.

@@ -90,8 +90,8 @@ pub struct Sick {
 pub const MAX_DEVICES: usize = u16::MAX as usize;
 
 impl Pool {
-    /// A pool of devices on a machine of `gpus` GPUs. Where some of them cannot be (beyond the machine, or an ID again), it cannot be accounted,
-    /// and nothing of it is healthy.
+    /// A pool of devices on a machine of `gpus` GPUs. Where some of them cannot be (beyond the machine, or an ID again), it cannot be
+    /// accounted, and nothing of it is healthy.
     pub fn new(
         resource: ResourceName,
         gpus: usize,
@@ -200,8 +200,8 @@ impl Pool {
         (devices, unknown)
     }
 
-    /// The devices that are the GPU or MIG device of an ID, or replicas of it: what is taken when somebody holds that, whatever it is advertised
-    /// as by now.
+    /// The devices that are the GPU or MIG device of an ID, or replicas of it: what is taken when somebody holds that, whatever it is
+    /// advertised as by now.
     fn overlapping(&self, id: &DeviceId) -> DeviceSet {
         let of = id.unit();
         let id_at = |place: u16| self.id(usize::from(place)).map_or("", DeviceId::as_str);

@@ -184,8 +184,8 @@ fn asked_of(pod: &PodFacts, pool: &Pool) -> usize {
     usize::try_from(pod.devices(pool.resource.as_str())).unwrap_or(usize::MAX)
 }
 
-/// What each pod's grant gives it of a pool, if the grant may be followed; what is wrong otherwise. Grants that are spent are not read: those of most
-/// pods, on every change of their node.
+/// What each pod's grant gives it of a pool, if the grant may be followed; what is wrong otherwise. Grants that are spent are not read:
+/// those of most pods, on every change of their node.
 fn claims(
     node: &NodeName,
     (index, pool): (usize, &Pool),

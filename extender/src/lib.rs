@@ -7,8 +7,9 @@
 //!                                                      └──> explain, wake: Events and pokes for pods that wait
 //! ```
 //!
-//! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`,
-//! `wire`. State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
+//! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`, `wire`.
+//! State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`,
+//! `gang::work`.
 #![forbid(unsafe_code)]
 
 pub(crate) mod announce;
@@ -193,7 +194,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     supervise::beside(serving, tasks, &shutdown, &release).await
 }
 
-/// Those that write to the cluster, other than binds that kube-scheduler calls for. They work while this process leads, and stop at once when it does no longer.
+/// Those that write to the cluster, other than binds that kube-scheduler calls for. They work while this process leads, and stop at once
+/// when it does no longer.
 struct Writers {
     client: Client,
     binder: Binder,

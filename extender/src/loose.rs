@@ -1,5 +1,5 @@
-//! Custom resources of ours whose fields are not read yet: a watch must go on when one object is malformed. Of an object nothing is read here but
-//! its metadata.
+//! Custom resources of ours whose fields are not read yet: a watch must go on when one object is malformed. Of an object nothing is read
+//! here but its metadata.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;

@@ -15,8 +15,9 @@ use serde::{Deserialize, Deserializer};
 /// The annotation of pods that kubelet made of files on its node.
 pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// Reads metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, the grant and annotations that tell of
-/// gangs and static pods, and the times that can be read. A deletion time that cannot be read is the epoch: the object is being deleted all the same.
+/// Reads metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, the grant and annotations that tell
+/// of gangs and static pods, and the times that can be read. A deletion time that cannot be read is the epoch: the object is being deleted
+/// all the same.
 ///
 /// # Errors
 /// Names, UID or version that are no strings.

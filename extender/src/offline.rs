@@ -1,5 +1,5 @@
-//! The cluster as the extender sees it, for a command that looks once and goes: the same watches feed the same index, and nobody carries out
-//! what follows.
+//! The cluster as the extender sees it, for a command that looks once and goes: the same watches feed the same index, and nobody carries
+//! out what follows.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -142,7 +142,8 @@ impl Service {
         answer
     }
 
-    /// The node where a pod by itself has a place that is kept for a lost member of a gang of lower priority. It is given back when the pod comes.
+    /// The node where a pod by itself has a place that is kept for a lost member of a gang of lower priority. It is given back when the pod
+    /// comes.
     fn idle_node(
         &self,
         uid: &PodUid,

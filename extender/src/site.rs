@@ -41,8 +41,8 @@ impl Site<'_> {
         }
     }
 
-    /// Bandwidth in GB/s that a collective over a set of two devices or more reaches. 0 where two of them are on one GPU: there is nothing to
-    /// gain from it, and any set over several GPUs is better. `None` of MIG devices, which have no links to each other.
+    /// Bandwidth in GB/s that a collective over a set of two devices or more reaches. 0 where two of them are on one GPU: there is nothing
+    /// to gain from it, and any set over several GPUs is better. `None` of MIG devices, which have no links to each other.
     pub fn bandwidth(self, devices: &DeviceSet) -> Option<f64> {
         match self.shape {
             Shape::Whole => Some(self.kind.bandwidth(devices.gpus())),

@@ -224,8 +224,8 @@ impl Feed {
     }
 }
 
-/// One watch as news. Errors are logged and retried; an object that cannot be read fails its list or watch, and all is listed again: nothing
-/// is decided without it.
+/// One watch as news. Errors are logged and retried; an object that cannot be read fails its list or watch, and all is listed again:
+/// nothing is decided without it.
 fn read<K>(
     api: Api<K>,
     source: Source,

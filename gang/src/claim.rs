@@ -28,8 +28,9 @@ pub struct Claim {
     pub also: Vec<Dialect>,
     /// The job that made the pod, where its gang goes by a mere name: two jobs may have hit on the same.
     pub maker: Option<Maker>,
-    /// UID of what made the pod; of the whole, where that makes its pods in parts. The next run of a job is told from the one before by it. `None`
-    /// where nobody made it, where the whole is not known, and where the gang is told from others by it anyway ([`GangKey::incarnation`]).
+    /// UID of what made the pod; of the whole, where that makes its pods in parts. The next run of a job is told from the one before by it.
+    /// `None` where nobody made it, where the whole is not known, and where the gang is told from others by it anyway
+    /// ([`GangKey::incarnation`]).
     pub made_by: Option<Arc<str>>,
     /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
     pub faults: Vec<Fault>,
@@ -134,7 +135,8 @@ pub enum OwnerKind {
 }
 
 impl OwnerKind {
-    /// Whether its controller makes the pods, and so knows how many there will be. Of the others a person or a controller says how many are needed.
+    /// Whether its controller makes the pods, and so knows how many there will be. Of the others a person or a controller says how many are
+    /// needed.
     pub fn makes_pods(self) -> bool {
         !matches!(
             self,
@@ -147,8 +149,8 @@ impl OwnerKind {
         )
     }
 
-    /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]), though the pods
-    /// themselves say how many there are.
+    /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]),
+    /// though the pods themselves say how many there are.
     pub fn may_start_apart(self) -> bool {
         matches!(self, Self::LeaderWorkerSet | Self::JobSet | Self::MpiJob)
     }

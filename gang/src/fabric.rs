@@ -17,8 +17,8 @@ pub struct DomainIx(pub u32);
 
 /// The tree of domains. The root, number 0, is the whole cluster and stands above the first level.
 ///
-/// Numbers go level by level, in a level by parent, under one parent by what they are called: equal clusters have equal numbers, and domains of one
-/// level are neighbours in number as they are in the tree.
+/// Numbers go level by level, in a level by parent, under one parent by what they are called: equal clusters have equal numbers, and
+/// domains of one level are neighbours in number as they are in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fabric {
     /// The levels as configured. A level whose label no node carries has no domains and is passed over in the tree.
@@ -51,14 +51,15 @@ pub struct Domain {
 pub enum KnownBy {
     /// The value of the level's label. The whole cluster counts as such.
     Label,
-    /// They lack that label and share the value of this smaller level's, of those that they have the largest: whichever domain of the level it
-    /// is that they are in, they are in it together.
+    /// They lack that label and share the value of this smaller level's, of those that they have the largest: whichever domain of the level
+    /// it is that they are in, they are in it together.
     Smaller(usize),
     /// It is one node that has neither the label nor that of a smaller level.
     Node,
 }
 
-/// Of a node at a level: the level's label if it has it, or else that of the next smaller level of which it has one. The level, and the value.
+/// Of a node at a level: the level's label if it has it, or else that of the next smaller level of which it has one. The level, and the
+/// value.
 type Mark<'a> = Option<(usize, &'a Arc<str>)>;
 
 impl Default for Fabric {
@@ -70,8 +71,8 @@ impl Default for Fabric {
 impl Fabric {
     /// Builds the tree. Nodes are numbered as they come; `None` is one that is gone.
     ///
-    /// The same value under two parents is two domains: racks may be called 1 in every zone. Two nodes share a domain of a level if at it, or at a
-    /// smaller one, they share a label's value and agree about all labels above: both have the same value or neither has one.
+    /// The same value under two parents is two domains: racks may be called 1 in every zone. Two nodes share a domain of a level if at it,
+    /// or at a smaller one, they share a label's value and agree about all labels above: both have the same value or neither has one.
     pub fn build<'a>(levels: Levels, nodes: impl IntoIterator<Item = Option<&'a NodeFacts>>) -> Self {
         let nodes: Vec<Option<&NodeFacts>> = nodes.into_iter().collect();
         let mut fabric = Self {

@@ -115,8 +115,8 @@ impl GangKey {
         })
     }
 
-    /// The name of its `Gang` object. A gang by our own annotation goes by its own name, so that a person can write the object first; any other by its
-    /// name and five letters that tell conventions and incarnations apart. Always a legal name.
+    /// The name of its `Gang` object. A gang by our own annotation goes by its own name, so that a person can write the object first; any
+    /// other by its name and five letters that tell conventions and incarnations apart. Always a legal name.
     pub fn object_name(&self) -> String {
         let legal = value::name(&self.name).is_ok();
         let plain = self.dialect == Dialect::Annotation && self.incarnation.is_empty() && legal;
@@ -145,8 +145,8 @@ impl GangKey {
     }
 }
 
-/// Adds to the name of an object. Each part of it between dots has a letter or digit at both ends: of what stands between two of those only a
-/// lone dot stays one.
+/// Adds to the name of an object. Each part of it between dots has a letter or digit at both ends: of what stands between two of those only
+/// a lone dot stays one.
 fn push(name: &mut String, c: char) {
     let lone = !name.ends_with(['-', '.']);
     if !lone && !c.is_ascii_alphanumeric() {

@@ -42,8 +42,8 @@ pub struct Needs {
 /// A port of a host: protocol, address (`0.0.0.0` or empty for any), number.
 pub type HostPort = (Arc<str>, Arc<str>, u16);
 
-/// Whether two pods want the same port of one host, as kube-scheduler's NodePorts sees it: to it `0.0.0.0` alone stands for every address, and `::`
-/// is an address like any other.
+/// Whether two pods want the same port of one host, as kube-scheduler's NodePorts sees it: to it `0.0.0.0` alone stands for every address,
+/// and `::` is an address like any other.
 pub fn ports_collide(a: &[HostPort], b: &[HostPort]) -> bool {
     let any = |address: &str| address.is_empty() || address == "0.0.0.0";
     a.iter().any(|(protocol, address, port)| {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::quantity;
 
-/// No node has more of anything than a pebibyte, or a trillion cores. What claims more counts as this, so that the sum over thousands of pods is
-/// still exact: a sum that stops at the largest number is not undone by taking away again what was added.
+/// No node has more of anything than a pebibyte, or a trillion cores. What claims more counts as this, so that the sum over thousands of
+/// pods is still exact: a sum that stops at the largest number is not undone by taking away again what was added.
 const MOST: i64 = 1 << 50;
 
 /// Amounts of what nodes have and pods need. Resources that Gantry accounts as devices are not among them.

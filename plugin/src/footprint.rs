@@ -1,6 +1,6 @@
-//! Hands what only the start needed back to the kernel: code and constants (relocation, command line, the first reading of NVML), and memory
-//! that was freed. Linux maps sixteen pages for each one touched and keeps them while memory is plenty, which is most of what an idle
-//! plugin would count for. It frees nothing that holds a value, and does nothing where `/proc` does not tell.
+//! Hands what only the start needed back to the kernel: code and constants (relocation, command line, the first reading of NVML), and
+//! memory that was freed. Linux maps sixteen pages for each one touched and keeps them while memory is plenty, which is most of what an
+//! idle plugin would count for. It frees nothing that holds a value, and does nothing where `/proc` does not tell.
 #![allow(
     unsafe_code,
     reason = "giving up mapped pages is unsafe in general, see `Mapping::give_up` for why it is not here; the allocator is set by C functions"

@@ -1,5 +1,5 @@
-//! The driver's root: the folders below it in which systems keep the driver's libraries, and paths as a process whose root it is would follow
-//! them. Looks at links and folders; opens no file.
+//! The driver's root: the folders below it in which systems keep the driver's libraries, and paths as a process whose root it is would
+//! follow them. Looks at links and folders; opens no file.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

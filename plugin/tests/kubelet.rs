@@ -318,8 +318,8 @@ async fn the_list_is_sent_on_change_and_only_then() {
     assert_eq!(healths, ["Healthy", "Unhealthy"]);
 }
 
-/// Kubelet writes down who holds what when it allocates and when it is sent a list, not when a pod ends. Were it to start again with what it wrote
-/// before, it would refuse the pods that wait for those devices.
+/// Kubelet writes down who holds what when it allocates and when it is sent a list, not when a pod ends. Were it to start again with what
+/// it wrote before, it would refuse the pods that wait for those devices.
 #[tokio::test]
 async fn the_list_is_sent_again_once_kubelet_has_seen_that_a_pod_has_ended() {
     let mut node = Node::new(2);

@@ -133,8 +133,8 @@ fn a_person_keeps_the_daemon_off_a_node_whatever_found_its_gpus() {
     }
 }
 
-/// The GPU operator's driver manager and MIG manager set one of these on a node before they unload its driver or reset its GPUs, and back afterwards: nobody
-/// may have NVML open meanwhile.
+/// The GPU operator's driver manager and MIG manager set one of these on a node before they unload its driver or reset its GPUs, and back
+/// afterwards: nobody may have NVML open meanwhile.
 #[test]
 fn the_daemon_leaves_while_the_gpu_operator_works_on_the_driver_or_on_mig() {
     for label in [

@@ -24,8 +24,8 @@ const READY: &str = "http://127.0.0.1:9444/readyz";
 const READY_LIMIT: Duration = Duration::from_secs(60);
 const WEBHOOK_PORT: u16 = 9443;
 
-/// What the controllers' own modules bring besides code: the module, and the file in it. The last is the PodGroup of the coscheduling plugin,
-/// whose controller is not needed: it only counts.
+/// What the controllers' own modules bring besides code: the module, and the file in it. The last is the PodGroup of the coscheduling
+/// plugin, whose controller is not needed: it only counts.
 const CRDS: [(&str, &str); 4] = [
     (
         "sigs.k8s.io/jobset",
@@ -45,7 +45,8 @@ const CRDS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Webhooks that the controllers rely on: path, API group, version, resource. LeaderWorkerSet's for pods writes the labels that tell groups and ranks.
+/// Webhooks that the controllers rely on: path, API group, version, resource. LeaderWorkerSet's for pods writes the labels that tell groups
+/// and ranks.
 const WEBHOOKS: [(&str, &str, &str, &str); 3] = [
     (
         "/mutate-jobset-x-k8s-io-v1alpha2-jobset",

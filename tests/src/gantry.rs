@@ -96,8 +96,8 @@ impl Cluster {
         self.start_replica(binary, EXTENDER, None, &[]).await
     }
 
-    /// Starts one of several extenders, under a name of its own, which is also its pod's; `listen` goes before the manifests' address, and `extra` are
-    /// arguments beyond theirs. Metrics then have a port that nobody else has.
+    /// Starts one of several extenders, under a name of its own, which is also its pod's; `listen` goes before the manifests' address, and
+    /// `extra` are arguments beyond theirs. Metrics then have a port that nobody else has.
     ///
     /// # Errors
     /// The manifests are not installed, or the program does not start.

@@ -43,7 +43,8 @@ impl Hardware {
         Ok(Self { folder, installed })
     }
 
-    /// Adds a device node of a driver that goes with GPUs and is not theirs, such as `gdrdrv`, until the GPUs are installed anew. Behind it is nothing.
+    /// Adds a device node of a driver that goes with GPUs and is not theirs, such as `gdrdrv`, until the GPUs are installed anew. Behind it
+    /// is nothing.
     ///
     /// # Errors
     /// It cannot be made.

@@ -262,7 +262,8 @@ fn key_before(before: &str) -> Option<&str> {
         .filter(|key| !key.is_empty())
 }
 
-/// What is said of a value that is a text, a list or a set of fields where its field is another of these. `wanted`: the YAML library's word.
+/// What is said of a value that is a text, a list or a set of fields where its field is another of these. `wanted`: the YAML library's
+/// word.
 fn not_of_shape(before: &str, wanted: &str) -> Option<String> {
     let wanted = match wanted {
         "sequence start" => "a list",

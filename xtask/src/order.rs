@@ -1,6 +1,6 @@
-//! The order in which the linker lays the program's functions out: those that a plugin runs at rest side by side, then those that only its start
-//! runs, then the others, so that what stays resident of it is what it goes on running. They are found by running one under valgrind, in the demo
-//! and on a real Kubernetes. Knows nothing of what the functions do.
+//! The order in which the linker lays the program's functions out: those that a plugin runs at rest side by side, then those that only its
+//! start runs, then the others, so that what stays resident of it is what it goes on running. They are found by running one under valgrind,
+//! in the demo and on a real Kubernetes. Knows nothing of what the functions do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -248,8 +248,8 @@ fn stem(name: &str) -> &str {
     hashed.map_or(name, |(stem, _)| stem)
 }
 
-/// The sections of functions, as patterns. Of a function that is alone with its path, the path counts: it stays what it is when the compiler or a dependency
-/// is another. Those that exist for several types are told apart by their hashes alone.
+/// The sections of functions, as patterns. Of a function that is alone with its path, the path counts: it stays what it is when the
+/// compiler or a dependency is another. Those that exist for several types are told apart by their hashes alone.
 fn sections(executed: &BTreeSet<&str>, functions: &[&str]) -> BTreeSet<String> {
     let mut alike: BTreeMap<&str, usize> = BTreeMap::new();
     for name in functions {

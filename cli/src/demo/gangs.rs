@@ -1,5 +1,5 @@
-//! The scene of the gangs: one that gets all of its places at once, and one that waits, holds nothing, and gets all of its own when there is room. As real
-//! as the other scenes: members come one by one through the scheduler, and wait for each other in the extender's bind.
+//! The scene of the gangs: one that gets all of its places at once, and one that waits, holds nothing, and gets all of its own when there
+//! is room. As real as the other scenes: members come one by one through the scheduler, and wait for each other in the extender's bind.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Binds members of decided gangs that nobody calls for: kube-scheduler had brought them to their nodes, and they waited as long as they may, before the last
-//! of their siblings came. Binds nothing else, and only while this process leads.
+//! Binds members of decided gangs that nobody calls for: kube-scheduler had brought them to their nodes, and they waited as long as they
+//! may, before the last of their siblings came. Binds nothing else, and only while this process leads.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -66,7 +66,8 @@ impl Binds {
     }
 }
 
-/// Binds a member. An API server that does not answer, or not now, is asked again: kube-scheduler would come back by itself, and it does not know of this bind.
+/// Binds a member. An API server that does not answer, or not now, is asked again: kube-scheduler would come back by itself, and it does
+/// not know of this bind.
 async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
     let mut pause = AGAIN;
     loop {

@@ -1,5 +1,5 @@
-//! Members of a gang wait for one another in bind: kube-scheduler has assumed each of them by then and goes on with others. Until the gang is
-//! decided a member can leave by hanging up; after that it is bound whether its caller still listens or not.
+//! Members of a gang wait for one another in bind: kube-scheduler has assumed each of them by then and goes on with others. Until the gang
+//! is decided a member can leave by hanging up; after that it is bound whether its caller still listens or not.
 
 use std::sync::Arc;
 use std::time::Duration;

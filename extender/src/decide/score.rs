@@ -35,8 +35,8 @@ impl Score {
     }
 }
 
-/// The score of a class for a pod and where it would put it, by ask; `None` if it does not fit. `own` are devices already held for this very
-/// pod, by pool.
+/// The score of a class for a pod and where it would put it, by ask; `None` if it does not fit. `own` are devices already held for this
+/// very pod, by pool.
 pub fn score(
     class: &Class,
     request: &Request,

@@ -1,5 +1,5 @@
-//! What a member is told that has a place and that kube-scheduler's own count refuses all the same: nothing as a rule, for its condition is of before it had
-//! one; but not where kubelet shows too few devices on its node, for then it is never brought there.
+//! What a member is told that has a place and that kube-scheduler's own count refuses all the same: nothing as a rule, for its condition is
+//! of before it had one; but not where kubelet shows too few devices on its node, for then it is never brought there.
 
 use gantry_api::NodeName;
 

@@ -1,5 +1,5 @@
-//! The cluster at one moment as a plan for a gang needs it: devices by class, what else nodes have, the fabric, what members ask for. Borrowed
-//! values only.
+//! The cluster at one moment as a plan for a gang needs it: devices by class, what else nodes have, the fabric, what members ask for.
+//! Borrowed values only.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ pub struct PlanInput<'a> {
     pub fabric: &'a Fabric,
     /// What members ask for.
     pub shapes: &'a [Shape],
-    /// Which nodes members of a shape are kept from, by the pods that are there (anti-affinity of either side, host ports) and otherwise; where
-    /// those are that they must be near; and among how many they are to be spread. As if some of those pods were gone.
+    /// Which nodes members of a shape are kept from, by the pods that are there (anti-affinity of either side, host ports) and otherwise;
+    /// where those are that they must be near; and among how many they are to be spread. As if some of those pods were gone.
     pub barred: &'a dyn Fn(&Shape, &[&PodUid]) -> Barred,
     /// The pods that are taken to be gone. What they have on their nodes is among what those have left.
     pub gone: &'a [&'a PodUid],
@@ -71,8 +71,8 @@ pub struct Barred {
     pub nodes: Vec<NodeIx>,
     /// If it cannot go to all others either: those that it can go to, sorted.
     pub only: Option<Vec<NodeIx>>,
-    /// For each term by which it must be near others ([`Needs::together_with`]): the nodes that share a domain of the term with one that all its
-    /// terms find, sorted.
+    /// For each term by which it must be near others ([`Needs::together_with`]): the nodes that share a domain of the term with one that
+    /// all its terms find, sorted.
     pub near: Vec<Vec<NodeIx>>,
     /// For each constraint by which it is spread ([`Needs::spread`]): on which nodes how many pods are that it counts.
     pub counted: Vec<BTreeMap<NodeIx, u32>>,

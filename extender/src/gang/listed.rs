@@ -1,5 +1,5 @@
-//! Follows a kind of object that the extender can do without: what it is told of is told on, and a right that is missing is said once. Decides
-//! nothing.
+//! Follows a kind of object that the extender can do without: what it is told of is told on, and a right that is missing is said once.
+//! Decides nothing.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Keeps the gangs told of the objects that say how large they are: one watch for each kind that is needed, begun when the first gang needs it. Kinds
-//! that are not installed or may not be read count as missing, and are looked for again. Decides nothing.
+//! Keeps the gangs told of the objects that say how large they are: one watch for each kind that is needed, begun when the first gang needs
+//! it. Kinds that are not installed or may not be read count as missing, and are looked for again. Decides nothing.
 
 mod follow;
 mod table;

@@ -1,4 +1,5 @@
-//! Plans a whole gang: which of its members go where, down to the devices, or why none does. Pure: equal input, equal plan. Reserves nothing.
+//! Plans a whole gang: which of its members go where, down to the devices, or why none does. Pure: equal input, equal plan. Reserves
+//! nothing.
 //!
 //! # The order of what counts
 //!
@@ -106,8 +107,8 @@ pub fn explain(input: &PlanInput<'_>, wanted: &Wanted) -> Explanation {
     with_views(input, wanted, &demand, Explanation::of).unwrap_or_default()
 }
 
-/// Nodes to keep free for a gang that does not fit yet: those that would hold what must be placed if nothing else were on them, where the fewest
-/// devices are missing. Empty if the cluster would not hold it.
+/// Nodes to keep free for a gang that does not fit yet: those that would hold what must be placed if nothing else were on them, where the
+/// fewest devices are missing. Empty if the cluster would not hold it.
 pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
     let demand = Demand::least_of(wanted);
     if demand.most < demand.must {
@@ -121,7 +122,8 @@ pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
         if !marked.is_empty() && hold() {
             return marked;
         }
-        // Nodes are marked for each shape by itself: members that mind each other may not fit on those, and members that must share nodes on none.
+        // Nodes are marked for each shape by itself: members that mind each other may not fit on those, and members that must share nodes
+        // on none.
         let candidates = earmark::candidates(now, empty, views.anchors, &demand, views.bounds).into_iter();
         let chosen = candidates
             .take(MOST_EMPTIED)
@@ -188,8 +190,8 @@ fn attempt(
     None
 }
 
-/// The best choice. Where members must be near others, of all by the label that they have to share: in one domain of it or, where there is more
-/// than one kind of them, in several too.
+/// The best choice. Where members must be near others, of all by the label that they have to share: in one domain of it or, where there is
+/// more than one kind of them, in several too.
 fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
     let anyhow = || Chooser::new(survey, anchors).choose(demand, bounds);
     let Some(rule) = survey.rules.open() else {

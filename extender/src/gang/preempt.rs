@@ -1,15 +1,15 @@
-//! Which units (gangs, or pods by themselves) would have to end so that a gang fits: as little loss as can be, and none that could be left out.
-//! Pure; evicts nobody.
+//! Which units (gangs, or pods by themselves) would have to end so that a gang fits: as little loss as can be, and none that could be left
+//! out. Pure; evicts nobody.
 //!
 //! # Least loss
 //!
 //! 1. Only units of lower priority that may be evicted; the highest priority among the victims as low as can be.
 //! 2. The fewest units, then the fewest that are not checkpointed, then the fewest GPUs, then the youngest.
 //!
-//! Several orders of giving up are tried: by loss, the largest first, which is fewer, and where those would free more than is wanted, the smallest
-//! first. Of each the shortest beginning that makes room is found, what the plan would not touch is spared, then everybody who can be, the dearest
-//! first; the best outcome is taken. Where disruption budgets do not allow all that may be evicted to go together, this is done within sets that
-//! they do allow.
+//! Several orders of giving up are tried: by loss, the largest first, which is fewer, and where those would free more than is wanted, the
+//! smallest first. Of each the shortest beginning that makes room is found, what the plan would not touch is spared, then everybody who can
+//! be, the dearest first; the best outcome is taken. Where disruption budgets do not allow all that may be evicted to go together, this is
+//! done within sets that they do allow.
 
 mod budgets;
 mod whatif;
@@ -114,8 +114,8 @@ fn plan_anew(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refuse
     planned
 }
 
-/// Where a gang goes once some of those are gone who may go for it, in this order, and which of them; `None` if it does not fit without all of them. Nobody
-/// goes who is nowhere where it would lie.
+/// Where a gang goes once some of those are gone who may go for it, in this order, and which of them; `None` if it does not fit without all
+/// of them. Nobody goes who is nowhere where it would lie.
 pub fn make_way(
     input: &PlanInput<'_>,
     wanted: &Wanted,

@@ -1,5 +1,5 @@
-//! Does to pods what gangs need: gates removed, pods evicted as budgets allow, pods deleted for a restart. Each write names the pod's UID, so
-//! that it never meets another of the name. A pod that is gone is done; what fails is tried again, later and later.
+//! Does to pods what gangs need: gates removed, pods evicted as budgets allow, pods deleted for a restart. Each write names the pod's UID,
+//! so that it never meets another of the name. A pod that is gone is done; what fails is tried again, later and later.
 
 mod action;
 

@@ -152,8 +152,8 @@ impl Covers<'_> {
         })
     }
 
-    /// What the end of a unit needs of budgets. Those that cover a pod together allow nothing of the unit: the API server refuses to evict a pod that
-    /// more than one covers, whatever they allow.
+    /// What the end of a unit needs of budgets. Those that cover a pod together allow nothing of the unit: the API server refuses to evict
+    /// a pod that more than one covers, whatever they allow.
     pub(super) fn need(&mut self, unit: &Occupant) -> Vec<Budget> {
         let index = self.index;
         let mut needed: BTreeMap<usize, (u32, bool)> = BTreeMap::new();

@@ -32,8 +32,8 @@ pub(super) struct Entry {
     pub(super) places: Vec<KeptPlace>,
     /// What pods held that vanished without their end being seen, and since when.
     pub(super) leaving: Vec<(Instant, Devices)>,
-    /// Devices here of pods that are gone, whose processes perhaps are not, and since when. Each by itself: beside one that is never given back others
-    /// are, a moment after their pods are gone.
+    /// Devices here of pods that are gone, whose processes perhaps are not, and since when. Each by itself: beside one that is never given
+    /// back others are, a moment after their pods are gone.
     pub(super) lingering: HashMap<DeviceId, Instant>,
     pub(super) account: Account,
 }
@@ -81,7 +81,8 @@ impl Entry {
         }
     }
 
-    /// Healthy devices by pool that pods which are gone give back any moment, to nobody in particular: those of which `soon` says so, by since when they linger.
+    /// Healthy devices by pool that pods which are gone give back any moment, to nobody in particular: those of which `soon` says so, by
+    /// since when they linger.
     pub(super) fn returning(&self, mut soon: impl FnMut(Instant) -> bool) -> Vec<Vec<DeviceId>> {
         let Some(inventory) = self.inventory.as_ref().filter(|_| !self.lingering.is_empty()) else {
             return Vec::new();
@@ -221,9 +222,9 @@ impl Entry {
         }
     }
 
-    /// Forgets what has left for good: the quarantine is over by facts newer than its end, and the plugin knows the truth (what it
-    /// still lists as held is taken by that). The API server has answered `steady`ly since then: before, the plugin may not have been able to write.
-    /// True if anything was forgotten.
+    /// Forgets what has left for good: the quarantine is over by facts newer than its end, and the plugin knows the truth (what it still
+    /// lists as held is taken by that). The API server has answered `steady`ly since then: before, the plugin may not have been able to
+    /// write. True if anything was forgotten.
     pub(super) fn forget_left(&mut self, now: Instant, contact: Instant, steady: Instant) -> bool {
         let ready = self
             .inventory

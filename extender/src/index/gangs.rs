@@ -96,7 +96,8 @@ pub(super) struct State {
     offers: offers::Offers,
     keep: keep::Keep,
     victim_watch: victim_watch::VictimWatch,
-    /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong together.
+    /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong
+    /// together.
     called: IndexSet<PodUid>,
     /// Members to be bound though nobody calls for them.
     aside: Vec<PodUid>,

@@ -1,5 +1,5 @@
-//! What nodes have besides devices: what they say of themselves, what is left of it, and which pods are where. Kept up to date event by event, for
-//! a hundred thousand pods are not counted again for every plan. Decides nothing.
+//! What nodes have besides devices: what they say of themselves, what is left of it, and which pods are where. Kept up to date event by
+//! event, for a hundred thousand pods are not counted again for every plan. Decides nothing.
 
 mod barred;
 mod feed;
@@ -258,8 +258,8 @@ impl Rooms {
         }
     }
 
-    /// Forgets labels that no term is about any more, once they may be the larger half: where each run has a label of its own they would grow
-    /// without end. `heard` are the needs of pods that are not there yet.
+    /// Forgets labels that no term is about any more, once they may be the larger half: where each run has a label of its own they would
+    /// grow without end. `heard` are the needs of pods that are not there yet.
     fn forget<'n>(&mut self, heard: impl Iterator<Item = &'n Needs>) {
         let before = self.about.len();
         if before <= FEW.max(self.gathered * 2) {

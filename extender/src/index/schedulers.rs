@@ -1,5 +1,5 @@
-//! Which schedulers bring their pods here. Pods of any other hold what they hold once they are bound; before, they take part in nothing: nobody would ever
-//! ask where they are to go.
+//! Which schedulers bring their pods here. Pods of any other hold what they hold once they are bound; before, they take part in nothing:
+//! nobody would ever ask where they are to go.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! The index with its lock and its published snapshot. Decisions read the snapshot and never wait; whoever has news takes the lock,
-//! feeds the index and publishes. Gangs are planned under the same lock: by whoever brings news ([`Store::update`]), and never by a call about
-//! a pod by itself, which only notes something ([`Store::note`]) and leaves the plans to [`Store::plan`]; such a call waits, if at all, for the
-//! change that is being made just then. The only reader of the clock on the index's behalf.
+//! The index with its lock and its published snapshot. Decisions read the snapshot and never wait; whoever has news takes the lock, feeds
+//! the index and publishes. Gangs are planned under the same lock: by whoever brings news ([`Store::update`]), and never by a call about a
+//! pod by itself, which only notes something ([`Store::note`]) and leaves the plans to [`Store::plan`]; such a call waits, if at all, for
+//! the change that is being made just then. The only reader of the clock on the index's behalf.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -94,8 +94,8 @@ impl Store {
         result
     }
 
-    /// Changes the index and publishes what follows, for somebody who waits for an answer that no plan of a gang has a part in: what can be planned now
-    /// is left to [`Store::plan`].
+    /// Changes the index and publishes what follows, for somebody who waits for an answer that no plan of a gang has a part in: what can be
+    /// planned now is left to [`Store::plan`].
     pub fn note<R>(&self, change: impl FnOnce(&mut Index) -> R) -> R {
         let mut index = self.lock();
         index.at((self.clock)());

@@ -17,9 +17,10 @@ use crate::snapshot::{Class, NodeIx};
 use crate::wire::Offer;
 
 impl Index {
-    /// Of the nodes that kube-scheduler offers for a pod of a priority those that help, each with its victims: those that were named, and others
-    /// of lower priority if the devices want it, against as few disruption budgets as will do. A member of a gang is helped by nobody here: gangs are preempted for as a whole. Nor is a
-    /// pod for which others have gone already, while their devices are not given back.
+    /// Of the nodes that kube-scheduler offers for a pod of a priority those that help, each with its victims: those that were named, and
+    /// others of lower priority if the devices want it, against as few disruption budgets as will do. A member of a gang is helped by
+    /// nobody here: gangs are preempted for as a whole. Nor is a pod for which others have gone already, while their devices are not given
+    /// back.
     pub fn preemptable(
         &mut self,
         uid: &PodUid,
@@ -49,10 +50,10 @@ impl Index {
         found.into_iter().map(|(_, offer)| offer).collect()
     }
 
-    /// Whether a node that takes the pod has enough devices once those that are gone have given theirs back. kube-scheduler no longer sees such pods: to
-    /// it the devices are free, and as our filter still refuses them it would have others stopped, node after node. Each time the room made on the node
-    /// before would be anybody's, for it nominates one node only. On that node the pods count too that are on their way out: as it asks, it no longer
-    /// sees them, and will only have been told sooner.
+    /// Whether a node that takes the pod has enough devices once those that are gone have given theirs back. kube-scheduler no longer sees
+    /// such pods: to it the devices are free, and as our filter still refuses them it would have others stopped, node after node. Each time
+    /// the room made on the node before would be anybody's, for it nominates one node only. On that node the pods count too that are on
+    /// their way out: as it asks, it no longer sees them, and will only have been told sooner.
     fn comes_free(&self, uid: &PodUid, request: &Request, priority: i32) -> bool {
         let Some(pod) = self.pods.get(uid) else {
             return false;

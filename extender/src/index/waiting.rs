@@ -17,8 +17,8 @@ use crate::snapshot::{NodeIx, Promise, Promised, Standing};
 /// Parked pods remembered at most; those beyond are woken by kube-scheduler's own flush after five minutes.
 const MAX_PARKED: usize = 10_000;
 
-/// How long a pod waits for devices of a pod that is gone, before others are stopped for it: longer than it takes by far to give them back, unless a
-/// process does not end.
+/// How long a pod waits for devices of a pod that is gone, before others are stopped for it: longer than it takes by far to give them back,
+/// unless a process does not end.
 pub(super) const AWAITED: Duration = Duration::from_secs(10);
 
 /// How long it waits so in all, where again and again somebody else gets what is given back.
@@ -104,7 +104,8 @@ impl Waiting {
             self.promised |= before.as_ref() != Some(node);
             self.denominated.extend(before.filter(|before| before != node));
         } else if let Some((_, until)) = self.nominated.get_mut(&pod.uid) {
-            // It does so when our filter refuses the pod, which it does until the devices are given back: a moment after their pods are gone.
+            // It does so when our filter refuses the pod, which it does until the devices are given back: a moment after their pods are
+            // gone.
             until.get_or_insert(now + AWAITED);
         }
     }
@@ -271,8 +272,9 @@ impl super::Index {
         !self.waiting.gained.is_empty()
     }
 
-    /// Takes the parked pods, at most `limit`, that were refused before GPUs came free on a node that fits them now: those of the highest priority, the
-    /// longest parked first. The others have their turn a moment later, or what was freed for one pod would be taken by another.
+    /// Takes the parked pods, at most `limit`, that were refused before GPUs came free on a node that fits them now: those of the highest
+    /// priority, the longest parked first. The others have their turn a moment later, or what was freed for one pod would be taken by
+    /// another.
     pub fn take_wakeable(&mut self, limit: usize) -> Vec<(PodUid, Parked)> {
         let gained = std::mem::take(&mut self.waiting.gained);
         let mut hopes = Hopes::new(self, &gained);

@@ -12,7 +12,8 @@ const SERIES: Duration = Duration::from_secs(15);
 const INSISTS: Duration = Duration::from_secs(1);
 /// Called so shortly ago, a leader is in use.
 const IN_USE: Duration = Duration::from_secs(5);
-/// Called so shortly ago, a follower asks to be let in: sooner than a leader counts as out of use, so that one that is called as often stays.
+/// Called so shortly ago, a follower asks to be let in: sooner than a leader counts as out of use, so that one that is called as often
+/// stays.
 const FRESH: Duration = Duration::from_secs(2);
 
 /// Number of a time in office, from 1. No two of one process are alike.

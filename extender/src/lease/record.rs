@@ -1,5 +1,5 @@
-//! What stands in the Lease, and what is to be written into it: functions of what was seen and when, by the reader's own clock. The times in
-//! it are for people; nothing is decided by them.
+//! What stands in the Lease, and what is to be written into it: functions of what was seen and when, by the reader's own clock. The times
+//! in it are for people; nothing is decided by them.
 
 use std::time::Duration;
 

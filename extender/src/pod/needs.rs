@@ -1,5 +1,5 @@
-//! What a pod needs of a node, read from its spec as kube-scheduler reads it. Resources that are watched are left out: they are devices, and
-//! accounted as such.
+//! What a pod needs of a node, read from its spec as kube-scheduler reads it. Resources that are watched are left out: they are devices,
+//! and accounted as such.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -115,8 +115,8 @@ impl SlimSpec {
         claims.collect()
     }
 
-    /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the word of the pod as a
-    /// whole where it says one, and overhead.
+    /// What the pod takes of a node: max(init containers, sidecars + app containers), as they run one after another, the word of the pod as
+    /// a whole where it says one, and overhead.
     pub(super) fn load(&self, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
         let mut lasting = Resources::default();
         let mut peak = Resources::default();
@@ -306,8 +306,8 @@ fn read_terms(terms: &[SlimPodTerm], known: Known, words: &mut Words) -> Vec<Pod
 }
 
 impl SlimPodTerm {
-    /// `None` where its namespaces are chosen by labels other than the one that is their name: nobody here knows those. kube-scheduler judges
-    /// such terms, and what it refuses is planned anew elsewhere.
+    /// `None` where its namespaces are chosen by labels other than the one that is their name: nobody here knows those. kube-scheduler
+    /// judges such terms, and what it refuses is planned anew elsewhere.
     fn read(&self, known: Known, words: &mut Words) -> Option<PodTerm> {
         let mut named: Vec<_> = self.namespaces.iter().map(|name| words.of(name)).collect();
         let namespaces = match &self.namespace_selector {

@@ -419,8 +419,8 @@ impl SlimCondition {
             .collect()
     }
 
-    /// What kube-scheduler itself says of nodes that it does not take, without how many: `0/5 nodes are available: 2 node(s) had volume node affinity
-    /// conflict, 3 gang a/b: ...`. What an extender said is not among it.
+    /// What kube-scheduler itself says of nodes that it does not take, without how many: `0/5 nodes are available: 2 node(s) had volume
+    /// node affinity conflict, 3 gang a/b: ...`. What an extender said is not among it.
     pub(super) fn own_words(&self) -> Option<String> {
         if !self.is_refusal() {
             return None;

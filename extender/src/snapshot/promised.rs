@@ -1,5 +1,6 @@
-//! Room that is being made for pods by themselves. kube-scheduler keeps pods of lower priority off it until filter refuses the pod that it is for; and
-//! filter does, until the last of the devices is given back. They come one after the other, and must not be anybody's meanwhile. Pure.
+//! Room that is being made for pods by themselves. kube-scheduler keeps pods of lower priority off it until filter refuses the pod that it
+//! is for; and filter does, until the last of the devices is given back. They come one after the other, and must not be anybody's
+//! meanwhile. Pure.
 
 use std::collections::HashMap;
 use std::sync::Arc;

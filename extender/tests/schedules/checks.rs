@@ -133,8 +133,8 @@ impl World {
                 }
             }
         }
-        // A place that cannot be had any more (a device is sick, the node was gone) is given up by whoever leads, and the object says so a moment
-        // later. Should it crash before, the next gives up one of the two.
+        // A place that cannot be had any more (a device is sick, the node was gone) is given up by whoever leads, and the object says so a
+        // moment later. Should it crash before, the next gives up one of the two.
         let stand = |(id, one, other): &(&DeviceId, &str, &str)| self.keeps(one, id) && self.keeps(other, id);
         if let Some((id, one, other)) = both.into_iter().find(stand) {
             let words = format!("{id} is in the decisions of {one} and {other}");
@@ -234,8 +234,9 @@ impl World {
         }
     }
 
-    /// Whether a job waits for members that have ended well long ago: their pods are gone with their nodes, and an extender that has started since knows of
-    /// none that the decision names. Those that come now are then a gang of their own, as pods of a new job of that name would be, and wait to be enough.
+    /// Whether a job waits for members that have ended well long ago: their pods are gone with their nodes, and an extender that has
+    /// started since knows of none that the decision names. Those that come now are then a gang of their own, as pods of a new job of that
+    /// name would be, and wait to be enough.
     fn has_lost_its_past(&self, job: &Job) -> bool {
         let ended = |member: &Member| {
             let pod = member.pod.as_ref();

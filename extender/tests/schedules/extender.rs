@@ -1,5 +1,5 @@
-//! Extenders: the real index, service and state machine behind a shell of this file's own, which does what the real shell does with watches,
-//! requests, time limits and the Lease, one step at a time.
+//! Extenders: the real index, service and state machine behind a shell of this file's own, which does what the real shell does with
+//! watches, requests, time limits and the Lease, one step at a time.
 
 mod actions;
 mod calls;

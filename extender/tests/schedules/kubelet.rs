@@ -1,5 +1,5 @@
-//! Nodes: kubelet admits pods in the order of their Bindings, gives them the devices of their grants, and frees them when their processes have
-//! ended; the plugin publishes who has what, late by up to a second.
+//! Nodes: kubelet admits pods in the order of their Bindings, gives them the devices of their grants, and frees them when their processes
+//! have ended; the plugin publishes who has what, late by up to a second.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -505,8 +505,8 @@ impl World {
         used
     }
 
-    /// Whether nothing in the cluster told `run` of a process: its pod was deleted by force before `run` had seen it bound, and the plugin could not
-    /// write yet that the process is still there.
+    /// Whether nothing in the cluster told `run` of a process: its pod was deleted by force before `run` had seen it bound, and the plugin
+    /// could not write yet that the process is still there.
     fn was_nobodys_news(&self, process: &Process, run: u32, sent: u64) -> bool {
         let Pod { name, uid, .. } = &*process.pod;
         self.api.pod(name, uid).is_none() && !process.was_told(sent) && !self.extenders.knew(run, uid)

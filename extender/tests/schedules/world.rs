@@ -435,8 +435,8 @@ impl World {
         }
     }
 
-    /// From here on nothing new fails; what is broken is mended. A stall goes on to its end, and so does the sleep of an extender: what its watches
-    /// have brought meanwhile comes when it wakes.
+    /// From here on nothing new fails; what is broken is mended. A stall goes on to its end, and so does the sleep of an extender: what its
+    /// watches have brought meanwhile comes when it wakes.
     fn calm(&mut self) {
         self.note(format_args!("calm"));
         self.calm_nodes();

@@ -13,7 +13,8 @@ use crate::terms::Fault;
 const COSCHEDULING: &str = "scheduling.x-k8s.io/pod-group";
 /// The same in its first versions, and in Koordinator: it names a PodGroup of scheduling.sigs.k8s.io.
 pub(super) const COSCHEDULING_OLD: &str = "pod-group.scheduling.sigs.k8s.io";
-/// Labels of its very first version, which knew no PodGroup object. Others (RoleBasedGroup) name one of scheduling.x-k8s.io by the first alone.
+/// Labels of its very first version, which knew no PodGroup object. Others (RoleBasedGroup) name one of scheduling.x-k8s.io by the first
+/// alone.
 const COSCHEDULING_NAME: &str = "pod-group.scheduling.sigs.k8s.io/name";
 const COSCHEDULING_MIN: &str = "pod-group.scheduling.sigs.k8s.io/min-available";
 
@@ -101,8 +102,8 @@ pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a
 const KUEUE: &str = "kueue.x-k8s.io/pod-group-name";
 const KUEUE_TOTAL: &str = "kueue.x-k8s.io/pod-group-total-count";
 
-/// Kueue's groups of plain pods. Kueue itself puts the pods of servers (StatefulSets, Deployments) into groups, and of such as are made one after the
-/// other: it says so, and they are no gang.
+/// Kueue's groups of plain pods. Kueue itself puts the pods of servers (StatefulSets, Deployments) into groups, and of such as are made one
+/// after the other: it says so, and they are no gang.
 pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     // Since 0.18 the annotation, which may be longer, goes before the label.
     let named = |name: Option<&'a str>| name.filter(|name| !name.is_empty());
@@ -129,7 +130,8 @@ pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     Some(found)
 }
 
-/// Where Kueue's topology-aware scheduling puts a pod's set. It has bound the pods to that by node selectors itself, so it is no more than a hint.
+/// Where Kueue's topology-aware scheduling puts a pod's set. It has bound the pods to that by node selectors itself, so it is no more than
+/// a hint.
 pub(super) fn kueue_topology(pod: &PodView<'_>) -> Option<Hint> {
     let level = |name| pod.annotation(name).filter(|label: &&str| !label.is_empty());
     if let Some(label) = level("kueue.x-k8s.io/podset-slice-required-topology") {

@@ -43,8 +43,8 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     if let Some(label) = pod.annotation(EXCLUSIVE).filter(|label| !label.is_empty()) {
         found.wish.hint = value::hint(label, None);
         if pod.annotation(BY_SELECTOR).is_none() {
-            // JobSet's webhook lets the followers of a job in only when its leader has a node, and pins them to the leader's domain: the leaders are
-            // one gang, and the followers that come then are another.
+            // JobSet's webhook lets the followers of a job in only when its leader has a node, and pins them to the leader's domain: the
+            // leaders are one gang, and the followers that come then are another.
             if index == Some(0) {
                 found.name = format!("{}/{}/leaders", found.name, found.role).into();
                 found.owner = None;

@@ -53,7 +53,8 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     };
     let mut min = size;
     if let Some(label) = pod.annotation(EXCLUSIVE).filter(|label| !label.is_empty()) {
-        // The workers are made only when the leader has a node, and are pinned to its domain: the leader is a gang of its own, and so are they.
+        // The workers are made only when the leader has a node, and are pinned to its domain: the leader is a gang of its own, and so are
+        // they.
         found.name = format!("{}/{}", found.name, found.role).into();
         found.owner = None;
         min = if found.role == LEADER {
@@ -66,8 +67,8 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         .annotation(SUBGROUP_EXCLUSIVE)
         .filter(|label| !label.is_empty())
     {
-        // Its leader may be one more than the sub-groups have. Where it asks for no devices it is in no slice anyway: that they make up the members
-        // is seen when those are known.
+        // Its leader may be one more than the sub-groups have. Where it asks for no devices it is in no slice anyway: that they make up the
+        // members is seen when those are known.
         let slice = rank::index(pod.annotation(SUBGROUP_SIZE)).filter(|sub| *sub > 0);
         found.wish.hint = value::hint(label, slice);
     }

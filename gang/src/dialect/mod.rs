@@ -73,7 +73,8 @@ const READERS: [Reader; 13] = [
 
 type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
 
-/// What one convention says of a pod. Whatever of it is free text is short and has a form: annotations and owner references may hold anything.
+/// What one convention says of a pod. Whatever of it is free text is short and has a form: annotations and owner references may hold
+/// anything.
 #[derive(Debug, Clone)]
 struct Found<'a> {
     dialect: Dialect,

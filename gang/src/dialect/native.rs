@@ -1,5 +1,5 @@
-//! Kubernetes' own groups: a PodGroup of scheduling.k8s.io (1.36 and later), a Workload (1.35). Both are named in the pod's spec; sizes stand in
-//! the object.
+//! Kubernetes' own groups: a PodGroup of scheduling.k8s.io (1.36 and later), a Workload (1.35). Both are named in the pod's spec; sizes
+//! stand in the object.
 
 use super::own::Own;
 use super::{Found, PodView};

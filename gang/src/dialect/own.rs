@@ -1,5 +1,5 @@
-//! Our own annotations: a gang by name, and what a person says of a gang of any convention. Strict: what cannot be followed to the letter is a fault,
-//! and the pod waits until it is mended.
+//! Our own annotations: a gang by name, and what a person says of a gang of any convention. Strict: what cannot be followed to the letter
+//! is a fault, and the pod waits until it is mended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -302,7 +302,8 @@ impl<'a> Own<'a> {
 }
 
 impl Found<'_> {
-    /// The pod's place by a convention that was passed over. What names a gang seldom has an order of its own: the controller that makes the pods has.
+    /// The pod's place by a convention that was passed over. What names a gang seldom has an order of its own: the controller that makes
+    /// the pods has.
     fn rank_among_all(&self, pod: &PodView<'_>) -> Option<u32> {
         match self.dialect {
             Dialect::LeaderWorkerSet => super::lws::rank_in_set(pod),
@@ -340,8 +341,8 @@ fn whole(text: &str) -> Arc<str> {
     text.split('/').next().unwrap_or_default().into()
 }
 
-/// The job that made a pod, or the StatefulSet: the whole, where it makes jobs or pods in several parts. Of a Deployment there is nothing to be told apart:
-/// what makes its pods changes with every rollout.
+/// The job that made a pod, or the StatefulSet: the whole, where it makes jobs or pods in several parts. Of a Deployment there is nothing
+/// to be told apart: what makes its pods changes with every rollout.
 fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
     if let Some(job) = others.iter().find(|other| !other.incarnation.is_empty()) {
         return (job.dialect != Dialect::LeaderWorkerSet).then(|| Maker {

@@ -34,8 +34,8 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         Some("head") => HEAD,
         _ => found.word("label ray.io/group", pod.label(GROUP)),
     };
-    // KubeRay numbers the hosts only of replicas that have several. The index of a replica alone, which others have, would put it between the hosts of
-    // another group's replica: groups are numbered each by itself.
+    // KubeRay numbers the hosts only of replicas that have several. The index of a replica alone, which others have, would put it between
+    // the hosts of another group's replica: groups are numbered each by itself.
     let replica = rank::index(pod.label(REPLICA));
     let host = rank::index(pod.label(HOST));
     found.rank = replica

@@ -1,5 +1,5 @@
-//! Names that were perhaps meant to be annotations of ours: one that does not exist, or a label where an annotation belongs. What they ask for would
-//! else be passed over in silence, and the pod go its way alone.
+//! Names that were perhaps meant to be annotations of ours: one that does not exist, or a label where an annotation belongs. What they ask
+//! for would else be passed over in silence, and the pod go its way alone.
 
 use gantry_api::names;
 
@@ -51,7 +51,8 @@ pub(super) fn labels<'a>(pod: &PodView<'a>) -> impl Iterator<Item = Fault> {
     })
 }
 
-/// A label of our domain, given without it. One that says the same as the annotation of its name is there for selectors, and says nothing wrong.
+/// A label of our domain, given without it. One that says the same as the annotation of its name is there for selectors, and says nothing
+/// wrong.
 fn label(name: &str, text: &str, annotated: Option<&str>) -> Option<Fault> {
     if annotated == Some(text) {
         return None;

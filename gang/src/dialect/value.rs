@@ -175,7 +175,8 @@ pub(crate) fn nearest<'a>(text: &str, words: &[&'a str]) -> Option<&'a str> {
         .map(|(_, word)| word)
 }
 
-/// A value as messages repeat it: quoted, without line breaks, not too long. Quotes that are part of it stand as they are, where that can be.
+/// A value as messages repeat it: quoted, without line breaks, not too long. Quotes that are part of it stand as they are, where that can
+/// be.
 pub(crate) fn shown(text: &str) -> String {
     let quoted = format!("{:?}", short(text));
     let inner = &quoted[1..quoted.len() - 1];

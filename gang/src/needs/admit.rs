@@ -1,5 +1,6 @@
 //! Whether a node takes a pod, by everything but amounts and other pods: as kube-scheduler's NodeUnschedulable, TaintToleration and
-//! NodeAffinity plugins see it, and VolumeBinding where a volume can be reached. It says no where they do, or a plan would be refused by them.
+//! NodeAffinity plugins see it, and VolumeBinding where a volume can be reached. It says no where they do, or a plan would be refused by
+//! them.
 
 use std::fmt;
 use std::sync::Arc;

@@ -83,8 +83,8 @@ impl Words {
         self.said.also()
     }
 
-    /// Two gangs of one name: several jobs have pods, and more than are needed. Bound together half of each might run. That they belong together a person
-    /// can say by how many there may be.
+    /// Two gangs of one name: several jobs have pods, and more than are needed. Bound together half of each might run. That they belong
+    /// together a person can say by how many there may be.
     fn of_one_name(&self, terms: &Terms, spec: Option<&GangSpec>) -> Option<Fault> {
         (self.is_unsaid_mix(terms, spec) && self.said.made() > terms.min).then(|| {
             let (makers, count) = self.said.makers();

@@ -267,8 +267,9 @@ impl Gang {
         }
     }
 
-    /// A member has stood at the barrier as long as it may, and leaves. Until the decision it has come all the same: kube-scheduler has found its
-    /// node good, and brings members in an order and at a pace of its own. It is bound with the others though nobody calls for it then.
+    /// A member has stood at the barrier as long as it may, and leaves. Until the decision it has come all the same: kube-scheduler has
+    /// found its node good, and brings members in an order and at a pace of its own. It is bound with the others though nobody calls for it
+    /// then.
     pub(super) fn gave_up(&mut self, env: &Env<'_>, uid: &PodUid) {
         match &self.state {
             State::Planned(_) | State::Committing(_) => {

@@ -1,5 +1,6 @@
-//! Pods that are one too many: of a gang that is as large as may be, or of one gang more than are looked at. They wait in line, each namespace
-//! in its own, and come in as others go, a few at a time. No namespace takes what is left for the others. Decides nothing about a gang.
+//! Pods that are one too many: of a gang that is as large as may be, or of one gang more than are looked at. They wait in line, each
+//! namespace in its own, and come in as others go, a few at a time. No namespace takes what is left for the others. Decides nothing about a
+//! gang.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

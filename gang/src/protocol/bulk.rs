@@ -1,5 +1,5 @@
-//! How large a decision is once it is written into the gang's object: etcd takes no larger one than 1.5 MiB. Counted before a place is kept, for what cannot
-//! be written down is never bound.
+//! How large a decision is once it is written into the gang's object: etcd takes no larger one than 1.5 MiB. Counted before a place is
+//! kept, for what cannot be written down is never bound.
 
 use std::io;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use super::gang::Gang;
 use super::slots::Slot;
 use super::types::Refused;
 
-/// Bytes that the slots of a decision may have. etcd takes 1,572,864 in one request (`--max-request-bytes`); the rest is for what else the object
-/// says, and for members that come in place of others and have longer names.
+/// Bytes that the slots of a decision may have. etcd takes 1,572,864 in one request (`--max-request-bytes`); the rest is for what else the
+/// object says, and for members that come in place of others and have longer names.
 pub(super) const MOST: usize = 1_400_000;
 
 /// Counts what is written.

@@ -58,7 +58,8 @@ impl Gangs {
         }
     }
 
-    /// What a member said of its gang when it was let go to its node. Whatever is written on its pod since, it is one of that gang until it ends.
+    /// What a member said of its gang when it was let go to its node. Whatever is written on its pod since, it is one of that gang until it
+    /// ends.
     pub fn bound_claim(&self, uid: &PodUid) -> Option<&Arc<Claim>> {
         let Some(Belongs::To(key)) = self.of_pod.get(uid) else {
             return None;
@@ -101,7 +102,8 @@ impl Gangs {
         key
     }
 
-    /// A gang whose last member was found to be of another has not ended: nothing is to be read of it any more, but for what a person wrote.
+    /// A gang whose last member was found to be of another has not ended: nothing is to be read of it any more, but for what a person
+    /// wrote.
     fn forget_empty(&mut self, now: Now, key: &Arc<GangKey>) {
         let name = (key.namespace.clone(), Arc::from(key.object_name()));
         if self.objects.get(&name).is_some_and(|known| !known.ours) {

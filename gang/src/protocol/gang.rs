@@ -275,7 +275,8 @@ impl Gang {
         }
     }
 
-    /// The minimum that holds: after the decision the one it was decided for, or to which an object has lowered it since. 0 while it is not known.
+    /// The minimum that holds: after the decision the one it was decided for, or to which an object has lowered it since. 0 while it is not
+    /// known.
     pub(super) fn min(&self) -> u32 {
         match &self.state {
             State::Decided(decided) => decided.min,

@@ -1,5 +1,5 @@
-//! All gangs: finds the one that a call is about, lets it draw its conclusions, and collects what is to be done. What a gang does is decided
-//! in its own modules.
+//! All gangs: finds the one that a call is about, lets it draw its conclusions, and collects what is to be done. What a gang does is
+//! decided in its own modules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -116,7 +116,8 @@ impl Gangs {
         }
     }
 
-    /// A pod that had to go for a gang ([`Work::Evict`]) is gone, and its devices are free. To be said of any pod; of others it means nothing.
+    /// A pod that had to go for a gang ([`Work::Evict`]) is gone, and its devices are free. To be said of any pod; of others it means
+    /// nothing.
     pub fn victim_gone(&mut self, now: Now, uid: &PodUid) {
         self.clock = Some(now);
         for key in self.wait_for(uid) {
@@ -133,8 +134,8 @@ impl Gangs {
         waiting.map(|(key, _)| Arc::clone(key)).collect()
     }
 
-    /// A pod is on its way out, and is to be gone by `by`, in seconds since 1970. To be said of any pod; it means something where it has to go for
-    /// a gang: that waits for it then.
+    /// A pod is on its way out, and is to be gone by `by`, in seconds since 1970. To be said of any pod; it means something where it has to
+    /// go for a gang: that waits for it then.
     pub fn victim_ends(&mut self, now: Now, uid: &PodUid, by: i64) {
         self.clock = Some(now);
         for key in self.wait_for(uid) {
@@ -171,8 +172,8 @@ impl Gangs {
         released
     }
 
-    /// Gives up places kept for members that a gang has lost: somebody of higher priority, whom `to` names for people, has them. Only such as
-    /// [`View::idle`] names. How many.
+    /// Gives up places kept for members that a gang has lost: somebody of higher priority, whom `to` names for people, has them. Only such
+    /// as [`View::idle`] names. How many.
     pub fn give_up_idle(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
         let mut given = 0;
         self.of_gang(now, gang, |gang, _| given = gang.give_up_idle(slots, to));
@@ -218,8 +219,8 @@ impl Gangs {
         answer
     }
 
-    /// What has to be done to pods for a gang may not be done, and why; `None`: it was done after all. What was said first stays until then:
-    /// of many pods each says it of itself.
+    /// What has to be done to pods for a gang may not be done, and why; `None`: it was done after all. What was said first stays until
+    /// then: of many pods each says it of itself.
     pub fn hindered(&mut self, now: Now, gang: &GangKey, what: Hindrance, why: Option<Arc<str>>) {
         self.of_gang(now, gang, |gang, _| {
             if let Some(why) = why {
@@ -230,8 +231,8 @@ impl Gangs {
         });
     }
 
-    /// What kube-scheduler says of nodes that it does not offer for a member, in words that stay the same while that does: by this a gang that
-    /// cannot be bound where it is planned tells why.
+    /// What kube-scheduler says of nodes that it does not offer for a member, in words that stay the same while that does: by this a gang
+    /// that cannot be bound where it is planned tells why.
     pub fn scheduler_says(&mut self, uid: &PodUid, words: &Arc<str>) {
         let Some(Belongs::To(key)) = self.of_pod.get(uid) else {
             return;
@@ -261,7 +262,8 @@ impl Gangs {
         arrival
     }
 
-    /// A member has waited at its barrier as long as it may, and whoever asked for it to be bound was told so. It counts as there all the same.
+    /// A member has waited at its barrier as long as it may, and whoever asked for it to be bound was told so. It counts as there all the
+    /// same.
     pub fn gave_up(&mut self, now: Now, uid: &PodUid) {
         self.of_member(now, uid, |gang, env| gang.gave_up(env, uid));
     }

@@ -1,5 +1,5 @@
-//! Members that our scheduling gate keeps back: the gate goes once enough of them exist, or, once the gang is decided, with their place. While it may
-//! not be removed nobody can come to a place, so none is kept. Nothing is removed here, only asked for.
+//! Members that our scheduling gate keeps back: the gate goes once enough of them exist, or, once the gang is decided, with their place.
+//! While it may not be removed nobody can come to a place, so none is kept. Nothing is removed here, only asked for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use super::standing::after;
 use super::types::{Hindrance, Stage, Work};
 
 impl Gang {
-    /// Once the quorum exists, our gates go: kube-scheduler may see the members. What is decided is brought to its end: who has a place in it, or needs
-    /// none, comes whoever else is missing, as without gates.
+    /// Once the quorum exists, our gates go: kube-scheduler may see the members. What is decided is brought to its end: who has a place in
+    /// it, or needs none, comes whoever else is missing, as without gates.
     pub(super) fn ungate(&mut self, env: &mut Env<'_>) {
         let all = self.terms().is_some() && self.enough(Count::exist);
         if !all && !matches!(self.state, State::Decided(_)) {

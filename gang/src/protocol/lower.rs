@@ -1,5 +1,5 @@
-//! A minimum that is lowered once the gang is decided: a job that was made smaller is complete as it is. One that is raised waits for the next start,
-//! and so does whatever the pods alone say, for whoever may write one of them must not undo what was promised to the others.
+//! A minimum that is lowered once the gang is decided: a job that was made smaller is complete as it is. One that is raised waits for the
+//! next start, and so does whatever the pods alone say, for whoever may write one of them must not undo what was promised to the others.
 
 use std::sync::Arc;
 
@@ -41,8 +41,9 @@ impl Gang {
         }
     }
 
-    /// Whether it has to be started anew, for too few members were left. Where an object says how many are needed it may just have been lowered: the
-    /// pods that went for that are seen in one watch, and the object in another. Who comes in place of a lost member meanwhile undoes no loss.
+    /// Whether it has to be started anew, for too few members were left. Where an object says how many are needed it may just have been
+    /// lowered: the pods that went for that are seen in one watch, and the object in another. Who comes in place of a lost member meanwhile
+    /// undoes no loss.
     pub(super) fn is_to_restart(&mut self, env: &Env<'_>) -> bool {
         let restarts = self.repair() == Repair::Restart && self.is_repaired();
         let lost = restarts && self.lost_too_many();

@@ -112,7 +112,8 @@ impl Gangs {
         // Before anything is planned: a decision keeps its places only once its gang is there.
         while self.let_in(now) {}
         self.synced = true;
-        // The youngest first: of a place that two of them name the older one had let go, or the younger had not been made, and could not say so any more.
+        // The youngest first: of a place that two of them name the older one had let go, or the younger had not been made, and could not
+        // say so any more.
         let mut names: Vec<_> = self.named.keys().cloned().collect();
         names.sort_by_key(|name| Reverse(self.objects.get(name).and_then(Known::made_at)));
         for name in names {

@@ -1,5 +1,5 @@
-//! Which gang is planned next. One that was refused is not planned again before room has grown or the gang has changed. What is asked of the
-//! planner is not decided here.
+//! Which gang is planned next. One that was refused is not planned again before room has grown or the gang has changed. What is asked of
+//! the planner is not decided here.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,8 +31,8 @@ pub(super) struct Turn {
     lacks: Lacks,
 }
 
-/// What a decided gang lacks of its minimum: the one that can be whole soonest comes first. Whoever gets a place lacks less and stays first, so that two
-/// do not share what comes free and both stay short of what would have made one of them whole.
+/// What a decided gang lacks of its minimum: the one that can be whole soonest comes first. Whoever gets a place lacks less and stays
+/// first, so that two do not share what comes free and both stay short of what would have made one of them whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Lacks {
     /// Not all that it lacks are there, so that no place makes it whole yet.
@@ -180,8 +180,8 @@ impl Gangs {
     }
 }
 
-/// The most urgent of those that are to be tried, the first last. All that are as urgent have their place in the order, tried or not: what is
-/// ordered before counts as held. Among gangs that are short of their minimum nobody has a share: who can be whole soonest goes first.
+/// The most urgent of those that are to be tried, the first last. All that are as urgent have their place in the order, tried or not: what
+/// is ordered before counts as held. Among gangs that are short of their minimum nobody has a share: who can be whole soonest goes first.
 fn line_up(
     ready: &BTreeMap<Arc<GangKey>, Turn>,
     untried: &BTreeSet<Arc<GangKey>>,

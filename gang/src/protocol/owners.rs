@@ -1,5 +1,5 @@
-//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members move. Some say in the end that they are over, or
-//! meanwhile that they are suspended; then no place is kept for replacements.
+//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members move. Some say in
+//! the end that they are over, or meanwhile that they are suspended; then no place is kept for replacements.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! Parked pods show the reason they were told last until something wakes them, which may take minutes. Those whose reason is of another kind by
-//! now are woken: late enough for it to be settled, seldom, and a few at a time, for it is only for people. Counts alone wake nobody. Those that go by
-//! themselves after all are let go at once.
+//! Parked pods show the reason they were told last until something wakes them, which may take minutes. Those whose reason is of another
+//! kind by now are woken: late enough for it to be settled, seldom, and a few at a time, for it is only for people. Counts alone wake
+//! nobody. Those that go by themselves after all are let go at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -103,8 +103,8 @@ impl Gang {
         }
     }
 
-    /// Wakes pods that were kept back as members of a gang when it turns out that each goes by itself. Nothing else lets them be placed, so all are
-    /// woken at once, also those that another process told to wait.
+    /// Wakes pods that were kept back as members of a gang when it turns out that each goes by itself. Nothing else lets them be placed, so
+    /// all are woken at once, also those that another process told to wait.
     pub(super) fn let_go(&mut self, env: &mut Env<'_>) {
         let now = env.now.at;
         let first = match self.parked.let_go {

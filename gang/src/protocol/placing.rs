@@ -1,4 +1,5 @@
-//! A gang is given its place or refused one: which member gets which slot, how long the place is kept, and whose end it waits for. Plans nothing.
+//! A gang is given its place or refused one: which member gets which slot, how long the place is kept, and whose end it waits for. Plans
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -50,8 +51,8 @@ impl Gangs {
             Ok(placement) => gang.place(env, placement),
             Err(refused) => gang.refused(env, refused.clone()),
         });
-        // What it has got now counted for those behind it when the line was made, and what it has not counts on. What a gang that is short of its minimum
-        // lacks yet goes before those behind it.
+        // What it has got now counted for those behind it when the line was made, and what it has not counts on. What a gang that is short
+        // of its minimum lacks yet goes before those behind it.
         let is_first = turn.is_some_and(|turn| turn.is_short());
         let placed = self.gangs.get(&key).is_some_and(|gang| !gang.slots.is_empty());
         if placed && !is_first || self.ready.get(&key).copied() == turn {
@@ -226,8 +227,8 @@ impl Gang {
         pairs
     }
 
-    /// There is no place for it. If nodes were left out because kube-scheduler does not offer them, it is tried with them again: they are the place
-    /// that it has, and are offered another time.
+    /// There is no place for it. If nodes were left out because kube-scheduler does not offer them, it is tried with them again: they are
+    /// the place that it has, and are offered another time.
     pub(super) fn refused(&mut self, env: &Env<'_>, refused: Refused) {
         if self.tries.without.is_empty() {
             self.refuse(refused);

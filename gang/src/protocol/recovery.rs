@@ -134,8 +134,8 @@ impl Gang {
         }
     }
 
-    /// A gang that waited when the process before ended goes on waiting, and does not begin anew: its age counts in the queue, its failed tries in how long
-    /// it waits after the next one, and what those leave who were stopped for it is its own.
+    /// A gang that waited when the process before ended goes on waiting, and does not begin anew: its age counts in the queue, its failed
+    /// tries in how long it waits after the next one, and what those leave who were stopped for it is its own.
     fn follow_age(&mut self, known: &Known) {
         let Some(since) = known.waiting_since.filter(|_| known.is_about(&self.key)) else {
             return;
@@ -234,7 +234,8 @@ impl Gang {
         self.came_after_all(env, known);
     }
 
-    /// The minimums of roles by which a gang was decided for so many; `None` while its terms are not known. Those of other terms are others.
+    /// The minimums of roles by which a gang was decided for so many; `None` while its terms are not known. Those of other terms are
+    /// others.
     pub(super) fn roles_of(&self, min: u32) -> Option<Vec<(Arc<str>, u32)>> {
         let terms = self.agreed.terms()?;
         Some(if terms.min == min {

@@ -33,8 +33,8 @@ impl Gang {
         !self.owner_over && !self.owner_suspended
     }
 
-    /// Gives up places that bound members had and whose devices others have by now. Kubelet may have given a pod other devices than its grant says, and what it does
-    /// not use has gone to somebody else: to keep it for a replacement too would grant it twice.
+    /// Gives up places that bound members had and whose devices others have by now. Kubelet may have given a pod other devices than its
+    /// grant says, and what it does not use has gone to somebody else: to keep it for a replacement too would grant it twice.
     pub(super) fn give_up_what_is_anothers(&mut self, env: &Env<'_>) {
         for id in self.slots.take_doubtful() {
             if self.is_anothers(env, id) {
@@ -133,9 +133,9 @@ impl Gang {
         begun && beyond && !self.preempts() && !self.members.on_the_way().is_empty()
     }
 
-    /// Slots of members beyond the minimum that are not at the barrier nor on their way through a bind: who has not come goes before who has, then
-    /// the last rank. None while pods have to go for the gang: what those hold is of no use to others. Nor such as stand in the decision: whoever takes over
-    /// would keep them, and somebody else has them by then. A slice is given back as a whole or not at all.
+    /// Slots of members beyond the minimum that are not at the barrier nor on their way through a bind: who has not come goes before who
+    /// has, then the last rank. None while pods have to go for the gang: what those hold is of no use to others. Nor such as stand in the
+    /// decision: whoever takes over would keep them, and somebody else has them by then. A slice is given back as a whole or not at all.
     pub(super) fn spares(&self) -> Vec<u32> {
         if !self.may_spare() || !self.knows_roles() {
             return Vec::new();
@@ -249,8 +249,8 @@ impl Gang {
         self.waiting_since = env.now.unix;
     }
 
-    /// All of it has to go for another gang, and has begun to. Its next life begins when the last is gone; for members without devices the other
-    /// gang does not ask.
+    /// All of it has to go for another gang, and has begun to. Its next life begins when the last is gone; for members without devices the
+    /// other gang does not ask.
     pub(super) fn leave_evicted(&mut self, env: &mut Env<'_>) {
         self.leave(env, None);
     }
@@ -278,14 +278,15 @@ impl Gang {
         self.see_off(env, pods);
     }
 
-    /// Nobody of it is bound, none of its places is kept, and it lacks members of its minimum: they were stopped for others, or their nodes are gone.
+    /// Nobody of it is bound, none of its places is kept, and it lacks members of its minimum: they were stopped for others, or their nodes
+    /// are gone.
     pub(super) fn has_nothing_left(&self) -> bool {
         let nothing = self.slots.is_empty() && self.members.count().of(Class::Bound) == 0;
         nothing && !self.members.unplaced().is_empty() && self.missing(Count::settled) > 0
     }
 
-    /// Those who come are planned as a whole, as they were the first time. Member by member, two such gangs could each get what the other lacks, and
-    /// neither would ever run.
+    /// Those who come are planned as a whole, as they were the first time. Member by member, two such gangs could each get what the other
+    /// lacks, and neither would ever run.
     pub(super) fn undecide(&mut self, env: &Env<'_>) {
         if let Some(id) = self.decision_id().map(str::to_owned) {
             self.bury(id);
@@ -326,8 +327,8 @@ impl Gang {
         false
     }
 
-    /// Has members of the life before removed. They are deleted where the gang asked to be started anew when it loses a member; one that had
-    /// to go for another gang did not ask, and its budgets hold to the last.
+    /// Has members of the life before removed. They are deleted where the gang asked to be started anew when it loses a member; one that
+    /// had to go for another gang did not ask, and its budgets hold to the last.
     fn see_off(&self, env: &mut Env<'_>, pods: Vec<PodUid>) {
         if pods.is_empty() {
             return;

@@ -1,5 +1,6 @@
-//! The next run under a name that was used before: where the gang is told apart by nothing but its name or an object that stays, the pods of a
-//! run that is done may still be there when those of the next come. They are a life of their own, and nothing of what is done counts in it.
+//! The next run under a name that was used before: where the gang is told apart by nothing but its name or an object that stays, the pods
+//! of a run that is done may still be there when those of the next come. They are a life of their own, and nothing of what is done counts
+//! in it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -80,8 +81,8 @@ impl Gang {
         }
     }
 
-    /// Members that had ended well before the run began of which the object speaks: the process before did not count them, and what its decision does not
-    /// name has not ended since. Without devices nothing of them stands in a decision: of those only the older ones are.
+    /// Members that had ended well before the run began of which the object speaks: the process before did not count them, and what its
+    /// decision does not name has not ended since. Without devices nothing of them stands in a decision: of those only the older ones are.
     pub(super) fn leave_behind(&mut self, env: &Env<'_>, known: &Known, decision: Option<&Decision>) {
         let fresh = matches!(self.state, State::Open) && !self.told.anything();
         let count = self.members.count();

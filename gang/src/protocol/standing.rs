@@ -242,7 +242,8 @@ impl Gang {
         if satisfied && !decided.was_bound {
             decided.was_bound = true;
             self.bound_at.get_or_insert(env.now.unix);
-            // Members beyond the minimum are looked at anew, also in the same room: nobody was told why they had no place beside the others.
+            // Members beyond the minimum are looked at anew, also in the same room: nobody was told why they had no place beside the
+            // others.
             self.tries = Tries::default();
         }
         false
@@ -289,7 +290,8 @@ impl Gang {
         }
     }
 
-    /// It has its minimum, more are announced, and they may come any moment. So may more of several jobs: then they are two gangs of one name.
+    /// It has its minimum, more are announced, and they may come any moment. So may more of several jobs: then they are two gangs of one
+    /// name.
     pub(super) fn waits_for_rest(&self, now: Instant) -> bool {
         let Some(terms) = self.agreed.terms().filter(|_| now < self.settle_until) else {
             return false;
@@ -344,7 +346,8 @@ impl Gang {
     }
 }
 
-/// Until when those that have to go for a gang are waited for, if all of them are on their way out: no others need go before they are late themselves.
+/// Until when those that have to go for a gang are waited for, if all of them are on their way out: no others need go before they are late
+/// themselves.
 fn ending(planned: &Planned, env: &Env<'_>) -> Instant {
     let Some(by) = planned.all_gone_by() else {
         return env.now.at;

@@ -98,8 +98,9 @@ impl Gang {
         Some(status)
     }
 
-    /// Holds what the object shows of the decision that stands against what was said last. That may be on its way yet; but once it was shown, whoever
-    /// overwrites it, be it a write of a process before that comes late, sees it written again: members wait for what is not written down.
+    /// Holds what the object shows of the decision that stands against what was said last. That may be on its way yet; but once it was
+    /// shown, whoever overwrites it, be it a write of a process before that comes late, sees it written again: members wait for what is not
+    /// written down.
     pub(super) fn follow_told(&mut self, known: &Known, shown: &Decision) {
         let version = (self.decision_id().map(str::to_owned), self.slots.version());
         if self.told.decision.as_ref() != Some(&version) {

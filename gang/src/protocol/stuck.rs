@@ -1,5 +1,5 @@
-//! Decided gangs that have been short of their minimum for long, though all members are there to be whole: each may hold what another lacks, and
-//! none of them ever run. One that goes as a whole lets another be whole. Who that is, is said by whoever knows what lies where.
+//! Decided gangs that have been short of their minimum for long, though all members are there to be whole: each may hold what another
+//! lacks, and none of them ever run. One that goes as a whole lets another be whole. Who that is, is said by whoever knows what lies where.
 
 use std::sync::Arc;
 use std::time::Instant;

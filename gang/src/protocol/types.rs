@@ -86,7 +86,8 @@ pub struct Place {
     pub rank: Option<u32>,
     /// The role it was laid for.
     pub role: Arc<str>,
-    /// Its position among all places of the gang, in the order of ranks: slices are counted by it, for ranks may have gaps and be had twice.
+    /// Its position among all places of the gang, in the order of ranks: slices are counted by it, for ranks may have gaps and be had
+    /// twice.
     pub ordinal: Option<u32>,
     /// kube-scheduler lets its member in only once siblings are bound that it must be near to: nobody waits for it.
     pub follows: bool,
@@ -150,7 +151,8 @@ pub struct Placement {
     pub domain: Arc<str>,
     /// Pods that have to go before the devices are free.
     pub victims: Vec<PodUid>,
-    /// Others whose devices it has once they are gone: they are on their way out already, and are to be gone by then, in seconds since 1970.
+    /// Others whose devices it has once they are gone: they are on their way out already, and are to be gone by then, in seconds since
+    /// 1970.
     pub leaving: BTreeMap<PodUid, i64>,
 }
 
@@ -240,8 +242,8 @@ pub enum Work {
     },
     /// Make kube-scheduler try these pods again.
     Wake(Vec<PodUid>),
-    /// Bind these members of a gang that is decided, as if kube-scheduler had brought them to the nodes of their places: it had, and they left
-    /// before the last of their siblings came.
+    /// Bind these members of a gang that is decided, as if kube-scheduler had brought them to the nodes of their places: it had, and they
+    /// left before the last of their siblings came.
     Bind(Vec<PodUid>),
     /// Remove our scheduling gate from these pods.
     Ungate(Vec<PodUid>),

@@ -1,5 +1,5 @@
-//! Why members wait that kube-scheduler never asks about: a gate of ours keeps them from it, or its own count has refused them first. In the words that they
-//! would be told, so that somebody else can tell them. Reads only.
+//! Why members wait that kube-scheduler never asks about: a gate of ours keeps them from it, or its own count has refused them first. In
+//! the words that they would be told, so that somebody else can tell them. Reads only.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ impl Why {
 }
 
 impl Gangs {
-    /// Why a pod waits for its gang; `None` where it does not: it has a place that nobody has to leave for it, is bound, ends or has ended, goes by itself, or is another scheduler's.
+    /// Why a pod waits for its gang; `None` where it does not: it has a place that nobody has to leave for it, is bound, ends or has ended,
+    /// goes by itself, or is another scheduler's.
     pub fn why_waits(&self, uid: &PodUid) -> Option<Why> {
         match self.of_pod.get(uid)? {
             Belongs::Beyond(text) => Some(Why::Waits(text.clone())),

@@ -1,5 +1,5 @@
-//! Has members that have somewhere to go come: wakes those that kube-scheduler has parked, and once more those that do not come. Which place a member has is
-//! decided elsewhere.
+//! Has members that have somewhere to go come: wakes those that kube-scheduler has parked, and once more those that do not come. Which
+//! place a member has is decided elsewhere.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use super::types::Work;
 pub(super) const BEING_TOLD: Duration = Duration::from_secs(2);
 
 impl Gang {
-    /// Wakes members that have somewhere to go now, and once more later if they do not come. Those that kube-scheduler has not refused are in its
-    /// queue: a write for each would only be a burden.
+    /// Wakes members that have somewhere to go now, and once more later if they do not come. Those that kube-scheduler has not refused are
+    /// in its queue: a write for each would only be a burden.
     pub(super) fn wake(&mut self, env: &mut Env<'_>, mut uids: Vec<PodUid>) {
         if uids.is_empty() {
             return;
@@ -31,8 +31,8 @@ impl Gang {
         }
     }
 
-    /// Has members woken. Whether some of them may not have been parked yet: of a pod that kube-scheduler is just being told to park it overhears
-    /// the wake.
+    /// Has members woken. Whether some of them may not have been parked yet: of a pod that kube-scheduler is just being told to park it
+    /// overhears the wake.
     pub(super) fn call(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) -> bool {
         let mut early = false;
         for uid in &uids {

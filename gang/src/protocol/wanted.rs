@@ -125,8 +125,8 @@ impl Gang {
         });
     }
 
-    /// Leaves out of each kind more members than the gang lacks of its role, or of any: what it lacks goes before others that wait, and the rest after
-    /// them. Those that a role lacks come first.
+    /// Leaves out of each kind more members than the gang lacks of its role, or of any: what it lacks goes before others that wait, and the
+    /// rest after them. Those that a role lacks come first.
     fn cut_to_missing(&self, members: &mut Vec<WantedMember>) {
         let of_roles = self.missing_of_roles(Count::placed);
         let of_any = self.missing(Count::placed).saturating_sub(of_roles);

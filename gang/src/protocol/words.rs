@@ -1,5 +1,5 @@
-//! How a gang stands, in words: of each phase, what it waits for or has come to. Words alone, of what is decided elsewhere; they change only when what
-//! they say does.
+//! How a gang stands, in words: of each phase, what it waits for or has come to. Words alone, of what is decided elsewhere; they change
+//! only when what they say does.
 
 use std::time::Instant;
 

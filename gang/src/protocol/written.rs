@@ -1,5 +1,5 @@
-//! What the object says of who has which place, and how certain that is. A place that a member was given after the decision counts only once it is
-//! written down; a watch that lags, or a write that is on its way, must not make an older word count again. Decides nothing.
+//! What the object says of who has which place, and how certain that is. A place that a member was given after the decision counts only
+//! once it is written down; a watch that lags, or a write that is on its way, must not make an older word count again. Decides nothing.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use gantry_api::{DecidedSlot, Decision, PodUid};
 
 type Places = BTreeMap<PodUid, DecidedSlot>;
 
-/// Places by what was said last and by what the object showed last. Each change of who has which place has a number, which stands in the decision.
+/// Places by what was said last and by what the object showed last. Each change of who has which place has a number, which stands in the
+/// decision.
 #[derive(Debug, Clone)]
 pub(super) struct Written {
     /// What was last said, to be written.
@@ -235,8 +236,8 @@ mod tests {
             prop_assert!(says(&written, &slots(&before), is_same));
         }
 
-        /// Whatever is said, however late it is shown: once a member has its place by this, no later state of the object up to what was said last has it
-        /// anywhere else.
+        /// Whatever is said, however late it is shown: once a member has its place by this, no later state of the object up to what was
+        /// said last has it anywhere else.
         #[test]
         fn nobody_has_a_place_of_which_the_object_may_yet_say_otherwise(
             said in prop::collection::vec(prop::collection::btree_map(0..3_u8, 0..3_u8, 1..4), 1..6),

@@ -1,5 +1,5 @@
-//! What the pods of a gang say of it, each thing once and with how many say so: kept up to date pod by pod, so that to settle the terms costs
-//! the same whether two pods disagree or ten thousand do. Nothing here can be walked through beyond the few that are told.
+//! What the pods of a gang say of it, each thing once and with how many say so: kept up to date pod by pod, so that to settle the terms
+//! costs the same whether two pods disagree or ten thousand do. Nothing here can be walked through beyond the few that are told.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -141,7 +141,8 @@ impl Said {
         self.turn_made(claim, false) | self.turn(claim, false)
     }
 
-    /// A pod that said it has ended well: what it said holds on, but it is no longer one that its maker has. Whether that makes a difference.
+    /// A pod that said it has ended well: what it said holds on, but it is no longer one that its maker has. Whether that makes a
+    /// difference.
     pub fn end(&mut self, claim: &Claim) -> bool {
         self.turn_made(claim, false)
     }

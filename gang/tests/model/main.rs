@@ -1,9 +1,9 @@
 //! The protocol by which a gang is bound, checked over every state it can reach: two gangs, devices for one of them, and whatever may
 //! fail. A model of the protocol, not of the code; the code is played at random in the extender's `schedules`.
 //!
-//! Who there is and what may happen stands in `cluster` and `events`, what an extender does in `extender`; `graph` looks whether the good end can be
-//! reached from everywhere. Each safeguard of the protocol is left out once to see that it is needed (and that the check can fail).
-//! What that teaches beyond the obvious:
+//! Who there is and what may happen stands in `cluster` and `events`, what an extender does in `extender`; `graph` looks whether the good
+//! end can be reached from everywhere. Each safeguard of the protocol is left out once to see that it is needed (and that the check can
+//! fail). What that teaches beyond the obvious:
 //!
 //! - A resourceVersion that is checked when a decision is written fences an old leader only if the new one has *written* every gang's object
 //!   before it plans. Otherwise the old one's last write finds its object as it was, and stands beside the new one's decision for

@@ -1,5 +1,5 @@
-//! The dynamic loader's cache, `/etc/ld.so.cache`, as glibc's ldconfig writes it on machines of 64 bits: where libraries are. Opens nothing,
-//! and believes nothing: of bytes that are not a whole cache nothing is told.
+//! The dynamic loader's cache, `/etc/ld.so.cache`, as glibc's ldconfig writes it on machines of 64 bits: where libraries are. Opens
+//! nothing, and believes nothing: of bytes that are not a whole cache nothing is told.
 //!
 //! ```text
 //! [ld.so-1.7.0, entries of 12 bytes, padding to 8]     up to glibc 2.31, left out since

@@ -1,4 +1,5 @@
-//! What can be wrong with a GPU or with NVML as a whole, what proves that it is over, and how each is called. Values alone: the book decides.
+//! What can be wrong with a GPU or with NVML as a whole, what proves that it is over, and how each is called. Values alone: the book
+//! decides.
 
 use std::fmt;
 

@@ -89,9 +89,9 @@ impl Hardware {
     }
 }
 
-/// The units of a machine: a GPU whose MIG mode is off, or each MIG device of one whose MIG mode is on; a GPU without a UUID
-/// cannot be given out and has none. `index` tells what NVML counts a GPU as now, `health` tells it by GPU and the part of it, `caps` tells the minor numbers of the capability
-/// nodes by the GPU's minor number, GPU instance and compute instance.
+/// The units of a machine: a GPU whose MIG mode is off, or each MIG device of one whose MIG mode is on; a GPU without a UUID cannot be
+/// given out and has none. `index` tells what NVML counts a GPU as now, `health` tells it by GPU and the part of it, `caps` tells the minor
+/// numbers of the capability nodes by the GPU's minor number, GPU instance and compute instance.
 pub(crate) fn units(
     machine: &Machine,
     nvml_index: impl Fn(&Gpu) -> Option<u8>,

@@ -113,8 +113,8 @@ impl Kubelet {
                     shutdown.cancelled().await;
                     break;
                 },
-                // Kubelet writes down who holds what when it is sent a list, and not when a pod ends. Started again, it would refuse pods that
-                // wait for devices which by its notes are held.
+                // Kubelet writes down who holds what when it is sent a list, and not when a pod ends. Started again, it would refuse pods
+                // that wait for devices which by its notes are held.
                 Ok(()) = freed.changed() => resources.values().for_each(|list| list.send_modify(|_| {})),
             }
         }

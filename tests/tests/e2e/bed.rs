@@ -19,8 +19,8 @@ use crate::records;
 
 const CLEAN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Beside what the manifest says of kube-scheduler: pods that were refused, and a scheduler whose predecessor was killed, wait for seconds less, of which
-/// scenarios would otherwise mostly consist.
+/// Beside what the manifest says of kube-scheduler: pods that were refused, and a scheduler whose predecessor was killed, wait for seconds
+/// less, of which scenarios would otherwise mostly consist.
 const HURRY: &str = "
 podInitialBackoffSeconds: 1
 podMaxBackoffSeconds: 1
@@ -149,8 +149,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Removes the pods of the scenarios and begins to remove their namespaces, which takes kube-controller-manager five seconds at least and
-    /// nobody needs to wait for.
+    /// Removes the pods of the scenarios and begins to remove their namespaces, which takes kube-controller-manager five seconds at least
+    /// and nobody needs to wait for.
     async fn clear_namespaces(&self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client());
         let ours = |name: Option<&str>| name.is_some_and(|name| name.starts_with("e2e-"));

@@ -20,8 +20,8 @@ use crate::{pods, records};
 /// How long a gang may take to be where it should be; far beyond what it takes, for machines under load.
 pub(crate) const GANG_LIMIT: Duration = Duration::from_secs(90);
 
-/// The label of a pod that is not there until [`Scene::let_in`]. Who wants it near, in namespaces that are chosen by their labels, wants what the extender
-/// does not model, and so is kept from coming to its planned node.
+/// The label of a pod that is not there until [`Scene::let_in`]. Who wants it near, in namespaces that are chosen by their labels, wants
+/// what the extender does not model, and so is kept from coming to its planned node.
 const DOORMAN: &str = "e2e.gantry.dev/doorman";
 
 /// Pods that say by annotation that they are one gang.

@@ -1,5 +1,6 @@
-//! What scenarios put in the API server's way: it refuses some Bindings, or does not come to an answer when a gang's decision is written. So a gang
-//! stays in states that otherwise pass in milliseconds. All of it holds for the whole cluster, so whoever begins with it has to end it.
+//! What scenarios put in the API server's way: it refuses some Bindings, or does not come to an answer when a gang's decision is written.
+//! So a gang stays in states that otherwise pass in milliseconds. All of it holds for the whole cluster, so whoever begins with it has to
+//! end it.
 
 use anyhow::Result;
 use gantry_e2e::{Program, until};
@@ -61,8 +62,8 @@ pub(crate) async fn stop_hindering(scene: &Scene<'_>) -> Result<()> {
     hinders(scene, "in the way", false).await
 }
 
-/// Has the API server ask the server that never answers before it takes a gang's decision. Waits until it does: there is another webhook beside
-/// that one, of which it is known at once.
+/// Has the API server ask the server that never answers before it takes a gang's decision. Waits until it does: there is another webhook
+/// beside that one, of which it is known at once.
 pub(crate) async fn delay(scene: &Scene<'_>) -> Result<()> {
     let argv = ["nc", "-ll", "-p", DEAF_PORT, "-e", BUSYBOX, "sleep", "100000"];
     let control = scene.bed.cluster().control();

@@ -1,5 +1,5 @@
-//! What stands around a matrix that was copied: the shell's prompt, a code fence, the command, a date, a notice of NICs that are not shown. Tells
-//! it from rows; reads none.
+//! What stands around a matrix that was copied: the shell's prompt, a code fence, the command, a date, a notice of NICs that are not shown.
+//! Tells it from rows; reads none.
 
 use super::glyphs::{Line, skip_blanks, word_at};
 use super::legend;

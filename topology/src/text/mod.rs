@@ -107,11 +107,11 @@ impl TopoText {
 
 /// Reads a topology text.
 ///
-/// Allowed are tabs, blanks and both; glued cells where they come apart in one way; terminal escape codes; line ends of any system; a
-/// `# machine: ...` comment, the notice about hidden NICs, the command itself and code fences around; missing columns behind the
-/// links and blank cells in them; lines broken by a terminal; the date or the legends before, and a shell's prompt behind; a
-/// header cut within its last title; marks of a quotation before every line, or what a tool puts there, such as the time or the host; a Markdown table; the matrix of `-p2p`
-/// behind it, with its legend, which is not read.
+/// Allowed are tabs, blanks and both; glued cells where they come apart in one way; terminal escape codes; line ends of any system; a `#
+/// machine: ...` comment, the notice about hidden NICs, the command itself and code fences around; missing columns behind the links and
+/// blank cells in them; lines broken by a terminal; the date or the legends before, and a shell's prompt behind; a header cut within its
+/// last title; marks of a quotation before every line, or what a tool puts there, such as the time or the host; a Markdown table; the
+/// matrix of `-p2p` behind it, with its legend, which is not read.
 ///
 /// # Errors
 /// Where the text is cut, contradicts itself, or is something else: the place, what stands there, what is allowed.

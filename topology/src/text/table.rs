@@ -1,5 +1,5 @@
-//! A matrix that was written as a Markdown table, as issue trackers and wikis show one: each cell is put where a terminal would show it, beneath its
-//! title, and what draws the table is taken out. Knows nothing of matrices; other lines stay as they are.
+//! A matrix that was written as a Markdown table, as issue trackers and wikis show one: each cell is put where a terminal would show it,
+//! beneath its title, and what draws the table is taken out. Knows nothing of matrices; other lines stay as they are.
 
 use super::glyphs::{Glyph, Line};
 

@@ -135,8 +135,8 @@ mod tests {
     /// No answer, but an error of the connection.
     const BROKEN: u16 = 0;
 
-    /// Tells of so many pods, while the API server answers by these codes and then well: the names under which Events came, and how many were
-    /// published and how many failed.
+    /// Tells of so many pods, while the API server answers by these codes and then well: the names under which Events came, and how many
+    /// were published and how many failed.
     async fn told(pods: usize, codes: Vec<u16>) -> (Vec<String>, u64, u64) {
         let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
         let names: Arc<Mutex<Vec<String>>> = Arc::default();

@@ -130,8 +130,8 @@ fn failure(error: &kube::Error) -> Failure {
     }
 }
 
-/// Whether etcd refuses an object for its size, or the API server will not even send it there. Of both it speaks as of errors of its own (500), but nothing
-/// was done, and no other try would be.
+/// Whether etcd refuses an object for its size, or the API server will not even send it there. Of both it speaks as of errors of its own
+/// (500), but nothing was done, and no other try would be.
 fn is_too_large(words: &str) -> bool {
     let said = [
         "etcdserver: request is too large",

@@ -328,8 +328,8 @@ impl Lane {
             // The newest status goes along: it is one write.
             let status = self.status.take();
             let status = status.or_else(|| known.map(|known| known.status.clone()));
-            // Where the first try has failed, no status may be there to go along; whose decision it is must be said all the same, or whoever
-            // takes over does not know it.
+            // Where the first try has failed, no status may be there to go along; whose decision it is must be said all the same, or
+            // whoever takes over does not know it.
             let status = GangStatus {
                 decision: Some(decision.clone()),
                 name: gang.name.to_string(),
@@ -346,8 +346,8 @@ impl Lane {
         Some((Job::Status(Box::new(status.clone())), status))
     }
 
-    /// The write of a decision has ended, one way or the other: what was to be written before it is old. What was said since the watch has shown it
-    /// is not, and is not said again.
+    /// The write of a decision has ended, one way or the other: what was to be written before it is old. What was said since the watch has
+    /// shown it is not, and is not said again.
     fn decided(&mut self, decision: &Decision) {
         self.status.take_if(|status| {
             let of = status.decision.as_ref();
@@ -405,7 +405,8 @@ async fn write(
     requests::write_status(client, name, &known, status).await
 }
 
-/// What the next status is compared with, to tell what has become of the gang: phase, words and conditions, and not its decision, which is large.
+/// What the next status is compared with, to tell what has become of the gang: phase, words and conditions, and not its decision, which is
+/// large.
 fn step(status: &GangStatus) -> GangStatus {
     GangStatus {
         phase: status.phase,

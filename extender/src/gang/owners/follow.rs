@@ -156,8 +156,8 @@ async fn watch_at(
     }
 }
 
-/// Asks for one object: `Ok(None)` if there is none, or it may not be read; `Err` if nobody knows. What can be no name is written into no path: it
-/// might lead elsewhere.
+/// Asks for one object: `Ok(None)` if there is none, or it may not be read; `Err` if nobody knows. What can be no name is written into no
+/// path: it might lead elsewhere.
 pub(super) async fn ask(client: &Client, resource: &ApiResource, place: &Place) -> Result<Option<Value>, ()> {
     let (_, namespace, name) = place;
     if !is_object_name(name) {
@@ -179,8 +179,8 @@ fn refused(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 403 | 404))
 }
 
-/// An object of any kind, of which what is read is kept: labels, managed fields and most of the status, which may be long and may hold anything, are
-/// not.
+/// An object of any kind, of which what is read is kept: labels, managed fields and most of the status, which may be long and may hold
+/// anything, are not.
 #[derive(Debug, Clone)]
 struct Slim {
     metadata: ObjectMeta,

@@ -1,5 +1,5 @@
-//! Which owners are wanted and what is known of each: what to watch, whom to ask the API server about, and what is news. A state machine without
-//! I/O or clock.
+//! Which owners are wanted and what is known of each: what to watch, whom to ask the API server about, and what is news. A state machine
+//! without I/O or clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -192,8 +192,8 @@ impl OwnerTable {
         self.set(kind, State::Live);
     }
 
-    /// A kind is not served, or may not be read: none of its objects exists for us but those that were read before. They are not gone for that: a right
-    /// may be missing for a moment.
+    /// A kind is not served, or may not be read: none of its objects exists for us but those that were read before. They are not gone for
+    /// that: a right may be missing for a moment.
     pub(super) fn absent(&mut self, kind: OwnerKind) -> Told {
         self.set(kind, State::Absent);
         let mut told = Told::new();

@@ -1,5 +1,5 @@
-//! Why nodes take too few members: each by the first thing that it lacks, and what keeps a gang out besides devices where nodes have enough of those. Words
-//! alone; whether it fits is known.
+//! Why nodes take too few members: each by the first thing that it lacks, and what keeps a gang out besides devices where nodes have enough
+//! of those. Words alone; whether it fits is known.
 
 use std::collections::BTreeMap;
 
@@ -82,8 +82,8 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     Some("kept off by other pods' or its own affinity, anti-affinity or host ports".to_owned())
 }
 
-/// Why nodes take too few members though they have the devices, if that is what decides. On the empty cluster with how many nodes; on that of now without:
-/// what others take changes all the time, and the words stay the same while what they say does.
+/// Why nodes take too few members though they have the devices, if that is what decides. On the empty cluster with how many nodes; on that
+/// of now without: what others take changes all the time, and the words stay the same while what they say does.
 pub(super) fn cause(views: &Views<'_, '_>, empty: bool) -> Option<String> {
     let survey = if empty { views.empty } else { views.now };
     let needed = views.demand.first(views.demand.must.max(1));

@@ -282,7 +282,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
         used.iter().map(BTreeSet::len).collect()
     }
 
-    /// Of nodes that take all members the one that is liked best, then loses least, then is fullest, then lies where most is broken already.
+    /// Of nodes that take all members the one that is liked best, then loses least, then is fullest, then lies where most is broken
+    /// already.
     fn best_node(&self, nodes: &[NodeIx], members: u32) -> Option<NodeIx> {
         let mut lost: HashMap<u32, i64> = HashMap::new();
         let key = |node: &NodeIx| {
@@ -393,8 +394,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 }
 
-/// The most up to a number that fit, where fewer fit too and none is known to. Where not all fewer do it is some number that fits while one more does not,
-/// and never below what counting up to the first that does not fit would find.
+/// The most up to a number that fit, where fewer fit too and none is known to. Where not all fewer do it is some number that fits while one
+/// more does not, and never below what counting up to the first that does not fit would find.
 fn most_that(most: u32, mut fit: impl FnMut(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, most);
     while low < high {

@@ -10,8 +10,8 @@ use super::survey::Survey;
 use super::words::widest;
 use crate::snapshot::NodeIx;
 
-/// Nodes that would hold what must be placed if nothing else were on them: in the domain where the fewest devices are missing, those where the
-/// fewest are. Empty if no domain would hold it.
+/// Nodes that would hold what must be placed if nothing else were on them: in the domain where the fewest devices are missing, those where
+/// the fewest are. Empty if no domain would hold it.
 pub(super) fn earmark(
     now: &Survey<'_>,
     empty: &Survey<'_>,
@@ -29,8 +29,8 @@ pub(super) fn earmark(
         .unwrap_or_default()
 }
 
-/// The places that would hold what must be placed, each shape by itself, if nothing else were on them: those where the fewest devices are missing
-/// first.
+/// The places that would hold what must be placed, each shape by itself, if nothing else were on them: those where the fewest devices are
+/// missing first.
 pub(super) fn candidates(
     now: &Survey<'_>,
     empty: &Survey<'_>,

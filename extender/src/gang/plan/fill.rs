@@ -1,5 +1,5 @@
-//! Lays members of one shape on the nodes of a domain, from the domain down the tree: at each step the fewest parts, so that neighbours in rank are
-//! neighbours in the fabric and fresh parts stay whole. How many each node takes is the survey's; that they fit is known before.
+//! Lays members of one shape on the nodes of a domain, from the domain down the tree: at each step the fewest parts, so that neighbours in
+//! rank are neighbours in the fabric and fresh parts stay whole. How many each node takes is the survey's; that they fit is known before.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

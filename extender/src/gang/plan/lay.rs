@@ -1,4 +1,5 @@
-//! Chooses the very devices of members on each node: all members of a node at once, by the choice tables, as containers of one pod would be laid.
+//! Chooses the very devices of members on each node: all members of a node at once, by the choice tables, as containers of one pod would be
+//! laid.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -118,8 +119,8 @@ fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Opt
 }
 
 impl Survey<'_> {
-    /// How much of what a node's free devices are good for is lost by so many members of a shape, in billionths; 0 where several devices lie on
-    /// one GPU: there the number of free ones tells enough.
+    /// How much of what a node's free devices are good for is lost by so many members of a shape, in billionths; 0 where several devices
+    /// lie on one GPU: there the number of free ones tells enough.
     pub(super) fn lost(&self, node: NodeIx, slot: usize, members: u32) -> i64 {
         let mut lost = 0.0;
         let (Some(class), Some(shape)) = (self.class(node), self.shapes.get(slot)) else {

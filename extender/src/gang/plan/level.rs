@@ -1,5 +1,5 @@
-//! Lays a gang that lies in several domains evenly over them: 16 and 16 rather than 18 and 14. In the same domains and on no more nodes than where it is laid
-//! tight, or it stays that.
+//! Lays a gang that lies in several domains evenly over them: 16 and 16 rather than 18 and 14. In the same domains and on no more nodes
+//! than where it is laid tight, or it stays that.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! In which order kube-scheduler can let members in that must be near others: those that they are near to have to be there first. Pure; lays nobody.
+//! In which order kube-scheduler can let members in that must be near others: those that they are near to have to be there first. Pure;
+//! lays nobody.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Lays members of several shapes, or of shapes that mind where each other are, on the nodes of one domain. First in a few good orders; where none of
-//! those succeeds and the nodes are few, by trying everything.
+//! Lays members of several shapes, or of shapes that mind where each other are, on the nodes of one domain. First in a few good orders;
+//! where none of those succeeds and the nodes are few, by trying everything.
 
 mod evenly;
 mod search;

@@ -1,5 +1,5 @@
-//! What members of one gang ask of each other's places: host ports and affinity and anti-affinity terms that select the gang's own pods. What other
-//! pods mean for them comes with the plan's input.
+//! What members of one gang ask of each other's places: host ports and affinity and anti-affinity terms that select the gang's own pods.
+//! What other pods mean for them comes with the plan's input.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -78,8 +78,8 @@ impl Rules {
             .or_else(|| open().next())
     }
 
-    /// The shapes of which one value of a rule's label holds all members: where they are to be near each other those alone, else all that rules of
-    /// the same label bind together, too.
+    /// The shapes of which one value of a rule's label holds all members: where they are to be near each other those alone, else all that
+    /// rules of the same label bind together, too.
     pub(super) fn linked(&self, rule: usize) -> Vec<bool> {
         let Some(first) = self.near.get(rule) else {
             return Vec::new();

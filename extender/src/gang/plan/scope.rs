@@ -1,4 +1,5 @@
-//! Within what a gang may lie: the node, the levels of the fabric from the smallest domain up, the cluster; and what its terms say about that.
+//! Within what a gang may lie: the node, the levels of the fabric from the smallest domain up, the cluster; and what its terms say about
+//! that.
 
 use gantry_gang::protocol::Wanted;
 use gantry_gang::{DomainIx, Levels};

@@ -1,8 +1,8 @@
-//! How evenly members must lie over the domains of a node label (`topologySpreadConstraints`), as kube-scheduler's PodTopologySpread plugin counts:
-//! with the pods that are there, over all nodes, whether they have devices or not. Chooses nothing.
+//! How evenly members must lie over the domains of a node label (`topologySpreadConstraints`), as kube-scheduler's PodTopologySpread plugin
+//! counts: with the pods that are there, over all nodes, whether they have devices or not. Chooses nothing.
 //!
-//! A plan holds if in the end no domain that was given a member of the constraint's shape has more than `max` above the fewest: then there is
-//! an order in which kube-scheduler lets the members in, always one where the fewest are, and members alike change places as they come.
+//! A plan holds if in the end no domain that was given a member of the constraint's shape has more than `max` above the fewest: then there
+//! is an order in which kube-scheduler lets the members in, always one where the fewest are, and members alike change places as they come.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -111,7 +111,8 @@ impl Skew {
         self.there.len()
     }
 
-    /// Whether it may let so many members of its shape lie on some nodes, of which each takes `takes` members of a shape. Never wrong where it says no.
+    /// Whether it may let so many members of its shape lie on some nodes, of which each takes `takes` members of a shape. Never wrong where
+    /// it says no.
     pub(super) fn may_hold(
         &self,
         members: u32,

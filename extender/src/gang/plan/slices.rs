@@ -1,5 +1,5 @@
-//! Members in slices: so many together in one domain of a level, whole slices over as few domains as can be. Members of one shape are split exactly;
-//! of several, or where others of the gang have places, one slice is laid after the other.
+//! Members in slices: so many together in one domain of a level, whole slices over as few domains as can be. Members of one shape are split
+//! exactly; of several, or where others of the gang have places, one slice is laid after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,8 @@ pub(super) struct Slices {
 }
 
 impl Filler<'_, '_> {
-    /// The most members that fit in a domain above the slices' level, no slice broken: whole slices, and perhaps a last one that is smaller.
+    /// The most members that fit in a domain above the slices' level, no slice broken: whole slices, and perhaps a last one that is
+    /// smaller.
     pub(super) fn takes_sliced(&self, domain: DomainIx, slices: Slices, members: u32) -> u32 {
         let blocks = self.rooms_of(domain, slices.level);
         if let [(_, room)] = blocks[..] {
@@ -46,8 +47,8 @@ impl Filler<'_, '_> {
         whole * slices.size + if rest >= last { last } else { 0 }
     }
 
-    /// Lays members in slices on the nodes of a domain, as many in one domain of the level as in another if that makes it no wider; `None` if they do not
-    /// fit so.
+    /// Lays members in slices on the nodes of a domain, as many in one domain of the level as in another if that makes it no wider; `None`
+    /// if they do not fit so.
     pub(super) fn fill_sliced(&mut self, domain: DomainIx, slices: Slices, members: u32) -> Option<()> {
         let blocks = self.rooms_of(domain, slices.level);
         if let [(block, _)] = blocks[..] {
@@ -153,8 +154,8 @@ fn blocks(survey: &Survey<'_>, domain: DomainIx, level: usize) -> Vec<DomainIx> 
     blocks
 }
 
-/// The ordinals of members that have places. Where those are not known they are the ranks if that can be, which is without gaps; else positions in
-/// the order of ranks.
+/// The ordinals of members that have places. Where those are not known they are the ranks if that can be, which is without gaps; else
+/// positions in the order of ranks.
 pub(super) fn placed_ordinals(wanted: &Wanted) -> Vec<u32> {
     let all = &wanted.placed;
     let known = all.iter().any(|sibling| sibling.ordinal.is_some());
@@ -175,8 +176,8 @@ pub(super) fn placed_ordinals(wanted: &Wanted) -> Vec<u32> {
     ordinals
 }
 
-/// Members that are placed, which come by rank, with their ordinals, by those: positions in the order of ranks. Beside others that have places each
-/// gets the first that none has and that its rank does not contradict.
+/// Members that are placed, which come by rank, with their ordinals, by those: positions in the order of ranks. Beside others that have
+/// places each gets the first that none has and that its rank does not contradict.
 pub(super) fn ordinals<'w>(wanted: &Wanted, members: Vec<Asked<'w>>) -> Vec<(u32, Asked<'w>)> {
     let ranks = wanted.placed.iter().map(|sibling| sibling.rank);
     let taken: BTreeMap<u32, Option<u32>> = placed_ordinals(wanted).into_iter().zip(ranks).collect();
@@ -206,8 +207,8 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Lays members, which come by their ordinals, slice after slice: one whose other members have a place goes to them, any other first where the gang is,
-/// then where it leaves least. `None` if a slice does not fit so. `sums` are what the domains take of each shape.
+/// Lays members, which come by their ordinals, slice after slice: one whose other members have a place goes to them, any other first where
+/// the gang is, then where it leaves least. `None` if a slice does not fit so. `sums` are what the domains take of each shape.
 pub(super) fn by_slices(
     packing: Packing<'_, '_>,
     sums: &[u32],

@@ -55,8 +55,8 @@ pub(super) fn split(parts: &[Part], members: u32) -> Option<Vec<u32>> {
     Some(given)
 }
 
-/// So many over all of the parts as level as their rooms allow; `None` if all together are too small. Whoever gets one more than others is fresh, or comes
-/// before them.
+/// So many over all of the parts as level as their rooms allow; `None` if all together are too small. Whoever gets one more than others is
+/// fresh, or comes before them.
 pub(super) fn level(parts: &[Part], count: u32) -> Option<Vec<u32>> {
     if parts.is_empty() {
         return (count == 0).then(Vec::new);

@@ -41,7 +41,8 @@ impl Sets<'_, '_, '_> {
         Some(victims.iter().copied().filter(touched).collect())
     }
 
-    /// Sets of units, most preferred first, that make room and are within the budgets; none if none was found. All of them where budgets allow that.
+    /// Sets of units, most preferred first, that make room and are within the budgets; none if none was found. All of them where budgets
+    /// allow that.
     pub(super) fn within<'o>(&self, units: &[&'o Occupant]) -> Vec<Vec<&'o Occupant>> {
         if !self.room(units) {
             return Vec::new();
@@ -59,8 +60,8 @@ impl Sets<'_, '_, '_> {
         sets
     }
 
-    /// Units that make room within the budgets. If those that the gang would take go beyond one, one of them that count against it must stay, and which
-    /// one is tried.
+    /// Units that make room within the budgets. If those that the gang would take go beyond one, one of them that count against it must
+    /// stay, and which one is tried.
     fn search<'o>(&self, units: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
         let mut open = vec![BTreeSet::new(), crowded(units)];
         let mut seen = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! The cluster as it would be if some units were gone: their devices and amounts given back on their nodes, their ports and whom they keep off with
-//! them, everything else as it is.
+//! The cluster as it would be if some units were gone: their devices and amounts given back on their nodes, their ports and whom they keep
+//! off with them, everything else as it is.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,5 @@
-//! One thing that is done to a pod: the writes for it, and how it is called. When it is done, and how often it is tried, is not decided here.
+//! One thing that is done to a pod: the writes for it, and how it is called. When it is done, and how often it is tried, is not decided
+//! here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,8 +121,8 @@ pub(super) async fn perform(client: &Client, pod: &Pod, action: &Action, marks: 
     }
 }
 
-/// Says in the pod's status that it does not go by a fault of its own, as eviction does: by this a Job's `podFailurePolicy` can leave such ends
-/// uncounted, which would else use up its `backoffLimit` and have its controller wait longer with each pod.
+/// Says in the pod's status that it does not go by a fault of its own, as eviction does: by this a Job's `podFailurePolicy` can leave such
+/// ends uncounted, which would else use up its `backoffLimit` and have its controller wait longer with each pod.
 async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Result<Value, (u16, String)> {
     let patch = json!({
         "metadata": {"uid": pod.uid.as_str()},

@@ -1,5 +1,5 @@
-//! Places of members beyond a minimum that nobody has come to: given back where a gang of the same priority or more does not fit without them, and no
-//! more of them than it takes. With them those that are kept for lost members of gangs of lower priority (`idle`).
+//! Places of members beyond a minimum that nobody has come to: given back where a gang of the same priority or more does not fit without
+//! them, and no more of them than it takes. With them those that are kept for lost members of gangs of lower priority (`idle`).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,8 +56,8 @@ pub(super) enum Whose {
     Lost,
 }
 
-/// How many devices can be given back, as of when that was last worked out. It takes a look at every place of gangs that may have some to give, and those
-/// that want to know are as many as wait.
+/// How many devices can be given back, as of when that was last worked out. It takes a look at every place of gangs that may have some to
+/// give, and those that want to know are as many as wait.
 #[derive(Debug, Default)]
 pub(super) struct Spare {
     room: u64,
@@ -137,7 +137,8 @@ impl Index {
         };
     }
 
-    /// What a gang was placed on was given back for it: if it could not take it, nothing is given back for it again while it asks for the same.
+    /// What a gang was placed on was given back for it: if it could not take it, nothing is given back for it again while it asks for the
+    /// same.
     pub(super) fn note_released(&mut self, wanted: &Wanted) {
         let view = self.gangs.core.view(&wanted.gang);
         if view.is_none_or(|view| view.slots().next().is_none()) {

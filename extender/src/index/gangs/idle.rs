@@ -1,5 +1,5 @@
-//! Places that are kept for lost members and that nobody has come to: whoever is of higher priority has them, before anybody is stopped for it, and no more of
-//! them than it takes. To whom of several gangs that are decided they go is not decided here.
+//! Places that are kept for lost members and that nobody has come to: whoever is of higher priority has them, before anybody is stopped for
+//! it, and no more of them than it takes. To whom of several gangs that are decided they go is not decided here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -154,7 +154,8 @@ impl Index {
         self.changed = true;
     }
 
-    /// Such places on a node: the least important first, then the youngest. Only those of the node are looked at, of however many there are.
+    /// Such places on a node: the least important first, then the youngest. Only those of the node are looked at, of however many there
+    /// are.
     fn idle_places_on(&self, node: NodeIx, priority: i32) -> Vec<(View<'_>, SlotView<'_>)> {
         let Some(entry) = self.entries.get(node.0 as usize) else {
             return Vec::new();
@@ -252,8 +253,8 @@ impl Index {
         Some(idle)
     }
 
-    /// The node where a pod by itself fits once gangs of lower priority have given such places back, with the least loss, among those of which `offered` says
-    /// so. Nothing is given back before the pod comes there.
+    /// The node where a pod by itself fits once gangs of lower priority have given such places back, with the least loss, among those of
+    /// which `offered` says so. Nothing is given back before the pod comes there.
     pub fn idle_node(
         &self,
         uid: &PodUid,
@@ -296,7 +297,8 @@ impl Index {
         class.is_some_and(|class| promised.leaves(node, &class, priority, request))
     }
 
-    /// A pod by itself has come to a node where it does not fit as it is: what it may have there is given back for it. Whether it fits then.
+    /// A pod by itself has come to a node where it does not fit as it is: what it may have there is given back for it. Whether it fits
+    /// then.
     pub(in crate::index) fn take_idle(&mut self, node: NodeIx, uid: &PodUid, request: &Request) -> bool {
         if self.goes_with(uid).is_some() {
             return false;

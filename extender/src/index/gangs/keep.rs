@@ -1,5 +1,5 @@
-//! Nodes kept for the gang that is next: when it has waited longer than its patience, what others would put there would only make it wait longer.
-//! Bounded: after a stretch the nodes are open again for as long, so that a gang that cannot be served does not idle them for ever.
+//! Nodes kept for the gang that is next: when it has waited longer than its patience, what others would put there would only make it wait
+//! longer. Bounded: after a stretch the nodes are open again for as long, so that a gang that cannot be served does not idle them for ever.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -70,8 +70,8 @@ impl Index {
         way.or(self.gangs.keep.kept.as_ref()).cloned()
     }
 
-    /// The nodes that are kept from a gang. From one that lacks members of its minimum none but what others leave for its like: it is ahead of all that have
-    /// nothing yet.
+    /// The nodes that are kept from a gang. From one that lacks members of its minimum none but what others leave for its like: it is ahead
+    /// of all that have nothing yet.
     pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&KeptNodes> {
         let way = self.gangs.way.as_ref().map(|way| &*way.kept);
         let kept = match way {

@@ -1,4 +1,5 @@
-//! Facts for the state machine of gangs: pods as members, owners, Gang objects. What is known of pods is kept elsewhere; here is how it is told.
+//! Facts for the state machine of gangs: pods as members, owners, Gang objects. What is known of pods is kept elsewhere; here is how it is
+//! told.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use crate::pod::{OtherPod, PodFacts};
 /// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
 const REPORTED_FOR: Duration = Duration::from_secs(15);
 
-/// For how long a pod is remembered that the watch has shown to be gone: a call of kube-scheduler about it may be on its way still, for its own
-/// watch may be behind ours.
+/// For how long a pod is remembered that the watch has shown to be gone: a call of kube-scheduler about it may be on its way still, for its
+/// own watch may be behind ours.
 const DEPARTED: Duration = Duration::from_secs(60);
 
 /// A pod that the watch has not shown.
@@ -26,8 +27,8 @@ pub(super) struct ReportedPod {
 }
 
 impl Index {
-    /// A pod that only a call of kube-scheduler speaks of: the watch may be behind. It counts for its gang until the watch shows it, but not for
-    /// long.
+    /// A pod that only a call of kube-scheduler speaks of: the watch may be behind. It counts for its gang until the watch shows it, but
+    /// not for long.
     pub fn hear(&mut self, mut pod: PodFacts) {
         let known = self.pods.contains_key(&pod.uid) || self.gangs.departed.contains_key(&pod.uid);
         if known || pod.claim.is_none() || !self.gangs.leading {
@@ -43,7 +44,8 @@ impl Index {
         self.gangs.reported.insert(reported.pod.uid.clone(), reported);
     }
 
-    /// A pod that no longer says which gang it belongs to, and is on its way to its node or there, is one of that gang still: others run with it.
+    /// A pod that no longer says which gang it belongs to, and is on its way to its node or there, is one of that gang still: others run
+    /// with it.
     pub(in crate::index) fn keep_claim(&self, uid: &PodUid, claim: &mut Option<Arc<Claim>>) {
         if claim.is_none() {
             *claim = self.gangs.core.bound_claim(uid).cloned();
@@ -283,7 +285,8 @@ impl Index {
         self.collect_gangs();
     }
 
-    /// Tells of Bindings that may be on their way since an earlier time in office: their members keep the places that the decision gives them.
+    /// Tells of Bindings that may be on their way since an earlier time in office: their members keep the places that the decision gives
+    /// them.
     fn tell_unsure(&mut self) {
         let mut sent: Vec<PodUid> = self.binds.reserved.keys().cloned().collect();
         sent.sort_unstable();

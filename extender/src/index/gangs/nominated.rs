@@ -1,5 +1,6 @@
-//! Room that kube-scheduler makes for pods by themselves: from when it has others stopped for one it counts the pod on that node, against pods of no
-//! higher priority. A gang planned on what comes free there could not be brought, and the pod would be refused for it. Decides nothing.
+//! Room that kube-scheduler makes for pods by themselves: from when it has others stopped for one it counts the pod on that node, against
+//! pods of no higher priority. A gang planned on what comes free there could not be brought, and the pod would be refused for it. Decides
+//! nothing.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -35,7 +36,8 @@ impl Index {
         nodes
     }
 
-    /// A node without what a pod takes of it: where it fits the best for it; and before that everything there that it can use, up to what it wants.
+    /// A node without what a pod takes of it: where it fits the best for it; and before that everything there that it can use, up to what
+    /// it wants.
     fn without<'a>(&self, node: &Exact<'a>, request: &Request) -> Exact<'a> {
         let layouts = decide::judge(&node.class, request)
             .ok()

@@ -1,4 +1,5 @@
-//! Who is on the nodes, by what would have to be stopped together: gangs as a whole, other pods by themselves. For preemption; decides nothing.
+//! Who is on the nodes, by what would have to be stopped together: gangs as a whole, other pods by themselves. For preemption; decides
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -48,8 +49,8 @@ impl Index {
         })
     }
 
-    /// What is on the nodes, by what would have to be stopped together. Without the gang itself, what is on its way out already, and gangs that are just
-    /// being bound: not all of who would have to go with the others shows yet.
+    /// What is on the nodes, by what would have to be stopped together. Without the gang itself, what is on its way out already, and gangs
+    /// that are just being bound: not all of who would have to go with the others shows yet.
     fn occupants(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
         let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
         let mut singles: Vec<Occupant> = Vec::new();
@@ -205,8 +206,9 @@ impl Index {
         unit
     }
 
-    /// Who is on the way out and gone before long, and when the first and the last of them is overdue, in seconds since 1970. With devices of pods that
-    /// are gone, which are given back any moment, to nobody in particular or to places that whoever is of this priority may have.
+    /// Who is on the way out and gone before long, and when the first and the last of them is overdue, in seconds since 1970. With devices
+    /// of pods that are gone, which are given back any moment, to nobody in particular or to places that whoever is of this priority may
+    /// have.
     pub(super) fn ending(&self, priority: i32) -> Option<(Occupant, Range<i64>)> {
         let now = self.now;
         let mut pods: Vec<OccupantPod> = Vec::new();
@@ -290,8 +292,8 @@ impl Index {
         }
     }
 
-    /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they are for that one
-    /// when it is gone.
+    /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they
+    /// are for that one when it is gone.
     pub(in crate::index) fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
         let entry = self.entries.get(node.0 as usize)?;
         let inventory = entry.inventory.as_ref()?;

@@ -1,5 +1,5 @@
-//! Where members of gangs could go of which a node was planned and not offered: their gang is planned there, for what kept one node from being
-//! offered most often keeps others too. By shape, for what is offered for one says nothing of another. Only bookkeeping.
+//! Where members of gangs could go of which a node was planned and not offered: their gang is planned there, for what kept one node from
+//! being offered most often keeps others too. By shape, for what is offered for one says nothing of another. Only bookkeeping.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

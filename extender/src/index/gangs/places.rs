@@ -1,4 +1,5 @@
-//! Places of gangs on nodes: kept from everybody else from the plan until a pod shows that it has its own. Says when one cannot be had any more.
+//! Places of gangs on nodes: kept from everybody else from the plan until a pod shows that it has its own. Says when one cannot be had any
+//! more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -92,8 +93,8 @@ impl Index {
         }
     }
 
-    /// Tells the state machine of places that cannot be had any more. Only on complete facts: before that a node may be missing because it was
-    /// not listed yet.
+    /// Tells the state machine of places that cannot be had any more. Only on complete facts: before that a node may be missing because it
+    /// was not listed yet.
     pub(in crate::index) fn look_at_places(&mut self) {
         if !self.is_synced() {
             return;
@@ -133,8 +134,8 @@ impl Index {
         self.collect_gangs();
     }
 
-    /// Tells the state machine of places for which their nodes have no room any more besides devices. kube-scheduler sees to that where it brings the
-    /// member; who was there before and is bound without being brought again has to come anew.
+    /// Tells the state machine of places for which their nodes have no room any more besides devices. kube-scheduler sees to that where it
+    /// brings the member; who was there before and is bound without being brought again has to come anew.
     fn doubt_narrowed(&mut self) {
         let mut doubtful: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
         for (node, told) in self.take_narrowed() {
@@ -269,8 +270,8 @@ impl Entry {
         None
     }
 
-    /// What places here keep of a pool that come before another. A lost member's place is what it was granted, and where kubelet had given it other
-    /// devices, what it was granted may be a sibling's place by now: neither could have it before the other has given it up.
+    /// What places here keep of a pool that come before another. A lost member's place is what it was granted, and where kubelet had given
+    /// it other devices, what it was granted may be a sibling's place by now: neither could have it before the other has given it up.
     fn kept_before(&self, place: &KeptPlace, pool: &Pool) -> DeviceSet {
         let mut kept = DeviceSet::EMPTY;
         for other in &self.places {

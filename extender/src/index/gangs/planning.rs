@@ -1,4 +1,5 @@
-//! Plans gangs, one at a time, on the snapshot just published: whoever is next by the state machine's word gets a place as a whole, or a reason.
+//! Plans gangs, one at a time, on the snapshot just published: whoever is next by the state machine's word gets a place as a whole, or a
+//! reason.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -201,8 +202,9 @@ impl Index {
         may && self.may_come_free(wanted) && self.gangs.tries.another(self.gangs.room, &wanted.gang)
     }
 
-    /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue. It waits no longer than
-    /// for those who were on their way when it began to: where pods come and go all the time there may always be some, and others get what they leave.
+    /// Whether a gang fits once those are gone who are on their way out anyway. It is planned again when one of them is overdue. It waits
+    /// no longer than for those who were on their way when it began to: where pods come and go all the time there may always be some, and
+    /// others get what they leave.
     fn awaits_ending(&mut self, wanted: &Wanted) -> bool {
         let idle = self.idle_units(wanted.priority);
         let idle: Vec<&Occupant> = idle.iter().map(|unit| &unit.what).collect();
@@ -228,8 +230,8 @@ impl Index {
         true
     }
 
-    /// Where a gang goes for which others were stopped by the process before, once as many of those are gone who are on their way out as it takes.
-    /// Who it was that was stopped is not written anywhere.
+    /// Where a gang goes for which others were stopped by the process before, once as many of those are gone who are on their way out as it
+    /// takes. Who it was that was stopped is not written anywhere.
     fn resume(&self, wanted: &Wanted) -> Option<Placement> {
         let units: Vec<Occupant> = self.each_ending().collect();
         let mut placement = self.on_terrain(Some(wanted), |input| preempt::preempt(input, wanted, &units))?;
@@ -239,7 +241,8 @@ impl Index {
         Some(placement)
     }
 
-    /// Where a gang goes once others were stopped for it. Places of lost members that nobody has come to go before anybody; they are given back then.
+    /// Where a gang goes once others were stopped for it. Places of lost members that nobody has come to go before anybody; they are given
+    /// back then.
     fn preempt(&mut self, wanted: &Wanted) -> Option<Placement> {
         let units = self.idle_units(wanted.priority);
         let idle: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
@@ -252,8 +255,8 @@ impl Index {
         Some(placement)
     }
 
-    /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and to a shape whose planned nodes were not offered all
-    /// that were not; what kube-scheduler makes free for pods that are no less important is not free.
+    /// What a plan is made from, for `gang`: nodes kept for another are barred for it, and to a shape whose planned nodes were not offered
+    /// all that were not; what kube-scheduler makes free for pods that are no less important is not free.
     pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&PlanInput<'_>) -> R) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
         let barred = |shape: &Shape, gone: &[&PodUid]| {

@@ -1,5 +1,5 @@
-//! Why a gang is where it is, or why it waits: what was tried at each level of the fabric, what is missing, who is ahead of it, and whose end
-//! would let it fit. For people; nothing is decided or changed here.
+//! Why a gang is where it is, or why it waits: what was tried at each level of the fabric, what is missing, who is ahead of it, and whose
+//! end would let it fit. For people; nothing is decided or changed here.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! How a gang stands by the extender's own word, which is in the Gang object, beside what a plan of now comes to: for a look at the cluster by somebody
-//! who has planned for himself and carries nothing out. The two are never mixed.
+//! How a gang stands by the extender's own word, which is in the Gang object, beside what a plan of now comes to: for a look at the cluster
+//! by somebody who has planned for himself and carries nothing out. The two are never mixed.
 
 use std::sync::Arc;
 
@@ -80,8 +80,8 @@ pub struct Trial {
 }
 
 impl Index {
-    /// The gangs that wait for a place, in the order in which they are planned: without those of which the extender says that they have one. To be
-    /// asked before any are planned here.
+    /// The gangs that wait for a place, in the order in which they are planned: without those of which the extender says that they have
+    /// one. To be asked before any are planned here.
     pub fn gangs_in_line(&self) -> Vec<Arc<GangKey>> {
         let mut queue = self.gangs.core.queue(self.now);
         queue.retain(|key| self.status_of(key).is_none_or(|status| !has_place(status.phase)));

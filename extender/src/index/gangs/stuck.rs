@@ -1,5 +1,5 @@
-//! Decided gangs that are stuck, each short of what another holds, so that none of them would ever run: one goes as a whole if another is whole without
-//! it, and what it leaves is kept for that one. Who is stuck is the state machine's word; decides nothing else.
+//! Decided gangs that are stuck, each short of what another holds, so that none of them would ever run: one goes as a whole if another is
+//! whole without it, and what it leaves is kept for that one. Who is stuck is the state machine's word; decides nothing else.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! How many devices there are to be had, at most: free ones, and those of pods that may be stopped. Counted once for many gangs, so that a long queue
-//! costs no plan for each of those that cannot fit anyway. Decides nothing.
+//! How many devices there are to be had, at most: free ones, and those of pods that may be stopped. Counted once for many gangs, so that a
+//! long queue costs no plan for each of those that cannot fit anyway. Decides nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -8,8 +8,8 @@ use gantry_gang::GangKey;
 /// Gangs for which it is tried before room grows again.
 const TRIES: u32 = 4;
 
-/// For whom it was tried since room grew. The first in the queue have a try each time, and each of the others has its turn: what those before it wait for
-/// may never come.
+/// For whom it was tried since room grew. The first in the queue have a try each time, and each of the others has its turn: what those
+/// before it wait for may never come.
 #[derive(Debug, Default)]
 pub(super) struct Tries {
     room: u64,

@@ -1,5 +1,5 @@
-//! What kube-scheduler's calls for members of gangs come to: the state machine's answer, and the devices of the place set aside for the bind in
-//! the same step.
+//! What kube-scheduler's calls for members of gangs come to: the state machine's answer, and the devices of the place set aside for the
+//! bind in the same step.
 
 use std::sync::Arc;
 
@@ -61,8 +61,8 @@ impl Index {
         self.gangs.core.answer(self.now, uid, offered)
     }
 
-    /// The nodes that a call for a member was about. Where its own was not among them, and not for the first time, those of its shape are planned on
-    /// nodes that were.
+    /// The nodes that a call for a member was about. Where its own was not among them, and not for the first time, those of its shape are
+    /// planned on nodes that were.
     pub fn offered(&mut self, uid: &PodUid, nodes: impl Iterator<Item = NodeIx>) {
         let core = &self.gangs.core;
         let gang = core.gang_of(uid).cloned();
@@ -76,8 +76,8 @@ impl Index {
         }
     }
 
-    /// A bind has come: sets devices aside for a single pod, or for a member whose gang is decided. Repeated, it answers the same. `request` is
-    /// what a single pod asks for where nothing else says so.
+    /// A bind has come: sets devices aside for a single pod, or for a member whose gang is decided. Repeated, it answers the same.
+    /// `request` is what a single pod asks for where nothing else says so.
     ///
     /// # Errors
     /// See [`BindError`]; then nothing is set aside.

@@ -1,6 +1,6 @@
-//! Pods that came to their places after gangs were refused, or that disruption budgets protect no more: a gang that may have them stopped is worth another
-//! plan. Told with the next tick and not at once: to look for victims costs many plans, pods come all the time, and budgets change with every pod
-//! that becomes ready. Decides nothing.
+//! Pods that came to their places after gangs were refused, or that disruption budgets protect no more: a gang that may have them stopped
+//! is worth another plan. Told with the next tick and not at once: to look for victims costs many plans, pods come all the time, and
+//! budgets change with every pod that becomes ready. Decides nothing.
 
 /// Who was refused, and who has come since.
 #[derive(Debug, Default)]

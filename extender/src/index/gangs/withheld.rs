@@ -1,5 +1,5 @@
-//! Places of decided gangs that keep devices from others, for people: whoever asks why he waits sees the devices taken, and no pod that has them. Reads
-//! only.
+//! Places of decided gangs that keep devices from others, for people: whoever asks why he waits sees the devices taken, and no pod that has
+//! them. Reads only.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Which nodes the pods that are there keep a new one from or draw it to, as kube-scheduler's InterPodAffinity and NodePorts plugins see it, and
-//! among how many PodTopologySpread would spread it. Pods alike are looked at once.
+//! Which nodes the pods that are there keep a new one from or draw it to, as kube-scheduler's InterPodAffinity and NodePorts plugins see
+//! it, and among how many PodTopologySpread would spread it. Pods alike are looked at once.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -69,8 +69,8 @@ pub(in crate::index) fn concerns(needs: &Needs, kin: &Kin) -> bool {
 }
 
 impl Rooms {
-    /// Which nodes the pods that are there, but for some that are taken to be gone, keep a pod with these needs from. Places kept for pods that are
-    /// not bound yet do not count.
+    /// Which nodes the pods that are there, but for some that are taken to be gone, keep a pod with these needs from. Places kept for pods
+    /// that are not bound yet do not count.
     pub(super) fn barred(&self, needs: &Needs, gone: &[&PodUid]) -> Barred {
         let gone = Gone {
             rooms: self,

@@ -134,8 +134,8 @@ impl Index {
         self.rooms.room(node).left.add(&needs.resources);
     }
 
-    /// Brings rooms and fabric up to date, and needs of which it has turned out which labels terms are about, or where volumes are. Before anything
-    /// is planned.
+    /// Brings rooms and fabric up to date, and needs of which it has turned out which labels terms are about, or where volumes are. Before
+    /// anything is planned.
     pub(in crate::index) fn settle_rooms(&mut self) {
         self.rooms.forget(self.gangs.heard_needs());
         let (labels, volumes) = (

@@ -1,5 +1,5 @@
-//! What is done to pods for gangs, as the real shell does it: gates removed, pods evicted and deleted, each by a write that names the UID and is
-//! tried again, later and later, up to a number of tries. Of another term nothing is known any more.
+//! What is done to pods for gangs, as the real shell does it: gates removed, pods evicted and deleted, each by a write that names the UID
+//! and is tried again, later and later, up to a number of tries. Of another term nothing is known any more.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! The writer of Gang objects, as the real one goes: one request per object at a time, deletions before decisions before statuses, a status a
-//! second, growing pauses after failures, read again after what may have failed.
+//! The writer of Gang objects, as the real one goes: one request per object at a time, deletions before decisions before statuses, a status
+//! a second, growing pauses after failures, read again after what may have failed.
 
 use super::*;
 

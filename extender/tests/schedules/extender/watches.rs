@@ -1,5 +1,5 @@
-//! What the watches of an extender bring: late, in order within a source, sometimes broken and listed anew. What has come when it looks is told
-//! to the index in one change, as the real shell does.
+//! What the watches of an extender bring: late, in order within a source, sometimes broken and listed anew. What has come when it looks is
+//! told to the index in one change, as the real shell does.
 
 use super::*;
 

@@ -145,8 +145,8 @@ impl World {
 }
 
 impl Scheduler {
-    /// What is left of a node for a pod, by its own count, if of the pods there only some stay. Pods of no lower priority for which room is being made
-    /// there count as if they were there.
+    /// What is left of a node for a pod, by its own count, if of the pods there only some stay. Pods of no lower priority for which room is
+    /// being made there count as if they were there.
     pub(super) fn left_for(&self, pod: &Pod, node: &str, stays: impl Fn(&Pod) -> bool) -> i64 {
         let all = self.nodes.get(node).copied().unwrap_or_default();
         let taken = self.pods.values().filter(|known| {

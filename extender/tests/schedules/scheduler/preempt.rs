@@ -1,4 +1,5 @@
-//! kube-scheduler's own preemption: whom it would stop on which node by its own count, what the extender makes of that, and the nominated node.
+//! kube-scheduler's own preemption: whom it would stop on which node by its own count, what the extender makes of that, and the nominated
+//! node.
 
 use std::cmp::Reverse;
 

@@ -1,5 +1,5 @@
-//! Reads the objects that say how large a gang is and whether it is over, and tells where the API server has them. Strict: a value that makes no sense is a fault of the
-//! object, not a guess of ours.
+//! Reads the objects that say how large a gang is and whether it is over, and tells where the API server has them. Strict: a value that
+//! makes no sense is a fault of the object, not a guess of ours.
 
 mod groups;
 mod jobs;

@@ -1,5 +1,5 @@
-//! Whether an owner says that it is over, or suspended: whoever of its pods goes then is not made again, or not before it goes on. Only what is final
-//! counts as over, not a run that its controller starts anew.
+//! Whether an owner says that it is over, or suspended: whoever of its pods goes then is not made again, or not before it goes on. Only
+//! what is final counts as over, not a run that its controller starts anew.
 
 use serde_json::Value;
 
@@ -56,8 +56,8 @@ pub(super) fn is_over(kind: OwnerKind, object: &Value) -> bool {
     })
 }
 
-/// Whether the object's spec says that it is to be suspended: its controller removes the pods, and makes them anew once it is not. So Kueue takes a job
-/// back that has to go for another.
+/// Whether the object's spec says that it is to be suspended: its controller removes the pods, and makes them anew once it is not. So Kueue
+/// takes a job back that has to go for another.
 pub(super) fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
     let field = match kind {
         OwnerKind::Job | OwnerKind::JobSet | OwnerKind::RayCluster => "/spec/suspend",

@@ -1,5 +1,5 @@
-//! What may stand where a name is expected: annotations and owner references can hold anything, and their text goes into paths of the API server,
-//! into logs, and into an answer for every node.
+//! What may stand where a name is expected: annotations and owner references can hold anything, and their text goes into paths of the API
+//! server, into logs, and into an answer for every node.
 
 use serde_json::{Value, json};
 

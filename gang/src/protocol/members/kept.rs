@@ -110,8 +110,8 @@ impl Kept {
         }
     }
 
-    /// Takes what the watch shows of it now. One that was asked to go and then ended well, as programs do that handle TERM, has not done its
-    /// part: it is lost like any other that is deleted.
+    /// Takes what the watch shows of it now. One that was asked to go and then ended well, as programs do that handle TERM, has not done
+    /// its part: it is lost like any other that is deleted.
     pub(in crate::protocol) fn update(&mut self, member: Member) {
         let was_asked = self.member.leaving && self.member.stage != Stage::Succeeded;
         self.member = member;

@@ -1,5 +1,5 @@
-//! A cluster that misbehaves: pods, devices, objects and writes in flight as they truly are, around the state machine. Every step checks what
-//! must always hold.
+//! A cluster that misbehaves: pods, devices, objects and writes in flight as they truly are, around the state machine. Every step checks
+//! what must always hold.
 
 mod checks;
 mod pods;

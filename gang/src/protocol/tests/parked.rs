@@ -1,5 +1,5 @@
-//! When parked pods are asked to come again because they were told another reason than the one that holds now: kube-scheduler would show the
-//! old one for minutes.
+//! When parked pods are asked to come again because they were told another reason than the one that holds now: kube-scheduler would show
+//! the old one for minutes.
 
 use super::world::{World, claim, in_pod_group, leaving, member, wants};
 use crate::claim::OwnerFacts;

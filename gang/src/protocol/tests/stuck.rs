@@ -1,5 +1,5 @@
-//! Decided gangs that are short of their minimum for long, each of which may hold what another lacks: who counts as stuck, and what becomes of the one
-//! that gives way.
+//! Decided gangs that are short of their minimum for long, each of which may hold what another lacks: who counts as stuck, and what becomes
+//! of the one that gives way.
 
 use gantry_api::GangPhase;
 

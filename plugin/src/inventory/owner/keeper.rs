@@ -1,5 +1,5 @@
-//! What the thread that owns NVML keeps between one reading and the next, and what it publishes of that. Takes in what was read or has failed; asks
-//! NVML nothing.
+//! What the thread that owns NVML keeps between one reading and the next, and what it publishes of that. Takes in what was read or has
+//! failed; asks NVML nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Changing a simulated machine while it runs. Beside the machine file lie `control.yaml`, the state a person can read (in YAML's JSON form), and
-//! `control.shm`, which counts calls and wakes those who wait. Any number of libraries and controllers may share them, in one
+//! Changing a simulated machine while it runs. Beside the machine file lie `control.yaml`, the state a person can read (in YAML's JSON
+//! form), and `control.shm`, which counts calls and wakes those who wait. Any number of libraries and controllers may share them, in one
 //! process or many: a change holds from the next call on, and reaches an event wait that is already blocked.
 
 mod block;

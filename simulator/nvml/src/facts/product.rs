@@ -1,5 +1,5 @@
-//! What is known of a GPU product: everything NVML tells that a machine file does not carry. A product that is not in the table is described
-//! from its compute capability.
+//! What is known of a GPU product: everything NVML tells that a machine file does not carry. A product that is not in the table is
+//! described from its compute capability.
 
 mod table;
 

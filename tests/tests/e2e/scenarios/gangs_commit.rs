@@ -1,5 +1,6 @@
-//! A gang whose decision is on its way to an API server that does not come to an answer. Whoever has a part in it goes meanwhile, and nothing is bound before the decision
-//! stands. Of its own members, and of extenders and kube-schedulers that are killed, `gangs_leave` tells.
+//! A gang whose decision is on its way to an API server that does not come to an answer. Whoever has a part in it goes meanwhile, and
+//! nothing is bound before the decision stands. Of its own members, and of extenders and kube-schedulers that are killed, `gangs_leave`
+//! tells.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::GPU_RESOURCE;
@@ -67,7 +68,8 @@ async fn outlive(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> {
     is_being_decided(scene, crew).await
 }
 
-/// Waits until the decision is on its way, which its Gang cannot say: nothing else is written into it before the decision is. Nothing of the gang is bound.
+/// Waits until the decision is on its way, which its Gang cannot say: nothing else is written into it before the decision is. Nothing of
+/// the gang is bound.
 async fn is_being_decided(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     Metrics::settled_with_leader(scene.bed, &[(r#"gangs{phase="committing"}"#, 1.0)]).await?;
     // It may have come here before anything was said of it.

@@ -1,7 +1,8 @@
-//! Gangs by what workloads carry anyway. JobSet, LeaderWorkerSet and PyTorchJob are their own controllers' (their Go modules build here, see
-//! `tests/components/controllers`), a batch Job is kube-controller-manager's. Volcano's controller does not build beside the others and waits for a phase
-//! that only Volcano's scheduler sets; it, coscheduling, Koordinator and Kueue's plain groups are pods with the labels, annotations and PodGroups that their
-//! documentation names. Those of other controllers are in `gangs_owned`, Kubernetes' own in `gangs_native`.
+//! Gangs by what workloads carry anyway. JobSet, LeaderWorkerSet and PyTorchJob are their own controllers' (their Go modules build here,
+//! see `tests/components/controllers`), a batch Job is kube-controller-manager's. Volcano's controller does not build beside the others and
+//! waits for a phase that only Volcano's scheduler sets; it, coscheduling, Koordinator and Kueue's plain groups are pods with the labels,
+//! annotations and PodGroups that their documentation names. Those of other controllers are in `gangs_owned`, Kubernetes' own in
+//! `gangs_native`.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};

@@ -1,5 +1,5 @@
-//! What dies under gangs: the extender, kube-scheduler, kubelet, a node. Gangs are in every state meanwhile, and afterwards none is bound in
-//! part, none is bound twice, and all that can run do.
+//! What dies under gangs: the extender, kube-scheduler, kubelet, a node. Gangs are in every state meanwhile, and afterwards none is bound
+//! in part, none is bound twice, and all that can run do.
 
 use std::time::Duration;
 
@@ -233,7 +233,8 @@ pub(super) async fn kubelet_is_away_while_a_gang_is_bound_to_its_node(bed: &Bed)
     let scene = Scene::set(bed, "e2e-gangs-kubelet").await?;
     let crew = Crew::new("whole", 5, 4);
     let node = bed.cluster().nodes().first().context("there are nodes")?;
-    // A pod that came and went before: kubelet notes who holds what only when it is told of devices, and would count on old notes at its start.
+    // A pod that came and went before: kubelet notes who holds what only when it is told of devices, and would count on old notes at its
+    // start.
     let before = pods::pinned("before", 8, node.name())?;
     pods::run(&scene.pods, &before).await?;
     scene.delete("before").await?;
@@ -250,7 +251,8 @@ pub(super) async fn kubelet_is_away_while_a_gang_is_bound_to_its_node(bed: &Bed)
     scene
         .status_where("whole", "bound", |status| status.bound == 5)
         .await?;
-    // Kubelet admits what waits for it a second after it has begun to listen for plugins; a pod that finds no devices then has failed for good.
+    // Kubelet admits what waits for it a second after it has begun to listen for plugins; a pod that finds no devices then has failed for
+    // good.
     node.sandbox().run_again("kubelet").await?;
     scene.runs(&crew).await?;
     scene.disband(&crew).await?;

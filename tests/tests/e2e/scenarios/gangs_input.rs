@@ -1,4 +1,5 @@
-//! What contradicts itself or cannot be followed: the Gang and the pods say what and where, nothing is half done, and a gang that runs goes on.
+//! What contradicts itself or cannot be followed: the Gang and the pods say what and where, nothing is half done, and a gang that runs goes
+//! on.
 
 use anyhow::{Result, ensure};
 use gantry_api::names::{GANG_MIN_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION};

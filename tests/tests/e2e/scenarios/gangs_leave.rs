@@ -1,5 +1,6 @@
-//! Members that go while their gang is in the states that pass: preempting, backing off, being bound, being repaired; and of one that is invalid. Whatever
-//! of it was kept or taken, never is a gang bound below its minimum for it, and once somebody comes in their stead it runs.
+//! Members that go while their gang is in the states that pass: preempting, backing off, being bound, being repaired; and of one that is
+//! invalid. Whatever of it was kept or taken, never is a gang bound below its minimum for it, and once somebody comes in their stead it
+//! runs.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Gangs on a fabric with levels: one that must lie within a rack, one in slices and by rank, one that grows. Two racks go by the same name: one
-//! is in a zone, and of the nodes of the other nobody says the zone.
+//! Gangs on a fabric with levels: one that must lie within a rack, one in slices and by rank, one that grows. Two racks go by the same
+//! name: one is in a zone, and of the nodes of the other nobody says the zone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +65,8 @@ pub(super) async fn a_gang_lies_as_its_level_its_slices_and_its_ranks_ask(bed: &
     nothing_is_left(bed).await
 }
 
-/// The rack that holds it has the slowest node in it, and kube-scheduler would rather have gone elsewhere. One member more, and none holds it.
+/// The rack that holds it has the slowest node in it, and kube-scheduler would rather have gone elsewhere. One member more, and none holds
+/// it.
 async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     let within = Crew::new("within", 3, 4).with(GANG_REQUIRED_LEVEL_ANNOTATION, "rack");
     for pod in within.pods()? {

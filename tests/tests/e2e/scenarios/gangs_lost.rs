@@ -1,5 +1,5 @@
-//! Members that go: while their gang waits, when they have come to their places, after it was bound, and all of them with their namespace. Never is a gang
-//! bound below its minimum for it, and a bound one is repaired as it was asked.
+//! Members that go: while their gang waits, when they have come to their places, after it was bound, and all of them with their namespace.
+//! Never is a gang bound below its minimum for it, and a bound one is repaired as it was asked.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
@@ -58,7 +58,8 @@ pub(super) async fn while_queued_or_at_the_barrier(bed: &Bed) -> Result<()> {
 pub(super) async fn with_its_namespace_wherever_it_is(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-doomed").await?;
     let heirs = Scene::set(bed, "e2e-gangs-heirs").await?;
-    // Eight GPUs are held, eight are kept for who never comes, and four are left, which is too little for the third and for whoever wants all.
+    // Eight GPUs are held, eight are kept for who never comes, and four are left, which is too little for the third and for whoever wants
+    // all.
     let bound = Crew::new("bound", 2, 4);
     scene.create(&bound).await?;
     scene.runs(&bound).await?;
@@ -144,9 +145,9 @@ pub(super) async fn after_it_was_bound_its_place_is_kept_or_given_up(bed: &Bed) 
 
 pub(super) async fn after_it_was_bound_all_of_it_is_started_anew(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-restart").await?;
-    // A batch Job is a gang only because its pods ask for it; its controller makes the pods anew. It waits longer after each pod that has gone, 80 s
-    // after the fourth, but where it counts for each index by itself. What is deleted or evicted must not count as failed, for this Job allows no
-    // failure; nor may it end with 0, for then its index would be done.
+    // A batch Job is a gang only because its pods ask for it; its controller makes the pods anew. It waits longer after each pod that has
+    // gone, 80 s after the fourth, but where it counts for each index by itself. What is deleted or evicted must not count as failed, for
+    // this Job allows no failure; nor may it end with 0, for then its index would be done.
     let mut template = gangs::template(
         2,
         &json!({ GANG_MIN_ANNOTATION: "all", GANG_REPAIR_ANNOTATION: "restart" }),

@@ -1,5 +1,5 @@
-//! Gangs by Kubernetes' own PodGroup, which pods name in `spec.schedulingGroup`: with kube-scheduler as it comes, to which they are pods like any
-//! other, and with the feature by which it tries all pods of a group in one go (`GenericWorkload`, off by default in 1.37).
+//! Gangs by Kubernetes' own PodGroup, which pods name in `spec.schedulingGroup`: with kube-scheduler as it comes, to which they are pods
+//! like any other, and with the feature by which it tries all pods of a group in one go (`GenericWorkload`, off by default in 1.37).
 
 use anyhow::{Result, ensure};
 use gantry_api::GangPhase;
@@ -44,8 +44,8 @@ pub(super) async fn pod_groups_are_gangs_also_where_kube_scheduler_tries_them_as
     Ok(())
 }
 
-/// A group comes pod by pod and is bound as a whole. Of another, for which there is room for all but one, nobody is bound until there is room for
-/// all. What kube-scheduler says of that one in the end, if it does.
+/// A group comes pod by pod and is bound as a whole. Of another, for which there is room for all but one, nobody is bound until there is
+/// room for all. What kube-scheduler says of that one in the end, if it does.
 async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     let scene = Scene::set(bed, namespace).await?;
     for (name, min) in [("small", 2), ("large", 3)] {

@@ -1,5 +1,5 @@
-//! Gangs whose members must be near one another: kube-scheduler lets a worker in only once its leader is bound, and the leader must not wait
-//! for the worker.
+//! Gangs whose members must be near one another: kube-scheduler lets a worker in only once its leader is bound, and the leader must not
+//! wait for the worker.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,5 +1,5 @@
-//! Nodes that are lost under gangs that are decided and not bound, that wait for others to end, and that lack a member. What was kept there is kept
-//! elsewhere, and all of the gang runs while the node is away. Those that plan and are bound are in `gangs_failures`.
+//! Nodes that are lost under gangs that are decided and not bound, that wait for others to end, and that lack a member. What was kept there
+//! is kept elsewhere, and all of the gang runs while the node is away. Those that plan and are bound are in `gangs_failures`.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::{Decision, GangPhase, GangStatus};

@@ -1,5 +1,5 @@
-//! Who has to go when the more important comes: a gang takes the place of others whole and never against a budget, a single pod breaks no gang
-//! where another pod will do. Whoever goes is asked to end, and what comes free is had by whom it was freed for.
+//! Who has to go when the more important comes: a gang takes the place of others whole and never against a budget, a single pod breaks no
+//! gang where another pod will do. Whoever goes is asked to end, and what comes free is had by whom it was freed for.
 
 use std::collections::BTreeSet;
 

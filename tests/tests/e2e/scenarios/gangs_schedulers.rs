@@ -1,5 +1,5 @@
-//! Gangs whose pods name who is to place them: another scheduler, or a profile of kube-scheduler of another name. While nobody brings them to the
-//! extender they keep nothing and hinder nobody; from the first of that profile's questions on they are gangs like any other.
+//! Gangs whose pods name who is to place them: another scheduler, or a profile of kube-scheduler of another name. While nobody brings them
+//! to the extender they keep nothing and hinder nobody; from the first of that profile's questions on they are gangs like any other.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! The states of gangs that pass by themselves where nothing holds them up: a lost member, victims that take their time, a decision of which not all is
-//! bound, a try that has failed, what cannot be followed. The extender, kube-scheduler and every kubelet die meanwhile, or one extender follows another, and
-//! each gang is afterwards what it was, and comes to its end.
+//! The states of gangs that pass by themselves where nothing holds them up: a lost member, victims that take their time, a decision of
+//! which not all is bound, a try that has failed, what cannot be followed. The extender, kube-scheduler and every kubelet die meanwhile, or
+//! one extender follows another, and each gang is afterwards what it was, and comes to its end.
 
 use std::collections::BTreeSet;
 
@@ -67,7 +67,8 @@ impl Gangs {
         let slow = self.slow.pods()?.into_iter().map(slow_to_end);
         scene.create_all(slow.collect::<Result<Vec<_>>>()?).await?;
         scene.runs(&self.slow).await?;
-        // Four GPUs are left. Two of them are this one's, which is too little a victim; the others are nobody's while the late one backs off.
+        // Four GPUs are left. Two of them are this one's, which is too little a victim; the others are nobody's while the late one backs
+        // off.
         scene.create(&self.half).await?;
         let decided = binding(scene, "half", 1).await?;
         // This waits for longer than the gang for which others go, and must not profit by it, nor by a place that is kept.
@@ -246,7 +247,8 @@ pub(super) fn slow_to_end(pod: Pod) -> Result<Pod> {
     Ok(serde_json::from_value(pod)?)
 }
 
-/// Lets a pod end that is [`slow_to_end`]; one that is not there any more has. A kubelet that has just come back does not know of its pods yet.
+/// Lets a pod end that is [`slow_to_end`]; one that is not there any more has. A kubelet that has just come back does not know of its pods
+/// yet.
 pub(super) async fn let_end(scene: &Scene<'_>, name: &str) -> Result<()> {
     let argv = ["-n", &scene.namespace, "exec", name, "--", "touch", MAY_END];
     until(

@@ -1,5 +1,5 @@
-//! What people are told of gangs: by `kubectl get gangs`, by Events on gangs and pods, by `gantry explain` and by metrics, while one gang waits, another is
-//! preempting, is bound, loses a member and gets it back. All four have to say the same, and what is so.
+//! What people are told of gangs: by `kubectl get gangs`, by Events on gangs and pods, by `gantry explain` and by metrics, while one gang
+//! waits, another is preempting, is bound, loses a member and gets it back. All four have to say the same, and what is so.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;

@@ -1,5 +1,5 @@
-//! GPUs that change under the real kubelet: cut anew while the plugin runs, and sick by an Xid. What kubelet offers, what the Node says and what
-//! pods get follow.
+//! GPUs that change under the real kubelet: cut anew while the plugin runs, and sick by an Xid. What kubelet offers, what the Node says and
+//! what pods get follow.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! What the API server tells the plugin and what it tells the API server of its own node, with no rights but the manifests': the configuration that a
-//! label chooses, and the labels that it writes.
+//! What the API server tells the plugin and what it tells the API server of its own node, with no rights but the manifests': the
+//! configuration that a label chooses, and the labels that it writes.
 
 use std::collections::BTreeMap;
 

@@ -9,8 +9,8 @@ use crate::gang::plan::fill::{Anchors, Filler, Run};
 use crate::gang::plan::scope::Place;
 use crate::snapshot::NodeIx;
 
-/// Round after round, in each on every node as many as lie evenly then, which finds room where there is any; and with the same numbers in each
-/// domain along the tree, where that can be.
+/// Round after round, in each on every node as many as lie evenly then, which finds room where there is any; and with the same numbers in
+/// each domain along the tree, where that can be.
 pub(super) fn evenly(
     packing: Packing<'_, '_>,
     place: Place,

@@ -1,5 +1,5 @@
-//! How many members of each shape a node takes by everything but devices: what is left there, whom its labels and taints let in, whom the pods that are
-//! there and the gang's own keep off.
+//! How many members of each shape a node takes by everything but devices: what is left there, whom its labels and taints let in, whom the
+//! pods that are there and the gang's own keep off.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! What it means that members must be near others (required pod affinity): where those are that are there already, and in which values of a label
-//! the gang can be near itself.
+//! What it means that members must be near others (required pod affinity): where those are that are there already, and in which values of a
+//! label the gang can be near itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -132,8 +132,8 @@ impl Survey<'_> {
         kept
     }
 
-    /// Whether kube-scheduler lets members of a shape in on a node only once siblings are there that they must be near to. Those that begin by
-    /// themselves do not, unless there are siblings that need nobody: where those have come first, nobody begins any more.
+    /// Whether kube-scheduler lets members of a shape in on a node only once siblings are there that they must be near to. Those that begin
+    /// by themselves do not, unless there are siblings that need nobody: where those have come first, nobody begins any more.
     pub(in crate::gang::plan) fn follows(&self, node: NodeIx, slot: usize) -> bool {
         let near = &self.rules.near;
         let anchors = |rule: &Near| {

@@ -1,5 +1,5 @@
-//! Members that must be near others (required pod affinity): leaders and workers, anchors in several domains, pods outside the gang, and held
-//! against trying everything.
+//! Members that must be near others (required pod affinity): leaders and workers, anchors in several domains, pods outside the gang, and
+//! held against trying everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

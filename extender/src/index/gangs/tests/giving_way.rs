@@ -38,7 +38,8 @@ fn bind(cluster: &Cluster, pod: &Value, name: &str, node: &str) {
     show(cluster, pod, node, &admitted);
 }
 
-/// Gangs `a` and `b`, of these priorities, run on four nodes; two of those are lost, one of each gang, and each gets a pod for the one that it has lost.
+/// Gangs `a` and `b`, of these priorities, run on four nodes; two of those are lost, one of each gang, and each gets a pod for the one that
+/// it has lost.
 fn each_short(priorities: [i32; 2]) -> (Cluster, [(Value, String); 2]) {
     let cluster = Cluster::new(Options::default());
     for name in ["m", "n", "o", "p"] {

@@ -4,7 +4,8 @@ use super::*;
 use crate::fixtures::facts;
 use crate::wire::Offer;
 
-/// Gang `lo` of two, of so many GPUs each, one of whose members is lost and leaves nothing behind: the node of who is left, and that of the place.
+/// Gang `lo` of two, of so many GPUs each, one of whose members is lost and leaves nothing behind: the node of who is left, and that of the
+/// place.
 fn short(cluster: &Cluster, gpus: u32) -> [String; 2] {
     let pods = members("lo", 2, gpus);
     create(cluster, &pods);

@@ -234,7 +234,8 @@ fn a_member_lost_between_decision_and_binding_is_repaired_too() {
     assert_eq!(world.bind("a2"), "n1");
 }
 
-/// Three of gang `a`, which needs all of them, are bound. Kubelet gave `a0` another device than `a-g0`, and that went to `second`, who waits.
+/// Three of gang `a`, which needs all of them, are bound. Kubelet gave `a0` another device than `a-g0`, and that went to `second`, who
+/// waits.
 fn given_to(second: &str, gang: &str, min: u32) -> World {
     let mut world = World::new();
     world.bound_gang("a", 3, 3);
