@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use gantry_plugin::config::source::{self, Source};
 use gantry_plugin::config::{ApiRate, Config, Gfd, GfdOverrides, Leniency};
 use gantry_plugin::discover::DiscoverError;
-use gantry_plugin::inventory::Hardware;
+use gantry_plugin::inventory::{Absence, Hardware};
 use gantry_plugin::labels::{
     Facts, Host, HostOptions, Identity, LabelName, Labels, Place, Target, labels, write,
 };
@@ -152,12 +152,14 @@ fn config(args: &LabelsArgs) -> anyhow::Result<Config> {
 fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
     let mut unknown = false;
     let hardware = match args.source.machine() {
-        Err(error) if !config.fail_on_init_error && is_without_gpus(&error) => {
+        Err(error) => {
+            let Some(absence) = absence(&error).filter(|_| !config.fail_on_init_error) else {
+                return Err(error);
+            };
             tracing::warn!("these are the labels of a node without GPUs: {error:#}");
-            Hardware::absent(error.to_string().as_str())
+            Hardware::absent(absence)
         }
-        machine => {
-            let mut machine = machine?;
+        Ok(mut machine) => {
             // NVML tells of each GPU whether it can be cut.
             if args.source.sys_root().is_none() {
                 (machine, unknown) = with_mig(machine)?;
@@ -187,12 +189,12 @@ fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
     Ok(labels)
 }
 
-/// Whether that is why no machine could be read: NVML does not work, or finds no GPU.
-fn is_without_gpus(error: &anyhow::Error) -> bool {
-    matches!(
-        error.downcast_ref(),
-        Some(DiscoverError::Nvml(_) | DiscoverError::NoGpu)
-    )
+/// Why there are no GPUs, if that is why no machine could be read: NVML does not work, or finds none.
+fn absence(error: &anyhow::Error) -> Option<Absence> {
+    match error.downcast_ref()? {
+        error @ (DiscoverError::Nvml(_) | DiscoverError::NoGpu) => Some(error.into()),
+        _ => None,
+    }
 }
 
 /// The machine with those GPUs shown as such that can be cut by what is known of their product, and whether that is not known of any.
@@ -250,9 +252,10 @@ mod tests {
     #[test]
     fn a_node_whose_nvml_finds_no_gpu_is_one_without_gpus() {
         let told = |error: DiscoverError| Err::<(), _>(error).context("cannot read this node's machine");
-        assert!(is_without_gpus(&told(DiscoverError::NoGpu).unwrap_err()));
+        let none = told(DiscoverError::NoGpu).unwrap_err();
+        assert_eq!(absence(&none), Some(Absence::NoGpu));
         let many = told(DiscoverError::TooMany { count: 99 }).unwrap_err();
-        assert!(!is_without_gpus(&many));
-        assert!(!is_without_gpus(&BadInput(anyhow!("no such file")).into()));
+        assert_eq!(absence(&many), None);
+        assert_eq!(absence(&BadInput(anyhow!("no such file")).into()), None);
     }
 }

@@ -80,7 +80,11 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     }
     let dev = args.dev_root.clone();
     let fits = move |config: &Config| allocate::fits(config, &dev);
-    let Some(config) = source::follow(from, fits, report, &following, shutdown.clone()).await? else {
+    let config = tokio::select! {
+        config = source::follow(from, fits, report, &following, shutdown.clone()) => config?,
+        () = tasks.fall() => None,
+    };
+    let Some(config) = config else {
         return Ok(tasks.end().await?);
     };
     let settings = Settings {

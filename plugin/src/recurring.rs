@@ -3,8 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-pub(crate) use gantry_client::chain;
-
 /// The first pause between two lines of the same reason.
 const FIRST: Duration = Duration::from_secs(60);
 /// The longest one.
@@ -98,15 +96,5 @@ mod tests {
         assert!(!recurring.tells("a", now));
         recurring.over();
         assert!(recurring.tells("a", now));
-    }
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("cannot connect")]
-    struct Outer(#[source] std::io::Error);
-
-    #[test]
-    fn an_error_is_told_with_what_brought_it_about() {
-        let error = Outer(std::io::Error::other("no such socket"));
-        assert_eq!(chain(&error), "cannot connect: no such socket");
     }
 }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::NodeName;
-use gantry_client::ConnectError;
 use gantry_client::supervise::{Fallen, Tasks};
+use gantry_client::{ConnectError, chain};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -25,7 +25,7 @@ use tracing::warn;
 use crate::handover::{Note, SharedHandover};
 use crate::inventory::{Diagnoses, Inventory};
 use crate::observe::Observed;
-use crate::recurring::{Recurring, chain};
+use crate::recurring::Recurring;
 
 pub(crate) use config::tell_of_problems;
 

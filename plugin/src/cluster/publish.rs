@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
+use gantry_client::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -19,7 +20,7 @@ use tracing::{debug, info, warn};
 
 use super::{Cluster, Pauses, status};
 use crate::inventory::{Inventory, State};
-use crate::recurring::{Recurring, chain};
+use crate::recurring::Recurring;
 
 /// Shortest time between two writes of the account. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_millis(200);
