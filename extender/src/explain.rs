@@ -8,17 +8,16 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{NodeName, PodUid, ResourceName, names};
+use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_client::chain;
 use gantry_gang::protocol::Why;
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::decide;
+use crate::event::{MAX_NOTE, Message, Regarding, event};
 use crate::index::{Index, Store};
 use crate::metrics::{Metrics, Outcome};
 use crate::request::Request;
@@ -33,10 +32,6 @@ const QUIET: Duration = Duration::from_secs(60);
 const SETTLED: Duration = Duration::from_secs(5);
 /// Events written at one look.
 const AT_ONCE: usize = 20;
-/// Longest note the API server takes is 1,024 bytes.
-const MAX_NOTE: usize = 1000;
-/// Longest name the API server takes.
-const MAX_NAME: usize = 253;
 /// Nodes named per reason.
 const NAMED: usize = 3;
 /// Resources named where one is not offered.
@@ -107,9 +102,7 @@ enum Cause {
 #[derive(Debug)]
 struct Notice {
     pod: Address,
-    reason: &'static str,
-    kind: &'static str,
-    note: String,
+    message: Message,
 }
 
 /// What pods were told, and the notes of one snapshot.
@@ -235,22 +228,18 @@ fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<Notice> {
     due
 }
 
-fn notice(pod: Address, cause: &Cause, mut note: String) -> Notice {
-    let (reason, kind) = match cause {
-        Cause::Gang(Why::Invalid(_)) => ("GangInvalid", "Warning"),
-        Cause::Gang(Why::Waits(_)) => ("GangWaits", "Normal"),
-        Cause::Devices(_) | Cause::Place(..) => ("GpusUnavailable", "Warning"),
+fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
+    let (reason, warning) = match cause {
+        Cause::Gang(Why::Invalid(_)) => ("GangInvalid", true),
+        Cause::Gang(Why::Waits(_)) => ("GangWaits", false),
+        Cause::Devices(_) | Cause::Place(..) => ("GpusUnavailable", true),
     };
-    if note.len() > MAX_NOTE {
-        note.truncate(note.floor_char_boundary(MAX_NOTE));
-        note.push_str(" ...");
-    }
-    Notice {
-        pod,
+    let message = Message {
         reason,
-        kind,
+        warning,
         note,
-    }
+    };
+    Notice { pod, message }
 }
 
 /// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4 asked; node-3: 3 of 8
@@ -359,42 +348,11 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
 
 async fn publish(client: &Client, notice: &Notice) -> Result<(), kube::Error> {
     let pod = &notice.pod;
-    let now = jiff::Timestamp::now();
-    let event = Event {
-        metadata: ObjectMeta {
-            name: Some(event_name(&pod.name, now)),
-            namespace: Some(pod.namespace.to_string()),
-            ..ObjectMeta::default()
-        },
-        event_time: Some(MicroTime(now)),
-        action: Some("Scheduling".to_owned()),
-        reason: Some(notice.reason.to_owned()),
-        type_: Some(notice.kind.to_owned()),
-        note: Some(notice.note.clone()),
-        regarding: Some(ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            namespace: Some(pod.namespace.to_string()),
-            name: Some(pod.name.to_string()),
-            uid: Some(pod.uid.to_string()),
-            ..ObjectReference::default()
-        }),
-        reporting_controller: Some(names::EXTENDER.to_owned()),
-        reporting_instance: Some(names::EXTENDER.to_owned()),
-        ..Event::default()
-    };
+    let about = Regarding::pod(&pod.namespace, &pod.name, pod.uid.as_str());
+    let event = event(about, notice.message.clone(), jiff::Timestamp::now());
     let events: Api<Event> = Api::namespaced(client.clone(), &pod.namespace);
     events.create(&PostParams::default(), &event).await?;
     Ok(())
-}
-
-/// A name for an Event about something of this name, which may itself be as long as names may be.
-pub(crate) fn event_name(about: &str, now: jiff::Timestamp) -> String {
-    let moment = format!("{:x}", now.as_nanosecond());
-    let about = &about[..about.floor_char_boundary(MAX_NAME.saturating_sub(moment.len() + 1))];
-    // A part of a name ends with a letter or digit.
-    let about = about.trim_end_matches(['-', '.']);
-    format!("{about}.{moment}")
 }
 
 #[cfg(test)]

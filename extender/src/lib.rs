@@ -17,6 +17,7 @@ pub mod args;
 pub mod bind;
 pub mod decide;
 pub mod devices;
+pub(crate) mod event;
 pub(crate) mod explain;
 #[cfg(test)]
 mod fixtures;

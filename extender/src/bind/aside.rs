@@ -10,7 +10,8 @@ use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{Binder, Failure};
-use crate::gang::events::{Events, Tiding};
+use crate::event::Message;
+use crate::gang::events::Events;
 use crate::index::{Index, Target};
 use crate::metrics::Metrics;
 
@@ -92,12 +93,12 @@ fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(),
     } = target;
     match result {
         Ok(()) => {
-            let tiding = Tiding {
+            let message = Message {
                 reason: "Scheduled",
                 warning: false,
                 note: format!("Successfully assigned {namespace}/{name} to {node}, with its gang"),
             };
-            events.pod(&namespace.as_str().into(), &name.as_str().into(), uid, tiding);
+            events.pod(&namespace.as_str().into(), &name.as_str().into(), uid, message);
         }
         Err(error) => {
             tracing::warn!(pod = %name, %namespace, %node, %error, "bind failed; kube-scheduler is to bring the pod again");

@@ -1,5 +1,7 @@
 use serde_json::{Value, json};
 
+use gantry_api::names;
+
 use super::*;
 use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, cut_node, member, pod, request, request_of};
@@ -130,7 +132,7 @@ fn a_pod_is_told_once_and_again_only_when_the_reason_changes_and_not_at_once() {
     let notes = |told: &mut _, seconds| {
         let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
         due.into_iter()
-            .map(|notice| format!("{}: {}", notice.pod.name, notice.note))
+            .map(|notice| format!("{}: {}", notice.pod.name, notice.message.note))
             .collect::<Vec<_>>()
     };
     assert_eq!(
@@ -166,7 +168,7 @@ fn alike_pods_share_one_note_until_the_cluster_changes() {
     cluster.pod(&short("late", 4));
     let due = due(&cluster.store, &mut told, Instant::now());
     assert_eq!(due.len(), 1);
-    let note = &due[0].note;
+    let note = &due[0].message.note;
     assert!(note.starts_with("node-3: 2 of 8 GPUs free"), "{note}");
     assert_eq!(told.notes.len(), 1);
 }
@@ -198,7 +200,12 @@ fn notices(cluster: &Cluster, told: &mut Told, began: Instant, seconds: u64) -> 
     let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
     let mut notices: Vec<String> = due
         .into_iter()
-        .map(|notice| format!("{} {}: {}", notice.pod.name, notice.reason, notice.note))
+        .map(|notice| {
+            format!(
+                "{} {}: {}",
+                notice.pod.name, notice.message.reason, notice.message.note
+            )
+        })
         .collect();
     notices.sort();
     notices
@@ -385,20 +392,4 @@ async fn a_pod_that_could_not_be_told_is_told_again_but_not_at_once() {
         );
     }
     drop(answers.await.unwrap());
-}
-
-#[test]
-fn the_name_of_an_event_is_one_however_long_that_of_the_pod_is() {
-    let now = jiff::Timestamp::from_second(1_767_225_600).unwrap();
-    assert_eq!(event_name("a", now), "a.18867251edfa0000");
-    let long = event_name(&"a".repeat(253), now);
-    assert_eq!(long.len(), 253);
-    assert!(long.ends_with("a.18867251edfa0000"), "{long}");
-    // Where it is cut stands what no part of a name may end with.
-    let odd = format!("{}.-.-{}", "a".repeat(232), "b".repeat(17));
-    assert_eq!(
-        event_name(&odd, now),
-        format!("{}.18867251edfa0000", "a".repeat(232))
-    );
-    assert!(event_name(&"\u{e4}".repeat(200), now).len() <= 253);
 }

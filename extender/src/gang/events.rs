@@ -7,20 +7,19 @@ mod writer;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{Decision, GangPhase, GangStatus, PodUid, names};
+use gantry_api::{Decision, GangPhase, GangStatus, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::counted::{are, members as of_members};
 use gantry_gang::protocol::RESTARTING;
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::objects::{Name, Objects};
-use crate::explain::event_name;
+use crate::event::{Message, Regarding, event};
 use crate::metrics::Metrics;
 use early::Early;
 use writer::Writer;
@@ -33,23 +32,10 @@ const VALID: &str = "Valid";
 const WAITING: usize = 1024;
 /// How long an Event waits for its gang's object.
 const EARLY: Duration = Duration::from_secs(60);
-/// Longest note the API server takes is 1,024 bytes.
-const MAX_NOTE: usize = 1000;
 /// So often it is looked whether objects are there for which Events wait.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Something to tell.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Tiding {
-    /// In CamelCase, such as `GangPlaced`.
-    pub(crate) reason: &'static str,
-    /// Something is wrong.
-    pub(crate) warning: bool,
-    /// In words.
-    pub(crate) note: String,
-}
-
-/// What a tiding is about.
+/// What a message is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum About {
     Gang(Name),
@@ -60,16 +46,16 @@ enum About {
     },
 }
 
-/// Where tidings go.
+/// Where messages go.
 #[derive(Debug, Clone)]
-pub struct Events(Sender<(About, Tiding)>);
+pub struct Events(Sender<(About, Message)>);
 
 /// The other end.
 #[derive(Debug)]
-pub struct Mailbox(Receiver<(About, Tiding)>);
+pub struct Mailbox(Receiver<(About, Message)>);
 
 impl Events {
-    /// A way for tidings.
+    /// A way for messages.
     pub fn new() -> (Self, Mailbox) {
         let (sender, receiver) = channel(WAITING);
         (Self(sender), Mailbox(receiver))
@@ -77,42 +63,42 @@ impl Events {
 
     /// A gang has another status.
     pub(super) fn gang_moved(&self, gang: &GangKey, before: Option<&GangStatus>, now: &GangStatus) {
-        if let Some(tiding) = tiding(before, now) {
-            self.gang(gang, tiding);
+        if let Some(message) = message(before, now) {
+            self.gang(gang, message);
         }
         let unheeded = unheeded(before, now);
-        if let Some(tiding) = &unheeded {
-            self.gang(gang, tiding.clone());
+        if let Some(message) = &unheeded {
+            self.gang(gang, message.clone());
         }
-        for tiding in contested(before, now).into_iter().chain(unheeded) {
+        for message in contested(before, now).into_iter().chain(unheeded) {
             for (name, uid) in members(now) {
-                self.pod(&gang.namespace, &name, &uid, tiding.clone());
+                self.pod(&gang.namespace, &name, &uid, message.clone());
             }
         }
     }
 
     /// Tells of a gang.
-    pub(super) fn gang(&self, gang: &GangKey, tiding: Tiding) {
+    pub(super) fn gang(&self, gang: &GangKey, message: Message) {
         let name = Name {
             namespace: Arc::clone(&gang.namespace),
             name: gang.object_name().into(),
         };
-        self.tell(About::Gang(name), tiding);
+        self.tell(About::Gang(name), message);
     }
 
     /// Tells of a pod.
-    pub(crate) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, tiding: Tiding) {
+    pub(crate) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, message: Message) {
         let about = About::Pod {
             namespace: Arc::clone(namespace),
             name: Arc::clone(name),
             uid: uid.clone(),
         };
-        self.tell(about, tiding);
+        self.tell(about, message);
     }
 
-    fn tell(&self, about: About, tiding: Tiding) {
+    fn tell(&self, about: About, message: Message) {
         // Full: the status says it too.
-        let _ = self.0.try_send((about, tiding));
+        let _ = self.0.try_send((about, message));
     }
 }
 
@@ -121,19 +107,19 @@ impl Mailbox {
     /// Reason and note of what has come so far.
     pub(super) fn taken(&mut self) -> Vec<(&'static str, String)> {
         std::iter::from_fn(|| self.0.try_recv().ok())
-            .map(|(_, tiding)| (tiding.reason, tiding.note))
+            .map(|(_, message)| (message.reason, message.note))
             .collect()
     }
 }
 
 /// What there is to tell when a gang's status changes: only steps, not every count.
-fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
+fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let phase = before.map(|before| before.phase);
     let same_words = before.is_some_and(|before| before.reason == now.reason);
     let again = phase == Some(now.phase);
     let say = |reason, warning, note: String| {
         let note = joined(note, &now.message);
-        Some(Tiding {
+        Some(Message {
             reason,
             warning,
             note,
@@ -164,7 +150,7 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
                 now.bound,
                 place(now)
             );
-            Some(Tiding {
+            Some(Message {
                 reason: "GangBound",
                 warning: false,
                 note,
@@ -184,10 +170,10 @@ fn tiding(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
 }
 
 /// Its members are told once, when they are bound, that another convention names them too. Those that wait read it in why they do.
-fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
+fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let told = before.is_none_or(is_bound) || !is_bound(now);
     let condition = condition_of(now, CONTESTED).filter(|_| !told)?;
-    Some(Tiding {
+    Some(Message {
         reason: "GangContested",
         warning: false,
         note: format!("gang {}: {}", now.name, condition.message),
@@ -195,12 +181,12 @@ fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
 }
 
 /// What is said of a gang that is bound contradicts what it was bound by, and changes nothing. Gangs that wait say so in why they do.
-fn unheeded(before: Option<&GangStatus>, now: &GangStatus) -> Option<Tiding> {
+fn unheeded(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let valid = condition_of(now, VALID).filter(|valid| valid.status == "False" && is_bound(now))?;
     let known = before.and_then(|before| condition_of(before, VALID));
     // What was not known when it was bound is no news.
     let told = known.is_none_or(|known| known.status == "False" && known.message == valid.message);
-    (!told && valid.reason != "Unknown").then(|| Tiding {
+    (!told && valid.reason != "Unknown").then(|| Message {
         reason: "GangInvalid",
         warning: true,
         note: format!("gang {} goes on as it is: {}", now.name, valid.message),
@@ -275,12 +261,11 @@ pub async fn run(
         };
         match received {
             Ok(None) => return,
-            Ok(Some((About::Gang(name), tiding))) => {
-                early.add(name, tiding, Instant::now() + EARLY);
+            Ok(Some((About::Gang(name), message))) => {
+                early.add(name, message, Instant::now() + EARLY);
             }
-            Ok(Some((about @ About::Pod { .. }, tiding))) => {
-                let now = jiff::Timestamp::now();
-                writer.write(event(&about, String::new(), tiding, now)).await;
+            Ok(Some((about @ About::Pod { .. }, message))) => {
+                writer.write(event_about(&about, "", message)).await;
             }
             Err(_) => {}
         }
@@ -290,49 +275,22 @@ pub async fn run(
             .filter_map(|name| Some((name.clone(), objects.get(name)?.uid.to_string())))
             .collect();
         for (name, uid) in here {
-            for tiding in early.take(&name) {
-                let (about, now) = (About::Gang(name.clone()), jiff::Timestamp::now());
-                writer.write(event(&about, uid.clone(), tiding, now)).await;
+            for message in early.take(&name) {
+                writer
+                    .write(event_about(&About::Gang(name.clone()), &uid, message))
+                    .await;
             }
         }
         early.forget(Instant::now());
     }
 }
 
-fn event(about: &About, uid: String, tiding: Tiding, now: jiff::Timestamp) -> Event {
-    let (api_version, kind, namespace, name, uid) = match about {
-        About::Gang(Name { namespace, name }) => ("gantry.dev/v1alpha1", "Gang", namespace, name, uid),
-        About::Pod { namespace, name, uid } => ("v1", "Pod", namespace, name, uid.to_string()),
+fn event_about(about: &About, uid: &str, message: Message) -> Event {
+    let regarding = match about {
+        About::Gang(Name { namespace, name }) => Regarding::gang(namespace, name, uid),
+        About::Pod { namespace, name, uid } => Regarding::pod(namespace, name, uid.as_str()),
     };
-    let mut note = tiding.note;
-    if note.len() > MAX_NOTE {
-        let end = (0..=MAX_NOTE).rev().find(|end| note.is_char_boundary(*end));
-        note.truncate(end.unwrap_or_default());
-        note.push_str(" ...");
-    }
-    Event {
-        metadata: ObjectMeta {
-            name: Some(event_name(name, now)),
-            namespace: Some(namespace.to_string()),
-            ..ObjectMeta::default()
-        },
-        event_time: Some(MicroTime(now)),
-        action: Some("Scheduling".to_owned()),
-        reason: Some(tiding.reason.to_owned()),
-        type_: Some(if tiding.warning { "Warning" } else { "Normal" }.to_owned()),
-        note: Some(note),
-        regarding: Some(ObjectReference {
-            api_version: Some(api_version.to_owned()),
-            kind: Some(kind.to_owned()),
-            namespace: Some(namespace.to_string()),
-            name: Some(name.to_string()),
-            uid: Some(uid),
-            ..ObjectReference::default()
-        }),
-        reporting_controller: Some(names::EXTENDER.to_owned()),
-        reporting_instance: Some(names::EXTENDER.to_owned()),
-        ..Event::default()
-    }
+    event(regarding, message, jiff::Timestamp::now())
 }
 
 #[cfg(test)]

@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use action::{Action, End, Pod, hindrance, perform, told};
 
-use super::events::{Events, Tiding};
+use super::events::Events;
+use crate::event::Message;
 use crate::index::Store;
 use crate::metrics::{Metrics, Write};
 
@@ -188,8 +189,8 @@ impl Worker {
         match end {
             End::Done => {
                 self.allowed(pod, action);
-                if let Some(tiding) = told(action) {
-                    self.events.pod(&pod.namespace, &pod.name, &pod.uid, tiding);
+                if let Some(message) = told(action) {
+                    self.events.pod(&pod.namespace, &pod.name, &pod.uid, message);
                 }
             }
             End::Moot => {}
@@ -238,17 +239,17 @@ impl Worker {
         let Some(gang) = self.gang(pod, action) else {
             return;
         };
-        let tiding = hindrance(pod, action, why);
-        self.say_in_status(&gang, Hindrance::Budget, &tiding);
+        let message = hindrance(pod, action, why);
+        self.say_in_status(&gang, Hindrance::Budget, &message);
         if first {
-            self.events.gang(&gang, tiding);
+            self.events.gang(&gang, message);
         }
     }
 
     /// Has the gang's status say what hinders it, unless it does.
-    fn say_in_status(&self, gang: &GangKey, what: Hindrance, tiding: &Tiding) {
+    fn say_in_status(&self, gang: &GangKey, what: Hindrance, message: &Message) {
         if !self.store.read(|index| index.is_hindered(gang, what)) {
-            let note: Arc<str> = tiding.note.as_str().into();
+            let note: Arc<str> = message.note.as_str().into();
             self.store.update(|index| index.hindered(gang, what, Some(note)));
         }
     }
@@ -273,11 +274,11 @@ impl Worker {
     /// Says once for a gang that a right is missing, in its status as long as it is.
     fn forbidden(&mut self, pod: &Pod, action: &Action, why: &str) {
         let why = format!("{why}; {} gives that right", action.right());
-        let tiding = hindrance(pod, action, &why);
+        let message = hindrance(pod, action, &why);
         let known = self.gang(pod, action).map(|gang| (gang, action.label()));
         // Each time: a gang that was made again is not hindered yet.
         if let Some((gang, _)) = &known {
-            self.say_in_status(gang, action.hindrance(), &tiding);
+            self.say_in_status(gang, action.hindrance(), &message);
         }
         if known.as_ref().is_some_and(|known| self.forbidden.contains(known)) {
             tracing::debug!(pod = %pod.name, namespace = %pod.namespace, what = action.label(), %why, "still forbidden");
@@ -285,7 +286,7 @@ impl Worker {
         }
         tracing::warn!(pod = %pod.name, namespace = %pod.namespace, what = action.label(), %why, "forbidden, trying again");
         let Some((gang, label)) = known else { return };
-        self.events.gang(&gang, tiding);
+        self.events.gang(&gang, message);
         self.forbidden.insert((gang, label));
     }
 

@@ -10,7 +10,6 @@ use gantry_proto::deviceplugin::registration_client::RegistrationClient;
 use gantry_proto::deviceplugin::{DevicePluginOptions, RegisterRequest};
 use tonic::transport::Endpoint;
 
-
 /// Kubelet dials back for up to 10 s before it answers; more than that is no answer.
 const DEADLINE: Duration = Duration::from_secs(12);
 

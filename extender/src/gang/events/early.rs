@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::{Name, Tiding, WAITING};
+use super::{Message, Name, WAITING};
 
 /// By gang, the last of each reason in the order in which they came, and until when.
 #[derive(Debug, Default)]
-pub(super) struct Early(BTreeMap<Name, (Vec<Tiding>, Instant)>);
+pub(super) struct Early(BTreeMap<Name, (Vec<Message>, Instant)>);
 
 impl Early {
-    /// Keeps a tiding. There are few reasons, so there are few of one gang.
-    pub(super) fn add(&mut self, name: Name, tiding: Tiding, until: Instant) {
+    /// Keeps a message. There are few reasons, so there are few of one gang.
+    pub(super) fn add(&mut self, name: Name, message: Message, until: Instant) {
         if self.0.len() >= WAITING && !self.0.contains_key(&name) {
             return;
         }
-        let (tidings, end) = self.0.entry(name).or_insert_with(|| (Vec::new(), until));
-        tidings.retain(|known| known.reason != tiding.reason);
-        tidings.push(tiding);
+        let (messages, end) = self.0.entry(name).or_insert_with(|| (Vec::new(), until));
+        messages.retain(|known| known.reason != message.reason);
+        messages.push(message);
         *end = until;
     }
 
@@ -28,10 +28,10 @@ impl Early {
     }
 
     /// Takes what there is to tell of a gang.
-    pub(super) fn take(&mut self, name: &Name) -> Vec<Tiding> {
+    pub(super) fn take(&mut self, name: &Name) -> Vec<Message> {
         self.0
             .remove(name)
-            .map(|(tidings, _)| tidings)
+            .map(|(messages, _)| messages)
             .unwrap_or_default()
     }
 

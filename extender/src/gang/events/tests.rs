@@ -37,7 +37,7 @@ fn every_step_is_told_once_and_counts_are_not() {
     let mut before = None;
     let mut told = Vec::new();
     for now in &story {
-        told.extend(tiding(before, now).map(|tiding| format!("{} {}", tiding.reason, tiding.note)));
+        told.extend(message(before, now).map(|message| format!("{} {}", message.reason, message.note)));
         before = Some(now);
     }
     let wanted = [
@@ -102,18 +102,22 @@ fn what_comes_before_the_object_is_told_in_order_each_reason_once() {
         namespace: "ml".into(),
         name: "train".into(),
     };
-    let tiding = |reason, note: &str| Tiding {
+    let message = |reason, note: &str| Message {
         reason,
         warning: false,
         note: note.into(),
     };
     let mut early = Early::default();
     let until = Instant::now() + EARLY;
-    early.add(name.clone(), tiding("GangWaits", "first"), until);
-    early.add(name.clone(), tiding("GangPlaced", "then"), until);
-    early.add(name.clone(), tiding("GangWaits", "again"), until);
-    early.add(name.clone(), tiding("GangBound", "at last"), until);
-    let told: Vec<_> = early.take(&name).into_iter().map(|tiding| tiding.note).collect();
+    early.add(name.clone(), message("GangWaits", "first"), until);
+    early.add(name.clone(), message("GangPlaced", "then"), until);
+    early.add(name.clone(), message("GangWaits", "again"), until);
+    early.add(name.clone(), message("GangBound", "at last"), until);
+    let told: Vec<_> = early
+        .take(&name)
+        .into_iter()
+        .map(|message| message.note)
+        .collect();
     assert_eq!(told, ["then", "again", "at last"]);
     assert_eq!(early.take(&name), []);
 }
@@ -171,10 +175,10 @@ fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
         before = Some(now);
     }
     let all = std::iter::from_fn(|| mailbox.0.try_recv().ok());
-    all.filter(|(_, tiding)| tiding.reason == reason)
-        .map(|(about, tiding)| match about {
-            About::Gang(name) => (format!("gang {}", name.name), tiding.note),
-            About::Pod { name, .. } => (format!("pod {name}"), tiding.note),
+    all.filter(|(_, message)| message.reason == reason)
+        .map(|(about, message)| match about {
+            About::Gang(name) => (format!("gang {}", name.name), message.note),
+            About::Pod { name, .. } => (format!("pod {name}"), message.note),
         })
         .collect()
 }
@@ -231,22 +235,6 @@ fn what_stands_in_both_words_is_said_once() {
 }
 
 #[test]
-fn a_note_is_cut_to_what_the_api_server_takes() {
-    let about = About::Gang(Name {
-        namespace: "ml".into(),
-        name: "train".into(),
-    });
-    let tiding = Tiding {
-        reason: "GangWaits",
-        warning: false,
-        note: "ä".repeat(900),
-    };
-    let event = event(&about, "u".into(), tiding, jiff::Timestamp::UNIX_EPOCH);
-    assert!(event.note.unwrap().len() <= 1024);
-    assert_eq!(event.regarding.unwrap().kind.as_deref(), Some("Gang"));
-}
-
-#[test]
 fn a_gang_of_one_is_told_in_the_singular() {
     let one = |phase, reason, bound| GangStatus {
         min: 1,
@@ -254,6 +242,6 @@ fn a_gang_of_one_is_told_in_the_singular() {
         ..status(phase, reason, bound)
     };
     let binding = one(GangPhase::Binding, "is being bound", 0);
-    let told = tiding(Some(&binding), &one(GangPhase::Bound, "is bound", 1));
+    let told = message(Some(&binding), &one(GangPhase::Bound, "is bound", 1));
     assert_eq!(told.unwrap().note, "1 of 1 member is bound in rack r7");
 }

@@ -129,7 +129,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
     use tower_test::mock;
 
-    use super::super::{Events, Tiding, run};
+    use super::super::{Events, Message, run};
     use super::*;
 
     /// No answer, but an error of the connection.
@@ -175,13 +175,18 @@ mod tests {
         );
         let task = tokio::spawn(task);
         for number in 0..pods {
-            let tiding = Tiding {
+            let message = Message {
                 reason: "Preempted",
                 warning: true,
                 note: "evicted".to_owned(),
             };
             let name = format!("p-{number}");
-            events.pod(&"ml".into(), &name.as_str().into(), &name.as_str().into(), tiding);
+            events.pod(
+                &"ml".into(),
+                &name.as_str().into(),
+                &name.as_str().into(),
+                message,
+            );
         }
         let count = |outcome| metrics.events.get_or_create(&Outcome { outcome }).get();
         let ended = async {

@@ -13,7 +13,7 @@ use kube::Client;
 use kube::core::Status;
 use serde_json::{Value, json};
 
-use crate::gang::events::Tiding;
+use crate::event::Message;
 
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -224,13 +224,13 @@ fn end(ended: Result<Value, (u16, String)>) -> End {
 }
 
 /// What hinders a gang.
-pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Tiding {
+pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Message {
     let what = match action {
         Action::Ungate => "its scheduling gate cannot be removed",
         Action::Evict(_) | Action::EvictRest { .. } => "it cannot be evicted yet",
         Action::Delete(_) => "it cannot be deleted",
     };
-    Tiding {
+    Message {
         reason: "GangHindered",
         warning: true,
         note: format!("pod {}: {what}: {why}", pod.name),
@@ -238,7 +238,7 @@ pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Tiding {
 }
 
 /// What the pod's own Event says once it is done.
-pub(super) fn told(action: &Action) -> Option<Tiding> {
+pub(super) fn told(action: &Action) -> Option<Message> {
     let (reason, note) = match action {
         Action::Ungate => return None,
         Action::Evict(by) => (
@@ -257,7 +257,7 @@ pub(super) fn told(action: &Action) -> Option<Tiding> {
         ),
         Action::Delete(why) => ("GangRestarts", format!("deleted: {why}")),
     };
-    Some(Tiding {
+    Some(Message {
         reason,
         warning: true,
         note,
