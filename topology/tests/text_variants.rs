@@ -382,11 +382,14 @@ fn what_a_terminal_has_around_the_output_changes_nothing() {
     assert_eq!(values(&read(&format!("{cut} \nme@node:~$ ")))[1][0], "0-7,16");
     let blank = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t\n";
     assert_eq!(read(&format!("{blank}me@node:~$ ")), read(blank));
-    let typed = parse(&format!("{bare}root@node:~# exit")).unwrap_err();
-    assert_eq!((typed.line, typed.column), (4, 1), "{typed}");
-    let blank = "GPU0 GPU1 CPU Affinity\nGPU0 X SYS\nGPU1 SYS X\n";
-    let typed = parse(&format!("{blank}logout")).unwrap_err();
-    assert_eq!((typed.line, typed.column), (4, 1), "{typed}");
+    for typed in ["root@node:~# exit", "logout", "As you can see, SYS is slow."] {
+        assert_eq!(read(&format!("{bare}{typed}")), read(bare), "{typed:?}");
+        // Right behind a value they may have come in the place of its end.
+        let refused = parse(&format!("{cut}\n{typed}")).unwrap_err();
+        let place = (refused.line, refused.column);
+        assert_eq!(place, (3, 14), "{typed:?}: {refused}");
+        assert_eq!(values(&read(&format!("{cut}\n\n{typed}")))[1][0], "0-7,16");
+    }
 }
 
 #[test]
@@ -475,8 +478,10 @@ fn a_legend_before_the_matrix_says_what_it_says_behind_it() {
     );
     let stranger = parse(&format!("NIC Legend:\n NIC7: mlx5_7\n{matrix}")).unwrap_err();
     assert_eq!((stranger.line, stranger.column), (2, 2), "{stranger}");
-    let prose = parse(&format!("{nics}As you can see, there is one NIC.\n{matrix}")).unwrap_err();
-    assert_eq!((prose.line, prose.column), (5, 1), "{prose}");
+    assert_eq!(
+        read(&format!("{nics}As you can see, there is one NIC.\n{matrix}")),
+        whole
+    );
 }
 
 #[test]
@@ -571,13 +576,62 @@ fn a_command_may_go_on_behind_its_options() {
         assert_eq!(read(&text), read(matrix), "{command}");
         assert!(gantry_topology::read(&text).is_ok(), "{command}");
     }
-    for prose in [
-        "nvidia-smi topo -m is:",
-        "nvidia-smi topo matrix",
-        "nvidia-smi topology -m",
+}
+
+#[test]
+fn what_people_and_other_programs_say_around_the_matrix_is_passed_over() {
+    let bare = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV18\tPIX\t0-7\nGPU1\tNV18\t X \tSYS\t8-15\nNIC0\tPIX\tSYS\t X \t\n";
+    let nics = "\nNIC Legend:\n\n  NIC0: mlx5_0\n";
+    let whole = read(&format!("{bare}{nics}"));
+    for before in [
+        "The command `nvidia-smi topo -m` says:",
+        "CUDA available: True\nGPU 0,1: NVIDIA B300 SXM6 AC\n\nGPU topology:",
+        "GPU0 and GPU1 are joined by NVLink, the PIX link goes to the NIC:\n",
+        "| NVIDIA-SMI 535.54.03    Driver Version: 535.54.03 |\n| GPU  Name   Persistence-M|\n+----+",
+        "---\n~~~",
+        "apiVersion: apps/v1\nkind: Deployment\n---",
     ] {
-        assert!(parse(&format!("{prose}\n{matrix}")).is_err(), "{prose}");
+        let text = format!("{before}\n{bare}{nics}");
+        assert_eq!(read(&text), whole, "{before}");
     }
+    for behind in [
+        "```\n**Legend:**\nSYS is slow.",
+        "\n自身（对角线）",
+        "\nArchitecture:    x86_64\nCPU(s):  16",
+        "\n--------------------------\nNVIDIA_VISIBLE_DEVICES=all\n",
+        "[root@5900X ~]# \n```\n",
+        "$ nvcc --version\nGPU0 is an H100, and GPU1 too",
+        "\nNVMe0\tNVMe1\nGPU0\tPHB\tPHB\nGPU1\tSYS\tSYS\n\nLegend:\n\n  X    = Self\n\nNVMe Legend:\n\n  NVMe0: nvme0n1\n",
+        "\nkind: Deployment\n",
+    ] {
+        let text = format!("{bare}{nics}{behind}");
+        assert_eq!(read(&text), whole, "{behind}");
+    }
+    let quoted = bare.replace('\n', " | |\n");
+    assert_eq!(read(&quoted).links(), whole.links(), "{quoted}");
+}
+
+#[test]
+fn disks_are_left_out() {
+    let text = "\tGPU0\tGPU1\tNIC0\tNVMe0\tNVMe1\tCPU Affinity\nGPU0\t X \tSYS\tPIX\tPIX\tSYS\t0-31\nGPU1\tSYS\t X \tSYS\tSYS\tPIX\t32-63\n\
+                NIC0\tPIX\tSYS\t X \tPIX\tSYS\t\nNVMe0\tPIX\tSYS\tPIX\t X \tSYS\t\nNVMe1\tSYS\tPIX\tSYS\tSYS\t X \t\n\n\
+                NIC Legend:\n\n  NIC0: mlx5_0\n\nNVMe Legend:\n\n  NVMe0: nvme0n1\n  NVMe1: nvme1n1\n";
+    let read = read(text);
+    assert_eq!((read.gpus().len(), read.nics().len()), (2, 1));
+    assert_eq!(read.nics()[0].device.as_deref(), Some("mlx5_0"));
+    assert_eq!(read.links().len(), 3);
+    assert!(read.links().iter().all(|row| row.len() == 3));
+    assert_eq!(link(&read, 2, 0), "PIX");
+}
+
+#[test]
+fn entries_of_the_nics_legend_may_share_a_line() {
+    let text = "GPU0 NIC0 NIC1\nGPU0 X SYS SYS\nNIC0 SYS X PIX\nNIC1 SYS PIX X\n\nNIC Legend:\n\nNIC0: rocep177s0f0    NIC1: rocep177s0f1\n";
+    let devices: Vec<Option<String>> = read(text).nics().iter().map(|nic| nic.device.clone()).collect();
+    assert_eq!(
+        devices,
+        [Some("rocep177s0f0".to_owned()), Some("rocep177s0f1".to_owned())]
+    );
 }
 
 #[test]
@@ -602,7 +656,7 @@ fn a_failure_of_nvidia_smi_is_told_as_its_own() {
 }
 
 #[test]
-fn the_peer_to_peer_matrix_behind_the_matrix_changes_nothing() {
+fn the_peer_to_peer_matrix_beside_the_matrix_changes_nothing() {
     let matrix = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tSYS\tPIX\nGPU1\tSYS\t X \tSYS\nNIC0\tPIX\tSYS\t X \n";
     let nics = "\nNIC Legend:\n\n  NIC0: mlx5_0\n";
     let peers = " \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n";
@@ -617,6 +671,13 @@ fn the_peer_to_peer_matrix_behind_the_matrix_changes_nothing() {
         assert_eq!(read(&text).links(), read(matrix).links(), "{text}");
         let device = read(&text).nics()[0].device.clone();
         assert_eq!(device.is_some(), behind.contains("NIC Legend"), "{text}");
+    }
+    for before in [
+        peers.to_owned(),
+        format!("$ nvidia-smi topo -p2p r\n{peers}{words}\n$ nvidia-smi topo -m\n"),
+    ] {
+        let text = format!("{before}{matrix}");
+        assert_eq!(read(&text), read(matrix), "{text}");
     }
 }
 
@@ -725,8 +786,12 @@ const REFUSED: &[(&str, &str)] = &[
         "| | GPU0 | GPU1 |\n|---|---|---|\n| GPU0 | X | SYS | 0 |\n| GPU1 | SYS | X | |\n",
     ),
     (
-        "a matrix in a report",
-        "CUDA available: True\nGPU 0,1: NVIDIA B300 SXM6 AC\n\nGPU topology:\n\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n",
+        "a cut matrix before a whole one",
+        "GPU0 GPU1\nGPU0 X SYS\n\nOr rather:\nGPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n",
+    ),
+    (
+        "the end of a matrix before a whole one",
+        "GPU1 SYS X\n\nOr rather:\nGPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n",
     ),
     (
         "unknown links of two GPUs",
@@ -785,16 +850,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("a NIC twice", "GPU0 mlx5_0 mlx5_0\nGPU0 X SYS SYS\n"),
     ("a title twice", "GPU0 CPU Affinity CPU Affinity\nGPU0 X 0 0\n"),
     (
-        "prose behind the matrix",
-        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\nAs you can see, SYS is slow.\n",
+        "prose right behind a value",
+        "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-7,16-23\nGPU1 SYS X 0-7,16\nAs you can see, SYS is slow.\n",
     ),
     (
-        "prose right behind the matrix",
-        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\nAs you can see, SYS is slow.\n",
-    ),
-    (
-        "prose behind the legend",
-        "GPU0\nGPU0 X\nLegend:\n X = Self\nThis is our machine.\n",
+        "another matrix behind prose",
+        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\nThe other machine:\nGPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n",
     ),
     (
         "a NIC legend that is cut",

@@ -13,7 +13,7 @@ use gantry_plugin::discover::{self, NvmlOptions};
 use gantry_topology::Machine;
 use gantry_topology::bandwidth::known_model;
 use gantry_topology::read::{MAX_BYTES, ReadError, read_object, read_with};
-use gantry_topology::text::Hints;
+use gantry_topology::text::{Hints, has_matrix};
 use serde::Deserialize;
 
 use super::seen::Seen;
@@ -114,7 +114,8 @@ pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Resu
         .with_context(|| format!("cannot read {name}"))?;
     let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
     let text = text.trim_start_matches('\u{feff}');
-    if let Some(form) = form(text).with_context(|| name.to_owned())? {
+    if !has_matrix(text)
+        && let Some(form) = form(text).with_context(|| name.to_owned())? {
         if let Some(model) = hints.model.clone() {
             return Err(ReadError::ModelIsSaid { model }).with_context(|| name.to_owned());
         }

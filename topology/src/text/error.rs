@@ -30,12 +30,10 @@ pub enum TopoProblem {
     #[error("no matrix: the text ends before a header line such as \"GPU0 GPU1 CPU Affinity\"")]
     Empty,
     /// The first meaningful line is no header.
-    #[error("{found:?} is no header line; the matrix begins {}", begins(*matrix))]
+    #[error("{found:?} is no header line; the matrix begins with a line such as \"GPU0 GPU1 CPU Affinity\"")]
     NoHeader {
         /// First word of the line.
         found: String,
-        /// The line further down in which a matrix begins.
-        matrix: Option<usize>,
     },
     /// The output of another program, or of other options.
     #[error("{found:?} is printed by {tool}; give the output of `nvidia-smi topo -m`")]
@@ -247,14 +245,6 @@ pub enum TopoProblem {
         /// Its label.
         row: String,
     },
-    /// Something else than a legend beneath the matrix.
-    #[error(
-        "{found:?} is no part of a topology text; only blank lines, # comments and the legend may follow the matrix"
-    )]
-    Unexpected {
-        /// First words of the line.
-        found: String,
-    },
     /// Another header line beneath the matrix.
     #[error("another matrix begins here; give a single one")]
     SecondMatrix,
@@ -287,13 +277,6 @@ pub enum TopoProblem {
     /// The matrix reads well, but describes no machine.
     #[error("the matrix describes no machine: {0}")]
     Machine(MachineError),
-}
-
-fn begins(matrix: Option<usize>) -> String {
-    matrix.map_or_else(
-        || "with a line such as \"GPU0 GPU1 CPU Affinity\"".to_owned(),
-        |line| format!("in line {line}; give the text from there on"),
-    )
 }
 
 fn path_classes() -> String {

@@ -1,12 +1,14 @@
 //! What may follow the matrix: the legend of the link names, which says nothing new, and the legend of the NICs, which names the
-//! device behind each `NIC#` column; and the matrix of `nvidia-smi topo -p2p`, which is of no interest here. Anything else is refused.
+//! device behind each `NIC#` column; and what is of no interest here: the matrix of `nvidia-smi topo -p2p`, and words of people
+//! and other programs. What may be a part of the matrix, or another one, is refused.
 
 use super::around::is_frame;
 use super::error::{TopoError, TopoProblem};
 use super::glyphs::{Glyph, Line};
 use super::header::Header;
-use super::parse::{is_header, is_row};
+use super::parse::{is_header, is_row_of_some};
 use super::row;
+use super::words::{is_disk, numbered};
 
 /// Which legend a line stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,62 +44,93 @@ pub(super) fn read(
     let mut nics_explained = false;
     // What the line above ended in, if an entry of the links' legend stands there.
     let mut entry_end: Option<String> = None;
-    let mut peer_to_peer = 0;
-    for (at, line) in lines.iter().enumerate() {
+    for line in without_other_matrices(lines, header) {
         let text = line.text();
-        if peer_to_peer == 0 {
-            peer_to_peer = peer_to_peer_lines(lines.get(at..).unwrap_or_default(), header.gpus);
-        }
-        if peer_to_peer > 0 {
-            peer_to_peer -= 1;
-            part = Some(Part::Links);
-            entry_end = None;
-            continue;
-        }
-        let entry = nic_entry(&text).filter(|_| part == Some(Part::Nics));
-        let known = entry.and_then(|(name, _)| names.iter().position(|known| known == name));
-        if let (Some(index), Some((name, device))) = (known, entry) {
-            match devices.get_mut(index) {
-                Some(slot @ None) => *slot = Some(device.to_owned()),
-                _ => {
-                    let name = name.to_owned();
-                    return Err(line.refuse_at_start(TopoProblem::LegendTwice { name }));
+        let above = entry_end.take();
+        if part == Some(Part::Nics)
+            && let entries = nic_entries(&text)
+            && entries
+                .iter()
+                .any(|(name, _)| names.contains(name) || are_lacking(&devices, name))
+        {
+            for (name, device) in entries {
+                match names
+                    .iter()
+                    .position(|known| *known == name)
+                    .and_then(|at| devices.get_mut(at))
+                {
+                    Some(slot @ None) => *slot = Some(device),
+                    Some(_) => return Err(line.refuse_at_start(TopoProblem::LegendTwice { name })),
+                    None if more_nics => {}
+                    None => return Err(line.refuse_at_start(TopoProblem::LegendUnknown { name })),
                 }
             }
         } else if part == Some(Part::Links)
             && !text.is_empty()
-            && entry_end
-                .as_deref()
-                .is_some_and(|above| continues_entry(above, &text))
+            && above.is_some_and(|above| continues_entry(&above, &text))
         {
             // An entry broken by the terminal, maybe right before a #.
             entry_end = Some(last_piece(&text).to_owned());
-        } else if is_frame(&text) || text.starts_with('#') || text.starts_with("WARNING: infoROM") {
-            entry_end = None;
+        } else if is_frame(&text) || text.starts_with('#') {
+            // Nothing of interest.
         } else if let Some(next) = heading(&text) {
             nics_explained |= next == Part::Nics;
             part = Some(next);
-            entry_end = None;
         } else if part != Some(Part::Nics) && is_link_entry(&text) {
             entry_end = Some(last_piece(&text).to_owned());
-        } else if let Some((name, _)) = entry {
-            if !more_nics {
-                let name = name.to_owned();
-                return Err(line.refuse_at_start(TopoProblem::LegendUnknown { name }));
-            }
+        } else if let Some(problem) = of_a_matrix(header, line, &text) {
+            return Err(line.refuse_at_start(problem));
         } else {
-            return Err(line.refuse_at_start(not_expected(header, line, &text)));
+            part = None;
         }
     }
-    let unexplained = names.iter().zip(&devices).find(|(_, device)| device.is_none());
-    match unexplained {
+    let mut unexplained = names
+        .iter()
+        .zip(&devices)
+        .filter(|(name, device)| device.is_none() && !is_disk(name));
+    match unexplained.next() {
         Some((name, _)) if nics_explained => Err(end.refuse(TopoProblem::LegendCut { name: name.clone() })),
         _ => Ok(devices),
     }
 }
 
+/// Whether a name that heads no column may be one of the legend all the same: NICs are lacking yet, or it is called like one.
+fn are_lacking(devices: &[Option<String>], name: &str) -> bool {
+    numbered(name, "NIC").is_some() || devices.iter().any(Option::is_none)
+}
+
+/// The lines without the other matrices that nvidia-smi may have printed too: of peer-to-peer capabilities, of disks.
+fn without_other_matrices<'l>(lines: &'l [Line], header: &Header) -> Vec<&'l Line> {
+    let mut left = Vec::with_capacity(lines.len());
+    let mut rest = lines;
+    while let [line, below @ ..] = rest {
+        let others = peer_to_peer_lines(rest, header.gpus).max(disk_lines(rest, header));
+        rest = if others == 0 {
+            left.push(line);
+            below
+        } else {
+            rest.get(others..).unwrap_or_default()
+        };
+    }
+    left
+}
+
+/// How many lines from here on are a matrix of disks, which `nvidia-smi topo -nvme` prints; 0 if none begins here.
+fn disk_lines(lines: &[Line], header: &Header) -> usize {
+    let names_disks = |line: &Line| line.text().split(' ').all(is_disk);
+    let is_row = |line: &&Line| {
+        let text = line.text();
+        let label = text.split(' ').next().unwrap_or_default();
+        is_disk(label) || header.names.iter().any(|name| name == label)
+    };
+    match lines {
+        [titles, rows @ ..] if names_disks(titles) => 1 + rows.iter().take_while(is_row).count(),
+        _ => 0,
+    }
+}
+
 /// How many lines from here on are the peer-to-peer matrix of `gpus` GPUs; 0 if none begins here.
-fn peer_to_peer_lines(lines: &[Line], gpus: usize) -> usize {
+pub(super) fn peer_to_peer_lines(lines: &[Line], gpus: usize) -> usize {
     let is_matrix = |lines: &[Line]| {
         let [header, rows @ ..] = lines else { return false };
         let names = |line: &Line| line.text().split(' ').map(str::to_owned).collect::<Vec<_>>();
@@ -121,19 +154,18 @@ fn peer_to_peer_lines(lines: &[Line], gpus: usize) -> usize {
         .map_or(0, <[Line]>::len)
 }
 
-fn not_expected(header: &Header, line: &Line, text: &str) -> TopoProblem {
-    let word = text.split_whitespace().next().unwrap_or_default().to_owned();
+/// Why a line must not be passed over: it is a part of a matrix, this one or another.
+fn of_a_matrix(header: &Header, line: &Line, text: &str) -> Option<TopoProblem> {
+    let mut words = text.split(' ');
+    let row = words.next().unwrap_or_default().to_owned();
+    let is_cell = |word: &str| !word.contains(|ch: char| ch.is_ascii_lowercase());
     if is_header(line) {
-        return TopoProblem::SecondMatrix;
+        return Some(TopoProblem::SecondMatrix);
     }
-    if header.names.contains(&word) && line.glyphs.iter().any(|glyph| glyph.is_blank()) {
-        return TopoProblem::DuplicateRow { row: word };
+    if header.names.contains(&row) && words.next().is_some_and(is_cell) {
+        return Some(TopoProblem::DuplicateRow { row });
     }
-    if is_row(line) {
-        return TopoProblem::RowWithoutColumn { row: word };
-    }
-    let found: String = text.chars().take(40).collect();
-    TopoProblem::Unexpected { found }
+    is_row_of_some(line).then_some(TopoProblem::RowWithoutColumn { row })
 }
 
 /// `SYS = Connection traversing ...`: a name of a link, as any driver may know it, and a meaning.
@@ -231,9 +263,25 @@ fn begins_vocabulary(word: &str) -> bool {
     VOCABULARY.iter().any(|known| known.starts_with(&word))
 }
 
-/// `NIC0: mlx5_0`.
-fn nic_entry(text: &str) -> Option<(&str, &str)> {
-    let (name, device) = text.split_once(':')?;
-    let device = device.trim();
-    (!device.is_empty() && device.len() <= 128 && !name.contains(' ')).then_some((name, device))
+/// `NIC0: mlx5_0`, perhaps with the next one behind it.
+fn nic_entries(text: &str) -> Vec<(String, String)> {
+    let mut entries: Vec<(String, String)> = Vec::new();
+    for word in text.split(' ') {
+        let name = word.strip_suffix(':').filter(|name| !name.contains(':'));
+        match (name, entries.last_mut()) {
+            (Some(name), last) if last.is_none() || numbered(name, "NIC").is_some() => {
+                entries.push((name.to_owned(), String::new()));
+            }
+            (_, Some((_, device))) => {
+                *device = format!("{device} {word}").trim_start().to_owned();
+            }
+            (_, None) => return Vec::new(),
+        }
+    }
+    let whole = |(_, device): &(String, String)| !device.is_empty() && device.len() <= 128;
+    if entries.iter().all(whole) {
+        entries
+    } else {
+        Vec::new()
+    }
 }

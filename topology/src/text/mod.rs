@@ -109,14 +109,19 @@ impl TopoText {
 ///
 /// Allowed are tabs, blanks and both; glued cells where they come apart in one way; terminal escape codes; line ends of any system; a `#
 /// machine: ...` comment, the notice about hidden NICs, the command itself and code fences around; missing columns behind the links and
-/// blank cells in them; lines broken by a terminal; the date or the legends before, and a shell's prompt behind; a header cut within its
-/// last title; marks of a quotation before every line, or what a tool puts there, such as the time or the host; a Markdown table; the
-/// matrix of `-p2p` behind it, with its legend, which is not read.
+/// blank cells in them; lines broken by a terminal; the legends before; a header cut within its last title; marks of a quotation before
+/// every line, or what a tool puts there, such as the time or the host; a Markdown table. Words of people and output of other programs
+/// before the header and behind the last row are passed over, the matrix of `-p2p` too.
 ///
 /// # Errors
 /// Where the text is cut, contradicts itself, or is something else: the place, what stands there, what is allowed.
 pub fn parse(text: &str) -> Result<TopoText, TopoError> {
     parse::parse(text)
+}
+
+/// Whether a matrix with a header stands in a text, among whatever else. What it says may still be refused.
+pub fn has_matrix(text: &str) -> bool {
+    parse::has_matrix(text)
 }
 
 /// Reads a topology text as a machine; see [`TopoText::into_machine`] for what is inferred.

@@ -10,8 +10,9 @@ use super::header::Header;
 use super::legend;
 use super::row::{self, Row, after_label};
 use super::table;
-use super::words::{Title, goes_on_with_links, is_failure, is_links, numbered};
+use super::words::{Title, goes_on_with_links, is_disk, is_failure, is_links, numbered};
 use super::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, values};
+use crate::machine::Link;
 
 /// Reads a topology text.
 pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
@@ -29,7 +30,12 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
     let mut reader = Reader { lines: &lines, at: 0 };
     let preamble = reader.read_preamble()?;
     let header = reader.read_header()?;
-    let nics = header.names.len() - header.gpus;
+    let nics = header
+        .names
+        .iter()
+        .skip(header.gpus)
+        .filter(|name| !is_disk(name))
+        .count();
     if let Some((_, shown, place)) = preamble.nics_found
         && shown != nics
     {
@@ -37,6 +43,10 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
         return Err(place.refuse(problem));
     }
     let mut rows = reader.read_rows(&header)?;
+    if let (Some(next), Some(last)) = (reader.rest().first(), rows.last_mut()) {
+        // Words right behind the last row, such as a prompt with a command, may have come in the place of its end.
+        last.terminated &= is_boundary(next);
+    }
     check(&header, &rows)?;
     if let Some(cut) = header.cut {
         rows.iter_mut().for_each(|row| forget_cut_value(row, cut));
@@ -55,14 +65,29 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
             })
         })
         .collect::<Result<_, TopoError>>()?;
+    // Disks are no business of ours.
+    let is_ours: Vec<bool> = header.names.iter().map(|name| !is_disk(name)).collect();
+    let ours = |links: Vec<Link>| links.into_iter().zip(&is_ours).filter(|(_, ours)| **ours);
+    let links = rows.into_iter().zip(&is_ours).filter(|(_, ours)| **ours);
+    let links = links.map(|(row, _)| ours(row.links).map(|(link, _)| link).collect());
+    let links = links.collect();
     let nics = header.names.into_iter().skip(header.gpus).zip(devices);
+    let nics = nics.filter(|(name, _)| !is_disk(name));
     Ok(TopoText {
         description: preamble.description,
         nics_found: preamble.nics_found.map(|(found, _, _)| found),
         gpus,
         nics: nics.map(|(name, device)| NicLine { name, device }).collect(),
-        links: rows.into_iter().map(|row| row.links).collect(),
+        links,
     })
+}
+
+/// Whether a header and the row of GPU0 stand somewhere in a text: it is a topology text, whatever else is in it.
+pub(super) fn has_matrix(text: &str) -> bool {
+    let mut lines = lines(text);
+    table::lay_out(&mut lines);
+    let reader = Reader { lines: &lines, at: 0 };
+    text.len() <= MAX_TEXT_BYTES && reader.is_matrix_ahead()
 }
 
 /// What was said before the header.
@@ -104,6 +129,15 @@ impl<'a> Reader<'a> {
         let mut preamble = Preamble::default();
         while let Some(line) = self.lines.get(self.at) {
             let text = line.text();
+            let others = legend::peer_to_peer_lines(self.rest(), text.split(' ').count());
+            let behind = Reader {
+                lines: self.lines,
+                at: self.at + others,
+            };
+            if others > 0 && behind.is_matrix_ahead() {
+                self.at = behind.at;
+                continue;
+            }
             if let Some(comment) = text.strip_prefix('#') {
                 if let Some(description) = comment.trim().strip_prefix("machine:")
                     && preamble.description.is_none()
@@ -115,12 +149,21 @@ impl<'a> Reader<'a> {
                 preamble.nics_found = Some((found, shown, line.first().unwrap_or(line.end)));
             } else if legend::is_heading(&text) || !preamble.legend.is_empty() && !begins_matrix(line) {
                 preamble.legend.push(line.clone());
-            } else if !is_frame(&text) {
+            } else if !is_frame(&text) && (begins_matrix(line) || !self.is_matrix_ahead()) {
                 return Ok(preamble);
             }
             self.at += 1;
         }
         Err(self.end().refuse(TopoProblem::Empty))
+    }
+
+    /// Whether a header and the row of GPU0 stand further down: what comes before them is somebody's words, or another program's.
+    fn is_matrix_ahead(&self) -> bool {
+        self.rest().windows(2).any(|pair| {
+            let [header, row] = pair else { return false };
+            let start = skip_blanks(&row.glyphs, 0);
+            is_header(header) && is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some()
+        })
     }
 
     fn read_header(&mut self) -> Result<Header, TopoError> {
@@ -159,25 +202,14 @@ impl<'a> Reader<'a> {
         Ok(header)
     }
 
-    /// Why a line is no header that begins with `found`: what it is, and where the matrix is.
+    /// Why a line is no header that begins with `found`, and no matrix stands behind it.
     fn no_header(&self, line: &Line, found: String) -> TopoProblem {
-        let matrix = self.rest().windows(2).find_map(|pair| {
-            let [header, row] = pair else { return None };
-            let start = skip_blanks(&row.glyphs, 0);
-            let begins =
-                is_header(header) && is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some();
-            header.first().filter(|_| begins)
-        });
-        let tool = self.rest().iter().find_map(|line| printed_by(&line.text()));
-        match (matrix, tool) {
-            (None, Some(tool)) => {
+        match self.rest().iter().find_map(|line| printed_by(&line.text())) {
+            Some(tool) => {
                 let found = line.text().chars().take(40).collect();
                 TopoProblem::OtherOutput { found, tool }
             }
-            (matrix, _) => {
-                let matrix = matrix.map(|glyph| glyph.line);
-                TopoProblem::NoHeader { found, matrix }
-            }
+            None => TopoProblem::NoHeader { found },
         }
     }
 
@@ -342,10 +374,24 @@ pub(super) fn is_header(line: &Line) -> bool {
     !is_row(line) && Header::read(&line.glyphs).is_ok_and(|header| header.gpus > 0)
 }
 
-/// Whether a line ends a legend that stands before the matrix: the header does, and a row without one.
+/// Whether a line ends what stands before the matrix: the header does, and a row without one.
 fn begins_matrix(line: &Line) -> bool {
-    let word = word_at(&line.glyphs, skip_blanks(&line.glyphs, 0));
-    numbered(&word, "GPU").is_some() || is_row(line)
+    let text = line.text();
+    let mut words = text.split(' ');
+    let is_gpu = |word: &str| numbered(word, "GPU").is_some();
+    let names_columns = words.next().is_some_and(is_gpu) && words.next().is_none_or(is_gpu);
+    names_columns || is_header(line) || is_row_of_some(line)
+}
+
+/// Whether a line looks like a row of any matrix: a device with a link, or anything with two. Prose may have one: `the PIX link`.
+pub(super) fn is_row_of_some(line: &Line) -> bool {
+    let glyphs = &line.glyphs;
+    let start = skip_blanks(glyphs, 0);
+    let label = word_at(glyphs, start);
+    let is_device = numbered(&label, "GPU").or(numbered(&label, "NIC")).is_some();
+    let first = skip_blanks(glyphs, start + label.chars().count());
+    let second = skip_blanks(glyphs, first + word_at(glyphs, first).chars().count());
+    is_row(line) && (is_device || is_links(glyphs, second))
 }
 
 /// A row that ends where the header was cut may have been cut there too: what its last value goes on with is not known.

@@ -10,6 +10,9 @@ const GAP: usize = 2;
 pub(super) fn lay_out(lines: &mut Vec<Line>) {
     let mut at = 0;
     while at < lines.len() {
+        if let Some(line) = lines.get_mut(at) {
+            drop_bars(line);
+        }
         let rows = lines.iter().skip(at).take_while(|line| is_row(line)).count();
         if rows == 0 {
             at += 1;
@@ -19,6 +22,21 @@ pub(super) fn lay_out(lines: &mut Vec<Line>) {
         let left = laid_out.len();
         lines.splice(at..at + rows, laid_out);
         at += left;
+    }
+}
+
+/// `GPU0 X NV18 | |`: what a web page's own table leaves behind every line.
+fn drop_bars(line: &mut Line) {
+    let is_bar = |glyph: &Glyph| glyph.ch == '|';
+    let text = line
+        .glyphs
+        .iter()
+        .rposition(|glyph| !glyph.is_blank() && !is_bar(glyph));
+    if let Some(text) = text
+        && !line.first().is_some_and(|first| is_bar(&first))
+        && line.glyphs.iter().skip(text).any(is_bar)
+    {
+        line.glyphs.truncate(text + 1);
     }
 }
 
@@ -51,7 +69,7 @@ fn table(lines: &[Line]) -> Vec<Line> {
         .collect()
 }
 
-/// What stands between the bars, without blanks around it.
+/// What stands between the bars, without blanks and marks of emphasis around it.
 fn cells(line: &Line) -> Vec<&[Glyph]> {
     let between = line.glyphs.split(|glyph| glyph.ch == '|').skip(1);
     let mut cells: Vec<&[Glyph]> = between.map(trimmed).collect();
@@ -61,8 +79,9 @@ fn cells(line: &Line) -> Vec<&[Glyph]> {
 }
 
 fn trimmed(cell: &[Glyph]) -> &[Glyph] {
-    let first = cell.iter().position(|glyph| !glyph.is_blank());
-    let last = cell.iter().rposition(|glyph| !glyph.is_blank());
+    let is_said = |glyph: &Glyph| !glyph.is_blank() && !"*`".contains(glyph.ch);
+    let first = cell.iter().position(is_said);
+    let last = cell.iter().rposition(is_said);
     first
         .zip(last)
         .and_then(|(first, last)| cell.get(first..=last))

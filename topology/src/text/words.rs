@@ -167,6 +167,11 @@ pub(super) fn numbered(word: &str, prefix: &str) -> Option<(usize, usize)> {
     canonical.then_some((number, prefix.len() + digits.len()))
 }
 
+/// Whether a name is that of an NVMe disk, which `nvidia-smi topo -nvme` adds to the matrix: `NVMe0`.
+pub(super) fn is_disk(name: &str) -> bool {
+    numbered(name, "NVMe").is_some_and(|(_, length)| length == name.len())
+}
+
 /// How many characters of a header word, which may be several names glued, belong to its first device name.
 pub(super) fn device_length(word: &str) -> usize {
     if let Some((_, length)) = numbered(word, "GPU").or_else(|| numbered(word, "NIC")) {
