@@ -24,10 +24,13 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
             problem: TopoProblem::TooLong { bytes, limit },
         });
     }
-    let mut lines = lines(text);
-    table::lay_out(&mut lines);
+    let mut lines = table::lay_out(lines(text));
     drop_prompt(&mut lines);
-    let mut reader = Reader { lines: &lines, at: 0 };
+    let mut reader = Reader {
+        lines: &lines,
+        at: 0,
+        last_matrix: last_matrix(&lines),
+    };
     let preamble = reader.read_preamble()?;
     let header = reader.read_header()?;
     let nics = header
@@ -84,10 +87,19 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
 
 /// Whether a header and the row of GPU0 stand somewhere in a text: it is a topology text, whatever else is in it.
 pub(super) fn has_matrix(text: &str) -> bool {
-    let mut lines = lines(text);
-    table::lay_out(&mut lines);
-    let reader = Reader { lines: &lines, at: 0 };
-    text.len() <= MAX_TEXT_BYTES && reader.is_matrix_ahead()
+    text.len() <= MAX_TEXT_BYTES && last_matrix(&table::lay_out(lines(text))).is_some()
+}
+
+/// Where the last of the matrices begins that have a header and, as the next line, the row of GPU0.
+fn last_matrix(lines: &[Line]) -> Option<usize> {
+    let said = || (0..).zip(lines).filter(|(_, line)| line.first().is_some());
+    let begins = |(at, header), (_, row): (usize, &Line)| {
+        let start = skip_blanks(&row.glyphs, 0);
+        let is_first = is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some();
+        (is_first && is_header(header)).then_some(at)
+    };
+    let pairs = said().zip(said().skip(1));
+    pairs.filter_map(|(header, row)| begins(header, row)).last()
 }
 
 /// What was said before the header.
@@ -104,6 +116,7 @@ struct Preamble {
 struct Reader<'a> {
     lines: &'a [Line],
     at: usize,
+    last_matrix: Option<usize>,
 }
 
 impl<'a> Reader<'a> {
@@ -130,12 +143,8 @@ impl<'a> Reader<'a> {
         while let Some(line) = self.lines.get(self.at) {
             let text = line.text();
             let others = legend::peer_to_peer_lines(self.rest(), text.split(' ').count());
-            let behind = Reader {
-                lines: self.lines,
-                at: self.at + others,
-            };
-            if others > 0 && behind.is_matrix_ahead() {
-                self.at = behind.at;
+            if others > 0 && self.is_matrix_from(self.at + others) {
+                self.at += others;
                 continue;
             }
             if let Some(comment) = text.strip_prefix('#') {
@@ -149,7 +158,7 @@ impl<'a> Reader<'a> {
                 preamble.nics_found = Some((found, shown, line.first().unwrap_or(line.end)));
             } else if legend::is_heading(&text) || !preamble.legend.is_empty() && !begins_matrix(line) {
                 preamble.legend.push(line.clone());
-            } else if !is_frame(&text) && (begins_matrix(line) || !self.is_matrix_ahead()) {
+            } else if !is_frame(&text) && (begins_matrix(line) || !self.is_matrix_from(self.at)) {
                 return Ok(preamble);
             }
             self.at += 1;
@@ -157,13 +166,9 @@ impl<'a> Reader<'a> {
         Err(self.end().refuse(TopoProblem::Empty))
     }
 
-    /// Whether a header and the row of GPU0 stand further down: what comes before them is somebody's words, or another program's.
-    fn is_matrix_ahead(&self) -> bool {
-        self.rest().windows(2).any(|pair| {
-            let [header, row] = pair else { return false };
-            let start = skip_blanks(&row.glyphs, 0);
-            is_header(header) && is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some()
-        })
+    /// Whether a matrix begins at a line or further down: what comes before it is somebody's words, or another program's.
+    fn is_matrix_from(&self, line: usize) -> bool {
+        self.last_matrix.is_some_and(|matrix| line <= matrix)
     }
 
     fn read_header(&mut self) -> Result<Header, TopoError> {

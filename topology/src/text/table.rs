@@ -7,22 +7,15 @@ use super::glyphs::{Glyph, Line};
 const GAP: usize = 2;
 
 /// Lays out every table among `lines`.
-pub(super) fn lay_out(lines: &mut Vec<Line>) {
-    let mut at = 0;
-    while at < lines.len() {
-        if let Some(line) = lines.get_mut(at) {
-            drop_bars(line);
-        }
-        let rows = lines.iter().skip(at).take_while(|line| is_row(line)).count();
-        if rows == 0 {
-            at += 1;
-            continue;
-        }
-        let laid_out = table(lines.get(at..at + rows).unwrap_or_default());
-        let left = laid_out.len();
-        lines.splice(at..at + rows, laid_out);
-        at += left;
-    }
+pub(super) fn lay_out(mut lines: Vec<Line>) -> Vec<Line> {
+    lines.iter_mut().for_each(drop_bars);
+    let same_kind = |a: &Line, b: &Line| is_row(a) == is_row(b);
+    let runs = lines.chunk_by(same_kind);
+    runs.flat_map(|run| match run.first() {
+        Some(first) if is_row(first) => table(run),
+        _ => run.to_vec(),
+    })
+    .collect()
 }
 
 /// `GPU0 X NV18 | |`: what a web page's own table leaves behind every line.
