@@ -12,6 +12,7 @@ mod legend;
 mod machine;
 mod parse;
 mod paths;
+mod preamble;
 mod print;
 mod products;
 mod row;
@@ -121,7 +122,7 @@ pub fn parse(text: &str) -> Result<TopoText, TopoError> {
 
 /// Whether a matrix with a header stands in a text, among whatever else. What it says may still be refused.
 pub fn has_matrix(text: &str) -> bool {
-    parse::has_matrix(text)
+    preamble::has_matrix(text)
 }
 
 /// Reads a topology text as a machine; see [`TopoText::into_machine`] for what is inferred.

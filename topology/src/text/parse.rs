@@ -1,13 +1,14 @@
-//! The reader of a whole topology text: what may stand before the matrix, header, rows, what may stand behind. It holds the rows
+//! The reader of a whole topology text: what stands before the matrix, header, rows, what stands behind. It holds the rows
 //! against each other and refuses what is cut or contradicts itself; it infers nothing.
 
-use super::around::{drop_prompt, hidden_nics, is_boundary, is_frame};
+use super::around::{drop_prompt, is_boundary};
 use super::check::check;
 use super::error::{TopoError, TopoProblem};
 use super::foreign::printed_by;
 use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
 use super::header::Header;
 use super::legend;
+use super::preamble;
 use super::row::{self, Row, after_label};
 use super::table;
 use super::words::{Title, goes_on_with_links, is_disk, is_failure, is_links, numbered};
@@ -26,12 +27,8 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
     }
     let mut lines = table::lay_out(lines(text));
     drop_prompt(&mut lines);
-    let mut reader = Reader {
-        lines: &lines,
-        at: 0,
-        last_matrix: last_matrix(&lines),
-    };
-    let preamble = reader.read_preamble()?;
+    let (preamble, at) = preamble::read(&lines);
+    let mut reader = Reader { lines: &lines, at };
     let header = reader.read_header()?;
     let nics = header
         .names
@@ -85,38 +82,9 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
     })
 }
 
-/// Whether a header and the row of GPU0 stand somewhere in a text: it is a topology text, whatever else is in it.
-pub(super) fn has_matrix(text: &str) -> bool {
-    text.len() <= MAX_TEXT_BYTES && last_matrix(&table::lay_out(lines(text))).is_some()
-}
-
-/// Where the last of the matrices begins that have a header and, as the next line, the row of GPU0.
-fn last_matrix(lines: &[Line]) -> Option<usize> {
-    let said = || (0..).zip(lines).filter(|(_, line)| line.first().is_some());
-    let begins = |(at, header), (_, row): (usize, &Line)| {
-        let start = skip_blanks(&row.glyphs, 0);
-        let is_first = is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some();
-        (is_first && is_header(header)).then_some(at)
-    };
-    let pairs = said().zip(said().skip(1));
-    pairs.filter_map(|(header, row)| begins(header, row)).last()
-}
-
-/// What was said before the header.
-#[derive(Default)]
-struct Preamble {
-    /// What a `# machine:` comment says.
-    description: Option<String>,
-    /// NICs found and NICs shown, from the notice about hidden ones, and where it stands.
-    nics_found: Option<(usize, usize, Glyph)>,
-    /// The legends, where they stand before the matrix.
-    legend: Vec<Line>,
-}
-
 struct Reader<'a> {
     lines: &'a [Line],
     at: usize,
-    last_matrix: Option<usize>,
 }
 
 impl<'a> Reader<'a> {
@@ -136,39 +104,6 @@ impl<'a> Reader<'a> {
             Some(last) if !last.terminated => last.end,
             _ => start,
         }
-    }
-
-    fn read_preamble(&mut self) -> Result<Preamble, TopoError> {
-        let mut preamble = Preamble::default();
-        while let Some(line) = self.lines.get(self.at) {
-            let text = line.text();
-            let others = legend::peer_to_peer_lines(self.rest(), text.split(' ').count());
-            if others > 0 && self.is_matrix_from(self.at + others) {
-                self.at += others;
-                continue;
-            }
-            if let Some(comment) = text.strip_prefix('#') {
-                if let Some(description) = comment.trim().strip_prefix("machine:")
-                    && preamble.description.is_none()
-                {
-                    let said = description.split(" | ").next().unwrap_or_default().trim();
-                    preamble.description = Some(said.to_owned()).filter(|said| !said.is_empty());
-                }
-            } else if let Some((found, shown)) = hidden_nics(&text) {
-                preamble.nics_found = Some((found, shown, line.first().unwrap_or(line.end)));
-            } else if legend::is_heading(&text) || !preamble.legend.is_empty() && !begins_matrix(line) {
-                preamble.legend.push(line.clone());
-            } else if !is_frame(&text) && (begins_matrix(line) || !self.is_matrix_from(self.at)) {
-                return Ok(preamble);
-            }
-            self.at += 1;
-        }
-        Err(self.end().refuse(TopoProblem::Empty))
-    }
-
-    /// Whether a matrix begins at a line or further down: what comes before it is somebody's words, or another program's.
-    fn is_matrix_from(&self, line: usize) -> bool {
-        self.last_matrix.is_some_and(|matrix| line <= matrix)
     }
 
     fn read_header(&mut self) -> Result<Header, TopoError> {
@@ -377,15 +312,6 @@ pub(super) fn is_row(line: &Line) -> bool {
 /// Whether a line names the columns of a matrix.
 pub(super) fn is_header(line: &Line) -> bool {
     !is_row(line) && Header::read(&line.glyphs).is_ok_and(|header| header.gpus > 0)
-}
-
-/// Whether a line ends what stands before the matrix: the header does, and a row without one.
-fn begins_matrix(line: &Line) -> bool {
-    let text = line.text();
-    let mut words = text.split(' ');
-    let is_gpu = |word: &str| numbered(word, "GPU").is_some();
-    let names_columns = words.next().is_some_and(is_gpu) && words.next().is_none_or(is_gpu);
-    names_columns || is_header(line) || is_row_of_some(line)
 }
 
 /// Whether a line looks like a row of any matrix: a device with a link, or anything with two. Prose may have one: `the PIX link`.

@@ -1,0 +1,81 @@
+//! What stands before the matrix: comments, the notice of NICs that are not shown, legends, and words of people and of other programs, which are
+//! passed over if a matrix is still to come. Finds where the matrix begins; reads none.
+
+use super::MAX_TEXT_BYTES;
+use super::around::{hidden_nics, is_frame};
+use super::glyphs::{Glyph, Line, lines, skip_blanks};
+use super::legend;
+use super::parse::{is_header, is_row, is_row_of_some};
+use super::row::after_label;
+use super::table;
+use super::words::numbered;
+
+/// What was said before the header.
+#[derive(Default)]
+pub(super) struct Preamble {
+    /// What a `# machine:` comment says.
+    pub(super) description: Option<String>,
+    /// NICs found and NICs shown, from the notice about hidden ones, and where it stands.
+    pub(super) nics_found: Option<(usize, usize, Glyph)>,
+    /// The legends, where they stand before the matrix.
+    pub(super) legend: Vec<Line>,
+}
+
+/// Reads what stands before the header, and tells in which line that is, or should be.
+pub(super) fn read(lines: &[Line]) -> (Preamble, usize) {
+    let matrix = last_matrix(lines);
+    let is_matrix_from = |line: usize| matrix.is_some_and(|matrix| line <= matrix);
+    let mut preamble = Preamble::default();
+    let mut at = 0;
+    while let Some(line) = lines.get(at) {
+        let text = line.text();
+        let rest = lines.get(at..).unwrap_or_default();
+        let others = legend::peer_to_peer_lines(rest, text.split(' ').count());
+        if others > 0 && is_matrix_from(at + others) {
+            at += others;
+            continue;
+        }
+        if let Some(comment) = text.strip_prefix('#') {
+            if let Some(description) = comment.trim().strip_prefix("machine:")
+                && preamble.description.is_none()
+            {
+                let said = description.split(" | ").next().unwrap_or_default().trim();
+                preamble.description = Some(said.to_owned()).filter(|said| !said.is_empty());
+            }
+        } else if let Some((found, shown)) = hidden_nics(&text) {
+            preamble.nics_found = Some((found, shown, line.first().unwrap_or(line.end)));
+        } else if legend::is_heading(&text) || !preamble.legend.is_empty() && !begins_matrix(line) {
+            preamble.legend.push(line.clone());
+        } else if !is_frame(&text) && (begins_matrix(line) || !is_matrix_from(at)) {
+            break;
+        }
+        at += 1;
+    }
+    (preamble, at)
+}
+
+/// Whether a header and the row of GPU0 stand somewhere in a text: it is a topology text, whatever else is in it.
+pub(super) fn has_matrix(text: &str) -> bool {
+    text.len() <= MAX_TEXT_BYTES && last_matrix(&table::lay_out(lines(text))).is_some()
+}
+
+/// Where the last of the matrices begins that have a header and, as the next line, the row of GPU0.
+fn last_matrix(lines: &[Line]) -> Option<usize> {
+    let said = || (0..).zip(lines).filter(|(_, line)| line.first().is_some());
+    let begins = |(at, header), (_, row): (usize, &Line)| {
+        let start = skip_blanks(&row.glyphs, 0);
+        let is_first = is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some();
+        (is_first && is_header(header)).then_some(at)
+    };
+    let pairs = said().zip(said().skip(1));
+    pairs.filter_map(|(header, row)| begins(header, row)).last()
+}
+
+/// Whether a line ends what stands before the matrix: the header does, and a row without one.
+fn begins_matrix(line: &Line) -> bool {
+    let text = line.text();
+    let mut words = text.split(' ');
+    let is_gpu = |word: &str| numbered(word, "GPU").is_some();
+    let names_columns = words.next().is_some_and(is_gpu) && words.next().is_none_or(is_gpu);
+    names_columns || is_header(line) || is_row_of_some(line)
+}
