@@ -115,7 +115,8 @@ pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Resu
     let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
     let text = text.trim_start_matches('\u{feff}');
     if !has_matrix(text)
-        && let Some(form) = form(text).with_context(|| name.to_owned())? {
+        && let Some(form) = form(text).with_context(|| name.to_owned())?
+    {
         if let Some(model) = hints.model.clone() {
             return Err(ReadError::ModelIsSaid { model }).with_context(|| name.to_owned());
         }
