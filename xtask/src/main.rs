@@ -56,8 +56,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "name")]
         args: Vec<String>,
     },
-    /// Writes cli/order.ld: which functions a plugin runs, for the linker to lay them side by side. Needs valgrind and what e2e needs; ten
-    /// minutes. Worth its time when the compiler, dependencies or the version have changed: without it a plugin keeps more memory.
+    /// Writes cli/order.ld: which functions a plugin runs, for the linker to lay them side by side. Needs valgrind and what e2e needs; a
+    /// quarter of an hour. Worth its time when the compiler, dependencies or the version have changed: without it a plugin keeps more memory.
     Order,
     /// A real Kubernetes of three simulated GPU nodes, left up for you to play with.
     Cluster {
