@@ -248,7 +248,7 @@ fn stem(name: &str) -> &str {
     hashed.map_or(name, |(stem, _)| stem)
 }
 
-/// The sections of functions, as patterns. Of a function that is alone with its path, the path counts: it stays what it is when the
+/// The names of functions, as patterns. Of a function that is alone with its path, the path counts: it stays what it is when the
 /// compiler or a dependency is another. Those that exist for several types are told apart by their hashes alone.
 fn sections(executed: &BTreeSet<&str>, functions: &[&str]) -> BTreeSet<String> {
     let mut alike: BTreeMap<&str, usize> = BTreeMap::new();
@@ -256,7 +256,7 @@ fn sections(executed: &BTreeSet<&str>, functions: &[&str]) -> BTreeSet<String> {
         *alike.entry(stem(name)).or_default() += 1;
     }
     let own: BTreeSet<&str> = functions.iter().copied().collect();
-    let sections = executed
+    executed
         .intersection(&own)
         .filter(|name| name.starts_with("_ZN") || name.starts_with("_R"))
         .map(|name| match name.split_once(".llvm.") {
@@ -264,8 +264,7 @@ fn sections(executed: &BTreeSet<&str>, functions: &[&str]) -> BTreeSet<String> {
             Some((name, _)) => format!("{name}*"),
             None => (*name).to_owned(),
         })
-        .map(|name| format!(".text.{name}"));
-    sections.collect()
+        .collect()
 }
 
 /// What the linker is told. A section goes where it is named first.
@@ -274,7 +273,8 @@ fn script(at_rest: &BTreeSet<String>, at_start: &BTreeSet<String>) -> String {
     let mut group = |title: &str, sections: &mut dyn Iterator<Item = &String>| {
         script += &format!("    /* {title} */\n");
         for section in sections {
-            script += &format!("    *({section})\n");
+            // Functions that are said to be cold lie in sections of another name.
+            script += &format!("    *(.text.{section} .text.unlikely.{section})\n");
         }
     };
     group("At rest.", &mut at_rest.iter());
@@ -297,9 +297,9 @@ mod tests {
         assert_eq!(
             sections,
             [
-                ".text._ZN1a3run17h*",
-                ".text._ZN1b4drop17h1111111111111111E*",
-                ".text._ZN1c3own17h*"
+                "_ZN1a3run17h*",
+                "_ZN1b4drop17h1111111111111111E*",
+                "_ZN1c3own17h*"
             ]
         );
     }
@@ -307,15 +307,19 @@ mod tests {
     #[test]
     fn what_runs_at_rest_comes_before_what_only_the_start_runs() {
         let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let script = script(
-            &named(&[".text.beat", ".text.wait"]),
-            &named(&[".text.argue", ".text.wait"]),
-        );
+        let script = script(&named(&["beat", "wait"]), &named(&["argue", "wait"]));
         let sections: Vec<&str> = script
             .lines()
             .filter(|line| line.contains("*("))
             .map(str::trim)
             .collect();
-        assert_eq!(sections, ["*(.text.beat)", "*(.text.wait)", "*(.text.argue)"]);
+        assert_eq!(
+            sections,
+            [
+                "*(.text.beat .text.unlikely.beat)",
+                "*(.text.wait .text.unlikely.wait)",
+                "*(.text.argue .text.unlikely.argue)"
+            ]
+        );
     }
 }
