@@ -222,7 +222,7 @@ proptest! {
 
     #[test]
     fn a_changed_file_is_refused_or_still_a_symmetric_matrix(
-        file in 0usize..37,
+        file in 0usize..39,
         at in any::<prop::sample::Index>(),
         removed in 0usize..40,
         inserted in "[\\t\\n X0-9A-Z,/:=-]{0,6}",

@@ -209,7 +209,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_machine_file_never_panics(file in 0usize..37, at in any::<prop::sample::Index>(), json in any::<bool>()) {
+    fn a_cut_machine_file_never_panics(file in 0usize..39, at in any::<prop::sample::Index>(), json in any::<bool>()) {
         let (_, text) = files::complete().swap_remove(file);
         let machine = read(&text).unwrap();
         let written = if json {

@@ -153,7 +153,7 @@ fn json_of_every_file_has_the_stable_fields_in_shape() {
         }
         read += 1;
     }
-    assert_eq!(read, 37);
+    assert_eq!(read, 39);
 }
 
 #[test]

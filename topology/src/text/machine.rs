@@ -156,7 +156,8 @@ fn nic_lines(nics: &[Nic]) -> Vec<NicLine> {
     nics.iter().enumerate().map(line).collect()
 }
 
-/// A device name as one line of the legend can hold it. A bracket could be taken for what is left of an escape code.
+/// A device name as one line of the legend can hold it. A bracket could be taken for what is left of an escape code,
+/// a colon behind a word for the next entry.
 fn one_line(name: &str) -> String {
     let visible: String = name
         .chars()
@@ -166,7 +167,11 @@ fn one_line(name: &str) -> String {
             _ => ' ',
         })
         .collect();
-    let words = visible.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = visible.split_whitespace().map(|word| word.trim_end_matches(':'));
+    let words = words
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
     let short: String = words.chars().take(100).collect();
     let short = short.trim();
     if short.is_empty() { "unknown" } else { short }.to_owned()

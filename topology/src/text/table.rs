@@ -8,7 +8,10 @@ const GAP: usize = 2;
 
 /// Lays out every table among `lines`.
 pub(super) fn lay_out(mut lines: Vec<Line>) -> Vec<Line> {
-    lines.iter_mut().for_each(drop_bars);
+    let mut said = lines.iter().filter(|line| line.first().is_some());
+    if said.all(|line| line.text().ends_with('|')) {
+        lines.iter_mut().for_each(drop_bars);
+    }
     let same_kind = |a: &Line, b: &Line| is_row(a) == is_row(b);
     let runs = lines.chunk_by(same_kind);
     runs.flat_map(|run| match run.first() {
