@@ -614,6 +614,12 @@ fn what_people_and_other_programs_say_around_the_matrix_is_passed_over() {
         let text = format!("{bare}{nics}{behind}");
         assert_eq!(read(&text), whole, "{behind}");
     }
+    // nvidia-smi's own warning, which goes to another stream, may come anywhere.
+    let warning = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n";
+    let within = nics.replace("  NIC0", &format!("{warning}  NIC0"));
+    assert_eq!(read(&format!("{bare}{within}")), whole);
+    let rows = "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-7,16-23\nGPU1 SYS X 0-7,16\n";
+    assert_eq!(values(&read(&format!("{rows}{warning}")))[1][0], "0-7,16");
     let quoted = bare.replace('\n', " | |\n");
     assert_eq!(read(&quoted).links(), whole.links(), "{quoted}");
 }

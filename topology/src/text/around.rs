@@ -60,11 +60,17 @@ fn is_topologys_heading(lower: &str) -> bool {
     })
 }
 
-/// What kubectl says before a command's output, and what programs that report on a machine print beside the matrix (`sglang.check_env`).
+/// What kubectl says before a command's output, what programs that report on a machine print beside the matrix (`sglang.check_env`), and
+/// nvidia-smi's own warning, which goes to another stream and may come anywhere.
 fn of_other_programs(lower: &str) -> bool {
-    ["defaulted container ", "hypervisor vendor:", "ulimit soft:"]
-        .iter()
-        .any(|begin| lower.starts_with(begin))
+    [
+        "defaulted container ",
+        "hypervisor vendor:",
+        "ulimit soft:",
+        "warning: inforom",
+    ]
+    .iter()
+    .any(|begin| lower.starts_with(begin))
 }
 
 /// Whether a line ends in the command that prints a matrix, whatever the shell does with its output.

@@ -51,7 +51,7 @@ pub(super) fn read(
             && let entries = nic_entries(&text)
             && entries
                 .iter()
-                .any(|(name, _)| names.contains(name) || are_lacking(&devices, name))
+                .any(|(name, _)| names.contains(name) || !is_frame(&text) && are_lacking(&devices, name))
         {
             for (name, device) in entries {
                 match names
@@ -273,7 +273,10 @@ fn nic_entries(text: &str) -> Vec<(String, String)> {
                 entries.push((name.to_owned(), String::new()));
             }
             (_, Some((_, device))) => {
-                *device = format!("{device} {word}").trim_start().to_owned();
+                if !device.is_empty() {
+                    device.push(' ');
+                }
+                device.push_str(word);
             }
             (_, None) => return Vec::new(),
         }

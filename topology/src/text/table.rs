@@ -49,14 +49,22 @@ fn table(lines: &[Line]) -> Vec<Line> {
         .map(|line| (line, cells(line)))
         .filter(|(_, cells)| !parts_titles(cells))
         .collect();
-    let columns = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0);
-    let mut starts = Vec::with_capacity(columns);
-    let mut start = 0;
-    for column in 0..columns {
-        starts.push(start);
-        let widths = rows.iter().filter_map(|(_, cells)| cells.get(column));
-        start += widths.map(|cell| cell.len()).max().unwrap_or(0) + GAP;
+    let mut widths: Vec<usize> = Vec::new();
+    for (_, cells) in &rows {
+        widths.resize(widths.len().max(cells.len()), 0);
+        for (width, cell) in widths.iter_mut().zip(cells) {
+            *width = cell.len().max(*width);
+        }
     }
+    let mut next = 0;
+    let starts: Vec<usize> = widths
+        .into_iter()
+        .map(|width| {
+            let start = next;
+            next += width + GAP;
+            start
+        })
+        .collect();
     rows.into_iter()
         .map(|(line, cells)| Line {
             glyphs: beneath(&starts, &cells),
