@@ -208,6 +208,17 @@ impl Observed {
         self.readiness.borrow().clone()
     }
 
+    /// Whether the API server was tried and does not answer.
+    pub fn is_cluster_lost(&self) -> bool {
+        self.readiness.borrow().cluster == Some(false)
+    }
+
+    /// Waits until [`Observed::is_cluster_lost`].
+    pub async fn cluster_lost(&self) {
+        // It ends with its sender, which is here.
+        let _ = self.changes().wait_for(|now| now.cluster == Some(false)).await;
+    }
+
     /// Kubelet has accepted a resource.
     pub fn registered(&self, resource: &ResourceName) {
         self.metrics.registration(resource, true);

@@ -128,8 +128,10 @@ impl Default for Metrics {
             deviations: Counter::default(),
             swaps: Counter::default(),
             refused_grants: Counter::default(),
-            // From a lookup that waits for nothing to the 100 ms bound.
-            grant_wait: Histogram::new([0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]),
+            // From a lookup that waits for nothing to the bound of a second.
+            grant_wait: Histogram::new([
+                0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
+            ]),
             quarantined: Gauge::default(),
             devices: Family::default(),
             registrations: Family::default(),

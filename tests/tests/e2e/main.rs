@@ -12,6 +12,7 @@ mod pods;
 mod records;
 mod scenarios;
 mod seen;
+mod told;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -22,6 +23,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use bed::Bed;
 use scenarios::Scenario;
+use told::Logs;
 
 fn main() -> Result<ExitCode> {
     let mut arguments = Arguments::from_args();
@@ -78,7 +80,12 @@ impl Stage {
                 None => place.insert(Bed::up().await.context("bringing the cluster up")?),
             };
             let ready = start.elapsed().as_secs_f64();
+            let logs = Logs::of(bed.folder());
             let outcome = scenario.run(bed).await;
+            let outcome = outcome.map_err(|error| {
+                let said = logs.since(bed.folder());
+                anyhow::anyhow!("{error:#}\nGantry's daemons said meanwhile:{said}")
+            });
             let told = start.elapsed().as_secs_f64();
             let restored = bed
                 .restore()

@@ -5,6 +5,7 @@ mod restarts;
 mod shapes;
 mod steering;
 mod truths;
+mod waiting;
 
 use std::sync::Arc;
 

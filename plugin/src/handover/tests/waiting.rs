@@ -1,0 +1,94 @@
+//! The wait for a pod that kubelet knows of before the watch shows it, on a clock that moves only when everybody waits.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::observe::Observed;
+
+/// A hand-over of eight GPUs in NVLink pairs, in a cluster whose pods have been listed.
+fn shared() -> (Arc<SharedHandover>, Arc<Observed>) {
+    let observed = Arc::<Observed>::default();
+    observed.cluster(true);
+    let (notes, _) = mpsc::channel(1);
+    let handover = SharedHandover::new(node(), Arc::clone(&observed), Some(notes));
+    (Arc::new(handover), observed)
+}
+
+async fn ask(handover: &SharedHandover, size: usize) -> (Devices, Duration) {
+    let began = Instant::now();
+    let mut answers = handover.prefer(vec![request(&set(0..8), &set([]), size)]).await;
+    assert_eq!(answers.len(), 1);
+    (answers.remove(0), began.elapsed())
+}
+
+fn show_later(handover: &Arc<SharedHandover>, pod: PodSeen, delay: Duration) {
+    let handover = Arc::clone(handover);
+    tokio::spawn(async move {
+        sleep(delay).await;
+        handover.seen(pod);
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_the_watch_shows_late_gets_its_grant() {
+    let (handover, _) = shared();
+    let late = Duration::from_millis(400);
+    show_later(&handover, simple("late", [5]), late);
+    assert_eq!(ask(&handover, 1).await, (set([5]), late));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_else_happens_does_not_end_the_wait() {
+    let (handover, _) = shared();
+    handover.seen(simple("other", [0, 1]));
+    show_later(&handover, simple("another", [2, 3]), Duration::from_millis(50));
+    let late = Duration::from_millis(300);
+    show_later(&handover, simple("late", [5]), late);
+    assert_eq!(ask(&handover, 1).await, (set([5]), late));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_never_shown_is_served_outside_all_grants_after_a_second() {
+    let (handover, _) = shared();
+    handover.seen(simple("other", [0, 1, 2, 3, 4, 5, 6]));
+    assert_eq!(ask(&handover, 1).await, (set([7]), Duration::from_secs(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_watch_is_not_waited_for_that_long() {
+    let (handover, observed) = shared();
+    observed.cluster(false);
+    let (_, waited) = ask(&handover, 1).await;
+    assert_eq!(waited, Duration::from_millis(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_breaks_during_the_wait_shortens_it() {
+    let (handover, observed) = shared();
+    let breaks = Duration::from_millis(300);
+    tokio::spawn(async move {
+        sleep(breaks).await;
+        observed.cluster(false);
+    });
+    let (_, waited) = ask(&handover, 1).await;
+    assert_eq!(waited, breaks);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_without_a_grant_waits_for_nothing_but_the_choice_table() {
+    let (handover, _) = shared();
+    handover.seen(stray("stray", 2));
+    assert_eq!(ask(&handover, 2).await, (set([0, 1]), Duration::ZERO));
+    handover.table(None);
+    let (_, waited) = ask(&handover, 2).await;
+    assert_eq!(waited, Duration::from_millis(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_cluster_nobody_is_waited_for() {
+    let handover = SharedHandover::new(node(), Arc::default(), None);
+    assert_eq!(ask(&handover, 2).await, (set([0, 1]), Duration::ZERO));
+}
