@@ -58,6 +58,18 @@ pub async fn connect(kubeconfig: Option<&Path>, silence: Duration) -> Result<Cli
     Client::try_from(configuration(kubeconfig, silence).await?).map_err(ConnectError::Client)
 }
 
+/// Asks the API server whether it is there, by the path `/version`. Whom it forbids that, as hardened clusters do, it has answered.
+///
+/// # Errors
+/// It does not answer, or not as an API server that is ready to.
+pub async fn ask(client: &Client) -> Result<(), kube::Error> {
+    match client.apiserver_version().await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 async fn configuration(kubeconfig: Option<&Path>, silence: Duration) -> Result<Config, ConnectError> {
     let mut config = match kubeconfig {
         Some(path) => Config::from_custom_kubeconfig(read(path)?, &KubeConfigOptions::default())

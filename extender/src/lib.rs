@@ -45,6 +45,7 @@ pub(crate) mod wake;
 pub mod watch;
 pub mod watched;
 pub mod wire;
+pub(crate) mod writers;
 
 pub use args::Args;
 
@@ -62,8 +63,6 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{LeaseArgs, TlsArgs};
 use crate::bind::Binder;
 use crate::decide::Options;
-use crate::gang::events::Events;
-use crate::gang::objects::Objects;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
@@ -72,6 +71,7 @@ use crate::service::Service;
 use crate::tls::Tls;
 use crate::watch::{Contact, Feed, SILENCE};
 use crate::watched::Watched;
+use crate::writers::Writers;
 
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
 ///
@@ -80,13 +80,7 @@ use crate::watched::Watched;
 /// that cannot be reached is no error: the extender serves, says that it is not ready, and tries again.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watched = Watched::new(read_resources(&args.resources)?);
-    let options = Options {
-        foreign: args.foreign_nodes,
-        policy: args.policy,
-        patience: args.gangs.gang_patience,
-        drain: args.gangs.gang_drain,
-        nominate: args.gangs.nominate,
-    };
+    let options = options(&args);
     let tls = tls(&args.tls)?;
     let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
     let election = election(&args.lease, &run)?;
@@ -99,28 +93,16 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         },
     };
     let address = doors.all.local_addr()?;
-    let announces = announces(&args.lease, address.port());
     tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
     if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
         tracing::warn!(%address, "whoever reaches this address can have pods bound; set --tls-cert, --tls-key and --client-ca");
     }
 
-    let mut index = Index::new(options, &watched, run.clone());
-    index.set_fabric(args.gangs.fabric.clone());
-    index.set_schedulers(args.schedulers.iter().map(|name| name.as_str().into()));
-    index.set_gangs(gantry_gang::protocol::Settings {
-        identity: run.into(),
-        gates: args.gangs.gates,
-        arrival: args.gangs.gang_arrival,
-        hold: args.gangs.gang_hold,
-        levels: args.gangs.fabric.clone(),
-        ..Default::default()
-    });
     let leadership = Arc::new(match &election {
         Some(_) => Leadership::follower(),
         None => Leadership::always(),
     });
-    let store = Arc::new(Store::new(index));
+    let store = Arc::new(Store::new(index(&args, options, &watched, run)));
     let binder = Binder::new(
         client.clone(),
         Arc::clone(&store),
@@ -134,7 +116,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         objects: Arc::default(),
         metrics: Arc::new(Metrics::new()),
         gates: args.gangs.gates,
-        announces,
+        announces: announces(&args.lease, address.port()),
     };
     let contact = Contact::new();
     let feed = Feed {
@@ -171,125 +153,59 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         let shutdown = shutdown.clone();
         tasks.spawn(async move { tls.follow(shutdown).await });
     }
-    let planning = (Arc::clone(&store), shutdown.clone());
-    tasks.spawn(async move { planning.0.plan(planning.1).await });
-    tasks.spawn(gang::budgets::run(
-        client.clone(),
-        Arc::clone(&store),
-        shutdown.clone(),
-    ));
-    tasks.spawn(gang::volumes::run(
-        client.clone(),
-        Arc::clone(&store),
-        shutdown.clone(),
-    ));
-    let (wanted, seen) = (Arc::clone(&store), store);
-    tasks.spawn(gang::owners::run(
-        client,
-        move || wanted.read(Index::owners_wanted),
-        move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
-        shutdown.clone(),
-    ));
+    look_around(&mut tasks, &client, &store, &shutdown);
     tasks.spawn(writers.work(leadership, release.clone()));
     let serving = together(server.run(doors, shutdown.clone()), watching, &shutdown);
     supervise::beside(serving, tasks, &shutdown, &release).await
 }
 
-/// Those that write to the cluster, other than binds that kube-scheduler calls for. They work while this process leads, and stop at once
-/// when it does no longer.
-struct Writers {
-    client: Client,
-    binder: Binder,
-    store: Arc<Store>,
-    objects: Arc<Objects>,
-    metrics: Arc<Metrics>,
-    gates: bool,
-    announces: Option<announce::Settings>,
+fn options(args: &Args) -> Options {
+    Options {
+        foreign: args.foreign_nodes,
+        policy: args.policy,
+        patience: args.gangs.gang_patience,
+        drain: args.gangs.gang_drain,
+        nominate: args.gangs.nominate,
+    }
 }
 
-impl Writers {
-    async fn work(self, leadership: Arc<Leadership>, shutdown: CancellationToken) {
-        while let Some(term) = shutdown.run_until_cancelled(leadership.entered()).await {
-            let until = shutdown.child_token();
-            let mut writers = self.start(&until);
-            let over = shutdown.run_until_cancelled(leadership.ended(term));
-            let fell = tokio::select! {
-                _ = over => false,
-                Some(_) = writers.join_next() => true,
-            };
-            until.cancel();
-            let mut bad = false;
-            while let Some(task) = writers.join_next().await {
-                bad |= task.is_err();
-            }
-            if fell || bad {
-                // What it was to do is done by nobody any more: the process ends.
-                tracing::error!("a task that writes to the cluster ended by itself");
-                return;
-            }
-        }
-    }
+/// What will be known of the cluster: nothing yet. `run` tells this process's decisions from those of others.
+fn index(args: &Args, options: Options, watched: &Watched, run: String) -> Index {
+    let mut index = Index::new(options, watched, run.clone());
+    index.set_fabric(args.gangs.fabric.clone());
+    index.set_schedulers(args.schedulers.iter().map(|name| name.as_str().into()));
+    index.set_gangs(gantry_gang::protocol::Settings {
+        identity: run.into(),
+        gates: args.gangs.gates,
+        arrival: args.gangs.gang_arrival,
+        hold: args.gangs.gang_hold,
+        levels: args.gangs.fabric.clone(),
+        ..Default::default()
+    });
+    index
+}
 
-    fn start(&self, until: &CancellationToken) -> JoinSet<()> {
-        let Self {
-            client,
-            binder,
-            store,
-            objects,
-            metrics,
-            gates,
-            announces,
-        } = self;
-        let (events, mailbox) = Events::new();
-        let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
-        let mut writers = JoinSet::new();
-        if let Some(settings) = announces {
-            writers.spawn(announce::run(client.clone(), settings.clone(), until.clone()));
-        }
-        writers.spawn(wake::run(
-            client.clone(),
-            Arc::clone(store),
-            Arc::clone(metrics),
-            until.clone(),
-        ));
-        writers.spawn(bind::aside::run(
-            binder.clone(),
-            events.clone(),
-            Arc::clone(metrics),
-            until.clone(),
-        ));
-        writers.spawn(explain::run(
-            client.clone(),
-            Arc::clone(store),
-            Arc::clone(metrics),
-            until.clone(),
-        ));
-        writers.spawn(gang::objects::run(
-            client.clone(),
-            Arc::clone(store),
-            Arc::clone(objects),
-            events.clone(),
-            Arc::clone(metrics),
-            orders,
-            until.clone(),
-        ));
-        writers.spawn(gang::work::run(
-            client.clone(),
-            Arc::clone(store),
-            events,
-            Arc::clone(metrics),
-            gang::work::Orders { taken, gates: *gates },
-            until.clone(),
-        ));
-        writers.spawn(gang::events::run(
-            client.clone(),
-            Arc::clone(objects),
-            mailbox,
-            Arc::clone(metrics),
-            until.clone(),
-        ));
-        writers
-    }
+/// Starts what plans, and what reads of the cluster only what is wanted of it: budgets, volumes and owners.
+fn look_around(tasks: &mut JoinSet<()>, client: &Client, store: &Arc<Store>, shutdown: &CancellationToken) {
+    let planning = (Arc::clone(store), shutdown.clone());
+    tasks.spawn(async move { planning.0.plan(planning.1).await });
+    tasks.spawn(gang::budgets::run(
+        client.clone(),
+        Arc::clone(store),
+        shutdown.clone(),
+    ));
+    tasks.spawn(gang::volumes::run(
+        client.clone(),
+        Arc::clone(store),
+        shutdown.clone(),
+    ));
+    let (wanted, seen) = (Arc::clone(store), Arc::clone(store));
+    tasks.spawn(gang::owners::run(
+        client.clone(),
+        move || wanted.read(Index::owners_wanted),
+        move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
+        shutdown.clone(),
+    ));
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {

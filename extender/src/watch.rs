@@ -290,9 +290,9 @@ fn is_undefined(error: &watcher::Error) -> bool {
 /// Asks the API server whether it is there, and lets time pass in the index.
 async fn beat(client: Client, store: Arc<Store>, contact: Arc<Contact>, shutdown: CancellationToken) {
     loop {
-        let answer = tokio::time::timeout(TICK, client.apiserver_version()).await;
+        let answer = tokio::time::timeout(TICK, gantry_client::ask(&client)).await;
         let now = Instant::now();
-        if let Ok(Ok(_)) = answer {
+        if let Ok(Ok(())) = answer {
             contact.made(now);
         }
         if let Some(last) = contact.last() {

@@ -161,8 +161,8 @@ async fn run(client: Client, cluster: Cluster) {
                 reachable = Some(false);
                 loop {
                     tokio::time::sleep(pauses.next()).await;
-                    match tokio::time::timeout(gantry_client::CONNECT, client.apiserver_version()).await {
-                        Ok(Ok(_)) => break,
+                    match tokio::time::timeout(gantry_client::CONNECT, gantry_client::ask(&client)).await {
+                        Ok(Ok(())) => break,
                         Ok(Err(error)) => debug!(%error, "the API server does not answer"),
                         Err(_) => debug!("the API server does not answer in time"),
                     }
@@ -359,6 +359,26 @@ mod tests {
         tokio::select! {
             () = answers => {}
             told = readiness.wait_for(|now| now.cluster == Some(true)) => drop(told.unwrap()),
+        }
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn an_api_server_that_forbids_its_version_is_there() {
+        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+        let task = tokio::spawn(run(Client::new(service, "default"), cluster()));
+        let status = |code: u16, reason: &str| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code});
+        let mut lists = 0;
+        while lists < 2 {
+            let (request, send) = api.next_request().await.unwrap();
+            send.send_response(match request.uri().path() {
+                "/api/v1/pods" => {
+                    lists += 1;
+                    answer(500, &status(500, "InternalError"))
+                }
+                "/version" => answer(403, &status(403, "Forbidden")),
+                _ => answer(404, &status(404, "NotFound")),
+            });
         }
         task.abort();
     }

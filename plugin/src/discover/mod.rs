@@ -250,6 +250,17 @@ pub struct Cut {
     devices: Vec<(MigIds, MigUuid)>,
 }
 
+impl Cut {
+    /// The first MIG device of a GPU instance, or that of one of its compute instances.
+    pub fn device(&self, gpu_instance: u32, compute_instance: Option<u32>) -> Option<&MigUuid> {
+        let mut devices = self.devices.iter();
+        let found = devices.find(|(ids, _)| {
+            ids.gpu_instance == gpu_instance && compute_instance.is_none_or(|ci| ids.compute_instance == ci)
+        });
+        found.map(|(_, uuid)| uuid)
+    }
+}
+
 /// Asks how the GPU at `index` is cut; `None` where that cannot be known.
 pub fn cut(nvml: &Nvml, index: u32) -> Option<Cut> {
     let device = nvml.device(index).ok()?;

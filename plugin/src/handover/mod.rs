@@ -310,6 +310,7 @@ impl Handover {
         self.arrivals += 1;
         // Ranks are set anew when kubelet restarts, but never beyond the count of arrivals.
         let pod = Pod::new(seen, &self.node, self.arrivals, self.epoch);
+        self.truth.tell_apart(&pod.name);
         self.pods.insert(pod.name.uid.clone(), pod);
         true
     }
@@ -319,7 +320,7 @@ impl Handover {
         let Some(pod) = self.pods.remove(uid) else {
             return false;
         };
-        self.truth.forget(&pod.name);
+        self.truth.forget(&pod.name, &pod.steps);
         if !pod.started {
             // Kubelet never admitted it, as far as was seen: what it was taken to have got may be another pod's.
             for step in pod.steps.iter().filter(|step| !step.listed) {

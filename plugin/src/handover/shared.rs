@@ -18,8 +18,10 @@ use crate::observe::{AllocationOutcome, Observed, PreferenceOutcome};
 /// The longest wait for a pod while the watch of pods works. On an idle machine it was seen to lose against kubelet by 6 ms at most, on
 /// one whose processors were all busy by up to 100 ms; kubelet admits nothing else meanwhile.
 const POD_PATIENCE: Duration = Duration::from_secs(1);
-/// The longest wait for a pod while the watch is known to be broken, and for the choice table.
+/// The longest wait for a pod while that is likely to be in vain, and for the choice table.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// For so long after a wait in vain the next ones are short: kubelet asks for each of many pods that were deleted meanwhile, too.
+const WARY: Duration = Duration::from_secs(30);
 
 /// One hand-over, shared.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub struct SharedHandover {
     served: Notify,
     /// Counts the listings by which devices came free.
     freed: watch::Sender<u64>,
+    /// When a pod was last waited for in vain.
+    vain: Mutex<Option<Instant>>,
     /// Where notes go, besides the log.
     notes: Option<mpsc::Sender<Note>>,
 }
@@ -47,6 +51,7 @@ impl SharedHandover {
             changes: watch::Sender::new(0),
             served: Notify::new(),
             freed: watch::Sender::new(0),
+            vain: Mutex::new(None),
             notes,
         }
     }
@@ -76,6 +81,9 @@ impl SharedHandover {
             }
         };
         let waited = began.elapsed();
+        if waited >= POD_PATIENCE {
+            *self.vain.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
         for (request, answer) in requests.iter().zip(&answers) {
             let outcome = match answer.basis {
                 Basis::Granted => PreferenceOutcome::Granted,
@@ -85,8 +93,8 @@ impl SharedHandover {
             };
             self.observed.preferred(&request.resource, outcome, waited);
             debug!(resource = %request.resource, size = request.size, offered = request.offered.len(), ?outcome, ?waited, "preferred allocation");
-            if self.grants && matches!(answer.basis, Basis::Unknown | Basis::Forced) {
-                info!(resource = %request.resource, size = request.size, ?outcome, ?waited, "no pod known here is the one that asks");
+            if self.grants && answer.basis == Basis::Unknown {
+                info!(resource = %request.resource, size = request.size, ?waited, "kubelet asks for a pod that is not known here");
             }
         }
         answers.into_iter().map(|answer| answer.devices).collect()
@@ -94,9 +102,10 @@ impl SharedHandover {
 
     /// How long a pod that asks and is not known yet is waited for: not at all where no cluster can show it.
     fn pod_patience(&self, cluster_lost: bool) -> Duration {
+        let vain = || *self.vain.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.grants {
             Duration::ZERO
-        } else if cluster_lost {
+        } else if cluster_lost || vain().is_some_and(|at| at.elapsed() < WARY) {
             PATIENCE
         } else {
             POD_PATIENCE

@@ -1,12 +1,12 @@
 //! What kubelet says of who holds what. It overrules every guess about who asked: allocated sets are exchanged between pods
 //! until they match. Blind to ordinary init containers, so what it does not list is not thereby free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::{DeviceId, PodUid, ResourceName};
 use jiff::Timestamp;
 
-use super::pod::{Pod, Share};
+use super::pod::{Pod, Share, Step};
 use super::{Devices, Handover, Note, PodName};
 
 /// One container's devices of one resource, as kubelet lists them.
@@ -20,6 +20,13 @@ pub struct Holding {
     pub container: String,
     /// The resource.
     pub resource: ResourceName,
+}
+
+impl Holding {
+    /// Namespace and name of the pod.
+    fn name(&self) -> (String, String) {
+        (self.namespace.clone(), self.pod.clone())
+    }
 }
 
 /// Kubelet's whole list.
@@ -40,8 +47,26 @@ pub(super) struct Truth {
     clock: u64,
     /// The kubelet at the time each listing began.
     began_in: u64,
-    /// Pod names deleted since the last listing began, with the time: that listing may still show the deleted pod.
-    pub(super) deleted: BTreeMap<(String, String), Ticket>,
+    /// The names of pods deleted of late. A listing that began before shows them; one that began soon after does, where kubelet had not heard
+    /// of it yet.
+    pub(super) deleted: BTreeMap<(String, String), Deleted>,
+}
+
+/// A deleted pod.
+#[derive(Debug)]
+pub(super) struct Deleted {
+    /// When.
+    at: Ticket,
+    /// What its containers had, each of each resource.
+    held: BTreeMap<(String, ResourceName), Devices>,
+}
+
+impl Deleted {
+    /// Whether its container had this set.
+    fn had(&self, holding: &Holding, set: &Devices) -> bool {
+        let part = (holding.container.clone(), holding.resource.clone());
+        self.held.get(&part) == Some(set)
+    }
 }
 
 /// A set that was allocated for a pod nobody knows.
@@ -68,15 +93,36 @@ impl Truth {
     }
 
     /// The pod is gone: its name may come again with other devices.
-    pub(super) fn forget(&mut self, pod: &PodName) {
+    pub(super) fn forget(&mut self, pod: &PodName, steps: &[Step]) {
         for listing in self.heard.iter_mut().chain([&mut self.listing]) {
             listing
                 .0
                 .retain(|holding, _| holding.namespace != pod.namespace || holding.pod != pod.name);
         }
-        let now = self.now();
+        let had = steps.iter().filter_map(|step| {
+            let set = step.allocated.clone()?;
+            Some(((step.container.clone(), step.resource.clone()), set))
+        });
+        let deleted = Deleted {
+            at: self.now(),
+            held: had.collect(),
+        };
         self.deleted
-            .insert((pod.namespace.clone(), pod.name.clone()), now);
+            .insert((pod.namespace.clone(), pod.name.clone()), deleted);
+    }
+
+    /// A pod is there that was not before: what the last listing says of its name, and would say of a pod that was deleted shortly before,
+    /// is not of this one.
+    pub(super) fn tell_apart(&mut self, pod: &PodName) {
+        let name = (pod.namespace.clone(), pod.name.clone());
+        let Some(deleted) = self.deleted.get(&name) else {
+            return;
+        };
+        for listing in self.heard.iter_mut().chain([&mut self.listing]) {
+            listing
+                .0
+                .retain(|holding, set| holding.name() != name || !deleted.had(holding, set));
+        }
     }
 
     /// Holdings of pods that the watch does not show.
@@ -84,7 +130,7 @@ impl Truth {
         &'t self,
         pods: &BTreeMap<PodUid, Pod>,
     ) -> impl Iterator<Item = (&'t Holding, &'t Devices)> {
-        let known: std::collections::BTreeSet<(&str, &str)> = pods
+        let known: BTreeSet<(&str, &str)> = pods
             .values()
             .map(|pod| (pod.name.namespace.as_str(), pod.name.name.as_str()))
             .collect();
@@ -106,21 +152,30 @@ impl Handover {
     /// A listing is about to be asked for. One that began earlier will not come any more.
     pub fn listing_begins(&mut self) -> Ticket {
         self.truth.clock += 1;
-        self.truth.deleted.clear();
+        let now = self.truth.now();
+        self.truth.deleted.retain(|_, deleted| deleted.at.0 + 2 >= now.0);
         self.truth.began_in = self.epoch;
         self.truth.now()
     }
 
     /// The listing that began at `ticket` has come.
     pub fn listed(&mut self, ticket: Ticket, mut listing: Listing, now: Timestamp) {
-        listing.0.retain(|holding, _| {
-            self.truth
-                .deleted
-                .get(&(holding.namespace.clone(), holding.pod.clone()))
-                .is_none_or(|deleted| *deleted < ticket)
+        let there: BTreeSet<(String, String)> = self
+            .pods
+            .values()
+            .map(|pod| (pod.name.namespace.clone(), pod.name.name.clone()))
+            .collect();
+        listing.0.retain(|holding, set| {
+            let name = holding.name();
+            self.truth.deleted.get(&name).is_none_or(|deleted| {
+                let shortly_before = deleted.at.0 + 1 == ticket.0;
+                deleted.at < ticket && !(shortly_before && there.contains(&name) && deleted.had(holding, set))
+            })
         });
         self.truth.heard = Some(listing);
-        self.truth.deleted.retain(|_, deleted| *deleted >= ticket);
+        self.truth
+            .deleted
+            .retain(|_, deleted| deleted.at.0 + 1 >= ticket.0);
         self.unattributed.retain(|known| known.ticket.0 + 2 > ticket.0);
         let current = self.truth.began_in == self.epoch;
         self.apply_truth(current, now);

@@ -29,7 +29,7 @@ struct Record {
     /// What it last said.
     vitals: Option<Vitals>,
     complaints: Vec<(Cause, String)>,
-    /// Most NVLinks seen up since the daemon started, or since a person lifted the quarantine.
+    /// Most NVLinks seen up since the daemon started, the driver was loaded anew, or a person lifted the quarantine.
     links: u8,
     /// NVLinks up at the last reading.
     links_now: u8,
@@ -78,6 +78,14 @@ impl Book {
         }
     }
 
+    /// Records in which MIG device a fault is: in another one than was known when it began.
+    pub fn is_in(&mut self, gpu: &GpuUuid, extent: Extent, mig_device: &str) {
+        let record = self.gpus.get_mut(gpu);
+        if let Some(fault) = record.and_then(|record| record.faults.get_mut(&extent)) {
+            fault.mig_device = Some(mig_device.to_owned());
+        }
+    }
+
     /// Takes in the faults that an earlier run recorded in the same boot; those of another boot are over. Each counts as its Xid would
     /// count now, by `table` and `checks`: the class that is stored may be due to a setting of then, and holds only for an Xid that
     /// `table` does not have. What is known of the GPUs now is held against them at once.
@@ -105,9 +113,20 @@ impl Book {
                 continue;
             };
             let record = self.gpus.entry(gpu.clone()).or_default();
+            if let Some(proof) = record.vitals.and_then(|vitals| vitals.proof(&fault.evidence)) {
+                self.end(&gpu, &fault, proof);
+                continue;
+            }
             let known = record.faults.get(&fault.extent);
-            if known.is_none_or(|known| known.class <= class) {
-                record.faults.insert(fault.extent, Fault { class, ..fault });
+            if known.is_none_or(|known| known.class < class) {
+                // A reset before the newer fault proves neither over.
+                let evidence = known.map_or(fault.evidence, |known| known.evidence);
+                let fault = Fault {
+                    class,
+                    evidence,
+                    ..fault
+                };
+                record.faults.insert(fault.extent, fault);
             }
             if let Some(vitals) = record.vitals {
                 self.examine(&gpu, vitals);
@@ -217,6 +236,8 @@ impl Book {
             }
             for record in self.gpus.values_mut() {
                 record.lost = None;
+                // What a link led to may have been taken out.
+                record.links = 0;
             }
         }
         reloaded

@@ -352,6 +352,49 @@ fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
 }
 
 #[test]
+fn a_stored_fault_that_is_over_does_not_take_a_new_one_with_it() {
+    let seen = |binding| Vitals {
+        binding: Some(binding),
+        ..Vitals::default()
+    };
+    let (table, checks) = (Table::built_in(), HealthChecks::default());
+    for (stored_xid, stored_class) in [(46, Class::Resettable), (79, Class::Fatal)] {
+        let mut before = Book::default();
+        before.vitals(&gpu("a"), seen(1), &checks);
+        let stored = Fault {
+            xid: stored_xid,
+            ..fault(stored_class, "before")
+        };
+        before.fault(&gpu("a"), stored);
+        let stored = before.faults("boot");
+        // Bound anew while nobody looked, and sick again before the API server answered; or lost since, so that it says nothing now.
+        for answers in [true, false] {
+            let mut after = Book::default();
+            after.vitals(&gpu("a"), seen(2), &checks);
+            after.fault(&gpu("a"), fault(Class::Resettable, "since"));
+            if !answers {
+                let loss = Loss {
+                    reason: "lost".to_owned(),
+                    off_bus: false,
+                };
+                after.lost(&gpu("a"), loss);
+            }
+            after.adopt(stored.clone(), "boot", &table, &checks);
+            after.answers(&gpu("a"));
+            after.vitals(&gpu("a"), seen(2), &checks);
+            assert!(reason(&after, "a").is_some(), "{stored_xid}, answers: {answers}");
+            let told = match answers {
+                true => vec![Proof::BoundAnew],
+                false => vec![],
+            };
+            assert_eq!(proofs(&mut after), told, "{stored_xid}");
+            after.vitals(&gpu("a"), seen(3), &checks);
+            assert_eq!(reason(&after, "a"), None);
+        }
+    }
+}
+
+#[test]
 fn a_stored_fault_counts_as_its_xid_does_now() {
     let table = Table::built_in();
     // With 31, an application's, enabled: stored as what it was made to count as. 4711 is in no table.

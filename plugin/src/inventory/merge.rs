@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_topology::{GpuUuid, Machine, MachineError, NvLinkBundle, PathClass, PathMatrix};
+use gantry_topology::{GpuUuid, Machine, MachineError, Mig, NvLinkBundle, PathClass, PathMatrix};
 
 use crate::discover::Found;
 use crate::health::Loss;
@@ -98,12 +98,17 @@ pub(super) fn merge(
     })
 }
 
-/// The machine found, with the GPUs of `unread` cut as they were known to be: NVML could not be asked.
+/// The machine found, with the GPUs of `unread` cut as they were known to be: NVML could not be asked. Not where it says that MIG is on and
+/// it was off: no work runs on such a GPU as a whole.
 fn keep_cut(known: &Machine, found: Machine, unread: &BTreeSet<u8>) -> Result<Machine, MachineError> {
     let mut parts = found.into_parts();
     for gpu in parts.gpus.iter_mut().filter(|gpu| unread.contains(&gpu.index)) {
         let before = known.gpus().iter().find(|before| before.uuid == gpu.uuid);
-        gpu.mig = before.and_then(|before| before.mig.clone());
+        let before = before.and_then(|before| before.mig.clone());
+        let is_on = |mig: &Option<Mig>| mig.as_ref().is_some_and(|mig| mig.enabled);
+        if !is_on(&gpu.mig) || is_on(&before) {
+            gpu.mig = before;
+        }
     }
     Machine::new(parts)
 }

@@ -39,6 +39,9 @@ enum Turn {
 /// Loads of NVML after the kernel has got another GPU, beyond the first.
 const MOST_RELOADS: u8 = 3;
 
+/// Events taken in between two looks at anything else.
+const MOST_DRAINED: u32 = 512;
+
 /// A loaded NVML at work.
 pub(super) struct Session<'nvml> {
     pub(super) nvml: &'nvml Nvml,
@@ -121,15 +124,24 @@ impl<'nvml> Session<'nvml> {
             let old = std::mem::replace(listener, self.listen(keeper)?);
             // What the old listener has heard and not told. An Xid that both heard is counted twice, which harms nobody.
             if let Some(old) = old.events {
-                while let Ok(Some(event)) = old.wait(Duration::ZERO) {
-                    self.note(keeper, seen, event);
-                }
+                self.drain(keeper, seen, &old);
             }
         } else {
             self.listen_to_new(listener)?;
         }
         *seen = Self::read(self.nvml, keeper)?;
         Ok(())
+    }
+
+    /// Takes in what was heard and not told yet.
+    fn drain(&self, keeper: &mut Keeper, seen: &Seen, events: &EventSet<'_>) {
+        for _ in 0..MOST_DRAINED {
+            let Ok(Some(event)) = events.wait(Duration::ZERO) else {
+                return;
+            };
+            self.note(keeper, seen, event);
+            keeper.obey();
+        }
     }
 
     fn read(nvml: &Nvml, keeper: &mut Keeper) -> Result<Seen, DiscoverError> {
@@ -211,7 +223,13 @@ impl<'nvml> Session<'nvml> {
             *deaf = 0;
             keeper.obey();
             let rest = match event {
-                Some(event) if self.note(keeper, seen, event) => return Ok(Turn::Read),
+                Some(event) if self.note(keeper, seen, event) => {
+                    // One reading for all that is there: Xids of links come by the hundred, and another GPU's does not wait for as many.
+                    if let Some(events) = &listener.events {
+                        self.drain(keeper, seen, events);
+                    }
+                    return Ok(Turn::Read);
+                }
                 Some(_) => Duration::ZERO,
                 // Nothing where nothing is listened to, and no loop where NVML does not wait as long as it was told.
                 None => keeper.wait().saturating_sub(waiting.elapsed()),
@@ -350,7 +368,7 @@ impl<'nvml> Session<'nvml> {
                 evidence: FaultEvidence::default(),
             }
         };
-        let fault = match judged {
+        let mut fault = match judged {
             Some(Class::Link { reset: false }) => {
                 let fault = fault(Class::Link { reset: true });
                 // A driver that says what it asks for will say if this one needs a reset; the links show the rest.
@@ -373,7 +391,10 @@ impl<'nvml> Session<'nvml> {
         if count == 1 {
             tracing::warn!(gpu = index, uuid = %uuid, %class, watched = judged.is_some(), "{reason}");
         }
-        // After publishing: an Xid waits for no further question. A driver that is gone is met at the next wait.
+        // After publishing, here and below: an Xid waits for no further question. A driver that is gone is met at the next wait.
+        let recut = fault
+            .as_mut()
+            .is_some_and(|fault| self.find_anew(keeper, seen, (index, uuid), fault));
         if keeper.table.has_state(xid) || fault.is_some() {
             match self.state(keeper, index, uuid) {
                 Err(_) => return false,
@@ -391,7 +412,34 @@ impl<'nvml> Session<'nvml> {
             }
             keeper.publish();
         }
-        judged.is_some_and(Class::touches_links)
+        recut || judged.is_some_and(Class::touches_links)
+    }
+
+    /// An instance that an Xid names may be another one than was read last: then it is of the one that has that number now, and the
+    /// reading to come must not take it for gone. True: the GPU was cut anew.
+    fn find_anew(
+        &self,
+        keeper: &mut Keeper,
+        seen: &Seen,
+        (index, uuid): (u32, &GpuUuid),
+        fault: &mut Fault,
+    ) -> bool {
+        let (gpu_instance, compute_instance) = match fault.extent {
+            Extent::Gpu => return false,
+            Extent::GpuInstance(gi) => (gi, None),
+            Extent::ComputeInstance(gi, ci) => (gi, Some(ci)),
+        };
+        let Some(cut) = discover::cut(self.nvml, index) else {
+            return false;
+        };
+        if seen.cuts.get(&index).and_then(Option::as_ref) == Some(&cut) {
+            return false;
+        }
+        if let Some(device) = cut.device(gpu_instance, compute_instance) {
+            fault.mig_device = Some(device.to_string());
+            keeper.book.is_in(uuid, fault.extent, device.as_str());
+        }
+        true
     }
 }
 

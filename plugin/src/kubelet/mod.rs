@@ -9,6 +9,7 @@ mod register;
 mod rivalry;
 mod server;
 mod service;
+mod serving;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

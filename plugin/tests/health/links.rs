@@ -1,10 +1,11 @@
 //! Xids of NVLinks: they count where links went down with them, or where the driver does not say what it needs.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use gantry_plugin::health::Proof;
 
-use super::{Eye, QUICK, sick};
+use super::{EVENTS_ALONE, Eye, QUICK, sick};
 use crate::sim::Sim;
 
 /// NVML_ERROR_NOT_SUPPORTED, as drivers before 560 answer what they ask for.
@@ -70,4 +71,44 @@ async fn an_xid_of_a_link_counts_where_links_went_down_with_it() {
     }
     eye.healthy().await;
     assert_eq!(eye.proofs().await, [Proof::LinksUp]);
+}
+
+#[tokio::test]
+async fn many_xids_of_links_cost_one_reading_and_delay_no_other_gpus_xid() {
+    let sim = Sim::of("hgx-h100");
+    let controller = &sim.installed.controller;
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    eye.ready().await;
+    controller
+        .slow_call("nvmlDeviceGetSerial", Duration::from_millis(20))
+        .unwrap();
+    let before = controller.calls();
+    for _ in 0..100 {
+        controller.raise_xid(0, 149).unwrap();
+    }
+    controller.raise_xid(3, 79).unwrap();
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick.keys().collect::<Vec<_>>(), [sim.uuid(3)]);
+    let asked = controller.calls().since(&before).of("nvmlDeviceGetSerial");
+    let readings = asked / sim.installed.facts.gpus.len() as u64;
+    assert!(readings < 20, "{readings}");
+}
+
+#[tokio::test]
+async fn links_that_went_down_with_the_gpu_at_their_other_end_are_up_again_when_it_is_back() {
+    let sim = Sim::of("dgx1-v100");
+    let controller = &sim.installed.controller;
+    controller
+        .fail_call("nvmlDeviceGetFieldValues", NOT_SUPPORTED, None)
+        .unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    controller.lose_gpu(1).unwrap();
+    controller.raise_xid(0, 74).unwrap();
+    let sick = eye.until_sick(2).await;
+    assert!(sick[sim.uuid(0)].starts_with("Xid 74"), "{sick:?}");
+    eye.a_while(&sim).await;
+    controller.restore_gpu(1).unwrap();
+    eye.healthy().await;
+    assert!(eye.proofs().await.contains(&Proof::LinksUp));
 }

@@ -122,9 +122,14 @@ impl Eye {
 
     /// Several looks and full readings later.
     async fn a_while(&self, sim: &Sim) {
+        self.a_while_of(sim, "nvmlDeviceGetSerial").await;
+    }
+
+    /// Several of these calls for each GPU later.
+    async fn a_while_of(&self, sim: &Sim, call: &str) {
         let calls = || sim.installed.controller.calls();
         let before = calls();
-        while calls().since(&before).of("nvmlDeviceGetSerial") < 4 * sim.installed.facts.gpus.len() as u64 {
+        while calls().since(&before).of(call) < 4 * sim.installed.facts.gpus.len() as u64 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use gantry_plugin::health::{HealthChecks, Proof};
-use gantry_plugin::inventory::Lift;
+use gantry_plugin::inventory::{Lift, State};
 
 use super::{EVENTS_ALONE, Eye, QUICK, sick};
 use crate::sim::Sim;
@@ -164,4 +164,34 @@ async fn a_person_lifts_a_quarantine() {
     assert!(!sick.contains_key(sim.uuid(1)), "{sick:?}");
     eye.owner.diagnoses().lift(Lift::All);
     eye.healthy().await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_nvml_cannot_open_after_a_restart_keeps_its_quarantine() {
+    let sim = Sim::of("dgx-a100");
+    let controller = &sim.installed.controller;
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    controller.raise_xid(0, 119).unwrap();
+    eye.until_sick(1).await;
+    let stored = eye.stored().await;
+    eye.owner.stop();
+
+    // NVML_ERROR_UNKNOWN: nobody says that a GPU fell off the bus.
+    let open = "nvmlDeviceGetHandleByIndex_v2";
+    controller.fail_call(open, 999, None).unwrap();
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.until("GPUs without a name", |now| now.state == State::Ready)
+        .await;
+    eye.owner.diagnoses().adopt(stored);
+    eye.a_while_of(&sim, open).await;
+    controller.fail_call(open, 999, Some(0)).unwrap();
+    let sick = eye.until("the GPUs again", |now| now.units.len() == 8).await;
+    eye.a_while(&sim).await;
+    assert_eq!(
+        super::sick(&sick).keys().collect::<Vec<_>>(),
+        [sim.uuid(0)],
+        "that it answers proves nothing"
+    );
+    assert_eq!(super::sick(&eye.snapshots.borrow()).len(), 1);
 }

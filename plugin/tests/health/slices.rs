@@ -140,3 +140,52 @@ async fn an_instance_made_anew_is_healthy_and_its_neighbour_stays_sick() {
     assert_eq!(health, [true, false]);
     assert_eq!(eye.proofs().await, [Proof::InstanceGone]);
 }
+
+#[tokio::test]
+async fn a_gpu_on_which_mig_is_switched_on_is_no_whole_one_any_more_though_nobody_may_ask_how_it_is_cut() {
+    let sim = Sim::of("dgx-a100-mig");
+    let mut eye = Eye::open(&sim, QUICK);
+    let before = eye.ready().await;
+    assert_eq!(cut(&before, 0), [("whole".to_owned(), 0, 0)]);
+    let controller = &sim.installed.controller;
+    // NVML_ERROR_NO_PERMISSION
+    controller
+        .fail_call("nvmlDeviceGetMigDeviceHandleByIndex", 4, None)
+        .unwrap();
+    controller.recut(0, &["3g.20gb@0"]).unwrap();
+    let after = eye
+        .until("no whole GPU", |now| now.cut_unknown.contains(&0))
+        .await;
+    assert_eq!(cut(&after, 0), []);
+    eye.a_while(&sim).await;
+    let later = eye.snapshots.borrow().clone();
+    assert!(later.cut_unknown.contains(&0));
+    assert_eq!(cut(&later, 1), cut(&before, 1), "other GPUs are as they were");
+}
+
+#[tokio::test]
+async fn an_xid_in_an_instance_cut_anew_since_the_last_look_does_not_end_with_what_was_there_before() {
+    let sim = Sim::of("a100-1x-mig");
+    let controller = &sim.installed.controller;
+    controller.recut(0, &["1g.5gb@0"]).unwrap();
+    // Events are heard, of Xids alone, and no look comes before the Xid.
+    controller
+        .fail_call("nvmlDeviceRegisterEvents", 3, Some(1))
+        .unwrap();
+    let mut eye = Eye::open(&sim, EVENTS_ALONE);
+    let before = eye.ready().await.units[0].clone();
+    let slice = before.slice.as_ref().unwrap();
+    controller.recut(0, &["1g.5gb+me@0"]).unwrap();
+    controller
+        .raise_xid_in(0, 48, slice.gpu_instance, u32::MAX)
+        .unwrap();
+    let after = eye.until("the new cut", |now| now.units[0].id != before.id).await;
+    let unit = &after.units[0];
+    assert_eq!(
+        unit.slice.as_ref().unwrap().gpu_instance,
+        slice.gpu_instance,
+        "another instance of the same number"
+    );
+    assert_eq!(after.units.len(), 1);
+    assert!(!unit.health.healthy);
+}

@@ -1,6 +1,8 @@
 //! Faults that NVML shows as a state, of memory or by what the driver asks for: they need no event, and are in the first list.
 
 use gantry_nvml_sim::control::Recovery;
+use std::time::Duration;
+
 use gantry_plugin::config::Config;
 use gantry_plugin::health::Proof;
 
@@ -145,6 +147,11 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
         self::sick(now).get(sim.uuid(4)).map(String::as_str) == Some("Xid 119: GSP RPC Timeout")
     })
     .await;
+    // Once the next one is counted, what the GPU said right after this one has been taken in.
+    controller.raise_xid(4, 13).unwrap();
+    while !eye.owner.xids().all().iter().any(|(_, xid, _)| *xid == 13) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     controller
         .update_gpu(4, |gpu| gpu.recovery = Recovery::None)
         .unwrap();

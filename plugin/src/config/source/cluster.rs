@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -93,117 +93,159 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
         Configs::Folder(_) => futures::stream::pending().boxed(),
     };
     let mut folder = match &of.configs {
-        Configs::Folder(path) => Some((path, Changes::new(path.clone()))),
+        Configs::Folder(path) => Some(Changes::new(path.clone())),
         Configs::ConfigMap { .. } => None,
     };
-    let mut label: Known<Option<String>> = Known::UNASKED;
-    let mut configs: Known<Texts> = Known::UNASKED;
-    let mut failing = String::new();
-    let mut last = None;
-    let mut doubt = files::Doubt::default();
+    let mut seen = Seen::of(of);
     loop {
-        let mut unreadable = None;
-        if let Some((path, changes)) = &mut folder {
+        if let Some(changes) = &mut folder {
             changes.arm();
-            match files::list(path) {
-                Ok(files) => configs.state = State::There(files),
-                Err(error) => unreadable = Some(format!("cannot be read: {error}")),
-            }
         }
-        let sighting = match unreadable {
-            Some(reason) => Some(problem(of, reason)),
-            None => sighting(of, &label, &configs),
-        };
-        let wait = match (&sighting, &folder) {
-            // Nor is a file of the folder doubted at the start: the choice may be to have none.
-            (Some(sighting), Some(_)) if last.is_some() => {
-                doubt.about(sighting, last.as_ref(), Instant::now())
-            }
-            // The API server tells of whole ConfigMaps only.
-            _ => None,
-        };
-        // A node's metadata changes with every heartbeat; the configuration does not.
-        if wait.is_none() && sighting.is_some() && sighting != last {
-            last.clone_from(&sighting);
-            if let Some(sighting) = sighting
-                && sightings.send(sighting).await.is_err()
-            {
-                return;
-            }
+        let (news, doubted) = seen.look();
+        if let Some(sighting) = news
+            && sightings.send(sighting).await.is_err()
+        {
+            return;
         }
         let moved = async {
             match &mut folder {
-                Some((_, changes)) => changes.next().await,
+                Some(changes) => changes.next().await,
                 None => pending().await,
             }
         };
-        let failed = tokio::select! {
-            () = moved => None,
-            () = files::over(wait) => None,
+        let noted = tokio::select! {
+            () = moved => Ok(()),
+            () = files::over(doubted) => Ok(()),
             event = nodes.next() => match event {
-                Some(Ok(event)) => {
-                    let text = |node: &PartialObjectMeta<Node>| node.labels().get(&of.label).cloned();
-                    label.note(event, text);
-                    None
-                }
-                Some(Err(error)) => Some(format!("the watch of node {} fails: {error}", of.node)),
+                Some(event) => seen.node(event),
                 None => return,
             },
             event = maps.next() => match event {
-                Some(Ok(event)) => {
-                    configs.note(event, |map: &ConfigMap| {
-                        let data = map.data.clone().unwrap_or_default();
-                        data.into_iter().map(|(key, text)| (key, Ok(text))).collect()
-                    });
-                    None
-                }
-                Some(Err(error)) => Some(format!("its watch fails: {error}")),
+                Some(event) => seen.map(event),
                 None => return,
             },
         };
-        if let Some(reason) = failed {
-            if reason != failing {
-                warn!(
-                    source = name(of),
-                    reason, "configuration not followed for the moment"
-                );
-                failing.clone_from(&reason);
-            }
-            // With a configuration in effect, an API server that is away for a while is nobody's mistake.
-            if (label.is_unasked() || configs.is_unasked())
-                && sightings.send(problem(of, reason)).await.is_err()
-            {
-                return;
-            }
+        if let Err(reason) = noted
+            && let Some(problem) = seen.failed(reason)
+            && sightings.send(problem).await.is_err()
+        {
+            return;
         }
     }
 }
 
-fn sighting(of: &PerNode, label: &Known<Option<String>>, configs: &Known<Texts>) -> Option<Sighting> {
-    let (label, configs) = match (&label.state, &configs.state) {
-        (State::There(label), State::There(configs)) => (label, configs),
-        (State::Absent, _) => return Some(problem(of, format!("there is no node {}", of.node))),
-        (_, State::Absent) => return Some(problem(of, "there is no such ConfigMap".to_owned())),
-        (State::Unasked, _) | (_, State::Unasked) => return None,
-    };
-    let chosen = of.choice.choose(label.as_deref(), configs);
-    Some(match chosen {
-        Ok(Some(key)) => {
-            let text = configs.get(&key).cloned().unwrap_or(Ok(String::new()));
-            Sighting {
-                source: match (&of.configs, &text) {
-                    (Configs::Folder(folder), Err(_)) => folder.join(&key).display().to_string(),
-                    _ => format!("{}, {key}", name(of)),
-                },
-                text: text.map_err(|reason| format!("cannot be read: {reason}")),
+/// What was seen of both, and told of it.
+struct Seen<'o> {
+    of: &'o PerNode,
+    label: Known<Option<String>>,
+    configs: Known<Texts>,
+    last: Option<Sighting>,
+    doubt: files::Doubt,
+    failing: String,
+}
+
+impl<'o> Seen<'o> {
+    fn of(of: &'o PerNode) -> Self {
+        Self {
+            of,
+            label: Known::UNASKED,
+            configs: Known::UNASKED,
+            last: None,
+            doubt: files::Doubt::default(),
+            failing: String::new(),
+        }
+    }
+
+    fn node(&mut self, event: watcher::Result<Event<PartialObjectMeta<Node>>>) -> Result<(), String> {
+        let of = self.of;
+        let event = event.map_err(|error| format!("the watch of node {} fails: {error}", of.node))?;
+        let label = |node: &PartialObjectMeta<Node>| node.labels().get(&of.label).cloned();
+        self.label.note(event, label);
+        Ok(())
+    }
+
+    fn map(&mut self, event: watcher::Result<Event<ConfigMap>>) -> Result<(), String> {
+        let event = event.map_err(|error| format!("its watch fails: {error}"))?;
+        self.configs.note(event, |map: &ConfigMap| {
+            let data = map.data.clone().unwrap_or_default();
+            data.into_iter().map(|(key, text)| (key, Ok(text))).collect()
+        });
+        Ok(())
+    }
+
+    /// The sighting, if it is another one than the last; or how long it is in doubt.
+    fn look(&mut self) -> (Option<Sighting>, Option<Duration>) {
+        let mut unreadable = None;
+        if let Configs::Folder(path) = &self.of.configs {
+            match files::list(path) {
+                Ok(files) => self.configs.state = State::There(files),
+                Err(error) => unreadable = Some(format!("cannot be read: {error}")),
             }
         }
-        Ok(None) => Sighting {
-            source: format!("{}, none chosen", name(of)),
-            text: Ok(String::new()),
-        },
-        Err(error) => problem(of, format!("{error} (label {})", of.label)),
-    })
+        let sighting = match unreadable {
+            Some(reason) => Some(problem(self.of, reason)),
+            None => self.sighting(),
+        };
+        let Some(sighting) = sighting else {
+            return (None, None);
+        };
+        // Only a folder is written file by file: the API server tells of whole ConfigMaps. Nor is a file doubted at the start: the choice may
+        // be to have none.
+        if matches!(self.of.configs, Configs::Folder(_)) && self.last.is_some() {
+            let doubted = self.doubt.about(&sighting, self.last.as_ref(), Instant::now());
+            if doubted.is_some() {
+                return (None, doubted);
+            }
+        }
+        // A node's metadata changes with every heartbeat; the configuration does not.
+        if self.last.as_ref() == Some(&sighting) {
+            return (None, None);
+        }
+        self.last = Some(sighting.clone());
+        (Some(sighting), None)
+    }
+
+    /// What is to be told of a watch that fails.
+    fn failed(&mut self, reason: String) -> Option<Sighting> {
+        if reason != self.failing {
+            warn!(
+                source = name(self.of),
+                reason, "configuration not followed for the moment"
+            );
+            self.failing.clone_from(&reason);
+        }
+        // With a configuration in effect, an API server that is away for a while is nobody's mistake.
+        let unasked = self.label.is_unasked() || self.configs.is_unasked();
+        unasked.then(|| problem(self.of, reason))
+    }
+
+    fn sighting(&self) -> Option<Sighting> {
+        let of = self.of;
+        let (label, configs) = match (&self.label.state, &self.configs.state) {
+            (State::There(label), State::There(configs)) => (label, configs),
+            (State::Absent, _) => return Some(problem(of, format!("there is no node {}", of.node))),
+            (_, State::Absent) => return Some(problem(of, "there is no such ConfigMap".to_owned())),
+            (State::Unasked, _) | (_, State::Unasked) => return None,
+        };
+        let chosen = of.choice.choose(label.as_deref(), configs);
+        Some(match chosen {
+            Ok(Some(key)) => {
+                let text = configs.get(&key).cloned().unwrap_or(Ok(String::new()));
+                Sighting {
+                    source: match (&of.configs, &text) {
+                        (Configs::Folder(folder), Err(_)) => folder.join(&key).display().to_string(),
+                        _ => format!("{}, {key}", name(of)),
+                    },
+                    text: text.map_err(|reason| format!("cannot be read: {reason}")),
+                }
+            }
+            Ok(None) => Sighting {
+                source: format!("{}, none chosen", name(of)),
+                text: Ok(String::new()),
+            },
+            Err(error) => problem(of, format!("{error} (label {})", of.label)),
+        })
+    }
 }
 
 fn problem(of: &PerNode, reason: String) -> Sighting {

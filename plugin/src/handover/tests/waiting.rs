@@ -92,3 +92,21 @@ async fn without_a_cluster_nobody_is_waited_for() {
     let handover = SharedHandover::new(node(), Arc::default(), None);
     assert_eq!(ask(&handover, 2).await, (set([0, 1]), Duration::ZERO));
 }
+
+#[tokio::test(start_paused = true)]
+async fn many_pods_that_were_deleted_before_kubelet_asks_for_them_cost_one_long_wait() {
+    let (handover, _) = shared();
+    for pod in ["a", "b", "c"] {
+        handover.seen(simple(pod, [0]));
+        handover.gone(&pod.into(), false);
+    }
+    let began = Instant::now();
+    for _ in 0..11 {
+        ask(&handover, 1).await;
+    }
+    assert_eq!(began.elapsed(), Duration::from_secs(2));
+    sleep(Duration::from_secs(30)).await;
+    let late = Duration::from_millis(400);
+    show_later(&handover, simple("late", [5]), late);
+    assert_eq!(ask(&handover, 1).await, (set([5]), late));
+}

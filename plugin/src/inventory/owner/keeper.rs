@@ -86,10 +86,14 @@ impl Keeper {
         // One that does not answer is counted still by an NVML that is loaded already, and may not be by one that is loaded now, which
         // counts those behind it anew.
         let first_lost = found.unreachable.iter().map(|(index, _)| *index).min();
+        // One of those may be a GPU that is listed no more, where nobody says that it fell off the bus.
+        let off_bus = found.unreachable.iter().all(|(_, error)| error.is_gpu_lost());
+        // Of a GPU that is gone the links that were known are kept; they are up at neither end.
+        let up = links_by_gpu(&found.machine);
         let reloaded = self.book.works(self.hears);
         let merged = merge(self.known.as_deref(), found, reloaded)?;
         self.cut_unknown.clear();
-        for (at, gpu) in merged.machine.gpus().iter().enumerate() {
+        for gpu in merged.machine.gpus() {
             let Some(uuid) = &gpu.uuid else { continue };
             if let Some(loss) = merged.missing.get(uuid) {
                 self.book.lost(uuid, loss.clone());
@@ -105,7 +109,7 @@ impl Keeper {
             } else if index.is_some() && gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
                 self.cut_unknown.insert(gpu.index);
             }
-            self.book.links(uuid, links_up(&merged.machine, at));
+            self.book.links(uuid, up.get(uuid).copied().unwrap_or(0));
         }
         // GPUs with faults that are no longer listed: when they are again, they have been reset.
         let unlisted: Vec<GpuUuid> = self.book.faulty().cloned().collect();
@@ -118,13 +122,7 @@ impl Keeper {
         };
         for uuid in unlisted.iter().filter(|uuid| !listed(uuid)) {
             let reason = "GPU lost: NVML no longer lists it".to_owned();
-            self.book.lost(
-                uuid,
-                Loss {
-                    reason,
-                    off_bus: true,
-                },
-            );
+            self.book.lost(uuid, Loss { reason, off_bus });
         }
         if self.known.as_deref() != Some(&merged.machine) {
             tracing::info!(
@@ -325,6 +323,13 @@ impl Keeper {
             log_changes(&before, &hardware);
         }
     }
+}
+
+/// NVLinks of each GPU that are up.
+fn links_by_gpu(machine: &Machine) -> BTreeMap<GpuUuid, u8> {
+    let gpus = machine.gpus().iter().enumerate();
+    gpus.filter_map(|(at, gpu)| Some((gpu.uuid.clone()?, links_up(machine, at))))
+        .collect()
 }
 
 /// NVLinks of the GPU at place `at` that are up.
