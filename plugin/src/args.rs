@@ -22,9 +22,12 @@ use crate::labels::LabelsArgs;
 
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
-#[command(after_help = "\
+#[command(
+    args_override_self = true,
+    after_help = "\
 Exit codes of --check-config: 0 if the file would be served; 1 if not, as where NVIDIA's plugin
-ends on a wrong file; 2 if a flag or a variable is wrong.")]
+ends on a wrong file; 2 if a flag or a variable is wrong."
+)]
 pub struct Args {
     /// Name of this node in the cluster
     #[arg(
@@ -41,7 +44,7 @@ pub struct Args {
 
     /// Serve by topology alone: no API server is asked for grants, none is told who holds what, and a quarantine (docs/health.md) ends
     /// with this process
-    #[arg(long, conflicts_with = "kubeconfig")]
+    #[arg(long)]
     pub no_cluster: bool,
 
     /// What NVIDIA's programs are told of requests to it.

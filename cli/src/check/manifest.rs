@@ -32,7 +32,11 @@ pub(super) fn config_maps(text: &str) -> Result<Vec<ConfigMap>, String> {
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(documents) => documents,
         Err(error) if has_kind(text) => {
-            if let Some((line, what)) = leftover(text) {
+            let line = error
+                .location()
+                .map(|place| place.line())
+                .filter(|line| *line > 0);
+            if let Some((line, what)) = leftover(text, line) {
                 return Err(format!("line {line}: the manifest is no YAML: {what}"));
             }
             let place = error

@@ -201,16 +201,9 @@ fn a_config_map_is_named_with_its_namespace() {
 
 #[test]
 fn a_file_that_a_flag_names_goes_over_configurations_that_a_variable_names() {
-    use clap::{CommandFactory, FromArgMatches};
-
-    // A variable that cargo sets for every test.
     let by_variable = |ids: &[&'static str], words: &[&str]| {
-        let command = ids.iter().fold(Command::command(), |command, id| {
-            command.mut_arg(id, |argument| argument.env("CARGO_MANIFEST_DIR"))
-        });
-        let line = [&["plugin", "--node-name=a"], words].concat();
-        let matches = command.try_get_matches_from(line).unwrap();
-        Command::from_arg_matches(&matches).unwrap().args.config
+        let words = [&["--node-name=a"], words].concat();
+        by_variable(ids, &words).unwrap().config
     };
     let here = env!("CARGO_MANIFEST_DIR");
     let folder = Some(Configs::Folder(here.into()));
@@ -239,7 +232,60 @@ fn a_file_that_a_flag_names_goes_over_configurations_that_a_variable_names() {
     );
 }
 
+/// With these variables set, each to a folder that is there.
+fn by_variable(ids: &[&'static str], words: &[&str]) -> Result<Args, clap::Error> {
+    use clap::{CommandFactory, FromArgMatches};
+
+    // A variable that cargo sets for every test.
+    let command = ids.iter().fold(Command::command(), |command, id| {
+        command.mut_arg(id, |argument| argument.env("CARGO_MANIFEST_DIR"))
+    });
+    let line = [&["plugin"], words].concat();
+    let matches = command.try_get_matches_from(line)?;
+    Ok(Command::from_arg_matches(&matches)?.args)
+}
+
 #[test]
-fn no_cluster_needs_no_node_name() {
+fn no_cluster_needs_no_node_name_and_takes_no_offence_at_a_kubeconfig() {
     assert!(parse(&["--no-cluster"]).is_ok());
+    let args = by_variable(&["kubeconfig"], &["--no-cluster"]).unwrap();
+    assert!(args.no_cluster && args.kubeconfig.is_some());
+}
+
+#[test]
+fn of_a_folder_and_a_config_map_the_one_that_a_flag_names_counts() {
+    let folder = by_variable(&["config_map"], &["--node-name=a", "--config-dir=/x"]);
+    // A path is a bad name of a ConfigMap, and that it goes unused excuses it not.
+    assert!(folder.unwrap_err().to_string().contains("names no ConfigMap"));
+    let map = by_variable(&["config_dir"], &["--node-name=a", "--config-map=gpu/configs"]).unwrap();
+    assert!(matches!(map.config.configs(), Some(Configs::ConfigMap { .. })));
+    let both = parse(&["--node-name=a", "--config-map=gpu/configs", "--config-dir=/x"]);
+    let error = both.unwrap_err().to_string();
+    assert!(error.contains("--config-map and --config-dir"), "{error}");
+    let empty = parse(&["--node-name=a", "--config-map=gpu/configs", "--config-dir="]).unwrap();
+    assert!(matches!(empty.config.configs(), Some(Configs::ConfigMap { .. })));
+}
+
+#[test]
+fn of_a_flag_that_stands_twice_the_last_one_counts() {
+    let words = [
+        "--node-name=a",
+        "--config-file=x",
+        "--config-file=y",
+        "--kubelet-socket=s",
+        "--kubelet-socket=t",
+    ];
+    let args = parse(&words).unwrap();
+    assert_eq!(args.config.file(), Some("y".into()));
+    assert_eq!(args.kubelet_socket.as_deref(), Some("t"));
+    let args = parse(&[
+        "--node-name=a",
+        "--fallback-strategies=single",
+        "--fallback-strategies=empty",
+    ])
+    .unwrap();
+    assert_eq!(
+        args.config.choice().fallbacks,
+        [Fallback::Single, Fallback::Empty]
+    );
 }

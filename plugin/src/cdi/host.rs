@@ -62,9 +62,15 @@ pub(super) fn driver(config: &Config, machine: &Machine, sys: &Path) -> Driver {
     )
 }
 
-/// The device nodes alone: what Allocate needs of the host.
+/// The device nodes alone: what Allocate needs of the host. Those below the driver's root count where it is there that containers get theirs
+/// from: a driver container's own are not the host's.
 pub(crate) fn nodes(config: &Config, dev: &Path) -> Nodes {
-    Nodes::read(&[dev, &config.container_driver_root.join("dev")])
+    let of_driver = config.container_driver_root.join("dev");
+    if config.dev_root == config.driver_root {
+        Nodes::read(&[dev, &of_driver])
+    } else {
+        Nodes::read(&[dev])
+    }
 }
 
 /// Whether specifications may name the hook program. This process may see it below the driver's root if the host has it there, else
@@ -105,6 +111,26 @@ fn displays(machine: &Machine, nodes: &Nodes, sys: &Path) -> BTreeMap<u8, Vec<St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_containers_nodes_count_where_containers_get_theirs_from_it() {
+        let (own, driver) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir(driver.path().join("dev")).unwrap();
+        fs::write(own.path().join("nvidiactl"), "").unwrap();
+        fs::write(driver.path().join("dev/nvidia-modeset"), "").unwrap();
+        let has = |dev_root: &str| {
+            let config = Config {
+                driver_root: "/run/nvidia/driver".into(),
+                dev_root: dev_root.into(),
+                container_driver_root: driver.path().into(),
+                ..Config::default()
+            };
+            let nodes = nodes(&config, own.path());
+            ["nvidiactl", "nvidia-modeset"].map(|name| nodes.has(name))
+        };
+        assert_eq!(has("/run/nvidia/driver"), [true, true]);
+        assert_eq!(has("/"), [true, false]);
+    }
 
     #[test]
     fn a_hook_program_that_was_named_is_believed_where_it_cannot_be_looked_for() {

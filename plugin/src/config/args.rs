@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 
@@ -35,8 +36,7 @@ pub struct ConfigArgs {
         long,
         alias = "config-file-srcdir",
         env = "CONFIG_FILE_SRCDIR",
-        value_name = "DIR",
-        conflicts_with = "config_map"
+        value_name = "DIR"
     )]
     pub config_dir: Option<String>,
 
@@ -95,14 +95,26 @@ pub struct Origins {
     file: bool,
     /// Several configurations.
     configs: bool,
+    /// Those of a folder.
+    folder: bool,
 }
 
 impl FromArgMatches for Origins {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let is_flag = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        let (map, folder) = (is_flag("config_map"), is_flag("config_dir"));
+        let names_folder = filled(matches.get_one::<String>("config_dir")).is_some();
+        if matches.contains_id("config_map") && names_folder && map == folder {
+            return Err(clap::Error::raw(
+                ErrorKind::ArgumentConflict,
+                "--config-map and --config-dir (the variables GANTRY_CONFIG_MAP and CONFIG_FILE_SRCDIR) both say where the configurations are; \
+                 give one\n",
+            ));
+        }
         Ok(Self {
             file: is_flag("config_file"),
-            configs: is_flag("config_map") || is_flag("config_dir"),
+            configs: map || folder,
+            folder: folder && names_folder,
         })
     }
 
@@ -177,19 +189,23 @@ impl ConfigArgs {
 
     /// The several configurations, if there are several and no flag names one file instead.
     pub fn configs(&self) -> Option<Configs> {
-        let Origins { file, configs } = self.origins;
+        let Origins {
+            file,
+            configs,
+            folder,
+        } = self.origins;
         if file && !configs && filled(self.config_file.as_ref()).is_some() {
             return None;
         }
         match &self.config_map {
-            Some(map) => Some(map.clone()),
-            None => filled(self.config_dir.as_ref()).map(Configs::Folder),
+            Some(map) if !folder => Some(map.clone()),
+            _ => filled(self.config_dir.as_ref()).map(Configs::Folder),
         }
     }
 
     /// What to tell of a config file that is named in the same way as several configurations, which go before it.
     pub fn unread(&self) -> Option<String> {
-        let Origins { file, configs } = self.origins;
+        let Origins { file, configs, .. } = self.origins;
         filled(self.config_file.as_ref()).filter(|_| file == configs)?;
         let name = if file { "--config-file" } else { "CONFIG_FILE" };
         let from = match self.configs()? {

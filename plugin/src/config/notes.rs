@@ -152,7 +152,7 @@ fn absent_name(
     // What a pattern names that every GPU matches is called so; by `single` MIG devices are called as their GPUs are.
     let renamed = config.gpu_patterns.iter().find(|entry| entry.pattern == "*");
     let mut there: Vec<&str> = Vec::new();
-    if renamed.is_none() {
+    if renamed.is_none() && gpu_resource.is_none() {
         there.push(names::GPU_RESOURCE);
     }
     for name in patterns.map(|entry| &entry.name).chain(gpu_resource) {
@@ -167,8 +167,9 @@ fn absent_name(
     // Who asks for the name after sharing means the one before.
     let unshared = name.strip_suffix(".shared").unwrap_or(name);
     let near = mig_resource(unshared).or_else(|| nearest(unshared, there.iter().copied()));
+    let renamed = renamed.map(|entry| &entry.name).or(gpu_resource);
     let renamed = renamed.filter(|_| unshared == names::GPU_RESOURCE);
-    let near = renamed.map(|entry| entry.name.to_string()).or(near);
+    let near = renamed.map(ToString::to_string).or(near);
     let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
     there.insert(1.min(there.len()), MIG_RESOURCES);
     notes.push(Note {

@@ -125,11 +125,15 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
         Strictness::Lenient => DuplicateKeyPolicy::LastWins,
     };
     Node::read(text, repeated).map_err(|error| {
-        if let Some((line, what)) = leftover(text) {
+        let line = error
+            .location()
+            .map(|place| place.line())
+            .filter(|line| *line > 0);
+        let message = error.without_snippet().to_string();
+        let is_repeated = message.starts_with("duplicate mapping key: ");
+        if let Some((line, what)) = leftover(text, line).filter(|_| !is_repeated) {
             return wrong(Some(line), what.to_owned());
         }
-        let line = error.location().map(|place| place.line());
-        let message = error.without_snippet().to_string();
         let message = message.lines().next().unwrap_or_default();
         // The place is said once, in front.
         let message = message.split(" at line ").next().unwrap_or_default();
@@ -140,7 +144,7 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
             ),
             None => limit(message).unwrap_or_else(|| message.to_owned()),
         };
-        wrong(line.filter(|line| *line > 0), message)
+        wrong(line, message)
     })
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use gantry_topology::PcieAddress;
@@ -49,6 +50,8 @@ pub struct Vgpu {
 
 /// NVIDIA's PCI vendor id.
 const VENDOR: &str = "0x10de";
+/// Bytes read of a file that has one line.
+const MOST_OF_A_LINE: u64 = 4096;
 
 impl Host {
     /// Reads all of it.
@@ -98,8 +101,12 @@ impl PciClass {
     }
 }
 
-/// The text of a small file, without blanks around; `None` if there is none.
+/// The text of a small file, without blanks around; `None` if there is none. A byte that is no text is a sign like any other that stands in
+/// no label.
 fn line(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).ok()?;
+    file.take(MOST_OF_A_LINE).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }

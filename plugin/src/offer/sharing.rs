@@ -125,7 +125,8 @@ fn means(device: &DeviceRef, named: &Named<'_>) -> bool {
             named.gpu.index == *gpu && slice.is_some_and(|slice| slice.index == *index)
         }
         DeviceRef::Uuid(uuid) => {
-            named.unit.id.as_str() == uuid || named.gpu.uuid.as_ref().is_some_and(|own| own.as_str() == uuid)
+            let is = |own: &str| own.eq_ignore_ascii_case(uuid);
+            is(named.unit.id.as_str()) || named.gpu.uuid.as_ref().is_some_and(|own| is(own.as_str()))
         }
     }
 }

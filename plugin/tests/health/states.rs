@@ -1,8 +1,8 @@
 //! Faults that NVML shows as a state, of memory or by what the driver asks for: they need no event, and are in the first list.
 
-use gantry_nvml_sim::control::Recovery;
 use std::time::Duration;
 
+use gantry_nvml_sim::control::Recovery;
 use gantry_plugin::config::Config;
 use gantry_plugin::health::Proof;
 

@@ -82,6 +82,13 @@ fn the_host_is_read_where_the_options_say() {
     );
     assert_eq!(get(&found, "nvidia.com/gpu.mode"), Some("graphics"));
     assert_eq!(get(&found, "nvidia.com/vgpu.present"), None);
+    // A trademark's sign as Windows writes it.
+    std::fs::write(&options.machine_type_file, b"ProLiant\xae DL380 Gen10\n").unwrap();
+    let marked = labels_on(&Host::read(&options));
+    assert_eq!(
+        get(&marked, "nvidia.com/gpu.machine"),
+        Some("ProLiant-DL380-Gen10")
+    );
     let nowhere = Host::read(&HostOptions {
         machine_type_file: "".into(),
         sys_root: Path::new("/nowhere").into(),

@@ -385,7 +385,10 @@ impl Source {
             self.strictness,
             self.gpu_resource.as_ref(),
         )?;
-        if let Some(name) = &self.gpu_resource {
+        // After a pattern that every GPU matches another never counts.
+        let matches_all = |entry: &ResourcePattern| entry.pattern == "*";
+        let named = loaded.config.gpu_patterns.iter().any(matches_all);
+        if let Some(name) = self.gpu_resource.as_ref().filter(|_| !named) {
             loaded.config.gpu_patterns.push(ResourcePattern {
                 pattern: "*".to_owned(),
                 name: name.clone(),

@@ -377,3 +377,31 @@ async fn a_file_that_is_empty_at_the_start_is_about_to_be_written_unless_it_stay
     );
     assert!(!files::stays_empty(&path));
 }
+
+#[test]
+fn the_name_that_a_flag_gives_to_gpus_is_the_one_that_is_there() {
+    let read = |text: &str| {
+        let source = Source {
+            place: Place::Flags,
+            layers: Vec::new(),
+            strictness: Strictness::Strict,
+            gpu_resource: Some("nvidia.com/foo".into()),
+        };
+        source.read("f", text).unwrap()
+    };
+    let shared = |name: &str| {
+        format!("version: v1\nsharing: {{timeSlicing: {{resources: [{{name: {name}, replicas: 4}}]}}}}")
+    };
+    let warnings = read(&shared("nvidia.com/gpu")).warnings;
+    assert!(
+        warnings.iter().any(|told| {
+            let told = told.to_string();
+            told.contains("has no effect") && told.contains("did you mean \"nvidia.com/foo\"?")
+        }),
+        "{warnings:?}"
+    );
+    assert!(read(&shared("nvidia.com/foo")).warnings.is_empty());
+    // What is in effect can be read again, also where a pattern names every GPU already.
+    let loaded = read("version: v1\nresources: {gpus: [{pattern: \"*\", name: nvidia.com/a}]}");
+    assert_eq!(read(&loaded.config.to_json().to_string()).config, loaded.config);
+}

@@ -22,6 +22,7 @@ fn replicas_have_numbered_ids_and_the_uuid_of_their_device() {
 
 #[test]
 fn a_node_can_have_shared_and_whole_gpus() {
+    // A UUID may be written in letters of either case.
     let boards = [whole(), whole(), whole(), cut(&["1g.5gb", "1g.5gb"])];
     let listed = |list: &[DeviceRef]| SharedOf::Listed(list.to_vec());
     let config = sharing(vec![
@@ -33,7 +34,7 @@ fn a_node_can_have_shared_and_whole_gpus() {
         ),
         share(
             "nvidia.com/gpu",
-            listed(&[DeviceRef::Uuid("GPU-2".to_owned())]),
+            listed(&[DeviceRef::Uuid("gpu-2".to_owned())]),
             3,
             Some("nvidia.com/gpu-third"),
         ),
