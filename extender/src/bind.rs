@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::index::{Admitted, BindError, Outcome, Reserved, Store, Target};
+use crate::index::{Admitted, Awaited, BindError, Outcome, Reserved, Store, Target};
 use crate::lease::Leadership;
 use crate::pod::{PodFacts, SlimPod};
 use crate::watched::Watched;
@@ -54,6 +54,14 @@ pub enum Failure {
     /// All came, and the decision could not be written.
     #[error("{0}; this one has its place, and is bound as soon as it is")]
     Undecided(Arc<str>),
+    /// Its gang is decided, and its own place could not be had in time.
+    #[error("gang {gang} is decided, and this one waits for its place: {why}")]
+    Kept {
+        /// The gang.
+        gang: String,
+        /// What keeps the place from it.
+        why: Arc<str>,
+    },
     /// The pod is another one by now, or none.
     #[error("pod {0} is gone")]
     Gone(String),
@@ -75,7 +83,7 @@ impl Failure {
     /// Its name in metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Refused(_) => "refused",
+            Self::Refused(_) | Self::Kept { .. } => "refused",
             Self::Alone { .. } => "alone",
             Self::Undecided(_) => "undecided",
             Self::Gone(_) => "gone",
@@ -165,11 +173,13 @@ impl Binder {
         match admitted {
             Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
             Admitted::Member(reserved) => self.bind_member(target, reserved, deadline).await,
-            Admitted::Wait(gang) => match self.wait(target, &gang, began + self.patience()).await? {
-                Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
-                Admitted::Member(reserved) => self.bind_member(target, reserved, deadline).await,
-                Admitted::Wait(gang) => Err(self.alone(&gang)),
-            },
+            Admitted::Wait(Awaited { gang, .. }) => {
+                match self.wait(target, &gang, began + self.patience()).await? {
+                    Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
+                    Admitted::Member(reserved) => self.bind_member(target, reserved, deadline).await,
+                    Admitted::Wait(awaited) => Err(self.alone(awaited)),
+                }
+            }
         }
     }
 

@@ -36,8 +36,8 @@ pub use binds::Outcome;
 pub use budgets::Disruptions;
 pub use entry::Totals;
 pub use gangs::{
-    Admitted, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView, PlaceView,
-    PlacesKept, Said, Trial,
+    Admitted, Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView,
+    PlaceView, PlacesKept, Said, Trial,
 };
 pub use inspect::{Bound, NodeReport, PodReport};
 pub use lists::Source;
@@ -222,6 +222,7 @@ impl Index {
             self.changed |= self.managed.advertised(before, &advertised);
             entry.advertised = Some(advertised);
             self.dirty.push(node);
+            self.forget_resources();
         }
     }
 
@@ -234,6 +235,7 @@ impl Index {
             self.changed |= self.managed.advertised(&before, &[]);
             self.node_gone(node);
             self.dirty.push(node);
+            self.forget_resources();
         }
     }
 
@@ -258,6 +260,7 @@ impl Index {
             }
             entry.inventory = Some(inventory);
             self.dirty.push(node);
+            self.forget_resources();
         }
     }
 
@@ -271,7 +274,21 @@ impl Index {
                 self.gangs.reshaped();
             }
             self.dirty.push(node);
+            self.forget_resources();
         }
+    }
+
+    /// Resources that no node has any more are managed no longer than pods ask for them.
+    fn forget_resources(&mut self) {
+        if !self.managed.is_outdated() {
+            return;
+        }
+        let (pods, gangs) = (&self.pods, &self.gangs);
+        let asked = |resource: &ResourceName| {
+            let mut all = pods.values().map(|pod| &**pod).chain(gangs.heard());
+            all.any(|pod| pod.devices(resource.as_str()) > 0)
+        };
+        self.changed |= self.managed.forget(asked);
     }
 
     /// Lets time pass. `contact` is when the API server last answered: devices of vanished pods are given free only by facts newer
@@ -279,6 +296,7 @@ impl Index {
     pub fn tick(&mut self, now: Instant, contact: Instant) {
         self.moment(now);
         self.tick_gangs();
+        self.forget_resources();
         let steady = self.note_contact(contact);
         for (number, entry) in (0..).zip(&mut self.entries) {
             if entry.forget_left(now, contact, steady) {

@@ -159,6 +159,9 @@ fn titles_in_other_spellings() {
         "GPU0 CPUAffinity NUMAAffinity GPU NUMA ID",
         "GPU0 CPU AFFINITY CPU NUMA Affinity GPU NUMA ID",
         "GPU0\tcpu affinity\tNuma  Affinity\tGPU  NUMA  ID",
+        "GPU0 CPU_Affinity NUMA_Affinity GPU_NUMA_ID",
+        "GPU0 CPU-Affinity NUMA-Affinity GPU-NUMA-ID",
+        "GPU0 CPU_Affinity NUMA_Affinity GPU_NU",
     ] {
         assert_eq!(
             values(&read(&format!("{header}\nGPU0 X 0-7 0 N/A\n"))),
@@ -691,6 +694,194 @@ fn the_peer_to_peer_matrix_beside_the_matrix_changes_nothing() {
     ] {
         let text = format!("{before}{matrix}");
         assert_eq!(read(&text), read(matrix), "{text}");
+    }
+}
+
+/// Every range of one list against every range of the other would take hours here.
+#[test]
+fn long_lists_of_numa_nodes_are_compared_by_their_ends() {
+    let near = ["0-8000"; 580].join(",");
+    let far = ["9000-16383"; 370].join(",");
+    let text = |[low, high]: [&str; 2]| {
+        let names: Vec<String> = (0..32).map(|gpu| format!("GPU{gpu}")).collect();
+        let mut text = format!("{} CPU Affinity NUMA Affinity\n", names.join(" "));
+        for row in 0..32 {
+            let cell = |column| if column == row { "X" } else { "NV18" };
+            let cells: Vec<&str> = (0..32).map(cell).collect();
+            let list = if row < 16 { low } else { high };
+            text.push_str(&format!("GPU{row} {} 0-7 {list}\n", cells.join(" ")));
+        }
+        text
+    };
+    let path = |text: &str| read_machine(text).unwrap().paths().get(0, 1);
+    assert_eq!(
+        path(&text([&near, &near])),
+        PathClass::Sys,
+        "all are on all nodes"
+    );
+    let halves = text([&near, &far]);
+    assert_eq!(path(&halves), PathClass::Node);
+    assert_eq!(read_machine(&halves).unwrap().paths().get(0, 16), PathClass::Sys);
+}
+
+#[test]
+fn numa_nodes_are_the_same_however_their_list_is_written() {
+    let text = |node: &str| {
+        format!("GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X NV4 0-7 {node}\nGPU1 NV4 X 0-7 {node}\n")
+    };
+    for (list, class) in [
+        ("3", PathClass::Node),
+        ("3,3", PathClass::Node),
+        ("3-4", PathClass::Sys),
+    ] {
+        let machine = read_machine(&text(list)).unwrap();
+        assert_eq!(machine.paths().get(0, 1), class, "{list}");
+    }
+}
+
+#[test]
+fn a_legend_of_nics_that_is_cut_within_its_last_device_is_refused() {
+    let nics = |devices: &[&str]| {
+        let names: Vec<String> = (0..devices.len()).map(|nic| format!("NIC{nic}")).collect();
+        let mut text = format!(
+            "GPU0 {}\nGPU0 X{}\n",
+            names.join(" "),
+            " SYS".repeat(devices.len())
+        );
+        for row in 0..devices.len() {
+            let cell = |column| if column == row { "X" } else { "PIX" };
+            let cells: Vec<&str> = (0..devices.len()).map(cell).collect();
+            text.push_str(&format!("NIC{row} SYS {}\n", cells.join(" ")));
+        }
+        let entries: Vec<String> = names
+            .iter()
+            .zip(devices)
+            .map(|(name, device)| format!("  {name}: {device}"))
+            .collect();
+        format!("{text}\nNIC Legend:\n\n{}", entries.join("\n"))
+    };
+    for cut in [
+        ["mlx5_0", "mlx5_1", "mlx5_1"],
+        ["mlx5_0", "mlx5_1", "mlx5_"],
+        ["mlx5_0", "mlx5_1", "mlx"],
+        ["mlx5_0", "mlx5_1", "mlx5_b"],
+        ["rocep23s0f0", "rocep23s0f1", "rocep177s0"],
+        ["rocep23s0f0", "rocep23s0f1", "rocep177s0f"],
+    ] {
+        let text = nics(&cut);
+        for end in ["", "\nme@node:~$ "] {
+            let refused = parse(&format!("{text}{end}")).expect_err(cut[2]);
+            assert_eq!(refused.line, 11, "{refused}");
+            assert!(refused.to_string().contains("is the text cut?"), "{refused}");
+        }
+        // A line end says that the device is whole.
+        assert_eq!(
+            read(&format!("{text}\n")).nics()[2].device.as_deref(),
+            Some(cut[2])
+        );
+    }
+    for whole in [
+        ["mlx5_0", "mlx5_1", "mlx5_2"],
+        ["mlx5_0", "mlx5_1", "mlx5_bond_0"],
+        ["mlx5_bond_0", "mlx5_1", "mlx5_2"],
+        ["rocep23s0f0", "rocep24s0", "rocep177s0"],
+        ["one", "two", "three"],
+    ] {
+        assert_eq!(read(&nics(&whole)).nics()[2].device.as_deref(), Some(whole[2]));
+    }
+}
+
+#[test]
+fn a_header_of_names_without_end_is_refused_as_any_other() {
+    let gpus: String = (0..32).map(|gpu| format!("GPU{gpu}")).collect();
+    let nics: String = (0..128).map(|nic| format!("NIC{nic}")).collect();
+    let more = "NIC9".repeat(250_000);
+    let refused = parse(&format!("{gpus}{nics}{more}\nGPU0 X SYS\n")).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "line 1, column 809: column NIC9 stands twice"
+    );
+}
+
+#[test]
+fn blank_cells_at_the_end_of_a_markdown_tables_row_are_blank() {
+    let text = "| | GPU0 | GPU1 | CPU Affinity | NUMA Affinity | GPU NUMA ID |\n|---|---|---|---|---|---|\n\
+                | GPU0 | X | SYS | | 0 | 2 |\n| GPU1 | SYS | X | 0-7 | | |\n";
+    assert_eq!(values(&read(text)), [["-", "0", "2"], ["0-7", "-", "-"]]);
+    let none = text.replace("| 0-7 | | |", "| | | |");
+    assert_eq!(values(&read(&none))[1], ["-", "-", "-"]);
+    for lacking in ["| 0-7 | |", "| 0-7 |"] {
+        let refused = parse(&text.replace("| 0-7 | | |", lacking)).unwrap_err();
+        assert_eq!(refused.line, 4, "{lacking}: {refused}");
+    }
+}
+
+#[test]
+fn a_single_switch_on_the_same_board_is_a_single_switch() {
+    let text = "      GPU0 GPU1 GPU2 GPU3\nGPU0     X  PSB  PHB  PHB\nGPU1   PSB    X  PHB  PHB\n\
+                GPU2   PHB  PHB    X  PSB\nGPU3   PHB  PHB  PSB    X\n";
+    assert_eq!(read(text), read(&text.replace("PSB", "PIX")));
+    let glued = "GPU0 GPU1\nGPU0 XPSB\nGPU1 PSBX\n";
+    assert_eq!(link(&read(glued), 0, 1), "PIX");
+}
+
+#[test]
+fn one_gpus_peer_to_peer_matrix_beside_the_matrix_changes_nothing() {
+    let matrix = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-7\t0\t\tN/A\n";
+    let peers = " \tGPU0\t\n GPU0\tX\t\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n";
+    for text in [
+        format!("{matrix}\nLegend:\n\n  X    = Self\n\n{peers}"),
+        format!("{matrix}{peers}{peers}"),
+        format!("$ nvidia-smi topo -p2p r\n{peers}$ nvidia-smi topo -m\n{matrix}"),
+        format!("{peers}\n{matrix}\n{peers}"),
+    ] {
+        assert_eq!(read(&text), read(matrix), "{text}");
+    }
+    let twice = parse(&format!("{matrix}\n{matrix}")).unwrap_err();
+    assert_eq!((twice.line, twice.column), (4, 2), "{twice}");
+    let alike = "GPU0\nGPU0 X\n";
+    assert!(parse(&format!("{alike}\n{alike}")).is_err());
+}
+
+#[test]
+fn a_list_of_gpus_beside_the_matrix_is_no_part_of_it() {
+    let matrix = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNODE\tPIX\t0-7\nGPU1\tNODE\t X \tSYS\t0-7\nNIC0\tPIX\tSYS\t X \t\n";
+    for list in [
+        "GPU0 NVIDIA L4\nGPU1 NVIDIA L4\n",
+        "GPU0\n  L4\nGPU1\n  L4\n",
+        "GPU0:\n  L4\n",
+        "GPU0 A100-SXM4\nNIC0 ConnectX-6\n",
+        "GPU0 NVIDIA A40-48Q\n\nGPU1 NVIDIA A40-48Q\n",
+    ] {
+        for text in [
+            format!("{list}\n{matrix}"),
+            format!("{list}{matrix}"),
+            format!("{matrix}\n{list}"),
+            format!("{matrix}\n{list}\n{list}"),
+            format!("{list}\n{matrix}\n{list}"),
+        ] {
+            assert_eq!(read(&text), read(matrix), "{text}");
+        }
+    }
+    for (behind, line) in [
+        ("GPU0 GPU1 CPU Affinity\n", 6),
+        ("GPU0 CPU Affinity\n", 6),
+        ("GPU0 NIC0\n", 6),
+        ("GPU0\nGPU0 X\n", 6),
+        ("GPU0 mlx5_0\n\nGPU0 X SY", 6),
+        ("GPU1 NODE X\n", 6),
+        ("GPU0 NVIDIA L4\nGPU1 NODE X PIX 0-7\n", 7),
+    ] {
+        let refused = parse(&format!("{matrix}\n{behind}")).expect_err(behind);
+        assert_eq!(refused.line, line, "{behind:?}: {refused}");
+    }
+    for before in [
+        "GPU0 GPU1 CPU Affinity\n",
+        "GPU0 mlx5_0\n\nGPU0 X SYS\n",
+        "GPU0 L4\nGPU1 NODE X SYS 0-7\n",
+        "GPU0GPU1\n",
+    ] {
+        assert!(parse(&format!("{before}\n{matrix}")).is_err(), "{before:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use gantry_gang::protocol::BindEnd;
 use tokio::time::Instant;
 
 use super::{Binder, Failure, Undecided};
-use crate::index::{Admitted, Outcome, Reserved, Store, Target};
+use crate::index::{Admitted, Awaited, Outcome, Reserved, Store, Target};
 
 /// Bindings of members on their way at once: enough to hide the API server's latency, too few to be a flood.
 pub(super) const POSTS: usize = 64;
@@ -45,15 +45,15 @@ impl Binder {
             let mut rung = std::pin::pin!(rung);
             // Rung from here on it is heard, also before it is waited for.
             rung.as_mut().enable();
-            match self.store.update(|index| index.admit(target, None))? {
-                Admitted::Wait(_) => {}
+            let awaited = match self.store.update(|index| index.admit(target, None))? {
+                Admitted::Wait(awaited) => awaited,
                 admitted => break admitted,
-            }
+            };
             let now = Instant::now();
             if now >= deadline {
                 self.store.update(|index| index.gave_up(&target.uid));
                 waiting.ends();
-                return Err(self.alone(gang));
+                return Err(self.alone(awaited));
             }
             let until = deadline.min(now + ASK_AGAIN);
             // Rung or not, it asks again.
@@ -63,8 +63,13 @@ impl Binder {
         Ok(admitted)
     }
 
-    pub(super) fn alone(&self, gang: &GangKey) -> Failure {
-        if let Some(text) = self.store.read(|index| index.deciding(gang)) {
+    pub(super) fn alone(&self, awaited: Awaited) -> Failure {
+        let Awaited { gang, why } = awaited;
+        if let Some(why) = why {
+            let gang = gang.to_string();
+            return Failure::Kept { gang, why };
+        }
+        if let Some(text) = self.store.read(|index| index.deciding(&gang)) {
             return Failure::Undecided(text);
         }
         Failure::Alone {

@@ -38,7 +38,7 @@ use indexmap::IndexSet;
 
 pub use report::GangReport;
 pub use standing::{GangStanding, Said, Trial};
-pub use verbs::{Admitted, Belongs};
+pub use verbs::{Admitted, Awaited, Belongs};
 pub use view::{GangTotals, GangView, MemberView, PlaceView};
 pub use withheld::PlacesKept;
 pub use work::Called;

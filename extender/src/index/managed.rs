@@ -1,5 +1,7 @@
 //! Which resources there are: those managed (the operator named them, or some node's plugin publishes them), and those offered (a plugin
-//! publishes them, or some kubelet advertises them). Counts the nodes, so that a resource is unlearned with its last one.
+//! publishes them, or some kubelet advertises them). Counts the nodes. A resource that was published is managed on while some kubelet
+//! advertises it or some pod asks for it: a plugin may be away for a moment, and a pod that asks for devices must not be taken meanwhile
+//! for one that asks for none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use crate::watched::Watched;
 #[derive(Debug)]
 pub(super) struct Managed {
     named: BTreeSet<ResourceName>,
+    /// Those that are published, or were and are not forgotten yet.
+    learned: BTreeSet<ResourceName>,
     published: Counts,
     advertised: Counts,
     managed: Arc<BTreeSet<ResourceName>>,
@@ -29,6 +33,7 @@ impl Managed {
         Self {
             managed: Arc::new(named.clone()),
             named,
+            learned: BTreeSet::new(),
             published: Counts::default(),
             advertised: Counts::default(),
             offered: Arc::default(),
@@ -53,12 +58,41 @@ impl Managed {
         }
         let changed = self.published.replace(names(before), names(after));
         if changed {
-            let published = self.published.0.keys();
-            self.managed = Arc::new(self.named.iter().chain(published).cloned().collect());
+            self.learned.extend(self.published.0.keys().cloned());
+            self.manage();
             self.offer();
-            tracing::info!(resources = ?self.managed, "resources managed now");
         }
         changed
+    }
+
+    /// Whether a resource is managed that nobody publishes or advertises any more.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.learned.iter().any(|resource| !self.is_there(resource))
+    }
+
+    /// Forgets the resources that nobody publishes, advertises or asks for any more. True if there were any.
+    pub(super) fn forget(&mut self, asked: impl Fn(&ResourceName) -> bool) -> bool {
+        let over = |resource: &ResourceName| !self.is_there(resource) && !asked(resource);
+        let over: Vec<ResourceName> = self.learned.iter().filter(|name| over(name)).cloned().collect();
+        for resource in &over {
+            self.learned.remove(resource);
+        }
+        if !over.is_empty() {
+            self.manage();
+        }
+        !over.is_empty()
+    }
+
+    fn is_there(&self, resource: &ResourceName) -> bool {
+        self.published.0.contains_key(resource) || self.advertised.0.contains_key(resource)
+    }
+
+    fn manage(&mut self) {
+        let managed: BTreeSet<ResourceName> = self.named.union(&self.learned).cloned().collect();
+        if *self.managed != managed {
+            self.managed = Arc::new(managed);
+            tracing::info!(resources = ?self.managed, "resources managed now");
+        }
     }
 
     /// What kubelet advertises of a node is another now. True if there are other resources than before.

@@ -94,11 +94,13 @@ impl Index {
 mod tests {
     use gantry_api::PodUid;
     use gantry_gang::needs::{Operator, Requirement};
-    use gantry_gang::protocol::Answer;
+    use gantry_gang::protocol::{Answer, BindEnd, Work};
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::decide::Options;
-    use crate::fixtures::{Cluster, bridged, member};
+    use crate::fixtures::{Cluster, bound, bridged, member, target};
+    use crate::index::{Admitted, Outcome, Reserved};
 
     fn only_on(node: &str) -> Option<Reach> {
         let required = Requirement {
@@ -135,14 +137,17 @@ mod tests {
         cluster
     }
 
+    /// A member of gang `a` that claims a volume.
+    fn claiming(name: &str, claim: &str) -> Value {
+        let mut pod = member(name, 8, "a", 2);
+        pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]);
+        pod
+    }
+
     /// A gang of two, each of which claims a volume of its own.
     fn create(cluster: &Cluster) {
-        for number in 0..2 {
-            let name = format!("a-{number}");
-            let mut pod = member(&name, 8, "a", 2);
-            let volume = serde_json::json!({"name": "v", "persistentVolumeClaim": {"claimName": name}});
-            pod["spec"]["volumes"] = serde_json::json!([volume]);
-            cluster.pod(&pod);
+        for name in ["a-0", "a-1"] {
+            cluster.pod(&claiming(name, name));
         }
     }
 
@@ -214,5 +219,61 @@ mod tests {
             .store
             .update(|index| index.volume_seen("shared".into(), None));
         assert_eq!(nodes(&cluster), on(["m", "n"]));
+    }
+
+    /// Binds the gang of two, whose claims get volumes on their nodes meanwhile. The pods as they are then.
+    fn bind(cluster: &Cluster, nodes: [&str; 2]) -> [Value; 2] {
+        let places = [("a-0", nodes[0]), ("a-1", nodes[1])];
+        let admit = |(pod, node): (&str, &str)| {
+            let admitted = cluster
+                .store
+                .update(|index| index.admit(&target(pod, node), None));
+            admitted.unwrap()
+        };
+        for place in places {
+            admit(place);
+        }
+        for work in cluster.store.update(|index| index.take_work()) {
+            if let Work::Commit { gang, decision } = work {
+                cluster
+                    .store
+                    .update(|index| index.committed(&gang, &decision.id, Ok(())));
+            }
+        }
+        places.map(|(pod, node)| {
+            let Admitted::Member(Reserved::Grant { annotation, .. }) = admit((pod, node)) else {
+                panic!("{pod} has no place");
+            };
+            let now = cluster.now();
+            cluster.store.update(|index| {
+                index.volume_claim_seen(claim(pod), Some(format!("pv-{pod}").into()));
+                index.volume_seen(format!("pv-{pod}").into(), only_on(node));
+                index.finish(now, &target(pod, node), Outcome::Bound);
+                index.bind_ended(&PodUid::from(pod), BindEnd::Bound);
+            });
+            let mut shown = bound(claiming(pod, pod), node, 1, None);
+            shown["metadata"]["annotations"]["gantry.dev/grant"] = (*annotation).into();
+            cluster.pod(&shown);
+            shown
+        })
+    }
+
+    #[test]
+    fn a_replacement_has_the_place_of_the_lost_member_whose_volume_was_found_for_it_there() {
+        // That of before, and another that has none yet.
+        for of in ["a-1", "a-1b"] {
+            let cluster = cluster();
+            create(&cluster);
+            assert_eq!(nodes(&cluster), on(["m", "n"]));
+            let pods = bind(&cluster, ["m", "n"]);
+            cluster.gone(&pods[1]);
+            cluster.wait(7);
+            cluster.pod(&claiming("a-1b", of));
+            cluster.wait(2);
+            let answer = cluster
+                .store
+                .update(|index| index.answer(&"a-1b".into(), &|_| true));
+            assert_eq!(answer, Answer::Node("n".into()), "{of}");
+        }
     }
 }

@@ -126,6 +126,7 @@ impl Gang {
             (Stage::Bound(node), _) if *node == slot.node => {
                 // A Binding of before may have come late: what the pod has is its place, not what it would have got.
                 self.slots.set_devices(id, &kept.member.holds);
+                self.slots.note_shape(id, kept.member.shape);
                 self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
             }
             // Bound elsewhere, past us: its pod holds what it holds, and the slot is nobody's.

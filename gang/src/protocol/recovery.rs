@@ -284,6 +284,7 @@ impl Gang {
                 .map(|devices| (devices.resource.clone(), devices.ids.clone()))
                 .collect(),
             shape: None,
+            came_to: None,
             rank: decided.rank,
             role: decided.role.as_str().into(),
             ordinal: decided.ordinal,

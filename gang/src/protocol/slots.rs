@@ -15,6 +15,8 @@ pub(super) struct Slot {
     pub(super) devices: Devices,
     /// `None` after a restart, until a member has it.
     pub(super) shape: Option<ShapeId>,
+    /// Of which its member has come to be since it was bound: what was found for it there, like a volume, is part of what it needs by now.
+    pub(super) came_to: Option<ShapeId>,
     pub(super) rank: Option<u32>,
     pub(super) role: Arc<str>,
     /// See [`Place::ordinal`]; whoever has the slot has it.
@@ -56,6 +58,7 @@ impl Slot {
             node: place.node.clone(),
             devices: place.devices.clone(),
             shape: Some(place.shape),
+            came_to: None,
             rank: place.rank,
             role: place.role.clone(),
             ordinal: place.ordinal,
@@ -70,7 +73,8 @@ impl Slot {
     pub(super) fn suits(&self, member: &Member) -> bool {
         match (self.shape, member.shape) {
             (_, None) => false,
-            (Some(own), Some(asked)) => own == asked,
+            // Whoever comes in place of another takes over what was found for that one, or has it found anew.
+            (Some(own), Some(asked)) => own == asked || self.came_to == Some(asked),
             (None, Some(_)) => same_amounts(&self.devices, &member.asks) && self.role == member.claim.role,
         }
     }
@@ -243,11 +247,19 @@ impl Slots {
     pub(super) fn fit(&mut self, id: u32, member: &Member) {
         let Some(slot) = self.all.get_mut(&id) else { return };
         slot.shape = member.shape;
+        slot.came_to = None;
         if member.claim.rank.is_some() {
             slot.rank = member.claim.rank;
         }
         slot.role = member.claim.role.clone();
         self.touch(id);
+    }
+
+    /// A slot's member is bound, and is of this shape by now.
+    pub(super) fn note_shape(&mut self, id: u32, shape: Option<ShapeId>) {
+        if let Some(slot) = self.all.get_mut(&id) {
+            slot.came_to = shape.filter(|_| shape != slot.shape);
+        }
     }
 
     /// A slot's devices may be another's.

@@ -52,7 +52,15 @@ pub(super) fn unknown_socket_link(pcie_generation: u8) -> LinkRate {
 /// The machine's CPU, from the host's CPU model or else from the machine's name.
 pub(super) fn of(machine: &Machine) -> Option<Processor> {
     let cpu = machine.host().cpu.as_deref();
-    cpu.and_then(by_name).or_else(|| by_name(machine.name()))
+    cpu.and_then(|cpu| by_name(cpu).or_else(|| by_maker(cpu)))
+        .or_else(|| by_name(machine.name()))
+}
+
+/// Ampere makes Arm CPUs; in the name of a machine it is an architecture of GPUs.
+fn by_maker(cpu: &str) -> Option<Processor> {
+    cpu.to_ascii_uppercase()
+        .contains("AMPERE")
+        .then_some(Processor::Arm)
 }
 
 fn by_name(text: &str) -> Option<Processor> {
@@ -64,7 +72,17 @@ fn by_name(text: &str) -> Option<Processor> {
     } else if has(&["POWER9", "AC922"]) {
         Some(Processor::Power9)
     } else if has(&[
-        "ARM", "NEOVERSE", "GRACE", "KUNPENG", "AMPERE", "ALTRA", "GRAVITON", "GH200", "GB200", "GB300",
+        "ARM",
+        "NEOVERSE",
+        "GRACE",
+        "KUNPENG",
+        "ALTRA",
+        "AMPEREONE",
+        "EMAG",
+        "GRAVITON",
+        "GH200",
+        "GB200",
+        "GB300",
     ]) {
         Some(Processor::Arm)
     } else if has(&["ZHAOXIN", "KAISHENG"]) {

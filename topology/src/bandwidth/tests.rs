@@ -189,3 +189,33 @@ fn no_pair_no_rate() {
     assert_eq!(pair_gbs(&machine, 1, 1), 0.0);
     assert_eq!(pair_gbs(&machine, 0, 7), 0.0);
 }
+
+/// Ampere is a maker of CPUs and an architecture of GPUs.
+#[test]
+fn ampere_is_a_cpu_only_where_it_can_be_nothing_else() {
+    let socket = |cpu: Option<&str>, name: &str| {
+        let mut parts = unknown(2, PathClass::Sys);
+        parts.name = Some(name.to_owned());
+        parts.host.cpu = cpu.map(str::to_owned);
+        host::of(&Machine::new(parts).unwrap())
+    };
+    use host::Processor::{Amd, Arm, Skylake};
+    let xeon = "8x A40 (Ampere), Intel Xeon Gold 6330";
+    for (cpu, name, expected) in [
+        (None, xeon, Some(Skylake)),
+        (None, "8x A40 (Ampere), EPYC 7543", Some(Amd)),
+        (None, "8x A40 (Ampere)", None),
+        (None, "2x A100, Ampere Altra Max", Some(Arm)),
+        (None, "2x A100, Ampere(R) AmpereOne(R) A192", Some(Arm)),
+        (None, "2x A100, Ampere eMAG", Some(Arm)),
+        (Some("Ampere(R) Processor"), "8x A40", Some(Arm)),
+        (Some("Ampere(R) Processor"), xeon, Some(Arm)),
+        (
+            Some("Intel(R) Xeon(R) Gold 6330"),
+            "8x A40 (Ampere)",
+            Some(Skylake),
+        ),
+    ] {
+        assert_eq!(socket(cpu, name), expected, "{cpu:?}, {name:?}");
+    }
+}

@@ -42,12 +42,20 @@ fn joined(choice: &Choice, table: &Table) -> String {
     let size = choice.gpus.len();
     let how = links(choice.gpus, table);
     let best = gbs(table.best_bandwidth(size));
-    let rank = if choice.bandwidth_gbs >= best {
+    // Where sets are searched there may be better ones.
+    let most_free = if table.is_exhaustive() {
+        "the most that is free"
+    } else {
+        "the most found free"
+    };
+    let rank = if choice.bandwidth_gbs >= best && table.is_exhaustive() {
         format!("the most that {size} GPUs of this machine reach")
+    } else if choice.bandwidth_gbs >= best {
+        format!("the most found for {size} GPUs of this machine")
     } else if choice.gpus == choice.free {
         format!("all that is free ({best} GB/s on the empty machine)")
     } else {
-        format!("the most that is free ({best} GB/s on the empty machine)")
+        format!("{most_free} ({best} GB/s on the empty machine)")
     };
     let nics = table.near_nics(choice.gpus).len();
     let nics = if choice.purpose == Purpose::GangMember && nics > 0 {

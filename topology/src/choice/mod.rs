@@ -73,11 +73,13 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// B against the best that as many GPUs reach on the empty machine: 1 is the best possible. 1 for a single GPU.
+    /// B against the best that as many GPUs reach on the empty machine: 1 is the best possible, or where sets are searched the best that is
+    /// found. 1 for a single GPU.
     pub fn quality(&self, table: &Table) -> f64 {
         let best = gbs(table.best_bandwidth(self.gpus.len()));
         if best > 0.0 {
-            self.bandwidth_gbs / best
+            // A search of the empty machine may miss what one among fewer GPUs finds.
+            (self.bandwidth_gbs / best).min(1.0)
         } else {
             1.0
         }
@@ -298,6 +300,11 @@ impl Table {
         };
         let sum: f64 = found.iter().enumerate().skip(1).map(worth).sum();
         sum / self.gpus as f64
+    }
+
+    /// Whether every set is tabulated, so that the best is known to be the best.
+    fn is_exhaustive(&self) -> bool {
+        self.sets.is_some()
     }
 
     /// The highest B that `size` GPUs reach on the empty machine, MB/s; 0 for none and one, and for more than there are.

@@ -194,6 +194,44 @@ fn the_reason_says_how_the_set_is_joined_and_what_is_left() {
     insta::assert_snapshot!(choice.reason(&switched), @"GPUs 0,1,2,3: over NVSwitch, 240 GB/s, the most that 4 GPUs of this machine reach, 4 NICs on the same PCIe switches; leaves 4,5,6,7");
 }
 
+/// What is searched for on the empty machine may fall short of what is found in a part of it.
+#[test]
+fn no_choice_on_a_large_machine_is_better_than_the_best_or_called_the_best_possible() {
+    let mut random = 1u32;
+    let mut below = |limit: u32| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 16) % limit
+    };
+    for _ in 0..8 {
+        let mut nvlinks = Vec::new();
+        for (a, b) in (0..24u8).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            if below(5) == 0 {
+                let links = u8::try_from(1 + below(6)).unwrap();
+                nvlinks.push(NvLinkBundle { gpus: [b, a], links });
+            }
+        }
+        let machine = Machine::new(MachineParts {
+            gpus: (0..24)
+                .map(|index| Gpu {
+                    index,
+                    ..Gpu::default()
+                })
+                .collect(),
+            nvlinks,
+            paths: PathMatrix::from_fn(24, |_, _| PathClass::Node),
+            ..MachineParts::default()
+        });
+        // Some would have more links than a GPU can have.
+        let Ok(machine) = machine else { continue };
+        let table = Table::build(&machine);
+        for size in 2..24 {
+            let choice = table.best(table.all(), size, Purpose::Local).unwrap();
+            assert!(choice.quality(&table) <= 1.0, "{size}");
+            assert!(!choice.reason(&table).contains("the most that"), "{size}");
+        }
+    }
+}
+
 #[test]
 fn machines_of_one_kind_share_a_table() {
     let mut tables = Tables::default();

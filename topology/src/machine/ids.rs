@@ -98,6 +98,20 @@ impl IdList {
             .filter_map(parse_range)
             .flat_map(|(from, to)| from..=to)
     }
+
+    /// The numbers as ranges, both ends included: ascending, each number in one of them, no two of them joined.
+    pub fn ranges(&self) -> Vec<(u32, u32)> {
+        let mut written: Vec<(u32, u32)> = self.0.split(',').filter_map(parse_range).collect();
+        written.sort_unstable();
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for (from, to) in written {
+            match ranges.last_mut() {
+                Some((_, end)) if from <= *end + 1 => *end = to.max(*end),
+                _ => ranges.push((from, to)),
+            }
+        }
+        ranges
+    }
 }
 
 fn check_gpu_uuid(text: &str) -> Result<String, IdError> {

@@ -266,6 +266,20 @@ pub enum TopoProblem {
         /// The first NIC it does not name.
         name: String,
     },
+    /// The text ends within the device of a NIC.
+    #[error(
+        "the text ends in {found:?}, the device of {name}, where {other} has {like:?}; end the line if it is whole; is the text cut?"
+    )]
+    LegendCutDevice {
+        /// The last NIC named.
+        name: String,
+        /// What stands there as its device.
+        found: String,
+        /// Another NIC.
+        other: String,
+        /// The device of that.
+        like: String,
+    },
     /// The notice about hidden NICs contradicts the header.
     #[error("the notice speaks of {shown} NICs in the matrix, the header has {columns}")]
     NicCount {

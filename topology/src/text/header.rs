@@ -73,7 +73,8 @@ impl Header {
 
     /// Reads the device name at `at` and tells where it ends.
     fn read_device(&mut self, glyphs: &[Glyph], at: usize, place: Glyph) -> Result<usize, TopoError> {
-        let mut word: String = word_at(glyphs, at).chars().take(LONGEST_WORD).collect();
+        let near = glyphs.len().min(at + LONGEST_WORD);
+        let mut word = word_at(glyphs.get(..near).unwrap_or_default(), at);
         let title = (1..word.chars().count()).find(|offset| title_at(glyphs, at + offset).is_some());
         if let Some(title) = title {
             word = word.chars().take(title).collect();

@@ -4,11 +4,11 @@
 
 use super::around::is_frame;
 use super::error::{TopoError, TopoProblem};
-use super::glyphs::{Glyph, Line};
+use super::glyphs::{Glyph, Line, skip_blanks};
 use super::header::Header;
-use super::parse::{is_header, is_row_of_some};
+use super::parse::{begins_first_row, is_header, is_row_of_some, may_name_a_gpu};
 use super::row;
-use super::words::{is_disk, numbered};
+use super::words::{is_disk, is_links, numbered};
 
 /// Which legend a line stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,9 @@ pub(super) fn read(
     let mut nics_explained = false;
     // What the line above ended in, if an entry of the links' legend stands there.
     let mut entry_end: Option<String> = None;
-    for line in without_other_matrices(lines, header) {
+    let lines = without_other_matrices(lines, header);
+    for (at, line) in lines.iter().copied().enumerate() {
+        let below = lines.get(at + 1..).unwrap_or_default();
         let text = line.text();
         let above = entry_end.take();
         if part == Some(Part::Nics)
@@ -53,6 +55,7 @@ pub(super) fn read(
                 .iter()
                 .any(|(name, _)| names.contains(name) || !is_frame(&text) && are_lacking(&devices, name))
         {
+            check_not_cut(line, &entries, names, &devices)?;
             for (name, device) in entries {
                 match names
                     .iter()
@@ -78,7 +81,7 @@ pub(super) fn read(
             part = Some(next);
         } else if part != Some(Part::Nics) && is_link_entry(&text) {
             entry_end = Some(last_piece(&text).to_owned());
-        } else if let Some(problem) = of_a_matrix(header, line, &text) {
+        } else if let Some(problem) = of_a_matrix(header, line, &text, below) {
             return Err(line.refuse_at_start(problem));
         } else {
             part = None;
@@ -99,12 +102,66 @@ fn are_lacking(devices: &[Option<String>], name: &str) -> bool {
     numbered(name, "NIC").is_some() || devices.iter().any(Option::is_none)
 }
 
+/// Refuses a device that may be the beginning of another, where the text ends in it with nothing to say that it is whole: one that
+/// another NIC has, or one that lacks the form of the others.
+fn check_not_cut(
+    line: &Line,
+    entries: &[(String, String)],
+    names: &[String],
+    devices: &[Option<String>],
+) -> Result<(), TopoError> {
+    let ends_in_blank = line.glyphs.last().is_none_or(|glyph| glyph.is_blank());
+    let Some(((name, found), above)) = entries
+        .split_last()
+        .filter(|_| !line.terminated && !ends_in_blank)
+    else {
+        return Ok(());
+    };
+    let earlier = names.iter().zip(devices);
+    let earlier = earlier.filter_map(|(name, device)| device.as_ref().map(|device| (name, device)));
+    let others: Vec<(&String, &String)> = earlier
+        .chain(above.iter().map(|(name, device)| (name, device)))
+        .filter(|(other, _)| *other != name)
+        .collect();
+    let own = form(found);
+    let is_formed = others.iter().any(|(_, device)| form(device) == own);
+    let ends_in_digit = |device: &str| device.ends_with(|ch: char| ch.is_ascii_digit());
+    let lacks_number = !ends_in_digit(found) && others.iter().all(|(_, device)| ends_in_digit(device));
+    let may_go_on_like =
+        |device: &str| device == found || !is_formed && (lacks_number || form(device).starts_with(&own));
+    match others.into_iter().find(|(_, device)| may_go_on_like(device)) {
+        Some((other, like)) => Err(line.refuse_at_start(TopoProblem::LegendCutDevice {
+            name: name.clone(),
+            found: found.clone(),
+            other: other.clone(),
+            like: like.clone(),
+        })),
+        None => Ok(()),
+    }
+}
+
+/// A device's name with a `#` for every number: `mlx5_10` and `mlx5_2` have one form.
+fn form(device: &str) -> String {
+    let mut form = String::with_capacity(device.len());
+    for ch in device.chars() {
+        match ch {
+            '0'..='9' if form.ends_with('#') => {}
+            '0'..='9' => form.push('#'),
+            ch => form.push(ch),
+        }
+    }
+    form
+}
+
 /// The lines without the other matrices that nvidia-smi may have printed too: of peer-to-peer capabilities, of disks.
 fn without_other_matrices<'l>(lines: &'l [Line], header: &Header) -> Vec<&'l Line> {
     let mut left = Vec::with_capacity(lines.len());
     let mut rest = lines;
+    // Without NICs and values one GPU's matrix is the same as its peer-to-peer matrix.
+    let told_apart = header.gpus > 1 || header.names.len() > 1 || !header.columns.is_empty();
     while let [line, below @ ..] = rest {
-        let others = peer_to_peer_lines(rest, header.gpus).max(disk_lines(rest, header));
+        let peers = peer_to_peer_lines(rest, header.gpus) * usize::from(told_apart);
+        let others = peers.max(disk_lines(rest, header));
         rest = if others == 0 {
             left.push(line);
             below
@@ -150,19 +207,21 @@ pub(super) fn peer_to_peer_lines(lines: &[Line], gpus: usize) -> usize {
     };
     lines
         .get(..=gpus)
-        .filter(|lines| gpus > 1 && is_matrix(lines))
+        .filter(|lines| gpus > 0 && is_matrix(lines))
         .map_or(0, <[Line]>::len)
 }
 
 /// Why a line must not be passed over: it is a part of a matrix, this one or another.
-fn of_a_matrix(header: &Header, line: &Line, text: &str) -> Option<TopoProblem> {
-    let mut words = text.split(' ');
-    let row = words.next().unwrap_or_default().to_owned();
-    let is_cell = |word: &str| !word.contains(|ch: char| ch.is_ascii_lowercase());
-    if is_header(line) {
+fn of_a_matrix(header: &Header, line: &Line, text: &str, below: &[&Line]) -> Option<TopoProblem> {
+    let row = text.split(' ').next().unwrap_or_default().to_owned();
+    let mut below = below.iter().filter(|line| line.first().is_some());
+    if is_header(line) && (!may_name_a_gpu(line) || below.next().is_some_and(|line| begins_first_row(line))) {
         return Some(TopoProblem::SecondMatrix);
     }
-    if header.names.contains(&row) && words.next().is_some_and(is_cell) {
+    let glyphs = &line.glyphs;
+    let start = skip_blanks(glyphs, 0);
+    let cells = skip_blanks(glyphs, start + row.chars().count());
+    if header.names.contains(&row) && is_links(glyphs, cells) {
         return Some(TopoProblem::DuplicateRow { row });
     }
     is_row_of_some(line).then_some(TopoProblem::RowWithoutColumn { row })

@@ -314,6 +314,30 @@ pub(super) fn is_header(line: &Line) -> bool {
     !is_row(line) && Header::read(&line.glyphs).is_ok_and(|header| header.gpus > 0)
 }
 
+/// Whether a line that begins with a GPU may say something of that GPU, such as its product, and name no columns: it names no second
+/// device and no title.
+pub(super) fn may_name_a_gpu(line: &Line) -> bool {
+    let text = line.text();
+    let is_named = |name: &str| {
+        let length = numbered(name, "GPU").or_else(|| numbered(name, "NIC"));
+        length.is_some_and(|(_, length)| length == name.len())
+    };
+    match Header::read(&line.glyphs) {
+        Ok(header) => {
+            let devices = header.names.iter().filter(|name| is_named(name)).count();
+            devices == 1 && header.columns.is_empty()
+        }
+        Err(_) => is_named(text.trim_end_matches(':')),
+    }
+}
+
+/// Whether a line begins as the first row of a matrix does, whole or not.
+pub(super) fn begins_first_row(line: &Line) -> bool {
+    let start = skip_blanks(&line.glyphs, 0);
+    let cells = after_label(&line.glyphs, start, "GPU0").map(|end| skip_blanks(&line.glyphs, end));
+    cells.is_some_and(|cells| is_links(&line.glyphs, cells))
+}
+
 /// Whether a line looks like a row of any matrix: a device with a link, or anything with two. Prose may have one: `the PIX link`.
 pub(super) fn is_row_of_some(line: &Line) -> bool {
     let glyphs = &line.glyphs;

@@ -1,8 +1,8 @@
 //! Infers the PCIe class that an `NV#` cell hides. Paths in a tree are ultrametric: where two GPUs see a third device at different
 //! distances, they see each other at the farther one. What that leaves open is bounded by ways over other devices and by NUMA.
 
-use super::{GpuLine, TopoText};
-use crate::machine::{Link, PathClass, PathMatrix};
+use super::TopoText;
+use crate::machine::{IdList, Link, PathClass, PathMatrix};
 
 /// The path class of every pair: as printed, or inferred.
 pub(super) fn infer(text: &TopoText) -> PathMatrix {
@@ -24,9 +24,10 @@ pub(super) fn infer(text: &TopoText) -> PathMatrix {
     }
     let bounds = bounds(&known);
     let across = farthest_name(text);
+    let nodes = nodes(text);
     PathMatrix::from_fn(size, |row, column| {
         get(&known, row, column).unwrap_or_else(|| {
-            let within = if same_numa_node(text, row, column) {
+            let within = if same_numa_node(text, &nodes, row, column) {
                 PathClass::Node
             } else {
                 across
@@ -117,21 +118,54 @@ fn bounds(known: &[Vec<Option<PathClass>>]) -> Vec<Vec<Option<PathClass>>> {
     bounds
 }
 
+/// The NUMA nodes that a GPU names, as far as they tell where it is.
+struct Nodes {
+    /// Whether it names a single one.
+    one: bool,
+    /// Whether another GPU names none of them.
+    told_apart: bool,
+}
+
+/// By GPU. Lists are compared once, by their ranges: a text may hold many long ones.
+fn nodes(text: &TopoText) -> Vec<Nodes> {
+    let lists: Vec<Vec<(u32, u32)>> = text
+        .gpus
+        .iter()
+        .map(|gpu| gpu.numa.as_ref().map(IdList::ranges).unwrap_or_default())
+        .collect();
+    let of_list = |own: &Vec<(u32, u32)>| Nodes {
+        one: matches!(own.as_slice(), [(from, to)] if from == to),
+        told_apart: lists
+            .iter()
+            .any(|other| !other.is_empty() && are_apart(own, other)),
+    };
+    lists.iter().map(of_list).collect()
+}
+
+/// Whether no number is in both of two ascending lists of ranges.
+fn are_apart(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {
+    let (mut a, mut b) = (a.iter().peekable(), b.iter().peekable());
+    while let (Some((from_a, to_a)), Some((from_b, to_b))) = (a.peek(), b.peek()) {
+        if to_a < from_b {
+            a.next();
+        } else if to_b < from_a {
+            b.next();
+        } else {
+            return false;
+        }
+    }
+    true
+}
+
 /// Whether two GPUs are surely on one NUMA node: both name the same single one, or name none but have the same CPUs. Where a GPU's own
 /// memory counts as nodes too, each of a socket names several (`0,2-17`): they are one if the CPUs are the same and other GPUs name others.
-fn same_numa_node(text: &TopoText, a: usize, b: usize) -> bool {
-    let (Some(a), Some(b)) = (text.gpus.get(a), text.gpus.get(b)) else {
+fn same_numa_node(text: &TopoText, nodes: &[Nodes], a: usize, b: usize) -> bool {
+    let (Some(gpu_a), Some(gpu_b), Some(nodes)) = (text.gpus.get(a), text.gpus.get(b), nodes.get(a)) else {
         return false;
     };
-    let same_cpus = a.cpus.is_some() && a.cpus == b.cpus;
-    match (&a.numa, &b.numa) {
-        (Some(numa_a), Some(numa_b)) => {
-            let elsewhere = |other: &GpuLine| {
-                let nodes = other.numa.as_ref();
-                nodes.is_some_and(|nodes| nodes.iter().all(|node| numa_a.iter().all(|own| own != node)))
-            };
-            numa_a == numa_b && (numa_a.iter().count() == 1 || (same_cpus && text.gpus.iter().any(elsewhere)))
-        }
+    let same_cpus = gpu_a.cpus.is_some() && gpu_a.cpus == gpu_b.cpus;
+    match (&gpu_a.numa, &gpu_b.numa) {
+        (Some(numa_a), Some(numa_b)) => numa_a == numa_b && (nodes.one || same_cpus && nodes.told_apart),
         (None, None) => same_cpus,
         _ => false,
     }

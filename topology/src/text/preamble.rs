@@ -5,7 +5,7 @@ use super::MAX_TEXT_BYTES;
 use super::around::{hidden_nics, is_frame};
 use super::glyphs::{Glyph, Line, lines, skip_blanks};
 use super::legend;
-use super::parse::{is_header, is_row, is_row_of_some};
+use super::parse::{is_header, is_row, is_row_of_some, may_name_a_gpu};
 use super::row::after_label;
 use super::table;
 use super::words::numbered;
@@ -25,13 +25,23 @@ pub(super) struct Preamble {
 pub(super) fn read(lines: &[Line]) -> (Preamble, usize) {
     let matrix = last_matrix(lines);
     let is_matrix_from = |line: usize| matrix.is_some_and(|matrix| line <= matrix);
+    let before = lines.get(..matrix.unwrap_or(0)).unwrap_or_default();
+    let last_row = before.iter().rposition(is_row_of_some);
+    // Between the matrix and what looks like another's header stands no row: it is a list of GPUs.
+    let is_list = |at: usize, line: &Line| {
+        is_matrix_from(at + 1) && last_row.is_none_or(|row| row < at) && may_name_a_gpu(line)
+    };
+    // One GPU's peer-to-peer matrix is told from the matrix by what that has behind the GPU.
+    let names_more = |line: &Line| is_header(line) && line.text() != "GPU0";
+    let last_wide = lines.iter().rposition(names_more);
     let mut preamble = Preamble::default();
     let mut at = 0;
     while let Some(line) = lines.get(at) {
         let text = line.text();
         let rest = lines.get(at..).unwrap_or_default();
         let others = legend::peer_to_peer_lines(rest, text.split(' ').count());
-        if others > 0 && is_matrix_from(at + others) {
+        let told_apart = others > 2 || last_wide.is_some_and(|wide| at + others <= wide);
+        if others > 0 && told_apart && is_matrix_from(at + others) {
             at += others;
             continue;
         }
@@ -46,7 +56,7 @@ pub(super) fn read(lines: &[Line]) -> (Preamble, usize) {
             preamble.nics_found = Some((found, shown, line.first().unwrap_or(line.end)));
         } else if legend::is_heading(&text) || !preamble.legend.is_empty() && !begins_matrix(line) {
             preamble.legend.push(line.clone());
-        } else if !is_frame(&text) && (begins_matrix(line) || !is_matrix_from(at)) {
+        } else if !is_frame(&text) && (begins_matrix(line) && !is_list(at, line) || !is_matrix_from(at)) {
             break;
         }
         at += 1;

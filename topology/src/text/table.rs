@@ -67,7 +67,11 @@ fn table(lines: &[Line]) -> Vec<Line> {
         .collect();
     rows.into_iter()
         .map(|(line, cells)| Line {
-            glyphs: beneath(&starts, &cells),
+            glyphs: if cells.len() == starts.len() {
+                with_blank_end(beneath(&starts, &cells), &cells)
+            } else {
+                beneath(&starts, &cells)
+            },
             ..line.clone()
         })
         .collect()
@@ -118,6 +122,19 @@ fn beneath(starts: &[usize], cells: &[&[Glyph]]) -> Vec<Glyph> {
                     ..last
                 }),
         );
+    }
+    glyphs
+}
+
+/// The line with tabs for the blank cells that a whole row ends with: the bars say, as nvidia-smi's tabs do, that nothing is cut.
+fn with_blank_end(mut glyphs: Vec<Glyph>, cells: &[&[Glyph]]) -> Vec<Glyph> {
+    if let (Some(last), Some([])) = (glyphs.last().copied(), cells.last()) {
+        // There is at most one cell with two tabs before it: these reach past the last.
+        glyphs.extend((1..=cells.len() + 1).map(|tab| Glyph {
+            ch: '\t',
+            visual: last.visual + tab,
+            ..last
+        }));
     }
     glyphs
 }

@@ -34,13 +34,21 @@ const TITLES: [(&str, Title); 6] = [
     ("GPUNUMAAFFINITY", Title::MemoryNuma),
 ];
 
-/// The column title that begins at `start`, whatever blanks stand in it, and where it ends.
+/// The most letters of a title.
+const LONGEST_TITLE: usize = "GPUNUMAAFFINITY".len();
+
+/// What may stand between the letters of a title.
+fn is_gap(glyph: &Glyph) -> bool {
+    glyph.is_blank() || "_-".contains(glyph.ch)
+}
+
+/// The column title that begins at `start`, whatever blanks, `_` or `-` stand in it, and where it ends.
 pub(super) fn title_at(glyphs: &[Glyph], start: usize) -> Option<(Title, usize)> {
     TITLES.iter().find_map(|(letters, title)| {
         let mut expected = letters.chars();
         let mut next = expected.next();
         for (offset, glyph) in glyphs.iter().enumerate().skip(start) {
-            if glyph.is_blank() && offset > start {
+            if is_gap(glyph) && offset > start {
                 continue;
             }
             if Some(glyph.ch.to_ascii_uppercase()) != next {
@@ -61,8 +69,10 @@ pub(super) fn cut_title_at(glyphs: &[Glyph], start: usize, known: &[Title]) -> O
     let rest: String = glyphs
         .iter()
         .skip(start)
-        .filter(|glyph| !glyph.is_blank())
+        .filter(|glyph| !is_gap(glyph))
         .map(|glyph| glyph.ch.to_ascii_uppercase())
+        // One letter more than any title has is enough to see that it is none.
+        .take(LONGEST_TITLE + 1)
         .collect();
     let begins = TITLES
         .iter()
@@ -73,6 +83,9 @@ pub(super) fn cut_title_at(glyphs: &[Glyph], start: usize, known: &[Title]) -> O
         .find(|title| *title != Title::MemoryNuma || !known.is_empty())
         .filter(|_| !rest.is_empty())
 }
+
+/// A single switch on the GPUs' own board, as old drivers name it; as near as `PIX`.
+const SAME_BOARD: &str = "PSB";
 
 /// The link cell that begins at `start`, and where it ends.
 pub(super) fn link_at(glyphs: &[Glyph], start: usize) -> Option<(Link, usize)> {
@@ -94,6 +107,9 @@ pub(super) fn link_at(glyphs: &[Glyph], start: usize) -> Option<(Link, usize)> {
         let links = digits.parse::<u8>().ok()?;
         let allowed = (1..=MAX_LINKS_PER_GPU).contains(&links) && !digits.starts_with('0');
         return allowed.then_some((Link::NvLink(links), start + 2 + digits.len()));
+    }
+    if begins(SAME_BOARD) {
+        return Some((Link::Pcie(PathClass::Pix), start + SAME_BOARD.len()));
     }
     PathClass::ALL
         .into_iter()
@@ -121,7 +137,8 @@ pub(super) fn goes_on_with_links(glyphs: &[Glyph], start: usize) -> bool {
         let count = head.strip_prefix('V').unwrap_or(head);
         let ends_a_count =
             !head.is_empty() && count.len() <= 2 && count.chars().all(|ch| ch.is_ascii_digit());
-        let ends_a_class = PathClass::ALL.iter().any(|class| class.as_str().ends_with(head));
+        let mut classes = PathClass::ALL.iter().map(|class| class.as_str());
+        let ends_a_class = SAME_BOARD.ends_with(head) || classes.any(|class| class.ends_with(head));
         ends_a_count || ends_a_class
     };
     let ends = word.char_indices().map(|(at, _)| at).chain([word.len()]);

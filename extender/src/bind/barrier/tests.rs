@@ -10,7 +10,7 @@ use tower_test::mock::{self, Handle};
 
 use super::*;
 use crate::decide::Options;
-use crate::fixtures::{Cluster, bridged, member, target, watched};
+use crate::fixtures::{Cluster, bridged, gpu_node, member, target, watched};
 
 type Api = Handle<Request<Body>, Response<Body>>;
 
@@ -388,4 +388,28 @@ async fn who_waits_for_the_decision_is_not_told_that_members_did_not_come() {
         );
     }
     drop(cluster);
+}
+
+#[tokio::test]
+async fn who_waits_for_its_devices_after_the_decision_is_told_what_keeps_them() {
+    let (cluster, binder, api) = setup(Duration::from_millis(300));
+    drop(api);
+    for number in 0..4 {
+        cluster
+            .store
+            .update(|index| index.admit(&target(&name(number), "n"), None))
+            .unwrap();
+    }
+    commit(&cluster).await;
+    let mut node = gpu_node("n", &bridged());
+    node["status"]["conditions"] = json!([{
+        "type": "Ready", "status": "False", "reason": "NotRegistered", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]);
+    cluster.inventory(&node);
+    let said = bind(&binder, 0).await.unwrap().unwrap_err();
+    assert_eq!(
+        said,
+        "gang default/a is decided, and this one waits for its place: node n: GPU plugin is not ready: NotRegistered"
+    );
 }

@@ -9,8 +9,10 @@ use gantry_api::{Grant, PodUid};
 use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, OwnerWanted, ShapeId, Stage};
 use gantry_gang::{Claim, GangKey, OwnerFacts, OwnerRef};
 
+use super::State;
 use crate::index::{Index, Source};
 use crate::pod::{OtherPod, PodFacts};
+use crate::request::{Ask, Request};
 
 /// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
 const REPORTED_FOR: Duration = Duration::from_secs(15);
@@ -24,6 +26,13 @@ const DEPARTED: Duration = Duration::from_secs(60);
 pub(super) struct ReportedPod {
     pub(super) pod: Arc<PodFacts>,
     until: Instant,
+}
+
+impl State {
+    /// The pods that only calls of kube-scheduler have spoken of.
+    pub(in crate::index) fn heard(&self) -> impl Iterator<Item = &PodFacts> {
+        self.reported.values().map(|reported| &*reported.pod)
+    }
 }
 
 impl Index {
@@ -339,7 +348,7 @@ impl Index {
         }
     }
 
-    fn shape(&mut self, request: &Arc<crate::request::Request>, pod: &PodFacts) -> ShapeId {
+    fn shape(&mut self, request: &Arc<Request>, pod: &PodFacts) -> ShapeId {
         self.gangs.shapes.of(request, &pod.needs)
     }
 
@@ -370,19 +379,19 @@ impl Index {
     }
 }
 
-/// What a bound pod was granted of each resource.
-fn granted(pod: &PodFacts, request: &crate::request::Request) -> Devices {
+/// What a bound pod was granted of each resource. Nothing, unless that is all it asks for: a grant may name no devices, where it cannot
+/// tell containers apart, or may have been edited, and what it says is no place for a member then.
+fn granted(pod: &PodFacts, request: &Request) -> Devices {
     let (Some(node), Some(text)) = (&pod.node, pod.grant.as_deref()) else {
         return Devices::new();
     };
     let Ok(grant) = Grant::parse(text, &pod.uid, node) else {
         return Devices::new();
     };
-    let asked = request.asks.iter();
-    asked
-        .map(|ask| {
-            let held = grant.held(ask.resource.as_str());
-            (ask.resource.clone(), held.into_iter().collect())
-        })
-        .collect()
+    let of = |ask: &Ask| {
+        let held: Vec<_> = grant.held(ask.resource.as_str()).into_iter().collect();
+        (held.len() == ask.devices as usize).then(|| (ask.resource.clone(), held))
+    };
+    let all: Option<Devices> = request.asks.iter().map(of).collect();
+    all.unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{GangPhase, PodUid};
+use gantry_api::{GangPhase, PodUid, ResourceName};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Placed, SlotChange, Stage};
 
@@ -13,6 +13,7 @@ use crate::devices::DeviceSet;
 use crate::index::Index;
 use crate::index::entry::{Entry, KeptPlace};
 use crate::inventory::Pool;
+use crate::request::{Ask, Request};
 use crate::snapshot::NodeIx;
 
 /// How long a plugin may not serve before the places on its node are given up: longer than it takes to replace it.
@@ -111,7 +112,10 @@ impl Index {
             let gone = entry.lost();
             let lost = match gone {
                 Some(_) => BTreeMap::new(),
-                None => entry.lost_places(|place, uid| self.may_hold(place, uid)),
+                None => entry.lost_places(
+                    |place| self.asked_of(place),
+                    |place, uid| self.may_hold(place, uid),
+                ),
             };
             let (name, serves) = (entry.name.clone(), !entry.is_out_of_service());
             if serves {
@@ -169,6 +173,12 @@ impl Index {
         left.fits(needed).is_err()
     }
 
+    /// What members that a place is for ask for, if that is known.
+    fn asked_of(&self, place: &KeptPlace) -> Option<&Request> {
+        let shape = self.gangs.shapes.get(place.shape?)?;
+        Some(&shape.request)
+    }
+
     /// Whether a pod may hold devices of a place: it is the one it is for, or one of the gang on its way out, or the gang is having others
     /// stopped for it.
     fn may_hold(&self, place: &KeptPlace, uid: &PodUid) -> bool {
@@ -204,6 +214,21 @@ impl Index {
     }
 }
 
+impl KeptPlace {
+    /// Why who asks for this could never have the place: a decision may have been written by hand, or when less was managed.
+    fn misfit(&self, asked: &Request) -> Option<String> {
+        let count = |resource: &ResourceName| {
+            let own = self.devices.iter().filter(|(name, _)| name == resource);
+            own.map(|(_, ids)| ids.len()).sum::<usize>()
+        };
+        let wrong = |ask: &&Ask| count(&ask.resource) != ask.devices as usize;
+        asked.asks.iter().find(wrong).map(|ask| {
+            let (own, resource) = (count(&ask.resource), &ask.resource);
+            format!("it has {own} of {resource}, {} are asked for", ask.devices)
+        })
+    }
+}
+
 impl Entry {
     fn is_out_of_service(&self) -> bool {
         self.inventory
@@ -220,14 +245,16 @@ impl Entry {
         }
     }
 
-    /// The places here that cannot be had any more, by gang. `excused` pods may hold devices of one.
-    fn lost_places(
+    /// The places here that cannot be had any more, by gang. `asked` is what a place is for; `excused` pods may hold devices of one.
+    fn lost_places<'a>(
         &self,
+        asked: impl Fn(&KeptPlace) -> Option<&'a Request>,
         excused: impl Fn(&KeptPlace, &PodUid) -> bool,
     ) -> BTreeMap<Arc<GangKey>, BTreeSet<u32>> {
         let mut lost: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
         for place in &self.places {
-            if let Some(why) = self.lost_place(place, &excused) {
+            let misfit = asked(place).and_then(|asked| place.misfit(asked));
+            if let Some(why) = misfit.or_else(|| self.lost_place(place, &excused)) {
                 tracing::info!(node = %self.name, gang = %place.gang, %why, "a place of the gang cannot be had any more");
                 lost.entry(Arc::clone(&place.gang))
                     .or_default()

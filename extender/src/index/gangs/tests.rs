@@ -4,12 +4,14 @@ mod elsewhere;
 mod extras;
 mod giving_way;
 mod idle;
+mod kept;
 mod order;
 mod preemption;
 mod report;
 mod restart;
 mod singly;
 mod stuck;
+mod unlearned;
 
 use gantry_api::{GangPhase, GangSpec, NodeName, PodUid, names};
 use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
@@ -477,10 +479,11 @@ fn a_replacement_gets_the_place_of_the_lost_member_once_its_devices_are_given_ba
         Ok(Admitted::Wait(_))
     ));
     cluster.wait(6);
-    let Ok(Admitted::Wait(gang)) = admit(&cluster, "a-1b", &nodes[1]) else {
+    let Ok(Admitted::Wait(awaited)) = admit(&cluster, "a-1b", &nodes[1]) else {
         panic!("its place is not written down as its own");
     };
-    let bell = cluster.store.bell(&gang);
+    assert_eq!(awaited.why.as_deref(), Some("its place is not written down yet"));
+    let bell = cluster.store.bell(&awaited.gang);
     let mut rung = std::pin::pin!(bell.notified());
     assert!(!rung.as_mut().enable());
     write_down(&cluster);

@@ -13,6 +13,9 @@ use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::NodeIx;
 
+/// Why a member waits that has been given a place after the decision.
+const UNWRITTEN: &str = "its place is not written down yet";
+
 /// What becomes of a bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Admitted {
@@ -20,8 +23,17 @@ pub enum Admitted {
     Single(Reserved),
     /// Its gang is decided, and its place is set aside for it. From here on only forward.
     Member(Reserved),
-    /// It waits for this gang: ask again when the gang's standing changes.
-    Wait(Arc<GangKey>),
+    /// It waits for its gang: ask again when the gang's standing changes.
+    Wait(Awaited),
+}
+
+/// What a member waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Awaited {
+    /// Its gang.
+    pub gang: Arc<GangKey>,
+    /// What keeps its own place from it, where its gang is decided.
+    pub why: Option<Arc<str>>,
 }
 
 /// Whether a pod belongs to a gang, as far as that is known.
@@ -104,7 +116,10 @@ impl Index {
                     self.may_move(&target.uid);
                     match error {
                         // Whoever had the devices is still on its way out, or its end is not certain yet.
-                        BindError::NotFree { .. } => Ok(Admitted::Wait(placed.gang)),
+                        BindError::NotFree { .. } => Ok(Admitted::Wait(Awaited {
+                            gang: placed.gang,
+                            why: Some(error.to_string().into()),
+                        })),
                         other => Err(other),
                     }
                 }
@@ -121,8 +136,10 @@ impl Index {
 
     fn wait_for(&self, uid: &PodUid) -> Result<Admitted, BindError> {
         let gang = self.gangs.core.gang_of(uid).cloned();
-        gang.map(Admitted::Wait)
-            .ok_or_else(|| BindError::UnknownPod(uid.clone()))
+        let gang = gang.ok_or_else(|| BindError::UnknownPod(uid.clone()))?;
+        let decided = self.gangs.core.view(&gang).is_some_and(|view| view.is_decided());
+        let why = decided.then(|| UNWRITTEN.into());
+        Ok(Admitted::Wait(Awaited { gang, why }))
     }
 
     /// A member has waited for its siblings as long as it may, and kube-scheduler is told so.

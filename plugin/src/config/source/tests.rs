@@ -403,5 +403,5 @@ fn the_name_that_a_flag_gives_to_gpus_is_the_one_that_is_there() {
     assert!(read(&shared("nvidia.com/foo")).warnings.is_empty());
     // What is in effect can be read again, also where a pattern names every GPU already.
     let loaded = read("version: v1\nresources: {gpus: [{pattern: \"*\", name: nvidia.com/a}]}");
-    assert_eq!(read(&loaded.config.to_json().to_string()).config, loaded.config);
+    assert_eq!(read(&loaded.config.to_json()).config, loaded.config);
 }

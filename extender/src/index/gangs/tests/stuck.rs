@@ -199,10 +199,10 @@ fn those_who_wait_are_not_asked_again_for_each_that_comes() {
     let nodes: Vec<String> = (0..4)
         .map(|number| node(&cluster, &format!("a-{number}")))
         .collect();
-    let Ok(Admitted::Wait(gang)) = admit(&cluster, "a-0", &nodes[0]) else {
+    let Ok(Admitted::Wait(awaited)) = admit(&cluster, "a-0", &nodes[0]) else {
         panic!("it does not wait");
     };
-    let bell = cluster.store.bell(&gang);
+    let bell = cluster.store.bell(&awaited.gang);
     let mut rung = pin!(bell.notified());
     rung.as_mut().enable();
     for number in 1..4 {

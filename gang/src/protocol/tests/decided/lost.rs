@@ -4,7 +4,7 @@ use gantry_api::GangPhase;
 
 use super::super::world::{World, bound, claim, key, leaving, member, place, uid, with_rank, with_repair};
 use super::committing;
-use crate::protocol::{Answer, Arrival, BindEnd, Member, Placement, Stage, Work};
+use crate::protocol::{Answer, Arrival, BindEnd, Member, Placement, ShapeId, Stage, Work};
 use crate::terms::Repair;
 
 #[test]
@@ -267,5 +267,22 @@ fn the_place_of_a_lost_member_is_not_kept_where_others_have_its_devices() {
         world.see(member("a5", claim("a", 3)));
         assert_eq!(world.reserved(), reserved, "{second}");
         assert!(matches!(world.answer("a5"), Answer::Wait(_)), "{second}");
+    }
+}
+
+#[test]
+fn a_place_is_kept_for_members_as_it_was_planned_and_as_its_member_has_come_to_be() {
+    for (shape, kept) in [(0, true), (7, true), (8, false)] {
+        let mut world = World::new();
+        world.bound_gang("a", 2, 2);
+        let mut drifted = bound(member("a0", claim("a", 2)), "n0");
+        drifted.shape = Some(ShapeId(7));
+        world.see(drifted);
+        world.gone("a0");
+        let mut replacement = member("a2", claim("a", 2));
+        replacement.shape = Some(ShapeId(shape));
+        world.see(replacement);
+        let there = world.answer("a2") == Answer::Node("n0".into());
+        assert_eq!(there, kept, "{shape}");
     }
 }
