@@ -1,7 +1,7 @@
 //! Manifests of Kubernetes, as files around a plugin's configuration hold them: which ConfigMaps are in a text, and where the
 //! configuration lies in what is none. Knows nothing of what a configuration may say.
 
-use gantry_plugin::config::{MIG_MANAGERS, leftover};
+use gantry_plugin::config::{MIG_MANAGERS, leftover, line_of};
 use serde_json::{Map, Value};
 
 /// One ConfigMap of a manifest.
@@ -32,17 +32,11 @@ pub(super) fn config_maps(text: &str) -> Result<Vec<ConfigMap>, String> {
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(documents) => documents,
         Err(error) if has_kind(text) => {
-            let line = error
-                .location()
-                .map(|place| place.line())
-                .filter(|line| *line > 0);
+            let line = line_of(&error);
             if let Some((line, what)) = leftover(text, line) {
                 return Err(format!("line {line}: the manifest is no YAML: {what}"));
             }
-            let place = error
-                .location()
-                .map(|place| format!("line {}: ", place.line()))
-                .unwrap_or_default();
+            let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
             let said = error.without_snippet().to_string();
             // The place is said in front, and nobody can set a policy here.
             let said = said.split(" at line ").next().unwrap_or_default();

@@ -10,6 +10,12 @@ pub fn leftover(text: &str, last: Option<u64>) -> Option<(u64, &'static str)> {
         .next()
 }
 
+/// The line, from 1, at which a reader of YAML stumbled, if it says.
+pub fn line_of(error: &serde_saphyr::Error) -> Option<u64> {
+    let place = error.location()?;
+    Some(place.line()).filter(|line| *line > 0)
+}
+
 fn without_comment(line: &str) -> &str {
     let starts = |at: usize| line[..at].ends_with(char::is_whitespace) || at == 0;
     let comment = line.match_indices('#').map(|(at, _)| at).find(|at| starts(*at));

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use args::{ApiRate, ConfigArgs, Leniency};
 pub use documents::load;
 pub use gfd::Gfd;
-pub use leftover::leftover;
+pub use leftover::{leftover, line_of};
 pub use overrides::{GfdOverrides, Overrides};
 pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness};

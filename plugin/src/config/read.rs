@@ -5,7 +5,7 @@ use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
 use super::file::{File, MOVED, VALUED};
-use super::leftover::leftover;
+use super::leftover::{leftover, line_of};
 use super::problem::nearest;
 use super::tree::{Branch, MAX_DEPTH, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
@@ -125,10 +125,7 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
         Strictness::Lenient => DuplicateKeyPolicy::LastWins,
     };
     Node::read(text, repeated).map_err(|error| {
-        let line = error
-            .location()
-            .map(|place| place.line())
-            .filter(|line| *line > 0);
+        let line = line_of(&error);
         let message = error.without_snippet().to_string();
         let is_repeated = message.starts_with("duplicate mapping key: ");
         if let Some((line, what)) = leftover(text, line).filter(|_| !is_repeated) {

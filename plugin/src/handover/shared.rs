@@ -82,7 +82,7 @@ impl SharedHandover {
         };
         let waited = began.elapsed();
         if waited >= POD_PATIENCE {
-            *self.vain.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *self.vain() = Some(Instant::now());
         }
         for (request, answer) in requests.iter().zip(&answers) {
             let outcome = match answer.basis {
@@ -102,10 +102,9 @@ impl SharedHandover {
 
     /// How long a pod that asks and is not known yet is waited for: not at all where no cluster can show it.
     fn pod_patience(&self, cluster_lost: bool) -> Duration {
-        let vain = || *self.vain.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.grants {
             Duration::ZERO
-        } else if cluster_lost || vain().is_some_and(|at| at.elapsed() < WARY) {
+        } else if cluster_lost || self.vain().is_some_and(|at| at.elapsed() < WARY) {
             PATIENCE
         } else {
             POD_PATIENCE
@@ -262,6 +261,10 @@ impl SharedHandover {
         {
             debug!("too many notes at once, one is in the log only");
         }
+    }
+
+    fn vain(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.vain.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Handover> {

@@ -160,16 +160,15 @@ impl Handover {
 
     /// The listing that began at `ticket` has come.
     pub fn listed(&mut self, ticket: Ticket, mut listing: Listing, now: Timestamp) {
-        let there: BTreeSet<(String, String)> = self
-            .pods
-            .values()
-            .map(|pod| (pod.name.namespace.clone(), pod.name.name.clone()))
-            .collect();
+        let has = |name: &(String, String)| {
+            let mut pods = self.pods.values().map(|pod| &pod.name);
+            pods.any(|pod| pod.namespace == name.0 && pod.name == name.1)
+        };
         listing.0.retain(|holding, set| {
             let name = holding.name();
             self.truth.deleted.get(&name).is_none_or(|deleted| {
                 let shortly_before = deleted.at.0 + 1 == ticket.0;
-                deleted.at < ticket && !(shortly_before && there.contains(&name) && deleted.had(holding, set))
+                deleted.at < ticket && !(shortly_before && deleted.had(holding, set) && has(&name))
             })
         });
         self.truth.heard = Some(listing);

@@ -22,6 +22,15 @@ pub enum Extent {
 pub type Part = Option<(u32, u32)>;
 
 impl Extent {
+    /// The GPU instance, and its compute instance if it is that alone; `None` for the whole GPU.
+    pub fn instance(self) -> Option<(u32, Option<u32>)> {
+        match self {
+            Self::Gpu => None,
+            Self::GpuInstance(gi) => Some((gi, None)),
+            Self::ComputeInstance(gi, ci) => Some((gi, Some(ci))),
+        }
+    }
+
     /// Whether a part of the GPU is touched. The whole is touched by whatever touches a part of it.
     pub fn touches(self, part: Part) -> bool {
         match (self, part) {
@@ -33,10 +42,8 @@ impl Extent {
 
     /// Whether the MIG instance is still there, and the one in which `mig_device` was seen. The whole GPU always is.
     pub fn is_there(self, mig: Option<&Mig>, mig_device: Option<&str>) -> bool {
-        let (gi, ci) = match self {
-            Self::Gpu => return true,
-            Self::GpuInstance(gi) => (gi, None),
-            Self::ComputeInstance(gi, ci) => (gi, Some(ci)),
+        let Some((gi, ci)) = self.instance() else {
+            return true;
         };
         let Some(instance) = mig.and_then(|mig| mig.instances.iter().find(|instance| instance.id == gi))
         else {
@@ -57,11 +64,7 @@ impl Extent {
 
     /// The UUID of a MIG device in it, by which it is known again.
     pub fn mig_device(self, mig: Option<&Mig>) -> Option<String> {
-        let (gi, ci) = match self {
-            Self::Gpu => return None,
-            Self::GpuInstance(gi) => (gi, None),
-            Self::ComputeInstance(gi, ci) => (gi, Some(ci)),
-        };
+        let (gi, ci) = self.instance()?;
         let instance = mig?.instances.iter().find(|instance| instance.id == gi)?;
         let mut compute = instance.compute.iter();
         let found = compute.find(|compute| ci.is_none_or(|ci| compute.id == ci));
@@ -93,10 +96,9 @@ pub struct Fault {
 impl Fault {
     /// Its form in the API, on GPU `gpu` in boot `boot_id`.
     pub fn stored(&self, gpu: &GpuUuid, boot_id: &str) -> GpuFault {
-        let (gpu_instance, compute_instance) = match self.extent {
-            Extent::Gpu => (None, None),
-            Extent::GpuInstance(gi) => (Some(gi), None),
-            Extent::ComputeInstance(gi, ci) => (Some(gi), Some(ci)),
+        let (gpu_instance, compute_instance) = match self.extent.instance() {
+            None => (None, None),
+            Some((gi, ci)) => (Some(gi), ci),
         };
         GpuFault {
             gpu: gpu.to_string(),

@@ -424,10 +424,8 @@ impl<'nvml> Session<'nvml> {
         (index, uuid): (u32, &GpuUuid),
         fault: &mut Fault,
     ) -> bool {
-        let (gpu_instance, compute_instance) = match fault.extent {
-            Extent::Gpu => return false,
-            Extent::GpuInstance(gi) => (gi, None),
-            Extent::ComputeInstance(gi, ci) => (gi, Some(ci)),
+        let Some((gpu_instance, compute_instance)) = fault.extent.instance() else {
+            return false;
         };
         let Some(cut) = discover::cut(self.nvml, index) else {
             return false;

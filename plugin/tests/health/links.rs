@@ -11,15 +11,22 @@ use crate::sim::Sim;
 /// NVML_ERROR_NOT_SUPPORTED, as drivers before 560 answer what they ask for.
 const NOT_SUPPORTED: u32 = 3;
 
-#[tokio::test]
-async fn an_xid_of_a_link_counts_where_the_driver_does_not_say_what_it_needs() {
-    let sim = Sim::of("hgx-h100");
-    let controller = &sim.installed.controller;
-    controller
+/// A machine whose driver does not say what it asks for.
+async fn before_wishes(machine: &str) -> (Sim, Eye) {
+    let sim = Sim::of(machine);
+    sim.installed
+        .controller
         .fail_call("nvmlDeviceGetFieldValues", NOT_SUPPORTED, None)
         .unwrap();
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
+    (sim, eye)
+}
+
+#[tokio::test]
+async fn an_xid_of_a_link_counts_where_the_driver_does_not_say_what_it_needs() {
+    let (sim, mut eye) = before_wishes("hgx-h100").await;
+    let controller = &sim.installed.controller;
     for (gpu, xid) in [(0, 74), (1, 145), (2, 149)] {
         controller.raise_xid(gpu, xid).unwrap();
     }
@@ -96,13 +103,8 @@ async fn many_xids_of_links_cost_one_reading_and_delay_no_other_gpus_xid() {
 
 #[tokio::test]
 async fn links_that_went_down_with_the_gpu_at_their_other_end_are_up_again_when_it_is_back() {
-    let sim = Sim::of("dgx1-v100");
+    let (sim, mut eye) = before_wishes("dgx1-v100").await;
     let controller = &sim.installed.controller;
-    controller
-        .fail_call("nvmlDeviceGetFieldValues", NOT_SUPPORTED, None)
-        .unwrap();
-    let mut eye = Eye::open(&sim, QUICK);
-    eye.ready().await;
     controller.lose_gpu(1).unwrap();
     controller.raise_xid(0, 74).unwrap();
     let sick = eye.until_sick(2).await;
