@@ -109,6 +109,22 @@ fn dense_mesh(gpus: u8) -> Machine {
     Machine::new(parts).unwrap()
 }
 
+/// From 0 to 2 links between any two GPUs, by no pattern: every set has cycles that must be searched for.
+fn uneven_mesh(gpus: u8) -> Machine {
+    let mut parts = machine(Kind::Pcie, usize::from(gpus)).into_parts();
+    let mut state = 3u32;
+    for a in 0..gpus {
+        for b in 0..a {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let links = [0, 1, 1, 1, 2][(state >> 16) as usize % 5];
+            if links > 0 {
+                parts.nvlinks.push(NvLinkBundle { gpus: [b, a], links });
+            }
+        }
+    }
+    Machine::new(parts).unwrap()
+}
+
 /// Different sets of free GPUs, so that no branch is learnt by heart.
 fn states(gpus: usize) -> Vec<(GpuSet, usize)> {
     let mut state = 12345u32;
@@ -173,6 +189,12 @@ fn build_16(bencher: Bencher<'_, '_>, kind: Kind) {
 #[divan::bench(sample_count = 5)]
 fn build_16_dense_mesh(bencher: Bencher<'_, '_>) {
     let machine = dense_mesh(16);
+    bencher.bench_local(|| Table::build(black_box(&machine)));
+}
+
+#[divan::bench(sample_count = 5)]
+fn build_16_uneven_mesh(bencher: Bencher<'_, '_>) {
+    let machine = uneven_mesh(16);
     bencher.bench_local(|| Table::build(black_box(&machine)));
 }
 

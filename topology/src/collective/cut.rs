@@ -16,11 +16,13 @@ const EVERY_CUT_OF_LARGE: usize = 10;
 pub(super) struct Narrowest {
     /// Least `SCALE x links out of A / |A|`, NVSwitches counted.
     pub(super) scaled: u64,
-    /// Fewest direct links that part the set.
-    pub(super) links: u32,
+    /// The most Hamiltonian cycles of direct links that can be edge-disjoint in the set: each crosses every cut at least twice, and
+    /// has at least `2 |A| - |set|` of its links within every part A, for the GPUs outside have two ends each. 0 where the links do not
+    /// join the set.
+    pub(super) cycles: u32,
 }
 
-const NOTHING: Narrowest = Narrowest { scaled: 0, links: 0 };
+const NOTHING: Narrowest = Narrowest { scaled: 0, cycles: 0 };
 
 /// The narrowest cut of one set of at least two GPUs.
 pub(super) fn narrowest(links: &Collective, set: GpuSet) -> Narrowest {
@@ -98,11 +100,14 @@ impl Tables {
         // A cut is counted once, from the side with the lowest GPU, and rated by the larger side: both send the same out.
         let mut fewest = [u32::MAX; EVERY_CUT + 1];
         let mut direct = u32::MAX;
+        // Links within the larger side, the fewest for each size of it.
+        let mut within = [u32::MAX; EVERY_CUT + 1];
         let mut part = rest;
         while part != 0 {
             part = (part - 1) & rest;
             let (near, far) = (part | anchor, rest & !part);
-            let mut out = inside - u32::from(self.inside[near]) - u32::from(self.inside[far]);
+            let (in_near, in_far) = (u32::from(self.inside[near]), u32::from(self.inside[far]));
+            let mut out = inside - in_near - in_far;
             direct = direct.min(out);
             for switch in &self.switch {
                 out += u32::from(switch[near].min(switch[far]));
@@ -110,7 +115,11 @@ impl Tables {
             let near_size = near.count_ones() as usize;
             let larger = near_size.max(size - near_size);
             fewest[larger] = fewest[larger].min(out);
+            let in_larger = if near_size == larger { in_near } else { in_far };
+            within[larger] = within[larger].min(in_larger);
         }
+        let twice = |larger: usize| u32::try_from(2 * larger - size).unwrap_or(0);
+        let of_parts = (size / 2 + 1..size).map(|larger| within[larger] / twice(larger));
         Narrowest {
             scaled: (1u64..)
                 .zip(&fewest[1..])
@@ -118,7 +127,7 @@ impl Tables {
                 .map(|(larger, out)| u64::from(*out) * SCALE / larger)
                 .min()
                 .unwrap_or(0),
-            links: direct,
+            cycles: of_parts.fold(direct / 2, u32::min),
         }
     }
 }
@@ -141,7 +150,7 @@ fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
         let larger = set.len().saturating_sub(1).max(1) as u64;
         return Some(Narrowest {
             scaled: u64::from(switch) * SCALE / larger,
-            links: 0,
+            cycles: 0,
         });
     }
     let unswitched = set.iter().all(|gpu| links.switch[gpu] == 0);
@@ -158,6 +167,6 @@ fn single_gpus(links: &Collective, set: GpuSet) -> Narrowest {
     let out = |gpu: usize| direct(gpu) + links.switch[gpu].min(switch(links.island[gpu]) - links.switch[gpu]);
     Narrowest {
         scaled: u64::from(set.iter().map(out).min().unwrap_or(0)) * SCALE / larger,
-        links: set.iter().map(direct).min().unwrap_or(0),
+        cycles: set.iter().map(direct).min().unwrap_or(0) / 2,
     }
 }

@@ -87,7 +87,7 @@ impl Collective {
         if set.len() < 2 {
             return 0;
         }
-        let cycles = ring::cycles(self, set, cut::narrowest(self, set));
+        let cycles = ring::cycles(self, set, cut::narrowest(self, set).cycles);
         self.nvlink_ring(set, cycles).max(self.pcie_ring(set))
     }
 
@@ -112,7 +112,7 @@ impl Collective {
                 continue;
             }
             let narrowest = tables.narrowest(self, set);
-            let cycles = ring::cycles(self, set, narrowest);
+            let cycles = ring::cycles(self, set, narrowest.cycles);
             *ring = self.nvlink_ring(set, cycles).max(self.pcie_ring(set));
             *cut = self.nvlink_cut(set, narrowest).max(self.pcie_cut(set));
         }
