@@ -11,6 +11,7 @@ use gantry_api::ResourceName;
 use gantry_proto::KUBELET_SOCKET;
 use kube::Client;
 
+use crate::cdi::Kind;
 use crate::config::ConfigArgs;
 use crate::config::reference::Flag;
 use crate::config::settings::SETTINGS;
@@ -94,7 +95,7 @@ pub struct Args {
         value_name = "VENDOR/CLASS",
         default_value = "k8s.device-plugin.nvidia.com/gpu"
     )]
-    pub cdi_kind: String,
+    pub cdi_kind: Kind,
 
     /// Kubelet's registration socket; empty to serve without registering [default: kubelet.sock in the device plugin directory]
     #[arg(long, env = "KUBELET_SOCKET", value_name = "SOCKET")]

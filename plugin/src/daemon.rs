@@ -174,7 +174,7 @@ async fn serve_observed(
     ));
     let writer = cdi::Writer {
         root: args.cdi_root.clone(),
-        kind: args.cdi_kind.parse()?,
+        kind: args.cdi_kind.clone(),
         dev_root: args.dev_root.clone(),
         sys_root: args.sys_root.clone(),
     };

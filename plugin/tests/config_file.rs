@@ -792,6 +792,53 @@ fn every_problem_is_told_at_once_in_the_order_of_the_file() {
 }
 
 #[test]
+fn of_a_file_full_of_slips_the_first_are_told_and_that_there_are_more() {
+    let unknown: String = (0..2_000).map(|key| format!("key{key}: 1\n")).collect();
+    let problems = wrong(&unknown).list;
+    assert_eq!(problems.len(), 33);
+    assert_eq!(problems[31].at, "key31");
+    let last = problems[32].to_string();
+    assert_eq!(
+        last,
+        "line 33: there is more of this from here on, which is not listed"
+    );
+}
+
+/// With as many names and entries that share others, a note for each entry once named all of them: gigabytes, and minutes.
+#[test]
+fn notes_on_thousands_of_names_list_some_and_end() {
+    let patterns: String = (0..3_000)
+        .map(|name| format!("  - {{pattern: model {name}, name: model-{name}}}\n"))
+        .collect();
+    let entries: String = (0..3_000)
+        .map(|name| format!("    - {{name: other-{name}, replicas: 2}}\n"))
+        .collect();
+    let text = format!("sharing:\n  timeSlicing:\n    resources:\n{entries}resources:\n  gpus:\n");
+    let loaded = read_with(
+        &format!("{text}  - {{pattern: \"*\", name: nvidia.com/gpu}}\n"),
+        Strictness::Strict,
+    );
+    assert_eq!(loaded.warnings.len(), 33);
+    assert!(
+        loaded.warnings[0]
+            .to_string()
+            .contains("no device is called nvidia.com/other-0 ")
+    );
+    let all = read_with(&format!("{text}{patterns}"), Strictness::Strict);
+    assert_eq!((all.warnings.len(), all.config.gpu_patterns.len()), (33, 3_000));
+    // One name that nothing has, among thousands that there are.
+    let one = format!(
+        "sharing: {{timeSlicing: {{resources: [{{name: model-2999x, replicas: 2}}]}}}}\nresources:\n  mig:\n{patterns}"
+    );
+    let warnings = read_with(&one, Strictness::Strict).warnings;
+    assert!(
+        warnings[0].to_string().contains(" and 2969 more"),
+        "{}",
+        warnings[0]
+    );
+}
+
+#[test]
 fn a_uuid_is_one_in_full() {
     let uuid = "f91de5ca-1a2b-3c4d-5e6f-0123456789AB";
     for good in [

@@ -13,6 +13,7 @@ mod overrides;
 mod problem;
 mod read;
 pub mod reference;
+mod repeats;
 mod resolve;
 mod schema;
 pub mod settings;

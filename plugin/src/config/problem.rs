@@ -51,6 +51,9 @@ pub enum Fault {
     /// NVIDIA's plugin has it, this one does not, and this is what to use instead.
     #[error("{0}")]
     NotServed(String),
+    /// There is more than is told of.
+    #[error("there is more of this from here on, which is not listed")]
+    More,
 }
 
 /// What there is, and which of it was perhaps meant.

@@ -15,7 +15,7 @@ pub(super) const MAX_BYTES: usize = 1 << 20;
 /// The key that a configuration of NVIDIA's MIG manager has, in a ConfigMap much like the plugin's.
 pub const MIG_MANAGERS: &str = "mig-configs";
 /// Most wrong values that are told at once.
-const MAX_PROBLEMS: usize = 32;
+pub(super) const MAX_PROBLEMS: usize = 32;
 
 /// What a key means that nobody knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -101,14 +101,29 @@ pub(super) fn load(
     }));
     problems.append(&mut wrong);
     if problems.is_empty() {
+        at_most(&mut warnings);
         return Ok(Loaded { config, warnings });
     }
     problems.sort();
     problems.dedup();
+    at_most(&mut problems);
     Err(Problems {
         source: source.to_owned(),
         list: problems,
     })
+}
+
+/// Leaves the first ones, and says that there are more.
+fn at_most(list: &mut Vec<Problem>) {
+    if let Some(next) = list.get(MAX_PROBLEMS) {
+        let more = Problem {
+            line: next.line,
+            at: String::new(),
+            fault: Fault::More,
+        };
+        list.truncate(MAX_PROBLEMS);
+        list.push(more);
+    }
 }
 
 fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {

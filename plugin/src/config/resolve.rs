@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use gantry_api::{ResourceName, names};
 
-use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
+use super::file::{Discovery, File, Flags, Pattern, Shared};
 use super::notes::{Note, entry_key, key, notes};
+use super::read::MAX_PROBLEMS;
+use super::repeats::{self, Repeat};
 use super::sharing::spelled;
 use super::tree::{Node, Step};
 use super::value::{Resource, Strategies};
@@ -29,7 +31,8 @@ pub(super) fn resolve(
         problems: Vec::new(),
     };
     let config = resolver.config(file);
-    for Note { path, text } in notes(&config, gpu_resource) {
+    // One more than is told of, so that the reader learns that there are more.
+    for Note { path, text } in notes(&config, gpu_resource).take(MAX_PROBLEMS + 1) {
         resolver.warn_at(&path, text);
     }
     (config, resolver.warnings, resolver.problems)
@@ -196,25 +199,20 @@ impl Resolver<'_> {
             "mig" => spelled(&entry.pattern),
             _ => entry.pattern.clone(),
         };
-        for (index, entry) in patterns.iter().enumerate() {
+        let plain: Vec<String> = patterns.iter().map(plain).collect();
+        for (index, (own, hidden)) in plain.iter().zip(repeats::hidden(&plain)).enumerate() {
             let place = [key("resources"), key(section), Step::Index(index), key("pattern")];
-            let own = plain(entry);
             if own.is_empty() {
                 self.refuse_at(
                     &place,
                     Fault::Invalid("an empty pattern matches nothing; * matches everything".to_owned()),
                 );
-            } else if let Some(before) = patterns
-                .iter()
-                .take(index)
-                .map(plain)
-                .position(|other| other == own || other == "*")
-            {
+            } else if let Some(before) = hidden {
                 self.refuse_at(
                     &place,
                     Fault::Contradiction(format!(
                         "{:?} never counts: {} matches all of it first",
-                        entry.pattern,
+                        patterns.get(index).map_or("", |entry| &entry.pattern),
                         self.at(&[key("resources"), key(section), Step::Index(before)])
                     )),
                 );
@@ -258,16 +256,11 @@ impl Resolver<'_> {
                     self.refuse_at(&entry_key(index, "name"), Fault::Invalid(text));
                 }
             }
-            let before = shared
-                .resources
-                .iter()
-                .take(index)
-                .enumerate()
-                .map(|(index, other)| {
-                    let [sharing, slicing, resources, index, _] = entry_key(index, "name");
-                    (self.at(&[sharing, slicing, resources, index]), other)
-                });
-            if let Some(text) = repeated(entry, before) {
+        }
+        let repeats = repeats::shared_twice(&shared.resources);
+        for (index, (entry, repeat)) in shared.resources.iter().zip(repeats).enumerate() {
+            if let Some(repeat) = repeat {
+                let text = self.repeated(&entry.name.0, &repeat);
                 self.refuse_at(&entry_key(index, "devices"), Fault::Contradiction(text));
             }
         }
@@ -284,6 +277,27 @@ impl Resolver<'_> {
                     replicas: entry.replicas.0,
                 })
                 .collect(),
+        }
+    }
+
+    /// What a person is told of an entry that shares a resource's devices once more.
+    fn repeated(&self, resource: &ResourceName, repeat: &Repeat<'_>) -> String {
+        let place = |index| {
+            let [sharing, slicing, resources, index, _] = entry_key(index, "name");
+            self.at(&[sharing, slicing, resources, index])
+        };
+        match repeat {
+            Repeat::InItself(device) => format!("device {device} is listed twice"),
+            Repeat::Device(device, before) => {
+                format!(
+                    "device {device} of {resource} is shared by {} already",
+                    place(*before)
+                )
+            }
+            Repeat::Resource(before) => format!(
+                "{resource} is shared by {} already; to share its devices differently, list them in both entries",
+                place(*before)
+            ),
         }
     }
 
@@ -318,49 +332,6 @@ impl Resolver<'_> {
             fault,
         }
     }
-}
-
-/// What `entry` says again that one of `others`, each with its place, has said already.
-fn repeated<'a>(
-    entry: &SharedResource,
-    others: impl Iterator<Item = (&'a str, &'a SharedResource)>,
-) -> Option<String> {
-    let listed = |entry: &SharedResource| match &entry.devices {
-        Some(SharedOf::Listed(list)) => Some(list.clone()),
-        _ => None,
-    };
-    let own = listed(entry);
-    if let Some(list) = &own {
-        let twice = list
-            .iter()
-            .enumerate()
-            .find(|(index, device)| list.iter().take(*index).any(|other| other == *device));
-        if let Some((_, device)) = twice {
-            return Some(format!("device {device} is listed twice"));
-        }
-    }
-    for (before, other) in others {
-        if other.name != entry.name {
-            continue;
-        }
-        match (&own, listed(other)) {
-            (Some(own), Some(theirs)) => {
-                if let Some(device) = own.iter().find(|device| theirs.contains(device)) {
-                    return Some(format!(
-                        "device {device} of {} is shared by {before} already",
-                        entry.name.0
-                    ));
-                }
-            }
-            _ => {
-                return Some(format!(
-                    "{} is shared by {before} already; to share its devices differently, list them in both entries",
-                    entry.name.0
-                ));
-            }
-        }
-    }
-    None
 }
 
 /// A path that is said and not empty, or the default.

@@ -88,7 +88,7 @@ pub enum SharedOf {
 }
 
 /// A device as a config file names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DeviceRef {
     /// NVML's index of a GPU.
     Gpu(u8),

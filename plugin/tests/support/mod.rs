@@ -432,7 +432,7 @@ impl Node {
             dev_root: directory.path().join("dev"),
             cgroup_root: directory.path().join("cgroup"),
             cdi_root: directory.path().join("cdi"),
-            cdi_kind: "gantry.dev/gpu".into(),
+            cdi_kind: "gantry.dev/gpu".parse().unwrap(),
             listen: ([127, 0, 0, 1], 0).into(),
             resource_name: None,
             kubelet_socket: None,
