@@ -196,7 +196,6 @@ impl Index {
                 Some((score, _)) => {
                     let mut found = report(None);
                     let megabytes = score.megabytes_per_second();
-                    // Far below 2^52 MB/s.
                     #[expect(clippy::cast_precision_loss, reason = "bandwidths are far below 2^52 MB/s")]
                     let gbs = megabytes as f64 / 1e3;
                     found.bandwidth_gbs = (megabytes > 0).then_some(gbs);

@@ -1,4 +1,4 @@
-//! NVML, the library that tells of NVIDIA's GPUs, behind safe calls. The only place of the daemon with `unsafe`; it decides
+//! NVML, the library that tells of NVIDIA's GPUs, behind safe calls. Beside `footprint` the only place of the daemons with `unsafe`; it decides
 //! nothing. An [`Nvml`] belongs to the thread that loaded it, and everything obtained from it borrows it.
 //!
 //! The calls go straight to the function table of nvml-wrapper-sys: of what discovery and health need, nvml-wrapper gets the
