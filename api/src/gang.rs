@@ -170,6 +170,9 @@ pub struct GangStatus {
     /// When the last member of the minimum was bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound_at: Option<Time>,
+    /// Whether its members are being deleted, to be made anew.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restarting: bool,
     /// Tries that have failed since it last was bound.
     #[serde(default)]
     pub strikes: u32,

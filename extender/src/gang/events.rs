@@ -10,7 +10,6 @@ use std::time::Duration;
 use gantry_api::{Decision, GangPhase, GangStatus, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::counted::{are, members as of_members};
-use gantry_gang::protocol::RESTARTING;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
@@ -162,7 +161,7 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
         GangPhase::Invalid if !(again && same_words) => say("GangInvalid", true, now.reason.clone()),
         GangPhase::Preempting if !again => say("Preempting", false, now.reason.clone()),
         GangPhase::Repairing if !again => say("MemberLost", true, now.reason.clone()),
-        GangPhase::Repairing if !same_words && now.reason == RESTARTING => {
+        GangPhase::Repairing if now.restarting && !before.is_some_and(|before| before.restarting) => {
             say("GangRestarts", true, now.reason.clone())
         }
         _ => None,

@@ -69,4 +69,3 @@ pub use types::{
 };
 pub use unasked::Why;
 pub use view::{MemberView, SlotView, View};
-pub use words::RESTARTING;

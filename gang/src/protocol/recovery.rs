@@ -11,7 +11,6 @@ use super::gang::{Committing, Decided, Env, Expects, Gang, State};
 use super::members::{Class, Kept};
 use super::slots::{Holder, Slot};
 use super::types::{Object, Stage};
-use super::words::RESTARTING;
 use super::written::Written;
 use crate::key::GangKey;
 use crate::terms::Fault;
@@ -25,7 +24,7 @@ pub(super) struct Known {
     pub(super) of: Option<GangKey>,
     decision: Option<Arc<Decision>>,
     pub(super) phase: GangPhase,
-    reason: String,
+    restarting: bool,
     pub(super) completed: u32,
     /// Members that were alive or had ended well.
     pub(super) members: u32,
@@ -45,7 +44,7 @@ impl Known {
             of,
             decision: status.decision.map(Arc::new),
             phase: status.phase,
-            reason: status.reason,
+            restarting: status.restarting,
             completed: status.completed,
             members: status.members,
             strikes: status.strikes,
@@ -63,7 +62,8 @@ impl Known {
     /// Whether it says what whoever takes over goes by, but for the decision, as `status` does.
     pub(super) fn says(&self, status: &GangStatus) -> bool {
         let bound_at = status.bound_at.as_ref().map(|time| time.0.as_second());
-        (self.phase, self.completed, self.bound_at) == (status.phase, status.completed, bound_at)
+        let said = (status.phase, status.restarting, status.completed, bound_at);
+        (self.phase, self.restarting, self.completed, self.bound_at) == said
     }
 
     /// When the decision that it shows was made.
@@ -181,7 +181,7 @@ impl Gang {
             self.told.forget();
             return;
         }
-        if known.phase == GangPhase::Repairing && known.reason == RESTARTING {
+        if known.restarting {
             self.resume_restart(env, known, decision);
             return;
         }

@@ -165,6 +165,7 @@ impl Gang {
             domain: self.domain.to_string(),
             waiting_since: waits.then(|| time(self.waiting_since)),
             bound_at: self.bound_at.map(time),
+            restarting: matches!(self.state, State::Restarting { .. }),
             strikes: self.tries.strikes,
             decision: None,
             conditions: self.conditions(&words, phase, satisfied, unix),

@@ -13,9 +13,6 @@ use crate::counted::{are, exist as verb, members};
 use crate::dialect::value::cut;
 use crate::terms::Repair;
 
-/// The reason of a gang whose members are being deleted for a restart. A process that takes over knows the restart by it.
-pub const RESTARTING: &str = "is being started anew";
-
 /// Longest reason and message, in bytes.
 const REASON: usize = 700;
 const MESSAGE: usize = 4096;
@@ -249,7 +246,7 @@ impl Gang {
                 ));
             }
             message.push_str(&self.why_they_stay());
-            return Words::new(RESTARTING, message);
+            return Words::new("is being started anew", message);
         }
         let count = self.members.count();
         let min = self.min();

@@ -16,6 +16,13 @@ fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
     }
 }
 
+fn restarting() -> GangStatus {
+    GangStatus {
+        restarting: true,
+        ..status(GangPhase::Repairing, "is being started anew", 0)
+    }
+}
+
 #[test]
 fn every_step_is_told_once_and_counts_are_not() {
     let story = [
@@ -31,8 +38,8 @@ fn every_step_is_told_once_and_counts_are_not() {
         status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
         status(GangPhase::Bound, "is bound", 8),
         status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
-        status(GangPhase::Repairing, RESTARTING, 0),
-        status(GangPhase::Repairing, RESTARTING, 0),
+        restarting(),
+        restarting(),
     ];
     let mut before = None;
     let mut told = Vec::new();

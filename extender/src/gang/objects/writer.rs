@@ -411,6 +411,7 @@ fn step(status: &GangStatus) -> GangStatus {
     GangStatus {
         phase: status.phase,
         reason: status.reason.clone(),
+        restarting: status.restarting,
         waiting_since: status.waiting_since.clone(),
         conditions: status.conditions.clone(),
         ..GangStatus::default()
