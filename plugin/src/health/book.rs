@@ -26,7 +26,7 @@ struct Record {
     /// By extent; on equal extents the worst class, and of equals the first, so that the reason does not flap.
     faults: BTreeMap<Extent, Fault>,
     lost: Option<Loss>,
-    /// What it last said.
+    /// What it last said, of each thing when it was last asked with success.
     vitals: Option<Vitals>,
     complaints: Vec<(Cause, String)>,
     /// Most NVLinks seen up since the daemon started, the driver was loaded anew, or a person lifted the quarantine.
@@ -113,7 +113,10 @@ impl Book {
                 continue;
             };
             let record = self.gpus.entry(gpu.clone()).or_default();
-            if let Some(proof) = record.vitals.and_then(|vitals| vitals.proof(&fault.evidence)) {
+            if let Some(proof) = record
+                .vitals
+                .and_then(|vitals| vitals.proof(&vitals, &fault.evidence))
+            {
                 self.end(&gpu, &fault, proof);
                 continue;
             }
@@ -129,7 +132,7 @@ impl Book {
                 record.faults.insert(fault.extent, fault);
             }
             if let Some(vitals) = record.vitals {
-                self.examine(&gpu, vitals);
+                self.examine(&gpu, vitals, vitals);
             }
         }
     }
@@ -159,9 +162,10 @@ impl Book {
     /// Records what a GPU says of its state, and ends the faults that this proves to be over.
     pub fn vitals(&mut self, gpu: &GpuUuid, vitals: Vitals, checks: &HealthChecks) {
         let record = self.gpus.entry(gpu.clone()).or_default();
-        record.vitals = Some(vitals);
-        record.complaints = vitals.complaints(checks);
-        self.examine(gpu, vitals);
+        let known = vitals.over(record.vitals.as_ref());
+        record.vitals = Some(known);
+        record.complaints = known.complaints(checks);
+        self.examine(gpu, vitals, known);
     }
 
     /// Records how many NVLinks of a GPU are up. Fewer than before make a fault of a link's Xid; it is over once those that were up
@@ -236,6 +240,8 @@ impl Book {
             }
             for record in self.gpus.values_mut() {
                 record.lost = None;
+                // Said before the reset.
+                record.vitals = None;
                 // What a link led to may have been taken out.
                 record.links = 0;
             }
@@ -299,15 +305,15 @@ impl Book {
         std::mem::take(&mut self.ended)
     }
 
-    /// Holds what a GPU says against its faults.
-    fn examine(&mut self, gpu: &GpuUuid, vitals: Vitals) {
+    /// Holds what a GPU says against its faults, and what is `known` of it besides.
+    fn examine(&mut self, gpu: &GpuUuid, vitals: Vitals, known: Vitals) {
         let Some(record) = self.gpus.get_mut(gpu) else {
             return;
         };
         let over: Vec<(Extent, Proof)> = record
             .faults
             .values()
-            .filter_map(|fault| Some((fault.extent, vitals.proof(&fault.evidence)?)))
+            .filter_map(|fault| Some((fault.extent, vitals.proof(&known, &fault.evidence)?)))
             .collect();
         for fault in record.faults.values_mut() {
             vitals.add_to(&mut fault.evidence);

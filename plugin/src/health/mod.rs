@@ -31,5 +31,5 @@ pub use cause::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
 pub use checks::{HealthChecks, XidList, XidListError};
 pub use counts::XidCounts;
 pub use fault::{Extent, Fault, Part};
-pub use vitals::Vitals;
+pub use vitals::{Failed, Vitals};
 pub use xid::{Class, Table, Xid};

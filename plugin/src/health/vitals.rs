@@ -21,6 +21,19 @@ pub struct Vitals {
     pub action: Option<RecoveryAction>,
     /// The kernel's number of the GPU's binding to its driver.
     pub binding: Option<u64>,
+    /// Which of it was asked for in vain.
+    pub failed: Failed,
+}
+
+/// Questions that failed: of a GPU that has no such thing they do not, it says so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Failed {
+    /// That for uncorrected errors.
+    pub uncorrected: bool,
+    /// Those for rows or pages that wait to be taken out of use.
+    pub repair: bool,
+    /// That for what the driver asks for.
+    pub action: bool,
 }
 
 /// Xids that tell of what NVML also shows as a state: to disable one disables the other.
@@ -30,6 +43,34 @@ const REPAIR_FAILED: u64 = 64;
 const ACTION_CHANGED: u64 = 154;
 
 impl Vitals {
+    /// What is known of the GPU's state now: a question that failed is no answer, so that what the GPU said `before` stands. It does not
+    /// where the kernel has bound the GPU to its driver anew since.
+    pub fn over(self, before: Option<&Self>) -> Self {
+        let is_bound_anew = |before: &Self| match (before.binding, self.binding) {
+            (Some(before), Some(now)) => before != now,
+            _ => false,
+        };
+        let Some(before) = before.filter(|before| !is_bound_anew(before)) else {
+            return self;
+        };
+        let mut known = self;
+        if self.failed.uncorrected {
+            known.uncorrected = before.uncorrected;
+            known.failed.uncorrected = before.failed.uncorrected;
+        }
+        if self.failed.repair {
+            known.remaps_rows = before.remaps_rows;
+            known.repair_pending = before.repair_pending;
+            known.repair_failed = before.repair_failed;
+            known.failed.repair = before.failed.repair;
+        }
+        if self.failed.action {
+            known.action = before.action;
+            known.failed.action = before.failed.action;
+        }
+        known
+    }
+
     /// What makes the GPU unhealthy while it lasts, with the reason in words.
     ///
     /// Uncorrected errors alone count only on GPUs that cannot remap rows: newer ones contain them, and say by a repair that waits
@@ -66,7 +107,9 @@ impl Vitals {
             };
             add(REPAIR, Cause::RepairPending, format!("memory: {what}; {remedy}"));
         }
-        if let Some(count) = self.uncorrected.filter(|count| *count > 0 && !self.remaps_rows) {
+        // A GPU that never answered whether it can remap rows is not held to be one that cannot.
+        let is_contained = self.remaps_rows || self.failed.repair;
+        if let Some(count) = self.uncorrected.filter(|count| *count > 0 && !is_contained) {
             let errors = if count == 1 { "error" } else { "errors" };
             add(
                 UNCORRECTED,
@@ -87,14 +130,15 @@ impl Vitals {
         evidence.reset_asked |= self.action.is_some_and(asks_for_reset);
     }
 
-    /// Whether what is seen now proves that the GPU was reset since that was seen.
-    pub fn proof(&self, evidence: &FaultEvidence) -> Option<Proof> {
+    /// Whether what is seen now proves that the GPU was reset since that was seen. What is `known` of it besides, by earlier answers, proves
+    /// nothing, and can stand against a proof.
+    pub fn proof(&self, known: &Self, evidence: &FaultEvidence) -> Option<Proof> {
         if let (Some(before), Some(now)) = (evidence.binding, self.binding)
             && before != now
         {
             return Some(Proof::BoundAnew);
         }
-        let still_asks = self.action.is_some_and(asks_for_reset) || self.repair_pending == Some(true);
+        let still_asks = known.action.is_some_and(asks_for_reset) || known.repair_pending == Some(true);
         if still_asks {
             return None;
         }
@@ -158,7 +202,21 @@ mod tests {
         repair_failed: Some(false),
         action: None,
         binding: Some(7),
+        failed: NONE,
     };
+
+    const NONE: Failed = Failed {
+        uncorrected: false,
+        repair: false,
+        action: false,
+    };
+
+    impl Vitals {
+        /// The proof where nothing is known besides.
+        fn proof_alone(&self, evidence: &FaultEvidence) -> Option<Proof> {
+            self.proof(self, evidence)
+        }
+    }
 
     #[test]
     fn a_gpu_complains_of_what_only_a_reset_or_new_board_ends() {
@@ -226,36 +284,42 @@ mod tests {
             uncorrected: Some(2),
             ..AMPERE
         };
-        assert_eq!(AMPERE.proof(&evidence(&[AMPERE])), None, "it only goes on");
+        assert_eq!(AMPERE.proof_alone(&evidence(&[AMPERE])), None, "it only goes on");
         let bound = Vitals {
             binding: Some(8),
             ..AMPERE
         };
-        assert_eq!(bound.proof(&evidence(&[AMPERE])), Some(Proof::BoundAnew));
+        assert_eq!(bound.proof_alone(&evidence(&[AMPERE])), Some(Proof::BoundAnew));
         let asked = evidence(&[with_action(RecoveryAction::Reset)]);
         assert_eq!(
-            with_action(RecoveryAction::None).proof(&asked),
+            with_action(RecoveryAction::None).proof_alone(&asked),
             Some(Proof::WishGranted)
         );
         assert_eq!(
-            with_action(RecoveryAction::Reboot).proof(&asked),
+            with_action(RecoveryAction::Reboot).proof_alone(&asked),
             None,
             "it asks for more"
         );
-        assert_eq!(AMPERE.proof(&asked), None, "silence is no answer");
+        assert_eq!(AMPERE.proof_alone(&asked), None, "silence is no answer");
         let drained = evidence(&[with_action(RecoveryAction::DrainPeers)]);
         assert_eq!(
-            with_action(RecoveryAction::None).proof(&drained),
+            with_action(RecoveryAction::None).proof_alone(&drained),
             None,
             "no reset was asked for"
         );
-        assert_eq!(AMPERE.proof(&evidence(&[pending])), Some(Proof::Repaired));
-        assert_eq!(AMPERE.proof(&evidence(&[counted])), Some(Proof::CountedAnew));
+        assert_eq!(AMPERE.proof_alone(&evidence(&[pending])), Some(Proof::Repaired));
         assert_eq!(
-            pending.proof(&evidence(&[counted])),
+            AMPERE.proof_alone(&evidence(&[counted])),
+            Some(Proof::CountedAnew)
+        );
+        assert_eq!(
+            pending.proof_alone(&evidence(&[counted])),
             None,
             "counters that were cleared by hand repair nothing"
         );
-        assert_eq!(Vitals::default().proof(&evidence(&[counted, pending])), None);
+        assert_eq!(
+            Vitals::default().proof_alone(&evidence(&[counted, pending])),
+            None
+        );
     }
 }

@@ -159,3 +159,38 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
     eye.healthy().await;
     assert_eq!(eye.proofs().await, [Proof::WishGranted]);
 }
+
+#[tokio::test]
+async fn what_a_gpu_said_stands_while_the_question_fails() {
+    let sim = Sim::of("hgx-h100");
+    let controller = &sim.installed.controller;
+    controller
+        .update_gpu(1, |gpu| gpu.remapped.pending = true)
+        .unwrap();
+    controller
+        .update_gpu(2, |gpu| gpu.recovery = Recovery::NodeReboot)
+        .unwrap();
+    // Contained: no reason, for this GPU can remap rows, whether or not it says so again.
+    controller
+        .update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1)
+        .unwrap();
+    let mut eye = Eye::open(&sim, LOOKS_ALONE);
+    let before = eye.until_sick(2).await;
+    let questions = ["nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues"];
+    for question in questions {
+        controller.fail_call(question, 999, None).unwrap();
+    }
+    eye.a_while_of(&sim, questions[0]).await;
+    assert_eq!(sick(&eye.snapshots.borrow()), before);
+    // What it says now counts.
+    controller
+        .update_gpu(1, |gpu| gpu.remapped.pending = false)
+        .unwrap();
+    controller
+        .update_gpu(2, |gpu| gpu.recovery = Recovery::None)
+        .unwrap();
+    for question in questions {
+        controller.clear_rule(question).unwrap();
+    }
+    eye.healthy().await;
+}
