@@ -98,7 +98,13 @@ impl<'nvml> Session<'nvml> {
             }
             let turn = match watched? {
                 Turn::Stop => return Ok(End::Stop),
-                Turn::Reload => return Ok(End::Reload),
+                Turn::Reload => {
+                    // What was heard and not told yet goes with this NVML.
+                    if let Some(events) = &listener.events {
+                        self.drain(keeper, &seen, events);
+                    }
+                    return Ok(End::Reload);
+                }
                 turn => turn,
             };
             // A reading that fails is tried again; the GPUs are listened to meanwhile.

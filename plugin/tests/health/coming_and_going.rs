@@ -4,9 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use gantry_plugin::discover::look;
-use gantry_plugin::inventory::Hardware;
+use gantry_plugin::inventory::{Hardware, Timing};
 
-use super::{Eye, QUICK, sick};
+use super::{Eye, LOOKS_ALONE, QUICK, sick};
 use crate::sim::Sim;
 
 /// What the kernel shows of a GPU that it has bound to NVIDIA's driver, or takes away.
@@ -105,4 +105,36 @@ async fn a_gpu_taken_out_while_the_driver_was_away_is_gone_and_a_lost_one_is_not
     let sick = eye.until_sick(1).await;
     assert!(sick[sim.uuid(2)].starts_with("GPU lost: "), "{sick:?}");
     assert_eq!(eye.snapshots.borrow().units.len(), 4);
+}
+
+#[tokio::test]
+async fn an_xid_that_was_raised_before_nvml_is_loaded_anew_is_heard() {
+    let sim = Sim::of("l4-4x-pcie");
+    let controller = &sim.installed.controller;
+    controller.remove_gpu(1).unwrap();
+    for gpu in [0, 2, 3] {
+        kernel_has(&sim, gpu, true);
+    }
+    let wait = Duration::from_millis(500);
+    let timing = Timing { wait, ..LOOKS_ALONE };
+    let mut eye = Eye::open(&sim, timing);
+    eye.owner.diagnoses().adopt(Vec::new());
+    eye.diagnosis("no faults", |now| now.adopted).await;
+    eye.ready().await;
+    // NVML_ERROR_TIMEOUT at once: the plugin then rests for as long as it would have waited, and looks round after that.
+    controller.fail_call("nvmlEventSetWait_v2", 10, None).unwrap();
+    let waits = || controller.calls().of("nvmlEventSetWait_v2");
+    let before = waits();
+    while waits() < before + 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    controller.clear_rule("nvmlEventSetWait_v2").unwrap();
+    controller.raise_xid(3, 95).unwrap();
+    controller.add_gpu(1).unwrap();
+    kernel_has(&sim, 1, true);
+    let after = eye.until("four units", |now| now.units.len() == 4).await;
+    assert_eq!(
+        sick(&after).get(sim.uuid(3)).map(String::as_str),
+        Some("Xid 95: Uncontained memory error")
+    );
 }
