@@ -176,13 +176,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     let mut mig_unread = BTreeSet::new();
     let mut vitals = BTreeMap::new();
     for index in 0..count as u8 {
-        let device = nvml.device(u32::from(index));
-        let read = device.and_then(|device| {
-            let read = gpu::read(device, &sysfs, &mut warnings)?;
-            let state = vitals::read(device, read.gpu.bus_id.as_ref(), &sysfs)?;
-            Ok((device, read, state))
-        });
-        match read {
+        match one(nvml, u32::from(index), &sysfs, &mut warnings) {
             Ok((device, read, state)) => {
                 devices.push(Some(device));
                 gpus.push(read.gpu);
@@ -226,6 +220,28 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         vitals,
         warnings: warnings.0,
     })
+}
+
+/// Reads one GPU, all but its links and paths.
+fn one<'nvml>(
+    nvml: &'nvml Nvml,
+    index: u32,
+    sysfs: &Sysfs,
+    warnings: &mut Warnings,
+) -> Result<(Device<'nvml>, gpu::Read, Vitals), NvmlError> {
+    let device = nvml.device(index)?;
+    let read = gpu::read(device, sysfs, warnings)?;
+    let state = vitals::read(device, read.gpu.bus_id.as_ref(), sysfs)?;
+    Ok((device, read, state))
+}
+
+/// Whether a reading would reach the GPU at `index`, through an NVML that is loaded already.
+///
+/// # Errors
+/// Why not.
+pub fn reach(nvml: &Nvml, options: &NvmlOptions, index: u32) -> Result<(), NvmlError> {
+    let sysfs = Sysfs::at(&options.sys_root);
+    one(nvml, index, &sysfs, &mut Warnings::default()).map(drop)
 }
 
 /// Reads the vitals of the GPU at `index` of NVML's count, through an NVML that is loaded already. `gpu` is what is known of it,

@@ -58,6 +58,8 @@ struct Listener<'nvml> {
 
 /// What the last reading said, to see a change cheaply.
 struct Seen {
+    /// By index, which means the same GPU for as long as NVML is loaded: also those that could be read once and cannot be now, whose
+    /// events still come.
     gpus: BTreeMap<u32, GpuUuid>,
     unreachable: BTreeSet<u32>,
     count: u32,
@@ -81,7 +83,7 @@ impl<'nvml> Session<'nvml> {
         let mut listener = self.listen(keeper)?;
         // And of faults of an earlier run that are known by now, the first snapshot tells already.
         keeper.obey();
-        let mut seen = Self::read(self.nvml, keeper)?;
+        let mut seen = Self::read(self.nvml, keeper, None)?;
         let mut deaf = 0;
         let mut unread = 0;
         loop {
@@ -135,7 +137,7 @@ impl<'nvml> Session<'nvml> {
         } else {
             self.listen_to_new(listener)?;
         }
-        *seen = Self::read(self.nvml, keeper)?;
+        *seen = Self::read(self.nvml, keeper, Some(seen))?;
         Ok(())
     }
 
@@ -150,11 +152,11 @@ impl<'nvml> Session<'nvml> {
         }
     }
 
-    fn read(nvml: &Nvml, keeper: &mut Keeper) -> Result<Seen, DiscoverError> {
+    fn read(nvml: &Nvml, keeper: &mut Keeper, before: Option<&Seen>) -> Result<Seen, DiscoverError> {
         // Before reading: a GPU that is cut anew in between is seen at the next look.
         let cuts = cuts(nvml, nvml.device_count()?);
         let found = discover::read(nvml, &keeper.options)?;
-        let seen = Seen::of(&found, cuts);
+        let seen = Seen::of(&found, cuts, before);
         keeper.found(found)?;
         Ok(seen)
     }
@@ -296,13 +298,12 @@ impl<'nvml> Session<'nvml> {
             _ => {}
         }
         for index in 0..seen.count {
-            let answer = self.nvml.device(index).and_then(|device| device.memory());
-            let lost = match answer {
-                Err(error) if error.is_driver_gone() => return Err(error),
-                Err(error) => error.is_gpu_lost(),
-                Ok(_) => false,
+            let was_lost = seen.unreachable.contains(&index);
+            let lost = match was_lost {
+                true => self.is_out_of_reach(keeper, index)?,
+                false => self.is_lost(index)?,
             };
-            if lost != seen.unreachable.contains(&index) {
+            if lost != was_lost {
                 return Ok(true);
             }
             if let (false, Some(uuid)) = (lost, seen.gpus.get(&index)) {
@@ -315,6 +316,23 @@ impl<'nvml> Session<'nvml> {
         Ok(now
             .iter()
             .any(|(index, cut)| cut.is_some() && seen.cuts.get(index) != Some(cut)))
+    }
+
+    /// Whether a GPU that was read last time is off the bus now.
+    fn is_lost(&self, index: u32) -> Result<bool, NvmlError> {
+        match self.nvml.device(index).and_then(|device| device.memory()) {
+            Err(error) if error.is_driver_gone() => Err(error),
+            Err(error) => Ok(error.is_gpu_lost()),
+            Ok(_) => Ok(false),
+        }
+    }
+
+    /// Whether a GPU that could not be read last time still cannot be, whatever the reason: another reading would tell nothing new.
+    fn is_out_of_reach(&self, keeper: &Keeper, index: u32) -> Result<bool, NvmlError> {
+        match discover::reach(self.nvml, &keeper.options, index) {
+            Err(error) if error.is_driver_gone() => Err(error),
+            answer => Ok(answer.is_err()),
+        }
     }
 
     /// Takes in what the GPU at `index` of NVML's count says of its state. A GPU that is lost is noticed elsewhere.
@@ -475,17 +493,24 @@ fn cuts(nvml: &Nvml, count: u32) -> BTreeMap<u32, Option<Cut>> {
 }
 
 impl Seen {
-    fn of(found: &Found, cuts: BTreeMap<u32, Option<Cut>>) -> Self {
+    fn of(found: &Found, cuts: BTreeMap<u32, Option<Cut>>, before: Option<&Self>) -> Self {
         let gpus = found.machine.gpus().iter();
+        let mut gpus: BTreeMap<u32, GpuUuid> = gpus
+            .filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?)))
+            .collect();
+        let unreachable: BTreeSet<u32> = found
+            .unreachable
+            .iter()
+            .map(|(index, _)| u32::from(*index))
+            .collect();
+        for index in &unreachable {
+            if let Some(gpu) = before.and_then(|before| before.gpus.get(index)) {
+                gpus.entry(*index).or_insert_with(|| gpu.clone());
+            }
+        }
         Self {
-            gpus: gpus
-                .filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?)))
-                .collect(),
-            unreachable: found
-                .unreachable
-                .iter()
-                .map(|(index, _)| u32::from(*index))
-                .collect(),
+            gpus,
+            unreachable,
             count: u32::try_from(found.machine.gpus().len()).unwrap_or(u32::MAX),
             driver: found.machine.host().driver.clone(),
             cuts,

@@ -9,7 +9,7 @@ use gantry_plugin::health::OutageKind;
 use gantry_plugin::inventory::Diagnosis;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Eye, QUICK};
+use super::{Eye, LOOKS_ALONE, QUICK};
 use crate::log::Log;
 use crate::sim::Sim;
 
@@ -127,4 +127,40 @@ async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset(
     fs::rename(&away, &library).unwrap();
     let sick = eye.until_sick(1).await;
     assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
+}
+
+#[tokio::test]
+async fn an_xid_of_a_gpu_that_does_not_say_who_it_is_counts_once_it_does() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.fail_call("nvmlDeviceGetUUID", 999, None).unwrap();
+    eye.until_sick(4).await;
+    controller.raise_xid(1, 119).unwrap();
+    eye.a_while_of(&sim, "nvmlDeviceGetUUID").await;
+    controller.clear_rule("nvmlDeviceGetUUID").unwrap();
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick[sim.uuid(1)], "Xid 119: GSP RPC Timeout");
+    eye.a_while(&sim).await;
+    assert_eq!(super::sick(&eye.snapshots.borrow()).len(), 1);
+}
+
+#[tokio::test]
+async fn a_gpu_that_does_not_say_who_it_is_is_not_read_anew_at_every_look() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, LOOKS_ALONE);
+    let controller = &sim.installed.controller;
+    controller.lose_gpu(3).unwrap();
+    controller.fail_call("nvmlDeviceGetUUID", 999, None).unwrap();
+    eye.ready().await;
+    let before = controller.calls();
+    let since = |call: &str| controller.calls().since(&before).of(call);
+    // Asked once at each look, and once at each reading.
+    while since("nvmlSystemGetDriverVersion") < 20 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(since("nvmlEventSetCreate") < 4, "{}", since("nvmlEventSetCreate"));
+    controller.clear_rule("nvmlDeviceGetUUID").unwrap();
+    eye.until("those that answer", |now| now.units.len() == 3).await;
 }
