@@ -16,6 +16,8 @@ use super::{Class, Extent, Fault, HealthChecks, Table, Vitals};
 pub struct Book {
     gpus: BTreeMap<GpuUuid, Record>,
     outage: Option<Outage>,
+    /// Whether the driver has been gone since NVML worked last.
+    was_gone: bool,
     /// Faults that ended since they were last asked for.
     ended: Vec<Ended>,
 }
@@ -213,12 +215,11 @@ impl Book {
         }
     }
 
-    /// Records that nothing can be known. A driver that is gone stays the reason over later failures of NVML.
+    /// Records that nothing can be known. The latest reason is the one to act on: a driver that is back under an NVML that fails is not
+    /// gone. That it was gone still proves a reset once NVML works.
     pub fn outage(&mut self, outage: Outage) {
-        match &mut self.outage {
-            Some(known) if known.kind == OutageKind::DriverGone => {}
-            known => *known = Some(outage),
-        }
+        self.was_gone |= outage.kind == OutageKind::DriverGone;
+        self.outage = Some(outage);
     }
 
     /// Why nothing can be known now.
@@ -229,8 +230,7 @@ impl Book {
     /// Records that NVML answers, and, if `hears`, that it can be waited for: only then does it work again after it failed. If the
     /// driver was gone, every GPU has been reset; those that do not answer are recorded next. True: it was.
     pub fn works(&mut self, hears: bool) -> bool {
-        let is_gone = |outage: &Outage| outage.kind == OutageKind::DriverGone;
-        let reloaded = self.outage.as_ref().is_some_and(is_gone);
+        let reloaded = std::mem::take(&mut self.was_gone);
         if reloaded || hears {
             self.outage = None;
         }

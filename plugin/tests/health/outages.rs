@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{FaultEvidence, GpuFault};
-use gantry_plugin::health::OutageKind;
+use gantry_plugin::health::{OutageKind, Proof};
 use gantry_plugin::inventory::Diagnosis;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -163,4 +163,42 @@ async fn a_gpu_that_does_not_say_who_it_is_is_not_read_anew_at_every_look() {
     assert!(since("nvmlEventSetCreate") < 4, "{}", since("nvmlEventSetCreate"));
     controller.clear_rule("nvmlDeviceGetUUID").unwrap();
     eye.until("those that answer", |now| now.units.len() == 3).await;
+}
+
+fn outage(kind: OutageKind) -> impl Fn(&Arc<Diagnosis>) -> bool {
+    move |now| now.outage.as_ref().map(|outage| outage.kind) == Some(kind)
+}
+
+#[tokio::test]
+async fn an_nvml_that_fails_once_the_driver_is_back_is_no_longer_a_driver_that_is_gone() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    controller.raise_xid(1, 95).unwrap();
+    eye.until_sick(1).await;
+    controller.unload_driver().unwrap();
+    eye.diagnosis("no driver", outage(OutageKind::DriverGone)).await;
+    controller.fail_call("nvmlInit_v2", 999, None).unwrap();
+    controller.load_driver().unwrap();
+    // Only this is worth a new process.
+    let now = eye.diagnosis("a failing NVML", outage(OutageKind::Failing)).await;
+    let reason = &now.outage.as_ref().unwrap().reason;
+    assert!(reason.starts_with("NVML fails: nvmlInit_v2"), "{reason}");
+    // The driver was gone nevertheless, which has reset the GPUs.
+    controller.clear_rule("nvmlInit_v2").unwrap();
+    eye.healthy().await;
+    assert_eq!(eye.proofs().await, [Proof::DriverReloaded]);
+}
+
+#[tokio::test]
+async fn an_nvml_that_fails_from_the_start_is_told_before_any_machine_is_known() {
+    let sim = Sim::of("l4-4x-pcie");
+    sim.installed
+        .controller
+        .fail_call("nvmlInit_v2", 999, None)
+        .unwrap();
+    let eye = Eye::open(&sim, QUICK);
+    let now = eye.diagnosis("a failing NVML", outage(OutageKind::Failing)).await;
+    assert!(!now.known);
 }

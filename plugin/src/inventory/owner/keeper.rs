@@ -249,6 +249,7 @@ impl Keeper {
         if self.known.is_some() {
             self.publish();
         } else {
+            self.tell();
             self.send(Hardware::absent(failure));
         }
     }
