@@ -1,10 +1,12 @@
 //! One GPU's facts: who it is, what it has, where it sits. A GPU without UUID or bus id is no GPU anyone can be given, so
 //! those two fail; everything else may stay unknown.
 
+use std::collections::BTreeSet;
+
 use gantry_topology::{Fabric, Gpu, IdList, PcieAddress, PcieLink};
 
 use super::sysfs::Sysfs;
-use super::{Warnings, mig};
+use super::{Fact, Warnings, mig};
 use crate::nvml::{Device, FabricInfo, NvmlError};
 
 const MIB: u64 = 1 << 20;
@@ -14,82 +16,116 @@ pub(super) struct Read {
     pub(super) gpu: Gpu,
     /// NVML could not be asked how the GPU is cut, though it can be.
     pub(super) mig_unread: bool,
+    /// What else NVML could not be asked for, though the GPU may have it.
+    pub(super) unread: BTreeSet<Fact>,
+}
+
+/// What is asked of one GPU, and which questions failed.
+struct Questions<'a> {
+    warnings: &'a mut Warnings,
+    failed: BTreeSet<Fact>,
+}
+
+impl Questions<'_> {
+    /// As [`Warnings::known`]. What the GPU simply does not have was answered.
+    fn known<T>(&mut self, fact: Fact, answer: Result<T, NvmlError>) -> Option<T> {
+        if answer.as_ref().is_err_and(|error| !error.is_unsupported()) {
+            self.failed.insert(fact);
+        }
+        self.warnings.known(answer)
+    }
 }
 
 /// Reads one GPU; its NVLinks come later, when all GPUs are known.
 pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -> Result<Read, NvmlError> {
     let uuid = device.uuid()?;
     let bus_id = device.bus_id()?;
+    let mut ask = Questions {
+        warnings,
+        failed: BTreeSet::new(),
+    };
     // The driver asks the GPU itself for this one: a GPU that fell off the bus is found out here, not half-way.
     let memory_mib = match device.memory() {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
-        answer => warnings.known(answer).map(|bytes| bytes / MIB),
+        answer => ask.known(Fact::Memory, answer).map(|bytes| bytes / MIB),
     };
-    let model = warnings.known(device.name()).filter(|name| !name.is_empty());
+    let model = ask
+        .known(Fact::Model, device.name())
+        .filter(|name| !name.is_empty());
     let parent = mig::Parent {
         model: model.as_deref(),
         memory_mib,
     };
-    let (mig, mig_error) = mig::read(device, parent, warnings);
-    if let Some(error) = &mig_error {
+    let cut = mig::read(device, parent, ask.warnings);
+    if let Some(error) = &cut.error {
         if error.is_gpu_lost() || error.is_driver_gone() {
             return Err(error.clone());
         }
-        warnings.add(format!("how GPU {} is cut is not known: {error}", device.index()));
+        ask.warnings
+            .add(format!("how GPU {} is cut is not known: {error}", device.index()));
+    }
+    if cut.is_guessed {
+        ask.failed.insert(Fact::Slices);
     }
     let gpu = Gpu {
         index: u8::try_from(device.index()).unwrap_or(u8::MAX),
         uuid: Some(uuid),
         model,
         memory_mib,
-        minor: warnings.known(device.minor()),
-        serial: warnings
-            .known(device.serial())
+        minor: ask.known(Fact::Minor, device.minor()),
+        serial: ask
+            .known(Fact::Serial, device.serial())
             .filter(|serial| !serial.is_empty()),
-        compute_capability: warnings
-            .known(device.compute_capability())
+        compute_capability: ask
+            .known(Fact::ComputeCapability, device.compute_capability())
             .map(|(major, minor)| format!("{major}.{minor}")),
-        numa: numa(device, &bus_id, sysfs, warnings),
-        memory_numa: warnings.known(device.memory_numa()).flatten(),
-        cpus: warnings
-            .known(device.cpu_affinity())
+        numa: numa(device, &bus_id, sysfs, &mut ask),
+        memory_numa: ask.known(Fact::MemoryNuma, device.memory_numa()).flatten(),
+        cpus: ask
+            .known(Fact::Cpus, device.cpu_affinity())
             .and_then(|cpus| id_list(&cpus))
             .or_else(|| sysfs.local_cpus(&bus_id)),
-        pcie: pcie(device, warnings),
+        pcie: pcie(device, &mut ask),
         nvlink: None,
-        fabric: warnings.known(device.fabric()).flatten().and_then(fabric),
+        fabric: ask
+            .known(Fact::Fabric, device.fabric())
+            .flatten()
+            .and_then(fabric),
         bus_id: Some(bus_id),
-        mig,
+        mig: cut.mig,
     };
     Ok(Read {
         gpu,
-        mig_unread: mig_error.is_some(),
+        mig_unread: cut.error.is_some(),
+        unread: ask.failed,
     })
 }
 
 /// NUMA nodes near the GPU. The kernel's word stands first, for kubelet's Topology Manager counts in the kernel's nodes; NVML adds
 /// the others it holds near. Where the kernel knows none (-1) nobody does: it then calls all CPUs near.
-fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, warnings: &mut Warnings) -> Option<IdList> {
+fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, ask: &mut Questions<'_>) -> Option<IdList> {
     let kernel = sysfs.numa_node(bus_id);
     if kernel.is_none() && sysfs.tells_numa(bus_id) {
         if sysfs.numa_nodes() > 1 {
-            warnings.add(format!(
+            ask.warnings.add(format!(
                 "the kernel knows no NUMA node of the GPU at {bus_id}: kubelet is told of none, and its Topology Manager does not align \
                  this GPU"
             ));
         }
         return None;
     }
-    let nvml = warnings.known(device.memory_affinity()).unwrap_or_default();
+    let nvml = ask
+        .known(Fact::Numa, device.memory_affinity())
+        .unwrap_or_default();
     match kernel {
         Some(node) if !nvml.contains(&node) => id_list(&[node]),
         _ => id_list(&nvml),
     }
 }
 
-fn pcie(device: Device<'_>, warnings: &mut Warnings) -> Option<PcieLink> {
-    let generation = warnings.known(device.max_pcie_generation())?;
-    let width = warnings.known(device.max_pcie_width())?;
+fn pcie(device: Device<'_>, ask: &mut Questions<'_>) -> Option<PcieLink> {
+    let generation = ask.known(Fact::Pcie, device.max_pcie_generation())?;
+    let width = ask.known(Fact::Pcie, device.max_pcie_width())?;
     // Virtual GPUs answer 0.
     let link = PcieLink {
         generation: u8::try_from(generation).ok()?,

@@ -34,16 +34,27 @@ struct Found {
     compute: ComputeInstance,
 }
 
-/// Reads how a GPU is cut; `None` where it cannot be. With an error it is not known, or not whole: what was known of the GPU's MIG
-/// devices may still hold.
-pub(super) fn read(
-    device: Device<'_>,
-    gpu: Parent<'_>,
-    warnings: &mut Warnings,
-) -> (Option<Mig>, Option<NvmlError>) {
+/// How a GPU is cut, as far as it could be read.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    /// `None` where it cannot be cut.
+    pub(super) mig: Option<Mig>,
+    /// Why it is not known, or not whole: what was known of the GPU's MIG devices may still hold.
+    pub(super) error: Option<NvmlError>,
+    /// Places or profiles were worked out from others, for a question failed.
+    pub(super) is_guessed: bool,
+}
+
+/// Reads how a GPU is cut.
+pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings) -> Read {
     let mode = match device.mig_mode() {
-        Err(error) if error.is_unsupported() => return (None, None),
-        Err(error) => return (None, Some(error)),
+        Err(error) if error.is_unsupported() => return Read::default(),
+        Err(error) => {
+            return Read {
+                error: Some(error),
+                ..Read::default()
+            };
+        }
         Ok(mode) => mode,
     };
     if mode.current != mode.pending {
@@ -54,18 +65,24 @@ pub(super) fn read(
         ));
     }
     if !mode.current {
-        return (Some(Mig::default()), None);
+        return Read {
+            mig: Some(Mig::default()),
+            ..Read::default()
+        };
     }
-    let cut = |instances| {
-        Some(Mig {
+    let mut is_guessed = false;
+    let (instances, error) = match devices(device, gpu, warnings, &mut is_guessed) {
+        Ok(instances) => (instances, None),
+        // No work can run on the GPU as a whole, whatever its devices are.
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    Read {
+        mig: Some(Mig {
             enabled: true,
             instances,
-        })
-    };
-    match devices(device, gpu, warnings) {
-        Ok(instances) => (cut(instances), None),
-        // No work can run on the GPU as a whole, whatever its devices are.
-        Err(error) => (cut(Vec::new()), Some(error)),
+        }),
+        error,
+        is_guessed,
     }
 }
 
@@ -74,31 +91,39 @@ fn devices(
     device: Device<'_>,
     gpu: Parent<'_>,
     warnings: &mut Warnings,
+    is_guessed: &mut bool,
 ) -> Result<Vec<GpuInstance>, NvmlError> {
     let mut found = Vec::new();
     for mig in device.mig_devices()? {
-        match read_one(mig, gpu.memory_mib, warnings) {
+        match read_one(mig, gpu.memory_mib, warnings, is_guessed) {
             Ok(one) => found.push(one),
             // Taken away between being listed and being asked: the next look sees it.
             Err(error) if error.is_nothing_there() => {}
             Err(error) => return Err(error),
         }
     }
-    instances(device, found, gpu, warnings)
+    instances(device, found, gpu, warnings, is_guessed)
+}
+
+/// As [`Warnings::known`]; what a question that failed would have told is guessed.
+fn known<T>(answer: Result<T, NvmlError>, warnings: &mut Warnings, is_guessed: &mut bool) -> Option<T> {
+    *is_guessed |= answer.as_ref().is_err_and(|error| !error.is_unsupported());
+    warnings.known(answer)
 }
 
 fn read_one(
     mig: MigDevice<'_>,
     memory_mib: Option<u64>,
     warnings: &mut Warnings,
+    is_guessed: &mut bool,
 ) -> Result<Found, NvmlError> {
     let ids = mig.ids()?;
     let uuid = mig.uuid()?;
     let attributes = match mig.attributes() {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
-        answer => warnings.known(answer),
+        answer => known(answer, warnings, is_guessed),
     };
-    let name = warnings.known(mig.name()).unwrap_or_default();
+    let name = known(mig.name(), warnings, is_guessed).unwrap_or_default();
     let profile = profile_of_name(&name)
         .or_else(|| Some(profile_of_attributes(&attributes?, memory_mib?)))
         .unwrap_or_else(|| {
@@ -122,6 +147,7 @@ fn instances(
     found: Vec<Found>,
     gpu: Parent<'_>,
     warnings: &mut Warnings,
+    is_guessed: &mut bool,
 ) -> Result<Vec<GpuInstance>, NvmlError> {
     let mut grouped: BTreeMap<u32, Vec<ComputeInstance>> = BTreeMap::new();
     for one in found {
@@ -130,6 +156,7 @@ fn instances(
     let told = match told(device, grouped.keys()) {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         Err(error) => {
+            *is_guessed = true;
             warnings.add(format!(
                 "where the MIG instances of GPU {} lie is worked out from their numbers and sizes, and none is taken to be of a \
                  profile with +me, +gfx or the like: {error}",
@@ -139,7 +166,7 @@ fn instances(
         }
         Ok(told) => told,
     };
-    let suffixes = suffixes(device, &told, warnings)?;
+    let suffixes = suffixes(device, &told, warnings, is_guessed)?;
     let mut places: BTreeMap<u32, Placement> = told.iter().map(|(id, info)| (*id, info.placement)).collect();
     if !fits(places.values()) {
         warnings.add(format!(
@@ -197,14 +224,17 @@ fn suffixes(
     device: Device<'_>,
     told: &BTreeMap<u32, InstanceInfo>,
     warnings: &mut Warnings,
+    is_guessed: &mut bool,
 ) -> Result<BTreeMap<u32, &'static str>, NvmlError> {
     if told.is_empty() {
         return Ok(BTreeMap::new());
     }
     let numbers = match device.profile_numbers() {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
-        answer => warnings.known(answer).unwrap_or_default(),
+        answer => known(answer, warnings, is_guessed).unwrap_or_default(),
     };
+    // The question failed for this one alone, or the driver has a profile that nobody knows the number of.
+    *is_guessed |= told.values().any(|info| !numbers.contains_key(&info.profile));
     let of = |info: &InstanceInfo| numbers.get(&info.profile).map(|number| suffix_of(*number));
     Ok(told
         .iter()

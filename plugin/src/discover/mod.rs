@@ -59,12 +59,54 @@ pub struct Found {
     pub unreachable: Vec<(u8, NvmlError)>,
     /// GPUs whose MIG devices could not be asked for: the machine shows none of them, which says nothing.
     pub mig_unread: BTreeSet<u8>,
+    /// What else could not be asked of each GPU that was read, by index: the machine shows nothing in its place, or a part, which says
+    /// nothing.
+    pub unread: BTreeMap<u8, BTreeSet<Fact>>,
     /// Minor numbers of the capability nodes of each MIG device's GPU instance and compute instance.
     pub caps: BTreeMap<InstanceAt, [u32; 2]>,
     /// What each GPU says of its state, by index.
     pub vitals: BTreeMap<u8, Vitals>,
     /// What could not be learnt, and what was assumed instead.
     pub warnings: Vec<String>,
+}
+
+impl Found {
+    /// The GPUs of which this could not be asked.
+    pub fn are_unread(&self, fact: Fact) -> impl Iterator<Item = u8> + '_ {
+        let unread = self.unread.iter();
+        unread
+            .filter(move |(_, facts)| facts.contains(&fact))
+            .map(|(index, _)| *index)
+    }
+}
+
+/// Something to learn of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fact {
+    /// Its name.
+    Model,
+    /// How much memory it has.
+    Memory,
+    /// The number of its device node.
+    Minor,
+    /// Its board's serial number.
+    Serial,
+    /// What CUDA may do with it.
+    ComputeCapability,
+    /// The NUMA nodes near it.
+    Numa,
+    /// The NUMA node of its own memory.
+    MemoryNuma,
+    /// The CPUs near it.
+    Cpus,
+    /// Its PCIe link.
+    Pcie,
+    /// Its place in an NVLink domain.
+    Fabric,
+    /// Profiles and places of its MIG devices, as far as they do not follow from others.
+    Slices,
+    /// Which of its NVLinks are up, and where they end.
+    Links,
 }
 
 /// Where a MIG device is, as the driver counts.
@@ -174,6 +216,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     let mut gpus = Vec::new();
     let mut unreachable = Vec::new();
     let mut mig_unread = BTreeSet::new();
+    let mut unread: BTreeMap<u8, BTreeSet<Fact>> = BTreeMap::new();
     let mut vitals = BTreeMap::new();
     for index in 0..count as u8 {
         match one(nvml, u32::from(index), &sysfs, &mut warnings) {
@@ -183,6 +226,9 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
                 vitals.insert(index, state);
                 if read.mig_unread {
                     mig_unread.insert(index);
+                }
+                if !read.unread.is_empty() {
+                    unread.insert(index, read.unread);
                 }
             }
             Err(error) if error.is_driver_gone() => return Err(error.into()),
@@ -198,7 +244,11 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         }
     }
 
-    let joints = nvlink::read(&devices, &gpus, &sysfs, &mut warnings);
+    let are_hidden = unreachable.iter().any(|(_, error)| !error.is_gpu_lost());
+    let joints = nvlink::read(&devices, &gpus, are_hidden, &sysfs, &mut warnings);
+    for index in joints.unread() {
+        unread.entry(index).or_default().insert(Fact::Links);
+    }
     for (gpu, ports) in gpus.iter_mut().zip(joints.ports()) {
         gpu.nvlink = ports;
     }
@@ -217,6 +267,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         machine,
         unreachable,
         mig_unread,
+        unread,
         vitals,
         warnings: warnings.0,
     })

@@ -28,6 +28,8 @@ struct Ends {
     island: u8,
     /// Peers at the other ends, once per link.
     to_gpus: Vec<usize>,
+    /// Whether a question about a link failed, or a link ends at a GPU that cannot be told: links that are not counted may be up.
+    is_partial: bool,
 }
 
 impl Joints {
@@ -60,16 +62,27 @@ impl Joints {
         bundles
     }
 
+    /// Positions of the GPUs of which links may be up that are not counted: a link between two counts only if both say so.
+    pub(super) fn unread(&self) -> impl Iterator<Item = u8> + '_ {
+        let is_partial = |at: &usize| self.gpus.get(*at).is_some_and(|ends| ends.is_partial);
+        let unread = move |ends: &Ends| ends.is_partial || ends.to_gpus.iter().any(is_partial);
+        let gpus = self.gpus.iter().enumerate();
+        // Positions of GPUs, at most MAX_GPUS.
+        gpus.filter(move |(_, ends)| unread(ends)).map(|(at, _)| at as u8)
+    }
+
     fn count(&self, from: usize, to: usize) -> u8 {
         let links = self.gpus[from].to_gpus.iter().filter(|peer| **peer == to);
         links.count().min(usize::from(MAX_LINKS_PER_GPU)) as u8
     }
 }
 
-/// Asks every reachable GPU for its links.
+/// Asks every reachable GPU for its links. `are_hidden`: there are GPUs that could not be read though they are on the bus, and links to
+/// them may be up.
 pub(super) fn read(
     devices: &[Option<Device<'_>>],
     gpus: &[Gpu],
+    are_hidden: bool,
     sysfs: &Sysfs,
     warnings: &mut Warnings,
 ) -> Joints {
@@ -80,7 +93,7 @@ pub(super) fn read(
         .map(|(device, island)| match device {
             Some(device) => Ends {
                 island,
-                ..ends(*device, gpus, sysfs, warnings)
+                ..ends(*device, gpus, are_hidden, sysfs, warnings)
             },
             None => Ends::default(),
         })
@@ -108,7 +121,7 @@ fn islands(gpus: &[Gpu]) -> Vec<u8> {
         .collect()
 }
 
-fn ends(device: Device<'_>, gpus: &[Gpu], sysfs: &Sysfs, warnings: &mut Warnings) -> Ends {
+fn ends(device: Device<'_>, gpus: &[Gpu], are_hidden: bool, sysfs: &Sysfs, warnings: &mut Warnings) -> Ends {
     let mut ends = Ends::default();
     for link in 0..MAX_LINKS_PER_GPU {
         match device.nvlink_active(link) {
@@ -118,14 +131,14 @@ fn ends(device: Device<'_>, gpus: &[Gpu], sysfs: &Sysfs, warnings: &mut Warnings
                     ends.version = warnings.known(device.nvlink_version(link)).flatten();
                 }
                 if active {
-                    add_link(&mut ends, device, link, gpus, sysfs, warnings);
+                    add_link(&mut ends, device, link, (gpus, are_hidden), sysfs, warnings);
                 }
             }
             // Past the last link of this GPU.
             Err(error) if error.code() == Some(Code::InvalidArgument) => break,
             // A GPU without NVLinks, or with some unused, says "not supported" link by link, which is no warning.
             Err(error) => {
-                warnings.known::<()>(Err(error));
+                ends.known::<()>(Err(error), warnings);
             }
         }
     }
@@ -136,11 +149,12 @@ fn add_link(
     ends: &mut Ends,
     device: Device<'_>,
     link: u8,
-    gpus: &[Gpu],
+    (gpus, are_hidden): (&[Gpu], bool),
     sysfs: &Sysfs,
     warnings: &mut Warnings,
 ) {
-    let kind = known_or(device.nvlink_remote(link), Remote::Unknown, warnings);
+    let kind = ends.known(device.nvlink_remote(link), warnings);
+    let kind = kind.unwrap_or(Remote::Unknown);
     if kind == Remote::Switch {
         ends.to_switch += 1;
         return;
@@ -148,15 +162,18 @@ fn add_link(
     if kind == Remote::Processor {
         return;
     }
-    let address = known_or(device.nvlink_remote_bus_id(link), None, warnings);
+    let address = ends.known(device.nvlink_remote_bus_id(link), warnings).flatten();
     let peer = address.as_ref().and_then(|address| peer_at(gpus, address));
     match (peer, kind) {
         (Some(peer), _) => ends.to_gpus.push(peer),
-        (None, Remote::Gpu) => warnings.add(format!(
-            "NVLink {link} of GPU {} ends at a GPU that is not given to this node ({}); it is left out",
-            device.index(),
-            address.map_or_else(|| "address unknown".to_owned(), |address| address.to_string()),
-        )),
+        (None, Remote::Gpu) => {
+            ends.is_partial |= are_hidden;
+            warnings.add(format!(
+                "NVLink {link} of GPU {} ends at a GPU that is not given to this node ({}); it is left out",
+                device.index(),
+                address.map_or_else(|| "address unknown".to_owned(), |address| address.to_string()),
+            ));
+        }
         // Inside a virtual machine the switches are not to be seen, and NVML cannot name them.
         (None, _) => {
             if address
@@ -169,8 +186,12 @@ fn add_link(
     }
 }
 
-fn known_or<T>(answer: Result<T, NvmlError>, otherwise: T, warnings: &mut Warnings) -> T {
-    warnings.known(answer).unwrap_or(otherwise)
+impl Ends {
+    /// As [`Warnings::known`].
+    fn known<T>(&mut self, answer: Result<T, NvmlError>, warnings: &mut Warnings) -> Option<T> {
+        self.is_partial |= answer.as_ref().is_err_and(|error| !error.is_unsupported());
+        warnings.known(answer)
+    }
 }
 
 fn peer_at(gpus: &[Gpu], address: &PcieAddress) -> Option<usize> {
@@ -190,6 +211,7 @@ mod tests {
                 to_switch: 0,
                 island: 0,
                 to_gpus: peers.to_vec(),
+                is_partial: false,
             })
             .collect();
         Joints { gpus }
@@ -229,6 +251,13 @@ mod tests {
     fn a_link_that_one_end_denies_does_not_count() {
         assert_eq!(bundles(&[&[1, 1], &[0]]), [([0, 1], 1)]);
         assert_eq!(bundles(&[&[1, 1], &[]]), []);
+    }
+
+    #[test]
+    fn what_one_end_did_not_say_may_be_missing_at_the_other() {
+        let mut joints = joints(&[&[1], &[0, 2], &[1], &[]]);
+        joints.gpus[0].is_partial = true;
+        assert_eq!(joints.unread().collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

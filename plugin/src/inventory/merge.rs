@@ -4,9 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_topology::{GpuUuid, Machine, MachineError, Mig, NvLinkBundle, PathClass, PathMatrix};
+use gantry_topology::{
+    Gpu, GpuInstance, GpuUuid, Machine, MachineError, Mig, MigUuid, NvLinkBundle, PathClass, PathMatrix,
+};
 
-use crate::discover::Found;
+use crate::discover::{Fact, Found};
 use crate::health::Loss;
 
 /// A machine with the GPUs of it that are out of reach.
@@ -24,8 +26,11 @@ pub(super) fn merge(
     mut found: Found,
     reloaded: bool,
 ) -> Result<Merged, MachineError> {
-    if let Some(known) = known.filter(|_| !found.mig_unread.is_empty()) {
+    if !found.mig_unread.is_empty() {
         found.machine = keep_cut(known, found.machine, &found.mig_unread)?;
+    }
+    if let Some(known) = known.filter(|_| !found.unread.is_empty()) {
+        found.machine = remember(known, found.machine, &found.unread)?;
     }
     let as_found = |found: Found| Merged {
         machine: found.machine,
@@ -99,18 +104,113 @@ pub(super) fn merge(
 }
 
 /// The machine found, with the GPUs of `unread` cut as they were known to be: NVML could not be asked. Not where it says that MIG is on and
-/// it was off: no work runs on such a GPU as a whole.
-fn keep_cut(known: &Machine, found: Machine, unread: &BTreeSet<u8>) -> Result<Machine, MachineError> {
+/// it was off: no work runs on such a GPU as a whole. Nor may any be given one that never told whether it is cut: it counts as cut, in
+/// a way that is not known.
+fn keep_cut(known: Option<&Machine>, found: Machine, unread: &BTreeSet<u8>) -> Result<Machine, MachineError> {
     let mut parts = found.into_parts();
+    let known = known.map_or(&[][..], Machine::gpus);
     for gpu in parts.gpus.iter_mut().filter(|gpu| unread.contains(&gpu.index)) {
-        let before = known.gpus().iter().find(|before| before.uuid == gpu.uuid);
-        let before = before.and_then(|before| before.mig.clone());
+        let Some(before) = known.iter().find(|before| before.uuid == gpu.uuid) else {
+            gpu.mig.get_or_insert(Mig {
+                enabled: true,
+                instances: Vec::new(),
+            });
+            continue;
+        };
         let is_on = |mig: &Option<Mig>| mig.as_ref().is_some_and(|mig| mig.enabled);
-        if !is_on(&gpu.mig) || is_on(&before) {
-            gpu.mig = before;
+        if !is_on(&gpu.mig) || is_on(&before.mig) {
+            gpu.mig.clone_from(&before.mig);
         }
     }
     Machine::new(parts)
+}
+
+/// The machine found, with what could not be asked of a GPU as it was known to be.
+fn remember(
+    known: &Machine,
+    found: Machine,
+    unread: &BTreeMap<u8, BTreeSet<Fact>>,
+) -> Result<Machine, MachineError> {
+    let place = |gpu: &Gpu| {
+        let mut gpus = known.gpus().iter();
+        gpus.position(|before| gpu.uuid.is_some() && before.uuid == gpu.uuid)
+    };
+    let places: Vec<Option<usize>> = found.gpus().iter().map(place).collect();
+    let is_unread = |gpu: &Gpu, fact| unread.get(&gpu.index).is_some_and(|facts| facts.contains(&fact));
+    let is_dim: Vec<bool> = found
+        .gpus()
+        .iter()
+        .map(|gpu| is_unread(gpu, Fact::Links))
+        .collect();
+    let mut parts = found.clone().into_parts();
+    for (gpu, place) in parts.gpus.iter_mut().zip(&places) {
+        let facts = unread.get(&gpu.index).into_iter().flatten();
+        if let Some(before) = place.and_then(|place| known.gpus().get(place)) {
+            facts.for_each(|fact| recall(gpu, before, *fact));
+        }
+    }
+    let pairs = (0..places.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
+    parts.nvlinks = pairs
+        .filter_map(|(a, b)| {
+            let links = match (places[a], places[b]) {
+                (Some(a_before), Some(b_before)) if is_dim[a] || is_dim[b] => {
+                    known.direct_nvlinks(a_before, b_before)
+                }
+                _ => found.direct_nvlinks(a, b),
+            };
+            (links > 0).then_some(NvLinkBundle {
+                gpus: [a as u8, b as u8],
+                links,
+            })
+        })
+        .collect();
+    Machine::new(parts)
+}
+
+/// Puts what was known `before` of a GPU in the place of what it could not be asked for.
+fn recall(gpu: &mut Gpu, before: &Gpu, fact: Fact) {
+    match fact {
+        Fact::Model => gpu.model.clone_from(&before.model),
+        Fact::Memory => gpu.memory_mib = before.memory_mib,
+        Fact::Minor => gpu.minor = before.minor,
+        Fact::Serial => gpu.serial.clone_from(&before.serial),
+        Fact::ComputeCapability => gpu.compute_capability.clone_from(&before.compute_capability),
+        Fact::Numa => gpu.numa.clone_from(&before.numa),
+        Fact::MemoryNuma => gpu.memory_numa = before.memory_numa,
+        Fact::Cpus => gpu.cpus.clone_from(&before.cpus),
+        Fact::Pcie => gpu.pcie = before.pcie,
+        Fact::Fabric => gpu.fabric.clone_from(&before.fabric),
+        Fact::Links => gpu.nvlink = before.nvlink,
+        Fact::Slices => recall_slices(gpu, before),
+    }
+}
+
+/// Puts the MIG instances that were known in the place of those that have the same devices. Not where some were not known: what is
+/// worked out of where they lie may not fit beside the others.
+fn recall_slices(gpu: &mut Gpu, before: &Gpu) {
+    let (Some(mig), Some(before)) = (&mut gpu.mig, &before.mig) else {
+        return;
+    };
+    let devices = |instance: &GpuInstance| -> Vec<MigUuid> {
+        let devices = instance.compute.iter();
+        devices.map(|device| device.uuid.clone()).collect()
+    };
+    let same = |now: &GpuInstance| {
+        let mut known = before.instances.iter();
+        known.find(|known| known.id == now.id && devices(known) == devices(now))
+    };
+    let are_known = mig.instances.iter().all(|now| same(now).is_some());
+    for now in &mut mig.instances {
+        if let Some(known) = same(now) {
+            let place = if are_known { known } else { &*now };
+            let (start, size) = (place.start, place.size);
+            *now = GpuInstance {
+                start,
+                size,
+                ..known.clone()
+            };
+        }
+    }
 }
 
 /// The known machine with everything replaced that was found anew. `places[i]`: where known GPU `i` was found.
@@ -118,7 +218,7 @@ fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<
     let mut parts = known.clone().into_parts();
     for (at, gpu) in parts.gpus.iter_mut().enumerate() {
         if let Some(place) = places[at] {
-            *gpu = gantry_topology::Gpu {
+            *gpu = Gpu {
                 index: gpu.index,
                 ..found.gpus()[place].clone()
             };
@@ -164,7 +264,7 @@ fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use gantry_topology::{Gpu, MachineParts};
+    use gantry_topology::MachineParts;
 
     use super::*;
     use crate::nvml::{Code, NvmlError};
@@ -206,6 +306,7 @@ mod tests {
             machine,
             unreachable: unreachable.iter().map(|index| (*index, error.clone())).collect(),
             mig_unread: BTreeSet::new(),
+            unread: BTreeMap::new(),
             caps: BTreeMap::new(),
             vitals: BTreeMap::new(),
             warnings: Vec::new(),
@@ -300,5 +401,39 @@ mod tests {
         assert_eq!(merge(Some(&cut(true)), unread, false).unwrap().machine, cut(true));
         let told = merge(Some(&cut(true)), found(cut(false), &[]), false).unwrap();
         assert_eq!(told.machine, cut(false));
+    }
+
+    #[test]
+    fn a_gpu_that_never_told_how_it_is_cut_counts_as_cut() {
+        let mut unread = found(machine(&["a", "b"], 0, PathClass::Sys), &[]);
+        unread.mig_unread.insert(1);
+        let merged = merge(None, unread.clone(), false).unwrap().machine;
+        let is_cut = |machine: &Machine, gpu: usize| machine.gpus()[gpu].mig.as_ref().map(|mig| mig.enabled);
+        assert_eq!((is_cut(&merged, 0), is_cut(&merged, 1)), (None, Some(true)));
+        let told = machine(&["a", "b"], 0, PathClass::Sys);
+        let merged = merge(Some(&told), unread, false).unwrap().machine;
+        assert_eq!(is_cut(&merged, 1), None, "it said that it cannot be cut");
+    }
+
+    #[test]
+    fn what_could_not_be_asked_is_as_it_was_known_wherever_the_gpu_is_found() {
+        let mut parts = machine(&["c", "a", "b"], 0, PathClass::Sys).into_parts();
+        parts.nvlinks = vec![NvLinkBundle {
+            gpus: [1, 2],
+            links: 4,
+        }];
+        parts.gpus[1].memory_mib = Some(1024);
+        parts.gpus[1].minor = Some(1);
+        let known = Machine::new(parts).unwrap();
+        let mut now = found(machine(&["a", "b"], 1, PathClass::Sys), &[]);
+        now.unread.insert(0, [Fact::Memory, Fact::Links].into());
+        let merged = merge(Some(&known), now, false).unwrap().machine;
+        let gpu = &merged.gpus()[1];
+        assert_eq!(
+            (gpu.memory_mib, gpu.minor),
+            (Some(1024), None),
+            "the minor was answered"
+        );
+        assert_eq!(merged.direct_nvlinks(1, 2), 4);
     }
 }

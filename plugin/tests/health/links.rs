@@ -114,3 +114,35 @@ async fn links_that_went_down_with_the_gpu_at_their_other_end_are_up_again_when_
     eye.healthy().await;
     assert!(eye.proofs().await.contains(&Proof::LinksUp));
 }
+
+#[tokio::test]
+async fn a_link_that_could_not_be_asked_for_once_did_not_go_down_and_come_up_again() {
+    let calls = [
+        "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+        // The GPU at the other end is told by its name.
+        "nvmlDeviceGetUUID",
+    ];
+    for machine in ["hgx-h100", "dgx1-v100"] {
+        let sim = Sim::of(machine);
+        let controller = &sim.installed.controller;
+        let mut eye = Eye::open(&sim, QUICK);
+        let before = eye.ready().await;
+        for gpu in 0..8 {
+            controller.raise_xid(gpu, 155).unwrap();
+        }
+        eye.until_sick(8).await;
+        for call in calls {
+            controller.fail_call(call, 999, Some(1)).unwrap();
+            eye.a_while(&sim).await;
+            let reasons = sick(&eye.snapshots.borrow());
+            assert_eq!(reasons.len(), 8, "{machine}, {call}: {reasons:?}");
+            assert!(
+                reasons.values().all(|reason| !reason.contains("NVLinks down")),
+                "{machine}, {call}: {reasons:?}"
+            );
+        }
+        assert_eq!(eye.snapshots.borrow().machine, before.machine, "{machine}");
+    }
+}

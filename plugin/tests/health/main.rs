@@ -9,6 +9,7 @@ mod log;
 mod sim;
 
 mod coming_and_going;
+mod facts;
 mod links;
 mod outages;
 mod quarantine;

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::{Pause, Timing};
 use crate::config::Config;
-use crate::discover::{DiscoverError, Found, InstanceAt, NvmlOptions};
+use crate::discover::{DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{Book, HealthChecks, Loss, Outage, OutageKind, Part, Table, Vitals, XidCounts};
 use crate::inventory::diagnosis::{DiagnosesEnd, Order};
 use crate::inventory::heartbeat::Heartbeat;
@@ -77,6 +77,7 @@ impl Keeper {
         }
         self.caps.extend(&found.caps);
         let (vitals, mig_unread) = (found.vitals.clone(), found.mig_unread.clone());
+        let links_unread: BTreeSet<u8> = found.are_unread(Fact::Links).collect();
         let indices: BTreeMap<GpuUuid, u8> = found
             .machine
             .gpus()
@@ -109,7 +110,10 @@ impl Keeper {
             } else if index.is_some() && gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
                 self.cut_unknown.insert(gpu.index);
             }
-            self.book.links(uuid, up.get(uuid).copied().unwrap_or(0));
+            // A link that could not be asked for has not gone down.
+            if index.is_none_or(|index| !links_unread.contains(index)) {
+                self.book.links(uuid, up.get(uuid).copied().unwrap_or(0));
+            }
         }
         // GPUs with faults that are no longer listed: when they are again, they have been reset.
         let unlisted: Vec<GpuUuid> = self.book.faulty().cloned().collect();
