@@ -175,7 +175,7 @@ pub struct GangStatus {
     pub restarting: bool,
     /// Tries that have failed since it last was bound.
     #[serde(default)]
-    pub strikes: u32,
+    pub failed_tries: u32,
     /// What was decided; absent before. Never changed but to go forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,

@@ -220,7 +220,7 @@ impl Answer {
             ("bandwidth", bandwidth),
             (
                 "remainder",
-                format!("{:.3} of the empty machine's use", self.remainder),
+                format!("{:.1} % of what the empty machine offers", self.remainder * 100.0),
             ),
             ("near NICs", none(&self.nics)),
             ("NUMA nodes", none(&self.numa)),
@@ -312,18 +312,18 @@ mod tests {
         insta::assert_snapshot!(choose("--size 3 --free 0,1,2,3,4").unwrap(), @r"
         GPUs        0, 1, 2
         bandwidth   24 GB/s, 100 % of the best of this size; at most 24 GB/s by any algorithm
-        remainder   0.167 of the empty machine's use
+        remainder   16.7 % of what the empty machine offers
         near NICs   -
         NUMA nodes  0
-        why         GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves 3,4; splits NVLink pair 2,3
+        why         GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves GPUs 3,4 free; splits NVLink pair 2,3
         ");
         insta::assert_snapshot!(choose("--size 1 --free 0,1,3,6,7").unwrap(), @r"
         GPUs        3
         bandwidth   - (one GPU exchanges nothing)
-        remainder   0.417 of the empty machine's use
+        remainder   41.7 % of what the empty machine offers
         near NICs   -
         NUMA nodes  0
-        why         GPU 3: splits no group that is whole; leaves 0,1,6,7
+        why         GPU 3: splits no group that is whole; leaves GPUs 0,1,6,7 free
         ");
     }
 
@@ -343,7 +343,7 @@ mod tests {
           "numa": [
             "1"
           ],
-          "reason": "GPUs 4,5: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves 0,1,2,3,6,7; splits socket 4,5,6,7"
+          "reason": "GPUs 4,5: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves GPUs 0,1,2,3,6,7 free; splits socket 4,5,6,7"
         }
         "#);
     }

@@ -275,7 +275,7 @@ fn backs_off() -> Value {
     json!({
         "reason": "is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))",
         "message": "the wait doubles with every try that fails",
-        "strikes": 3,
+        "failedTries": 3,
     })
 }
 
@@ -319,7 +319,7 @@ async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_th
     let (_, text) = stage.see(&["gang", "train", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["said"]["phase"], "Backoff");
-    assert_eq!(report["said"]["strikes"], 3);
+    assert_eq!(report["said"]["failed_tries"], 3);
     assert_eq!(report["if_planned_now"]["phase"], "Planned");
     assert_eq!(report["position"], 1);
     assert_eq!(report["places"][0]["decided"], false);

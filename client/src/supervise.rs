@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, thiserror::Error)]
 pub enum Fallen {
     /// A task has panicked.
-    #[error("a task of the daemon ended badly")]
+    #[error("a task of the daemon panicked")]
     Badly(#[source] JoinError),
     /// A task that is needed to the end has ended.
     #[error("a task of the daemon ended by itself")]

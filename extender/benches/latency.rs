@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::Fleet;
 use gantry_extender::lease::Leadership;
-use gantry_extender::server::{Doors, Server};
+use gantry_extender::server::{Listeners, Server};
 use gantry_extender::watch::Contact;
 use gantry_extender::wire::ExtenderArgs;
 use tokio_util::sync::CancellationToken;
@@ -104,11 +104,11 @@ fn through_http(
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(1),
     };
-    let doors = Doors {
+    let listeners = Listeners {
         all: listener,
         metrics: None,
     };
-    runtime.spawn(server.run(doors, shutdown.clone()));
+    runtime.spawn(server.run(listeners, shutdown.clone()));
     let mut client = TcpStream::connect(address)?;
     client.set_nodelay(true)?;
     let mut call = |path: &str| {

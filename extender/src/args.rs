@@ -31,8 +31,8 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
-    /// Address to serve metrics and probes on besides, in plain HTTP and without the verbs: for whoever collects metrics, and cannot or
-    /// must not reach --listen. Nothing: only there.
+    /// Second address for metrics and probes alone, in plain HTTP, for collectors that cannot or must not reach --listen. Unset: they are
+    /// served on --listen only.
     #[arg(
         long,
         env = "GANTRY_METRICS_LISTEN",
@@ -52,9 +52,9 @@ pub struct Args {
     )]
     pub resources: Vec<String>,
 
-    /// Names of kube-scheduler's profiles that have this extender (`schedulerName` of their pods). Pods of any other scheduler hold what
-    /// they hold once they are bound, and before take part in nothing: nobody would bring them here. Who calls all the same counts as
-    /// named.
+    /// Names of kube-scheduler's profiles that have this extender (`schedulerName` of their pods). Pods of any other scheduler count
+    /// from their binding on, for what they hold; before it they are not planned for. A scheduler that calls without being named here is
+    /// treated as named.
     #[arg(
         long = "scheduler-name",
         env = "GANTRY_SCHEDULER_NAMES",

@@ -1,9 +1,9 @@
 //! Bind: devices set aside, one Binding with the grant, the outcome told. kube-scheduler believes whatever is answered here, and a
 //! "done" without a Binding leaves the pod assumed for ever: so every answer but an error follows a Binding that was seen. How members of
-//! gangs wait for one another stands in `barrier`, and in `aside` who binds those that could not wait.
+//! gangs wait for one another stands in `barrier`, and in `deferred` who binds those that could not wait.
 
-pub(crate) mod aside;
 mod barrier;
+pub(crate) mod deferred;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -262,7 +262,7 @@ impl Binder {
                 name: target.node.as_str(),
             },
         };
-        // The API server drops what it has not carried out when the time in office ends: whoever leads next has read by then what was.
+        // The API server drops what it has not carried out when the term of leadership ends: whoever leads next has read by then what was.
         let limit = self.leadership.lasts().map_or_else(String::new, |lasts| {
             format!("?timeout={}ms", lasts.as_millis().max(1))
         });

@@ -361,7 +361,7 @@ impl Cluster {
     pub(crate) fn other_pod(&self, pod: &Value) -> &Self {
         let read = serde_json::from_value(pod.clone()).unwrap();
         match Reader::new(watched()).read(read) {
-            Some(Seen::OtherPod(pod)) => self.store.update(|index| index.bystander_applied(*pod)),
+            Some(Seen::OtherPod(pod)) => self.store.update(|index| index.other_pod_applied(*pod)),
             other => panic!("{other:?}"),
         }
         self

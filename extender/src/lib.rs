@@ -66,7 +66,7 @@ use crate::decide::Options;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
-use crate::server::{Doors, Server};
+use crate::server::{Listeners, Server};
 use crate::service::Service;
 use crate::tls::Tls;
 use crate::watch::{Contact, Feed, SILENCE};
@@ -85,14 +85,14 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
     let election = election(&args.lease, &run)?;
     let client = gantry_client::connect(args.kubeconfig.as_deref(), SILENCE).await?;
-    let doors = Doors {
+    let listeners = Listeners {
         all: listen(args.listen).await?,
         metrics: match args.metrics_listen {
             Some(address) => Some(listen(address).await?),
             None => None,
         },
     };
-    let address = doors.all.local_addr()?;
+    let address = listeners.all.local_addr()?;
     tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
     if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
         tracing::warn!(%address, "whoever reaches this address can have pods bound; set --tls-cert, --tls-key and --client-ca");
@@ -155,7 +155,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     }
     look_around(&mut tasks, &client, &store, &shutdown);
     tasks.spawn(writers.work(leadership, release.clone()));
-    let serving = together(server.run(doors, shutdown.clone()), watching, &shutdown);
+    let serving = together(server.run(listeners, shutdown.clone()), watching, &shutdown);
     supervise::beside(serving, tasks, &shutdown, &release).await
 }
 
@@ -269,14 +269,14 @@ async fn together(
     let ended = tokio::select! {
         () = &mut serving => {
             shutdown.cancel();
-            return watching.await.context("the watches ended badly");
+            return watching.await.context("the watches panicked");
         }
         ended = &mut watching => ended,
     };
     let in_order = shutdown.is_cancelled();
     shutdown.cancel();
     serving.await;
-    ended.context("the watches ended badly")?;
+    ended.context("the watches panicked")?;
     anyhow::ensure!(in_order, "the watches ended by themselves");
     Ok(())
 }
@@ -305,7 +305,7 @@ mod tests {
     #[tokio::test]
     async fn the_extender_ends_when_its_watches_do_and_says_so() {
         let ends: [(JoinHandle<()>, &str); 2] = [
-            (tokio::spawn(async { panic!("a bug") }), "the watches ended badly"),
+            (tokio::spawn(async { panic!("a bug") }), "the watches panicked"),
             (tokio::spawn(async {}), "the watches ended by themselves"),
         ];
         for (watching, words) in ends {

@@ -114,8 +114,8 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     // What is not read by then is said to be so.
     let _ = tokio::time::timeout(OWNERS, read).await;
     shutdown.cancel();
-    watching.await.context("the watches ended badly")?;
-    owners.await.context("the watch of owners ended badly")?;
+    watching.await.context("the watches panicked")?;
+    owners.await.context("the watch of owners panicked")?;
     in_time.with_context(|| {
         format!(
             "pods, nodes, GpuNodes and Gangs cannot all be listed within {} s; may you list them, and is Gantry installed?",

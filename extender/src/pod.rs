@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 pub(crate) use needs::{effect, requirement};
-pub use other_pod::{Kin, OtherPod};
+pub use other_pod::{OtherPod, PodProfile};
 pub use reader::{Reader, Seen, Shared, Words};
 pub use slim::{SlimPod, SlimSpec, SlimStatus};
 
@@ -70,7 +70,7 @@ pub struct PodFacts {
     /// What it needs of a node besides the devices. Its labels are among it only as far as terms are about them.
     pub needs: Arc<Needs>,
     /// Its namespace and labels, and what else concerns pods near it.
-    pub kin: Arc<Kin>,
+    pub profile: Arc<PodProfile>,
     /// `spec.priority`.
     pub priority: i32,
     /// Whether others may be preempted for it: its `preemptionPolicy` is not `Never`.
@@ -92,7 +92,7 @@ impl Reader {
     }
 
     fn facts(&mut self, pod: SlimPod, request: Result<Arc<Request>, RequestError>) -> Option<PodFacts> {
-        let (stage, claim, kin) = (stage(&pod), claim(&pod), self.kin_of(&pod));
+        let (stage, claim, profile) = (stage(&pod), claim(&pod), self.profile_of(&pod));
         let needs = pod
             .spec
             .needs(pod.status.as_ref(), &self.watched, &pod.metadata, &mut self.words);
@@ -119,7 +119,7 @@ impl Reader {
             .and_then(|condition| condition.last_transition_time.as_ref());
         Some(PodFacts {
             uid: metadata.uid?.into(),
-            namespace: Arc::clone(&kin.namespace),
+            namespace: Arc::clone(&profile.namespace),
             name: metadata.name.unwrap_or_default().into(),
             request,
             node: pod
@@ -154,7 +154,7 @@ impl Reader {
             claim,
             volume_claims,
             needs: self.needs.one(needs),
-            kin,
+            profile,
             priority: pod.spec.priority,
             preempts: pod.spec.preempts(),
             scheduler,

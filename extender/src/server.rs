@@ -1,5 +1,5 @@
 //! HTTP in front of the service: routes, limits, clear refusals, probes, metrics, orderly end. Plain HTTP/1.1, or HTTP/1.1 and HTTP/2 over
-//! TLS; and a second door for metrics alone. A caller that hangs up ends what was done for it: its future is dropped. No decisions.
+//! TLS; and a second listener for metrics alone. A caller that hangs up ends what was done for it: its future is dropped. No decisions.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ use crate::watch::Contact;
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "preempt"];
 /// What is served, for those who ask for something else.
 const PATHS: &str = "POST /filter, POST /prioritize, POST /bind, POST /preempt, GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
-/// What is served at the door for metrics.
+/// What is served at the listener for metrics.
 const WATCHERS_PATHS: &str = "GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
-/// Connections that the door for metrics holds at once; who comes then waits. It is open to more than kube-scheduler.
+/// Connections that the listener for metrics holds at once; who comes then waits. It is open to more than kube-scheduler.
 const WATCHERS: usize = 64;
 /// Time a client may take for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -42,8 +42,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Handshakes at once; who comes then waits to be let in. A scheduler comes once and stays.
 const HANDSHAKES: usize = 256;
-/// Clients without a certificate that the door for the verbs holds at once: probes, and whoever else reaches it. One more is sent away.
-const STRANGERS: usize = 64;
+/// Clients without a certificate that the listener for the verbs holds at once: probes, and whoever else reaches it. One more is sent away.
+const MAX_UNAUTHENTICATED: usize = 64;
 /// How long such a one may stay; a probe takes a moment.
 const STAY: Duration = Duration::from_secs(30);
 /// Calls on one HTTP/2 connection at once. kube-scheduler uses one for all its binds, and each member of a gang waits in its own.
@@ -78,7 +78,7 @@ pub struct Server {
 type Answer = Response<Full<Bytes>>;
 
 /// What the server listens on.
-pub struct Doors {
+pub struct Listeners {
     /// For kube-scheduler: everything.
     pub all: TcpListener,
     /// Plain HTTP for metrics and probes, without the verbs.
@@ -92,14 +92,14 @@ enum Client {
     Scheduler,
     /// Has no certificate.
     Unknown,
-    /// Came by the door for metrics, which has no verbs.
+    /// Came by the listener for metrics, which has no verbs.
     Watcher,
 }
 
 /// Why a connection ended that was not to end.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
-    #[error("there are {STRANGERS} clients without a certificate already")]
+    #[error("there are {MAX_UNAUTHENTICATED} clients without a certificate already")]
     Crowded,
     #[error("a client without a certificate may stay no longer")]
     Overstayed,
@@ -113,13 +113,13 @@ enum Ended {
 
 impl Server {
     /// Serves until `shutdown`, then lets calls in flight end.
-    pub async fn run(self, doors: Doors, shutdown: CancellationToken) {
+    pub async fn run(self, listeners: Listeners, shutdown: CancellationToken) {
         let server = Arc::new(self);
         let graceful = GracefulShutdown::new();
-        let Doors { all, metrics } = doors;
-        let strangers = Arc::new(Semaphore::new(STRANGERS));
+        let Listeners { all, metrics } = listeners;
+        let unauthenticated = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED));
         let schedulers = server.admit(all, HANDSHAKES, &shutdown, |server, stream, place| {
-            server.connection(stream, place, Arc::clone(&strangers), graceful.watcher())
+            server.connection(stream, place, Arc::clone(&unauthenticated), graceful.watcher())
         });
         let watchers = async {
             let Some(metrics) = metrics else { return };
@@ -183,12 +183,12 @@ impl Server {
         }
     }
 
-    /// Serves a connection at the door for the verbs. `place` is its place among those that are not known yet.
+    /// Serves a connection at the listener for the verbs. `place` is its place among those that are not known yet.
     async fn connection(
         self: Arc<Self>,
         stream: TcpStream,
         place: OwnedSemaphorePermit,
-        strangers: Arc<Semaphore>,
+        unauthenticated: Arc<Semaphore>,
         watcher: Watcher,
     ) -> Result<(), Ended> {
         let Some(tls) = &self.tls else {
@@ -206,7 +206,7 @@ impl Server {
                 false => self.http1(stream, Client::Scheduler, watcher).await,
             };
         }
-        let _place = strangers.try_acquire_owned().map_err(|_| Ended::Crowded)?;
+        let _place = unauthenticated.try_acquire_owned().map_err(|_| Ended::Crowded)?;
         let serving = async {
             match is_http2 {
                 true => self.http2(stream, Client::Unknown, watcher).await,

@@ -59,12 +59,12 @@ impl News {
     fn tell(self, now: Instant, index: &mut Index) {
         match self {
             Self::Pod(Seen::Facts(pod)) => index.pod_applied(*pod),
-            Self::Pod(Seen::OtherPod(pod)) => index.bystander_applied(*pod),
+            Self::Pod(Seen::OtherPod(pod)) => index.other_pod_applied(*pod),
             Self::PodGone(Seen::Facts(pod)) => {
                 let uid = pod.uid.clone();
                 index.pod_deleted(now, &uid, Some(*pod));
             }
-            Self::PodGone(Seen::OtherPod(pod)) => index.bystander_gone(&pod.uid),
+            Self::PodGone(Seen::OtherPod(pod)) => index.other_pod_gone(&pod.uid),
             Self::Node(name, advertised, facts) => {
                 index.node_applied(&name, advertised);
                 index.node_described(facts);

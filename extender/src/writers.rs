@@ -79,7 +79,7 @@ impl Writers {
             Arc::clone(metrics),
             until.clone(),
         ));
-        writers.spawn(bind::aside::run(
+        writers.spawn(bind::deferred::run(
             binder.clone(),
             events.clone(),
             Arc::clone(metrics),

@@ -91,20 +91,20 @@ pub enum Operator {
     Lt,
 }
 
-/// A taint that is borne.
+/// A taint that is tolerated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Toleration {
     /// The taint's key; empty for every key.
     pub key: Arc<str>,
     /// The value.
-    pub value: Borne,
+    pub value: TolerationValue,
     /// The effect; `None` for any.
     pub effect: Option<TaintEffect>,
 }
 
-/// Which values of a taint are borne.
+/// Which values of a taint are tolerated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Borne {
+pub enum TolerationValue {
     /// Any (`Exists`).
     Any,
     /// This one (`Equal`).

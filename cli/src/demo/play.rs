@@ -323,10 +323,10 @@ impl Play<'_> {
 }
 
 fn others(set: GpuSet) -> String {
-    if set.is_empty() {
-        ", and no others were".into()
-    } else {
-        format!(", as were {set}")
+    match set.len() {
+        0 => ", and no others were".into(),
+        1 => format!(", and so was GPU {set}"),
+        _ => format!(", and so were GPUs {set}"),
     }
 }
 

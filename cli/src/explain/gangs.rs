@@ -84,10 +84,10 @@ fn said_of(out: &mut String, said: &Said) {
     if let Some(why) = said.hindered.as_ref().filter(|why| **why != said.message) {
         line(out, &format!("  hindered: {why}"));
     }
-    match said.strikes {
+    match said.failed_tries {
         0 => {}
         1 => line(out, "  1 try has failed"),
-        strikes => line(out, &format!("  {strikes} tries have failed")),
+        failed_tries => line(out, &format!("  {failed_tries} tries have failed")),
     }
 }
 

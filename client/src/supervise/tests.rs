@@ -22,7 +22,7 @@ async fn a_task_that_panics_ends_the_others_in_order_and_is_told() {
     tasks.spawn(serving);
     tasks.spawn(async { panic!("a bug") });
     let error = tasks.end().await.unwrap_err();
-    assert_eq!(error.to_string(), "a task of the daemon ended badly");
+    assert_eq!(error.to_string(), "a task of the daemon panicked");
     assert!(crate::chain(&error).contains("a bug"), "{error:?}");
     assert!(ended.load(Ordering::Relaxed) && shutdown.is_cancelled());
 }
@@ -58,7 +58,7 @@ async fn a_task_that_ends_by_itself_is_no_fall() {
 #[tokio::test]
 async fn all_ends_when_a_task_beside_it_does_and_says_so() {
     for (panics, words) in [
-        (true, "a task of the daemon ended badly"),
+        (true, "a task of the daemon panicked"),
         (false, "a task of the daemon ended by itself"),
     ] {
         let (shutdown, release) = (CancellationToken::new(), CancellationToken::new());

@@ -62,7 +62,7 @@ impl Live {
             for pod in pods {
                 match pod {
                     Seen::Facts(pod) => index.pod_applied(*pod),
-                    Seen::OtherPod(pod) => index.bystander_applied(*pod),
+                    Seen::OtherPod(pod) => index.other_pod_applied(*pod),
                 }
             }
         });

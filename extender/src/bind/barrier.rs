@@ -15,7 +15,7 @@ use crate::index::{Admitted, Awaited, Outcome, Reserved, Store, Target};
 pub(super) const POSTS: usize = 64;
 /// What part of a bind's time limit is kept for the Binding itself, when a member has waited for the others.
 const KEPT: u32 = 3;
-/// A member that waits asks again after so long, whether its gang's bell rang or not.
+/// A member that waits asks again after so long, whether its gang notified it or not.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// Between the first try of a Binding that was not answered, or put off, and the second; each further one waits twice as long.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -39,12 +39,12 @@ impl Binder {
             target,
             hangs_up: true,
         };
-        let bell = self.store.bell(gang);
+        let notifier = self.store.notifier(gang);
         let admitted = loop {
-            let rung = bell.notified();
-            let mut rung = std::pin::pin!(rung);
+            let notified = notifier.notified();
+            let mut notified = std::pin::pin!(notified);
             // Rung from here on it is heard, also before it is waited for.
-            rung.as_mut().enable();
+            notified.as_mut().enable();
             let awaited = match self.store.update(|index| index.admit(target, None))? {
                 Admitted::Wait(awaited) => awaited,
                 admitted => break admitted,
@@ -57,7 +57,7 @@ impl Binder {
             }
             let until = deadline.min(now + ASK_AGAIN);
             // Rung or not, it asks again.
-            let _ = tokio::time::timeout_at(until, rung).await;
+            let _ = tokio::time::timeout_at(until, notified).await;
         };
         waiting.ends();
         Ok(admitted)
@@ -150,7 +150,7 @@ impl Binder {
         };
         let result = led.unwrap_or_else(|| {
             Err(Failure::Unanswered(
-                "this extender leads no more; the next one binds the pod".to_owned(),
+                "this extender is no longer the leader; the next one binds the pod".to_owned(),
             ))
         });
         (undecided.undecided.outcome, undecided.end) = match &result {

@@ -36,7 +36,7 @@ pub async fn run(
     shutdown: CancellationToken,
 ) {
     let (tell, mut news) = mpsc::channel(NEWS);
-    let mut clerk = Clerk {
+    let mut watcher = OwnerWatcher {
         client,
         table: OwnerTable::default(),
         tell,
@@ -51,11 +51,11 @@ pub async fn run(
     loop {
         let told = tokio::select! {
             () = shutdown.cancelled() => return,
-            _ = look.tick() => clerk.want(wanted()),
-            // The clerk keeps the other end.
-            Some(news) = news.recv() => clerk.take(news),
-            Some(answer) = clerk.questions.join_next() => match answer {
-                Ok((place, object)) => clerk.table.answered(Instant::now().into_std(), &place, object),
+            _ = look.tick() => watcher.want(wanted()),
+            // The watcher keeps the other end.
+            Some(news) = news.recv() => watcher.take(news),
+            Some(answer) = watcher.questions.join_next() => match answer {
+                Ok((place, object)) => watcher.table.answered(Instant::now().into_std(), &place, object),
                 // Cancelled with the kind, or a bug of ours: the owner is asked for again when it is next wanted.
                 Err(_) => Told::new(),
             },
@@ -63,12 +63,12 @@ pub async fn run(
         for (owner, facts) in told {
             seen(&owner, facts);
         }
-        clerk.ask();
+        watcher.ask();
     }
 }
 
 /// The table of owners, and the tasks that ask for it. All of them end with it.
-struct Clerk {
+struct OwnerWatcher {
     client: Client,
     table: OwnerTable,
     tell: mpsc::Sender<News>,
@@ -79,7 +79,7 @@ struct Clerk {
     unasked: VecDeque<Place>,
 }
 
-impl Clerk {
+impl OwnerWatcher {
     fn want(&mut self, wanted: Vec<OwnerWanted>) -> Told {
         let (changes, told) = self.table.want(Instant::now().into_std(), wanted);
         for kind in changes.end {

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::Index;
 use crate::gang::preempt::{Budget, Occupant};
-use crate::pod::Kin;
+use crate::pod::PodProfile;
 
 /// A budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,12 +119,12 @@ impl Allowance<'_> {
         let (Some(left), Some(budgets)) = (&mut self.left, &self.index.budgets) else {
             return true;
         };
-        let Some(kin) = self.index.kin(uid) else {
+        let Some(profile) = self.index.profile(uid) else {
             return false;
         };
         let mut breaks = false;
         for (budget, left) in budgets.iter().zip(left) {
-            if budget.covers(&kin.namespace, &kin.labels) {
+            if budget.covers(&profile.namespace, &profile.labels) {
                 breaks |= *left == 0;
                 *left = left.saturating_sub(1);
             }
@@ -137,19 +137,21 @@ impl Allowance<'_> {
 pub(super) struct Covers<'i> {
     index: &'i Index,
     /// Their numbers.
-    by_kind: HashMap<*const Kin, Vec<usize>>,
+    by_kind: HashMap<*const PodProfile, Vec<usize>>,
 }
 
 impl Covers<'_> {
-    fn of(&mut self, kin: &Kin) -> &[usize] {
+    fn of(&mut self, profile: &PodProfile) -> &[usize] {
         let budgets = self.index.budgets.as_deref().unwrap_or_default();
-        self.by_kind.entry(std::ptr::from_ref(kin)).or_insert_with(|| {
-            let covering = budgets.iter().enumerate();
-            covering
-                .filter(|(_, budget)| budget.covers(&kin.namespace, &kin.labels))
-                .map(|(number, _)| number)
-                .collect()
-        })
+        self.by_kind
+            .entry(std::ptr::from_ref(profile))
+            .or_insert_with(|| {
+                let covering = budgets.iter().enumerate();
+                covering
+                    .filter(|(_, budget)| budget.covers(&profile.namespace, &profile.labels))
+                    .map(|(number, _)| number)
+                    .collect()
+            })
     }
 
     /// What the end of a unit needs of budgets. Those that cover a pod together allow nothing of the unit: the API server refuses to evict
@@ -157,8 +159,8 @@ impl Covers<'_> {
     pub(super) fn need(&mut self, unit: &Occupant) -> Vec<Budget> {
         let index = self.index;
         let mut needed: BTreeMap<usize, (u32, bool)> = BTreeMap::new();
-        for kin in unit.pods.iter().filter_map(|pod| index.kin(&pod.uid)) {
-            let covering = self.of(kin);
+        for profile in unit.pods.iter().filter_map(|pod| index.profile(&pod.uid)) {
+            let covering = self.of(profile);
             for number in covering {
                 let (pods, shared) = needed.entry(*number).or_default();
                 *pods += 1;

@@ -100,12 +100,12 @@ pub(super) struct State {
     /// together.
     called: IndexSet<PodUid>,
     /// Members to be bound though nobody calls for them.
-    aside: Vec<PodUid>,
+    deferred: Vec<PodUid>,
     work: Vec<protocol::Work>,
     statuses: BTreeMap<Arc<GangKey>, GangStatus>,
     moved: BTreeSet<Arc<GangKey>>,
     /// The phase of each gang that those who wait for it were told of.
-    rung: BTreeMap<Arc<GangKey>, GangPhase>,
+    announced: BTreeMap<Arc<GangKey>, GangPhase>,
 }
 
 impl State {
@@ -141,11 +141,11 @@ impl State {
             keep: keep::Keep::default(),
             victim_watch: victim_watch::VictimWatch::default(),
             called: IndexSet::new(),
-            aside: Vec::new(),
+            deferred: Vec::new(),
             work: Vec::new(),
             statuses: BTreeMap::new(),
             moved: BTreeSet::new(),
-            rung: BTreeMap::new(),
+            announced: BTreeMap::new(),
         }
     }
 
@@ -270,14 +270,14 @@ impl Index {
         gangs.told.clear();
         gangs.reported.clear();
         gangs.called.clear();
-        gangs.aside.clear();
+        gangs.deferred.clear();
         gangs.asked.clear();
         gangs.vain.clear();
         gangs.awaits.clear();
         gangs.offers.clear();
         gangs.work.clear();
         gangs.statuses.clear();
-        gangs.rung.clear();
+        gangs.announced.clear();
         gangs.gained();
         if gangs.leading {
             self.tell_all();

@@ -81,7 +81,7 @@ impl Index {
                 for uid in gone {
                     self.pod_deleted(now, &uid, None);
                 }
-                self.bystanders_listed(&seen);
+                self.other_pods_listed(&seen);
                 self.members_listed(&seen);
                 self.binds
                     .listed(now, since, &seen, &mut self.entries, &mut self.dirty);

@@ -15,7 +15,7 @@ use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Needs, NodeFacts, Resources};
 
 use crate::gang::input::Room;
-use crate::pod::{Kin, OtherPod, Shared};
+use crate::pod::{OtherPod, PodProfile, Shared};
 use crate::snapshot::NodeIx;
 
 /// So many labels that terms are about are no matter.
@@ -33,9 +33,9 @@ pub(super) struct Rooms {
     stale: bool,
     pods: HashMap<PodUid, There>,
     /// Where pods of each kind are, and how many.
-    kin: HashMap<Kinship, BTreeMap<NodeIx, u32>>,
+    by_profile: HashMap<ProfileRef, BTreeMap<NodeIx, u32>>,
     /// Those of them that keep others off.
-    wary: HashSet<Kinship>,
+    with_anti_affinity: HashSet<ProfileRef>,
     /// Labels that terms are about: those of required affinity and anti-affinity, and of spreading, of any pod there was of late.
     about: BTreeSet<Arc<str>>,
     /// How many there were when they were last gathered from the pods that are there.
@@ -59,7 +59,7 @@ struct There {
     /// `None` before it is bound.
     node: Option<NodeIx>,
     load: Load,
-    kin: Arc<Kin>,
+    profile: Arc<PodProfile>,
     /// It asks for something that is watched, and is kept elsewhere too.
     watched: bool,
     /// All of it, if it is not kept elsewhere and belongs to a gang.
@@ -100,7 +100,7 @@ pub(super) struct Loose<'r> {
     pub(super) uid: &'r PodUid,
     pub(super) node: NodeIx,
     pub(super) load: &'r Resources,
-    pub(super) kin: &'r Arc<Kin>,
+    pub(super) profile: &'r Arc<PodProfile>,
     pub(super) what: &'r Stoppable,
 }
 
@@ -122,17 +122,17 @@ impl Load {
 
 /// One kind of pods, by identity: equal ones are one already, or count as two, which is as good.
 #[derive(Debug, Clone)]
-struct Kinship(Arc<Kin>);
+struct ProfileRef(Arc<PodProfile>);
 
-impl PartialEq for Kinship {
+impl PartialEq for ProfileRef {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Kinship {}
+impl Eq for ProfileRef {}
 
-impl std::hash::Hash for Kinship {
+impl std::hash::Hash for ProfileRef {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         Arc::as_ptr(&self.0).hash(state);
     }
@@ -150,10 +150,10 @@ impl Rooms {
 
     /// A pod is there as it is now, in place of what was known of it.
     fn put(&mut self, uid: PodUid, there: There) {
-        self.learn(selectors(&there.kin.apart_from));
+        self.learn(selectors(&there.profile.apart_from));
         let before = self.pods.get(&uid);
         let same = before.is_some_and(|before| {
-            before.node == there.node && before.load == there.load && before.kin == there.kin
+            before.node == there.node && before.load == there.load && before.profile == there.profile
         });
         if same {
             let priority = there.stoppable.as_ref().map(|what| what.priority);
@@ -172,11 +172,16 @@ impl Rooms {
             self.room(node).left.sub(there.load.resources());
             self.narrowed.entry(node).or_default();
             self.counts[node.0 as usize] += 1;
-            let kinship = Kinship(Arc::clone(&there.kin));
-            if !there.kin.apart_from.is_empty() {
-                self.wary.insert(kinship.clone());
+            let profile = ProfileRef(Arc::clone(&there.profile));
+            if !there.profile.apart_from.is_empty() {
+                self.with_anti_affinity.insert(profile.clone());
             }
-            *self.kin.entry(kinship).or_default().entry(node).or_default() += 1;
+            *self
+                .by_profile
+                .entry(profile)
+                .or_default()
+                .entry(node)
+                .or_default() += 1;
         }
         self.pods.insert(uid, there);
     }
@@ -212,8 +217,8 @@ impl Rooms {
         self.room(node).left.add(there.load.resources());
         self.counts[node.0 as usize] -= 1;
         self.gained.insert(node);
-        let kinship = Kinship(there.kin);
-        if let Some(nodes) = self.kin.get_mut(&kinship) {
+        let profile = ProfileRef(there.profile);
+        if let Some(nodes) = self.by_profile.get_mut(&profile) {
             if let Some(count) = nodes.get_mut(&node) {
                 *count -= 1;
                 if *count == 0 {
@@ -221,8 +226,8 @@ impl Rooms {
                 }
             }
             if nodes.is_empty() {
-                self.kin.remove(&kinship);
-                self.wary.remove(&kinship);
+                self.by_profile.remove(&profile);
+                self.with_anti_affinity.remove(&profile);
             }
         }
     }
@@ -273,7 +278,9 @@ impl Rooms {
         };
         heard.flat_map(all_selectors).flatten().for_each(&mut gather);
         for there in self.pods.values() {
-            selectors(&there.kin.apart_from).flatten().for_each(&mut gather);
+            selectors(&there.profile.apart_from)
+                .flatten()
+                .for_each(&mut gather);
             if let Load::Among(needs) = &there.load {
                 all_selectors(needs).flatten().for_each(&mut gather);
             }
@@ -285,9 +292,14 @@ impl Rooms {
 
     /// A pod's needs with where its volumes can be reached, and with those of its labels that terms are about. All others would only make
     /// equal pods differ: many controllers number theirs by a label.
-    fn completed(&mut self, needs: &Arc<Needs>, kin: &Kin, volumes: Vec<Arc<Vec<NodeTerm>>>) -> Arc<Needs> {
+    fn completed(
+        &mut self,
+        needs: &Arc<Needs>,
+        profile: &PodProfile,
+        volumes: Vec<Arc<Vec<NodeTerm>>>,
+    ) -> Arc<Needs> {
         self.learn(all_selectors(needs));
-        let about = kin.labels.iter().filter(|(key, _)| self.about.contains(*key));
+        let about = profile.labels.iter().filter(|(key, _)| self.about.contains(*key));
         let labels: BTreeMap<_, _> = about
             .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
             .collect();
@@ -328,7 +340,7 @@ impl Rooms {
                 uid,
                 node: there.node?,
                 load: there.load.resources(),
-                kin: &there.kin,
+                profile: &there.profile,
                 what: there.stoppable.as_deref()?,
             })
         })
@@ -352,7 +364,7 @@ impl Rooms {
             there.node = there.node.and_then(|node| renumbered.get(&node).copied());
         }
         let anew = |node: &NodeIx| renumbered.get(node).copied();
-        for nodes in self.kin.values_mut() {
+        for nodes in self.by_profile.values_mut() {
             let counted = std::mem::take(nodes).into_iter();
             *nodes = counted
                 .filter_map(|(node, count)| Some((anew(&node)?, count)))

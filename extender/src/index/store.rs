@@ -32,10 +32,10 @@ pub struct Store {
     clock: Clock,
     gained: Notify,
     called: Notify,
-    aside: Notify,
+    deferred: Notify,
     work: Notify,
     unplanned: Notify,
-    bells: Mutex<HashMap<Arc<GangKey>, Arc<Notify>>>,
+    notifiers: Mutex<HashMap<Arc<GangKey>, Arc<Notify>>>,
     plan_times: Mutex<Vec<Duration>>,
 }
 
@@ -72,10 +72,10 @@ impl Store {
             clock,
             gained: Notify::new(),
             called: Notify::new(),
-            aside: Notify::new(),
+            deferred: Notify::new(),
             work: Notify::new(),
             unplanned: Notify::new(),
-            bells: Mutex::default(),
+            notifiers: Mutex::default(),
             plan_times: Mutex::default(),
         }
     }
@@ -125,9 +125,9 @@ impl Store {
         self.called.notified().await;
     }
 
-    /// Waits until members of gangs are to be bound though nobody calls for them ([`Index::take_aside`]).
-    pub async fn aside(&self) {
-        self.aside.notified().await;
+    /// Waits until members of gangs are to be bound though nobody calls for them ([`Index::take_deferred`]).
+    pub async fn deferred(&self) {
+        self.deferred.notified().await;
     }
 
     /// Waits until there is work for gangs, or statuses of gangs to be written ([`Index::take_work`], [`Index::take_statuses`]).
@@ -147,16 +147,16 @@ impl Store {
         }
     }
 
-    /// What is rung whenever a gang's standing changes.
-    pub fn bell(&self, gang: &Arc<GangKey>) -> Arc<Notify> {
-        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bell) = bells.get(gang) {
-            return Arc::clone(bell);
+    /// What is notified whenever a gang's standing changes.
+    pub fn notifier(&self, gang: &Arc<GangKey>) -> Arc<Notify> {
+        let mut notifiers = self.notifiers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(notifier) = notifiers.get(gang) {
+            return Arc::clone(notifier);
         }
-        bells.retain(|_, bell| Arc::strong_count(bell) > 1);
-        let bell = Arc::new(Notify::new());
-        bells.insert(Arc::clone(gang), Arc::clone(&bell));
-        bell
+        notifiers.retain(|_, notifier| Arc::strong_count(notifier) > 1);
+        let notifier = Arc::new(Notify::new());
+        notifiers.insert(Arc::clone(gang), Arc::clone(&notifier));
+        notifier
     }
 
     /// Takes how long each plan took since the last call.
@@ -196,15 +196,15 @@ impl Store {
             self.snapshot.store(Arc::clone(index.snapshot()));
         }
         for gang in index.take_moved() {
-            let bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(bell) = bells.get(&gang) {
-                bell.notify_waiters();
+            let notifiers = self.notifiers.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(notifier) = notifiers.get(&gang) {
+                notifier.notify_waiters();
             }
         }
         for (due, notify) in [
             (index.has_gains(), &self.gained),
             (index.has_called(), &self.called),
-            (index.has_aside(), &self.aside),
+            (index.has_deferred(), &self.deferred),
             (index.has_work(), &self.work),
             (index.has_unplanned(), &self.unplanned),
         ] {

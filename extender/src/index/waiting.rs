@@ -311,7 +311,7 @@ impl super::Index {
 
     /// Members of gangs that a gate of ours alone keeps from kube-scheduler, which so tells them nothing.
     pub fn gated(&self) -> Vec<PodUid> {
-        let other_pods = self.claiming_bystanders().into_iter();
+        let other_pods = self.claiming_other_pods().into_iter();
         let other_pods = other_pods.filter(|pod| is_kept_by_us(&pod.stage));
         let gated = self.waiting.gated.iter().cloned();
         gated.chain(other_pods.map(|pod| pod.uid.clone())).collect()

@@ -16,22 +16,22 @@ const IN_USE: Duration = Duration::from_secs(5);
 /// stays.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Number of a time in office, from 1. No two of one process are alike.
+/// Number of a term of leadership, from 1. No two of one process are alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub u64);
 
 /// Whether this process leads.
 #[derive(Debug)]
 pub struct Leadership {
-    office: watch::Sender<Office>,
+    state: watch::Sender<TermState>,
     calls: Mutex<Calls>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Office {
-    /// The last or present time in office.
+struct TermState {
+    /// The last or present term of leadership.
     term: u64,
-    /// It is in office.
+    /// It leads.
     held: bool,
     /// Until when; for ever without an election.
     until: Option<Instant>,
@@ -67,54 +67,54 @@ impl Drop for Call<'_> {
 impl Leadership {
     /// Without an election: it leads, from now on and for ever.
     pub fn always() -> Self {
-        Self::with(Office {
+        Self::with(TermState {
             term: 1,
             held: true,
-            ..Office::default()
+            ..TermState::default()
         })
     }
 
     /// It follows until [`Self::win`].
     pub fn follower() -> Self {
-        Self::with(Office::default())
+        Self::with(TermState::default())
     }
 
-    fn with(office: Office) -> Self {
+    fn with(state: TermState) -> Self {
         Self {
-            office: watch::Sender::new(office),
+            state: watch::Sender::new(state),
             calls: Mutex::default(),
         }
     }
 
     /// It leads now, and what it knows is from since then or is being read.
     pub fn leads(&self) -> bool {
-        let office = self.office.borrow();
-        office.entered && office.is_held(Instant::now())
+        let state = self.state.borrow();
+        state.entered && state.is_held(Instant::now())
     }
 
-    /// The time in office, if it is in one.
+    /// The term of leadership, if it is in one.
     pub fn term(&self) -> Option<Term> {
-        let office = self.office.borrow();
-        office.is_held(Instant::now()).then_some(Term(office.term))
+        let state = self.state.borrow();
+        state.is_held(Instant::now()).then_some(Term(state.term))
     }
 
-    /// How long its time in office lasts at least; `None` if it ends never. Nothing if it is in none.
+    /// How long its term of leadership lasts at least; `None` if it ends never. Nothing if it is in none.
     pub fn lasts(&self) -> Option<Duration> {
-        let office = self.office.borrow();
+        let state = self.state.borrow();
         let now = Instant::now();
-        match office.until {
-            _ if !office.is_held(now) => Some(Duration::ZERO),
+        match state.until {
+            _ if !state.is_held(now) => Some(Duration::ZERO),
             until => until.map(|until| until.saturating_duration_since(now)),
         }
     }
 
     /// Why it does not answer, for people.
     pub fn why_not(&self) -> String {
-        let office = self.office.borrow();
-        if let Some(trouble) = &office.trouble {
+        let state = self.state.borrow();
+        if let Some(trouble) = &state.trouble {
             return trouble.clone();
         }
-        match office.holder.as_str() {
+        match state.holder.as_str() {
             "" => "no extender leads yet; try again".to_owned(),
             holder => format!("this extender does not lead, {holder} does"),
         }
@@ -122,29 +122,29 @@ impl Leadership {
 
     /// What was known before `term` is forgotten: from now on it leads in earnest.
     pub fn enter(&self, term: Term) {
-        self.office.send_if_modified(|office| {
-            let enters = office.held && office.term == term.0 && !office.entered;
-            office.entered |= enters;
+        self.state.send_if_modified(|state| {
+            let enters = state.held && state.term == term.0 && !state.entered;
+            state.entered |= enters;
             enters
         });
     }
 
-    /// Waits until the time in office is another than `known`: a new one, or none.
+    /// Waits until the term of leadership is another than `known`: a new one, or none.
     pub async fn changed(&self, known: Option<Term>) -> Option<Term> {
-        let mut office = self.office.subscribe();
+        let mut state = self.state.subscribe();
         loop {
             let until = {
-                let office = office.borrow_and_update();
-                let now = office.is_held(Instant::now()).then_some(Term(office.term));
+                let state = state.borrow_and_update();
+                let now = state.is_held(Instant::now()).then_some(Term(state.term));
                 if now != known {
                     return now;
                 }
                 // One that is over already is waited for no more: somebody has yet to say so.
-                office.until.filter(|_| now.is_some())
+                state.until.filter(|_| now.is_some())
             };
             tokio::select! {
                 // The sender lives as long as `self`.
-                _ = office.changed() => {}
+                _ = state.changed() => {}
                 () = sleep_until(until) => {}
             }
         }
@@ -152,15 +152,15 @@ impl Leadership {
 
     /// Waits until it leads in earnest.
     pub async fn entered(&self) -> Term {
-        let mut office = self.office.subscribe();
+        let mut state = self.state.subscribe();
         loop {
             {
-                let office = office.borrow_and_update();
-                if office.entered && office.is_held(Instant::now()) {
-                    return Term(office.term);
+                let state = state.borrow_and_update();
+                if state.entered && state.is_held(Instant::now()) {
+                    return Term(state.term);
                 }
             }
-            let _ = office.changed().await;
+            let _ = state.changed().await;
         }
     }
 
@@ -204,9 +204,9 @@ impl Leadership {
     }
 
     pub(crate) fn win(&self, identity: &str, until: Instant) {
-        self.office.send_modify(|office| {
-            *office = Office {
-                term: office.term + 1,
+        self.state.send_modify(|state| {
+            *state = TermState {
+                term: state.term + 1,
                 held: true,
                 until: Some(until),
                 entered: false,
@@ -217,19 +217,19 @@ impl Leadership {
     }
 
     pub(super) fn extend(&self, until: Instant) {
-        self.office.send_modify(|office| {
-            office.until = Some(until);
-            office.trouble = None;
+        self.state.send_modify(|state| {
+            state.until = Some(until);
+            state.trouble = None;
         });
     }
 
     /// Stands down: nothing is answered or written from here on.
     pub(crate) fn lose(&self, holder: String) {
-        self.office.send_modify(|office| {
-            office.held = false;
-            office.entered = false;
-            office.until = None;
-            office.holder = holder;
+        self.state.send_modify(|state| {
+            state.held = false;
+            state.entered = false;
+            state.until = None;
+            state.holder = holder;
         });
         // Whoever called before called a leader.
         let mut calls = self.calls();
@@ -237,22 +237,22 @@ impl Leadership {
     }
 
     pub(super) fn follow(&self, holder: &str) {
-        self.office.send_if_modified(|office| {
-            let news = office.holder != holder || office.trouble.is_some();
+        self.state.send_if_modified(|state| {
+            let news = state.holder != holder || state.trouble.is_some();
             if news {
-                office.holder = holder.to_owned();
-                office.trouble = None;
+                state.holder = holder.to_owned();
+                state.trouble = None;
             }
             news
         });
     }
 
     pub(super) fn trouble(&self, trouble: String) {
-        self.office.send_modify(|office| office.trouble = Some(trouble));
+        self.state.send_modify(|state| state.trouble = Some(trouble));
     }
 }
 
-impl Office {
+impl TermState {
     fn is_held(&self, now: Instant) -> bool {
         self.held && self.until.is_none_or(|until| now < until)
     }

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gantry_gang::needs::{Borne, HostPort, NodeTerm, Operator, PodTerm, Requirement, Spread, Toleration};
+use gantry_gang::needs::{
+    HostPort, NodeTerm, Operator, PodTerm, Requirement, Spread, Toleration, TolerationValue,
+};
 use gantry_gang::{Needs, Resources, TaintEffect};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -264,10 +266,10 @@ impl SlimToleration {
     /// `None` for an operator that is not known, and for a limit that is no number: it bears nothing.
     fn read(&self, words: &mut Words) -> Option<Toleration> {
         let value = match self.operator.as_str() {
-            "" | "Equal" => Borne::Equal(words.of(&self.value)),
-            "Exists" => Borne::Any,
-            "Gt" => Borne::Above(self.value.parse().ok()?),
-            "Lt" => Borne::Below(self.value.parse().ok()?),
+            "" | "Equal" => TolerationValue::Equal(words.of(&self.value)),
+            "Exists" => TolerationValue::Any,
+            "Gt" => TolerationValue::Above(self.value.parse().ok()?),
+            "Lt" => TolerationValue::Below(self.value.parse().ok()?),
             _ => return None,
         };
         let effect = match self.effect.as_str() {

@@ -26,7 +26,7 @@ pub struct OtherPod {
     /// What it takes of its node.
     pub load: Arc<Resources>,
     /// Its namespace, and what concerns others.
-    pub kin: Arc<Kin>,
+    pub profile: Arc<PodProfile>,
     /// `spec.priority`.
     pub priority: i32,
     /// Whether others may be stopped for its gang: its `preemptionPolicy` is not `Never`.
@@ -45,7 +45,7 @@ pub struct OtherPod {
 
 /// What of a pod concerns others near it. Pods of one controller share one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Kin {
+pub struct PodProfile {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its labels.
@@ -65,14 +65,14 @@ fn stays(metadata: &ObjectMeta) -> bool {
 
 impl Reader {
     pub(super) fn other_pod(&mut self, pod: SlimPod) -> Option<OtherPod> {
-        let kin = self.kin_of(&pod);
+        let profile = self.profile_of(&pod);
         let load = pod.spec.load(pod.status.as_ref(), &self.watched);
         Some(OtherPod {
             stays: stays(&pod.metadata),
             stage: stage(&pod),
             claim: claim(&pod),
             load: self.loads.one(load),
-            kin,
+            profile,
             priority: pod.spec.priority,
             preempts: pod.spec.preempts(),
             created: super::seconds(&pod.metadata),
@@ -83,10 +83,10 @@ impl Reader {
         })
     }
 
-    pub(super) fn kin_of(&mut self, pod: &SlimPod) -> Arc<Kin> {
+    pub(super) fn profile_of(&mut self, pod: &SlimPod) -> Arc<PodProfile> {
         let words = &mut self.words;
         let labels = pod.metadata.labels.iter().flatten();
-        let kin = Kin {
+        let profile = PodProfile {
             namespace: words.of(pod.metadata.namespace.as_deref().unwrap_or_default()),
             labels: labels
                 .map(|(key, value)| (words.of(key), words.of(value)))
@@ -94,6 +94,6 @@ impl Reader {
             apart_from: pod.spec.apart_from(words),
             host_ports: pod.spec.host_ports(words),
         };
-        self.kin.one(kin)
+        self.profiles.one(profile)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_gang::{Needs, Resources};
 
-use super::other_pod::{Kin, OtherPod};
+use super::other_pod::{OtherPod, PodProfile};
 use super::{PodFacts, SlimPod};
 use crate::watched::Watched;
 
@@ -71,7 +71,7 @@ pub struct Reader {
     pub(super) watched: Watched,
     pub(super) words: Words,
     pub(super) needs: Shared<Needs>,
-    pub(super) kin: Shared<Kin>,
+    pub(super) profiles: Shared<PodProfile>,
     pub(super) loads: Shared<Resources>,
 }
 
@@ -91,7 +91,7 @@ impl Reader {
             watched,
             words: Words::default(),
             needs: Shared::default(),
-            kin: Shared::default(),
+            profiles: Shared::default(),
             loads: Shared::default(),
         }
     }

@@ -17,7 +17,7 @@ fn leading() -> Leadership {
 
 struct Running {
     address: std::net::SocketAddr,
-    /// The door for metrics.
+    /// The listener for metrics.
     watched_at: std::net::SocketAddr,
     contact: Arc<Contact>,
     shutdown: CancellationToken,
@@ -44,11 +44,11 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(5),
     };
-    let doors = Doors {
+    let listeners = Listeners {
         all: listener,
         metrics: Some(metrics),
     };
-    let task = tokio::spawn(server.run(doors, shutdown.clone()));
+    let task = tokio::spawn(server.run(listeners, shutdown.clone()));
     Running {
         address,
         watched_at,
@@ -545,7 +545,7 @@ async fn probe(
 async fn clients_without_a_certificate_are_few_at_once_and_in_no_schedulers_way() {
     let (server, authority) = start_with_tls().await;
     let mut crowd = Vec::new();
-    for _ in 0..STRANGERS {
+    for _ in 0..MAX_UNAUTHENTICATED {
         crowd.push(probe(&server, &authority, None).await.unwrap());
     }
     assert!(probe(&server, &authority, None).await.is_none());

@@ -59,7 +59,7 @@ pub(crate) struct Process {
     /// It has read everything since it leads.
     entered: bool,
     contact: u64,
-    /// The last request before its time in office, or after the one before: those who wait for answers end with that, but for binds.
+    /// The last request before its term of leadership, or after the one before: those who wait for answers end with that, but for binds.
     term_began: u64,
     tasks: BTreeMap<u64, Task>,
     writers: BTreeMap<String, Writer>,
@@ -69,7 +69,7 @@ pub(crate) struct Process {
     objects: BTreeMap<String, Arc<Gang>>,
     /// What the owners of gangs were last told to say.
     owners: HashMap<OwnerRef, Option<Value>>,
-    /// Binds that wait are about to ask again: a bell rang.
+    /// Binds that wait are about to ask again: they were notified.
     asks: bool,
     /// They ask again every half second in any case.
     polls: bool,
@@ -264,8 +264,8 @@ impl World {
                 self.send(run, What::Poke { pod, cause });
             }
         }
-        if store.read(Index::has_aside) {
-            for target in store.update(Index::take_aside) {
+        if store.read(Index::has_deferred) {
+            for target in store.update(Index::take_deferred) {
                 self.note(format_args!("{run} binds {} by itself", target.uid));
                 self.begin_bind(run, target, None);
             }

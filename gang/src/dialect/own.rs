@@ -31,7 +31,7 @@ pub(super) struct Own<'a> {
     rank: Option<u32>,
     wish: Wish,
     faults: Vec<Fault>,
-    /// The first annotation that makes sense of a gang only.
+    /// The first annotation that only makes sense on a pod of a gang.
     speaks_of_gang: Option<&'a str>,
     /// Something was said under a name that is none of ours, or in a label, and was perhaps meant for us.
     slipped: bool,
@@ -166,7 +166,7 @@ impl<'a> Own<'a> {
         let wrong = self.speaks_of_gang.map(|more| {
             fault(
                 format!("annotation {}", names::GANG_ANNOTATION),
-                format!("`none` keeps the pod out of every gang, and {more} makes sense of a gang only: remove one of the two"),
+                format!("`none` keeps the pod out of every gang, and {more} only makes sense on a pod of a gang: remove one of the two"),
             )
         });
         Self {
@@ -189,7 +189,7 @@ impl<'a> Own<'a> {
         read.map_err(|wrong| self.faults.push(wrong)).ok()
     }
 
-    /// A pod of no gang of which something is said that makes sense of a gang only: it must not go its way unnoticed.
+    /// A pod of no gang of which something is said that only makes sense on a pod of a gang: it must not go its way unnoticed.
     pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<Found<'b>> {
         if self.speaks_of_gang.is_none() && !self.slipped {
             return None;
@@ -374,7 +374,7 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
     })
 }
 
-/// Every annotation of ours that makes sense of a gang only.
+/// Every annotation of ours that only makes sense on a pod of a gang.
 pub(super) const KNOWN: [&str; 9] = [
     names::GANG_ANNOTATION,
     names::GANG_MIN_ANNOTATION,

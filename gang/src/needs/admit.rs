@@ -5,12 +5,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Borne, Needs, NodeTerm, Operator, Requirement, Spread, Toleration};
+use super::{Needs, NodeTerm, Operator, Requirement, Spread, Toleration, TolerationValue};
 use crate::room::{NodeFacts, Taint, TaintEffect};
 
 /// The taint that `spec.unschedulable` stands for.
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
-/// What a taint that is not borne, but only keeps off where others are left, weighs against the weights of preferred affinity (1 to 100).
+/// What a taint that is not tolerated, but only keeps off where others are left, weighs against the weights of preferred affinity (1 to 100).
 const AVOIDED: i64 = 100;
 
 /// Why a node does not take a pod. Reads as kube-scheduler says it.
@@ -128,7 +128,7 @@ impl Toleration {
     }
 }
 
-impl Borne {
+impl TolerationValue {
     fn bears(&self, value: &str) -> bool {
         let number = || value.parse::<i64>().ok();
         match self {

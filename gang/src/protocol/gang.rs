@@ -178,7 +178,7 @@ pub(super) struct Tries {
     pub(super) refused: Option<Refused>,
     /// It is not tried before this, and why.
     pub(super) pause: Option<(Instant, Arc<str>)>,
-    pub(super) strikes: u32,
+    pub(super) failed_tries: u32,
     pub(super) replans: u32,
     /// Nodes it is planned without.
     pub(super) without: BTreeSet<NodeName>,
@@ -381,7 +381,7 @@ impl Gang {
     }
 
     /// Remembers that a decision is over.
-    pub(super) fn bury(&mut self, id: String) {
+    pub(super) fn remember_past(&mut self, id: String) {
         if !self.past.contains(&id) {
             self.past.push(id);
         }

@@ -28,7 +28,7 @@ pub(super) struct Known {
     pub(super) completed: u32,
     /// Members that were alive or had ended well.
     pub(super) members: u32,
-    strikes: u32,
+    failed_tries: u32,
     domain: Arc<str>,
     waiting_since: Option<i64>,
     bound_at: Option<i64>,
@@ -47,7 +47,7 @@ impl Known {
             restarting: status.restarting,
             completed: status.completed,
             members: status.members,
-            strikes: status.strikes,
+            failed_tries: status.failed_tries,
             domain: status.domain.into(),
             waiting_since: status.waiting_since.map(|time| time.0.as_second()),
             bound_at: status.bound_at.map(|time| time.0.as_second()),
@@ -143,7 +143,7 @@ impl Gang {
         let of_then = self.members.iter().any(|kept| kept.member.created <= since);
         if !self.told.anything() && of_then {
             self.waiting_since = self.waiting_since.min(since);
-            self.tries.strikes = self.tries.strikes.max(known.strikes);
+            self.tries.failed_tries = self.tries.failed_tries.max(known.failed_tries);
             self.tries.resumes = known.phase == GangPhase::Preempting;
         }
     }
@@ -170,14 +170,14 @@ impl Gang {
         });
         if !stands && !has_worked {
             // None of those it was about is left: those that are there now are another life's.
-            self.bury(decision.id.clone());
+            self.remember_past(decision.id.clone());
             self.told.forget();
             return;
         }
         let begun = self.members.iter().any(Kept::pinned);
         if !begun && self.cannot_have_all(decision, free) {
             // The write came late, and what it speaks of has gone to others meanwhile: nobody is bound by it, so nobody is to be.
-            self.bury(decision.id.clone());
+            self.remember_past(decision.id.clone());
             self.told.forget();
             return;
         }
@@ -210,7 +210,7 @@ impl Gang {
             written: Written::new(decision),
         });
         self.tries.pause = None;
-        self.tries.strikes = known.strikes;
+        self.tries.failed_tries = known.failed_tries;
         self.domain = known.domain.clone();
         self.bound_at = known.bound_at;
         self.waiting_since = known.waiting_since.unwrap_or(self.waiting_since);
@@ -334,7 +334,7 @@ impl Gang {
             .map(|kept| kept.member.uid.clone())
             .collect();
         self.begin_life_with(&new, true, env.now.at);
-        self.bury(decision.id.clone());
+        self.remember_past(decision.id.clone());
         self.state = State::Restarting {
             again: env.now.at,
             of: Some(Arc::new(decision.clone())),

@@ -102,8 +102,8 @@ impl Gang {
         for id in late {
             self.drop_slot(id);
         }
-        self.tries.strikes = self.tries.strikes.saturating_add(1);
-        let until = after(env.now.at, backoff(env.settings, self.tries.strikes));
+        self.tries.failed_tries = self.tries.failed_tries.saturating_add(1);
+        let until = after(env.now.at, backoff(env.settings, self.tries.failed_tries));
         self.tries.pause = Some((until, "members beyond its minimum did not come in time".into()));
     }
 
@@ -289,7 +289,7 @@ impl Gang {
     /// lacks, and neither would ever run.
     pub(super) fn undecide(&mut self, env: &Env<'_>) {
         if let Some(id) = self.decision_id().map(str::to_owned) {
-            self.bury(id);
+            self.remember_past(id);
         }
         if self.bound_at.take().is_some() {
             self.waiting_since = env.now.unix;

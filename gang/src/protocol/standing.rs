@@ -99,7 +99,7 @@ impl Gang {
     pub(super) fn begin_life(&mut self, goes_on: bool) {
         self.drop_all_slots();
         if let Some(id) = self.decision_id().map(str::to_owned) {
-            self.bury(id);
+            self.remember_past(id);
         }
         self.members.begin_life(goes_on);
         self.words = Words::default();
@@ -188,12 +188,15 @@ impl Gang {
 
     /// Waits before the next try, which is made with all nodes again.
     pub(super) fn pause(&mut self, env: &Env<'_>, why: Arc<str>) {
-        self.tries.strikes = self.tries.strikes.saturating_add(1);
+        self.tries.failed_tries = self.tries.failed_tries.saturating_add(1);
         self.tries.replans = 0;
         self.tries.without.clear();
         self.tries.misses.clear();
         self.tries.considered = None;
-        self.tries.pause = Some((after(env.now.at, backoff(env.settings, self.tries.strikes)), why));
+        self.tries.pause = Some((
+            after(env.now.at, backoff(env.settings, self.tries.failed_tries)),
+            why,
+        ));
     }
 
     /// Why members do not come, with what kube-scheduler says of that.
@@ -363,8 +366,8 @@ fn ending(planned: &Planned, env: &Env<'_>) -> Instant {
 }
 
 /// How long a gang waits after so many failed tries.
-pub(super) fn backoff(settings: &Settings, strikes: u32) -> Duration {
-    let doublings = strikes.saturating_sub(1).min(20);
+pub(super) fn backoff(settings: &Settings, failed_tries: u32) -> Duration {
+    let doublings = failed_tries.saturating_sub(1).min(20);
     settings
         .backoff
         .saturating_mul(1 << doublings)

@@ -166,7 +166,7 @@ impl Gang {
             waiting_since: waits.then(|| time(self.waiting_since)),
             bound_at: self.bound_at.map(time),
             restarting: matches!(self.state, State::Restarting { .. }),
-            strikes: self.tries.strikes,
+            failed_tries: self.tries.failed_tries,
             decision: None,
             conditions: self.conditions(&words, phase, satisfied, unix),
             reason: words.reason,

@@ -107,8 +107,8 @@ impl<'a> View<'a> {
     }
 
     /// Tries that have failed.
-    pub fn strikes(&self) -> u32 {
-        self.gang.tries.strikes
+    pub fn failed_tries(&self) -> u32 {
+        self.gang.tries.failed_tries
     }
 
     /// Why it had no place when it was last planned.

@@ -387,12 +387,12 @@ pub(crate) fn name_of(pod: &Pod) -> &str {
 /// A gang's status in one line, for errors.
 pub(crate) fn brief(status: &GangStatus) -> String {
     format!(
-        "{:?}, {} of {} members, {} bound, {} strikes, by {} ({}): {} / {}",
+        "{:?}, {} of {} members, {} bound, {} failed_tries, by {} ({}): {} / {}",
         status.phase,
         status.members,
         status.min,
         status.bound,
-        status.strikes,
+        status.failed_tries,
         status.dialect,
         status.decided_by,
         status.reason,

@@ -10,19 +10,25 @@ pub(super) fn reason(choice: &Choice, table: &Table) -> String {
     let left = choice.free - choice.gpus;
     let mut text = match choice.gpus.len() {
         0 => return "no GPU was asked for".to_owned(),
-        1 => format!("GPU {}: {}", choice.gpus, single(choice, table)),
-        _ => format!("GPUs {}: {}", choice.gpus, joined(choice, table)),
+        1 => format!("{}: {}", named(choice.gpus), single(choice, table)),
+        _ => format!("{}: {}", named(choice.gpus), joined(choice, table)),
     };
     if left.is_empty() {
         text.push_str("; leaves none free");
     } else {
-        text.push_str(&format!("; leaves {left}"));
+        text.push_str(&format!("; leaves {} free", named(left)));
     }
     for (position, group) in broken(choice, table).iter().enumerate() {
         let word = if position == 0 { "; splits" } else { " and" };
         text.push_str(&format!("{word} {} {}", group.what, group.gpus));
     }
     text
+}
+
+/// `GPU 5`, `GPUs 4,5`.
+fn named(gpus: GpuSet) -> String {
+    let noun = if gpus.len() == 1 { "GPU" } else { "GPUs" };
+    format!("{noun} {gpus}")
 }
 
 fn single(choice: &Choice, table: &Table) -> String {
@@ -33,7 +39,7 @@ fn single(choice: &Choice, table: &Table) -> String {
     } else if broken(choice, table).is_empty() {
         "splits no group that is whole"
     } else {
-        "no looser one is free"
+        "no GPU outside whole groups is free"
     };
     best.to_owned()
 }

@@ -183,15 +183,15 @@ fn the_reason_says_how_the_set_is_joined_and_what_is_left() {
         let choice = table.best(set(free), size, Purpose::Local).unwrap();
         choice.reason(&table)
     };
-    insta::assert_snapshot!(reason("0-7", 1), @"GPU 0: no looser one is free; leaves 1,2,3,4,5,6,7; splits NVLink pair 0,1");
-    insta::assert_snapshot!(reason("0-7", 2), @"GPUs 0,1: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves 2,3,4,5,6,7; splits socket 0,1,2,3");
-    insta::assert_snapshot!(reason("0,1,2,3,4", 3), @"GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves 3,4; splits NVLink pair 2,3");
-    insta::assert_snapshot!(reason("0,1,2,4,6,7", 3), @"GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves 4,6,7");
+    insta::assert_snapshot!(reason("0-7", 1), @"GPU 0: no GPU outside whole groups is free; leaves GPUs 1,2,3,4,5,6,7 free; splits NVLink pair 0,1");
+    insta::assert_snapshot!(reason("0-7", 2), @"GPUs 0,1: over NVLink, 48 GB/s, the most that 2 GPUs of this machine reach; leaves GPUs 2,3,4,5,6,7 free; splits socket 0,1,2,3");
+    insta::assert_snapshot!(reason("0,1,2,3,4", 3), @"GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves GPUs 3,4 free; splits NVLink pair 2,3");
+    insta::assert_snapshot!(reason("0,1,2,4,6,7", 3), @"GPUs 0,1,2: over PCIe within one socket, 24 GB/s, the most that 3 GPUs of this machine reach; leaves GPUs 4,6,7 free");
     insta::assert_snapshot!(reason("1,4", 2), @"GPUs 1,4: over PCIe across sockets, 16 GB/s, all that is free (48 GB/s on the empty machine); leaves none free");
-    insta::assert_snapshot!(reason("1,2,3", 1), @"GPU 1: splits no group that is whole; leaves 2,3");
+    insta::assert_snapshot!(reason("1,2,3", 1), @"GPU 1: splits no group that is whole; leaves GPUs 2,3 free");
     let switched = Table::build(&lopsided());
     let choice = switched.best(switched.all(), 4, Purpose::GangMember).unwrap();
-    insta::assert_snapshot!(choice.reason(&switched), @"GPUs 0,1,2,3: over NVSwitch, 240 GB/s, the most that 4 GPUs of this machine reach, 4 NICs on the same PCIe switches; leaves 4,5,6,7");
+    insta::assert_snapshot!(choice.reason(&switched), @"GPUs 0,1,2,3: over NVSwitch, 240 GB/s, the most that 4 GPUs of this machine reach, 4 NICs on the same PCIe switches; leaves GPUs 4,5,6,7 free");
 }
 
 /// What is searched for on the empty machine may fall short of what is found in a part of it.

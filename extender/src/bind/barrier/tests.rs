@@ -119,7 +119,7 @@ async fn who_leads_no_more_sends_no_binding_of_what_it_has_decided() {
     leadership.lose("another".to_owned());
     for bind in binds {
         let why = bind.await.unwrap().unwrap_err();
-        assert!(why.contains("leads no more"), "{why}");
+        assert!(why.contains("no longer the leader"), "{why}");
     }
 }
 
@@ -219,14 +219,14 @@ async fn kube_scheduler_is_answered_within_the_time_limit_whatever_takes_so_long
 }
 
 /// A gang of which two members have come and left, and the others come; how many Bindings the extender made by itself.
-async fn bound_aside(cluster: &Cluster, binder: &Binder) -> u64 {
+async fn bound_deferred(cluster: &Cluster, binder: &Binder) -> u64 {
     for number in [0, 1] {
         bind(binder, number).await.unwrap().unwrap_err();
     }
     let (events, mailbox) = crate::gang::events::Events::new();
     let metrics = Arc::new(crate::metrics::Metrics::new());
     let shutdown = tokio_util::sync::CancellationToken::new();
-    let own = tokio::spawn(crate::bind::aside::run(
+    let own = tokio::spawn(crate::bind::deferred::run(
         binder.clone(),
         events,
         Arc::clone(&metrics),
@@ -253,7 +253,7 @@ async fn bound_aside(cluster: &Cluster, binder: &Binder) -> u64 {
 async fn a_member_that_left_is_bound_with_the_others_though_nobody_calls_for_it() {
     let (cluster, binder, api) = setup(Duration::from_secs(1));
     let server = tokio::spawn(take(api, 4));
-    assert_eq!(bound_aside(&cluster, &binder).await, 2);
+    assert_eq!(bound_deferred(&cluster, &binder).await, 2);
     let granted = server.await.unwrap();
     let all: BTreeSet<&String> = granted.iter().flatten().collect();
     assert_eq!((all.len(), granted.len()), (8, 4));
@@ -272,7 +272,7 @@ async fn a_binding_that_nobody_called_for_and_that_is_not_answered_is_made_again
         drop(hanging);
         granted
     });
-    assert_eq!(bound_aside(&cluster, &binder).await, 2);
+    assert_eq!(bound_deferred(&cluster, &binder).await, 2);
     assert_eq!(server.await.unwrap().len(), 2);
 }
 

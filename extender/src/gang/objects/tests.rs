@@ -435,7 +435,7 @@ async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
         .store
         .update(|index| index.admit(&target, None))
         .unwrap();
-    let gang = stage.until(|gang| gang["status"]["strikes"] == 1).await;
+    let gang = stage.until(|gang| gang["status"]["failedTries"] == 1).await;
     assert_eq!(gang["status"]["phase"], "Backoff");
     assert_eq!(
         gang["status"]["reason"],

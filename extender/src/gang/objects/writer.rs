@@ -51,7 +51,7 @@ pub async fn run(
         events,
         metrics,
         others,
-        lanes: BTreeMap::new(),
+        pending: BTreeMap::new(),
         running: FuturesUnordered::new(),
         statuses: 0,
     };
@@ -60,7 +60,7 @@ pub async fn run(
 
 /// What is to be done with one object.
 #[derive(Default)]
-struct Lane {
+struct PendingWrites {
     busy: bool,
     /// A decision to be written, with its gang.
     commit: Option<(Arc<GangKey>, Decision)>,
@@ -103,7 +103,7 @@ struct Writer {
     events: Events,
     metrics: Arc<Metrics>,
     others: UnboundedSender<Work>,
-    lanes: BTreeMap<Name, Lane>,
+    pending: BTreeMap<Name, PendingWrites>,
     running: FuturesUnordered<BoxFuture<'static, Ended>>,
     /// Statuses among those running.
     statuses: usize,
@@ -130,13 +130,13 @@ impl Writer {
         for work in work {
             match work {
                 Work::Commit { gang, decision } => {
-                    let lane = self.lanes.entry(name(&gang)).or_default();
-                    lane.commit = Some((gang, decision));
+                    let writes = self.pending.entry(name(&gang)).or_default();
+                    writes.commit = Some((gang, decision));
                 }
                 Work::Forget { namespace, name } => {
-                    let lane = self.lanes.entry(Name { namespace, name }).or_default();
-                    lane.status = None;
-                    lane.forget = true;
+                    let writes = self.pending.entry(Name { namespace, name }).or_default();
+                    writes.status = None;
+                    writes.forget = true;
                 }
                 other => {
                     // Nobody takes it any more only when all of this ends.
@@ -147,11 +147,11 @@ impl Writer {
         for (gang, status) in statuses {
             let name = name(&gang);
             let known = self.objects.get(&name).map(|object| object.status);
-            let lane = self.lanes.entry(name).or_default();
-            let before = lane.told.replace(step(&status)).or(known);
+            let writes = self.pending.entry(name).or_default();
+            let before = writes.told.replace(step(&status)).or(known);
             self.metrics.gang_moved(before.as_ref(), &status);
             self.events.gang_moved(&gang, before.as_ref(), &status);
-            lane.status = Some(status);
+            writes.status = Some(status);
         }
     }
 
@@ -161,26 +161,26 @@ impl Writer {
         let mut next: Option<Instant> = None;
         let mut started = Vec::new();
         let mut same = Vec::new();
-        for (name, lane) in &mut self.lanes {
-            if lane.busy {
+        for (name, writes) in &mut self.pending {
+            if writes.busy {
                 continue;
             }
-            let urgent = lane.commit.is_some() && lane.failed == 0;
+            let urgent = writes.commit.is_some() && writes.failed == 0;
             if !urgent
-                && let Some(due) = lane.due
+                && let Some(due) = writes.due
                 && due > now
             {
                 next = Some(next.map_or(due, |next| next.min(due)));
                 continue;
             }
             let known = self.objects.get(name);
-            if lane.says_what_is(known.as_ref()) {
-                lane.status = None;
+            if writes.says_what_is(known.as_ref()) {
+                writes.status = None;
                 same.extend(known.clone().map(|known| (name.clone(), known)));
             }
-            if let Some((job, status)) = lane.next(known.as_ref(), self.statuses < AT_ONCE) {
+            if let Some((job, status)) = writes.next(known.as_ref(), self.statuses < AT_ONCE) {
                 self.statuses += usize::from(matches!(job, Job::Status(_)));
-                lane.busy = true;
+                writes.busy = true;
                 started.push((name.clone(), job, status, known));
             }
         }
@@ -189,7 +189,7 @@ impl Writer {
             self.running
                 .push(Box::pin(perform(client, name, job, status, known)));
         }
-        self.lanes.retain(|_, lane| !lane.is_idle(now));
+        self.pending.retain(|_, writes| !writes.is_idle(now));
         // Nobody writes it, so no watch shows it: a place that was changed and changed back is written down all the same.
         for (name, object) in same {
             self.tell(&name, Some(object));
@@ -213,8 +213,8 @@ impl Writer {
             }
             Err(_) => {}
         }
-        let lane = self.lanes.entry(name.clone()).or_default();
-        lane.busy = false;
+        let writes = self.pending.entry(name.clone()).or_default();
+        writes.busy = false;
         let outcome = match &result {
             Ok(_) => "done",
             Err(Failure::Conflict | Failure::Missing) => "conflict",
@@ -222,15 +222,15 @@ impl Writer {
             Err(Failure::Unknown(_)) => "unknown",
         };
         match &result {
-            Err(Failure::Refused(error) | Failure::Unknown(error)) if lane.said.as_ref() == Some(error) => {
+            Err(Failure::Refused(error) | Failure::Unknown(error)) if writes.said.as_ref() == Some(error) => {
                 tracing::debug!(gang = %name.name, namespace = %name.namespace, %error, "still cannot write or read Gang");
             }
             Err(Failure::Refused(error) | Failure::Unknown(error)) => {
                 tracing::warn!(gang = %name.name, namespace = %name.namespace, %error, "cannot write or read Gang");
-                lane.said = Some(error.clone());
+                writes.said = Some(error.clone());
             }
             Err(Failure::Conflict | Failure::Missing) => {}
-            Ok(_) => lane.said = None,
+            Ok(_) => writes.said = None,
         }
         let failed = result.is_err();
         match job {
@@ -242,58 +242,58 @@ impl Writer {
                     Err(Failure::Refused(words)) => Err(CommitFailure::Refused(words.as_str().into())),
                     Err(Failure::Conflict | Failure::Missing) => Err(CommitFailure::Conflict),
                 };
-                lane.decided(&decision);
+                writes.decided(&decision);
                 // After a refusal the object is as it was: a read, which may be refused too, must not hold up the next try.
-                lane.read = matches!(&told, Err(CommitFailure::Conflict | CommitFailure::Unknown));
-                lane.doubt = lane.read.then(|| decision.id.clone());
-                lane.pause(failed, now);
+                writes.read = matches!(&told, Err(CommitFailure::Conflict | CommitFailure::Unknown));
+                writes.doubt = writes.read.then(|| decision.id.clone());
+                writes.pause(failed, now);
                 let id = &decision.id;
                 self.store.update(|index| index.committed(&gang, id, told));
             }
             Job::Read => match result {
                 Ok(object) => {
-                    lane.read = false;
+                    writes.read = false;
                     // A decision that was not known: what was to be written is of before it.
                     let shown = object.as_ref().and_then(|object| object.status.decision.as_ref());
-                    let doubt = lane.doubt.take();
+                    let doubt = writes.doubt.take();
                     let news = shown.is_some_and(|shown| {
                         before.is_none_or(|before| before.id != shown.id) || doubt.as_ref() == Some(&shown.id)
                     });
                     if news {
-                        lane.status.take_if(|status| status.decision.is_none());
+                        writes.status.take_if(|status| status.decision.is_none());
                     }
                     self.tell(&name, object);
                 }
                 Err(Failure::Missing) => {
-                    lane.read = false;
+                    writes.read = false;
                     self.tell(&name, None);
                 }
-                Err(_) => lane.pause(true, now),
+                Err(_) => writes.pause(true, now),
             },
             Job::Forget => match result {
-                Err(Failure::Refused(_) | Failure::Unknown(_)) if lane.failed < TRIES => {
-                    lane.forget = true;
-                    lane.pause(true, now);
+                Err(Failure::Refused(_) | Failure::Unknown(_)) if writes.failed < TRIES => {
+                    writes.forget = true;
+                    writes.pause(true, now);
                 }
-                _ => lane.pause(false, now),
+                _ => writes.pause(false, now),
             },
             Job::Status(status) => {
                 match &result {
                     Ok(_) => {}
                     // Where a decision is said, or one is shown that is over, members wait for the word and whoever takes over goes by it.
                     Err(Failure::Refused(_))
-                        if lane.failed >= TRIES && status.decision.is_none() && before.is_none() =>
+                        if writes.failed >= TRIES && status.decision.is_none() && before.is_none() =>
                     {
-                        lane.failed = 0;
+                        writes.failed = 0;
                     }
                     Err(failure) => {
-                        lane.read |= matches!(failure, Failure::Conflict | Failure::Missing);
-                        lane.status.get_or_insert(*status);
+                        writes.read |= matches!(failure, Failure::Conflict | Failure::Missing);
+                        writes.status.get_or_insert(*status);
                     }
                 }
-                lane.pause(failed, now);
+                writes.pause(failed, now);
                 if !failed {
-                    lane.due = Some(now + BETWEEN);
+                    writes.due = Some(now + BETWEEN);
                 }
             }
         }
@@ -309,7 +309,7 @@ impl Writer {
     }
 }
 
-impl Lane {
+impl PendingWrites {
     /// Whether the status to be written is what the object says already, and nothing is to be done before.
     fn says_what_is(&self, known: Option<&Object>) -> bool {
         let first = !self.read && !self.forget && self.commit.is_none();

@@ -192,7 +192,7 @@ impl Index {
     }
 
     /// A pod that asks for no devices, as its gang is to know it.
-    pub(in crate::index) fn tell_bystander(&mut self, pod: &OtherPod) {
+    pub(in crate::index) fn tell_other_pod(&mut self, pod: &OtherPod) {
         self.tell_ends(&pod.uid, pod.ends);
         let Some(claim) = &pod.claim else {
             let ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
@@ -294,7 +294,7 @@ impl Index {
         self.collect_gangs();
     }
 
-    /// Tells of Bindings that may be on their way since an earlier time in office: their members keep the places that the decision gives
+    /// Tells of Bindings that may be on their way since an earlier term of leadership: their members keep the places that the decision gives
     /// them.
     fn tell_unsure(&mut self) {
         let mut sent: Vec<PodUid> = self.binds.reserved.keys().cloned().collect();
@@ -312,8 +312,8 @@ impl Index {
         for pod in pods.iter().filter(|pod| pod.claim.is_some()) {
             self.tell_pod(pod);
         }
-        for pod in self.claiming_bystanders() {
-            self.tell_bystander(&pod);
+        for pod in self.claiming_other_pods() {
+            self.tell_other_pod(&pod);
         }
     }
 

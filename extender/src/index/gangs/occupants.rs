@@ -13,7 +13,7 @@ use crate::gang::input::Shape;
 use crate::gang::preempt::{Occupant, OccupantPod};
 use crate::index::Index;
 use crate::index::room::{self, Loose};
-use crate::pod::{Kin, PodFacts};
+use crate::pod::{PodFacts, PodProfile};
 use crate::snapshot::NodeIx;
 
 /// A pod that is still there so many seconds after its grace period may stay for ever; so may the processes of one that is gone.
@@ -103,14 +103,14 @@ impl Index {
             .filter_map(|shape| known.get(shape.0 as usize))
             .collect();
         let mut lacking: HashMap<NodeIx, bool> = HashMap::new();
-        let mut concerned: HashMap<*const Kin, bool> = HashMap::new();
+        let mut concerned: HashMap<*const PodProfile, bool> = HashMap::new();
         let mut helps = |pod: &Loose<'_>| {
             let lacks = lacking.entry(pod.node);
             let lacks = *lacks.or_insert_with(|| self.lacks_besides(pod.node, &shapes, reach));
             lacks
-                || *concerned.entry(Arc::as_ptr(pod.kin)).or_insert_with(|| {
+                || *concerned.entry(Arc::as_ptr(pod.profile)).or_insert_with(|| {
                     let mut needs = shapes.iter().map(|shape| &shape.needs);
-                    needs.any(|needs| room::concerns(needs, pod.kin))
+                    needs.any(|needs| room::concerns(needs, pod.profile))
                 })
         };
         let has_devices = |node: NodeIx| {
@@ -180,7 +180,7 @@ impl Index {
                 && (has_place || is_bound && !self.pods.contains_key(member.uid))
                 && let Some(node) = member.node.and_then(|node| self.names.get(node.as_str()))
             {
-                let load = self.claiming_bystander(member.uid).map(|pod| &pod.load);
+                let load = self.claiming_other_pod(member.uid).map(|pod| &pod.load);
                 unit.pods.push(OccupantPod {
                     uid: member.uid.clone(),
                     node,

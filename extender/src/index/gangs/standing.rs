@@ -59,7 +59,7 @@ pub struct Said {
     /// The part of the fabric that holds it; empty if it has no place.
     pub domain: String,
     /// Tries that have failed since it was bound last.
-    pub strikes: u32,
+    pub failed_tries: u32,
     /// What may not be done for it, and what would help.
     pub hindered: Option<String>,
 }
@@ -212,7 +212,7 @@ fn said(status: &GangStatus) -> Said {
         reason: status.reason.clone(),
         message: status.message.clone(),
         domain: status.domain.clone(),
-        strikes: status.strikes,
+        failed_tries: status.failed_tries,
         hindered: hindered.map(|condition| condition.message.clone()),
     }
 }

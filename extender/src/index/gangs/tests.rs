@@ -1,5 +1,5 @@
-mod aside;
 mod besides;
+mod deferred;
 mod elsewhere;
 mod extras;
 mod giving_way;
@@ -434,7 +434,7 @@ fn a_member_that_waits_is_not_bound_alone_by_one_that_leads_no_more() {
     let node = node(&cluster, "a-0");
     assert!(matches!(admit(&cluster, "a-0", &node), Ok(Admitted::Wait(_))));
     cluster.store.update(|index| index.stand_down());
-    // Its bell rings, and it asks again before its call is dropped.
+    // It is notified, and it asks again before its call is dropped.
     let error = admit(&cluster, "a-0", &node).unwrap_err();
     assert!(matches!(error, BindError::Gang(_)), "{error:?}");
 }
@@ -483,11 +483,11 @@ fn a_replacement_gets_the_place_of_the_lost_member_once_its_devices_are_given_ba
         panic!("its place is not written down as its own");
     };
     assert_eq!(awaited.why.as_deref(), Some("its place is not written down yet"));
-    let bell = cluster.store.bell(&awaited.gang);
-    let mut rung = std::pin::pin!(bell.notified());
-    assert!(!rung.as_mut().enable());
+    let notifier = cluster.store.notifier(&awaited.gang);
+    let mut notified = std::pin::pin!(notifier.notified());
+    assert!(!notified.as_mut().enable());
     write_down(&cluster);
-    assert!(rung.as_mut().enable(), "who waits for that hears of it");
+    assert!(notified.as_mut().enable(), "who waits for that hears of it");
     let admitted = admit(&cluster, "a-1b", &nodes[1]).unwrap();
     assert_eq!(granted(&admitted).len(), 8);
 }

@@ -104,7 +104,9 @@ impl Index {
         }
         if !self.gangs.leading {
             // Of gangs nothing is known then: a member that waits here must not be taken for a single pod.
-            return Err(BindError::Gang("this extender leads no more; try again".into()));
+            return Err(BindError::Gang(
+                "this extender is no longer the leader; try again".into(),
+            ));
         }
         match self.gangs.core.arrive(self.now, &target.uid, &target.node) {
             Arrival::Single => self.reserve(target, request).map(Admitted::Single),

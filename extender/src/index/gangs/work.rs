@@ -26,7 +26,7 @@ impl Index {
         for work in self.gangs.core.take_work() {
             match work {
                 Work::Wake(pods) => self.gangs.called.extend(pods),
-                Work::Bind(pods) => self.gangs.aside.extend(pods),
+                Work::Bind(pods) => self.gangs.deferred.extend(pods),
                 other => {
                     if let Work::Forget { .. } = &other {
                         let core = &self.gangs.core;
@@ -42,8 +42,8 @@ impl Index {
         for (gang, status) in self.gangs.core.take_statuses() {
             // Whoever waits asks again for what lets it go, not for each that comes: a thousand would ask a thousand times.
             let known = match status.phase {
-                GangPhase::Done => self.gangs.rung.remove(&gang),
-                phase => self.gangs.rung.insert(Arc::clone(&gang), phase),
+                GangPhase::Done => self.gangs.announced.remove(&gang),
+                phase => self.gangs.announced.insert(Arc::clone(&gang), phase),
             };
             if known != Some(status.phase) {
                 self.gangs.moved.insert(Arc::clone(&gang));
@@ -94,8 +94,8 @@ impl Index {
     }
 
     /// Takes members of decided gangs that are to be bound though nobody calls for them, with the nodes of their places.
-    pub fn take_aside(&mut self) -> Vec<Target> {
-        let aside = std::mem::take(&mut self.gangs.aside);
+    pub fn take_deferred(&mut self) -> Vec<Target> {
+        let deferred = std::mem::take(&mut self.gangs.deferred);
         let target = |uid: PodUid| {
             let gang = self.gangs.core.gang_of(&uid)?;
             let node = self.place_of(gang, &uid)?;
@@ -107,7 +107,7 @@ impl Index {
                 node,
             })
         };
-        aside.into_iter().filter_map(target).collect()
+        deferred.into_iter().filter_map(target).collect()
     }
 
     /// kube-scheduler is to bring a member again that was to be bound without it, and is not.
@@ -116,8 +116,8 @@ impl Index {
     }
 
     /// Whether there are such.
-    pub fn has_aside(&self) -> bool {
-        !self.gangs.aside.is_empty()
+    pub fn has_deferred(&self) -> bool {
+        !self.gangs.deferred.is_empty()
     }
 
     /// Whether members are to be woken.
@@ -145,8 +145,8 @@ impl Index {
         if let Some(pod) = self.pods.get(uid).or_else(|| self.heard(uid.as_str())) {
             return Some((Arc::clone(&pod.namespace), Arc::clone(&pod.name)));
         }
-        match self.claiming_bystander(uid) {
-            Some(pod) => Some((Arc::clone(&pod.kin.namespace), Arc::clone(&pod.name))),
+        match self.claiming_other_pod(uid) {
+            Some(pod) => Some((Arc::clone(&pod.profile.namespace), Arc::clone(&pod.name))),
             None => self.loose_address(uid),
         }
     }

@@ -10,9 +10,9 @@ use gantry_api::PodUid;
 use gantry_gang::Needs;
 use gantry_gang::needs::{PodTerm, Spread, ports_collide};
 
-use super::{Kinship, Rooms};
+use super::{ProfileRef, Rooms};
 use crate::gang::input::Barred;
-use crate::pod::Kin;
+use crate::pod::PodProfile;
 use crate::snapshot::NodeIx;
 
 /// Where pods of a kind are, and how many.
@@ -22,17 +22,17 @@ type Here = BTreeMap<NodeIx, u32>;
 struct Gone<'g> {
     rooms: &'g Rooms,
     pods: &'g [&'g PodUid],
-    by_kind: OnceCell<HashMap<*const Kin, Here>>,
+    by_kind: OnceCell<HashMap<*const PodProfile, Here>>,
 }
 
 impl Gone<'_> {
     /// Where those of a kind are who are left.
-    fn left<'h>(&self, kin: &Kinship, here: &'h Here) -> Cow<'h, Here> {
+    fn left<'h>(&self, profile: &ProfileRef, here: &'h Here) -> Cow<'h, Here> {
         if self.pods.is_empty() {
             return Cow::Borrowed(here);
         }
         let by_kind = self.by_kind.get_or_init(|| self.sort());
-        let Some(gone) = by_kind.get(&Arc::as_ptr(&kin.0)) else {
+        let Some(gone) = by_kind.get(&Arc::as_ptr(&profile.0)) else {
             return Cow::Borrowed(here);
         };
         let left = here.iter().map(|(node, pods)| {
@@ -42,11 +42,11 @@ impl Gone<'_> {
         Cow::Owned(left.filter(|(_, pods)| *pods > 0).collect())
     }
 
-    fn sort(&self) -> HashMap<*const Kin, Here> {
-        let mut by_kind: HashMap<*const Kin, Here> = HashMap::new();
+    fn sort(&self) -> HashMap<*const PodProfile, Here> {
+        let mut by_kind: HashMap<*const PodProfile, Here> = HashMap::new();
         for there in self.pods.iter().filter_map(|uid| self.rooms.pods.get(*uid)) {
             if let Some(node) = there.node {
-                let kind = by_kind.entry(Arc::as_ptr(&there.kin)).or_default();
+                let kind = by_kind.entry(Arc::as_ptr(&there.profile)).or_default();
                 *kind.entry(node).or_default() += 1;
             }
         }
@@ -58,14 +58,14 @@ impl Gone<'_> {
 type Domains = HashMap<Arc<str>, HashSet<Arc<str>>>;
 
 /// Whether a pod of a kind may keep one with these needs off a node.
-pub(in crate::index) fn concerns(needs: &Needs, kin: &Kin) -> bool {
+pub(in crate::index) fn concerns(needs: &Needs, profile: &PodProfile) -> bool {
     let mut own = needs.apart_from.iter();
-    let mut its = kin.apart_from.iter();
+    let mut its = profile.apart_from.iter();
     let mut spread = needs.spread.iter();
-    own.any(|term| term.finds(&needs.namespace, &kin.namespace, &kin.labels))
-        || its.any(|term| term.finds(&kin.namespace, &needs.namespace, &needs.labels))
-        || spread.any(|spread| spread.counts(&needs.namespace, &kin.namespace, &kin.labels))
-        || ports_collide(&needs.host_ports, &kin.host_ports)
+    own.any(|term| term.finds(&needs.namespace, &profile.namespace, &profile.labels))
+        || its.any(|term| term.finds(&profile.namespace, &needs.namespace, &needs.labels))
+        || spread.any(|spread| spread.counts(&needs.namespace, &profile.namespace, &profile.labels))
+        || ports_collide(&needs.host_ports, &profile.host_ports)
 }
 
 impl Rooms {
@@ -80,25 +80,26 @@ impl Rooms {
         let mut closed = Domains::new();
         let mut nodes = BTreeSet::new();
         // Those that do not want it near.
-        for (kin, here) in self.wary.iter().filter_map(|kin| self.kin.get_key_value(kin)) {
-            let of = &kin.0;
+        let repelling = self.with_anti_affinity.iter();
+        for (profile, here) in repelling.filter_map(|profile| self.by_profile.get_key_value(profile)) {
+            let of = &profile.0;
             for term in &of.apart_from {
                 if term.finds(&of.namespace, &needs.namespace, &needs.labels) {
-                    self.close(&mut closed, term, &gone.left(kin, here));
+                    self.close(&mut closed, term, &gone.left(profile, here));
                 }
             }
         }
         // Those that it does not want near, and those that have its ports.
         let shy = !needs.apart_from.is_empty() || !needs.host_ports.is_empty();
-        for (kinship, here) in self.kin.iter().filter(|_| shy) {
-            let kin = &kinship.0;
+        for (profile, here) in self.by_profile.iter().filter(|_| shy) {
+            let of = &profile.0;
             for term in &needs.apart_from {
-                if term.finds(&needs.namespace, &kin.namespace, &kin.labels) {
-                    self.close(&mut closed, term, &gone.left(kinship, here));
+                if term.finds(&needs.namespace, &of.namespace, &of.labels) {
+                    self.close(&mut closed, term, &gone.left(profile, here));
                 }
             }
-            if ports_collide(&needs.host_ports, &kin.host_ports) {
-                nodes.extend(gone.left(kinship, here).keys().copied());
+            if ports_collide(&needs.host_ports, &of.host_ports) {
+                nodes.extend(gone.left(profile, here).keys().copied());
             }
         }
         for (key, values) in &closed {
@@ -119,9 +120,9 @@ impl Rooms {
     /// How many of the pods that a constraint counts are on each node.
     fn counted(&self, needs: &Needs, spread: &Spread, gone: &Gone<'_>) -> Here {
         let mut counted = Here::new();
-        for (kin, here) in &self.kin {
-            if spread.counts(&needs.namespace, &kin.0.namespace, &kin.0.labels) {
-                for (node, pods) in gone.left(kin, here).iter() {
+        for (profile, here) in &self.by_profile {
+            if spread.counts(&needs.namespace, &profile.0.namespace, &profile.0.labels) {
+                for (node, pods) in gone.left(profile, here).iter() {
                     *counted.entry(*node).or_default() += pods;
                 }
             }
@@ -133,10 +134,10 @@ impl Rooms {
     fn near(&self, needs: &Needs, gone: &Gone<'_>) -> Vec<Vec<NodeIx>> {
         let terms = &needs.together_with;
         let mut open = Domains::new();
-        for (kin, here) in self.kin.iter().filter(|_| !terms.is_empty()) {
-            if needs.is_drawn_to(&kin.0.namespace, &kin.0.labels) {
+        for (profile, here) in self.by_profile.iter().filter(|_| !terms.is_empty()) {
+            if needs.is_drawn_to(&profile.0.namespace, &profile.0.labels) {
                 for term in terms {
-                    self.close(&mut open, term, &gone.left(kin, here));
+                    self.close(&mut open, term, &gone.left(profile, here));
                 }
             }
         }

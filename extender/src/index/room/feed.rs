@@ -10,7 +10,7 @@ use gantry_gang::{Fabric, Levels, Needs, NodeFacts};
 use super::{Load, Stoppable, There};
 use crate::gang::input::{Barred, Room};
 use crate::index::{Index, Source};
-use crate::pod::{Kin, OtherPod, PodFacts};
+use crate::pod::{OtherPod, PodFacts, PodProfile};
 use crate::snapshot::NodeIx;
 
 impl Index {
@@ -41,14 +41,14 @@ impl Index {
     }
 
     /// A pod that asks for nothing that is watched was seen.
-    pub fn bystander_applied(&mut self, mut pod: OtherPod) {
+    pub fn other_pod_applied(&mut self, mut pod: OtherPod) {
         self.seen(Source::Pods, pod.uid.as_str());
         self.keep_claim(&pod.uid, &mut pod.claim);
         let node = match &pod.stage {
             Stage::Bound(node) => Some(self.node(node)),
             _ => None,
         };
-        self.tell_bystander(&pod);
+        self.tell_other_pod(&pod);
         // One that is nowhere concerns nobody but its gang, and one that has ended concerns the gang still.
         if node.is_none() && pod.claim.is_none() {
             self.rooms.remove(&pod.uid);
@@ -57,7 +57,7 @@ impl Index {
         let there = There {
             node,
             load: Load::Alone(Arc::clone(&pod.load)),
-            kin: Arc::clone(&pod.kin),
+            profile: Arc::clone(&pod.profile),
             watched: false,
             claiming: None,
             stoppable: Stoppable::of(&pod),
@@ -68,14 +68,14 @@ impl Index {
     }
 
     /// A pod that asks for nothing that is watched was deleted.
-    pub fn bystander_gone(&mut self, uid: &PodUid) {
+    pub fn other_pod_gone(&mut self, uid: &PodUid) {
         self.depart(uid);
         self.tell_gone(uid);
         self.rooms.remove(uid);
     }
 
     /// A list of all pods is complete: those that it does not name are gone.
-    pub(in crate::index) fn bystanders_listed(&mut self, seen: &HashSet<Arc<str>>) {
+    pub(in crate::index) fn other_pods_listed(&mut self, seen: &HashSet<Arc<str>>) {
         let gone: Vec<PodUid> = self
             .rooms
             .pods
@@ -84,7 +84,7 @@ impl Index {
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in gone {
-            self.bystander_gone(&uid);
+            self.other_pod_gone(&uid);
         }
     }
 
@@ -99,7 +99,7 @@ impl Index {
         let there = There {
             node,
             load: Load::Among(Arc::clone(&pod.needs)),
-            kin: Arc::clone(&pod.kin),
+            profile: Arc::clone(&pod.profile),
             watched: true,
             claiming: None,
             stoppable: None,
@@ -110,7 +110,7 @@ impl Index {
     /// Adds to a pod's needs where its volumes can be reached, and those of its labels that terms are about.
     pub(in crate::index) fn complete(&mut self, pod: &mut PodFacts) {
         let volumes = self.volumes.of(pod);
-        pod.needs = self.rooms.completed(&pod.needs, &pod.kin, volumes);
+        pod.needs = self.rooms.completed(&pod.needs, &pod.profile, volumes);
     }
 
     /// A pod that asks for what is watched is gone.
@@ -192,7 +192,7 @@ impl Index {
     }
 
     /// The other pods that belong to gangs, by UID.
-    pub fn claiming_bystanders(&self) -> Vec<Arc<OtherPod>> {
+    pub fn claiming_other_pods(&self) -> Vec<Arc<OtherPod>> {
         let pods = self.rooms.pods.values();
         let mut claiming: Vec<Arc<OtherPod>> = pods.filter_map(|there| there.claiming.clone()).collect();
         claiming.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
@@ -200,7 +200,7 @@ impl Index {
     }
 
     /// Another pod that belongs to a gang.
-    pub fn claiming_bystander(&self, uid: &PodUid) -> Option<&Arc<OtherPod>> {
+    pub fn claiming_other_pod(&self, uid: &PodUid) -> Option<&Arc<OtherPod>> {
         self.rooms.pods.get(uid)?.claiming.as_ref()
     }
 
@@ -208,12 +208,12 @@ impl Index {
     pub(in crate::index) fn loose_address(&self, uid: &PodUid) -> Option<(Arc<str>, Arc<str>)> {
         let there = self.rooms.pods.get(uid)?;
         let what = there.stoppable.as_deref()?;
-        Some((Arc::clone(&there.kin.namespace), Arc::clone(&what.name)))
+        Some((Arc::clone(&there.profile.namespace), Arc::clone(&what.name)))
     }
 
     /// What of a pod that is on a node, or asks for devices, concerns others.
-    pub(in crate::index) fn kin(&self, uid: &PodUid) -> Option<&Kin> {
-        self.rooms.pods.get(uid).map(|there| &*there.kin)
+    pub(in crate::index) fn profile(&self, uid: &PodUid) -> Option<&PodProfile> {
+        self.rooms.pods.get(uid).map(|there| &*there.profile)
     }
 
     /// Which nodes the pods that are there keep a pod with these needs from.

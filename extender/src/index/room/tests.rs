@@ -207,8 +207,8 @@ impl World {
                 let uid = pod.uid.clone();
                 self.index.pod_deleted(Instant::now(), &uid, Some(*pod));
             }
-            (Seen::OtherPod(pod), false) => self.index.bystander_applied(*pod),
-            (Seen::OtherPod(pod), true) => self.index.bystander_gone(&pod.uid),
+            (Seen::OtherPod(pod), false) => self.index.other_pod_applied(*pod),
+            (Seen::OtherPod(pod), true) => self.index.other_pod_gone(&pod.uid),
         }
     }
 
@@ -460,8 +460,8 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
         pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
             json!([{"topologyKey": "zone", "labelSelector": {"matchLabels": {label: "1"}}}]);
         match world.reader.read(serde_json::from_value(pod).unwrap()).unwrap() {
-            Seen::OtherPod(pod) if gone => world.index.bystander_gone(&pod.uid),
-            Seen::OtherPod(pod) => world.index.bystander_applied(*pod),
+            Seen::OtherPod(pod) if gone => world.index.other_pod_gone(&pod.uid),
+            Seen::OtherPod(pod) => world.index.other_pod_applied(*pod),
             Seen::Facts(_) => panic!("it asks for nothing that is watched"),
         }
         world.index.publish();
@@ -565,11 +565,11 @@ fn pods_that_ask_for_more_than_can_be_counted_leave_a_nodes_account_as_it_was() 
     };
     let before = left(&world);
     for pod in pods.clone() {
-        world.index.bystander_applied(pod);
+        world.index.other_pod_applied(pod);
         assert!(left(&world).memory < 0 && left(&world).milli_cpu < 0);
     }
     for pod in &pods {
-        world.index.bystander_gone(&pod.uid);
+        world.index.other_pod_gone(&pod.uid);
     }
     assert_eq!(left(&world), before);
 }
@@ -592,13 +592,13 @@ fn pods_of_one_controller_are_of_one_kind() {
         .json(&uid(number));
         pod["metadata"]["labels"] = json!({"app": "web"});
         match world.reader.read(serde_json::from_value(pod).unwrap()) {
-            Some(Seen::OtherPod(pod)) => world.index.bystander_applied(*pod),
+            Some(Seen::OtherPod(pod)) => world.index.other_pod_applied(*pod),
             other => panic!("{other:?}"),
         }
     }
     assert_eq!(world.index.rooms.pods.len(), 1000);
-    assert_eq!(world.index.rooms.kin.len(), 1);
-    assert!(world.index.claiming_bystanders().is_empty());
+    assert_eq!(world.index.rooms.by_profile.len(), 1);
+    assert!(world.index.claiming_other_pods().is_empty());
 }
 
 #[test]
@@ -612,15 +612,15 @@ fn a_member_without_devices_belongs_to_its_gang_until_it_is_deleted() {
     .json("l");
     launcher["metadata"]["annotations"] = json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"});
     match world.reader.read(serde_json::from_value(launcher).unwrap()) {
-        Some(Seen::OtherPod(pod)) => world.index.bystander_applied(*pod),
+        Some(Seen::OtherPod(pod)) => world.index.other_pod_applied(*pod),
         other => panic!("{other:?}"),
     }
     // It has ended, and is on no node: it counts all the same.
     assert_eq!(world.index.belongs("l"), Belongs::Gang);
-    assert_eq!(world.index.claiming_bystanders().len(), 1);
-    world.index.bystander_gone(&"l".into());
+    assert_eq!(world.index.claiming_other_pods().len(), 1);
+    world.index.other_pod_gone(&"l".into());
     assert_ne!(world.index.belongs("l"), Belongs::Gang);
-    assert!(world.index.claiming_bystanders().is_empty());
+    assert!(world.index.claiming_other_pods().is_empty());
 }
 
 #[test]

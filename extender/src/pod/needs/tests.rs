@@ -171,12 +171,19 @@ fn selectors_tolerations_and_affinity_are_read_as_written() {
     assert_eq!(needs.admits(&node(&[("gen", "4")])), Err(Misfit::Affinity));
     assert_eq!(needs.prefers(&node(&[("rack", "1")])), 7);
     // Those that say nothing that can be understood bear nothing.
-    let borne: Vec<&Borne> = needs
+    let tolerated: Vec<&TolerationValue> = needs
         .tolerations
         .iter()
         .map(|toleration| &toleration.value)
         .collect();
-    assert_eq!(borne, [&Borne::Any, &Borne::Equal("v".into()), &Borne::Below(5)]);
+    assert_eq!(
+        tolerated,
+        [
+            &TolerationValue::Any,
+            &TolerationValue::Equal("v".into()),
+            &TolerationValue::Below(5)
+        ]
+    );
 }
 
 #[test]
@@ -348,7 +355,7 @@ fn priority_policy_deletion_and_gang_are_read() {
 }
 
 #[test]
-fn a_pod_that_asks_for_no_devices_is_a_bystander_and_shares_what_many_have() {
+fn a_pod_that_asks_for_no_devices_is_an_other_pod_and_shares_what_many_have() {
     let mut reader = Reader::new(watched());
     let mut web = |name: &str| {
         let pod = json!({
@@ -362,8 +369,8 @@ fn a_pod_that_asks_for_no_devices_is_a_bystander_and_shares_what_many_have() {
     };
     let (one, two) = (web("one"), web("two"));
     assert_eq!(one.stage, Stage::Bound("n".into()));
-    assert_eq!(&*one.kin.namespace, "web");
-    assert!(Arc::ptr_eq(&one.kin, &two.kin) && Arc::ptr_eq(&one.load, &two.load));
+    assert_eq!(&*one.profile.namespace, "web");
+    assert!(Arc::ptr_eq(&one.profile, &two.profile) && Arc::ptr_eq(&one.load, &two.load));
 }
 
 #[test]

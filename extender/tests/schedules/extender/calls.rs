@@ -109,7 +109,7 @@ impl World {
                     task.stage = Stage::Waiting;
                 }
                 if !waited {
-                    // It asks twice at least: the gang may have moved between the first and the bell.
+                    // It asks twice at least: the gang may have moved between the first and the notification.
                     self.want_to_ask(run);
                 }
                 let polls = self
@@ -132,7 +132,7 @@ impl World {
         };
         let due = process
             .store
-            .read(|index| index.has_work() || index.has_called() || index.has_aside());
+            .read(|index| index.has_work() || index.has_called() || index.has_deferred());
         if due {
             self.follow_up(run);
         }

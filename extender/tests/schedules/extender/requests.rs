@@ -3,7 +3,7 @@
 use super::*;
 
 impl What {
-    /// Binds go on when a time in office ends; all else that writes to the cluster ends with it and is begun anew with the next.
+    /// Binds go on when a term of leadership ends; all else that writes to the cluster ends with it and is begun anew with the next.
     fn is_for_a_bind(&self) -> bool {
         matches!(self, Self::ReadPod { .. } | Self::Bind { .. } | Self::Look { .. })
     }
@@ -95,7 +95,7 @@ impl World {
         let what = known.what.clone();
         if self.now > limit {
             self.played(Played::BindingTooLate);
-            self.note(format_args!("{run}'s Binding comes after its time in office"));
+            self.note(format_args!("{run}'s Binding comes after its term of leadership"));
             return;
         }
 

@@ -169,7 +169,7 @@ fn none_and_a_word_about_the_gang_contradict_each_other() {
         assert_eq!(
             faults(&claim),
             [format!(
-                "annotation gantry.dev/gang: `none` keeps the pod out of every gang, and {more} makes sense of a gang only: remove one of the two"
+                "annotation gantry.dev/gang: `none` keeps the pod out of every gang, and {more} only makes sense on a pod of a gang: remove one of the two"
             )]
         );
     }

@@ -48,7 +48,7 @@ fn taint(key: &str, value: &str, effect: TaintEffect) -> Taint {
 fn tolerate(key: &str, value: Option<&str>, effect: Option<TaintEffect>) -> Toleration {
     Toleration {
         key: key.into(),
-        value: value.map_or(Borne::Any, |value| Borne::Equal(value.into())),
+        value: value.map_or(TolerationValue::Any, |value| TolerationValue::Equal(value.into())),
         effect,
     }
 }
@@ -75,7 +75,7 @@ fn taints_are_borne_by_key_value_and_effect() {
         taint("soft", "", TaintEffect::PreferNoSchedule),
         taint("nvidia.com/gpu", "present", TaintEffect::NoSchedule),
     ];
-    for (toleration, borne) in [
+    for (toleration, tolerated) in [
         (tolerate("nvidia.com/gpu", None, None), true),
         (tolerate("nvidia.com/gpu", Some("present"), None), true),
         (tolerate("nvidia.com/gpu", Some(""), None), false),
@@ -94,7 +94,7 @@ fn taints_are_borne_by_key_value_and_effect() {
             tolerations: vec![toleration.clone()],
             ..Needs::default()
         };
-        assert_eq!(needs.admits(&tainted).is_ok(), borne, "{toleration:?}");
+        assert_eq!(needs.admits(&tainted).is_ok(), tolerated, "{toleration:?}");
     }
     assert_eq!(
         Needs::default().admits(&tainted).unwrap_err().to_string(),
@@ -112,10 +112,13 @@ fn a_taint_that_is_a_number_is_borne_above_or_below_a_limit() {
         ("", false, false),
     ] {
         rated.taints = vec![taint("service-level", value, TaintEffect::NoSchedule)];
-        for (borne, admitted) in [(Borne::Above(900), above), (Borne::Below(900), below)] {
+        for (tolerated, admitted) in [
+            (TolerationValue::Above(900), above),
+            (TolerationValue::Below(900), below),
+        ] {
             let toleration = Toleration {
                 key: "service-level".into(),
-                value: borne,
+                value: tolerated,
                 effect: None,
             };
             let needs = Needs {
@@ -233,15 +236,15 @@ fn weights_add_up_and_a_soft_taint_costs_a_hundred() {
 
 /// The rules once more, as the API's documentation has them, without sharing anything with what is tested.
 fn naive(needs: &Needs, node: &NodeFacts) -> bool {
-    let borne = |key: &str, value: &str, effect: TaintEffect| {
+    let tolerated = |key: &str, value: &str, effect: TaintEffect| {
         for toleration in &needs.tolerations {
             let key_fits = &*toleration.key == key || toleration.key.is_empty();
             let value_fits = match &toleration.value {
-                Borne::Any => true,
-                Borne::Equal(known) => &**known == value,
+                TolerationValue::Any => true,
+                TolerationValue::Equal(known) => &**known == value,
                 // Where the taint's value is a whole number at all.
-                Borne::Above(limit) => value.parse().is_ok_and(|value: i64| *limit < value),
-                Borne::Below(limit) => value.parse().is_ok_and(|value: i64| *limit > value),
+                TolerationValue::Above(limit) => value.parse().is_ok_and(|value: i64| *limit < value),
+                TolerationValue::Below(limit) => value.parse().is_ok_and(|value: i64| *limit > value),
             };
             let effect_fits = match toleration.effect {
                 None => true,
@@ -253,12 +256,12 @@ fn naive(needs: &Needs, node: &NodeFacts) -> bool {
         }
         false
     };
-    if node.unschedulable && !borne("node.kubernetes.io/unschedulable", "", TaintEffect::NoSchedule) {
+    if node.unschedulable && !tolerated("node.kubernetes.io/unschedulable", "", TaintEffect::NoSchedule) {
         return false;
     }
     for taint in &node.taints {
         let hard = taint.effect == TaintEffect::NoSchedule || taint.effect == TaintEffect::NoExecute;
-        if hard && !borne(&taint.key, &taint.value, taint.effect) {
+        if hard && !tolerated(&taint.key, &taint.value, taint.effect) {
             return false;
         }
     }
@@ -355,12 +358,12 @@ prop_compose! {
     }
 }
 
-fn borne() -> impl Strategy<Value = Borne> {
+fn tolerated() -> impl Strategy<Value = TolerationValue> {
     prop_oneof![
-        Just(Borne::Any),
-        text(VALUES).prop_map(Borne::Equal),
-        (0..3i64).prop_map(Borne::Above),
-        (0..3i64).prop_map(Borne::Below),
+        Just(TolerationValue::Any),
+        text(VALUES).prop_map(TolerationValue::Equal),
+        (0..3i64).prop_map(TolerationValue::Above),
+        (0..3i64).prop_map(TolerationValue::Below),
     ]
 }
 
@@ -369,7 +372,7 @@ prop_compose! {
         selector in prop::collection::btree_map(text(KEYS), text(VALUES), 0..2),
         affinity in prop::collection::vec(term(), 0..3),
         tolerations in prop::collection::vec(
-            (text(&["", "a", "b", "node.kubernetes.io/unschedulable"]), borne(), prop::option::of(effect())),
+            (text(&["", "a", "b", "node.kubernetes.io/unschedulable"]), tolerated(), prop::option::of(effect())),
             0..4,
         ),
     ) -> Needs {

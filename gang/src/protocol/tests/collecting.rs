@@ -93,7 +93,7 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
         "gang default/a waits until its scheduling gates can be removed"
     );
     let status = world.status("a");
-    assert_eq!((status.phase, status.strikes), (GangPhase::Queued, 0));
+    assert_eq!((status.phase, status.failed_tries), (GangPhase::Queued, 0));
     assert_eq!(status.message, why);
     world.room += 1;
     assert_eq!(world.next(), None);

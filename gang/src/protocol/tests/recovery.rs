@@ -414,14 +414,14 @@ fn tries_that_failed_before_a_restart_count_on() {
         before.pass(120);
     }
     let status = before.status("a");
-    assert_eq!(status.strikes, 3);
+    assert_eq!(status.failed_tries, 3);
     let mut world = World::with(Settings::default());
     world.members("a", 2, 2);
     world.show("a", status);
     world.gangs.synced(world.now());
     world.plan();
     world.pass(60);
-    assert_eq!(world.status("a").strikes, 4);
+    assert_eq!(world.status("a").failed_tries, 4);
     world.pass(15);
     assert_eq!(world.next(), None, "it waits 16 s now");
     world.pass(1);

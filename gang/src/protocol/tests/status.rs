@@ -25,12 +25,12 @@ fn read(world: &mut World, what: &str, out: &mut String) {
     let waits = status.waiting_since.map(|time| time.0.as_second());
     writeln!(
         out,
-        "  {} members, {} bound, {} completed, min {}, {} strikes, in `{}`, waits since {waits:?}, decided {}",
+        "  {} members, {} bound, {} completed, min {}, {} failed_tries, in `{}`, waits since {waits:?}, decided {}",
         status.members,
         status.bound,
         status.completed,
         status.min,
-        status.strikes,
+        status.failed_tries,
         status.domain,
         status.decision.is_some(),
     )

@@ -253,7 +253,7 @@ pub(super) async fn a_member_that_never_arrives_does_not_hold_places_for_ever(be
         .await?;
     scene.create_all([absent.pod_kept_out(3)?]).await?;
     let status = scene
-        .status_where("absent", "given up once", |status| status.strikes >= 1)
+        .status_where("absent", "given up once", |status| status.failed_tries >= 1)
         .await?;
     ensure!(
         status.bound == 0 && status.decision.is_none(),

@@ -193,7 +193,7 @@ async fn places_moved(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> 
     }
     let status = scene.status(&crew.name).await?;
     ensure!(
-        status.domain == to && status.strikes == 0,
+        status.domain == to && status.failed_tries == 0,
         "{} in {}",
         brief(&status),
         status.domain

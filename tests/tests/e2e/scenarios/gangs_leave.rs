@@ -110,7 +110,7 @@ pub(super) async fn while_it_backs_off_and_while_it_is_invalid(bed: &Bed) -> Res
     // Not the first time, after which it is tried again so soon that a member could go too late.
     let status = scene
         .status_where("late", "backing off again", |status| {
-            status.phase == GangPhase::Backoff && status.strikes > 1
+            status.phase == GangPhase::Backoff && status.failed_tries > 1
         })
         .await?;
     ensure!(status.bound == 0, "{}", brief(&status));

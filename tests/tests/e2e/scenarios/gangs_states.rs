@@ -116,22 +116,22 @@ impl Gangs {
     }
 
     /// The late one backs off, for some seconds: whoever is killed next is killed meanwhile. Tries that have failed are not forgotten.
-    async fn backs_off(&self, scene: &Scene<'_>, strikes: u32) -> Result<u32> {
+    async fn backs_off(&self, scene: &Scene<'_>, failed_tries: u32) -> Result<u32> {
         let late = scene.phase("late", GangPhase::Backoff).await?;
         ensure!(
-            late.bound == 0 && late.strikes >= strikes.max(1),
-            "{strikes} tries had failed: {}",
+            late.bound == 0 && late.failed_tries >= failed_tries.max(1),
+            "{failed_tries} tries had failed: {}",
             brief(&late)
         );
         scene.holds_nothing(&self.late).await?;
-        Ok(late.strikes)
+        Ok(late.failed_tries)
     }
 
     /// Whoever is killed, they stand.
     async fn outlive(&self, scene: &Scene<'_>) -> Result<Before> {
         let before = self.form(scene).await?;
         self.stand(scene, &before).await?;
-        let strikes = self.backs_off(scene, 0).await?;
+        let failed_tries = self.backs_off(scene, 0).await?;
         let control = scene.bed.cluster().control();
         let restart = async |program: &str| {
             control.daemon(program)?.kill().await?;
@@ -140,10 +140,10 @@ impl Gangs {
         };
         restart("kube-scheduler").await?;
         self.stand(scene, &before).await?;
-        let strikes = self.backs_off(scene, strikes).await?;
+        let failed_tries = self.backs_off(scene, failed_tries).await?;
         kill_kubelets(scene).await?;
         self.stand(scene, &before).await?;
-        self.backs_off(scene, strikes).await?;
+        self.backs_off(scene, failed_tries).await?;
         // Nobody knows afterwards until when it should have paused.
         scene.let_in().await?;
         restart(EXTENDER).await?;
@@ -156,11 +156,11 @@ impl Gangs {
         let control = scene.bed.cluster().control();
         leader(scene).await?;
         let before = self.form(scene).await?;
-        let mut strikes = 0;
+        let mut failed_tries = 0;
         for is_last in [false, true] {
             self.stand(scene, &before).await?;
             let name = leader(scene).await?;
-            strikes = self.backs_off(scene, strikes).await?;
+            failed_tries = self.backs_off(scene, failed_tries).await?;
             if is_last {
                 scene.let_in().await?;
             }

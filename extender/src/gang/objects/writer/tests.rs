@@ -21,16 +21,16 @@ fn what_was_said_since_the_watch_showed_the_decision_outlives_the_end_of_its_wri
         decision,
         ..GangStatus::default()
     };
-    let mut lane = Lane {
+    let mut writes = PendingWrites {
         status: Some(said(None)),
-        ..Lane::default()
+        ..PendingWrites::default()
     };
-    lane.decided(&decision());
-    assert_eq!(lane.status, None);
+    writes.decided(&decision());
+    assert_eq!(writes.status, None);
     // A place was lost meanwhile: its member waits until it is written down where it is to go.
-    lane.status = Some(said(Some(decision())));
-    lane.decided(&decision());
-    assert_eq!(lane.status, Some(said(Some(decision()))));
+    writes.status = Some(said(Some(decision())));
+    writes.decided(&decision());
+    assert_eq!(writes.status, Some(said(Some(decision()))));
 }
 
 #[test]
@@ -41,9 +41,9 @@ fn a_decision_says_whose_it_is_though_no_status_was_ever_written() {
         dialect: Dialect::Annotation,
         incarnation: "1".into(),
     };
-    let mut lane = Lane {
+    let mut writes = PendingWrites {
         commit: Some((Arc::new(gang.clone()), decision())),
-        ..Lane::default()
+        ..PendingWrites::default()
     };
     // The object was made, and the write after that has failed.
     let made = Object {
@@ -53,7 +53,7 @@ fn a_decision_says_whose_it_is_though_no_status_was_ever_written() {
         spec: Ok(GangSpec::default()),
         status: GangStatus::default(),
     };
-    let (_, status) = lane.next(Some(&made), true).unwrap();
+    let (_, status) = writes.next(Some(&made), true).unwrap();
     assert_eq!(status.decision, Some(decision()));
     assert_eq!(GangKey::of_status(&gang.namespace, &status), Some(gang));
 }

@@ -466,7 +466,7 @@ fn a_pod_that_its_daemon_set_left_behind_counts_no_more_than_once() {
     other_pod(&cluster, "agent", 1, nothing);
     cluster
         .store
-        .update(|index| index.bystander_gone(&"agent".into()));
+        .update(|index| index.other_pod_gone(&"agent".into()));
     with_cores(&cluster, "high", 60);
     assert_eq!(evicted(&cluster), ["batch".into()]);
 }

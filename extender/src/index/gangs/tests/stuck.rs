@@ -202,15 +202,15 @@ fn those_who_wait_are_not_asked_again_for_each_that_comes() {
     let Ok(Admitted::Wait(awaited)) = admit(&cluster, "a-0", &nodes[0]) else {
         panic!("it does not wait");
     };
-    let bell = cluster.store.bell(&awaited.gang);
-    let mut rung = pin!(bell.notified());
-    rung.as_mut().enable();
+    let notifier = cluster.store.notifier(&awaited.gang);
+    let mut notified = pin!(notifier.notified());
+    notified.as_mut().enable();
     for number in 1..4 {
         admit(&cluster, &format!("a-{number}"), &nodes[number]).unwrap();
-        assert!(!rung.as_mut().enable(), "{number}");
+        assert!(!notified.as_mut().enable(), "{number}");
     }
     commit(&cluster);
-    assert!(rung.as_mut().enable(), "the gang is decided");
+    assert!(notified.as_mut().enable(), "the gang is decided");
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
     let said = "gang default/a is tried again soon: its decision cannot be written: Gang \"a..b\" is invalid";
     assert_eq!(world.text("a"), said);
     assert_eq!(world.arrive("a0", "n0"), Arrival::Refuse(said.into()));
-    assert_eq!(world.status("a").strikes, 1);
+    assert_eq!(world.status("a").failed_tries, 1);
     world.pass(3);
     world.plan();
     world.come_all("a", 2);

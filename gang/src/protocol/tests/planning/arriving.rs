@@ -9,7 +9,7 @@ use crate::protocol::Arrival;
 fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
     let mut world = World::new();
     world.members("a", 2, 2);
-    for (seconds, strikes) in [(2, 1), (4, 2), (8, 3)] {
+    for (seconds, failed_tries) in [(2, 1), (4, 2), (8, 3)] {
         world.plan();
         world.come("a0");
         world.pass(59);
@@ -22,7 +22,7 @@ fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
             "gang default/a is tried again soon: 1 of 2 members came in time"
         );
         assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
-        assert_eq!(world.status("a").strikes, strikes);
+        assert_eq!(world.status("a").failed_tries, failed_tries);
         world.pass(seconds - 1);
         assert_eq!(world.next(), None);
         world.pass(1);

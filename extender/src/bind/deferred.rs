@@ -26,8 +26,8 @@ pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, s
     let work = async {
         loop {
             tokio::select! {
-                () = binder.store.aside() => {
-                    for target in binder.store.update(Index::take_aside) {
+                () = binder.store.deferred() => {
+                    for target in binder.store.update(Index::take_deferred) {
                         let (binder, to_bind) = (binder.clone(), target.clone());
                         binds.spawn(target, async move { bind(&binder, &to_bind).await });
                     }

@@ -35,15 +35,18 @@ fn first_has_left() -> (Cluster, [String; 2]) {
 fn they_are_given_out_to_be_bound_where_they_were() {
     let (cluster, nodes) = first_has_left();
     admit(&cluster, "a-1", &nodes[1]).unwrap();
-    assert!(!cluster.store.read(Index::has_aside), "not before it is decided");
+    assert!(
+        !cluster.store.read(Index::has_deferred),
+        "not before it is decided"
+    );
     commit(&cluster);
-    let aside = cluster.store.update(Index::take_aside);
-    assert_eq!(aside, [target("a-0", &nodes[0])]);
+    let deferred = cluster.store.update(Index::take_deferred);
+    assert_eq!(deferred, [target("a-0", &nodes[0])]);
     assert!(matches!(
         admit(&cluster, "a-0", &nodes[0]),
         Ok(Admitted::Member(Reserved::Grant { .. }))
     ));
-    assert_eq!(cluster.store.update(Index::take_aside), []);
+    assert_eq!(cluster.store.update(Index::take_deferred), []);
 }
 
 #[test]
