@@ -3,9 +3,12 @@
 
 use super::error::{TopoError, TopoProblem};
 use super::header::Header;
+use super::legend::form;
 use super::row::Row;
 use super::switches;
-use crate::machine::{Link, MAX_LINKS_PER_GPU};
+use super::values::Written;
+use super::words::Title;
+use crate::machine::{IdList, Link, MAX_LINKS_PER_GPU};
 
 /// The first thing that does not fit together.
 pub(super) fn check(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
@@ -83,18 +86,38 @@ fn check_values(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
             }));
         }
         if let (false, Some(last)) = (row.terminated, row.values.written.last()) {
-            let longer = gpus.iter().flat_map(|other| &other.values.written).find(|other| {
-                other.column == last.column
-                    && other.text.len() > last.text.len()
-                    && other.text.starts_with(&last.text)
-            });
-            if let Some(longer) = longer {
-                return Err(last.place.refuse(TopoProblem::CutValue {
-                    found: last.text.clone(),
-                    longer: longer.text.clone(),
-                }));
-            }
+            let others = gpus.iter().enumerate().filter(|(other, _)| *other != index);
+            let others = others.flat_map(|(_, other)| &other.values.written);
+            check_last_value(header, last, others.filter(|other| other.column == last.column))?;
         }
     }
     Ok(())
+}
+
+/// Refuses a value that the text ends in, with nothing to say that it is whole, if those of the `other` rows let it go on.
+fn check_last_value<'v>(
+    header: &Header,
+    last: &Written,
+    others: impl Iterator<Item = &'v Written> + Clone,
+) -> Result<(), TopoError> {
+    let goes_on = |whole: &str, begun: &str| whole.len() > begun.len() && whole.starts_with(begun);
+    if let Some(longer) = others.clone().find(|other| goes_on(&other.text, &last.text)) {
+        return Err(last.place.refuse(TopoProblem::CutValue {
+            found: last.text.clone(),
+            longer: longer.text.clone(),
+        }));
+    }
+    // `14` where others have `0-13`. The memory of two GPUs is never one node.
+    let own = form(&last.text);
+    let title = header.columns.get(last.column).map(|column| column.title);
+    let of_memory = title == Some(Title::MemoryNuma) && last.text.parse::<IdList>().is_ok();
+    let mut unlike =
+        others.filter(|other| goes_on(&form(&other.text), &own) || of_memory && other.text == last.text);
+    match unlike.next() {
+        Some(like) => Err(last.place.refuse(TopoProblem::CutForm {
+            found: last.text.clone(),
+            like: like.text.clone(),
+        })),
+        None => Ok(()),
+    }
 }

@@ -239,6 +239,16 @@ pub enum TopoProblem {
         /// The same column's value in another row.
         longer: String,
     },
+    /// The text ends within a value, as the form of the others shows.
+    #[error(
+        "the text ends in {found:?}, where another row has {like:?}; end the line if it is whole; is the text cut?"
+    )]
+    CutForm {
+        /// What stands there.
+        found: String,
+        /// The same column's value in another row.
+        like: String,
+    },
     /// A wrapped row can be put together in more than one way.
     #[error("row {row} is broken over lines and can be read in more than one way; join its lines")]
     AmbiguousWrap {

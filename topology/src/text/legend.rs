@@ -140,8 +140,8 @@ fn check_not_cut(
     }
 }
 
-/// A device's name with a `#` for every number: `mlx5_10` and `mlx5_2` have one form.
-fn form(device: &str) -> String {
+/// A device's name, or a list, with a `#` for every number: `mlx5_10` and `mlx5_2` have one form.
+pub(super) fn form(device: &str) -> String {
     let mut form = String::with_capacity(device.len());
     for ch in device.chars() {
         match ch {
