@@ -20,6 +20,15 @@ fn refused(text: &str) -> (usize, usize) {
     }
 }
 
+/// CPU list and NUMA nodes of each GPU, `-` where unknown.
+fn values(text: &TopoText) -> Vec<String> {
+    let shown =
+        |value: &Option<gantry_topology::IdList>| value.as_ref().map_or("-", |list| list.as_str()).to_owned();
+    let gpus = text.gpus().iter();
+    gpus.map(|gpu| format!("{} {}", shown(&gpu.cpus), shown(&gpu.numa)))
+        .collect()
+}
+
 #[test]
 fn a_text_that_ends_in_a_value_unlike_those_of_the_other_rows_is_refused() {
     let text = |first: &str, last: &str| {
@@ -61,4 +70,22 @@ fn a_text_that_ends_in_the_memory_node_of_another_gpu_is_refused() {
     let cut = text.strip_suffix('6').unwrap();
     assert_eq!(refused(cut), (3, 25));
     assert_eq!(nodes(&format!("{cut}\n")), ["2", "2"]);
+}
+
+#[test]
+fn a_value_lost_where_two_tabs_part_the_cells_moves_no_other_into_its_column() {
+    let header = "\t\tGPU0\tGPU1\t\tCPU Affinity\tNUMA Affinity\n";
+    let whole = format!("{header}GPU0\t X \t\tSYS\t\t0-23\t\t0\nGPU1\tSYS\t\t X \t\t24-47\t\t1\n");
+    assert_eq!(values(&read(&whole)), ["0-23 0", "24-47 1"]);
+    assert_eq!(refused(&whole.replace("24-47\t\t1", "24-47")), (3, 16));
+    let all = whole.replace("24-47\t\t1", "24-47").replace("0-23\t\t0", "0-23");
+    assert_eq!(refused(&all), (2, 16));
+    // Two tabs before the values alone.
+    let header = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n";
+    let whole = format!("{header}GPU0\t X \tSYS\t\t0-23\t\t0\nGPU1\tSYS\t X \t\t24-47\t\t1\n");
+    assert_eq!(values(&read(&whole)), ["0-23 0", "24-47 1"]);
+    assert_eq!(refused(&whole.replace("24-47\t\t1", "24-47")), (3, 15));
+    // As nvidia-smi prints them, a tab for each cell, blank cells are told.
+    let printed = format!("{header}GPU0\t X \tSYS\t0-23\t0\nGPU1\tSYS\t X \t\t1\n");
+    assert_eq!(values(&read(&printed)), ["0-23 0", "- 1"]);
 }

@@ -6,7 +6,7 @@ use super::header::Header;
 use super::legend::form;
 use super::row::Row;
 use super::switches;
-use super::values::Written;
+use super::values::{self, Told, Written};
 use super::words::Title;
 use crate::machine::{IdList, Link, MAX_LINKS_PER_GPU};
 
@@ -75,6 +75,7 @@ fn check_values(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
         [row] if !row.terminated => header.columns.len(),
         _ => widest,
     };
+    check_tabs(header, gpus)?;
     for (index, row) in gpus.iter().enumerate() {
         let due = row.values.width();
         let blank_on_purpose =
@@ -92,6 +93,18 @@ fn check_values(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
         }
     }
     Ok(())
+}
+
+/// Tabs that mean something else in a row which has every value cannot tell the columns of another.
+fn check_tabs(header: &Header, gpus: &[Row]) -> Result<(), TopoError> {
+    let told = |told: Told| gpus.iter().find(|row| row.values.told == told);
+    let value = told(Told::Otherwise).and_then(|_| told(Told::Columns)?.values.written.first());
+    match value {
+        Some(first) => Err(first
+            .place
+            .refuse(values::ambiguous(&header.columns, &first.text))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a value that the text ends in, with nothing to say that it is whole, if those of the `other` rows let it go on.

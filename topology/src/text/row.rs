@@ -82,7 +82,8 @@ pub(super) fn read(
         at = after;
     }
     let label = glyphs.get(skip_blanks(glyphs, 0)).copied().unwrap_or(end);
-    let layout = layout(header, label, &places);
+    let single_tabs = glyphs.get(..at).is_some_and(has_single_tabs);
+    let layout = layout(header, label, &places, single_tabs);
     let values = read_values(header, device, glyphs, at, links.last().copied(), &layout)?;
     Ok(Row {
         links,
@@ -96,7 +97,7 @@ pub(super) fn read(
 
 /// How a row is laid out, by where its links stand. nvidia-smi ends every cell with a tab; a whole text may be indented after its
 /// tabs became blanks. ` X ` begins with a blank.
-fn layout(header: &Header, label: Glyph, places: &[Glyph]) -> Layout {
+fn layout(header: &Header, label: Glyph, places: &[Glyph], single_tabs: bool) -> Layout {
     let stands_at = |place: &Glyph, from: usize| place.visual == from || place.visual == from + 1;
     let on_tab_stops = |indent: &usize| {
         let stops = (1..).map(|cell: usize| indent + 8 * cell);
@@ -114,7 +115,15 @@ fn layout(header: &Header, label: Glyph, places: &[Glyph]) -> Layout {
             .iter()
             .zip(&header.places)
             .all(|(place, from)| stands_at(place, *from)),
+        single_tabs,
     }
+}
+
+/// Whether no two tabs stand between two of the words. Those before the first indent the line.
+fn has_single_tabs(glyphs: &[Glyph]) -> bool {
+    let gaps = glyphs.split(|glyph| !glyph.is_blank()).skip(1);
+    let tabs = |gap: &[Glyph]| gap.iter().filter(|glyph| glyph.ch == '\t').count();
+    gaps.map(tabs).all(|tabs| tabs < 2)
 }
 
 fn read_values(

@@ -20,6 +20,8 @@ pub(super) struct Layout {
     pub(super) indents: Vec<usize>,
     /// Whether every link stands beneath its column's name: a table drawn by hand.
     pub(super) below_titles: bool,
+    /// Whether no two tabs stand between two cells up to the last link: then each ends one cell, as nvidia-smi's do.
+    pub(super) single_tabs: bool,
 }
 
 /// A value as it was written.
@@ -37,6 +39,20 @@ pub(super) struct Values {
     pub(super) written: Vec<Written>,
     /// Tabs behind the last link: blank cells leave no other trace.
     pub(super) tabs: usize,
+    /// What the tabs before the values say.
+    pub(super) told: Told,
+}
+
+/// What the tabs between values say of their columns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Every column has its value, but not the tabs before it that nvidia-smi prints: here they mean something else.
+    Otherwise,
+    /// Some cells are blank, and tabs alone say which.
+    Columns,
 }
 
 impl Values {
@@ -107,17 +123,20 @@ pub(super) fn read(
 ) -> Result<Values, TopoError> {
     let words = words(glyphs, start);
     let tabs = count_tabs(glyphs, start, glyphs.len());
-    let placed: Vec<usize> = if words.len() == columns.len() {
-        (0..columns.len()).collect()
-    } else {
+    let all: Vec<usize> = (0..columns.len()).collect();
+    let (placed, told) = if words.len() < columns.len() {
         place(columns, glyphs, start, links_end, layout, &words)?
+    } else if tabs > 0 && !fits_tabs(columns, glyphs, start, &words, &all) {
+        (all, Told::Otherwise)
+    } else {
+        (all, Told::Nothing)
     };
     let written = placed
         .into_iter()
         .zip(words)
         .map(|(column, (_, text, place))| Written { column, text, place })
         .collect();
-    Ok(Values { written, tabs })
+    Ok(Values { written, tabs, told })
 }
 
 /// The first value behind the links for which there is no column.
@@ -155,9 +174,9 @@ fn place(
     links_end: usize,
     layout: &Layout,
     words: &[Word],
-) -> Result<Vec<usize>, TopoError> {
+) -> Result<(Vec<usize>, Told), TopoError> {
     let Some((_, found, first)) = words.first() else {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), Told::Nothing));
     };
     let choices: Vec<Vec<usize>> = (0u32..1 << columns.len())
         .filter(|mask| mask.count_ones() as usize == words.len())
@@ -171,22 +190,31 @@ fn place(
         let mut fitting = choices.iter().filter(|choice| fits(choice));
         fitting.next().filter(|_| fitting.next().is_none()).cloned()
     };
-    let chosen = only(&|choice| fits_tabs(columns, glyphs, start, words, choice))
-        .or_else(|| {
-            only(&|choice| {
-                let mut indents = layout.indents.iter();
-                indents.any(|indent| fits_screen(columns, links_end, *indent, words, choice))
-            })
+    let by_tabs = || only(&|choice| layout.single_tabs && fits_tabs(columns, glyphs, start, words, choice));
+    let by_screen = || {
+        only(&|choice| {
+            let mut indents = layout.indents.iter();
+            indents.any(|indent| fits_screen(columns, links_end, *indent, words, choice))
         })
-        .or_else(|| only(&|choice| layout.below_titles && fits_titles(columns, words, choice)));
+    };
+    let by_titles = || only(&|choice| layout.below_titles && fits_titles(columns, words, choice));
+    let chosen = by_tabs().map(|chosen| (chosen, Told::Columns)).or_else(|| {
+        let seen = by_screen().or_else(by_titles);
+        seen.map(|chosen| (chosen, Told::Nothing))
+    });
     if let Some(chosen) = chosen {
         return Ok(chosen);
     }
+    Err(first.refuse(ambiguous(columns, found)))
+}
+
+/// Why a row is refused in which `found`, its first value, may belong to more than one column.
+pub(super) fn ambiguous(columns: &[Column], found: &str) -> TopoProblem {
     let titles: Vec<&str> = columns.iter().map(|column| column.title.as_str()).collect();
-    Err(first.refuse(TopoProblem::AmbiguousValue {
-        found: found.clone(),
+    TopoProblem::AmbiguousValue {
+        found: found.to_owned(),
         columns: titles.join(", "),
-    }))
+    }
 }
 
 fn fits_tabs(columns: &[Column], glyphs: &[Glyph], start: usize, words: &[Word], choice: &[usize]) -> bool {
