@@ -309,3 +309,17 @@ async fn an_api_server_that_hangs_does_not_delay_the_end() {
     scene.door.is_tried(3).await;
     scene.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_off_the_bus_from_the_start_makes_its_node_unhealthy() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.sim.installed.controller.lose_gpu(2).unwrap();
+    scene.start().await;
+    let condition = scene.condition("False").await;
+    let message = condition.message.unwrap_or_default();
+    assert!(message.starts_with("GPU 2: GPU lost: "), "{message}");
+    assert_eq!(scene.event("GpuUnhealthy").await, message);
+    let account = scene.account("an account", |_| true).await;
+    assert_eq!((account.summary.gpus, account.summary.healthy), (4, 3));
+    scene.stop().await;
+}

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gantry_api::names;
-use gantry_topology::GpuUuid;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -19,7 +18,7 @@ use tracing::debug;
 
 use super::events::Teller;
 use super::{Cluster, Pauses};
-use crate::health::Extent;
+use crate::health::{Extent, GpuName};
 use crate::inventory::Diagnosis;
 
 /// Shortest time between two rounds of telling; what comes and goes in between is not told.
@@ -32,7 +31,7 @@ const REPEAT: Duration = Duration::from_secs(300);
 const MOST_TEXT: usize = 1024;
 
 /// Where something is wrong: a GPU, or a part of it.
-type Spot = (GpuUuid, Extent);
+type Spot = (GpuName, Extent);
 
 /// Publishes until `shutdown`, and does not wait then for what the API server has not answered.
 pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: CancellationToken) {
@@ -169,11 +168,11 @@ fn shorten(text: &str) -> String {
 struct Told {
     reasons: BTreeMap<Spot, String>,
     /// When something was last told of a GPU.
-    at: BTreeMap<GpuUuid, Instant>,
+    at: BTreeMap<GpuName, Instant>,
     /// The last ended fault that was looked at.
     ended: u64,
     /// What proved the end of faults that is not told yet.
-    proofs: BTreeMap<GpuUuid, String>,
+    proofs: BTreeMap<GpuName, String>,
 }
 
 impl Told {
@@ -181,7 +180,8 @@ impl Told {
     fn events(&mut self, diagnosis: &Diagnosis, now: Instant) -> Vec<Event> {
         let known = self.ended;
         for (number, ended) in diagnosis.ended.iter().filter(|(number, _)| *number > known) {
-            self.proofs.insert(ended.gpu.clone(), ended.proof.to_string());
+            self.proofs
+                .insert(ended.gpu.clone().into(), ended.proof.to_string());
             self.ended = *number;
         }
         let reasons = reasons(diagnosis);
@@ -243,11 +243,17 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
+    use gantry_topology::GpuUuid;
+
     use super::*;
     use crate::health::{Cause, Class, Ended, Proof, Trouble};
 
-    fn gpu(name: &str) -> GpuUuid {
+    fn uuid(name: &str) -> GpuUuid {
         format!("GPU-{name}").parse().unwrap()
+    }
+
+    fn gpu(name: &str) -> GpuName {
+        uuid(name).into()
     }
 
     fn diagnosis(troubles: &[(&str, Cause, &str)]) -> Diagnosis {
@@ -320,7 +326,7 @@ mod tests {
         well.ended = vec![(
             1,
             Ended {
-                gpu: gpu("a"),
+                gpu: uuid("a"),
                 reason: "Xid 79".to_owned(),
                 proof: Proof::Answers,
             },

@@ -70,7 +70,7 @@ fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a,
     let machine = Arc::clone(&inventory.machine);
     for trouble in &diagnosis.troubles {
         let gpus = machine.gpus().iter();
-        let mut of_trouble = gpus.filter(|gpu| gpu.uuid.as_ref() == Some(&trouble.gpu));
+        let mut of_trouble = gpus.filter(|gpu| gpu.uuid.is_some() && gpu.uuid.as_ref() == trouble.gpu.uuid());
         let Some(index) = of_trouble.next().map(|gpu| gpu.index) else {
             continue;
         };
@@ -238,11 +238,12 @@ fn summary(
 ) -> gantry_api::gpunode::Summary {
     let machine = &inventory.machine;
     let gpus = machine.gpus().len();
-    let sick: BTreeSet<u8> = inventory
-        .devices
-        .iter()
-        .filter(|device| !device.health.healthy)
+    let unhealthy = inventory.devices.iter().filter(|device| !device.health.healthy);
+    // Out of reach from the start: nothing of them is offered.
+    let nameless = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
+    let sick: BTreeSet<u8> = unhealthy
         .map(|device| device.gpu)
+        .chain(nameless.map(|gpu| gpu.index))
         .collect();
     let places = inventory.whereabouts();
     let held: BTreeSet<u8> = in_use(holders)

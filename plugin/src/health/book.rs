@@ -267,7 +267,7 @@ impl Book {
     /// Everything that is wrong with these GPUs, by GPU and extent.
     pub fn troubles<'a>(&self, gpus: impl Iterator<Item = &'a GpuUuid>) -> Vec<Trouble> {
         let trouble = |gpu: &GpuUuid, extent, cause, reason: &str| Trouble {
-            gpu: gpu.clone(),
+            gpu: gpu.clone().into(),
             extent,
             cause,
             reason: reason.to_owned(),

@@ -57,11 +57,20 @@ pub enum Cause {
     Driver,
 }
 
+/// What a GPU is called in what is told of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GpuName {
+    /// Its UUID.
+    Uuid(GpuUuid),
+    /// Its place in NVML's count: it was out of reach from the start, and has told no UUID.
+    Place(u8),
+}
+
 /// One thing that is wrong with a GPU or a part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
     /// The GPU.
-    pub gpu: GpuUuid,
+    pub gpu: GpuName,
     /// How much of it.
     pub extent: Extent,
     /// What kind of thing.
@@ -112,6 +121,31 @@ impl Outage {
         match self.kind {
             OutageKind::DriverGone => Cause::Driver,
             OutageKind::LibraryMissing | OutageKind::Failing => Cause::Nvml,
+        }
+    }
+}
+
+impl GpuName {
+    /// The UUID, if it is known.
+    pub fn uuid(&self) -> Option<&GpuUuid> {
+        match self {
+            Self::Uuid(uuid) => Some(uuid),
+            Self::Place(_) => None,
+        }
+    }
+}
+
+impl From<GpuUuid> for GpuName {
+    fn from(uuid: GpuUuid) -> Self {
+        Self::Uuid(uuid)
+    }
+}
+
+impl fmt::Display for GpuName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uuid(uuid) => write!(f, "{uuid}"),
+            Self::Place(index) => write!(f, "GPU {index}"),
         }
     }
 }

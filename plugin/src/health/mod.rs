@@ -27,7 +27,7 @@ mod vitals;
 mod xid;
 
 pub use book::Book;
-pub use cause::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
+pub use cause::{Cause, Ended, GpuName, Loss, Outage, OutageKind, Proof, Trouble};
 pub use checks::{HealthChecks, XidList, XidListError};
 pub use counts::XidCounts;
 pub use fault::{Extent, Fault, Part};

@@ -109,6 +109,7 @@ impl Owner {
             book: Book::default(),
             known: None,
             indices: BTreeMap::new(),
+            nameless: BTreeMap::new(),
             warned: Vec::new(),
             caps: BTreeMap::new(),
             cut_unknown: BTreeSet::new(),

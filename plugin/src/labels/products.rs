@@ -36,8 +36,8 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Every product among these GPUs, the leading one first: those with a whole GPU before those without, then the one with most
-/// GPUs, then the one of the lowest index.
+/// Every product among these GPUs, the leading one first: those with a name before the nameless, those with a whole GPU before those
+/// without, then the one with most GPUs, then the one of the lowest index.
 pub(super) fn all<'a>(gpus: &[&'a Gpu]) -> Vec<Product<'a>> {
     let mut products: Vec<Product<'a>> = Vec::new();
     for gpu in gpus.iter().copied() {
@@ -77,6 +77,8 @@ pub(super) fn offered<'a>(products: &[Product<'a>], inventory: &Inventory) -> Ve
 fn in_order(mut products: Vec<Product<'_>>) -> Vec<Product<'_>> {
     products.sort_by_key(|product| {
         (
+            // GPUs that are out of reach say nothing of the node's.
+            product.model.is_none(),
             product.whole.is_empty(),
             Reverse(product.count()),
             product.lowest(),

@@ -2,6 +2,8 @@
 
 use gantry_plugin::config::{Config, MigStrategy, Selector};
 
+use gantry_topology::{Gpu, Machine, PathClass, PathMatrix};
+
 use super::{cut, get, labels_of, machine, offered, plain, shared, strategy, text};
 
 #[test]
@@ -138,4 +140,27 @@ fn a_gpu_with_mig_on_is_counted_and_not_shared_without_a_strategy() {
     assert_eq!(get(&labels, "nvidia.com/gpu.replicas"), Some("0"));
     assert_eq!(get(&labels, "nvidia.com/mig.capable"), Some("true"));
     assert_eq!(get(&labels, "nvidia.com/mig.strategy"), None);
+}
+
+#[test]
+fn a_gpu_that_was_never_reached_does_not_lead_the_node() {
+    for (what, profiles) in [
+        ("beside GPUs that are cut", Some(&["1g.5gb"; 7][..])),
+        ("beside one GPU that is whole", None),
+    ] {
+        let mut parts = cut(machine("dgx-a100"), |_| profiles).into_parts();
+        let left = if profiles.is_some() { 8 } else { 2 };
+        parts.gpus.truncate(left);
+        parts.nics.clear();
+        parts.nvlinks.clear();
+        parts.paths = PathMatrix::from_fn(left, |_, _| PathClass::Sys);
+        parts.gpus[0] = Gpu::default();
+        let machine = Machine::new(parts).unwrap();
+        let labels = plain(&machine, &strategy(MigStrategy::Mixed));
+        assert_eq!(
+            get(&labels, "nvidia.com/gpu.product"),
+            Some("NVIDIA-A100-SXM4-40GB"),
+            "{what}"
+        );
+    }
 }

@@ -129,7 +129,7 @@ fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_hold
 
 #[test]
 fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
-    use crate::health::{Cause, Extent, Trouble};
+    use crate::health::{Cause, Extent, GpuName, Trouble};
     use crate::inventory::Device;
 
     let device = |gpu: u8, replica: u16| Device {
@@ -151,7 +151,7 @@ fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
     let inventory = Inventory::ready(two_gpus(), devices);
     let diagnosis = Diagnosis {
         troubles: vec![Trouble {
-            gpu: "GPU-1".parse().unwrap(),
+            gpu: GpuName::Uuid("GPU-1".parse().unwrap()),
             extent: Extent::Gpu,
             cause: Cause::Lost,
             reason: "GPU lost".to_owned(),
@@ -166,4 +166,13 @@ fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
         .collect();
     assert_eq!(healthy, [true, true, false, false]);
     assert_eq!(judged.devices[3].health.reason.as_deref(), Some("GPU lost"));
+}
+
+#[test]
+fn a_gpu_that_never_told_its_name_is_not_healthy() {
+    let mut parts = (*two_gpus()).clone().into_parts();
+    parts.gpus[1].uuid = None;
+    let machine = Arc::new(Machine::new(parts).unwrap());
+    let summary = summary(&Inventory::ready(machine, Vec::new()), &[], &[]);
+    assert_eq!((summary.gpus, summary.healthy), (2, 1));
 }

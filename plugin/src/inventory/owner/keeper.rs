@@ -11,11 +11,15 @@ use tokio::sync::watch;
 use super::{Pause, Timing};
 use crate::config::Config;
 use crate::discover::{DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
-use crate::health::{Book, HealthChecks, Loss, Outage, OutageKind, Part, Table, Vitals, XidCounts};
+use crate::health::{
+    Book, Cause, Extent, GpuName, HealthChecks, Loss, Outage, OutageKind, Part, Table, Trouble, Vitals,
+    XidCounts,
+};
 use crate::inventory::diagnosis::{DiagnosesEnd, Order};
 use crate::inventory::heartbeat::Heartbeat;
 use crate::inventory::merge::merge;
 use crate::inventory::{Diagnosis, Hardware, State, StoredFault, hardware};
+use crate::nvml::NvmlError;
 use crate::recurring::Recurring;
 
 /// What the thread keeps between one reading and the next.
@@ -32,6 +36,8 @@ pub(in crate::inventory) struct Keeper {
     pub(super) known: Option<Arc<Machine>>,
     /// What any NVML counts each GPU as, as far as that is certain: a GPU that is lost keeps its place in `known` and has no index here.
     pub(super) indices: BTreeMap<GpuUuid, u8>,
+    /// GPUs that were out of reach from the start, by their place in the machine, each with the reason.
+    pub(super) nameless: BTreeMap<u8, String>,
     pub(super) warned: Vec<String>,
     /// Capability nodes of the MIG devices last found.
     pub(super) caps: BTreeMap<InstanceAt, [u32; 2]>,
@@ -92,7 +98,9 @@ impl Keeper {
         // Of a GPU that is gone the links that were known are kept; they are up at neither end.
         let up = links_by_gpu(&found.machine);
         let reloaded = self.book.works(self.hears);
+        let unreachable = found.unreachable.clone();
         let merged = merge(self.known.as_deref(), found, reloaded)?;
+        self.nameless = nameless(&merged.machine, &unreachable);
         self.cut_unknown.clear();
         for gpu in merged.machine.gpus() {
             let Some(uuid) = &gpu.uuid else { continue };
@@ -297,7 +305,19 @@ impl Keeper {
         self.diagnosis.outage = self.book.outage_now().cloned();
         let gpus = machine.map_or(&[][..], Machine::gpus);
         let uuids = gpus.iter().filter_map(|gpu| gpu.uuid.as_ref());
-        self.diagnosis.troubles = self.book.troubles(uuids);
+        // What an Xid said of a GPU still holds where it is no longer listed, or does not say who it is.
+        let unlisted = self
+            .book
+            .faulty()
+            .filter(|uuid| !gpus.iter().any(|gpu| gpu.uuid.as_ref() == Some(*uuid)));
+        self.diagnosis.troubles = self.book.troubles(uuids.chain(unlisted));
+        let nameless = self.nameless.iter().map(|(index, reason)| Trouble {
+            gpu: GpuName::Place(*index),
+            extent: Extent::Gpu,
+            cause: Cause::Lost,
+            reason: reason.clone(),
+        });
+        self.diagnosis.troubles.extend(nameless);
         self.diagnosis.faults = self
             .book
             .faults(&self.boot_id)
@@ -328,6 +348,19 @@ impl Keeper {
             log_changes(&before, &hardware);
         }
     }
+}
+
+/// The GPUs of the machine that have told no UUID, each with why.
+fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, String> {
+    let gpus = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
+    gpus.map(|gpu| {
+        let error = unreachable.iter().find(|(index, _)| *index == gpu.index);
+        let reason = error.map_or("NVML no longer lists it".to_owned(), |(_, error)| {
+            error.to_string()
+        });
+        (gpu.index, format!("GPU lost: {reason}"))
+    })
+    .collect()
 }
 
 /// NVLinks of each GPU that are up.
