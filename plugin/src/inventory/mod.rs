@@ -3,6 +3,7 @@
 //! views. None of them asks NVML.
 
 mod diagnosis;
+mod doubts;
 mod hardware;
 mod heartbeat;
 mod merge;

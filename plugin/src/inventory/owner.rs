@@ -23,6 +23,7 @@ use tokio::sync::watch;
 
 pub(super) use keeper::Keeper;
 
+use super::doubts::Doubts;
 use super::heartbeat::Heartbeat;
 use super::session::{End, Session};
 use super::{Diagnoses, Diagnosis, Hardware, Settings};
@@ -120,6 +121,8 @@ impl Owner {
             hears: true,
             failing: Recurring::default(),
             unheard: Recurring::default(),
+            deaf: BTreeMap::new(),
+            doubts: Doubts::default(),
             reloads: 0,
         };
         let thread = std::thread::Builder::new()

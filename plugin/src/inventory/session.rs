@@ -8,10 +8,11 @@ use gantry_api::FaultEvidence;
 use gantry_topology::GpuUuid;
 use jiff::Timestamp;
 
+use super::doubts::Duty;
 use super::owner::Keeper;
 use crate::discover::{self, Cut, DiscoverError, Found};
 use crate::health::{Class, Extent, Fault, Vitals};
-use crate::nvml::{Event, EventKind, EventSet, Nvml, NvmlError};
+use crate::nvml::{Code, Event, EventKind, EventSet, Nvml, NvmlError};
 
 /// Why a session is over.
 pub(super) enum End {
@@ -54,6 +55,8 @@ struct Listener<'nvml> {
     events: Option<EventSet<'nvml>>,
     /// Indices registered, or found to raise no events.
     asked: BTreeSet<u32>,
+    /// Indices that could not be registered though the GPU is there, with the reason.
+    refused: BTreeMap<u32, NvmlError>,
 }
 
 /// What the last reading said, to see a change cheaply.
@@ -91,7 +94,7 @@ impl<'nvml> Session<'nvml> {
                 0 => keeper.timing.read,
                 failures => keeper.timing.pause(failures),
             };
-            let watched = self.watch(keeper, &listener, &seen, &bound, &mut deaf, pause);
+            let watched = self.watch(keeper, &mut listener, &seen, &bound, &mut deaf, pause);
             if deaf == 0 {
                 *failures = 0;
                 if unread == 0 && watched.is_ok() {
@@ -135,7 +138,7 @@ impl<'nvml> Session<'nvml> {
                 self.drain(keeper, seen, &old);
             }
         } else {
-            self.listen_to_new(listener)?;
+            self.listen_to_new(keeper, listener)?;
         }
         *seen = Self::read(self.nvml, keeper, Some(seen))?;
         Ok(())
@@ -162,17 +165,18 @@ impl<'nvml> Session<'nvml> {
     }
 
     /// Registers every GPU.
-    fn listen(&self, keeper: &Keeper) -> Result<Listener<'nvml>, NvmlError> {
+    fn listen(&self, keeper: &mut Keeper) -> Result<Listener<'nvml>, NvmlError> {
         let mut listener = Listener::default();
         if !keeper.checks.is_off() {
             listener.events = Some(self.nvml.event_set()?);
-            self.listen_to_new(&mut listener)?;
+            self.listen_to_new(keeper, &mut listener)?;
         }
         Ok(listener)
     }
 
     /// Registers every GPU that is not registered yet.
-    fn listen_to_new(&self, listener: &mut Listener<'nvml>) -> Result<(), NvmlError> {
+    fn listen_to_new(&self, keeper: &mut Keeper, listener: &mut Listener<'nvml>) -> Result<(), NvmlError> {
+        listener.refused.clear();
         let Some(events) = &mut listener.events else {
             return Ok(());
         };
@@ -183,14 +187,25 @@ impl<'nvml> Session<'nvml> {
             match self.nvml.device(index).and_then(|device| events.register(device)) {
                 Ok(()) => {
                     listener.asked.insert(index);
+                    keeper.deaf.remove(&index);
                 }
                 Err(error) if error.is_driver_gone() => return Err(error),
+                // Tried again too; the reading tells of it.
+                Err(error) if error.is_gpu_lost() => {
+                    tracing::debug!(gpu = index, "cannot be listened to: {error}");
+                }
                 Err(error) if error.is_unsupported() => {
                     tracing::warn!(gpu = index, "raises no events, its Xids go unseen: {error}");
                     listener.asked.insert(index);
                 }
-                // Tried again at the next reading; a GPU that is lost is told of there.
-                Err(error) => tracing::debug!(gpu = index, "cannot be listened to: {error}"),
+                // Tried again at the next look.
+                Err(error) => {
+                    let told = keeper.deaf.entry(index).or_default();
+                    if told.tells(&error.to_string(), Instant::now()) {
+                        tracing::warn!(gpu = index, "cannot be listened to, its Xids go unheard: {error}");
+                    }
+                    listener.refused.insert(index, error);
+                }
             }
         }
         Ok(())
@@ -201,7 +216,7 @@ impl<'nvml> Session<'nvml> {
     fn watch(
         &self,
         keeper: &mut Keeper,
-        listener: &Listener<'nvml>,
+        listener: &mut Listener<'nvml>,
         seen: &Seen,
         bound: &BTreeSet<String>,
         deaf: &mut u32,
@@ -253,7 +268,8 @@ impl<'nvml> Session<'nvml> {
                 if self.is_behind(keeper, seen, bound) {
                     return Ok(Turn::Reload);
                 }
-                match self.has_changed(keeper, seen) {
+                let heard = self.hear_all(keeper, listener, seen);
+                match heard.and_then(|()| self.has_changed(keeper, seen)) {
                     Ok(false) => {}
                     Ok(true) => return Ok(Turn::Listen),
                     Err(error) if error.is_driver_gone() => return Err(error),
@@ -262,6 +278,24 @@ impl<'nvml> Session<'nvml> {
                 }
             }
         }
+    }
+
+    /// Listens to the GPUs that could not be listened to before. One that still cannot be must not be given out: its Xids go unheard.
+    fn hear_all(
+        &self,
+        keeper: &mut Keeper,
+        listener: &mut Listener<'nvml>,
+        seen: &Seen,
+    ) -> Result<(), NvmlError> {
+        self.listen_to_new(keeper, listener)?;
+        for (index, uuid) in &seen.gpus {
+            if !seen.unreachable.contains(index) {
+                let refused = listener.refused.get(index);
+                let failure = refused.map(|error| format!("its Xids cannot be heard: {error}"));
+                keeper.look(uuid, Duty::BeHeard, failure);
+            }
+        }
+        Ok(())
     }
 
     /// Whether NVML, which counted when it was loaded, does not know of GPUs that the kernel has. It may take a driver a moment to make
@@ -298,15 +332,20 @@ impl<'nvml> Session<'nvml> {
             _ => {}
         }
         for index in 0..seen.count {
-            let was_lost = seen.unreachable.contains(&index);
-            let lost = match was_lost {
-                true => self.is_out_of_reach(keeper, index)?,
-                false => self.is_lost(index)?,
-            };
-            if lost != was_lost {
-                return Ok(true);
+            if seen.unreachable.contains(&index) {
+                if !self.is_out_of_reach(keeper, index)? {
+                    return Ok(true);
+                }
+                continue;
             }
-            if let (false, Some(uuid)) = (lost, seen.gpus.get(&index)) {
+            let failure = match self.nvml.device(index).and_then(|device| device.memory()) {
+                Err(error) if error.is_driver_gone() => return Err(error),
+                Err(error) if error.is_gpu_lost() => return Ok(true),
+                answer => answer.err().filter(is_silence),
+            };
+            if let Some(uuid) = seen.gpus.get(&index) {
+                let failure = failure.map(|error| format!("GPU lost: {error}"));
+                keeper.look(uuid, Duty::Answer, failure);
                 self.ask_state(keeper, index, uuid)?;
             }
         }
@@ -316,15 +355,6 @@ impl<'nvml> Session<'nvml> {
         Ok(now
             .iter()
             .any(|(index, cut)| cut.is_some() && seen.cuts.get(index) != Some(cut)))
-    }
-
-    /// Whether a GPU that was read last time is off the bus now.
-    fn is_lost(&self, index: u32) -> Result<bool, NvmlError> {
-        match self.nvml.device(index).and_then(|device| device.memory()) {
-            Err(error) if error.is_driver_gone() => Err(error),
-            Err(error) => Ok(error.is_gpu_lost()),
-            Ok(_) => Ok(false),
-        }
     }
 
     /// Whether a GPU that could not be read last time still cannot be, whatever the reason: another reading would tell nothing new.
@@ -463,6 +493,13 @@ impl<'nvml> Session<'nvml> {
         }
         true
     }
+}
+
+/// Whether a GPU that fails like this may not answer anything. One that says that it does not know, or may not tell, answers: of a GPU
+/// that is cut not everybody is told how much memory it has.
+fn is_silence(error: &NvmlError) -> bool {
+    let refusals = [Code::NoPermission, Code::InvalidArgument];
+    !error.is_unsupported() && !error.code().is_some_and(|code| refusals.contains(&code))
 }
 
 /// Failures of waiting in a row after which the GPUs are listened to anew.

@@ -202,3 +202,24 @@ async fn an_nvml_that_fails_from_the_start_is_told_before_any_machine_is_known()
     let now = eye.diagnosis("a failing NVML", outage(OutageKind::Failing)).await;
     assert!(!now.known);
 }
+
+#[tokio::test]
+async fn a_gpu_that_cannot_be_listened_to_is_not_given_out() {
+    let sim = Sim::of("l4-4x-pcie");
+    let controller = &sim.installed.controller;
+    for call in ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"] {
+        controller.fail_call(call, 999, None).unwrap();
+        let mut eye = Eye::open(&sim, LOOKS_ALONE);
+        let sick = eye.until_sick(4).await;
+        let reason = &sick[sim.uuid(1)];
+        assert!(
+            reason.starts_with(&format!("its Xids cannot be heard: {call} on GPU 1 failed")),
+            "{reason}"
+        );
+        controller.clear_rule(call).unwrap();
+        eye.healthy().await;
+        controller.raise_xid(0, 95).unwrap();
+        assert!(eye.until_sick(1).await.contains_key(sim.uuid(0)));
+        eye.owner.stop();
+    }
+}

@@ -6,7 +6,7 @@ use gantry_nvml_sim::control::Recovery;
 use gantry_plugin::config::Config;
 use gantry_plugin::health::Proof;
 
-use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, sick, told};
+use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, sick, told};
 use crate::sim::Sim;
 
 #[tokio::test]
@@ -193,4 +193,35 @@ async fn what_a_gpu_said_stands_while_the_question_fails() {
         controller.clear_rule(question).unwrap();
     }
     eye.healthy().await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_answers_nothing_for_several_looks_is_lost() {
+    let sim = Sim::of("l4-4x-pcie");
+    let mut eye = Eye::open(&sim, QUICK);
+    eye.ready().await;
+    let controller = &sim.installed.controller;
+    let question = "nvmlDeviceGetMemoryInfo";
+    // Once is chance, and a refusal is an answer.
+    controller.fail_call(question, 999, Some(4)).unwrap();
+    eye.a_while(&sim).await;
+    controller.fail_call(question, 4, None).unwrap();
+    eye.a_while_of(&sim, question).await;
+    eye.a_while_of(&sim, question).await;
+    assert!(sick(&eye.snapshots.borrow()).is_empty());
+
+    controller.fail_call(question, 999, None).unwrap();
+    let sick = eye.until_sick(4).await;
+    assert!(
+        sick[sim.uuid(1)].starts_with("GPU lost: nvmlDeviceGetMemoryInfo on GPU 1 failed"),
+        "{sick:?}"
+    );
+    // Another reading tells nothing else.
+    eye.snapshots.borrow_and_update();
+    eye.a_while(&sim).await;
+    assert!(!eye.snapshots.has_changed().unwrap());
+    controller.raise_xid(2, 95).unwrap();
+    controller.clear_rule(question).unwrap();
+    let sick = eye.until_sick(1).await;
+    assert_eq!(sick[sim.uuid(2)], "Xid 95: Uncontained memory error");
 }

@@ -16,6 +16,7 @@ use crate::health::{
     XidCounts,
 };
 use crate::inventory::diagnosis::{DiagnosesEnd, Order};
+use crate::inventory::doubts::{Doubts, Duty};
 use crate::inventory::heartbeat::Heartbeat;
 use crate::inventory::merge::merge;
 use crate::inventory::{Diagnosis, Hardware, State, StoredFault, hardware};
@@ -52,6 +53,10 @@ pub(in crate::inventory) struct Keeper {
     /// That nothing can be asked, and that a wait for events failed: both may come again every few seconds for ever.
     pub(super) failing: Recurring,
     pub(in crate::inventory) unheard: Recurring,
+    /// That a GPU cannot be listened to, by its index.
+    pub(in crate::inventory) deaf: BTreeMap<u32, Recurring>,
+    /// GPUs that are listed and may be of no use.
+    pub(super) doubts: Doubts,
     /// How often NVML is to be loaded anew still, should it not count the GPUs that the kernel has.
     pub(in crate::inventory) reloads: u8,
     /// The kernel's name for this boot; empty if it does not tell.
@@ -98,6 +103,9 @@ impl Keeper {
         // Of a GPU that is gone the links that were known are kept; they are up at neither end.
         let up = links_by_gpu(&found.machine);
         let reloaded = self.book.works(self.hears);
+        if reloaded {
+            self.doubts.forget_all();
+        }
         let unreachable = found.unreachable.clone();
         let merged = merge(self.known.as_deref(), found, reloaded)?;
         self.nameless = nameless(&merged.machine, &unreachable);
@@ -106,9 +114,14 @@ impl Keeper {
             let Some(uuid) = &gpu.uuid else { continue };
             if let Some(loss) = merged.missing.get(uuid) {
                 self.book.lost(uuid, loss.clone());
+                self.doubts.forget(uuid);
                 continue;
             }
             self.book.answers(uuid);
+            // A reading reaches it; what looks have shown stands until they show another thing.
+            if let Some(loss) = self.doubts.loss(uuid) {
+                self.book.lost(uuid, loss);
+            }
             let index = indices.get(uuid);
             if let Some(vitals) = index.and_then(|index| vitals.get(index)) {
                 self.book.vitals(uuid, *vitals, &self.checks);
@@ -180,6 +193,17 @@ impl Keeper {
     /// Takes in what one GPU says of its state, between two readings.
     pub(in crate::inventory) fn vitals(&mut self, gpu: &GpuUuid, vitals: Vitals) {
         self.book.vitals(gpu, vitals, &self.checks);
+    }
+
+    /// Takes in whether a GPU that can be reached does its duty at this look.
+    pub(in crate::inventory) fn look(&mut self, gpu: &GpuUuid, duty: Duty, failure: Option<String>) {
+        let was_lost = self.doubts.loss(gpu).is_some();
+        self.doubts.look(gpu, duty, failure);
+        match self.doubts.loss(gpu) {
+            Some(loss) if !was_lost => self.book.lost(gpu, loss),
+            None if was_lost => self.book.answers(gpu),
+            _ => {}
+        }
     }
 
     /// The GPU at this place of the machine last read.
