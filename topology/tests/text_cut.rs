@@ -89,3 +89,22 @@ fn a_value_lost_where_two_tabs_part_the_cells_moves_no_other_into_its_column() {
     let printed = format!("{header}GPU0\t X \tSYS\t0-23\t0\nGPU1\tSYS\t X \t\t1\n");
     assert_eq!(values(&read(&printed)), ["0-23 0", "- 1"]);
 }
+
+#[test]
+fn a_title_torn_apart_by_blanks_is_none() {
+    let rows = "GPU0 X SYS 0-17,3        6-53\nGPU1 SYS X 18-35,5        4-71\n";
+    let torn = format!("GPU0 GPU1 CPU Affi        nity NUMA Affinity\n{rows}");
+    assert_eq!(refused(&torn).0, 1);
+    let whole = rows.replace("        ", "").replace('\n', " 0\n");
+    for titles in [
+        "CPU Affinity NUMA Affinity",
+        "CPU_Affinity NUMA_Affinity",
+        "CPUAffinity  NUMAAffinity",
+        "CPU   affinity  NUMA-affinity",
+        "CPU Affinity NUMA Affi  ",
+        "CPU Affinity NUMA_",
+    ] {
+        let text = format!("GPU0 GPU1 {titles}\n{whole}");
+        assert_eq!(values(&read(&text)), ["0-17,36-53 0", "18-35,54-71 0"]);
+    }
+}

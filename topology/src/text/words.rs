@@ -24,64 +24,71 @@ impl Title {
     }
 }
 
-/// Titles as drivers and copies write them, without blanks and in capitals.
+/// Titles as drivers and copies write them, in capitals, a blank where there may be blanks, or none.
 const TITLES: [(&str, Title); 6] = [
-    ("CPUAFFINITY", Title::Cpus),
-    ("CPUNUMAAFFINITY", Title::Numa),
-    ("NUMAAFFINITY", Title::Numa),
-    ("MEMORYAFFINITY", Title::Numa),
-    ("GPUNUMAID", Title::MemoryNuma),
-    ("GPUNUMAAFFINITY", Title::MemoryNuma),
+    ("CPU AFFINITY", Title::Cpus),
+    ("CPU NUMA AFFINITY", Title::Numa),
+    ("NUMA AFFINITY", Title::Numa),
+    ("MEMORY AFFINITY", Title::Numa),
+    ("GPU NUMA ID", Title::MemoryNuma),
+    ("GPU NUMA AFFINITY", Title::MemoryNuma),
 ];
 
-/// The most letters of a title.
-const LONGEST_TITLE: usize = "GPUNUMAAFFINITY".len();
-
-/// What may stand between the letters of a title.
+/// What may stand between the words of a title.
 fn is_gap(glyph: &Glyph) -> bool {
     glyph.is_blank() || "_-".contains(glyph.ch)
 }
 
-/// The column title that begins at `start`, whatever blanks, `_` or `-` stand in it, and where it ends.
+/// The column title that begins at `start`, whatever blanks, `_` or `-` stand between its words, and where it ends. A word of it that
+/// has blanks within was torn apart, and so may values be.
 pub(super) fn title_at(glyphs: &[Glyph], start: usize) -> Option<(Title, usize)> {
-    TITLES.iter().find_map(|(letters, title)| {
-        let mut expected = letters.chars();
-        let mut next = expected.next();
-        for (offset, glyph) in glyphs.iter().enumerate().skip(start) {
-            if is_gap(glyph) && offset > start {
-                continue;
+    TITLES.iter().find_map(|(words, title)| {
+        let mut at = start;
+        for (count, word) in words.split(' ').enumerate() {
+            if count > 0 {
+                at += glyphs.iter().skip(at).take_while(|glyph| is_gap(glyph)).count();
             }
-            if Some(glyph.ch.to_ascii_uppercase()) != next {
+            let letters = glyphs.iter().skip(at).map(|glyph| glyph.ch.to_ascii_uppercase());
+            if !word.chars().eq(letters.take(word.len())) {
                 return None;
             }
-            next = expected.next();
-            if next.is_none() {
-                return Some((*title, offset + 1));
-            }
+            at += word.len();
         }
-        None
+        Some((*title, at))
     })
 }
 
 /// The title that the rest of the line from `start` on is the beginning of, where the line was cut, and which is not among `known`.
 /// nvidia-smi prints them in the order of [`Title::ALL`], so that `CPU` is the CPUs unless these are there already.
 pub(super) fn cut_title_at(glyphs: &[Glyph], start: usize, known: &[Title]) -> Option<Title> {
-    let rest: String = glyphs
+    let end = glyphs
         .iter()
-        .skip(start)
-        .filter(|glyph| !is_gap(glyph))
-        .map(|glyph| glyph.ch.to_ascii_uppercase())
-        // One letter more than any title has is enough to see that it is none.
-        .take(LONGEST_TITLE + 1)
-        .collect();
+        .rposition(|glyph| !is_gap(glyph))
+        .map_or(0, |last| last + 1);
+    let rest = glyphs.get(start..end).unwrap_or_default();
     let begins = TITLES
         .iter()
-        .filter(|(letters, title)| letters.starts_with(&rest) && !known.contains(title));
+        .filter(|(words, title)| begins_title(rest, words) && !known.contains(title));
     // No text says GPU NUMA ID alone, and GPU may be a device's name that was cut.
     begins
         .map(|(_, title)| *title)
         .find(|title| *title != Title::MemoryNuma || !known.is_empty())
         .filter(|_| !rest.is_empty())
+}
+
+/// Whether all of `glyphs` is the beginning of a title's words.
+fn begins_title(glyphs: &[Glyph], words: &str) -> bool {
+    let mut rest = glyphs;
+    for (count, word) in words.split(' ').enumerate() {
+        let gap = rest.iter().take_while(|glyph| is_gap(glyph)).count();
+        rest = rest.get(gap * usize::from(count > 0)..).unwrap_or_default();
+        let mut letters = rest.iter().zip(word.chars());
+        if !letters.all(|(glyph, letter)| glyph.ch.to_ascii_uppercase() == letter) {
+            return false;
+        }
+        rest = rest.get(word.len()..).unwrap_or_default();
+    }
+    rest.is_empty()
 }
 
 /// A single switch on the GPUs' own board, as old drivers name it; as near as `PIX`.
