@@ -104,6 +104,7 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     let watchdog = Watchdog {
         heartbeat: owner.heartbeat(),
         diagnoses: diagnoses.clone(),
+        marker: owner.marker(),
         publish: publish_hardware,
         observed: Arc::clone(&observed),
         patience,

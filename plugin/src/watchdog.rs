@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::health::{Outage, OutageKind};
-use crate::inventory::{Diagnoses, Hardware, Heartbeat};
+use crate::inventory::{Diagnoses, Hardware, Heartbeat, Marker};
 use crate::observe::Observed;
 
 /// When what is concluded of an NVML that hangs or fails.
@@ -41,6 +41,8 @@ pub(crate) struct Watchdog {
     pub(crate) heartbeat: Heartbeat,
     /// What it says is wrong.
     pub(crate) diagnoses: Diagnoses,
+    /// Where else that is told of which the thread says nothing.
+    pub(crate) marker: Marker,
     /// Where devices are published.
     pub(crate) publish: watch::Sender<Arc<Hardware>>,
     /// The probes.
@@ -73,6 +75,8 @@ impl Watchdog {
             let dead = self.heartbeat.has_panicked() || lasts >= self.patience.dead;
             if let Finding::Silent(reason) = &finding {
                 self.publish.send_if_modified(|hardware| mark(hardware, reason));
+                let machine = Arc::clone(&self.publish.borrow().machine);
+                self.marker.mark(machine.gpus().iter(), reason);
                 // After that: whoever beats from now on sets it right.
                 self.heartbeat.give_up();
             }
@@ -171,9 +175,11 @@ mod tests {
                 Arc::<Observed>::default(),
                 CancellationToken::new(),
             );
+            let (diagnoses, marker) = diagnoses.with_marker();
             let watchdog = Watchdog {
                 heartbeat: heartbeat.clone(),
                 diagnoses,
+                marker,
                 publish,
                 observed: Arc::clone(&observed),
                 patience,

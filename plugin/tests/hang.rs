@@ -57,6 +57,12 @@ async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_i
         503,
         "another process may be better off"
     );
+    let metric = format!(
+        "gantry_plugin_gpu_unhealthy{{gpu=\"{}\",cause=\"nvml\"}} 1",
+        sim.uuid(0)
+    );
+    let (_, metrics) = get(listen, "/metrics").await;
+    assert!(metrics.contains(&metric), "{metrics}");
     // What kubelet insists on is served meanwhile.
     let id = sim.uuid(0);
     let container = plugin.allocate(&[id]).await.unwrap();
@@ -70,6 +76,8 @@ async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_i
         }
     })
     .await;
+    let (_, metrics) = get(listen, "/metrics").await;
+    assert!(!metrics.contains(&metric), "{metrics}");
     shutdown.cancel();
     soon("the daemon's end", daemon).await.unwrap().unwrap();
 }

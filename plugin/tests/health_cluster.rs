@@ -5,7 +5,10 @@
 mod sim;
 mod support;
 
+use std::time::Duration;
+
 use gantry_api::{GpuNode, GpuNodeStatus, names};
+use gantry_plugin::Patience;
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::{Node as KubeNode, NodeCondition};
 use k8s_openapi::api::events::v1::Event;
@@ -73,8 +76,12 @@ impl Scene {
     }
 
     fn launch(&mut self) {
+        self.launch_with(Patience::default());
+    }
+
+    fn launch_with(&mut self, patience: Patience) {
         let shutdown = CancellationToken::new();
-        let run = gantry_plugin::run(self.node.args().clone(), shutdown.clone());
+        let run = gantry_plugin::run_with(self.node.args().clone(), patience, shutdown.clone());
         self.daemon = Some((shutdown, tokio::spawn(run)));
     }
 
@@ -321,5 +328,26 @@ async fn a_gpu_that_is_off_the_bus_from_the_start_makes_its_node_unhealthy() {
     assert_eq!(scene.event("GpuUnhealthy").await, message);
     let account = scene.account("an account", |_| true).await;
     assert_eq!((account.summary.gpus, account.summary.healthy), (4, 3));
+    scene.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_hangs_makes_its_node_unhealthy_until_it_answers() {
+    let mut scene = Scene::of("workstation-2x").await;
+    scene.launch_with(Patience {
+        look: Duration::from_millis(50),
+        silent: Duration::from_secs(2),
+        dead: Duration::from_secs(3600),
+    });
+    scene.condition("True").await;
+    let controller = &scene.sim.installed.controller;
+    let slow = Duration::from_secs(6);
+    controller.slow_call("nvmlEventSetWait_v2", slow).unwrap();
+    let condition = scene.condition("False").await;
+    let message = condition.message.unwrap_or_default();
+    let reason = format!("{}: NVML hangs: no answer for more than 2 s", scene.sim.uuid(0));
+    assert!(message.contains(&reason), "{message}");
+    controller.clear_rule("nvmlEventSetWait_v2").unwrap();
+    scene.condition("True").await;
     scene.stop().await;
 }

@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use gantry_api::GpuFault;
-use gantry_topology::GpuUuid;
+use gantry_topology::{Gpu, GpuUuid};
 use tokio::sync::watch;
 
-use crate::health::{Ended, Outage, Trouble};
+use crate::health::{Cause, Ended, Extent, GpuName, Outage, Trouble};
 
 /// Everything that is wrong at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -107,6 +107,31 @@ pub struct Diagnoses {
     orders: Sender<Order>,
 }
 
+/// Marks every GPU in the diagnosis while its owner says nothing: the owner's next word sets it right. Clones are alike.
+#[derive(Debug, Clone)]
+pub struct Marker(watch::Sender<Arc<Diagnosis>>);
+
+impl Marker {
+    /// Says of all these GPUs that NVML fails. What else was wrong with them nobody can know now; their faults stay.
+    pub fn mark<'a>(&self, gpus: impl Iterator<Item = &'a Gpu>, reason: &str) {
+        let troubles: Vec<Trouble> = gpus
+            .map(|gpu| Trouble {
+                gpu: gpu.uuid.clone().map_or(GpuName::Place(gpu.index), GpuName::Uuid),
+                extent: Extent::Gpu,
+                cause: Cause::Nvml,
+                reason: reason.to_owned(),
+            })
+            .collect();
+        self.0.send_if_modified(|diagnosis| {
+            let changed = diagnosis.troubles != troubles;
+            if changed {
+                Arc::make_mut(diagnosis).troubles = troubles;
+            }
+            changed
+        });
+    }
+}
+
 /// The owner's end.
 #[derive(Debug)]
 pub(super) struct DiagnosesEnd {
@@ -114,15 +139,29 @@ pub(super) struct DiagnosesEnd {
     pub(super) orders: Receiver<Order>,
 }
 
+impl DiagnosesEnd {
+    pub(super) fn marker(&self) -> Marker {
+        Marker(self.diagnosis.clone())
+    }
+}
+
 impl Diagnoses {
     pub(super) fn pair() -> (Self, DiagnosesEnd) {
-        let (publish, diagnosis) = watch::channel(Arc::default());
+        let (publish, diagnosis) = watch::channel(Arc::<Diagnosis>::default());
         let (orders, received) = channel();
         let end = DiagnosesEnd {
             diagnosis: publish,
             orders: received,
         };
         (Self { diagnosis, orders }, end)
+    }
+
+    /// One whose owner says nothing, and who marks it.
+    #[cfg(test)]
+    pub(crate) fn with_marker(self) -> (Self, Marker) {
+        let marker = Marker(watch::channel(self.now()).0);
+        let diagnosis = marker.0.subscribe();
+        (Self { diagnosis, ..self }, marker)
     }
 
     /// One of no owner, for an inventory from elsewhere: nothing is ever wrong.

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use crate::config::{Config, SharedDevices};
 use crate::discover::DiscoverError;
 
-pub use diagnosis::{Diagnoses, Diagnosis, Lift, LiftError, StoredFault};
+pub use diagnosis::{Diagnoses, Diagnosis, Lift, LiftError, Marker, StoredFault};
 #[cfg(test)]
 pub(crate) use hardware::units;
 pub use hardware::{Hardware, Unit};

@@ -26,7 +26,7 @@ pub(super) use keeper::Keeper;
 use super::doubts::Doubts;
 use super::heartbeat::Heartbeat;
 use super::session::{End, Session};
-use super::{Diagnoses, Diagnosis, Hardware, Settings};
+use super::{Diagnoses, Diagnosis, Hardware, Marker, Settings};
 use crate::discover::NvmlOptions;
 use crate::health::{Book, HealthChecks, Table, XidCounts};
 use crate::nvml::{self, Nvml};
@@ -74,6 +74,7 @@ pub struct Owner {
     thread: JoinHandle<()>,
     xids: XidCounts,
     diagnoses: Diagnoses,
+    marker: Marker,
     heartbeat: Heartbeat,
 }
 
@@ -91,6 +92,7 @@ impl Owner {
         let (stop, stopped) = channel();
         let xids = XidCounts::default();
         let (diagnoses, diagnoses_end) = Diagnoses::pair();
+        let marker = diagnoses_end.marker();
         let heartbeat = Heartbeat::new();
         let last_word = heartbeat.last_word();
         let keeper = Keeper {
@@ -136,6 +138,7 @@ impl Owner {
             thread,
             xids,
             diagnoses,
+            marker,
             heartbeat,
         })
     }
@@ -143,6 +146,11 @@ impl Owner {
     /// What is wrong with the GPUs, and where to tell about it.
     pub fn diagnoses(&self) -> Diagnoses {
         self.diagnoses.clone()
+    }
+
+    /// What is wrong where the thread does not say it.
+    pub fn marker(&self) -> Marker {
+        self.marker.clone()
     }
 
     /// Whether the thread goes on.
