@@ -108,3 +108,19 @@ fn a_title_torn_apart_by_blanks_is_none() {
         assert_eq!(values(&read(&text)), ["0-17,36-53 0", "18-35,54-71 0"]);
     }
 }
+
+#[test]
+fn a_text_clipped_within_its_columns_is_no_smaller_machine() {
+    assert_eq!(
+        refused("     GPU0 \nGPU0     X\nGPU1    NO\nGPU2    SY\n"),
+        (3, 1)
+    );
+    assert_eq!(refused("     GPU0 \nGPU0     X\nNIC0    PI\n"), (3, 1));
+    assert_eq!(
+        refused("GPU0 GPU1 \nGPU0    X  SYS\nGPU1  SYS    X\nGPU2    S\n"),
+        (4, 1)
+    );
+    // What is said of GPUs that have a row is no row.
+    let list = "GPU0\nGPU0 X\nGPU0 is an L4\n";
+    assert_eq!(read(list).gpus().len(), 1);
+}

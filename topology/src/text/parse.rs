@@ -43,6 +43,9 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
         return Err(place.refuse(problem));
     }
     let mut rows = reader.read_rows(&header)?;
+    if let Some(next) = reader.rest().first() {
+        refuse_next_row(&header, next)?;
+    }
     if let (Some(next), Some(last)) = (reader.rest().first(), rows.last_mut()) {
         // Words right behind the last row, such as a prompt with a command, may have come in the place of its end.
         last.terminated &= is_boundary(next);
@@ -80,6 +83,20 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
         nics: nics.map(|(name, device)| NicLine { name, device }).collect(),
         links,
     })
+}
+
+/// Refuses the line right behind the last row if it begins with the device that would be the next: its column, and the end of this row,
+/// were clipped.
+fn refuse_next_row(header: &Header, next: &Line) -> Result<(), TopoError> {
+    let row = word_at(&next.glyphs, skip_blanks(&next.glyphs, 0));
+    let due = match header.names.len() - header.gpus {
+        0 => [format!("GPU{}", header.gpus), "NIC0".to_owned()],
+        nics => [format!("NIC{nics}"), String::new()],
+    };
+    if !row.is_empty() && due.contains(&row) {
+        return Err(next.refuse_at_start(TopoProblem::RowWithoutColumn { row }));
+    }
+    Ok(())
 }
 
 struct Reader<'a> {
