@@ -1,7 +1,10 @@
 //! What an earlier run of this plugin published, for what must outlive it: holders and faults. Read, and judged elsewhere.
 
-use gantry_api::{GpuNode, GpuNodeStatus, NodeName};
+use gantry_api::{GpuFault, GpuNode, Holder, NodeName};
+use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::{Duration, Instant};
 use tracing::warn;
 
@@ -10,18 +13,53 @@ use super::Pauses;
 /// For how long a refusal may be that of an API server which has just started: it answers before it knows who may do what.
 const STARTING: Duration = Duration::from_secs(15);
 
+/// What must outlive a run of the plugin.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Account {
+    pub(super) holders: Vec<Holder>,
+    pub(super) faults: Vec<GpuFault>,
+}
+
+impl Account {
+    /// Reads what this version understands: one entry that it does not, of a later version or edited by hand, must hide no other.
+    fn of(node: &DynamicObject) -> Self {
+        Self {
+            holders: entries(&node.data["status"]["holders"], "holder"),
+            faults: entries(&node.data["status"]["faults"], "fault"),
+        }
+    }
+}
+
+fn entries<T: DeserializeOwned>(list: &Value, what: &str) -> Vec<T> {
+    let entries = list.as_array().into_iter().flatten();
+    entries
+        .filter_map(|entry| {
+            T::deserialize(entry)
+                .inspect_err(
+                    |error| warn!(%error, %entry, "a {what} that an earlier run published is not understood"),
+                )
+                .ok()
+        })
+        .collect()
+}
+
+/// The `GpuNode`s as the API server has them: none is refused because another version wrote it.
+pub(super) fn objects(client: Client) -> Api<DynamicObject> {
+    Api::all_with(client, &ApiResource::erase::<GpuNode>(&()))
+}
+
 /// The last account of this node. Asked for until the API server answers, and each time that it does not `failed` is told.
 pub(super) async fn account(
     client: &Client,
     node: &NodeName,
     mut failed: impl FnMut(&kube::Error),
-) -> Option<GpuNodeStatus> {
-    let api = Api::<GpuNode>::all(client.clone());
+) -> Option<Account> {
+    let api = objects(client.clone());
     let mut pauses = Pauses::default();
     let mut forbidden_since = None;
     loop {
         match api.get_opt(node.as_str()).await {
-            Ok(node) => return node.and_then(|node| node.status),
+            Ok(node) => return node.map(|node| Account::of(&node)),
             // What is forbidden for longer than a start takes stays so. Anything else (too many requests, a token that is not known yet)
             // may pass; to go on without knowing would wipe it all out with the next account.
             Err(kube::Error::Api(status))
@@ -45,17 +83,17 @@ pub(super) async fn account(
 
 #[cfg(test)]
 mod tests {
-    use gantry_api::GpuNodeSpec;
+    use gantry_api::{GpuNodeSpec, GpuNodeStatus};
     use http::{Request, Response};
     use kube::client::Body;
-    use serde_json::{Value, json};
+    use serde_json::json;
     use tower_test::mock;
 
     use super::*;
     use crate::inventory::Inventory;
 
     /// What is read of an API server that answers with these, one after the other, and how often it failed.
-    async fn read(answers: Vec<(u16, Value)>) -> (Option<GpuNodeStatus>, usize) {
+    async fn read(answers: Vec<(u16, Value)>) -> (Option<Account>, usize) {
         let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
         tokio::spawn(async move {
             for (code, answer) in answers {
@@ -88,7 +126,7 @@ mod tests {
             (200, found),
         ])
         .await;
-        assert_eq!((read, failures), (Some(GpuNodeStatus::default()), 3));
+        assert_eq!((read, failures), (Some(Account::default()), 3));
     }
 
     #[tokio::test(start_paused = true)]
@@ -99,7 +137,7 @@ mod tests {
         let found = serde_json::to_value(found).unwrap();
         let forbidden = refusal(403, "Forbidden");
         let (read, failures) = read(vec![forbidden.clone(), forbidden, (200, found)]).await;
-        assert_eq!((read, failures), (Some(GpuNodeStatus::default()), 2));
+        assert_eq!((read, failures), (Some(Account::default()), 2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -113,5 +151,27 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_there_is_not_waited_for() {
         assert_eq!(read(vec![refusal(404, "NotFound")]).await, (None, 0));
+    }
+
+    #[tokio::test]
+    async fn what_this_version_does_not_understand_hides_nothing_that_it_does() {
+        let fault = |gpu: &str, xid: Value| json!({"gpu": gpu, "xid": xid, "class": "fatal", "reason": "Xid 79", "since": "2026-01-01T00:00:00Z"});
+        let holder = |pod: &str, provenance: &str| json!({"namespace": "ml", "pod": pod, "resource": "nvidia.com/gpu", "devices": ["GPU-a"], "provenance": provenance});
+        let node = json!({
+            "apiVersion": "gantry.dev/v9",
+            "kind": "GpuNode",
+            "metadata": {"name": "node-1"},
+            "spec": {"machine": "a shape of tomorrow"},
+            "status": {
+                "summary": 7,
+                "faults": [fault("GPU-a", json!("seventy-nine")), fault("GPU-b", json!(79))],
+                "holders": [holder("a", "Guessed"), holder("b", "Granted")],
+            },
+        });
+        let (read, failures) = read(vec![(200, node)]).await;
+        let read = read.unwrap();
+        let gpus: Vec<&str> = read.faults.iter().map(|fault| fault.gpu.as_str()).collect();
+        let pods: Vec<&str> = read.holders.iter().map(|holder| holder.pod.as_str()).collect();
+        assert_eq!((gpus, pods, failures), (vec!["GPU-b"], vec!["b"], 0));
     }
 }

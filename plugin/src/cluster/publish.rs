@@ -11,14 +11,15 @@ use gantry_topology::Machine;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{GetParams, Patch, PatchParams};
+use kube::api::{DynamicObject, GetParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
+use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Cluster, Pauses, status};
+use super::{Cluster, Pauses, earlier, status};
 use crate::inventory::{Inventory, State};
 use crate::recurring::Recurring;
 
@@ -41,6 +42,8 @@ const LAST_DEADLINE: Duration = Duration::from_secs(1);
 /// The writer and what it last wrote.
 pub(super) struct Publisher {
     api: Api<GpuNode>,
+    /// The same, as JSON: what another version has written is replaced, and need not be understood for that.
+    objects: Api<DynamicObject>,
     nodes: Api<Node>,
     cluster: Cluster,
     machine: Option<Arc<Machine>>,
@@ -55,6 +58,7 @@ impl Publisher {
     pub(super) fn new(client: Client, cluster: Cluster) -> Self {
         Self {
             api: Api::all(client.clone()),
+            objects: earlier::objects(client.clone()),
             nodes: Api::all(client),
             cluster,
             machine: None,
@@ -220,11 +224,9 @@ impl Publisher {
         if let Some(machine) = &self.machine {
             return Ok(Arc::clone(machine));
         }
-        let stored = self.api.get_opt(self.cluster.node.as_str()).await?;
-        Ok(stored.map_or_else(
-            || Arc::clone(&inventory.machine),
-            |stored| Arc::new(stored.spec.machine),
-        ))
+        let stored = self.objects.get_opt(self.cluster.node.as_str()).await?;
+        let machine = stored.and_then(|stored| Machine::deserialize(&stored.data["spec"]["machine"]).ok());
+        Ok(machine.map_or_else(|| Arc::clone(&inventory.machine), Arc::new))
     }
 
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
@@ -242,7 +244,7 @@ impl Publisher {
             "metadata": node.metadata,
             "spec": node.spec,
         });
-        self.api
+        self.objects
             .patch(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply))
             .await?;
         info!(gpus = machine.gpus().len(), "machine published");
@@ -258,7 +260,7 @@ impl Publisher {
             "metadata": {"name": self.cluster.node},
             "status": status,
         });
-        self.api
+        self.objects
             .patch_status(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply))
             .await?;
         Ok(())
