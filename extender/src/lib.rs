@@ -82,7 +82,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let watched = Watched::new(read_resources(&args.resources)?);
     let options = options(&args);
     let tls = tls(&args.tls)?;
-    let run = format!("{:x}", jiff::Timestamp::now().as_microsecond());
+    let run = run_id();
     let election = election(&args.lease, &run)?;
     let client = gantry_client::connect(args.kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners {
@@ -226,6 +226,12 @@ fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {
     Ok(Some(Arc::new(Tls::load(files)?)))
 }
 
+/// A name that no other process has, be it started on the same machine in the same moment: two that share one would both take the Lease for
+/// their own.
+fn run_id() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
 /// For which Lease this process stands, if it does. `run` tells it from the process before it on the same machine.
 fn election(args: &LeaseArgs, run: &str) -> anyhow::Result<Option<lease::Settings>> {
     if !args.leader_elect {
@@ -301,6 +307,12 @@ fn read_resources(written: &[String]) -> anyhow::Result<Vec<ResourceName>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_that_start_in_one_moment_have_names_of_their_own() {
+        let names: std::collections::HashSet<String> = (0..1000).map(|_| run_id()).collect();
+        assert_eq!(names.len(), 1000);
+    }
 
     #[tokio::test]
     async fn the_extender_ends_when_its_watches_do_and_says_so() {
