@@ -33,7 +33,7 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::protocol::{Now, Settings};
 
 pub use binds::Outcome;
-pub use budgets::Disruptions;
+pub use budgets::{Disruptions, LooseBudget};
 pub use entry::Totals;
 pub use gangs::{
     Admitted, Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView,
@@ -144,8 +144,13 @@ impl Index {
     }
 
     /// A pod that asks for watched resources was seen.
-    pub fn pod_applied(&mut self, mut pod: PodFacts) {
+    pub fn pod_applied(&mut self, pod: PodFacts) {
         self.seen(Source::Pods, pod.uid.as_str());
+        self.take_pod(pod);
+    }
+
+    /// Takes a pod as it is now. It need not be there any more: only what the API server sent counts as seen while pods are listed.
+    fn take_pod(&mut self, mut pod: PodFacts) {
         self.keep_claim(&pod.uid, &mut pod.claim);
         self.room_pod(&mut pod);
         let uid = pod.uid.clone();
@@ -189,7 +194,7 @@ impl Index {
     pub fn pod_deleted(&mut self, now: Instant, uid: &PodUid, last: Option<PodFacts>) {
         self.moment(now);
         if let Some(last) = last.filter(|last| last.uid == *uid) {
-            self.pod_applied(last);
+            self.take_pod(last);
         }
         self.depart(uid);
         self.tell_gone(uid);

@@ -1,4 +1,4 @@
-//! Custom resources of ours whose fields are not read yet: a watch must go on when one object is malformed. Of an object nothing is read
+//! Objects whose fields are not read yet: a watch must go on when one of them is malformed. Of an object nothing is read
 //! here but its metadata.
 
 use std::borrow::Cow;

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use super::listed::{Change, Words, follow};
-use crate::index::{Disruptions, Store};
+use crate::index::{Disruptions, LooseBudget, Store};
 
 /// Watches until `shutdown`. While the budgets cannot be listed nobody is preempted.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
@@ -27,7 +26,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         let budgets = known.values().cloned().collect();
         store.update(|index| index.budgets_seen(Some(budgets)));
     };
-    let budgets = Api::<PodDisruptionBudget>::all(client);
+    let budgets = Api::<LooseBudget>::all(client);
     follow(budgets, words, Disruptions::read, tell, shutdown).await;
 }
 
@@ -55,7 +54,16 @@ mod tests {
         ));
         let list = json!({
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudgetList",
-            "metadata": {"resourceVersion": "1"}, "items": [],
+            "metadata": {"resourceVersion": "1"},
+            // Whoever may write a budget may write such times, and keeps nobody else's budgets from being known.
+            "items": [{
+                "metadata": {
+                    "namespace": "web", "name": "odd",
+                    "managedFields": [{"manager": "m", "time": "9999-12-31T23:59:59Z"}],
+                },
+                "spec": {"selector": {"matchLabels": {"app": "odd"}}},
+                "status": {"conditions": [{"lastTransitionTime": "9999-12-31T23:59:59Z"}]},
+            }],
         });
         let watching = loop {
             let (request, send) = api.next_request().await.unwrap();
@@ -69,6 +77,7 @@ mod tests {
             watching.contains(&format!("timeoutSeconds={WATCH_SECONDS}")),
             "{watching}"
         );
+        assert!(cluster.store.read(|index| index.knows_budgets()));
         shutdown.cancel();
         running.await.unwrap();
     }

@@ -4,26 +4,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_gang::needs::{NodeTerm, Requirement};
 use k8s_openapi::api::core::v1::{
-    NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PersistentVolumeClaim,
 };
 use kube::{Api, Client};
+use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use super::listed::{Change, Words, follow};
 use crate::index::Store;
+use crate::loose::Loose;
 use crate::pod;
 
 /// Watches until `shutdown`. Without the right gangs are planned as if their volumes could be reached from everywhere.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
     const WITHOUT: &str = "gangs are planned as if their volumes could be reached from every node; manifests/extender.yaml gives that right";
     let claims = follow(
-        Api::<PersistentVolumeClaim>::all(client.clone()),
+        Api::<Loose<PersistentVolumeClaim>>::all(client.clone()),
         Words {
             what: "claims of volumes",
             without: WITHOUT,
         },
         |claim| -> Option<Arc<str>> {
-            let volume = claim.spec.as_ref()?.volume_name.as_deref()?;
+            let volume = claim.spec.get("volumeName")?.as_str()?;
             Some(volume.into())
         },
         |change| {
@@ -37,14 +39,14 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     );
     let words = Mutex::new(pod::Words::default());
     let volumes = follow(
-        Api::<PersistentVolume>::all(client),
+        Api::<Loose<PersistentVolume>>::all(client),
         Words {
             what: "volumes",
             without: WITHOUT,
         },
         |volume| {
-            let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?;
-            let required = affinity.required.as_ref()?;
+            let required = volume.spec.get("nodeAffinity")?.get("required")?;
+            let required = NodeSelector::deserialize(required).ok()?;
             let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
             let terms = required.node_selector_terms.iter();
             let terms: Vec<NodeTerm> = terms.map(|term| read(term, &mut words)).collect();

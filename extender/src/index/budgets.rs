@@ -9,10 +9,16 @@ use gantry_api::PodUid;
 use gantry_gang::needs::{Operator, Requirement};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::Index;
 use crate::gang::preempt::{Budget, Occupant};
+use crate::loose::Loose;
 use crate::pod::PodProfile;
+
+/// A budget as it is watched: what cannot be read of one must not keep the others from being read.
+pub type LooseBudget = Loose<PodDisruptionBudget>;
 
 /// A budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,18 +34,23 @@ pub struct Disruptions {
 }
 
 impl Disruptions {
-    /// Reads a budget.
-    pub fn read(budget: &PodDisruptionBudget) -> Self {
-        let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    /// Reads a budget. One whose selector cannot be read protects every pod of its namespace: rather spare one too many.
+    pub fn read(budget: &LooseBudget) -> Self {
+        let selector = budget.spec.get("selector").filter(|selector| !selector.is_null());
+        let selector = selector.map(LabelSelector::deserialize);
+        let readable = !matches!(selector, Some(Err(_)));
         let allowed = budget
             .status
             .as_ref()
-            .map_or(0, |status| status.disruptions_allowed);
+            .and_then(|status| status.get("disruptionsAllowed"));
+        let allowed = allowed.and_then(Value::as_u64).filter(|_| readable);
         Self {
             namespace: budget.metadata.namespace.as_deref().unwrap_or_default().into(),
             name: budget.metadata.name.as_deref().unwrap_or_default().into(),
-            selector: selector.map(requirements),
-            allowed: u32::try_from(allowed).unwrap_or(0),
+            selector: selector.map(|selector| requirements(&selector.unwrap_or_default())),
+            allowed: allowed
+                .and_then(|allowed| u32::try_from(allowed).ok())
+                .unwrap_or(0),
         }
     }
 
@@ -201,7 +212,7 @@ impl Index {
     }
 
     /// Whether the budgets are known.
-    pub(super) fn knows_budgets(&self) -> bool {
+    pub(crate) fn knows_budgets(&self) -> bool {
         self.budgets.is_some()
     }
 
@@ -243,6 +254,14 @@ mod tests {
             .map(|(key, value)| (Arc::from(*key), Arc::from(*value)))
             .collect();
         budget(selector).covers(namespace, &labels)
+    }
+
+    #[test]
+    fn a_selector_that_cannot_be_read_protects_every_pod_of_the_namespace() {
+        let unreadable = json!({"matchLabels": {"app": 3}});
+        assert_eq!(budget(&unreadable).allowed, 0);
+        assert!(covers(&unreadable, "default", &[("app", "db")]));
+        assert!(!covers(&unreadable, "other", &[("app", "db")]));
     }
 
     #[test]

@@ -193,12 +193,23 @@ impl Index {
             .filter(|uid| with_named.breaks(&PodUid::from(uid.as_str())))
             .count();
         let budgets_broken = offer.budgets_broken.saturating_add_unsigned(broken as u64);
+        // kube-scheduler takes the first one's priority for the highest of the node's, and prefers nodes by it. Those that are not known
+        // stay in front, in the order in which they were named.
+        victims.sort_by_key(|uid| Reverse(self.victims_priority(uid).unwrap_or(i32::MAX)));
         let offer = Offer {
             victims,
             budgets_broken,
             node: offer.node,
         };
         (!offer.victims.is_empty()).then(|| (gangs(&offer.victims), offer))
+    }
+}
+
+impl Index {
+    fn victims_priority(&self, uid: &str) -> Option<i32> {
+        let uid = PodUid::from(uid);
+        let known = self.pods.get(&uid).map(|pod| pod.priority);
+        known.or_else(|| self.priority_of_other(&uid))
     }
 }
 

@@ -153,7 +153,7 @@ impl Index {
                 let before = Arc::clone(&pod.needs);
                 self.complete(&mut pod);
                 if pod.needs != before {
-                    self.pod_applied(pod);
+                    self.take_pod(pod);
                     // A gang that was refused for what was known then.
                     self.gangs.gained();
                 }
@@ -209,6 +209,12 @@ impl Index {
         let there = self.rooms.pods.get(uid)?;
         let what = there.stoppable.as_deref()?;
         Some((Arc::clone(&there.profile.namespace), Arc::clone(&what.name)))
+    }
+
+    /// The priority of a pod that asks for nothing that is watched, if it may be stopped by itself.
+    pub(in crate::index) fn priority_of_other(&self, uid: &PodUid) -> Option<i32> {
+        let there = self.rooms.pods.get(uid)?;
+        there.stoppable.as_ref().map(|what| what.priority)
     }
 
     /// What of a pod that is on a node, or asks for devices, concerns others.

@@ -452,6 +452,25 @@ fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
 }
 
 #[test]
+fn a_pod_that_no_list_names_is_gone_also_if_its_needs_are_found_to_be_others_meanwhile() {
+    let mut world = world_of(&[PLAIN]);
+    let now = Instant::now();
+    world.index.list_begins(now, Source::Pods);
+    // It has a label that no term was about before.
+    let mut other = shy().json("x");
+    other["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+        json!([{"topologyKey": "zone", "labelSelector": {"matchLabels": {"index": "1"}}}]);
+    match world.reader.read(serde_json::from_value(other).unwrap()).unwrap() {
+        Seen::OtherPod(pod) => world.index.other_pod_applied(*pod),
+        Seen::Facts(_) => panic!("it asks for nothing that is watched"),
+    }
+    world.index.publish();
+    assert_eq!(world.index.pod("p0").unwrap().needs.labels.len(), 1);
+    world.index.list_ends(now, Source::Pods);
+    assert!(world.index.pod("p0").is_none());
+}
+
+#[test]
 fn labels_that_no_term_is_about_any_more_are_forgotten() {
     let shy = shy();
     let mut world = world_of(&[PLAIN, shy.clone()]);

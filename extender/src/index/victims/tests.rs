@@ -58,10 +58,23 @@ fn victims_are_chosen_where_none_are_named_as_few_and_as_unimportant_as_will_do(
     );
     assert_eq!(
         answer(&cluster, 3, 10, vec![offer("n", &[])]),
-        [offer("n", &["low", "middle"])]
+        [offer("n", &["middle", "low"])]
     );
     // Nobody of the same or a higher priority is stopped.
     assert_eq!(answer(&cluster, 4, 10, vec![offer("n", &[])]), []);
+}
+
+/// kube-scheduler compares nodes by the priority of the first victim that each is offered with.
+#[test]
+fn the_most_important_victim_stands_first_also_before_those_that_were_named() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &plain(4));
+    cluster.pod(&ranked("low", 2, 0, "0-1"));
+    cluster.pod(&ranked("middle", 2, 5, "2-3"));
+    assert_eq!(
+        answer(&cluster, 4, 10, vec![offer("n", &["low"])]),
+        [offer("n", &["middle", "low"])]
+    );
 }
 
 fn budget(app: &str, allowed: i32) -> crate::index::Disruptions {
@@ -106,19 +119,19 @@ fn whom_no_budget_protects_goes_first_whatever_its_priority() {
     tell(Some(vec![budget("prot", 0)]));
     let asked = |gpus| answer(&cluster, gpus, 1000, vec![offer("n", &[])]);
     assert_eq!(asked(1), [breaking("n", &["free-n"], 0)]);
-    assert_eq!(asked(2), [breaking("n", &["free-n", "last-n"], 0)]);
-    assert_eq!(asked(3), [breaking("n", &["free-n", "last-n", "prot-n"], 1)]);
+    assert_eq!(asked(2), [breaking("n", &["last-n", "free-n"], 0)]);
+    assert_eq!(asked(3), [breaking("n", &["last-n", "free-n", "prot-n"], 1)]);
     assert_eq!(asked(4)[0].budgets_broken, 2);
     // As many as a budget allows are not protected by it.
     tell(Some(vec![budget("prot", 1)]));
     assert_eq!(asked(1), [breaking("n", &["prot-n"], 0)]);
-    assert_eq!(asked(2), [breaking("n", &["prot-n", "free-n"], 0)]);
+    assert_eq!(asked(2), [breaking("n", &["free-n", "prot-n"], 0)]);
     assert_eq!(asked(4)[0].budgets_broken, 1);
     // Whom kube-scheduler names counts against it before, and is counted by kube-scheduler.
     let named = vec![offer("n", &["prot-too-n"])];
     assert_eq!(
         answer(&cluster, 2, 1000, named),
-        [breaking("n", &["prot-too-n", "free-n"], 0)]
+        [breaking("n", &["free-n", "prot-too-n"], 0)]
     );
     // While no budgets are known every pod may be protected.
     tell(None);
@@ -136,7 +149,7 @@ fn nodes_where_fewer_budgets_are_broken_are_offered_back_alone() {
     let offers = vec![breaking("n", &["prot-n"], 1), offer("other", &[])];
     assert_eq!(
         answer(&cluster, 2, 1000, offers),
-        [breaking("other", &["free-other", "last-other"], 0)]
+        [breaking("other", &["last-other", "free-other"], 0)]
     );
 }
 
