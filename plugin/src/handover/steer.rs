@@ -129,14 +129,17 @@ impl Handover {
         Some(answers)
     }
 
-    /// The first pod in kubelet's order with an open step of this resource and size: first those whose turn it is within their
-    /// pod, then any. If it cannot be given its set it is still the one: taking the next pod's instead would shift every pod
-    /// after it.
+    /// The first pod in kubelet's order with an open step of this resource and size: first those that were never served, for a kubelet
+    /// that lost its checkpoint does not ask again for containers that run; of them those whose turn it is within their pod, then any. If
+    /// it cannot be given its set it is still the one: taking the next pod's instead would shift every pod after it.
     fn candidate(&self, request: &Request, answered: &[Outstanding]) -> Option<Candidate> {
         let pods = self.in_order();
-        for depth in [1, usize::MAX] {
+        let looks = [(false, 1), (false, usize::MAX), (true, 1), (true, usize::MAX)];
+        for (again, depth) in looks {
             for pod in &pods {
-                for (position, step) in self.open_steps(pod, request, answered).take(depth) {
+                let open = self.open_steps(pod, request, answered);
+                let open = open.filter(|(_, step)| (pod.started || step.allocated.is_some()) == again);
+                for (position, step) in open.take(depth) {
                     if step.count != request.size {
                         continue;
                     }
@@ -234,8 +237,10 @@ impl Handover {
             .filter(|known| known.resource == *resource)
             .flat_map(|known| &known.set);
         held.extend(unattributed);
+        let renamed = self.held_by_another_name(request);
         let mut free = request.offered.clone();
-        for device in held.iter().chain(&quarantined).chain(pending.iter().flatten()) {
+        let taken = held.iter().chain(&quarantined).chain(&renamed);
+        for device in taken.chain(pending.iter().flatten()) {
             free.remove(*device);
         }
         let own_pod: Devices = step
@@ -256,10 +261,12 @@ impl Handover {
             };
         }
         // Too little. The asking pod's own grant first, then what kubelet knows to be free though we do not yet, then devices
-        // of processes that are about to end, and at last grants, the youngest first, whose pods are furthest from admission.
+        // of processes that are about to end, then grants, the youngest first, whose pods are furthest from admission, and at last GPUs
+        // that somebody holds whole.
         let tiers = [own.into_iter().flatten().collect(), held, quarantined]
             .into_iter()
-            .chain(pending.into_iter().rev());
+            .chain(pending.into_iter().rev())
+            .chain([renamed]);
         for tier in tiers {
             free.extend(
                 tier.into_iter()
@@ -276,18 +283,40 @@ impl Handover {
         }
     }
 
+    /// What is offered of GPUs and MIG devices that somebody was given whole before a changed configuration shared them, or in part before
+    /// it made them whole again: kubelet knows nothing of these names any more.
+    fn held_by_another_name<'r>(&self, request: &'r Request) -> Vec<&'r DeviceId> {
+        let Some(devices) = self.devices.get(&request.resource) else {
+            return Vec::new();
+        };
+        let is_whole = |device: &DeviceId| device.as_str() == device.unit();
+        let elsewhere = self.held_elsewhere(&request.resource, devices);
+        let whole = elsewhere.iter().filter(|device| is_whole(device));
+        let whole: BTreeSet<&str> = whole.map(|device| device.unit()).collect();
+        let any: BTreeSet<&str> = elsewhere.iter().map(|device| device.unit()).collect();
+        let offered = request.offered.iter();
+        offered
+            .filter(|device| {
+                let units = if is_whole(device) { &any } else { &whole };
+                units.contains(device.unit())
+            })
+            .collect()
+    }
+
     fn choose(&self, request: &Request, free: &Devices) -> Devices {
         let Some(devices) = self.devices.get(&request.resource) else {
             return Devices::new();
         };
-        let elsewhere = self.in_use_elsewhere(&request.resource, devices);
+        let elsewhere = self.held_elsewhere(&request.resource, devices);
+        let spot = |device: &DeviceId| self.whereabouts.get(device.unit()).copied();
+        let elsewhere: Vec<Spot> = elsewhere.into_iter().filter_map(spot).collect();
         let table = self.table.as_deref();
         devices.choose(table, &elsewhere, free, &request.must, request.size)
     }
 
-    /// Where the devices lie that somebody holds, or is about to get, and that are none of `devices`: other resources' on the same
-    /// GPUs, and those given out before a changed configuration gave them other names, of which kubelet knows nothing.
-    fn in_use_elsewhere(&self, resource: &ResourceName, devices: &Choosable) -> Vec<Spot> {
+    /// The devices that somebody holds, or is about to get, and that are none of `devices`: other resources' on the same GPUs, and those
+    /// given out before a changed configuration gave them other names, of which kubelet knows nothing.
+    fn held_elsewhere(&self, resource: &ResourceName, devices: &Choosable) -> Vec<&DeviceId> {
         let holders = self.known_holders();
         let held = holders.keys().copied();
         let steps = self
@@ -312,7 +341,6 @@ impl Handover {
             .chain(unattributed)
             .filter(|(other, device)| *other != resource || !devices.contains(device))
             .collect();
-        let spot = |(_, device): (_, &DeviceId)| self.whereabouts.get(device.unit()).copied();
-        elsewhere.into_iter().filter_map(spot).collect()
+        elsewhere.into_iter().map(|(_, device)| device).collect()
     }
 }

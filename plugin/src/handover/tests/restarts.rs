@@ -65,6 +65,28 @@ fn a_kubelet_that_forgot_gives_a_pod_the_same_set_again() {
     assert_eq!((answer.devices, answer.basis), (set([0, 1]), Basis::Granted));
 }
 
+/// Kubelet asks nothing for containers that run, whatever its checkpoint says.
+#[test]
+fn a_kubelet_that_forgot_a_running_pod_gives_a_new_one_other_gpus() {
+    for (new, expected) in [
+        (simple("b", [2, 3]), (Some(set([2, 3])), Basis::Granted)),
+        (stray("b", 2), (None, Basis::Unplanned)),
+    ] {
+        let mut node = node();
+        node.seen(simple("a", [0, 1]));
+        node.admit(0..8, 2);
+        node.seen(started(simple("a", [0, 1])));
+        node.list(&[("a", "app", set([0, 1]))]);
+        node.kubelet_restarted();
+        node.list(&[]);
+        node.seen(new);
+        let answer = node.ask(0..8, 2);
+        assert_eq!(answer.basis, expected.1);
+        assert!(answer.devices.is_disjoint(&set([0, 1])), "{answer:?}");
+        assert!(expected.0.is_none_or(|grant| answer.devices == grant));
+    }
+}
+
 #[test]
 fn a_kubelet_that_remembers_is_not_taken_to_ask_for_pods_it_runs() {
     let mut node = node();

@@ -114,6 +114,27 @@ fn gpus_given_out_before_they_were_shared_are_shared_last() {
     );
 }
 
+#[test]
+fn a_gpu_that_somebody_holds_whole_is_shared_only_when_all_others_are_full() {
+    let mut node = node();
+    node.seen(simple("a", [0]));
+    assert_eq!(node.admit(0..8, 1), set([0]));
+    let fours = in_fours("nvidia.com/gpu.shared");
+    node.inventory(&fours);
+    let mut offered = all(&fours, "nvidia.com/gpu.shared");
+    // Pod after pod, as no grant says which.
+    for pod in 0..28 {
+        let chosen = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 1));
+        assert!(
+            chosen.iter().all(|device| device.unit() != "GPU-0"),
+            "{pod}: {chosen:?}"
+        );
+        offered.retain(|device| !chosen.contains(device));
+    }
+    let last = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 1));
+    assert_eq!(last.len(), 1, "kubelet would fail the pod");
+}
+
 /// Kubelet's list of one pod with these devices of whole GPUs' resource.
 fn listed_by_the_old_name(node: &mut Handover, pod: &str, gpus: impl IntoIterator<Item = u8>) {
     let holding = Holding {
