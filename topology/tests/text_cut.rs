@@ -124,3 +124,17 @@ fn a_text_clipped_within_its_columns_is_no_smaller_machine() {
     let list = "GPU0\nGPU0 X\nGPU0 is an L4\n";
     assert_eq!(read(list).gpus().len(), 1);
 }
+
+#[test]
+fn the_device_of_a_lone_nic_that_the_text_ends_in_has_its_number() {
+    let text = "GPU0 NIC0\nGPU0 X SYS\nNIC0 SYS X\n\nNIC Legend:\n\n  NIC0: ";
+    for cut in ["mlx5_", "mlx", "ml", "mlx5_bond_"] {
+        assert_eq!(refused(&format!("{text}{cut}")), (7, 3), "{cut}");
+        assert_eq!(refused(&format!("{text}{cut}\nme@node:~$ ")), (7, 3), "{cut}");
+        // A line end says that the device is whole.
+        let ended = read(&format!("{text}{cut}\n"));
+        assert_eq!(ended.nics()[0].device.as_deref(), Some(cut));
+    }
+    let whole = read(&format!("{text}mlx5_0"));
+    assert_eq!(whole.nics()[0].device.as_deref(), Some("mlx5_0"));
+}

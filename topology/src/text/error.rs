@@ -290,6 +290,16 @@ pub enum TopoProblem {
         /// The device of that.
         like: String,
     },
+    /// The text ends within the device of the only NIC.
+    #[error(
+        "the text ends in {found:?}, the device of {name}, before a number; end the line if it is whole; is the text cut?"
+    )]
+    LegendCutWithin {
+        /// The NIC.
+        name: String,
+        /// What stands there as its device.
+        found: String,
+    },
     /// The notice about hidden NICs contradicts the header.
     #[error("the notice speaks of {shown} NICs in the matrix, the header has {columns}")]
     NicCount {

@@ -103,7 +103,7 @@ fn are_lacking(devices: &[Option<String>], name: &str) -> bool {
 }
 
 /// Refuses a device that may be the beginning of another, where the text ends in it with nothing to say that it is whole: one that
-/// another NIC has, or one that lacks the form of the others.
+/// another NIC has, one that lacks the form of the others, or a lone one without a number.
 fn check_not_cut(
     line: &Line,
     entries: &[(String, String)],
@@ -129,6 +129,11 @@ fn check_not_cut(
     let lacks_number = !ends_in_digit(found) && others.iter().all(|(_, device)| ends_in_digit(device));
     let may_go_on_like =
         |device: &str| device == found || !is_formed && (lacks_number || form(device).starts_with(&own));
+    // Kernels number NICs; nothing else can be said of a device without another to hold it against.
+    if others.is_empty() && !ends_in_digit(found) {
+        let (name, found) = (name.clone(), found.clone());
+        return Err(line.refuse_at_start(TopoProblem::LegendCutWithin { name, found }));
+    }
     match others.into_iter().find(|(_, device)| may_go_on_like(device)) {
         Some((other, like)) => Err(line.refuse_at_start(TopoProblem::LegendCutDevice {
             name: name.clone(),
