@@ -138,3 +138,22 @@ fn the_device_of_a_lone_nic_that_the_text_ends_in_has_its_number() {
     let whole = read(&format!("{text}mlx5_0"));
     assert_eq!(whole.nics()[0].device.as_deref(), Some("mlx5_0"));
 }
+
+#[test]
+fn a_mark_that_closes_a_block_is_no_part_of_the_text_it_is_glued_to() {
+    let matrix = "\tGPU0\tNIC0\nGPU0\t X \tSYS\nNIC0\tSYS\t X";
+    let legend = format!("{matrix}\n\nNIC Legend:\n\n  NIC0: mlx5_0");
+    for mark in ["```", "````", "\"\"\"", "</pre>", "</code></pre>"] {
+        for text in [matrix, &legend] {
+            assert_eq!(read(&format!("{text}{mark}")), read(text), "{mark}");
+            assert_eq!(
+                read(&format!("{text}{mark}\nSo much for that.\n")),
+                read(text),
+                "{mark}"
+            );
+        }
+        // It comes also where a copy ends too early.
+        let cut = format!("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-13\nGPU1\tSYS\t X \t14{mark}\n");
+        assert_eq!(refused(&cut), (3, 14), "{mark}");
+    }
+}

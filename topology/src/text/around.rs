@@ -5,6 +5,33 @@ use super::glyphs::{Line, skip_blanks, word_at};
 use super::legend;
 use super::words::numbered;
 
+/// Takes the marks off the lines that close a block of text and are glued to its last word.
+pub(super) fn drop_closing_marks(lines: &mut [Line]) {
+    for line in lines {
+        let text: String = line.glyphs.iter().map(|glyph| glyph.ch).collect();
+        let whole = text.trim_end();
+        let kept = without_closing_marks(whole);
+        if !kept.trim().is_empty() && kept.len() < whole.len() {
+            line.glyphs.truncate(kept.chars().count());
+            // They may stand in the place of an end that is lacking.
+            line.terminated = false;
+        }
+    }
+}
+
+/// A line before a code fence, Python's quotes and tags of a web page at its end.
+fn without_closing_marks(line: &str) -> &str {
+    let mut kept = line;
+    loop {
+        let marks = ["\"\"\"", "</pre>", "</code>"];
+        let fence = Some(kept.trim_end_matches('`')).filter(|_| kept.ends_with("```"));
+        match fence.or_else(|| marks.iter().find_map(|mark| kept.strip_suffix(mark))) {
+            Some(before) => kept = before,
+            None => return kept,
+        }
+    }
+}
+
 /// Takes the shell's next prompt off the end, which comes along when a terminal is copied.
 pub(super) fn drop_prompt(lines: &mut Vec<Line>) {
     let Some(last) = lines.iter().rposition(|line| line.first().is_some()) else {

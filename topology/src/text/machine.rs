@@ -157,12 +157,13 @@ fn nic_lines(nics: &[Nic]) -> Vec<NicLine> {
 }
 
 /// A device name as one line of the legend can hold it. A bracket could be taken for what is left of an escape code,
-/// a colon behind a word for the next entry.
+/// a colon behind a word for the next entry, and what closes a block of text for its end.
 fn one_line(name: &str) -> String {
     let visible: String = name
         .chars()
         .map(|ch| match ch {
-            '[' => '(',
+            '[' | '<' => '(',
+            '`' | '"' => '\'',
             ch if ch.is_ascii_graphic() => ch,
             _ => ' ',
         })

@@ -1,7 +1,7 @@
 //! The reader of a whole topology text: what stands before the matrix, header, rows, what stands behind. It holds the rows
 //! against each other and refuses what is cut or contradicts itself; it infers nothing.
 
-use super::around::{drop_prompt, is_boundary};
+use super::around::{drop_closing_marks, drop_prompt, is_boundary};
 use super::check::check;
 use super::error::{TopoError, TopoProblem};
 use super::foreign::printed_by;
@@ -26,6 +26,7 @@ pub(super) fn parse(text: &str) -> Result<TopoText, TopoError> {
         });
     }
     let mut lines = table::lay_out(lines(text));
+    drop_closing_marks(&mut lines);
     drop_prompt(&mut lines);
     let (preamble, at) = preamble::read(&lines);
     let mut reader = Reader { lines: &lines, at };

@@ -2,7 +2,7 @@
 //! passed over if a matrix is still to come. Finds where the matrix begins; reads none.
 
 use super::MAX_TEXT_BYTES;
-use super::around::{hidden_nics, is_frame};
+use super::around::{drop_closing_marks, hidden_nics, is_frame};
 use super::glyphs::{Glyph, Line, lines, skip_blanks};
 use super::legend;
 use super::parse::{is_header, is_row, is_row_of_some, may_name_a_gpu};
@@ -66,7 +66,12 @@ pub(super) fn read(lines: &[Line]) -> (Preamble, usize) {
 
 /// Whether a header and the row of GPU0 stand somewhere in a text: it is a topology text, whatever else is in it.
 pub(super) fn has_matrix(text: &str) -> bool {
-    text.len() <= MAX_TEXT_BYTES && last_matrix(&table::lay_out(lines(text))).is_some()
+    if text.len() > MAX_TEXT_BYTES {
+        return false;
+    }
+    let mut lines = table::lay_out(lines(text));
+    drop_closing_marks(&mut lines);
+    last_matrix(&lines).is_some()
 }
 
 /// Where the last of the matrices begins that have a header and, as the next line, the row of GPU0.
