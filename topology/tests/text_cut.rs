@@ -157,3 +157,12 @@ fn a_mark_that_closes_a_block_is_no_part_of_the_text_it_is_glued_to() {
         assert_eq!(refused(&cut), (3, 14), "{mark}");
     }
 }
+
+#[test]
+fn a_number_with_a_zero_before_it_is_none_that_linux_writes() {
+    let text = |cpus: &str| format!("GPU0 CPU Affinity\nGPU0 X {cpus}\n");
+    for cpus in ["023", "0-03", "00", "0-15,064-79"] {
+        assert_eq!(refused(&text(cpus)), (2, 8), "{cpus}");
+    }
+    assert_eq!(values(&read(&text("0,10-20"))), ["0,10-20 -"]);
+}

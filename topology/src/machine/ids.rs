@@ -181,11 +181,12 @@ fn check_id_list(text: &str) -> Result<String, IdError> {
     }
 }
 
+/// Linux writes no zeros before a number: what has some has lost something, or is a number of another kind.
 fn parse_range(part: &str) -> Option<(u32, u32)> {
     let number = |text: &str| {
-        text.parse::<u32>()
-            .ok()
-            .filter(|n| *n <= IdList::MAX && !text.starts_with('+'))
+        text.parse::<u32>().ok().filter(|n| {
+            *n <= IdList::MAX && !text.starts_with('+') && (text == "0" || !text.starts_with('0'))
+        })
     };
     let (from, to) = match part.split_once('-') {
         Some((from, to)) => (number(from)?, number(to)?),
