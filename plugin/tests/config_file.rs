@@ -702,11 +702,16 @@ fn a_file_of_aliases_of_aliases_is_refused_in_plain_words() {
         .collect();
     insta::assert_snapshot!(
         wrong(&format!("a0: &a0 x\n{bomb}")),
-        @"config.yaml: line 17: not well-formed: it becomes too large when all aliases (*name) are written out; write what is meant instead"
+        @"config.yaml: line 15: not well-formed: it has more than 50000 keys and values, all aliases (*name) written out"
     );
     insta::assert_snapshot!(
         wrong(&format!("a: {}", "[".repeat(100))),
         @"config.yaml: line 1: not well-formed: it is nested more than 32 levels deep"
+    );
+    let words = format!("devices:\n  deny: [{}]\n", "0, ".repeat(60_000));
+    insta::assert_snapshot!(
+        wrong(&words),
+        @"config.yaml: line 2: not well-formed: it has more than 50000 keys and values, all aliases (*name) written out"
     );
 }
 

@@ -7,7 +7,7 @@ use serde_saphyr::DuplicateKeyPolicy;
 use super::file::{File, MOVED, VALUED};
 use super::leftover::{leftover, line_of};
 use super::problem::nearest;
-use super::tree::{Branch, MAX_DEPTH, Node, Step, below, steps};
+use super::tree::{Branch, MAX_DEPTH, MAX_NODES, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
 
 /// Longest text that is read: what a ConfigMap holds at most.
@@ -169,7 +169,8 @@ fn limit(message: &str) -> Option<String> {
     let which = which.split([' ', '{', '(']).next().unwrap_or_default();
     Some(match which {
         "Depth" => format!("it is nested more than {MAX_DEPTH} levels deep"),
-        "Aliases" | "AliasAnchorRatio" | "Nodes" | "Events" | "ScalarBytes" | "MergeKeys" => {
+        "Nodes" => format!("it has more than {MAX_NODES} keys and values, all aliases (*name) written out"),
+        "Aliases" | "AliasAnchorRatio" | "Events" | "ScalarBytes" | "MergeKeys" => {
             "it becomes too large when all aliases (*name) are written out; write what is meant instead"
                 .to_owned()
         }

@@ -10,6 +10,8 @@ use serde_saphyr::Spanned;
 
 /// Deepest nesting that is read.
 pub(super) const MAX_DEPTH: usize = 32;
+/// Most keys and values of a file, aliases written out: each takes some 450 bytes while the file is read, and the daemon's pod has 64 MiB.
+pub(super) const MAX_NODES: usize = 50_000;
 
 /// A value and where it comes from.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,6 +53,7 @@ impl Node {
         let mut budget = serde_saphyr::Budget::default();
         budget.max_depth = MAX_DEPTH;
         budget.flow_nesting_limit = MAX_DEPTH;
+        budget.max_nodes = MAX_NODES;
         options.budget = Some(budget);
         options.duplicate_keys = repeated;
         let raw: Option<Spanned<Raw>> = serde_saphyr::from_str_with_options(text, options)?;

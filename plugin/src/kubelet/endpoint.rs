@@ -266,18 +266,19 @@ impl Life<'_> {
         true
     }
 
-    /// Ends the streams, waits for the clients a moment, and removes the socket if it is still ours.
+    /// Removes the socket if it is still ours, ends the streams, and waits for the clients a moment. In this order: while it is listened
+    /// on, no successor's socket can have its inode number.
     async fn end(self) {
         let own = self.servers.last().and_then(Serving::inode);
-        self.servers.iter().for_each(Serving::stop);
-        for server in self.servers {
-            server.ended().await;
-        }
         if own.is_some()
             && inode(&self.path) == own
             && let Err(error) = std::fs::remove_file(&self.path)
         {
-            debug!(%error, socket = %self.path.display(), "cannot remove the own socket");
+            debug!(%error, socket = %self.path.display(), "cannot remove this plugin's socket");
+        }
+        self.servers.iter().for_each(Serving::stop);
+        for server in self.servers {
+            server.ended().await;
         }
         let Endpoint {
             resource, kubelet, ..
