@@ -15,10 +15,14 @@ use rustix::mm::{Advice, madvise};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use crate::nvml;
+
 /// How long after the start the node is at rest: registered, the machine read, the choice table made.
 const SETTLED: Duration = Duration::from_secs(10);
 /// How long after that the first beats of all that goes on at rest are over too, which map more than the further ones need.
 const AT_REST: Duration = Duration::from_secs(12);
+/// How long to wait where NVML is just being loaded or unloaded.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Has all threads allocate from one heap, instead of one each with free memory of its own. To be called before the first thread is made;
 /// the plugin's threads seldom allocate at once.
@@ -32,10 +36,17 @@ pub(crate) fn one_heap() {
 
 /// Waits until the start is over, then gives its code and its free memory back; once more when what that left to do is done too.
 pub(crate) async fn settle(shutdown: CancellationToken) {
-    for wait in [SETTLED, AT_REST] {
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(wait) => hand_back(),
+    for mut wait in [SETTLED, AT_REST] {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(wait) => {}
+            }
+            // A range that was read may belong to another mapping once NVML's library was loaded or unloaded.
+            if nvml::unless_loading(hand_back).is_some() {
+                break;
+            }
+            wait = AGAIN;
         }
     }
 }
@@ -74,9 +85,9 @@ impl Mapping {
     /// Unmaps its pages. The next access to one maps it again, from the page cache.
     fn give_up(&self) {
         // SAFETY: the range is a private mapping of a file that cannot be written through and has no page of its own (`of_files` made
-        // sure), so every page is the file's and comes back as it was. If it was unmapped meanwhile the call fails, and nothing in this
-        // process makes such a mapping writable later: nothing is compiled or patched at run time, and constants that the loader had to
-        // relocate have pages of their own.
+        // sure), so every page is the file's and comes back as it was. It is still that mapping: libraries come and go with NVML alone,
+        // which is neither loaded nor unloaded meanwhile (`settle` made sure). Nothing in this process makes such a mapping writable
+        // later: nothing is compiled or patched at run time, and constants that the loader had to relocate have pages of their own.
         let outcome = unsafe {
             madvise(
                 std::ptr::without_provenance_mut::<c_void>(self.start),
