@@ -30,7 +30,7 @@ pub(super) fn merge(
         found.machine = keep_cut(known, found.machine, &found.mig_unread)?;
     }
     if let Some(known) = known.filter(|_| !found.unread.is_empty()) {
-        found.machine = remember(known, found.machine, &found.unread)?;
+        found.machine = remember(known, &found.machine, &found.unread)?;
     }
     let as_found = |found: Found| Merged {
         machine: found.machine,
@@ -128,7 +128,7 @@ fn keep_cut(known: Option<&Machine>, found: Machine, unread: &BTreeSet<u8>) -> R
 /// The machine found, with what could not be asked of a GPU as it was known to be.
 fn remember(
     known: &Machine,
-    found: Machine,
+    found: &Machine,
     unread: &BTreeMap<u8, BTreeSet<Fact>>,
 ) -> Result<Machine, MachineError> {
     let place = |gpu: &Gpu| {
