@@ -148,14 +148,7 @@ impl<'a> Reader<'a> {
             }
             parts.push(next);
         }
-        let header = match parts.as_slice() {
-            [only] => Header::read(&only.glyphs)
-                .or_else(|refused| Header::read_cut(&only.glyphs, only.end).map_err(|_| refused)),
-            _ => Header::read(&join(&parts, false)).or_else(|refused| {
-                // Blanks at the place of the break may have been lost.
-                Header::read(&join(&parts, true)).map_err(|_| refused)
-            }),
-        }?;
+        let header = header_of(&parts)?;
         self.at += parts.len();
         Ok(header)
     }
@@ -325,6 +318,18 @@ pub(super) fn is_row(line: &Line) -> bool {
     let word = word_at(&line.glyphs, start);
     let second = skip_blanks(&line.glyphs, start + word.chars().count());
     is_links(&line.glyphs, second) && !goes_on_with_links(&line.glyphs, start)
+}
+
+/// Reads the header that a terminal may have broken over several lines.
+pub(super) fn header_of(parts: &[&Line]) -> Result<Header, TopoError> {
+    match parts {
+        [only] => Header::read(&only.glyphs)
+            .or_else(|refused| Header::read_cut(&only.glyphs, only.end).map_err(|_| refused)),
+        _ => Header::read(&join(parts, false)).or_else(|refused| {
+            // Blanks at the place of the break may have been lost.
+            Header::read(&join(parts, true)).map_err(|_| refused)
+        }),
+    }
 }
 
 /// Whether a line names the columns of a matrix.

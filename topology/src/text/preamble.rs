@@ -2,10 +2,10 @@
 //! passed over if a matrix is still to come. Finds where the matrix begins; reads none.
 
 use super::MAX_TEXT_BYTES;
-use super::around::{drop_closing_marks, hidden_nics, is_frame};
-use super::glyphs::{Glyph, Line, lines, skip_blanks};
+use super::around::{drop_closing_marks, hidden_nics, is_boundary, is_frame};
+use super::glyphs::{Glyph, Line, lines, skip_blanks, word_at};
 use super::legend;
-use super::parse::{is_header, is_row, is_row_of_some, may_name_a_gpu};
+use super::parse::{header_of, is_header, is_row, is_row_of_some, may_name_a_gpu};
 use super::row::after_label;
 use super::table;
 use super::words::numbered;
@@ -45,6 +45,9 @@ pub(super) fn read(lines: &[Line]) -> (Preamble, usize) {
             at += others;
             continue;
         }
+        if matrix == Some(at) {
+            break;
+        }
         if let Some(comment) = text.strip_prefix('#') {
             if let Some(description) = comment.trim().strip_prefix("machine:")
                 && preamble.description.is_none()
@@ -74,16 +77,41 @@ pub(super) fn has_matrix(text: &str) -> bool {
     last_matrix(&lines).is_some()
 }
 
-/// Where the last of the matrices begins that have a header and, as the next line, the row of GPU0.
+/// Where the last of the matrices begins that have a header and, right behind it, the row of GPU0.
 fn last_matrix(lines: &[Line]) -> Option<usize> {
-    let said = || (0..).zip(lines).filter(|(_, line)| line.first().is_some());
-    let begins = |(at, header), (_, row): (usize, &Line)| {
-        let start = skip_blanks(&row.glyphs, 0);
-        let is_first = is_row(row) && after_label(&row.glyphs, start, "GPU0").is_some();
-        (is_first && is_header(header)).then_some(at)
+    let is_first = |(_, line): &(usize, &Line)| {
+        let start = skip_blanks(&line.glyphs, 0);
+        is_row(line) && after_label(&line.glyphs, start, "GPU0").is_some()
     };
-    let pairs = said().zip(said().skip(1));
-    pairs.filter_map(|(header, row)| begins(header, row)).last()
+    let rows = lines.iter().enumerate().filter(is_first);
+    rows.filter_map(|(row, _)| header_above(lines.get(..row)?)).last()
+}
+
+/// The most lines that a header is looked for on.
+const MOST_LINES: usize = 64;
+
+/// Where the header begins that `lines` end with, blank lines behind it or not. A terminal may have broken it over several lines.
+fn header_above(lines: &[Line]) -> Option<usize> {
+    let last = lines.iter().rposition(|line| line.first().is_some())?;
+    let at = (0..=last)
+        .rev()
+        .take(MOST_LINES)
+        .take_while(|at| {
+            lines
+                .get(*at)
+                .is_some_and(|line| !is_row(line) && !is_boundary(line))
+        })
+        .find(|at| lines.get(*at).is_some_and(names_gpu0_first))?;
+    let parts: Vec<&Line> = lines.get(at..=last)?.iter().collect();
+    header_of(&parts)
+        .is_ok_and(|header| header.gpus > 0)
+        .then_some(at)
+}
+
+/// Whether the first word of a line is GPU0, with other names glued to it or not.
+fn names_gpu0_first(line: &Line) -> bool {
+    let word = word_at(&line.glyphs, skip_blanks(&line.glyphs, 0));
+    numbered(&word, "GPU").is_some_and(|(number, _)| number == 0)
 }
 
 /// Whether a line ends what stands before the matrix: the header does, and a row without one.
