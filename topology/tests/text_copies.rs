@@ -43,3 +43,77 @@ fn words_may_stand_before_a_header_that_is_cut_or_broken() {
     let alone = "GPU0 CPU Aff\ninity\nGPU0 X 0-7\n";
     assert_eq!(read(&format!("Our node:\n{alone}")), read(alone));
 }
+
+/// What a text is with a mark before every line of it.
+fn marked(mark: &str, text: &str) -> String {
+    text.lines().map(|line| format!("{mark}{line}\n")).collect()
+}
+
+const TEXT: &str = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\t\t0\nGPU1\tSYS\t X \t\t1\n\nLegend:\n\n  X    = Self\n";
+
+#[test]
+fn a_quotation_among_other_words_is_read_without_its_marks() {
+    let quoted = marked("> ", TEXT);
+    for text in [
+        format!("I get:\n{quoted}"),
+        format!("{quoted}\nWhy is it SYS?\n"),
+        format!("On Mon, 6 May 2024 Bob wrote:\n\n{quoted}\n"),
+        format!("On Mon, 6 May 2024 Bob wrote:\n> Hello,\n{quoted}Thank you.\n\n> Bye\n"),
+        format!("Bob:\n{}", marked(">> ", TEXT)),
+    ] {
+        assert_eq!(read(&text), read(TEXT), "{text}");
+    }
+}
+
+#[test]
+fn a_tag_on_the_output_alone_is_no_part_of_it() {
+    for (before, tag, behind) in [
+        (
+            "Attaching to cuda-1\n",
+            "cuda-1  | ",
+            "cuda-1 exited with code 0\n",
+        ),
+        (
+            "-- Logs begin at Mon 2024-05-06 08:00:00 UTC. --\n",
+            "May 06 11:22:08 node1 topo[12]: ",
+            "",
+        ),
+        ("srun: job 123 queued and waiting for resources\n", "0: ", ""),
+        (
+            "$ kubectl logs --prefix -l app=topo\n",
+            "[pod/topo-x/main] ",
+            "$ \n",
+        ),
+    ] {
+        let text = format!("{before}{}{behind}", marked(tag, TEXT));
+        assert_eq!(read(&text), read(TEXT), "{text}");
+    }
+}
+
+#[test]
+fn a_row_without_the_tag_of_the_others_or_with_another_is_no_row_of_theirs() {
+    let rows = [
+        "GPU0 GPU1 NIC0",
+        "GPU0 X SYS PIX",
+        "GPU1 SYS X SYS",
+        "NIC0 PIX SYS X",
+    ];
+    for tag in ["> ", "node1: ", "0: "] {
+        for other in ["", "node2: ", "1: ", ">> "] {
+            for odd in 0..rows.len() {
+                let line = |(at, row): (usize, &&str)| match at == odd {
+                    true => format!("{other}{row}\n"),
+                    false => format!("{tag}{row}\n"),
+                };
+                let text: String = rows.iter().enumerate().map(line).collect();
+                assert!(parse(&text).is_err(), "{text}");
+                assert!(parse(&format!("I get:\n{text}")).is_err(), "{text}");
+            }
+        }
+    }
+    let two = "I get:\nnode1: GPU0 GPU1\nnode1: GPU0 X SYS\nnode1: GPU1 SYS X\nnode2: GPU0 GPU1\nnode2: GPU0 X PIX\nnode2: GPU1 PIX X\n";
+    assert!(parse(two).is_err());
+    // Comments of a machine file show what it was made from.
+    let file = "# GPU0 GPU1\n# GPU0 X SYS\n# GPU1 SYS X\ngpus: [{index: 0}]\npaths: [X]\n";
+    assert_eq!(gantry_topology::read(file).unwrap().gpus().len(), 1);
+}

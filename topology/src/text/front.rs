@@ -1,7 +1,9 @@
 //! What stands before every line of a text and is no part of it: marks of a quotation, or what a tool puts there that shows the output
 //! of another, such as the container, the host or the time. Tells it from the text; reads nothing of the text.
 
-/// What stands before every line.
+use crate::machine::PathClass;
+
+/// What stands before every line, or every line of the matrix.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Front {
     Nothing,
@@ -20,7 +22,7 @@ pub(super) enum Mark {
 }
 
 impl Front {
-    /// What stands before every line of `text` that is not blank.
+    /// What stands before every line of `text` that is not blank, or before every line of its matrix.
     pub(super) fn of(text: &str) -> Self {
         let said = || text.split(['\n', '\r']).filter(|line| !line.trim().is_empty());
         let quotes = said().map(|line| quoted(line, usize::MAX).0).min().unwrap_or(0);
@@ -28,8 +30,13 @@ impl Front {
             return Self::Quotes(quotes);
         }
         let tag = said().find_map(before_row).map(marks).unwrap_or_default();
-        let everywhere = !tag.is_empty() && said().all(|line| behind(&tag, line).is_some());
-        if everywhere { Self::Tag(tag) } else { Self::Nothing }
+        let everywhere = said().all(|line| behind(&tag, line).is_some());
+        let is_whole = || everywhere || is_on_the_matrix(&tag, &said().collect::<Vec<_>>());
+        if !tag.is_empty() && is_whole() {
+            Self::Tag(tag)
+        } else {
+            Self::Nothing
+        }
     }
 
     /// How many characters of `line` it takes, a blank behind it included.
@@ -43,6 +50,47 @@ impl Front {
             }),
         }
     }
+}
+
+/// Whether `tag` stands before every line of the matrix, from its header to its last row, and no line of one has another tag or none.
+/// Other lines are words around it. A comment's mark is no tag there: what has none then is no comment.
+fn is_on_the_matrix(tag: &[Mark], said: &[&str]) -> bool {
+    let rest = |line: &str| -> Option<String> { Some(line.chars().skip(behind(tag, line)?).collect()) };
+    let is_row =
+        |line: &&str| rest(line).is_some_and(|rest| rest.split_whitespace().nth(1).is_some_and(is_link));
+    let first = said.iter().position(|line| before_row(line).is_some());
+    let header = first.and_then(|row| row.checked_sub(1));
+    let rows = header.zip(said.iter().rposition(is_row));
+    let matrix = rows
+        .and_then(|(header, last)| said.get(header..=last))
+        .unwrap_or_default();
+    let mut untagged = said.iter().filter(|line| behind(tag, line).is_none());
+    let is_comment = tag.iter().find(|mark| **mark != Mark::Same(' ')) == Some(&Mark::Same('#'));
+    !is_comment
+        && !matrix.is_empty()
+        && matrix.iter().all(|line| behind(tag, line).is_some())
+        && !untagged.any(|line| may_be_of_a_matrix(line))
+}
+
+/// Whether a device and a link, two links or two devices stand side by side anywhere in a line.
+fn may_be_of_a_matrix(line: &str) -> bool {
+    let is_device = |word: &str| {
+        let number = word.strip_prefix("GPU").or_else(|| word.strip_prefix("NIC"));
+        number.is_some_and(|number| number.starts_with(|ch: char| ch.is_ascii_digit()))
+    };
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.windows(2).any(|pair| match pair {
+        [a, b] => is_device(a) && (is_device(b) || is_link(b)) || is_link(a) && is_link(b),
+        _ => false,
+    })
+}
+
+/// Whether a word is a link.
+fn is_link(word: &str) -> bool {
+    let links = word.strip_prefix("NV");
+    let counted = |links: &str| !links.is_empty() && links.chars().all(|ch| ch.is_ascii_digit());
+    let mut classes = PathClass::ALL.iter().map(|class| class.as_str());
+    word == "X" || links.is_some_and(counted) || classes.any(|class| class == word)
 }
 
 /// Whether something other than a quotation's marks stands before every line.

@@ -84,7 +84,7 @@ fn last_matrix(lines: &[Line]) -> Option<usize> {
         is_row(line) && after_label(&line.glyphs, start, "GPU0").is_some()
     };
     let rows = lines.iter().enumerate().filter(is_first);
-    rows.filter_map(|(row, _)| header_above(lines.get(..row)?)).last()
+    rows.rev().find_map(|(row, _)| header_above(lines.get(..row)?))
 }
 
 /// The most lines that a header is looked for on.
