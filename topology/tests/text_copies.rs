@@ -117,3 +117,35 @@ fn a_row_without_the_tag_of_the_others_or_with_another_is_no_row_of_theirs() {
     let file = "# GPU0 GPU1\n# GPU0 X SYS\n# GPU1 SYS X\ngpus: [{index: 0}]\npaths: [X]\n";
     assert_eq!(gantry_topology::read(file).unwrap().gpus().len(), 1);
 }
+
+#[test]
+fn rules_between_the_rows_of_a_table_are_no_rows() {
+    let markdown = "| | GPU0 | GPU1 | CPU Affinity |\n|---|---|---|---|\n| GPU0 | X | SYS | 0-7 |\n| GPU1 | SYS | X | 8-15 |\n";
+    let grid = "+------+------+------+--------------+\n|      | GPU0 | GPU1 | CPU Affinity |\n+======+======+======+==============+\n\
+                | GPU0 | X    | SYS  | 0-7          |\n+------+------+------+--------------+\n\
+                | GPU1 | SYS  | X    | 8-15         |\n+------+------+------+--------------+\n";
+    let org = "|      | GPU0 | GPU1 | CPU Affinity |\n|------+------+------+--------------|\n\
+               | GPU0 | X    | SYS  | 0-7          |\n| GPU1 | SYS  | X    | 8-15         |\n";
+    for table in [grid, org] {
+        assert_eq!(read(table), read(markdown), "{table}");
+        assert_eq!(
+            read(&format!("Our node:\n\n{table}\nIt is slow.\n")),
+            read(markdown)
+        );
+    }
+    let lacking = grid.replace("| SYS  | X    |", "|      | X    |");
+    assert_eq!(parse(&lacking).unwrap_err().line, 6);
+}
+
+#[test]
+fn bars_that_a_web_page_leaves_behind_lines_need_not_stand_behind_all() {
+    let matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t8-15\n";
+    let barred = matrix.replace('\n', " | |\n");
+    for text in [
+        format!("{barred}\nIt is slow.\n"),
+        format!("Our node:\n{barred}"),
+        barred.replacen(" | |", "", 1),
+    ] {
+        assert_eq!(read(&text), read(matrix), "{text}");
+    }
+}

@@ -1,5 +1,5 @@
 //! A matrix that was written as a Markdown table, as issue trackers and wikis show one: each cell is put where a terminal would show it,
-//! beneath its title, and what draws the table is taken out. Knows nothing of matrices; other lines stay as they are.
+//! beneath its title, and what draws the table is taken out, rules between rows too. Knows nothing of matrices; other lines stay as they are.
 
 use super::glyphs::{Glyph, Line};
 
@@ -8,15 +8,23 @@ const GAP: usize = 2;
 
 /// Lays out every table among `lines`.
 pub(super) fn lay_out(mut lines: Vec<Line>) -> Vec<Line> {
-    let mut said = lines.iter().filter(|line| line.first().is_some());
-    if said.all(|line| line.text().ends_with('|')) {
+    let said = lines.iter().filter(|line| line.first().is_some()).count();
+    let barred = lines.iter().filter(|line| line.text().ends_with('|')).count();
+    // Words of people around what was copied bear none.
+    if barred * 2 > said {
         lines.iter_mut().for_each(drop_bars);
     }
-    let same_kind = |a: &Line, b: &Line| is_row(a) == is_row(b);
-    let runs = lines.chunk_by(same_kind);
-    runs.flat_map(|run| match run.first() {
-        Some(first) if is_row(first) => table(run),
-        _ => run.to_vec(),
+    if !lines.iter().any(is_row) {
+        return lines;
+    }
+    let is_drawn = |line: &Line| is_row(line) || is_rule(line);
+    let runs = lines.chunk_by(|a, b| is_drawn(a) == is_drawn(b));
+    runs.flat_map(|run| {
+        // A rule above the first row is left: it may head anything.
+        let rows = run.iter().position(is_row).unwrap_or(run.len());
+        let (above, rows) = run.split_at(rows);
+        let rows: Vec<&Line> = rows.iter().filter(|line| !is_rule(line)).collect();
+        [above.to_vec(), table(&rows)].concat()
     })
     .collect()
 }
@@ -42,11 +50,20 @@ fn is_row(line: &Line) -> bool {
     text.len() > 2 && text.starts_with('|') && text.ends_with('|')
 }
 
+/// `+------+-----+`, `|------+-----|`, `+======+=====+`.
+fn is_rule(line: &Line) -> bool {
+    let text = line.text();
+    text.len() > 2
+        && text.starts_with(['+', '|'])
+        && text.contains(['-', '='])
+        && text.chars().all(|ch| "+-=|".contains(ch))
+}
+
 /// The rows of a table as lines, without the one that parts the titles from the rest.
-fn table(lines: &[Line]) -> Vec<Line> {
+fn table(lines: &[&Line]) -> Vec<Line> {
     let rows: Vec<(&Line, Vec<&[Glyph]>)> = lines
         .iter()
-        .map(|line| (line, cells(line)))
+        .map(|line| (*line, cells(line)))
         .filter(|(_, cells)| !parts_titles(cells))
         .collect();
     let mut widths: Vec<usize> = Vec::new();
