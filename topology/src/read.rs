@@ -123,7 +123,8 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
     else {
         return Err(ReadError::Empty);
     };
-    let is_json = first.starts_with('{');
+    // Issue trackers begin a block of text with `{noformat}`.
+    let is_json = first.starts_with('{') && !text::has_matrix(text);
     if !is_json && (text::is_command(first) || looks_like_topology(text)) {
         return Ok(text::read_machine_with(text, hints)?);
     }

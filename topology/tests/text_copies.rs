@@ -149,3 +149,20 @@ fn bars_that_a_web_page_leaves_behind_lines_need_not_stand_behind_all() {
         assert_eq!(read(&text), read(matrix), "{text}");
     }
 }
+
+#[test]
+fn blocks_of_an_issue_tracker_are_no_json() {
+    let matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-7,16-23\nGPU1\tSYS\t X \t0-7,16\n";
+    for (begin, end) in [
+        ("{noformat}", "{noformat}"),
+        ("{code}", "{code}"),
+        ("{code:title=node1|theme=Eclipse}", "{code}"),
+    ] {
+        assert_eq!(
+            read(&format!("{begin}\n{matrix}{end}\n")),
+            read(matrix),
+            "{begin}"
+        );
+    }
+    assert!(gantry_topology::read("{\n\"gpus\": [{\"index\": 0}],\n\"paths\": [\"X\"]\n}").is_ok());
+}

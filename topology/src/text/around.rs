@@ -72,7 +72,9 @@ pub(super) fn is_boundary(line: &Line) -> bool {
 pub(super) fn is_frame(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
     text.is_empty()
-        || text.starts_with("```")
+        || ["```", "{noformat", "{code"]
+            .iter()
+            .any(|fence| text.starts_with(fence))
         || is_command(text)
         || is_topologys_heading(&lower)
         || is_date(text)
