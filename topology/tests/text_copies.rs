@@ -166,3 +166,14 @@ fn blocks_of_an_issue_tracker_are_no_json() {
     }
     assert!(gantry_topology::read("{\n\"gpus\": [{\"index\": 0}],\n\"paths\": [\"X\"]\n}").is_ok());
 }
+
+/// What stands behind the matrix, a megabyte of numbers perhaps, is not put together with its last row.
+#[test]
+fn a_row_is_broken_over_a_thousand_lines_at_most() {
+    let text = |lines: usize| format!("GPU0 CPU Affinity\nGPU0 X 0,\n{}0\n", "0,\n".repeat(lines));
+    assert_eq!(
+        read(&text(500)).gpus()[0].cpus,
+        format!("0,{}0", "0,".repeat(500)).parse().ok()
+    );
+    assert!(parse(&text(1500)).is_err());
+}

@@ -100,6 +100,9 @@ fn refuse_next_row(header: &Header, next: &Line) -> Result<(), TopoError> {
     Ok(())
 }
 
+/// The most lines that a terminal breaks a row into: the longest row has some 13,000 characters.
+const MOST_LINES_OF_A_ROW: usize = 1024;
+
 struct Reader<'a> {
     lines: &'a [Line],
     at: usize,
@@ -194,7 +197,7 @@ impl<'a> Reader<'a> {
         cells: usize,
     ) -> Result<Row, TopoError> {
         let mut parts = vec![line];
-        for next in self.rest().iter().skip(1) {
+        for next in self.rest().iter().take(MOST_LINES_OF_A_ROW).skip(1) {
             let start = skip_blanks(&next.glyphs, 0);
             let labelled = header
                 .names
