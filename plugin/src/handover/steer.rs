@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use gantry_api::{DeviceId, PodUid, ResourceName};
 use gantry_topology::choice::devices::Spot;
 
-use super::choose::Choosable;
 use super::pod::{Pod, Share, Step};
 use super::{Devices, Handover};
 
@@ -237,7 +236,8 @@ impl Handover {
             .filter(|known| known.resource == *resource)
             .flat_map(|known| &known.set);
         held.extend(unattributed);
-        let renamed = self.held_by_another_name(request);
+        let elsewhere = self.held_elsewhere(resource);
+        let renamed = held_by_another_name(&request.offered, &elsewhere);
         let mut free = request.offered.clone();
         let taken = held.iter().chain(&quarantined).chain(&renamed);
         for device in taken.chain(pending.iter().flatten()) {
@@ -256,7 +256,7 @@ impl Handover {
         };
         if free.len() >= request.size {
             return Preference {
-                devices: self.choose(request, &free),
+                devices: self.choose_beside(request, &free, &elsewhere),
                 basis,
             };
         }
@@ -278,45 +278,32 @@ impl Handover {
             }
         }
         Preference {
-            devices: self.choose(request, &free),
+            devices: self.choose_beside(request, &free, &elsewhere),
             basis: Basis::Forced,
         }
     }
 
-    /// What is offered of GPUs and MIG devices that somebody was given whole before a changed configuration shared them, or in part before
-    /// it made them whole again: kubelet knows nothing of these names any more.
-    fn held_by_another_name<'r>(&self, request: &'r Request) -> Vec<&'r DeviceId> {
-        let Some(devices) = self.devices.get(&request.resource) else {
-            return Vec::new();
-        };
-        let is_whole = |device: &DeviceId| device.as_str() == device.unit();
-        let elsewhere = self.held_elsewhere(&request.resource, devices);
-        let whole = elsewhere.iter().filter(|device| is_whole(device));
-        let whole: BTreeSet<&str> = whole.map(|device| device.unit()).collect();
-        let any: BTreeSet<&str> = elsewhere.iter().map(|device| device.unit()).collect();
-        let offered = request.offered.iter();
-        offered
-            .filter(|device| {
-                let units = if is_whole(device) { &any } else { &whole };
-                units.contains(device.unit())
-            })
-            .collect()
+    fn choose(&self, request: &Request, free: &Devices) -> Devices {
+        self.choose_beside(request, free, &self.held_elsewhere(&request.resource))
     }
 
-    fn choose(&self, request: &Request, free: &Devices) -> Devices {
+    /// The best of `free`, given what [`Self::held_elsewhere`] found.
+    fn choose_beside(&self, request: &Request, free: &Devices, elsewhere: &[&DeviceId]) -> Devices {
         let Some(devices) = self.devices.get(&request.resource) else {
             return Devices::new();
         };
-        let elsewhere = self.held_elsewhere(&request.resource, devices);
-        let spot = |device: &DeviceId| self.whereabouts.get(device.unit()).copied();
-        let elsewhere: Vec<Spot> = elsewhere.into_iter().filter_map(spot).collect();
+        let spot = |device: &&DeviceId| self.whereabouts.get(device.unit()).copied();
+        let elsewhere: Vec<Spot> = elsewhere.iter().filter_map(spot).collect();
         let table = self.table.as_deref();
         devices.choose(table, &elsewhere, free, &request.must, request.size)
     }
 
-    /// The devices that somebody holds, or is about to get, and that are none of `devices`: other resources' on the same GPUs, and those
-    /// given out before a changed configuration gave them other names, of which kubelet knows nothing.
-    fn held_elsewhere(&self, resource: &ResourceName, devices: &Choosable) -> Vec<&DeviceId> {
+    /// The devices that somebody holds, or is about to get, and that are none of the resource's: other resources' on the same GPUs, and
+    /// those given out before a changed configuration gave them other names, of which kubelet knows nothing.
+    fn held_elsewhere(&self, resource: &ResourceName) -> Vec<&DeviceId> {
+        let Some(devices) = self.devices.get(resource) else {
+            return Vec::new();
+        };
         let holders = self.known_holders();
         let held = holders.keys().copied();
         let steps = self
@@ -343,4 +330,21 @@ impl Handover {
             .collect();
         elsewhere.into_iter().map(|(_, device)| device).collect()
     }
+}
+
+/// What is offered of GPUs and MIG devices that somebody was given whole before a changed configuration shared them, or in part before it
+/// made them whole again: kubelet knows nothing of these names any more.
+fn held_by_another_name<'r>(offered: &'r Devices, elsewhere: &[&DeviceId]) -> Vec<&'r DeviceId> {
+    if elsewhere.is_empty() {
+        return Vec::new();
+    }
+    let is_whole = |device: &DeviceId| device.as_str() == device.unit();
+    let whole = elsewhere.iter().filter(|device| is_whole(device));
+    let whole: BTreeSet<&str> = whole.map(|device| device.unit()).collect();
+    let any: BTreeSet<&str> = elsewhere.iter().map(|device| device.unit()).collect();
+    let is_held = |device: &&DeviceId| {
+        let units = if is_whole(device) { &any } else { &whole };
+        units.contains(device.unit())
+    };
+    offered.iter().filter(is_held).collect()
 }
