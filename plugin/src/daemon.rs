@@ -50,7 +50,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
 /// # Errors
 /// As [`run`].
 pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToken) -> anyhow::Result<()> {
-    crate::footprint::one_heap();
+    crate::footprint::use_one_heap();
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
     let (report, reports) = watch::channel(Report::default());
@@ -99,7 +99,7 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     let owner = Owner::start(&settings, checks, Timing::default(), found)
         .context("starting the thread that owns NVML")?;
     observed.count_xids(owner.xids());
-    tasks.spawn(crate::footprint::settle(shutdown.clone()));
+    tasks.spawn(crate::footprint::trim_after_startup(shutdown.clone()));
     let diagnoses = owner.diagnoses();
     let watchdog = Watchdog {
         heartbeat: owner.heartbeat(),

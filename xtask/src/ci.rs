@@ -1,6 +1,5 @@
 //! The steps of CI, in the order in which a mistake is cheapest to learn of.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
@@ -8,7 +7,7 @@ use anyhow::Result;
 
 use crate::counts::Counts;
 use crate::run::{cargo, root, run, run_reading, target};
-use crate::{citations, generate, map, tools};
+use crate::{generate, tools};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -27,10 +26,8 @@ pub(crate) fn fmt() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// Clippy over everything, warnings denied; what documents name as proof; the map of the code.
+/// Clippy over everything, warnings denied.
 pub(crate) fn lint() -> Result<()> {
-    citations::check()?;
-    map::check()?;
     run(&mut cargo(&[
         "clippy",
         "--workspace",
@@ -115,8 +112,8 @@ pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
     run(&mut command)
 }
 
-/// Brings the cluster of the end-to-end tests up or down, with the `gantry` that cargo builds or another.
-pub(crate) fn cluster(program: Option<&Path>, args: &[String]) -> Result<()> {
+/// Brings the cluster of the end-to-end tests up or down.
+pub(crate) fn cluster(args: &[String]) -> Result<()> {
     run(&mut cargo(&["build", "--workspace", "--locked"]))?;
     let mut command = cargo(&[
         "run",
@@ -127,9 +124,6 @@ pub(crate) fn cluster(program: Option<&Path>, args: &[String]) -> Result<()> {
         "gantry-cluster",
         "--",
     ]);
-    if let Some(program) = program {
-        command.env(PROGRAM, program);
-    }
     command.args(args);
     run(&mut command)
 }

@@ -4,11 +4,8 @@
 #![expect(clippy::print_stdout, reason = "a task runner talks on the terminal")]
 
 mod ci;
-mod citations;
 mod counts;
 mod generate;
-mod map;
-mod order;
 mod run;
 mod tools;
 
@@ -30,7 +27,7 @@ enum Task {
     Ci,
     /// Formatting check.
     Fmt,
-    /// Clippy, warnings denied; the tests and modules that documents name must be there, and no module may lack on the map.
+    /// Clippy with warnings denied.
     Lint,
     /// Unit and integration tests of every crate but the end-to-end ones.
     Test,
@@ -56,9 +53,6 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, requires = "name")]
         args: Vec<String>,
     },
-    /// Writes cli/order.ld: which functions a plugin runs, for the linker to lay them side by side. Needs valgrind and what e2e needs; a
-    /// quarter of an hour. Worth its time when the compiler, dependencies or the version have changed: without it a plugin keeps more memory.
-    Order,
     /// A real Kubernetes of three simulated GPU nodes, left up for you to play with.
     Cluster {
         /// up, down or status, and their options.
@@ -77,8 +71,7 @@ fn main() -> Result<()> {
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
         Task::Bench { name, args } => ci::bench(name.as_deref(), &args),
-        Task::Order => order::write(),
-        Task::Cluster { args } => ci::cluster(None, &args),
+        Task::Cluster { args } => ci::cluster(&args),
     }
 }
 

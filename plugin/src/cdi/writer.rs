@@ -154,8 +154,8 @@ impl Writer {
         let looking = tokio::task::spawn_blocking(move || {
             let driver = driver.unwrap_or_else(|| {
                 let driver = host::driver(&config, &machine, &sys);
-                // The names of all files beside the driver's were looked through.
-                footprint::give_up_free_memory();
+                // Listing the driver's folders allocated a name for each file in them.
+                footprint::trim_heap();
                 driver
             });
             Host::look_besides(driver, &config, &machine, &dev, &sys)

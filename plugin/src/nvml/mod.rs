@@ -1,5 +1,5 @@
-//! NVML, the library that tells of NVIDIA's GPUs, behind safe calls. Beside `footprint` the only place of the daemons with `unsafe`; it decides
-//! nothing. An [`Nvml`] belongs to the thread that loaded it, and everything obtained from it borrows it.
+//! Safe calls to NVML, NVIDIA's management library. Only this module and `footprint` contain `unsafe` code in the daemons; it makes no
+//! decisions. An [`Nvml`] belongs to the thread that loaded it, and everything obtained from it borrows it.
 //!
 //! The calls go straight to the function table of nvml-wrapper-sys: of what discovery and health need, nvml-wrapper gets the
 //! NVLink remote device type wrong, drops the MIG ids of events and cannot name a pair of GPUs, so one way for all is simpler.
@@ -16,7 +16,6 @@ mod state;
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use gantry_client::chain;
 use nvml_wrapper_sys::bindings as sys;
@@ -35,28 +34,8 @@ use call::{check, symbol, text_of};
 /// meanwhile is met by its own library at the next load.
 pub struct Nvml {
     table: sys::NvmlLib,
-    /// Held from `drop` on; after `table`, which unloads the library when it is dropped.
-    unloading: Option<MutexGuard<'static, ()>>,
     /// NVML answers several threads, but its owner is one: what is read stays in order with the events waited for.
     _one_thread: PhantomData<*const ()>,
-}
-
-/// Held while NVML is loaded or unloaded, which changes what is mapped into this process.
-static LOADING: Mutex<()> = Mutex::new(());
-
-/// Waits until nobody loads or unloads NVML, and keeps others from it. It guards no value, so that a panic leaves nothing half done.
-fn loading() -> MutexGuard<'static, ()> {
-    LOADING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Does `work` while NVML is neither loaded nor unloaded; `None`, without waiting, if it is just now: that may hang as the driver does.
-pub(crate) fn unless_loading<T>(work: impl FnOnce() -> T) -> Option<T> {
-    let _still = match LOADING.try_lock() {
-        Ok(still) => still,
-        Err(TryLockError::Poisoned(still)) => still.into_inner(),
-        Err(TryLockError::WouldBlock) => return None,
-    };
-    Some(work())
 }
 
 impl Nvml {
@@ -65,8 +44,6 @@ impl Nvml {
     /// # Errors
     /// When the library cannot be loaded, or finds no driver.
     pub fn load(path: &Path) -> Result<Self, NvmlError> {
-        // Dropped after `table` where initialising fails.
-        let _loading = loading();
         // SAFETY: loading runs the library's initialisers, which NVML's contract allows any program to do.
         let table = unsafe { sys::NvmlLib::new(path) }.map_err(|problem| NvmlError::Load {
             path: PathBuf::from(path),
@@ -77,7 +54,6 @@ impl Nvml {
         check(name, None, unsafe { init() })?;
         Ok(Self {
             table,
-            unloading: None,
             _one_thread: PhantomData,
         })
     }
@@ -144,29 +120,12 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        self.unloading = Some(loading());
         if let Ok((_, shutdown)) = symbol!(self.table, nvmlShutdown) {
             // SAFETY: initialised once in `load`; devices and event sets borrow `self`, so none is left. A failure leaves nothing
             // to do: the library goes either way.
             unsafe {
                 shutdown();
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_needs_mappings_to_stay_is_not_done_while_nvml_is_loaded_or_unloaded() {
-        let loading = loading();
-        assert_eq!(unless_loading(|| 1), None);
-        drop(loading);
-        // Another test may load one just now.
-        while unless_loading(|| 1).is_none() {
-            std::thread::yield_now();
         }
     }
 }
