@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use gantry_api::names;
-use gantry_client::chain;
+use gantry_runtime::chain;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};

@@ -27,7 +27,7 @@ pub struct Args {
         env = "GANTRY_LISTEN",
         value_name = "ADDRESS:PORT",
         default_value = "127.0.0.1:8010",
-        value_parser = gantry_client::listen::address
+        value_parser = gantry_runtime::listen::address
     )]
     pub listen: SocketAddr,
 
@@ -37,7 +37,7 @@ pub struct Args {
         long,
         env = "GANTRY_METRICS_LISTEN",
         value_name = "ADDRESS:PORT",
-        value_parser = gantry_client::listen::address
+        value_parser = gantry_runtime::listen::address
     )]
     pub metrics_listen: Option<SocketAddr>,
 

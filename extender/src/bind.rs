@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{Grant, names};
-use gantry_client::chain;
+use gantry_runtime::chain;
 use http::{Method, Request};
 use kube::core::response::Status;
 use kube::{Api, Client};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
-use gantry_client::chain;
 use gantry_gang::protocol::Why;
+use gantry_runtime::chain;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::PostParams;
 use kube::{Api, Client};

@@ -7,7 +7,7 @@ mod record;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_client::chain;
+use gantry_runtime::chain;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::PostParams;
 use kube::{Api, Client};

@@ -54,7 +54,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use gantry_api::ResourceName;
-use gantry_client::supervise;
+use gantry_runtime::supervise;
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
@@ -84,7 +84,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let tls = tls(&args.tls)?;
     let run = run_id();
     let election = election(&args.lease, &run)?;
-    let client = gantry_client::connect(args.kubeconfig.as_deref(), SILENCE).await?;
+    let client = gantry_runtime::connect(args.kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners {
         all: listen(args.listen).await?,
         metrics: match args.metrics_listen {

@@ -71,7 +71,7 @@ impl Seen {
 /// # Errors
 /// The kubeconfig cannot be read; the cluster cannot be listed within `limit`: then the log says why.
 pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> anyhow::Result<Seen> {
-    let client = gantry_client::connect(kubeconfig, SILENCE).await?;
+    let client = gantry_runtime::connect(kubeconfig, SILENCE).await?;
     reach(&client).await?;
     let watched = Watched::new(terms.resources);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
@@ -165,7 +165,7 @@ fn unreadable(kind: &str, error: kube::Error) -> anyhow::Error {
         kube::Error::Api(status) => anyhow::anyhow!("{kind} cannot be listed: {}", status.message),
         error => anyhow::anyhow!(
             "the API server cannot be reached: {}",
-            gantry_client::chain(&error)
+            gantry_runtime::chain(&error)
         ),
     }
 }

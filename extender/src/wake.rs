@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_api::{NodeName, PodUid, names};
-use gantry_client::chain;
+use gantry_runtime::chain;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};

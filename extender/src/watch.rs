@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use gantry_api::{NodeName, ResourceName};
-use gantry_client::chain;
 use gantry_gang::NodeFacts;
 use gantry_gang::protocol::Object;
+use gantry_runtime::chain;
 use kube::runtime::watcher as watch;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
@@ -290,7 +290,7 @@ fn is_undefined(error: &watcher::Error) -> bool {
 /// Asks the API server whether it is there, and lets time pass in the index.
 async fn beat(client: Client, store: Arc<Store>, contact: Arc<Contact>, shutdown: CancellationToken) {
     loop {
-        let answer = tokio::time::timeout(TICK, gantry_client::ask(&client)).await;
+        let answer = tokio::time::timeout(TICK, gantry_runtime::ask(&client)).await;
         let now = Instant::now();
         if let Ok(Ok(())) = answer {
             contact.made(now);

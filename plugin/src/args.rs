@@ -106,7 +106,7 @@ pub struct Args {
         long,
         value_name = "ADDRESS:PORT",
         default_value = "0.0.0.0:9410",
-        value_parser = gantry_client::listen::address
+        value_parser = gantry_runtime::listen::address
     )]
     pub listen: SocketAddr,
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use gantry_api::NodeName;
-use gantry_client::supervise::Tasks;
+use gantry_runtime::supervise::Tasks;
 use gantry_topology::Machine;
 use gantry_topology::choice::Table;
 use tokio::sync::{mpsc, watch};

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::NodeName;
-use gantry_client::supervise::{Fallen, Tasks};
-use gantry_client::{ConnectError, chain};
+use gantry_runtime::supervise::{Fallen, Tasks};
+use gantry_runtime::{ConnectError, chain};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -94,7 +94,7 @@ impl Cluster {
 
 /// A client by this kubeconfig, or by the pod's service account.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
-    gantry_client::connect(kubeconfig, SILENCE).await
+    gantry_runtime::connect(kubeconfig, SILENCE).await
 }
 
 /// Growing pauses between attempts, from a tenth of a second to five seconds.

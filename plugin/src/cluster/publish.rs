@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
-use gantry_client::chain;
+use gantry_runtime::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
-use gantry_client::supervise::{Fallen, Tasks};
+use gantry_runtime::supervise::{Fallen, Tasks};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gantry_api::ResourceName;
-use gantry_client::chain;
 use gantry_proto::DEVICE_PLUGIN_VERSION;
 use gantry_proto::deviceplugin::registration_client::RegistrationClient;
 use gantry_proto::deviceplugin::{DevicePluginOptions, RegisterRequest};
+use gantry_runtime::chain;
 use tonic::transport::Endpoint;
 
 /// Kubelet dials back for up to 10 s before it answers; more than that is no answer.

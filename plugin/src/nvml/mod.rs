@@ -17,7 +17,7 @@ mod state;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use gantry_client::chain;
+use gantry_runtime::chain;
 use nvml_wrapper_sys::bindings as sys;
 
 pub use device::{Device, FabricInfo, Process};

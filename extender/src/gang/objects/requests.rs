@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gantry_api::{GangStatus, names};
-use gantry_client::chain;
 use gantry_gang::protocol::Object;
+use gantry_runtime::chain;
 use http::{Method, Request};
 use kube::Client;
 use serde_json::{Value, json};

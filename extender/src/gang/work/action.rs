@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{PodUid, names};
-use gantry_client::chain;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::Hindrance;
+use gantry_runtime::chain;
 use http::{Method, Request};
 use kube::Client;
 use kube::core::Status;
