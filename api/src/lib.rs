@@ -10,6 +10,7 @@ pub mod gpunode;
 pub mod grant;
 pub mod ids;
 pub mod names;
+pub mod quantity;
 pub mod resource;
 mod schema;
 

@@ -111,7 +111,7 @@ impl Candidates<'_> {
             return None;
         };
         let allocatable = nodes.get(position)?.node.status.as_ref()?.allocatable.as_ref()?;
-        crate::quantity::count(allocatable.get(resource)?).ok()
+        gantry_api::quantity::count(allocatable.get(resource)?).ok()
     }
 
     /// Whether nodes came as objects.

@@ -7,7 +7,7 @@
 //!                                                      └──> explain, wake: Events and pokes for pods that wait
 //! ```
 //!
-//! Pure: `quantity`, `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`, `wire`.
+//! Pure: `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`, `wire`.
 //! State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`,
 //! `gang::work`.
 #![forbid(unsafe_code)]
@@ -33,7 +33,6 @@ pub mod metrics;
 pub mod offline;
 pub(crate) mod plan;
 pub mod pod;
-pub(crate) mod quantity;
 pub mod request;
 pub mod server;
 pub mod service;

@@ -6,8 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
-
-use crate::quantity::{self, QuantityError};
+use gantry_api::quantity::{self, QuantityError};
 
 /// Everything that a pod asks of some resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -349,7 +348,7 @@ mod tests {
             Request::read(&resources, |_| [container("500m")].into_iter())
                 .unwrap_err()
                 .to_string(),
-            "container train asks for 500m of nvidia.com/gpu, which is no whole number of devices"
+            "container train asks for 500m of nvidia.com/gpu, which is not a whole number of devices"
         );
     }
 

@@ -16,7 +16,6 @@ pub mod fabric;
 pub mod key;
 pub mod needs;
 pub mod protocol;
-pub mod quantity;
 pub mod queue;
 pub mod room;
 pub mod terms;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::quantity;
+use gantry_api::quantity;
 
 /// No node has more of anything than a pebibyte, or a trillion cores. What claims more counts as this, so that the sum over thousands of
 /// pods is still exact: a sum that stops at the largest number is not undone by taking away again what was added.

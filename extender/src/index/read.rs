@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_api::{
     DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, Provenance, ResourceName,
-    SharingPolicy,
+    SharingPolicy, quantity,
 };
 use gantry_gang::{NodeFacts, Resources, Taint};
 use gantry_topology::{Gpu, Machine, MachineParts};
@@ -17,9 +17,9 @@ use serde::Deserialize;
 use crate::inventory::{Device, Held, Inventory, Pool};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::loose::Loose;
+use crate::metadata;
 use crate::pod::{self, Words};
 use crate::watched::Watched;
-use crate::{metadata, quantity};
 
 /// Longest reason kept of a sick device or a plugin that is not ready, in bytes.
 const MAX_REASON: usize = 200;

@@ -317,7 +317,7 @@ async fn an_unreadable_quantity_is_said_on_every_node() {
     assert_eq!(answer["NodeNames"], json!([]));
     assert_eq!(
         answer["FailedAndUnresolvableNodes"]["b"],
-        "node(s) not looked at: container main asks for 500m of nvidia.com/gpu, which is no whole number of devices"
+        "node(s) not looked at: container main asks for 500m of nvidia.com/gpu, which is not a whole number of devices"
     );
 }
 

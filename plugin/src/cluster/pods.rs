@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
-use gantry_api::{Holder, NodeName, PodUid, ResourceName, names};
+use gantry_api::{Holder, NodeName, PodUid, ResourceName, names, quantity};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
@@ -58,7 +57,7 @@ struct Container {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Resources {
     #[serde(default)]
-    limits: BTreeMap<String, Quantity>,
+    limits: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -226,18 +225,14 @@ fn pod_seen(pod: &NodePod, node: &NodeName) -> Option<PodSeen> {
         .iter()
         .chain(&pod.spec.containers)
         .flat_map(|container| {
-            container
-                .resources
-                .limits
-                .iter()
-                .filter_map(|(resource, quantity)| {
-                    let count = quantity.0.parse().ok().filter(|count| *count > 0)?;
-                    is_extended(resource).then(|| Ask {
-                        container: container.name.clone(),
-                        resource: ResourceName::from(resource.as_str()),
-                        count,
-                    })
+            container.resources.limits.iter().filter_map(|(resource, limit)| {
+                let count = quantity::count(limit).ok().filter(|count| *count > 0)?;
+                is_extended(resource).then(|| Ask {
+                    container: container.name.clone(),
+                    resource: ResourceName::from(resource.as_str()),
+                    count: count as usize,
                 })
+            })
         })
         .collect();
     let grant = metadata
@@ -410,6 +405,24 @@ mod tests {
             (77, 1_767_225_610, false)
         );
         assert_eq!(pod.grant.as_deref(), Some("g"));
+    }
+
+    /// The API server normalises what users write, and still sends a large count with a suffix.
+    #[test]
+    fn limit_with_suffix_is_read_as_a_count() {
+        for (limit, count) in [("2k", 2000), ("1Ki", 1024), ("2000m", 2), ("3", 3)] {
+            let pod = json!({
+                "metadata": {"uid": "u"},
+                "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": limit}}}]},
+            });
+            let counts: Vec<usize> = read(&pod.to_string())
+                .unwrap()
+                .asks
+                .iter()
+                .map(|ask| ask.count)
+                .collect();
+            assert_eq!(counts, [count], "{limit}");
+        }
     }
 
     #[test]

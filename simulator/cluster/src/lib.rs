@@ -8,5 +8,4 @@
 pub mod api;
 pub mod kubelet;
 mod mirror;
-mod quantity;
 pub mod scheduler;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use gantry_api::quantity;
 use gantry_proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, PreferredAllocationRequest,
@@ -14,7 +15,6 @@ use rand::seq::SliceRandom;
 use super::containers::Process;
 use super::devices::{Devices, Offer, Role, Want};
 use super::plugins::{Plugin, Plugins};
-use crate::quantity::thousandths;
 
 /// Why a pod is not admitted: `reason` and `message` of its status.
 #[derive(Debug)]
@@ -70,12 +70,7 @@ fn extended_requests(container: &Container) -> Vec<(String, usize)> {
         .into_iter()
         .flatten()
         .filter(|(name, _)| name.contains('/'))
-        .map(|(name, quantity)| {
-            (
-                name.clone(),
-                usize::try_from(thousandths(quantity) / 1000).unwrap_or(usize::MAX),
-            )
-        })
+        .map(|(name, asked)| (name.clone(), quantity::count(&asked.0).unwrap_or(0) as usize))
         .filter(|(_, count)| *count > 0)
         .collect()
 }

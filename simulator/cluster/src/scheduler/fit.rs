@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use gantry_api::quantity;
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
-
-use crate::quantity::thousandths;
 
 /// Resource amounts, in thousandths.
 pub(super) type Amounts = BTreeMap<String, u128>;
@@ -100,6 +100,12 @@ fn allocatable(node: &Node) -> Amounts {
         .flatten()
         .map(|(name, quantity)| (name, thousandths(&quantity)))
         .collect()
+}
+
+/// Thousandths of a quantity; 0 for a text that is not one.
+fn thousandths(quantity: &Quantity) -> u128 {
+    let amount = quantity::thousandths(&quantity.0).unwrap_or(0);
+    u128::try_from(amount).unwrap_or(0)
 }
 
 fn of_container(container: &Container) -> Amounts {
