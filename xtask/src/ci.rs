@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::counts::Counts;
 use crate::run::{cargo, root, run, run_reading, target};
-use crate::{generate, tools};
+use crate::{generate, tools, words};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -26,8 +26,9 @@ pub(crate) fn fmt() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// Clippy over everything, warnings denied.
+/// The language lint, and clippy over everything, warnings denied.
 pub(crate) fn lint() -> Result<()> {
+    words::check()?;
     run(&mut cargo(&[
         "clippy",
         "--workspace",

@@ -7,7 +7,9 @@ mod ci;
 mod counts;
 mod generate;
 mod run;
+mod source;
 mod tools;
+mod words;
 
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
@@ -27,8 +29,14 @@ enum Task {
     Ci,
     /// Formatting check.
     Fmt,
-    /// Clippy with warnings denied.
+    /// Clippy with warnings denied, the language lint (`words`), and the program without its default features.
     Lint,
+    /// Reports excluded words in comments, messages and Markdown, retired public names, and long names of tests, by file and line.
+    Words {
+        /// Only files whose path contains this.
+        #[arg(default_value = "")]
+        filter: String,
+    },
     /// Unit and integration tests of every crate but the end-to-end ones.
     Test,
     /// End-to-end tests on a real Kubernetes; builds its components on the first run (CONTRIBUTING.md says how long that takes).
@@ -66,6 +74,7 @@ fn main() -> Result<()> {
         Task::Ci => ci::all(),
         Task::Fmt => ci::fmt(),
         Task::Lint => ci::lint(),
+        Task::Words { filter } => words::report(&filter),
         Task::Test => ci::test().and_then(|counts| counts.conclude()),
         Task::E2e { filter } => ci::e2e(filter.as_deref()).and_then(|counts| counts.conclude()),
         Task::Generate { check } => generate::run(check),
