@@ -6,8 +6,8 @@ mod manifest;
 use std::io::{self, Write as _};
 
 use anyhow::Context as _;
+use gantry_config::Problems;
 use gantry_plugin::Args;
-use gantry_plugin::config::Problems;
 
 use manifest::{ConfigMap, config_maps};
 

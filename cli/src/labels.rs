@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
-use gantry_plugin::config::source::{self, Source};
-use gantry_plugin::config::{ApiRate, Config, Gfd, GfdOverrides, Leniency};
+use gantry_config::source::{self, Source};
+use gantry_config::{ApiRate, Config, Gfd, GfdOverrides, Leniency};
 use gantry_plugin::discover::DiscoverError;
 use gantry_plugin::inventory::{Absence, Hardware};
 use gantry_plugin::labels::{

@@ -1,5 +1,5 @@
 //! Variables that are set to nothing, as manifests do that have nothing to say, count as not set. What NVIDIA's settings make of an
-//! empty variable stands in `gantry_plugin::config`.
+//! empty variable stands in `gantry_config`.
 
 use std::ffi::{OsStr, OsString};
 

@@ -1,7 +1,7 @@
 //! Any text as a config file.
 #![no_main]
 
-#[path = "../../plugin/tests/fuzz/entry/mod.rs"]
+#[path = "../../config/tests/fuzz/entry.rs"]
 mod entry;
 
-libfuzzer_sys::fuzz_target!(|text: &str| entry::config::file(text));
+libfuzzer_sys::fuzz_target!(|text: &str| entry::file(text));

@@ -12,14 +12,14 @@ use gantry_proto::KUBELET_SOCKET;
 use kube::Client;
 
 use crate::cdi::Kind;
-use crate::config::ConfigArgs;
-use crate::config::reference::Flag;
-use crate::config::settings::SETTINGS;
-use crate::config::source::{PerNode, Place, Source, SourceError};
-use crate::config::value::Resource;
-use crate::config::{self, ApiRate, Loaded, Overrides, Problems};
 use crate::health::{HealthChecks, XidList};
 use crate::labels::LabelsArgs;
+use gantry_config::ConfigArgs;
+use gantry_config::reference::Flag;
+use gantry_config::settings::SETTINGS;
+use gantry_config::source::{PerNode, Place, Source, SourceError};
+use gantry_config::value::Resource;
+use gantry_config::{ApiRate, Loaded, Overrides, Problems};
 
 /// Options of `gantry plugin`.
 #[derive(Debug, Clone, ClapArgs)]
@@ -248,7 +248,7 @@ pub fn reference() -> String {
             help: argument.get_help().map_or(String::new(), ToString::to_string),
         })
         .collect();
-    config::reference::reference(&flags)
+    gantry_config::reference::reference(&flags)
 }
 
 fn resource(text: &str) -> Result<ResourceName, String> {

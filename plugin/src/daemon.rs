@@ -18,8 +18,6 @@ use tracing::{debug, info};
 use crate::allocate::{Access, Responder};
 use crate::args::Args;
 use crate::cluster::{Cluster, connect, tell_of_problems};
-use crate::config::Config;
-use crate::config::source::{self, Report};
 use crate::handover::{Handover, SharedHandover};
 use crate::inventory::{Diagnoses, Hardware, Inventory, Owner, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
@@ -27,6 +25,8 @@ use crate::labels::{self, Identity, Labeller};
 use crate::observe::{self, Observed};
 use crate::watchdog::{Patience, Watchdog};
 use crate::{allocate, cdi, offer, processes};
+use gantry_config::Config;
+use gantry_config::source::{self, Report};
 
 /// Notes that may wait for the API server; what comes beyond is in the log only.
 const NOTES: usize = 256;

@@ -10,7 +10,6 @@ pub mod allocate;
 pub mod args;
 pub mod cdi;
 pub mod cluster;
-pub mod config;
 pub mod discover;
 pub mod handover;
 pub mod health;

@@ -17,10 +17,10 @@ use tracing::info;
 pub use http::serve;
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 
-use crate::config::source::Report;
 use crate::handover::Listing;
 use crate::health::XidCounts;
 use crate::inventory::{Diagnoses, Inventory, State};
+use gantry_config::source::Report;
 
 /// Counters and readiness in one place, shared by everything that runs.
 #[derive(Debug, Default)]

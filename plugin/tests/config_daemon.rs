@@ -5,7 +5,7 @@
 mod sim;
 mod support;
 
-use gantry_plugin::config::source::Configs;
+use gantry_config::source::Configs;
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::{ConfigMap, Node as KubeNode};
 use k8s_openapi::api::events::v1::Event;

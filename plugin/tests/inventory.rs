@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_plugin::config::Config;
+use gantry_config::Config;
 use gantry_plugin::health::HealthChecks;
 use gantry_plugin::inventory::{Hardware, Owner, Settings, State, Timing};
 use sim::Sim;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gantry_api::{DeviceHealth, DeviceId};
-use gantry_plugin::config::{Config, Gfd};
+use gantry_config::{Config, Gfd};
 use gantry_plugin::inventory::{Absence, Device, Inventory};
 use gantry_plugin::labels::{Access, Identity, LabelName, Labeller, Labels, Target, write};
 use gantry_plugin::observe::Observed;

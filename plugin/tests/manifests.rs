@@ -5,8 +5,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use gantry_config::Config;
 use gantry_plugin::cdi::Driver;
-use gantry_plugin::config::Config;
 use k8s_openapi::api::core::v1::NodeStatus;
 use serde::de::value::Error;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor};

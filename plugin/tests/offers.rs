@@ -7,7 +7,7 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedDevices, SharedOf, TimeSlicing};
+use gantry_config::{Config, MigStrategy, Replicated, SharedDevices, SharedOf, TimeSlicing};
 use gantry_plugin::health::HealthChecks;
 use gantry_plugin::inventory::{Hardware, Owner, Settings, Timing};
 use gantry_plugin::offer;
@@ -318,7 +318,7 @@ async fn a_set_that_kubelet_chose_before_it_read_the_new_list_is_served() {
     let answer = plugin.allocate(&[&former]).await.unwrap();
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], all[1]);
     let denied = Config {
-        deny: vec![gantry_plugin::config::Selector::Uuid(all[1].to_owned())],
+        deny: vec![gantry_config::Selector::Uuid(all[1].to_owned())],
         ..Config::default()
     };
     scene.config.send_replace(Arc::new(denied));

@@ -45,7 +45,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         let text = serde_saphyr::to_string(&serde_json::to_value(definition)?);
         crds.push_str(&text.context("cannot write the CRD")?);
     }
-    let schema = serde_json::to_string_pretty(&gantry_plugin::config::json_schema())
+    let schema = serde_json::to_string_pretty(&gantry_config::json_schema())
         .context("cannot write the schema of the plugin's configuration")?;
     Ok(vec![
         (root().join("manifests/crds.yaml"), crds),

@@ -1,7 +1,7 @@
 //! Manifests of Kubernetes, as files around a plugin's configuration hold them: which ConfigMaps are in a text, and where the
 //! configuration lies in what is none. Knows nothing of what a configuration may say.
 
-use gantry_plugin::config::{MIG_MANAGERS, leftover, line_of};
+use gantry_config::{MIG_MANAGERS, leftover, line_of};
 use serde_json::{Map, Value};
 
 /// One ConfigMap of a manifest.

@@ -9,8 +9,8 @@ use gantry_proto::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpe
 use super::Access;
 use super::nodes::{IMEX_CHANNEL, capability_node, gpu_node};
 use crate::cdi::{Class, runtime_id};
-use crate::config::{Config, Strategy};
 use crate::inventory::Device;
+use gantry_config::{Config, Strategy};
 
 /// Read by the NVIDIA container runtime: the GPUs a container sees.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";

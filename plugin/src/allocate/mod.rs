@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::cdi::{self, Entries};
-use crate::config::Config;
 use crate::inventory::Device;
+use gantry_config::Config;
 
 pub use answer::{VISIBLE_DEVICES, answer};
 pub use nodes::{Facts, Nodes};

@@ -9,8 +9,8 @@ use proptest::strategy::Strategy as Generator;
 
 use super::*;
 use crate::cdi::{Class, Host, Kind, Names, Spec};
-use crate::config::{DeviceIdStrategy, Imex, Strategy};
 use crate::inventory::{Inventory, Slice};
+use gantry_config::{DeviceIdStrategy, Imex, Strategy};
 
 /// A whole GPU, or one of its seven slices.
 fn device(gpu: u8, slice: Option<u8>, replica: Option<u16>) -> Device {

@@ -1,8 +1,8 @@
 use clap::Parser;
 
 use super::*;
-use crate::config::source::{Configs, Fallback};
-use crate::config::{Config, Strictness};
+use gantry_config::source::{Configs, Fallback};
+use gantry_config::{Config, Strictness};
 
 #[derive(Parser)]
 struct Command {

@@ -6,7 +6,7 @@ use super::host::Host;
 use super::kind::{ALL, Class, Kind};
 use super::spec::{Device, Edits, Mount, Spec};
 use crate::allocate::IMEX_CHANNEL;
-use crate::config::Config;
+use gantry_config::Config;
 
 pub(super) fn specs(kind: &Kind, config: &Config, host: &Host) -> Vec<(Class, Spec)> {
     let starting = |prefixes: &[&'static str]| -> Vec<String> {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::kind::{Class, Kind};
 use super::names::Names;
 use super::spec::Spec;
-use crate::config::DeviceIdStrategy;
 use crate::inventory::Device;
+use gantry_config::DeviceIdStrategy;
 
 /// The devices of every specification that was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use super::names::Names;
 use super::spec::{Device, Edits, Mount, Node, Spec};
 use super::{File, hooks};
 use crate::allocate::{VISIBLE_DEVICES, capability_node, gpu_node};
-use crate::config::{CdiFeature, CdiHook, Config};
 use crate::inventory::{self, Inventory};
+use gantry_config::{CdiFeature, CdiHook, Config};
 
 pub(super) const READ_ONLY: &[&str] = &["ro", "nosuid", "nodev", "rbind", "rprivate"];
 const SOCKET: &[&str] = &["nosuid", "nodev", "rbind", "rprivate", "noexec"];

@@ -3,7 +3,7 @@
 
 use super::host::Host;
 use super::spec::Hook;
-use crate::config::{CdiHook, Config};
+use gantry_config::{CdiHook, Config};
 
 /// `hook` with these arguments, if it can and may be run.
 pub(super) fn hook(

@@ -9,7 +9,7 @@ use gantry_topology::Machine;
 
 use super::driver::{Driver, Kernel};
 use crate::allocate::Nodes;
-use crate::config::{CdiFeature, Config};
+use gantry_config::{CdiFeature, Config};
 
 /// The host at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

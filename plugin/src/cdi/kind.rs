@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::config::DeviceIdStrategy;
 use crate::inventory::Device;
+use gantry_config::DeviceIdStrategy;
 
 /// Vendor of the CDI devices of NVIDIA's k8s-device-plugin. Distinct from `nvidia.com`, which NVIDIA's toolkit writes: two
 /// specifications of one kind that differ make a runtime use neither.

@@ -25,8 +25,8 @@ pub use writer::{Channels, Writer};
 
 use std::collections::BTreeMap;
 
-use crate::config::Config;
 use crate::inventory::Inventory;
+use gantry_config::Config;
 
 /// The specifications that containers of these devices need, and of those that `names` knows besides. A class that nothing is to be said
 /// of has none; where no strategy needs CDI, none is there.

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::kind::{ALL, device_name, entry_name};
-use crate::config::DeviceIdStrategy;
 use crate::inventory::{Device, Inventory};
+use gantry_config::DeviceIdStrategy;
 
 /// The names that this run gave. Those of an earlier run are not known: its specification does not tell whose they were.
 #[derive(Debug, Clone, Default)]

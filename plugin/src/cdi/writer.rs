@@ -20,10 +20,10 @@ use super::kind::{Class, Kind};
 use super::names::Names;
 use super::spec::Spec;
 use crate::allocate::Access;
-use crate::config::{Config, Strategy};
 use crate::footprint;
 use crate::inventory::{Inventory, State};
 use crate::observe::Observed;
+use gantry_config::{Config, Strategy};
 
 /// How often nodes are looked for: the unified memory module may be loaded late.
 const LOOK: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ use tracing::debug;
 
 use super::events::Teller;
 use super::{Pauses, connect};
-use crate::config::source::Report;
+use gantry_config::source::Report;
 
 /// Shortest time between two Events, for a file that is wrong in another way each time.
 const SHORTEST: Duration = Duration::from_secs(5);

@@ -13,10 +13,10 @@ use gantry_topology::{Link, Machine};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::config::SharedDevices;
 use crate::handover::SharedHandover;
 use crate::inventory::{Device, Diagnosis, Inventory, State};
 use crate::observe::Readiness;
+use gantry_config::SharedDevices;
 
 /// The condition's type.
 const READY: &str = "Ready";

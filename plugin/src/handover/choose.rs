@@ -8,8 +8,8 @@ use gantry_topology::choice::Table;
 use gantry_topology::choice::devices::{Sharing, Spot, Units};
 
 use super::Devices;
-use crate::config::SharedDevices;
 use crate::inventory::{Device, Inventory};
+use gantry_config::SharedDevices;
 
 /// The devices of one resource as the choice sees them.
 #[derive(Debug, Clone, Default)]

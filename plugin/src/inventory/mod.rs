@@ -19,8 +19,8 @@ use gantry_api::{DeviceHealth, DeviceId, ResourceName};
 use gantry_topology::{Machine, MachineParts};
 use tokio::sync::watch;
 
-use crate::config::{Config, SharedDevices};
 use crate::discover::DiscoverError;
+use gantry_config::{Config, SharedDevices};
 
 pub use diagnosis::{Diagnoses, Diagnosis, Lift, LiftError, Marker, StoredFault};
 #[cfg(test)]

@@ -21,9 +21,9 @@ pub mod write;
 
 use gantry_topology::Gpu;
 
-use crate::config::Config;
 use crate::inventory::Inventory;
 use crate::offer::{drives_a_screen, leaves};
+use gantry_config::Config;
 
 pub use host::{Host, HostOptions, PciClass, Vgpu};
 pub use name::{LONGEST, LabelName, Labels, value, value_with};

@@ -8,7 +8,7 @@ use gantry_topology::{ComputeInstance, Gpu, MigAttributes};
 use super::family::{family, parts};
 use super::products::{Product, is_cut, offered};
 use super::{Facts, Set, value_with};
-use crate::config::MigStrategy;
+use gantry_config::MigStrategy;
 
 /// Prefix of the labels of whole GPUs, and of MIG devices by the strategy `single`.
 const GPU: &str = "gpu";

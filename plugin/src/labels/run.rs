@@ -16,10 +16,10 @@ use tracing::{debug, info, warn};
 
 use super::write::{self, WriteError};
 use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
-use crate::config::Config;
 use crate::inventory::{self, Absence, Inventory};
 use crate::observe::Observed;
 use crate::recurring::Recurring;
+use gantry_config::Config;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_secs(1);

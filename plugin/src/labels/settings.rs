@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use gantry_api::NodeName;
 
-use crate::config::Gfd;
+use gantry_config::Gfd;
 
 /// Where labels go.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -82,11 +82,11 @@ mod tests {
 
     use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 
-    use crate::config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
     use crate::handover::{Holding, Listing};
     use crate::inventory::{Hardware, Inventory};
     use crate::observe::Observed;
     use crate::offer::offer;
+    use gantry_config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
 
     #[test]
     fn a_containers_replicas_are_counted_by_gpu_and_go_with_it() {

@@ -13,10 +13,10 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::holders::Holders;
-use crate::config::source::Report;
 use crate::handover::Listing;
 use crate::health::XidCounts;
 use crate::inventory::{Diagnoses, Inventory};
+use gantry_config::source::Report;
 
 /// How an Allocate related to what was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,9 +2,9 @@ use gantry_api::names;
 use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 
 use super::*;
-use crate::config::{Config, Selector};
 use crate::inventory::Hardware;
 use crate::offer::offer;
+use gantry_config::{Config, Selector};
 
 #[test]
 fn a_node_with_nothing_to_serve_is_settled_and_not_ready() {

@@ -6,8 +6,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::offer;
-use crate::config::Config;
 use crate::inventory::{Hardware, Inventory};
+use gantry_config::Config;
 
 /// Publishes the offer for every new hardware and configuration, until `shutdown` or until the hardware's owner is gone. A
 /// configuration that nobody can change any more stays in force.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use gantry_api::ResourceName;
 use gantry_topology::Gpu;
 
-use crate::config::{Config, SharedDevices};
 use crate::inventory::{Device, Hardware, Inventory, LeftOut, State, Terms, Unit};
+use gantry_config::{Config, SharedDevices};
 
 pub use follow::follow;
 pub(crate) use selection::leaves;
@@ -113,7 +113,7 @@ fn terms(devices: &[Device], config: &Config) -> BTreeMap<ResourceName, Terms> {
             (false, true) => config.shared_devices.unwrap_or(SharedDevices::Packed),
             (false, false) => SharedDevices::Distributed,
         };
-        let refuses = |slicing: &crate::config::TimeSlicing| slicing.fail_requests_greater_than_one;
+        let refuses = |slicing: &gantry_config::TimeSlicing| slicing.fail_requests_greater_than_one;
         terms.fail_requests_greater_than_one =
             terms.replicated && config.time_slicing.as_ref().is_some_and(refuses);
     }

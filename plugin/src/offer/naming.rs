@@ -7,8 +7,8 @@ use gantry_api::{ResourceName, names};
 use gantry_topology::Gpu;
 
 use super::pattern;
-use crate::config::{Config, MigStrategy, ResourcePattern, spelled};
 use crate::inventory::Unit;
+use gantry_config::{Config, MigStrategy, ResourcePattern, spelled};
 
 /// How units are named on this node.
 pub(super) struct Naming<'c> {

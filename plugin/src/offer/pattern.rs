@@ -1,6 +1,6 @@
 //! Patterns of a configuration: `*` stands for anything, and the whole text must match.
 
-use crate::config::spelled;
+use gantry_config::spelled;
 
 /// Whether `pattern` matches the whole of `text`.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {

@@ -3,8 +3,8 @@
 use gantry_topology::{Gpu, Machine};
 
 use super::pattern;
-use crate::config::{Config, Selector};
 use crate::inventory::Unit;
+use gantry_config::{Config, Selector};
 
 /// The lists of a configuration.
 pub(super) struct Selection<'c> {

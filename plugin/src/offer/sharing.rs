@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_api::{DeviceId, ResourceName};
 
 use super::Named;
-use crate::config::{DeviceRef, MOST_DEVICES, Replicated, SharedOf, TimeSlicing};
 use crate::inventory::Device;
+use gantry_config::{DeviceRef, MOST_DEVICES, Replicated, SharedOf, TimeSlicing};
 
 /// The devices of all units. Of two entries that name one unit the first counts; what an entry names and is not there, or is
 /// shared already, goes to `problems`.

@@ -13,8 +13,8 @@ use gantry_api::DeviceHealth;
 use gantry_topology::{ComputeInstance, Gpu, GpuInstance, Machine, MachineParts, Mig, PathClass, PathMatrix};
 
 use super::*;
-use crate::config::{MigStrategy, Replicated, SharedOf, TimeSlicing};
 use crate::inventory::units;
+use gantry_config::{MigStrategy, Replicated, SharedOf, TimeSlicing};
 
 /// How a GPU of a test is: its model and its MIG devices.
 #[derive(Debug, Clone)]

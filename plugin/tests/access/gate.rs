@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::DeviceHealth;
+use gantry_config::{Config, Strategy};
 use gantry_plugin::allocate::{Access, Responder};
 use gantry_plugin::cdi::{Channels, Class, Kind, Writer};
-use gantry_plugin::config::{Config, Strategy};
 use gantry_plugin::inventory::{Device, Inventory, State};
 use gantry_plugin::observe::Observed;
 use tokio::sync::watch;

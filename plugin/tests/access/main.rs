@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gantry_api::DeviceHealth;
-use gantry_plugin::config::{Config, Strategy};
+use gantry_config::{Config, Strategy};
 use gantry_plugin::inventory::{Device, Slice};
 use gantry_topology::{
     ComputeInstance, Gpu, GpuInstance, Host as MachineHost, Machine, MachineParts, Mig, PathClass, PathMatrix,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
+use gantry_config::{Config, DeviceIdStrategy};
 use gantry_plugin::allocate::Responder;
 use gantry_plugin::cdi::Class;
-use gantry_plugin::config::{Config, DeviceIdStrategy};
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_topology::Machine;
 use serde_json::Value;

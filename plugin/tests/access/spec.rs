@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use gantry_config::{Config, DeviceIdStrategy, Imex};
 use gantry_plugin::cdi::{Class, Host, Kind, Names, Spec, specs};
-use gantry_plugin::config::{Config, DeviceIdStrategy, Imex};
 use gantry_plugin::inventory::{Device, Inventory};
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, proptest};
 use proptest::strategy::Strategy as Generator;
@@ -132,8 +132,8 @@ fn links_that_graphics_look_for_are_made_beside_the_libraries_they_lead_to() {
 
 #[test]
 fn a_node_that_is_seen_has_its_numbers_and_a_group_that_it_is_closed_to_others_for() {
+    use gantry_config::CdiFeature;
     use gantry_plugin::allocate::{Facts, Nodes};
-    use gantry_plugin::config::CdiFeature;
     let facts = |minor, mode, gid| Facts {
         numbers: Some((195, minor)),
         mode,
@@ -179,7 +179,7 @@ fn a_node_that_is_seen_has_its_numbers_and_a_group_that_it_is_closed_to_others_f
 
 #[test]
 fn a_hook_that_is_switched_off_is_left_out_and_so_are_sockets_on_request() {
-    use gantry_plugin::config::{CdiFeature, CdiHook};
+    use gantry_config::{CdiFeature, CdiHook};
     let root = driver_root(true);
     let config = |hooks: &[CdiHook]| Config {
         container_driver_root: root.path().into(),

@@ -5,5 +5,4 @@
 mod entry;
 
 mod cdi;
-mod config;
 mod kubelet;

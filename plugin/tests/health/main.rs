@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::GpuFault;
-use gantry_plugin::config::Config;
+use gantry_config::Config;
 use gantry_plugin::health::{HealthChecks, Proof};
 use gantry_plugin::inventory::{Diagnosis, Hardware, Owner, Settings, State, Timing};
 use gantry_plugin::offer;

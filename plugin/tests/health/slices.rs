@@ -1,6 +1,6 @@
 //! How GPUs are cut: seen without a restart, and what is done where NVML does not tell it.
 
-use gantry_plugin::config::{Config, MigStrategy};
+use gantry_config::{Config, MigStrategy};
 use gantry_plugin::health::Proof;
 use gantry_plugin::inventory::Hardware;
 use gantry_plugin::offer;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use gantry_config::Config;
 use gantry_nvml_sim::control::Recovery;
-use gantry_plugin::config::Config;
 use gantry_plugin::health::Proof;
 
 use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, sick, told};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
 use gantry_plugin::health::HealthChecks;
 
 use super::{EVENTS_ALONE, Eye, told};

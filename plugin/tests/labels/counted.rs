@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gantry_api::DeviceHealth;
-use gantry_plugin::config::Config;
+use gantry_config::Config;
 use gantry_plugin::inventory::Hardware;
 use gantry_plugin::labels::{Facts, Host, PciClass, labels};
 use gantry_plugin::offer::offer;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_plugin::config::{Config, MigStrategy};
+use gantry_config::{Config, MigStrategy};
 use gantry_plugin::inventory::Hardware;
 use gantry_plugin::labels::{Facts, Host, HostDriver, HostOptions, Vgpu, labels};
 use gantry_plugin::offer::offer;

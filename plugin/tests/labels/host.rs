@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gantry_plugin::config::Config;
+use gantry_config::Config;
 use gantry_plugin::inventory::Inventory;
 use gantry_plugin::labels::{Facts, Host, HostDriver, HostOptions, LabelName, Vgpu, labels};
 

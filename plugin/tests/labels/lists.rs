@@ -1,6 +1,6 @@
 //! GPUs that a configuration's lists leave out are in no label.
 
-use gantry_plugin::config::{Config, MigStrategy, Selector};
+use gantry_config::{Config, MigStrategy, Selector};
 use gantry_plugin::labels::Labels;
 use gantry_topology::Machine;
 

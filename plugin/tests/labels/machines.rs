@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use gantry_plugin::config::{Config, MigStrategy};
+use gantry_config::{Config, MigStrategy};
 
 use super::{machine, plain, text};
 

@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use gantry_api::{DeviceHealth, DeviceId, ResourceName};
-use gantry_plugin::config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
 use gantry_plugin::inventory::{Device, Hardware, Inventory, Slice};
 use gantry_plugin::labels::{Facts, Host, Labels, labels};
 use gantry_plugin::offer::offer;

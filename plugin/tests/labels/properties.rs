@@ -1,6 +1,6 @@
 //! What holds of any GPUs: their order makes no difference, and Kubernetes accepts every label.
 
-use gantry_plugin::config::{Config, MigStrategy};
+use gantry_config::{Config, MigStrategy};
 use gantry_plugin::labels::{Facts, Host, labels};
 use gantry_topology::Gpu;
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! What MIG strategies make of the labels of GPUs that are cut.
 
-use gantry_plugin::config::{Config, MigStrategy, Selector};
+use gantry_config::{Config, MigStrategy, Selector};
 
 use gantry_topology::{Gpu, Machine, PathClass, PathMatrix};
 

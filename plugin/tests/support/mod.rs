@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gantry_api::{DeviceHealth, DeviceId};
+use gantry_config::{ApiRate, ConfigArgs, Overrides};
 use gantry_plugin::Args;
-use gantry_plugin::config::{ApiRate, ConfigArgs, Overrides};
 use gantry_plugin::health::XidList;
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::labels::LabelsArgs;

@@ -76,9 +76,9 @@ fn a_condition_that_stays_keeps_its_time() {
 
 #[test]
 fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_holds() {
-    use crate::config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
     use crate::inventory::Hardware;
     use crate::offer::offer;
+    use gantry_config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
 
     let hardware = Hardware::of(two_gpus());
     let shared = |replicas| Config {

@@ -9,7 +9,6 @@ use gantry_topology::{Gpu, GpuUuid, Machine};
 use tokio::sync::watch;
 
 use super::{Pause, Timing};
-use crate::config::Config;
 use crate::discover::{DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{
     Book, Cause, Extent, GpuName, HealthChecks, Loss, Outage, OutageKind, Part, Table, Trouble, Vitals,
@@ -22,6 +21,7 @@ use crate::inventory::merge::merge;
 use crate::inventory::{Diagnosis, Hardware, State, StoredFault, hardware};
 use crate::nvml::NvmlError;
 use crate::recurring::Recurring;
+use gantry_config::Config;
 
 /// What the thread keeps between one reading and the next.
 pub(in crate::inventory) struct Keeper {

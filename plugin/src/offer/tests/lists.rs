@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{cut, expect, left_out, model, offered, problems, whole, with};
-use crate::config::{MigStrategy, Selector};
+use gantry_config::{MigStrategy, Selector};
 
 #[test]
 fn lists_name_models_in_any_case() {

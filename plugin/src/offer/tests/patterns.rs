@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{cut, expect, left_out, model, offered, problems, share, sharing, whole, with};
-use crate::config::{MigStrategy, ResourcePattern, SharedOf};
+use gantry_config::{MigStrategy, ResourcePattern, SharedOf};
 
 #[test]
 fn patterns_name_gpus_by_model_and_slices_by_profile() {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use super::{Board, hardware, share};
-use crate::config::{DeviceRef, MigStrategy, Replicated, ResourcePattern, Selector, SharedOf, TimeSlicing};
+use gantry_config::{DeviceRef, MigStrategy, Replicated, ResourcePattern, Selector, SharedOf, TimeSlicing};
 
 fn board() -> impl Strategy<Value = Board> {
     let profile = prop::sample::select(vec!["1g.5gb", "1g.5gb+me", "2g.10gb", "1c.2g.10gb", "3g.20gb"]);

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{Board, cut, expect, hardware, offered, problems, share, sharing, whole, with};
-use crate::config::{DeviceRef, MigStrategy, ResourcePattern, SharedOf};
+use gantry_config::{DeviceRef, MigStrategy, ResourcePattern, SharedOf};
 
 #[test]
 fn replicas_have_numbered_ids_and_the_uuid_of_their_device() {

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{cut, expect, hardware, left_out, model, offered, whole, with};
-use crate::config::MigStrategy;
+use gantry_config::MigStrategy;
 
 #[test]
 fn by_default_every_gpu_is_offered_whole() {

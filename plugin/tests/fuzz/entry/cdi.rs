@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use gantry_config::{Config, DeviceIdStrategy, Strategy};
 use gantry_plugin::allocate::{Access, Nodes, answer};
 use gantry_plugin::cdi::{Class, Entries, Host, Kind, Names, device_name, specs};
-use gantry_plugin::config::{Config, DeviceIdStrategy, Strategy};
 use gantry_plugin::inventory::Inventory;
 
 use super::kubelet::{device, machine, slice};

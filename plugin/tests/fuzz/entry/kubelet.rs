@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 use gantry_api::DeviceHealth;
+use gantry_config::{Config, Strategy};
 use gantry_plugin::allocate::{Access, Facts, Nodes, Responder};
 use gantry_plugin::cdi::{Entries, Host, Kind, Names, specs};
-use gantry_plugin::config::{Config, Strategy};
 use gantry_plugin::handover::{Handover, SharedHandover};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_plugin::kubelet::Kubelet;

@@ -9,5 +9,4 @@
 )]
 
 pub mod cdi;
-pub mod config;
 pub mod kubelet;

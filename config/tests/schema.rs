@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use gantry_plugin::config::{Strictness, json_schema, load};
+use gantry_config::{Strictness, json_schema, load};
 use regex_lite::Regex;
 use serde_json::Value;
 

@@ -36,7 +36,7 @@ pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness};
 pub use schema::json_schema;
 pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
-pub(crate) use sharing::{MOST_DEVICES, spelled};
+pub use sharing::{MOST_DEVICES, spelled};
 
 /// Everything that a config file or a flag of NVIDIA's plugin can say, and ours.
 #[derive(Debug, Clone, PartialEq, Eq)]

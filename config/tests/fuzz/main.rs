@@ -1,8 +1,11 @@
 //! No text from outside makes the configuration reader panic or loop.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod entry;
 
 use proptest::prelude::*;
 
-use super::entry::config::{file as read, flags};
+use entry::{file as read, flags};
 
 /// Scalars that are right somewhere, nearly right, or nowhere.
 fn scalar() -> impl Strategy<Value = String> {

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::Sighting;
-use crate::config::read::MAX_BYTES;
+use crate::read::MAX_BYTES;
 
 /// Read again this often even if no event comes: a folder may not have been there to watch.
 const RECHECK: Duration = Duration::from_secs(5);

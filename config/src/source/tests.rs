@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
+use super::log::Log;
 use super::*;
-use crate::config::MigStrategy;
-use crate::recurring::log::Log;
+use crate::MigStrategy;
 
 /// What is awaited comes in a moment; this is for a machine under load.
 const SOON: Duration = Duration::from_secs(20);

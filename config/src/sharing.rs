@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Most devices of a node. Kubelet takes messages of 4 MiB and no more, which is gRPC's limit where nobody sets another, and ends with a
 /// plugin that sends a longer one; a device takes 80 bytes of it with the longest name that NVIDIA has had.
-pub(crate) const MOST_DEVICES: usize = 48 << 10;
+pub const MOST_DEVICES: usize = 48 << 10;
 
 /// GPUs or MIG devices whose model or profile matches are advertised under a name of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct ResourcePattern {
 
 /// A MIG profile, or a pattern of some, as names of resources spell it: `1g.5gb.me` for NVML's `1g.5gb+me`, for `MIG 1g.5gb+me` as
 /// nvidia-smi prints it and for `nvidia.com/mig-1g.5gb.me`.
-pub(crate) fn spelled(profile: &str) -> String {
+pub fn spelled(profile: &str) -> String {
     let name = profile
         .strip_prefix(names::RESOURCE_DOMAIN)
         .and_then(|name| name.strip_prefix('/'))

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::settings::{Kind, Program, Setting};
 use super::{Layer, Problem, Problems, Strictness, load};
-use crate::config::Fault;
+use crate::Fault;
 
 /// Words that `--device-list-strategy` takes beside NVIDIA's: kubelet passes the device nodes.
 const DEVICE_NODES: [&str; 2] = ["device-nodes", "pass-device-specs"];

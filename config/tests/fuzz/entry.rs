@@ -1,7 +1,15 @@
-//! The config file, flags and variables.
+//! What is fuzzed: the config file, flags and variables. `fuzz/` runs it under a fuzzer, the tests beside it on generated input. It panics
+//! where an invariant does not hold.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "each target uses its part of this; a broken invariant is a panic"
+)]
 
-use gantry_plugin::config::settings::Program;
-use gantry_plugin::config::{Layer, Overrides, Strictness, load};
+use gantry_config::settings::Program;
+use gantry_config::{Layer, Overrides, Strictness, load};
 
 /// Any text as a config file, read in both ways. What is accepted reads the same when it is written and read again.
 pub fn file(text: &str) {

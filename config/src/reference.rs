@@ -71,7 +71,7 @@ pub fn reference(flags: &[Flag]) -> String {
 const HEAD: &str = "\
 # Configuration of `gantry plugin`
 
-Made by `cargo xtask generate` from plugin/src/config. Do not edit.
+Made by `cargo xtask generate` from config/src. Do not edit.
 
 Everything NVIDIA's k8s-device-plugin v0.20.0 and its GPU feature discovery read is read here, under the same names: flags,
 environment, and the config file (`--config-file`, YAML or JSON, version v1). A flag goes over a variable, a variable over the file,

@@ -423,4 +423,7 @@ fn refuse(reports: &watch::Sender<Report>, problems: Arc<str>) {
 }
 
 #[cfg(test)]
+#[path = "../../../plugin/tests/support/log.rs"]
+mod log;
+#[cfg(test)]
 mod tests;

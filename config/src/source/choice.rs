@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use crate::config::problem::nearest;
+use crate::problem::nearest;
 
 /// What counts where a node's label does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

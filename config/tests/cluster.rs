@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_plugin::config::source::{Choice, Configs, Fallback, PerNode, Place, Report, Source, follow};
-use gantry_plugin::config::{Config, MigStrategy, Strictness};
+use gantry_config::source::{Choice, Configs, Fallback, PerNode, Place, Report, Source, follow};
+use gantry_config::{Config, MigStrategy, Strictness};
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use gantry_plugin::config::{
+use gantry_config::{
     Config, DeviceIdStrategy, DeviceRef, Loaded, MigStrategy, Problems, Selector, SharedDevices, SharedOf,
     Strategy, Strictness, load,
 };

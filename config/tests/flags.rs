@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use gantry_plugin::config::settings::{Kind, Program, SETTINGS, Setting};
-use gantry_plugin::config::{Config, Overrides, Problems, Strictness, json_schema, load};
+use gantry_config::settings::{Kind, Program, SETTINGS, Setting};
+use gantry_config::{Config, Overrides, Problems, Strictness, json_schema, load};
 use serde_json::{Value, json};
 
 /// What a setting is in the end: looked up in the effective configuration.
