@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gantry_config::source::Report;
-use gantry_extender::decide::Options;
 use gantry_extender::index::Index;
 use gantry_extender::metrics::{Call, Decision, Metrics, Outcome, Verb, Write};
 use gantry_extender::watched::Watched;
+use gantry_planner::decide::Options;
 use gantry_plugin::health::XidCounts;
 use gantry_plugin::observe::{AllocationOutcome, Observed, PreferenceOutcome};
 

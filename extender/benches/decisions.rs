@@ -8,10 +8,10 @@ mod common;
 use common::Fleet;
 use divan::Bencher;
 use divan::counter::BytesCount;
-use gantry_extender::decide::{Policy, score};
-use gantry_extender::request::{Ask, Request};
-use gantry_extender::snapshot::Standing;
 use gantry_extender::wire::ExtenderArgs;
+use gantry_planner::decide::{Policy, score};
+use gantry_planner::request::{Ask, Request};
+use gantry_planner::snapshot::Standing;
 
 const NODES: [usize; 4] = [100, 1_000, 5_000, 50_000];
 

@@ -1,92 +1,27 @@
-//! Planning whole gangs by size of the cluster. `cargo bench -p gantry-extender --bench gangs`
+//! Gangs and the index around them, by size of the cluster. Plans alone: `gantry-planner`, bench `plans`.
+//! `cargo bench -p gantry-extender --bench gangs`
 
 #![allow(missing_docs, reason = "benchmarks")]
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use gantry_api::{DeviceId, NodeName, names};
-use gantry_extender::devices::DeviceSet;
-use gantry_extender::gang::input::{Barred, EFFORT, Exact, PlanInput, Room, Shape};
-use gantry_extender::gang::plan::plan;
-use gantry_extender::gang::preempt::{Occupant, OccupantPod, preempt};
+use gantry_api::names;
 use gantry_extender::index::Disruptions;
-use gantry_extender::kind::Kinds;
-use gantry_extender::request::{Ask, Request};
-use gantry_extender::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
 use gantry_gang::claim::{Size, Wish};
 use gantry_gang::protocol::{
-    BindEnd, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId, Stage, Wanted, Work,
+    BindEnd, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId, Stage, Work,
 };
-use gantry_gang::{Claim, Dialect, Fabric, GangKey, Level, Levels, Needs, NodeFacts, Resources};
+use gantry_gang::{Claim, Dialect, GangKey};
+use gantry_planner::fixtures::request;
 
-#[path = "common/gangs.rs"]
-mod common;
 #[path = "common/live.rs"]
 mod live;
-#[path = "common/machines.rs"]
-mod machines;
-use common::gang;
 use live::{Live, bound, facts, member, pod};
-use machines::switched;
 
 fn main() {
     divan::main();
-}
-
-/// A thousand members on 5,000 nodes, 40,000 GPUs, by GPUs of a member.
-#[divan::bench(args = [1, 2, 4, 8])]
-fn thousand_members_on_5000_nodes(bencher: Bencher<'_, '_>, gpus: u32) {
-    let cluster = Cluster::new(5_000);
-    let wanted = gang(1_000, gpus, None);
-    bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
-}
-
-/// A leader of one GPU and workers of eight, of which 500 are needed: all fit, and some three thousand do.
-#[divan::bench(args = [999, 4_000], sample_count = 10)]
-fn leader_and_workers_on_5000_nodes(bencher: Bencher<'_, '_>, workers: u32) {
-    let cluster = Cluster::new(5_000);
-    let mut wanted = gang(1 + workers, 8, None);
-    wanted.members[0].shape = ShapeId(0);
-    wanted.must = 500;
-    let placed = cluster.plan(&wanted);
-    assert!(placed >= 1_000, "{placed} are placed");
-    bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
-}
-
-/// A thousand members where they do not fit, so that the refusal is worked out.
-#[divan::bench]
-fn refusal_on_5000_nodes(bencher: Bencher<'_, '_>) {
-    let cluster = Cluster::new(5_000);
-    let wanted = gang(1_000, 8, Some("rack"));
-    bencher.bench(|| cluster.plan(divan::black_box(&wanted)));
-}
-
-/// Whose end makes room for a gang of 64 nodes, where pods of lower priority are on all of 5,000: so many on each, that have all of its
-/// GPUs between them, or none and nearly all of its CPU.
-#[divan::bench(args = [(1, true), (8, true), (20, false)], sample_count = 10)]
-fn preemption_on_5000_nodes(bencher: Bencher<'_, '_>, (pods, gpus): (u32, bool)) {
-    let mut cluster = Cluster::new(5_000);
-    let occupants = cluster.occupy(pods, gpus);
-    let mut wanted = gang(64, 8, None);
-    wanted.priority = 10;
-    assert!(
-        cluster.preempt(&wanted, &occupants) >= 64,
-        "somebody goes on every node"
-    );
-    bencher.bench(|| cluster.preempt(divan::black_box(&wanted), &occupants));
-}
-
-/// Gangs a second at 640 nodes, by members of eight GPUs.
-#[divan::bench(args = [1, 8, 64])]
-fn gangs_on_640_nodes(bencher: Bencher<'_, '_>, members: u32) {
-    let cluster = Cluster::new(640);
-    let wanted = gang(members, 8, None);
-    bencher
-        .counter(ItemsCount::new(1u32))
-        .bench(|| cluster.plan(divan::black_box(&wanted)));
 }
 
 /// Room has grown, and gangs that wait are asked for one after the other, of which none fits: one of so many.
@@ -240,7 +175,7 @@ fn pod_beside_places_of_lost_members(bencher: Bencher<'_, '_>, lost: u32) {
             index.tick(now, now);
         }
     });
-    let request = Arc::clone(&shape(8).request);
+    let request = request(8);
     let find = || {
         live.store
             .read(|index| index.idle_node(&"wants".into(), 10, &request, &|_| true))
@@ -338,194 +273,5 @@ fn waiting_member(gang: u32, number: u32) -> Member {
         refused: false,
         elsewhere: None,
         preempts: true,
-    }
-}
-
-/// Racks of 16 nodes of eight GPUs, 20 racks to a block. Two nodes in five are in use, in all ways.
-struct Cluster {
-    snapshot: Snapshot,
-    rooms: Vec<Room>,
-    fabric: Fabric,
-    shapes: Vec<Shape>,
-    ids: Vec<Vec<Option<DeviceId>>>,
-}
-
-impl Cluster {
-    fn new(nodes: usize) -> Self {
-        let kind = Kinds::default().of(&switched());
-        let mut snapshot = Snapshot {
-            synced: true,
-            ..Snapshot::default()
-        };
-        let mut cluster = Self {
-            snapshot: Snapshot::default(),
-            rooms: Vec::new(),
-            fabric: Fabric::default(),
-            shapes: [1, 2, 4, 8].into_iter().map(shape).collect(),
-            ids: Vec::new(),
-        };
-        let mut classes: Vec<Arc<Standing>> = Vec::new();
-        for number in 0..nodes {
-            let taken = if number % 5 < 2 {
-                ((number * 2_654_435_761) >> 7) & 0xff
-            } else {
-                0
-            };
-            let free: DeviceSet = (0..8).filter(|gpu| taken >> gpu & 1 == 0).collect();
-            let standing = Standing::Ours(Class {
-                kind: Arc::clone(&kind),
-                pools: vec![Pool {
-                    resource: names::GPU_RESOURCE.into(),
-                    shape: gantry_extender::shape::Shape::Whole,
-                    max_request: None,
-                    devices: 8,
-                    free: free.clone(),
-                    open: free,
-                    unhealthy: 0,
-                    sick: Vec::new(),
-                    leaving: 0,
-                    advertised: Some(8),
-                }],
-                not_ready: None,
-                scores: Remembered::default(),
-            });
-            let known = classes.iter().position(|known| **known == standing);
-            let class = known.unwrap_or_else(|| {
-                classes.push(Arc::new(standing));
-                classes.len() - 1
-            });
-            snapshot
-                .nodes
-                .push(ClassIx(u32::try_from(class).unwrap_or(u32::MAX)));
-            let name = NodeName::from(format!("gpu-worker-{number:05}.cluster-a.example.internal"));
-            Arc::make_mut(&mut snapshot.names).number(&name);
-            let allocatable = Resources {
-                milli_cpu: 192_000,
-                memory: 2 << 40,
-                ephemeral: 1 << 40,
-                pods: 110,
-                ..Resources::default()
-            };
-            let labels = [
-                ("kubernetes.io/hostname", name.as_str().to_owned()),
-                ("example.com/rack", format!("rack-{:04}", number / 16)),
-                ("example.com/block", format!("block-{:03}", number / 320)),
-            ];
-            cluster.rooms.push(Room {
-                facts: Some(Arc::new(NodeFacts {
-                    name: name.as_str().into(),
-                    labels: labels.map(|(label, value)| (label.into(), value.into())).into(),
-                    allocatable: allocatable.clone(),
-                    ..NodeFacts::default()
-                })),
-                left: allocatable,
-            });
-            let id = |gpu: usize| Some(format!("GPU-{number:05}-{gpu}").as_str().into());
-            cluster.ids.push((0..8).map(id).collect());
-        }
-        snapshot.classes = Arc::new(classes);
-        cluster.snapshot = snapshot;
-        let levels = ["block", "rack"].map(|level| Level {
-            name: level.into(),
-            label: format!("example.com/{level}").into(),
-        });
-        let facts = cluster.rooms.iter().map(|room| room.facts.as_deref());
-        cluster.fabric = Fabric::build(Levels(levels.into()), facts);
-        cluster
-    }
-
-    /// Puts so many pods of the lowest priority on every node that no gang fits, and names them.
-    fn occupy(&mut self, pods: u32, gpus: bool) -> Vec<Occupant> {
-        let mut occupants = Vec::new();
-        let mut full: Vec<Standing> = Vec::new();
-        let share = Resources {
-            milli_cpu: if gpus { 1_000 } else { 9_000 },
-            pods: 1,
-            ..Resources::default()
-        };
-        for (node, (room, ids)) in (0u32..).zip(self.rooms.iter_mut().zip(&self.ids)) {
-            let each = ids.len() / pods as usize;
-            for number in 0..pods {
-                room.left.sub(&share);
-                let held = ids.iter().flatten().skip(number as usize * each).take(each);
-                let held: Vec<DeviceId> = held.cloned().collect();
-                occupants.push(Occupant {
-                    pods: vec![OccupantPod {
-                        uid: format!("{node}-{number}").as_str().into(),
-                        node: NodeIx(node),
-                        devices: match gpus {
-                            true => vec![(names::GPU_RESOURCE.into(), held)],
-                            false => Vec::new(),
-                        },
-                        resources: share.clone(),
-                    }],
-                    priority: 0,
-                    since: i64::from(node * pods + number),
-                    checkpointed: false,
-                    budgets: Vec::new(),
-                });
-            }
-        }
-        for standing in self.snapshot.classes.iter() {
-            let mut standing = Standing::clone(standing);
-            if let Standing::Ours(class) = &mut standing {
-                let free: DeviceSet = if gpus { DeviceSet::EMPTY } else { (0..8).collect() };
-                class.pools[0].free = free.clone();
-                class.pools[0].open = free;
-            }
-            full.push(standing);
-        }
-        self.snapshot.classes = Arc::new(full.into_iter().map(Arc::new).collect());
-        occupants
-    }
-
-    /// The number of pods that would have to go.
-    fn preempt(&self, wanted: &Wanted, occupants: &[Occupant]) -> usize {
-        let placement = self.on_terrain(|input| preempt(input, wanted, occupants));
-        placement.map_or(0, |placement| placement.victims.len())
-    }
-
-    /// The number of members placed.
-    fn plan(&self, wanted: &Wanted) -> usize {
-        self.on_terrain(|input| plan(input, wanted))
-            .map_or(0, |placement| placement.places.len())
-    }
-
-    fn on_terrain<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
-        let exact = |node: NodeIx| match self.snapshot.standing(node) {
-            Standing::Ours(class) => Some(Exact {
-                class: class.clone(),
-                ids: vec![self.ids.get(node.0 as usize)?.as_slice()],
-            }),
-            Standing::Foreign { .. } | Standing::Gone => None,
-        };
-        then(&PlanInput {
-            snapshot: &self.snapshot,
-            rooms: &self.rooms,
-            fabric: &self.fabric,
-            shapes: &self.shapes,
-            barred: &|_, _| Barred::default(),
-            gone: &[],
-            exact: &exact,
-            effort: &Cell::new(EFFORT),
-        })
-    }
-}
-
-fn shape(gpus: u32) -> Shape {
-    Shape {
-        request: Arc::new(Request {
-            asks: vec![Ask::single(names::GPU_RESOURCE.into(), gpus)],
-            order: Vec::new(),
-        }),
-        needs: Arc::new(Needs {
-            resources: Resources {
-                milli_cpu: i64::from(gpus) * 8_000,
-                memory: i64::from(gpus) << 36,
-                pods: 1,
-                ..Resources::default()
-            },
-            ..Needs::default()
-        }),
     }
 }

@@ -6,108 +6,20 @@ use std::time::Instant;
 use gantry_api::{Grant, NodeName, PodUid, names};
 use gantry_gang::protocol::Now;
 use gantry_gang::{NodeFacts, Resources};
-use gantry_topology::{Gpu, GpuSet, Machine, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
+pub(crate) use gantry_planner::fixtures::*;
+use gantry_topology::{GpuSet, Machine};
 use serde_json::{Value, json};
 
 use crate::decide::Options;
 use crate::devices::DeviceSet;
 use crate::index::{self, Index, Source, Store, Target};
-use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
+use crate::kind::Kinds;
 use crate::pod::{PodFacts, Reader, Seen};
-use crate::request::{Ask, Request};
-use crate::shape::{Parts, Shape};
+use crate::request::Request;
 use crate::watched::Watched;
-
-pub(crate) const GPU: &str = names::GPU_RESOURCE;
 
 pub(crate) fn watched() -> Watched {
     Watched::new([GPU.into()])
-}
-
-pub(crate) fn set(text: &str) -> GpuSet {
-    text.parse().unwrap()
-}
-
-/// Eight GPUs in four bridged pairs (0-1, 2-3, 4-5, 6-7), four to a socket.
-pub(crate) fn bridged() -> Machine {
-    machine(8, |parts| {
-        parts.nvlinks = (0..4)
-            .map(|pair| NvLinkBundle {
-                gpus: [2 * pair, 2 * pair + 1],
-                links: 4,
-            })
-            .collect();
-    })
-}
-
-/// Eight GPUs behind NVSwitches: all pairs alike.
-pub(crate) fn switched() -> Machine {
-    machine(8, |parts| {
-        for gpu in &mut parts.gpus {
-            gpu.nvlink = Some(NvLinkPorts {
-                version: Some(4),
-                switch_links: 18,
-                ..NvLinkPorts::default()
-            });
-        }
-    })
-}
-
-/// GPUs joined by nothing but PCIe.
-pub(crate) fn plain(gpus: usize) -> Machine {
-    machine(gpus, |_| {})
-}
-
-fn machine(gpus: usize, shape: impl FnOnce(&mut MachineParts)) -> Machine {
-    let mut parts = MachineParts {
-        gpus: (0..gpus)
-            .map(|index| Gpu {
-                index: u8::try_from(index).unwrap(),
-                ..Gpu::default()
-            })
-            .collect(),
-        paths: PathMatrix::from_fn(gpus, |a, b| {
-            if a / 4 == b / 4 {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
-        }),
-        ..MachineParts::default()
-    };
-    shape(&mut parts);
-    Machine::new(parts).unwrap()
-}
-
-pub(crate) fn kind(machine: &Machine) -> Arc<Kind> {
-    Kinds::default().of(machine)
-}
-
-/// `replicas` of each of `gpus` GPUs, distributed.
-pub(crate) fn replicas(gpus: u8, replicas: usize) -> Shape {
-    let spots = (0..gpus).flat_map(|gpu| std::iter::repeat_n(Spot { gpu, slice: None }, replicas));
-    Shape::Parts(Arc::new(Parts::new(spots.collect(), Sharing::Distributed)))
-}
-
-/// MIG devices by GPU, first memory unit and size, packed.
-pub(crate) fn slices(slices: &[(u8, u8, u8)]) -> Shape {
-    let spot = |&(gpu, start, size): &(u8, u8, u8)| Spot {
-        gpu,
-        slice: Some(Units { start, size }),
-    };
-    let spots = slices.iter().map(spot).collect();
-    Shape::Parts(Arc::new(Parts::new(spots, Sharing::Packed)))
-}
-
-pub(crate) fn request(devices: u32) -> Arc<Request> {
-    request_of(GPU, devices)
-}
-
-pub(crate) fn request_of(resource: &str, devices: u32) -> Arc<Request> {
-    Arc::new(Request {
-        asks: vec![Ask::single(resource.into(), devices)],
-        order: Vec::new(),
-    })
 }
 
 pub(crate) fn device(node: &str, gpu: usize) -> String {

@@ -3,11 +3,8 @@
 
 pub mod budgets;
 pub mod events;
-pub mod input;
 mod listed;
 pub mod objects;
 pub mod owners;
-pub mod plan;
-pub mod preempt;
 pub mod volumes;
 pub mod work;

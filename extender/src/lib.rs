@@ -1,44 +1,34 @@
 //! The scheduler extender: filter, prioritize, bind and preempt over immutable snapshots.
 //!
 //! ```text
-//! kube-scheduler ──HTTP──> server ──> wire (JSON) ──> decide (pure, over a Snapshot)
+//! kube-scheduler ──HTTP──> server ──> wire (JSON) ──> gantry_planner::decide (pure, over a Snapshot)
 //!                                 └─> bind ──> index: reserve ──> Binding with the grant ──> index: finish
 //! API server ──watch──> watch ──> index (state machine) ──> ledger (pure) ──> Snapshot
 //!                                                      └──> explain, wake: Events and pokes for pods that wait
 //! ```
 //!
-//! Pure: `request`, `watched`, `devices`, `shape`, `inventory`, `kind`, `site`, `plan`, `ledger`, `snapshot`, `decide`, `wire`.
-//! State without I/O: `index`. I/O: `watch`, `bind`, `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`,
-//! `gang::work`.
+//! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O: `watch`, `bind`,
+//! `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
 pub(crate) mod announce;
 pub mod args;
 pub mod bind;
-pub mod decide;
-pub mod devices;
 pub(crate) mod event;
 pub(crate) mod explain;
 #[cfg(test)]
 mod fixtures;
 pub mod gang;
 pub mod index;
-pub mod inventory;
-pub mod kind;
 pub mod lease;
 pub(crate) mod ledger;
 pub(crate) mod loose;
 pub(crate) mod metadata;
 pub mod metrics;
 pub mod offline;
-pub(crate) mod plan;
 pub mod pod;
-pub mod request;
 pub mod server;
 pub mod service;
-pub mod shape;
-pub(crate) mod site;
-pub mod snapshot;
 pub(crate) mod tls;
 pub(crate) mod wake;
 pub mod watch;
@@ -47,6 +37,7 @@ pub mod wire;
 pub(crate) mod writers;
 
 pub use args::Args;
+use gantry_planner::{decide, devices, inventory, kind, layout, request, site, snapshot};
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -10,14 +10,17 @@ use gantry_gang::protocol::Answer;
 use serde::Deserialize;
 
 use crate::bind::Binder;
-use crate::decide::{self, Candidates, Filtered, NodeObject, Options};
+use crate::decide::{self, Candidates as _, Filtered, Options};
 use crate::index::{Belongs, Parked, Store, Target};
 use crate::metrics::{Decision, Metrics};
 use crate::pod::{PodFacts, SlimPod};
 use crate::request::{Request, RequestError};
 use crate::snapshot::{NodeIx, Snapshot};
 use crate::watched::Watched;
-use crate::wire::{self, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, Pod, Text};
+use crate::wire::{
+    self, CandidateNodes, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, NodeObject, Pod,
+    Text,
+};
 
 /// What the server serves.
 pub struct Service {
@@ -89,7 +92,7 @@ impl Service {
         body: &[u8],
         pod: &Pod<'_>,
         request: Request,
-        candidates: &Candidates<'_>,
+        candidates: &CandidateNodes<'_>,
         snapshot: &Snapshot,
     ) -> Filtered {
         let nodes = decide::locate(snapshot, candidates);
@@ -149,7 +152,7 @@ impl Service {
         uid: &PodUid,
         priority: i32,
         request: &Request,
-        candidates: &Candidates<'_>,
+        candidates: &CandidateNodes<'_>,
     ) -> Option<NodeName> {
         // Asked for each such place, of which there may be a thousand; as a rule there is none.
         let all = LazyCell::new(|| {
@@ -273,7 +276,13 @@ impl Service {
     }
 
     /// What a pod's gang says, if it belongs to one.
-    fn gang(&self, body: &[u8], uid: &str, candidates: &Candidates<'_>, nodes: &[Option<NodeIx>]) -> Answer {
+    fn gang(
+        &self,
+        body: &[u8],
+        uid: &str,
+        candidates: &CandidateNodes<'_>,
+        nodes: &[Option<NodeIx>],
+    ) -> Answer {
         if !self.is_member(body, uid) {
             return Answer::Single;
         }
@@ -356,7 +365,7 @@ struct OnlyPod {
 }
 
 /// One node and no other. Why the others are refused need not be said: kube-scheduler asks no further.
-fn only(candidates: &Candidates<'_>, node: &NodeName) -> Filtered {
+fn only(candidates: &CandidateNodes<'_>, node: &NodeName) -> Filtered {
     match position(candidates, node) {
         Some(position) => Filtered {
             passed: vec![position],
@@ -369,7 +378,7 @@ fn only(candidates: &Candidates<'_>, node: &NodeName) -> Filtered {
     }
 }
 
-fn position(candidates: &Candidates<'_>, node: &NodeName) -> Option<u32> {
+fn position(candidates: &CandidateNodes<'_>, node: &NodeName) -> Option<u32> {
     let found = (0..candidates.len()).find(|position| candidates.name(*position) == node.as_str());
     found.and_then(|position| u32::try_from(position).ok())
 }
@@ -392,9 +401,9 @@ fn candidates<'a>(
     verb: &'static str,
     nodes: Option<wire::NodeList<'a>>,
     names: Option<Vec<Text<'a>>>,
-) -> Result<Candidates<'a>, Refusal> {
+) -> Result<CandidateNodes<'a>, Refusal> {
     if let Some(names) = names {
-        return Ok(Candidates::Names(names));
+        return Ok(CandidateNodes::Names(names));
     }
     let items = nodes.and_then(|nodes| nodes.items).unwrap_or_default();
     let objects = items
@@ -408,7 +417,7 @@ fn candidates<'a>(
             Ok(NodeObject { raw: raw.get(), node })
         })
         .collect::<Result<_, Refusal>>()?;
-    Ok(Candidates::Nodes(objects))
+    Ok(CandidateNodes::Objects(objects))
 }
 
 fn uid<'a>(pod: &'a Pod<'_>) -> &'a str {

@@ -5,6 +5,7 @@ mod answer;
 mod preempt;
 mod text;
 
+use gantry_api::quantity;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -12,6 +13,7 @@ pub use answer::{bind_answer, filter_answer, filter_error, priorities_answer};
 pub use preempt::{ExtenderPreemptionArgs, Offer, preemption_answer};
 pub use text::{Quantities, Text};
 
+use crate::decide::Candidates;
 use crate::request::{Container, ContainerKind};
 
 /// `ExtenderArgs`: the body of filter and prioritize.
@@ -145,6 +147,55 @@ pub struct Resources<'a> {
     /// Requests: what kube-scheduler counts. The API server keeps both equal for devices.
     #[serde(borrow, default)]
     pub requests: Option<Quantities<'a>>,
+}
+
+/// The nodes of one call, in the form in which kube-scheduler sent them.
+#[derive(Debug)]
+pub enum CandidateNodes<'a> {
+    /// By name.
+    Names(Vec<Text<'a>>),
+    /// As objects.
+    Objects(Vec<NodeObject<'a>>),
+}
+
+/// A node as an object, sent back unchanged if it passes.
+#[derive(Debug)]
+pub struct NodeObject<'a> {
+    /// The object.
+    pub raw: &'a str,
+    /// Its fields that a decision reads.
+    pub node: Node<'a>,
+}
+
+impl Candidates for CandidateNodes<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Names(names) => names.len(),
+            Self::Objects(nodes) => nodes.len(),
+        }
+    }
+
+    fn name(&self, position: usize) -> &str {
+        let name = match self {
+            Self::Names(names) => names.get(position),
+            Self::Objects(nodes) => nodes
+                .get(position)
+                .and_then(|object| object.node.metadata.name.as_ref()),
+        };
+        name.map_or("", Text::as_str)
+    }
+
+    fn are_objects(&self) -> bool {
+        matches!(self, Self::Objects(_))
+    }
+
+    fn advertised(&self, position: usize, resource: &str) -> Option<u32> {
+        let Self::Objects(nodes) = self else {
+            return None;
+        };
+        let allocatable = nodes.get(position)?.node.status.as_ref()?.allocatable.as_ref()?;
+        quantity::count(allocatable.get(resource)?).ok()
+    }
 }
 
 impl PodSpec<'_> {

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use gantry_api::GangPhase;
-use gantry_extender::gang::plan::Tried;
 use gantry_extender::index::{GangReport, GangStanding, MemberView, Said, Trial};
+use gantry_planner::plan::Tried;
 
 /// Members named one by one.
 const MEMBERS: usize = 64;

@@ -13,10 +13,10 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use gantry_api::names;
 use gantry_extender::args::{levels, scheduler};
-use gantry_extender::decide::{ForeignNodes, Options, Policy};
 use gantry_extender::index::{Index, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
 use gantry_gang::Levels;
+use gantry_planner::decide::{ForeignNodes, Options, Policy};
 
 use crate::runtime::BadInput;
 

@@ -3,15 +3,15 @@
 use std::time::Instant;
 
 use gantry_api::{GangSpec, GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
-use gantry_extender::decide::Options;
 use gantry_extender::index::{self, Index, Source, Store};
-use gantry_extender::kind::Kinds;
 use gantry_extender::pod::{Reader, Seen};
 use gantry_extender::watched::Watched;
 use gantry_gang::protocol::Object;
+use gantry_planner::decide::Options;
+use gantry_planner::kind::Kinds;
 use serde_json::{Value, json};
 
-use super::machines::switched;
+use gantry_planner::fixtures::switched;
 
 /// Nodes of eight GPUs and what has come to them.
 pub(crate) struct Live {

@@ -5,16 +5,14 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
 use gantry_extender::bind::Binder;
-use gantry_extender::decide::Options;
 use gantry_extender::index::{self, Index, Source, Store};
-use gantry_extender::kind::Kinds;
 use gantry_extender::service::Service;
 use gantry_extender::watched::Watched;
-use gantry_topology::{Machine, NvLinkBundle};
+use gantry_planner::decide::Options;
+use gantry_planner::fixtures::{bridged, plain, switched};
+use gantry_planner::kind::Kinds;
+use gantry_topology::Machine;
 use serde_json::json;
-
-mod machines;
-use machines::{machine, switched};
 
 /// A node's name as clouds give them.
 pub(crate) fn node_name(number: usize) -> String {
@@ -78,7 +76,7 @@ pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
     for source in Source::ALL {
         index.list_begins(now, source);
     }
-    let machines = [switched(), bridged(), plain()];
+    let machines = [switched(), bridged(), plain(8)];
     for number in 0..nodes {
         let name = NodeName::from(node_name(number));
         let devices = fleet.devices(name.as_str());
@@ -166,19 +164,4 @@ fn gpu_node(
     serde_json::to_value(&node)
         .and_then(serde_json::from_value)
         .unwrap_or_default()
-}
-
-fn bridged() -> Machine {
-    machine(|parts| {
-        parts.nvlinks = (0..4)
-            .map(|pair| NvLinkBundle {
-                gpus: [2 * pair, 2 * pair + 1],
-                links: 4,
-            })
-            .collect();
-    })
-}
-
-fn plain() -> Machine {
-    machine(|_| {})
 }

@@ -2,8 +2,8 @@
 //! of before it had one; but not where kubelet shows too few devices on its node, for then it is never brought there.
 
 use gantry_api::NodeName;
+use gantry_planner::plan::unit;
 
-use crate::gang::plan::unit;
 use crate::request::Request;
 use crate::snapshot::{Snapshot, Standing};
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::needs::{Operator, Requirement};
+use gantry_planner::preempt::{Budget, Occupant};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Index;
-use crate::gang::preempt::{Budget, Occupant};
 use crate::loose::Loose;
 use crate::pod::PodProfile;
 
@@ -230,9 +230,9 @@ mod tests {
     use super::*;
     use crate::decide::Options;
     use crate::fixtures::{Cluster, bound, plain, pod};
-    use crate::gang::preempt::OccupantPod;
     use crate::snapshot::NodeIx;
     use gantry_gang::Resources;
+    use gantry_planner::preempt::OccupantPod;
     use serde_json::{Value, json};
 
     fn budget(selector: &Value) -> Disruptions {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName, PodUid};
 use gantry_gang::{GangKey, Misfit, Needs};
+use gantry_planner::plan::short;
 use serde::Serialize;
 
 use super::victims::fits_without;
 use super::{Index, PlacesKept};
 use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
-use crate::gang::plan::short;
 use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx};

@@ -12,8 +12,8 @@ use super::{HOLD, Index};
 use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
 use crate::inventory::Held;
+use crate::layout::Layout;
 use crate::ledger::Devices;
-use crate::plan::Layout;
 use crate::request::Request;
 use crate::snapshot::{Hold, NodeIx};
 

@@ -13,8 +13,8 @@ use gantry_api::PodUid;
 use gantry_gang::needs::{NodeTerm, PodTerm, Requirement};
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Needs, NodeFacts, Resources};
+use gantry_planner::input::Room;
 
-use crate::gang::input::Room;
 use crate::pod::{OtherPod, PodProfile, Shared};
 use crate::snapshot::NodeIx;
 

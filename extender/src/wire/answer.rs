@@ -1,18 +1,19 @@
 //! Answers to kube-scheduler, written straight into one buffer: 5,000 names and reasons are copied, not serialised one by one.
 //! Go reads absent values as well as null ones; what Go would write is written.
 
+use super::CandidateNodes;
 use crate::decide::{Candidates, Filtered};
 
 /// `ExtenderFilterResult`: nodes that pass in the form they came in, refused ones with their reasons.
 ///
 /// Every refusal is "unresolvable". kube-scheduler has counted devices before it asks, so on a node refused here preemption finds
 /// that the pod fits without victims, and fails with an error instead of helping.
-pub fn filter_answer(candidates: &Candidates<'_>, filtered: &Filtered) -> Vec<u8> {
+pub fn filter_answer(candidates: &CandidateNodes<'_>, filtered: &Filtered) -> Vec<u8> {
     let name = longest(candidates) + 4;
     let mut out =
         Vec::with_capacity(256 + name * filtered.passed.len() + (name + 96) * filtered.refused.len());
     match candidates {
-        Candidates::Names(names) => {
+        CandidateNodes::Names(names) => {
             out.extend_from_slice(br#"{"Nodes":null,"NodeNames":["#);
             let name = |position: &u32| names.get(*position as usize).map_or("", |name| name.as_str());
             if let Some((first, others)) = filtered.passed.split_first() {
@@ -26,7 +27,7 @@ pub fn filter_answer(candidates: &Candidates<'_>, filtered: &Filtered) -> Vec<u8
             }
             out.push(b']');
         }
-        Candidates::Nodes(nodes) => {
+        CandidateNodes::Objects(nodes) => {
             out.extend_from_slice(br#"{"Nodes":{"metadata":{},"items":["#);
             separated(&mut out, &filtered.passed, |out, &position| {
                 out.extend_from_slice(
@@ -75,7 +76,7 @@ const LISTED: usize = 5_000;
 ///
 /// To kube-scheduler a node that is not listed has 0, too. Of very many nodes the winner alone is listed: writing and reading a
 /// zero for each would take longer than the decision.
-pub fn priorities_answer(candidates: &Candidates<'_>, winner: Option<u32>) -> Vec<u8> {
+pub fn priorities_answer(candidates: &CandidateNodes<'_>, winner: Option<u32>) -> Vec<u8> {
     let winner = winner.map(|winner| winner as usize);
     let listed = match candidates.len() {
         0..=LISTED => 0..candidates.len(),
@@ -110,7 +111,7 @@ pub fn bind_answer(error: Option<&str>) -> Vec<u8> {
 }
 
 /// About the longest name, by a sample: room for the answer is asked for once.
-fn longest(candidates: &Candidates<'_>) -> usize {
+fn longest(candidates: &CandidateNodes<'_>) -> usize {
     let sample = (0..candidates.len()).step_by(candidates.len() / 16 + 1);
     sample
         .map(|position| candidates.name(position).len())

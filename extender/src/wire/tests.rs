@@ -2,13 +2,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::decide::{Candidates, Filtered, NodeObject};
+use crate::decide::Filtered;
 
 /// A filter body as kube-scheduler sends it: whole pod, explicit nulls.
 const FILTER: &str = include_str!("testdata/filter.json");
 
-fn names<'a>(names: &[&'a str]) -> Candidates<'a> {
-    Candidates::Names(names.iter().map(|name| Text::from(*name)).collect())
+fn names<'a>(names: &[&'a str]) -> CandidateNodes<'a> {
+    CandidateNodes::Names(names.iter().map(|name| Text::from(*name)).collect())
 }
 
 fn value(answer: &[u8]) -> Value {
@@ -105,7 +105,7 @@ fn a_filter_answer_has_every_field_that_go_would_write() {
 #[test]
 fn nodes_that_came_as_objects_go_back_as_they_came() {
     let raw = r#"{"metadata":{"name":"a","labels":{"x":"y"}},"spec":{"odd": 1}}"#;
-    let nodes = Candidates::Nodes(vec![NodeObject {
+    let nodes = CandidateNodes::Objects(vec![NodeObject {
         raw,
         node: serde_json::from_str(raw).unwrap(),
     }]);

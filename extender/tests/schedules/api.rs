@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use gantry_api::{GangSpec, GangStatus};
 use gantry_extender::index::Source;
-use gantry_extender::inventory::Inventory;
+use gantry_planner::inventory::Inventory;
 
 pub(crate) use pod::{Claim, Gate, Phase, Pod, Read};
 

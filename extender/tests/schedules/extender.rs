@@ -17,18 +17,18 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Decision, GangStatus, PodUid, ResourceName};
 use gantry_extender::bind::Binder;
-use gantry_extender::decide::Options;
 use gantry_extender::index::{
     self, Admitted, BindError, Index, Outcome, Parked, Reserved, Source, Store, Target,
 };
-use gantry_extender::inventory::Inventory;
-use gantry_extender::kind::Kinds;
 use gantry_extender::metrics::Metrics;
 use gantry_extender::pod::{PodFacts, Reader, Seen, Words};
 use gantry_extender::service::Service;
 use gantry_extender::watched::Watched;
 use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, OwnerWanted, Settings, Work};
 use gantry_gang::{GangKey, NodeFacts, OwnerRef, dialect};
+use gantry_planner::decide::Options;
+use gantry_planner::inventory::Inventory;
+use gantry_planner::kind::Kinds;
 use serde_json::{Value, json};
 
 pub(crate) use actions::Action;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use gantry_api::ResourceName;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, Placement, View, Wanted};
+use gantry_planner::preempt::{Occupant, OccupantPod, make_way};
 
 use super::planning::asked_for;
 use super::supply;
-use crate::gang::preempt::{Occupant, OccupantPod, make_way};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, Placement, SlotView, View};
+use gantry_planner::preempt::OccupantPod;
 
 use super::extras::{Unit, Whose, by_loss};
 use crate::devices::DeviceSet;
-use crate::gang::preempt::OccupantPod;
 use crate::index::Index;
 use crate::index::victims::fits_without;
 use crate::request::Request;

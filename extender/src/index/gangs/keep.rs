@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use gantry_gang::GangKey;
 use gantry_gang::protocol::Wanted;
+use gantry_planner::plan;
 
-use crate::gang::plan;
 use crate::index::Index;
 use crate::snapshot::{KeptNodes, NodeIx, Standing};
 

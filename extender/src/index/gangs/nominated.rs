@@ -2,12 +2,12 @@
 //! pods of no higher priority. A gang planned on what comes free there could not be brought, and the pod would be refused for it. Decides
 //! nothing.
 
+use gantry_planner::input::Exact;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::decide;
 use crate::devices::DeviceSet;
-use crate::gang::input::Exact;
 use crate::index::Index;
 use crate::request::Request;
 use crate::snapshot::NodeIx;

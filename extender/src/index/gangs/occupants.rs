@@ -8,9 +8,9 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 use gantry_gang::protocol::{Devices, Stage, View, Wanted};
 use gantry_gang::{GangKey, Resources};
+use gantry_planner::input::Shape;
+use gantry_planner::preempt::{Occupant, OccupantPod};
 
-use crate::gang::input::Shape;
-use crate::gang::preempt::{Occupant, OccupantPod};
 use crate::index::Index;
 use crate::index::room::{self, Loose};
 use crate::pod::{PodFacts, PodProfile};

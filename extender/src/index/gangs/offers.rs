@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use gantry_gang::GangKey;
+use gantry_planner::input::{Barred, Shape};
 
-use crate::gang::input::{Barred, Shape};
 use crate::snapshot::NodeIx;
 
 /// Nodes that were offered, by gang and shape.

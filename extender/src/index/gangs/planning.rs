@@ -7,11 +7,11 @@ use std::sync::Arc;
 use gantry_api::{PodUid, ResourceName};
 use gantry_gang::Terms;
 use gantry_gang::protocol::{Placement, Refused, Wanted};
+use gantry_planner::input::{EFFORT, Exact, PlanInput, Shape};
+use gantry_planner::preempt::Occupant;
+use gantry_planner::{plan, preempt};
 
 use super::supply;
-use crate::gang::input::{EFFORT, Exact, PlanInput, Shape};
-use crate::gang::preempt::Occupant;
-use crate::gang::{plan, preempt};
 use crate::index::Index;
 use crate::snapshot::NodeIx;
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::Wanted;
+use gantry_planner::plan::{self, Explanation};
+use gantry_planner::preempt;
 use serde::Serialize;
 
 use super::standing::GangStanding;
 use super::withheld::PlacesKept;
-use crate::gang::plan::{self, Explanation};
-use crate::gang::preempt;
 use crate::index::Index;
 
 /// What is to be said of a gang.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use gantry_api::ResourceName;
 use gantry_gang::Needs;
 use gantry_gang::protocol::ShapeId;
+use gantry_planner::input::Shape;
 
-use crate::gang::input::Shape;
 use crate::request::Request;
 
 /// Shapes kept before those that nobody has are looked for.

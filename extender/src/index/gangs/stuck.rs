@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Hindrance, Placement, Stuck, View, Wanted};
+use gantry_planner::preempt::{Budget, Occupant, make_way};
 
 use super::occupants::OVERDUE;
-use crate::gang::preempt::{Budget, Occupant, make_way};
 use crate::index::Index;
 use crate::snapshot::{KeptNodes, NodeIx};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use gantry_api::{PodUid, ResourceName};
 use gantry_gang::protocol::Wanted;
+use gantry_planner::input::Shape;
 
-use crate::gang::input::Shape;
 use crate::pod::PodFacts;
 use crate::snapshot::{Snapshot, Standing};
 

@@ -8,7 +8,7 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::{Answer, Arrival, BindEnd, Placed};
 
 use crate::index::{BindError, Index, Reserved, Target};
-use crate::plan::Layout;
+use crate::layout::Layout;
 use crate::pod::PodFacts;
 use crate::request::Request;
 use crate::snapshot::NodeIx;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 use gantry_gang::Needs;
 use gantry_gang::needs::{PodTerm, Spread, ports_collide};
+use gantry_planner::input::Barred;
 
 use super::{ProfileRef, Rooms};
-use crate::gang::input::Barred;
 use crate::pod::PodProfile;
 use crate::snapshot::NodeIx;
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Levels, Needs, NodeFacts};
+use gantry_planner::input::{Barred, Room};
 
 use super::{Load, Stoppable, There};
-use crate::gang::input::{Barred, Room};
 use crate::index::{Index, Source};
 use crate::pod::{OtherPod, PodFacts, PodProfile};
 use crate::snapshot::NodeIx;

@@ -1,0 +1,99 @@
+//! Decisions over one snapshot: which nodes can take a pod, and which is best. Pure functions of the snapshot and the question;
+//! work is done per class of alike nodes, per node there is one lookup by name. Nothing here reserves or remembers.
+
+mod filter;
+mod prioritize;
+mod score;
+mod words;
+
+pub use filter::{Filtered, filter, judge, too_many};
+pub use prioritize::{Winner, prioritize};
+pub use score::{Score, megabytes, score};
+pub use words::{Miss, node_line, plugin_not_ready};
+
+use std::time::Duration;
+
+use crate::snapshot::{NodeIx, Snapshot};
+
+/// What to do with nodes that publish no inventory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum ForeignNodes {
+    /// Let them pass unaccounted, behind all nodes with an inventory: their devices may come from elsewhere, such as another vendor's
+    /// plugin or DRA, and kube-scheduler has counted them already.
+    #[default]
+    Allow,
+    /// Refuse them.
+    Refuse,
+}
+
+/// Which of equally fast nodes to take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum Policy {
+    /// The one that loses least by it, then the fullest: big holes stay whole.
+    #[default]
+    Pack,
+    /// The emptiest: neighbours share less power, air and network.
+    Spread,
+}
+
+/// What an operator chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Nodes without an inventory.
+    pub foreign: ForeignNodes,
+    /// Equally good nodes.
+    pub policy: Policy,
+    /// How long the gang that is next waits before nodes are kept for it.
+    pub patience: Duration,
+    /// How long nodes are kept for it at a stretch; then they are open for as long.
+    pub drain: Duration,
+    /// Whether members are told their node as `status.nominatedNodeName`, so that kube-scheduler tries it first.
+    pub nominate: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            foreign: ForeignNodes::default(),
+            policy: Policy::default(),
+            patience: Duration::from_secs(60),
+            drain: Duration::from_secs(600),
+            nominate: false,
+        }
+    }
+}
+
+/// The nodes of one question, in the order in which they were sent.
+pub trait Candidates {
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The name of one; empty where there is none.
+    fn name(&self, position: usize) -> &str;
+
+    /// Whether whole node objects were sent, not names.
+    fn are_objects(&self) -> bool;
+
+    /// How many devices of a resource a node object advertises; `None` without an object or without the resource.
+    fn advertised(&self, position: usize, resource: &str) -> Option<u32>;
+}
+
+/// The candidates' numbers in a snapshot, found once per request.
+pub fn locate(snapshot: &Snapshot, candidates: &impl Candidates) -> Vec<Option<NodeIx>> {
+    snapshot.find_all((0..candidates.len()).map(|position| candidates.name(position)))
+}
+
+/// Whether a node among the candidates is a simulation's invention: such a question must leave no trace.
+pub fn is_simulation(candidates: &impl Candidates, nodes: &[Option<NodeIx>]) -> bool {
+    candidates.are_objects() && nodes.iter().any(Option::is_none)
+}
+
+#[cfg(test)]
+mod tests;

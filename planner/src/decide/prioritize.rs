@@ -1,0 +1,110 @@
+//! Which of the nodes that passed is best. One winner: kube-scheduler breaks ties at random, and its scale of 0 to 10 is too
+//! coarse for the differences that matter.
+
+use super::{Candidates, Options, Policy, Score, score};
+use crate::devices::DeviceSet;
+use crate::request::Request;
+use crate::snapshot::{Class, NodeIx, Question, Snapshot, Standing};
+
+/// The best node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Winner {
+    /// Its position among the candidates.
+    pub position: u32,
+    /// Its number in the snapshot.
+    pub node: NodeIx,
+    /// What it is worth.
+    pub score: Score,
+}
+
+/// The best of `candidates`, found at `nodes` of the snapshot, for pod `uid` that asks `request`. `None` if no node with an inventory
+/// fits: among foreign nodes kube-scheduler's own scores decide.
+pub fn prioritize(
+    snapshot: &Snapshot,
+    options: Options,
+    uid: &str,
+    request: &Request,
+    candidates: &impl Candidates,
+    nodes: &[Option<NodeIx>],
+) -> Option<Winner> {
+    let hold = snapshot.holds.get(uid);
+    let mut by_class: Vec<Option<Option<Score>>> = vec![None; snapshot.classes.len()];
+    let mut best: Option<Winner> = None;
+    for (position, node) in (0u32..).zip(nodes) {
+        let Some(node) = *node else {
+            continue;
+        };
+        let Some(class_ix) = snapshot.class(node) else {
+            continue;
+        };
+        let found = match hold {
+            // The one node where this pod's own hold must not count against it.
+            Some(hold) if hold.node == node => worth(snapshot, node, request, options.policy, &hold.devices),
+            _ => match by_class.get_mut(class_ix.0 as usize) {
+                Some(known) => {
+                    *known.get_or_insert_with(|| worth(snapshot, node, request, options.policy, &[]))
+                }
+                None => None,
+            },
+        };
+        let Some(found) = found else {
+            continue;
+        };
+        let better = match &best {
+            None => true,
+            Some(best) => {
+                found > best.score
+                    || (found == best.score
+                        && candidates.name(position as usize) < candidates.name(best.position as usize))
+            }
+        };
+        if better {
+            best = Some(Winner {
+                position,
+                node,
+                score: found,
+            });
+        }
+    }
+    best
+}
+
+/// What a node is worth, with `held` devices that are held for this very pod.
+fn worth(
+    snapshot: &Snapshot,
+    node: NodeIx,
+    request: &Request,
+    policy: Policy,
+    held: &[DeviceSet],
+) -> Option<Score> {
+    let Standing::Ours(class) = snapshot.standing(node) else {
+        return None;
+    };
+    if !held.is_empty() {
+        let own: Vec<DeviceSet> = class
+            .pools
+            .iter()
+            .zip(held)
+            .map(|(pool, held)| pool.own(held))
+            .collect();
+        return score(class, request, &own, policy).map(|(score, _)| score);
+    }
+    let work_out = || score(class, request, &[], policy).map(|(score, _)| score);
+    match question(class, request, policy) {
+        Some(question) => class.scores.get_or(question, work_out),
+        None => work_out(),
+    }
+}
+
+/// What the score of a class depends on, where that is little enough to be remembered: one container that asks for one resource.
+fn question(class: &Class, request: &Request, policy: Policy) -> Option<Question> {
+    let [ask] = &request.asks[..] else {
+        return None;
+    };
+    let (pool, _) = class.pool(ask.resource.as_str())?;
+    (ask.containers.len() == 1).then_some(Question {
+        pool,
+        devices: ask.devices,
+        policy,
+    })
+}

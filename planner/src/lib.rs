@@ -1,0 +1,28 @@
+//! Decisions over an immutable snapshot of the cluster: which nodes fit a pod, which one is best, where a gang goes, which pods make way.
+//!
+//! ```text
+//! devices, kind, shape, site   a set of devices, the machine it lies on, what it is worth
+//! request, layout              what a pod asks for, and its devices on one machine
+//! inventory, snapshot          what a node has; the cluster as classes of alike nodes
+//! decide                       filter and prioritize for one pod
+//! input, plan, preempt         a whole gang: its nodes and devices, or the victims that make room
+//! ```
+//!
+//! Pure: no I/O, no async, no clock; the dependencies show it. The only locks guard two tables of remembered results, [`kind`] and
+//! [`snapshot::Remembered`]. Equal input gives equal decisions.
+#![forbid(unsafe_code)]
+
+pub mod decide;
+pub mod devices;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
+pub mod input;
+pub mod inventory;
+pub mod kind;
+pub mod layout;
+pub mod plan;
+pub mod preempt;
+pub mod request;
+pub mod shape;
+pub mod site;
+pub mod snapshot;

@@ -1,0 +1,287 @@
+//! Plans a whole gang: which of its members go where, down to the devices, or why none does. Pure: equal input, equal plan. Reserves
+//! nothing.
+//!
+//! # The order of what counts
+//!
+//! 1. As many members as fit, never fewer than must be; a preferred level that holds those that must be goes before the others.
+//! 2. The **narrowest** part of the fabric: one node, one domain of the smallest level, and so on up.
+//! 3. **Bandwidth** of the worst-off member inside its node.
+//! 4. The **fewest parts** of the levels below, where there are any (racks of a zone).
+//! 5. The **least left over**: of the parts of the fabric that hold the members the one that has room for the fewest more, and within it, at each
+//!    level down to the nodes, the fewest parts with the least left over. What is left over is left where something is broken already; one node
+//!    for all goes where the rack is. In the smallest domains that are so chosen they lie as **level** as can be on no more nodes, whole slices if there
+//!    are any: 16 and 16, not 18 and 14.
+//! 6. What the pods **prefer** (affinity, taints), then the fewest free devices.
+//! 7. The **names**: equal input, equal answer.
+//!
+//! Ranks run along the tree. Room is first sought among devices that no single pod is about to get, then among all that nobody has.
+
+mod besides;
+mod choose;
+mod demand;
+mod earmark;
+mod fill;
+mod lay;
+mod level;
+mod order;
+mod pack;
+mod rules;
+mod scope;
+mod skew;
+mod slices;
+mod split;
+mod survey;
+mod words;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use gantry_gang::DomainIx;
+use gantry_gang::counted::members;
+use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
+
+use self::choose::{Chooser, Chosen};
+use self::demand::{Asked, Demand};
+use self::fill::{Anchors, Run, counts};
+use self::pack::nodes_of;
+use self::scope::Bounds;
+use self::slices::ordinals;
+use self::survey::{Counting, Survey};
+use self::words::Views;
+use super::input::PlanInput;
+use crate::snapshot::NodeIx;
+
+pub use besides::short;
+pub use words::unit;
+pub use words::{Explanation, Stock, Tried};
+
+/// Nodes that may turn out not to have what their class has, before planning gives up.
+const MOST_SURPRISES: usize = 4;
+
+/// Places that are tried as if they were empty, one by one, before all are.
+const MOST_EMPTIED: usize = 8;
+
+/// Where all of a gang goes, or why it goes nowhere.
+///
+/// # Errors
+/// Why it does not fit, in words that stay the same while that does.
+pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
+    let demand = Demand::of(wanted);
+    if demand.most < demand.must || demand.most == 0 {
+        let words: Arc<str> = format!(
+            "{} must be placed, {} are there",
+            members(demand.must),
+            wanted.members.len()
+        )
+        .into();
+        return Err(Refused {
+            reason: Arc::clone(&words),
+            message: words,
+            hopeless: false,
+        });
+    }
+    let found = [Counting::Open, Counting::Free]
+        .into_iter()
+        .find_map(|counting| attempt(input, wanted, &demand, counting));
+    match found {
+        Some(placement) => Ok(placement),
+        None => Err(
+            with_views(input, wanted, &demand, |views| words::refused(views, wanted)).unwrap_or_else(|| {
+                let words: Arc<str> = "what a member asks for is not known yet".into();
+                Refused {
+                    reason: Arc::clone(&words),
+                    message: words,
+                    hopeless: false,
+                }
+            }),
+        ),
+    }
+}
+
+/// What a gang needs and what there is, level by level, whether it fits or not.
+pub fn explain(input: &PlanInput<'_>, wanted: &Wanted) -> Explanation {
+    let mut demand = Demand::of(wanted);
+    // Of a gang that is not complete yet those are looked at that exist: what keeps the others from coming is not that room is missing.
+    demand.must = demand.must.min(demand.most);
+    with_views(input, wanted, &demand, Explanation::of).unwrap_or_default()
+}
+
+/// Nodes to keep free for a gang that does not fit yet: those that would hold what must be placed if nothing else were on them, where the
+/// fewest devices are missing. Empty if the cluster would not hold it.
+pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
+    let demand = Demand::least_of(wanted);
+    if demand.most < demand.must {
+        return Vec::new();
+    }
+    with_views(input, wanted, &demand, |views| {
+        let (now, empty) = (views.now, views.empty);
+        let chosen = |survey: &Survey<'_>| choose(survey, views.anchors, &demand, views.bounds);
+        let marked = earmark::earmark(now, empty, views.anchors, &demand, views.bounds);
+        let hold = || !empty.minds() || chosen(&empty.within(&marked)).is_some();
+        if !marked.is_empty() && hold() {
+            return marked;
+        }
+        // Nodes are marked for each shape by itself: members that mind each other may not fit on those, and members that must share nodes
+        // on none.
+        let candidates = earmark::candidates(now, empty, views.anchors, &demand, views.bounds).into_iter();
+        let chosen = candidates
+            .take(MOST_EMPTIED)
+            .find_map(|place| chosen(&empty.within(&nodes_of(empty, place))))
+            .or_else(|| chosen(empty));
+        let chosen = chosen.map(|chosen| chosen.runs).unwrap_or_default();
+        let nodes: BTreeSet<NodeIx> = chosen.iter().map(|run| run.node).collect();
+        nodes.into_iter().collect()
+    })
+    .unwrap_or_default()
+}
+
+/// Whether at least what must be placed fits.
+pub(super) fn fits(input: &PlanInput<'_>, wanted: &Wanted) -> bool {
+    let demand = Demand::least_of(wanted);
+    demand.most >= demand.must
+        && demand.must > 0
+        && Survey::new(*input, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
+            let anchors = Anchors::of(&survey, wanted);
+            choose(
+                &survey,
+                &anchors,
+                &demand,
+                Bounds::of(&input.fabric.levels, wanted),
+            )
+            .is_some()
+        })
+}
+
+fn with_views<T>(
+    input: &PlanInput<'_>,
+    wanted: &Wanted,
+    demand: &Demand<'_>,
+    then: impl FnOnce(&Views<'_, '_>) -> T,
+) -> Option<T> {
+    let now = Survey::new(*input, wanted, &demand.shapes, Counting::Free)?;
+    let empty = Survey::new(*input, wanted, &demand.shapes, Counting::Empty)?;
+    Some(then(&Views {
+        anchors: &Anchors::of(&now, wanted),
+        now: &now,
+        empty: &empty,
+        demand,
+        bounds: Bounds::of(&input.fabric.levels, wanted),
+    }))
+}
+
+fn attempt(
+    input: &PlanInput<'_>,
+    wanted: &Wanted,
+    demand: &Demand<'_>,
+    counting: Counting,
+) -> Option<Placement> {
+    let mut wanted = wanted.clone();
+    for _ in 0..MOST_SURPRISES {
+        let survey = Survey::new(*input, &wanted, &demand.shapes, counting)?;
+        let anchors = Anchors::of(&survey, &wanted);
+        let bounds = Bounds::of(&input.fabric.levels, &wanted);
+        let chosen = choose(&survey, &anchors, demand, bounds)?;
+        match lay::lay(&survey, &chosen.runs) {
+            Ok(devices) => return Some(placement(&survey, &anchors, demand, &chosen.runs, devices)),
+            Err(node) => wanted.without.push(survey.name(node).into()),
+        }
+    }
+    None
+}
+
+/// The best choice. Where members must be near others, of all by the label that they have to share: in one domain of it or, where there is
+/// more than one kind of them, in several too.
+fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
+    let anyhow = || Chooser::new(survey, anchors).choose(demand, bounds);
+    let Some(rule) = survey.rules.open() else {
+        return anyhow();
+    };
+    let mut best = match survey.rules.near[rule].is_among_its_like() {
+        // Those who come after the first are let in where it is.
+        true => None,
+        false => anyhow(),
+    };
+    for nodes in survey.values(rule, demand) {
+        if best
+            .as_ref()
+            .is_some_and(|best| best.rank == (Reverse(demand.most), 0, 0))
+        {
+            break;
+        }
+        let chosen = choose(&survey.kept_to(rule, &nodes), anchors, demand, bounds);
+        let better = |chosen: &Chosen| best.as_ref().is_none_or(|best| chosen.rank < best.rank);
+        best = chosen.filter(better).or(best);
+    }
+    best
+}
+
+fn placement(
+    survey: &Survey<'_>,
+    anchors: &Anchors,
+    demand: &Demand<'_>,
+    runs: &[Run],
+    devices: Vec<Vec<Devices>>,
+) -> Placement {
+    let slots = survey.shapes.len();
+    let mut waiting: Vec<VecDeque<(u32, Asked<'_>)>> = vec![VecDeque::new(); slots];
+    for (ordinal, asked) in ordinals(demand.wanted, demand.pick(&counts(runs, slots))) {
+        waiting[asked.slot].push_back((ordinal, asked));
+    }
+    let mut places = Vec::new();
+    let mut all = anchors.clone();
+    for (run, devices) in runs.iter().zip(devices) {
+        all.add(survey, run.node);
+        for devices in devices {
+            if let Some((ordinal, asked)) = waiting[run.slot].pop_front() {
+                places.push(Place {
+                    shape: asked.member.shape,
+                    node: survey.name(run.node).into(),
+                    devices,
+                    rank: asked.member.rank,
+                    role: Arc::clone(&asked.member.role),
+                    ordinal: Some(ordinal),
+                    follows: survey.follows(run.node, run.slot),
+                });
+            }
+        }
+    }
+    Placement {
+        places,
+        domain: domain(survey, &all),
+        ..Placement::default()
+    }
+}
+
+/// The smallest domain that holds some nodes, in words: `node a`, `rack r7`, `3 racks of zone a`, `cluster`.
+fn domain(survey: &Survey<'_>, nodes: &Anchors) -> Arc<str> {
+    if let (Some(node), 1) = (nodes.nodes.first(), nodes.nodes.len()) {
+        return format!("node {}", survey.name(*node)).into();
+    }
+    let holding = (0u32..)
+        .zip(&survey.fabric.domains)
+        .filter(|(number, _)| nodes.all_in(DomainIx(*number)));
+    let Some((number, smallest)) = holding.last() else {
+        return "cluster".into();
+    };
+    let level = |level: Option<usize>| {
+        level
+            .and_then(|level| survey.fabric.levels.0.get(level))
+            .map(|level| &*level.name)
+    };
+    let used = smallest.children.iter().filter(|child| nodes.are_in(**child));
+    let children = used.clone().count();
+    let below = used
+        .filter_map(|child| survey.domain(*child))
+        .find_map(|child| level(child.level));
+    let own = smallest.level.map(|_| survey.fabric.words(DomainIx(number)));
+    match (below, own) {
+        (Some(below), Some(own)) => format!("{children} {below}s of {own}").into(),
+        (Some(below), None) => format!("{children} {below}s").into(),
+        (None, Some(own)) => own.into(),
+        (None, None) => "cluster".into(),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,228 @@
+//! How evenly members must lie over the domains of a node label (`topologySpreadConstraints`), as kube-scheduler's PodTopologySpread plugin
+//! counts: with the pods that are there, over all nodes, whether they have devices or not. Chooses nothing.
+//!
+//! A plan holds if in the end no domain that was given a member of the constraint's shape has more than `max` above the fewest: then there
+//! is an order in which kube-scheduler lets the members in, always one where the fewest are, and members alike change places as they come.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use gantry_gang::Needs;
+use gantry_gang::needs::Spread;
+
+use super::rules::HOSTNAME;
+use crate::input::Room;
+use crate::snapshot::NodeIx;
+
+/// One constraint of one shape.
+#[derive(Debug, Clone)]
+pub(super) struct Skew {
+    /// Index of the shape that it binds.
+    pub(super) slot: usize,
+    pub(super) key: Arc<str>,
+    pub(super) max: u32,
+    /// By shape: whether its members are counted.
+    pub(super) counts: Vec<bool>,
+    /// By node: its domain.
+    domains: Vec<Option<u32>>,
+    /// By domain: what is there already.
+    there: Vec<u32>,
+    /// The domains, those with the least there first.
+    by_least: Vec<u32>,
+    /// There are fewer domains than must be: the fewest are taken to be none.
+    few: bool,
+}
+
+impl Skew {
+    /// All constraints of some shapes. `counted`: by shape and constraint, how many pods that count are on which node.
+    pub(super) fn all(
+        shapes: &[&Needs],
+        counted: &[Vec<BTreeMap<NodeIx, u32>>],
+        rooms: &[Room],
+    ) -> Vec<Self> {
+        let mut all = Vec::new();
+        for (slot, needs) in shapes.iter().enumerate() {
+            for (number, spread) in needs.spread.iter().enumerate() {
+                let counted = counted.get(slot).and_then(|counted| counted.get(number));
+                all.push(Self::of(slot, spread, shapes, counted, rooms));
+            }
+        }
+        all
+    }
+
+    fn of(
+        slot: usize,
+        spread: &Spread,
+        shapes: &[&Needs],
+        counted: Option<&BTreeMap<NodeIx, u32>>,
+        rooms: &[Room],
+    ) -> Self {
+        let own = shapes[slot];
+        let mut numbers: HashMap<&Arc<str>, u32> = HashMap::new();
+        let mut domains = vec![None; rooms.len()];
+        let mut there = Vec::new();
+        for ((number, room), domain) in (0u32..).zip(rooms).zip(&mut domains) {
+            let facts = room.facts.as_ref();
+            let Some(facts) = facts.filter(|facts| own.spreads_over(spread, facts)) else {
+                continue;
+            };
+            let Some(value) = facts.labels.get(&spread.topology_key) else {
+                continue;
+            };
+            let of_value = *numbers.entry(value).or_insert_with(|| {
+                there.push(0);
+                u32::try_from(there.len() - 1).unwrap_or(u32::MAX)
+            });
+            *domain = Some(of_value);
+            there[of_value as usize] += counted
+                .and_then(|counted| counted.get(&NodeIx(number)))
+                .copied()
+                .unwrap_or(0);
+        }
+        let mut by_least: Vec<u32> = (0u32..).take(there.len()).collect();
+        by_least.sort_by_key(|domain| there[*domain as usize]);
+        Self {
+            slot,
+            key: Arc::clone(&spread.topology_key),
+            max: spread.max_skew,
+            counts: shapes
+                .iter()
+                .map(|other| spread.counts(&own.namespace, &other.namespace, &other.labels))
+                .collect(),
+            few: (there.len() as u64) < u64::from(spread.min_domains),
+            domains,
+            there,
+            by_least,
+        }
+    }
+
+    /// The domain of a node, if a member may go there at all.
+    pub(super) fn domain(&self, node: NodeIx) -> Option<u32> {
+        self.domains.get(node.0 as usize).copied().flatten()
+    }
+
+    /// Whether each node is a domain.
+    pub(super) fn is_by_node(&self) -> bool {
+        *self.key == *HOSTNAME
+    }
+
+    /// How many domains there are.
+    pub(super) fn width(&self) -> usize {
+        self.there.len()
+    }
+
+    /// Whether it may let so many members of its shape lie on some nodes, of which each takes `takes` members of a shape. Never wrong where
+    /// it says no.
+    pub(super) fn may_hold(
+        &self,
+        members: u32,
+        nodes: impl Iterator<Item = NodeIx>,
+        takes: impl Fn(NodeIx, usize) -> u32,
+    ) -> bool {
+        // By domain: members of the shape, and members that count.
+        let mut here: HashMap<u32, (u32, u32)> = HashMap::new();
+        for node in nodes {
+            let Some(domain) = self.domain(node) else { continue };
+            let (own, all) = here.entry(domain).or_default();
+            *own = own.saturating_add(takes(node, self.slot));
+            for slot in (0..self.counts.len()).filter(|slot| self.counts[*slot]) {
+                *all = all.saturating_add(takes(node, slot));
+            }
+        }
+        let there = |domain: &u32| self.there[*domain as usize];
+        let elsewhere = self.by_least.iter().find(|domain| !here.contains_key(domain));
+        let filled = here
+            .iter()
+            .map(|(domain, (_, all))| there(domain).saturating_add(*all));
+        let least = if self.few {
+            0
+        } else {
+            elsewhere.map(there).into_iter().chain(filled).min().unwrap_or(0)
+        };
+        let most = here.iter().fold(0u32, |most, (domain, (own, _))| {
+            let room = least.saturating_add(self.max).saturating_sub(there(domain));
+            // Its own members do not count: one more makes no difference.
+            let room = if self.counts[self.slot] { room } else { u32::MAX };
+            most.saturating_add(room.min(*own))
+        });
+        most >= members
+    }
+}
+
+/// How many count in each domain of a constraint while members are laid.
+#[derive(Debug, Clone)]
+pub(super) struct Level {
+    count: Vec<u32>,
+    /// The fewest.
+    least: u32,
+    /// How many domains have those.
+    lowest: usize,
+}
+
+impl Level {
+    pub(super) fn of(skew: &Skew) -> Self {
+        let mut level = Self {
+            count: skew.there.clone(),
+            least: 0,
+            lowest: 0,
+        };
+        level.find_least();
+        level
+    }
+
+    fn find_least(&mut self) {
+        self.least = self.count.iter().copied().min().unwrap_or(0);
+        self.lowest = self.count.iter().filter(|count| **count == self.least).count();
+    }
+
+    /// Members that count come into a domain, or go `back`.
+    pub(super) fn put(&mut self, domain: u32, members: u32, back: bool) {
+        let Some(count) = self.count.get_mut(domain as usize) else {
+            return;
+        };
+        let before = *count;
+        if back {
+            *count = before.saturating_sub(members);
+            self.find_least();
+            return;
+        }
+        *count = before.saturating_add(members);
+        if before == self.least && members > 0 {
+            self.lowest -= 1;
+            if self.lowest == 0 {
+                self.find_least();
+            }
+        }
+    }
+
+    fn least(&self, skew: &Skew) -> u32 {
+        if skew.few { 0 } else { self.least }
+    }
+
+    /// How many more members of the constraint's shape its domain takes now.
+    pub(super) fn more(&self, skew: &Skew, node: NodeIx) -> u32 {
+        let Some(domain) = skew.domain(node) else { return 0 };
+        let count = self.count.get(domain as usize).copied().unwrap_or(0);
+        let most = self.least(skew).saturating_add(skew.max);
+        match (skew.counts[skew.slot], count <= most) {
+            (true, _) => most.saturating_sub(count),
+            (false, true) => u32::MAX,
+            (false, false) => 0,
+        }
+    }
+
+    /// How many members a node may have in the end, where this is how things end.
+    pub(super) fn most_in_the_end(&self, skew: &Skew, node: NodeIx) -> u32 {
+        let Some(domain) = skew.domain(node) else { return 0 };
+        let most = self.least(skew).saturating_add(skew.max);
+        most.saturating_sub(skew.there[domain as usize])
+    }
+
+    /// Whether it holds in the end for a node that was given a member of its shape.
+    pub(super) fn holds(&self, skew: &Skew, node: NodeIx) -> bool {
+        let count = skew
+            .domain(node)
+            .and_then(|domain| self.count.get(domain as usize));
+        count.is_some_and(|count| *count <= self.least(skew).saturating_add(skew.max))
+    }
+}

@@ -1,0 +1,169 @@
+//! Which units may be stopped together, as disruption budgets go: sets within all of them that make room. Who helps is not left out for
+//! somebody who does not. Pure; looks for no least loss.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gantry_gang::protocol::Wanted;
+
+use super::whatif::WhatIf;
+use super::{Budget, Occupant, Tries, spare};
+use crate::plan::{fits, plan};
+
+/// Most turns of the search for a set before it is given up. Each costs a few plans, and those cost more the more nodes there are.
+const MOST_TURNS: usize = 64;
+/// Fewest turns, however large the cluster.
+const FEWEST_TURNS: usize = 4;
+/// So many nodes are looked at in all turns together.
+const LOOKS: usize = 16_384;
+
+/// Looks for sets.
+pub(super) struct Sets<'s, 't, 'a> {
+    pub(super) cluster: &'s WhatIf<'t, 'a>,
+    pub(super) wanted: &'s Wanted,
+    pub(super) tries: Tries,
+}
+
+impl Sets<'_, '_, '_> {
+    /// Whether the gang fits without some units.
+    pub(super) fn room(&self, victims: &[&Occupant]) -> bool {
+        self.cluster.without(victims, |input| fits(input, self.wanted))
+    }
+
+    /// Those of some units that are on nodes where the gang would go without them.
+    pub(super) fn near<'o>(&self, victims: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
+        let used: BTreeSet<_> = self.cluster.without(victims, |input| {
+            let placement = plan(input, self.wanted).ok()?;
+            let nodes = placement.places.iter().map(|place| place.node.as_str());
+            Some(nodes.filter_map(|node| input.snapshot.find(node)).collect())
+        })?;
+        let touched = |unit: &&Occupant| unit.pods.iter().any(|pod| used.contains(&pod.node));
+        Some(victims.iter().copied().filter(touched).collect())
+    }
+
+    /// Sets of units, most preferred first, that make room and are within the budgets; none if none was found. All of them where budgets
+    /// allow that.
+    pub(super) fn within<'o>(&self, units: &[&'o Occupant]) -> Vec<Vec<&'o Occupant>> {
+        if !self.room(units) {
+            return Vec::new();
+        }
+        if exceeded(units).is_none() {
+            return vec![units.to_vec()];
+        }
+        let near = self.near(units).unwrap_or_default();
+        let mut sets = vec![allowed(units, &[]), allowed(units, &near)];
+        sets.dedup();
+        sets.retain(|set| self.room(set));
+        if sets.is_empty() {
+            sets.extend(self.search(units).map(|found| allowed(units, &found)));
+        }
+        sets
+    }
+
+    /// Units that make room within the budgets. If those that the gang would take go beyond one, one of them that count against it must
+    /// stay, and which one is tried.
+    fn search<'o>(&self, units: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
+        let mut open = vec![BTreeSet::new(), crowded(units)];
+        let mut seen = BTreeSet::new();
+        let turns = LOOKS / self.cluster.nodes().max(1);
+        for _ in 0..turns.clamp(FEWEST_TURNS, MOST_TURNS) {
+            let staying = open.pop()?;
+            let numbered = units.iter().enumerate();
+            let going: Vec<&Occupant> = numbered
+                .filter(|(number, _)| !staying.contains(number))
+                .map(|(_, unit)| *unit)
+                .collect();
+            if !self.room(&going) {
+                continue;
+            }
+            let near = self.near(&going).filter(|near| self.room(near));
+            let taken = self.spare_counted(&near.unwrap_or(going));
+            let Some(budget) = exceeded(&taken) else {
+                return Some(taken);
+            };
+            let counted = |unit: &&Occupant| unit.budgets.iter().any(|of| of.name == budget);
+            for (number, unit) in units.iter().enumerate() {
+                let taken = taken.iter().any(|taken| std::ptr::eq(*taken, *unit));
+                if taken && counted(unit) {
+                    let mut more = staying.clone();
+                    more.insert(number);
+                    if seen.insert(more.clone()) {
+                        open.push(more);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Without those that count against a budget and need not go.
+    fn spare_counted<'o>(&self, units: &[&'o Occupant]) -> Vec<&'o Occupant> {
+        let (mut counted, rest): (Vec<&Occupant>, Vec<&Occupant>) =
+            units.iter().copied().partition(|unit| !unit.budgets.is_empty());
+        counted.sort_by(|a, b| b.cost().cmp(&a.cost()).then_with(|| b.name().cmp(&a.name())));
+        let kept = spare(&counted, &|kept| self.room(&[&rest, kept].concat()), &self.tries);
+        [rest, kept].concat()
+    }
+}
+
+/// As many of some units as the budgets allow together, those first that go `before` others.
+fn allowed<'o>(units: &[&'o Occupant], before: &[&Occupant]) -> Vec<&'o Occupant> {
+    let goes_before = |unit: &Occupant| before.iter().any(|one| std::ptr::eq(*one, unit));
+    let numbered = units.iter().enumerate();
+    let (mut order, rest): (Vec<_>, Vec<_>) = numbered.partition(|(_, unit)| goes_before(unit));
+    order.extend(rest);
+    let mut used: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
+    order.retain(|(_, unit)| {
+        let after = |budget: &Budget| {
+            let used = used.get(&budget.name).copied().unwrap_or(0);
+            used.saturating_add(budget.pods)
+        };
+        let within = unit.budgets.iter().all(|budget| after(budget) <= budget.allowed);
+        if within {
+            for budget in &unit.budgets {
+                *used.entry(&budget.name).or_default() += budget.pods;
+            }
+        }
+        within
+    });
+    order.sort_unstable_by_key(|(number, _)| *number);
+    order.into_iter().map(|(_, unit)| *unit).collect()
+}
+
+/// A budget that does not allow all of them together.
+fn exceeded(units: &[&Occupant]) -> Option<Arc<str>> {
+    let mut used: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
+    let mut budgets = units.iter().flat_map(|unit| &unit.budgets);
+    let beyond = budgets.find(|budget| {
+        let used = used.entry(&budget.name).or_default();
+        *used = used.saturating_add(budget.pods);
+        *used > budget.allowed
+    });
+    beyond.map(|budget| Arc::clone(&budget.name))
+}
+
+/// The numbers of those that count against a budget on nodes where it does not allow all to go: such nodes are not to be had as a whole.
+fn crowded(units: &[&Occupant]) -> BTreeSet<usize> {
+    let mut there: BTreeMap<_, u32> = BTreeMap::new();
+    let each = || {
+        units.iter().enumerate().flat_map(|(number, unit)| {
+            let budgets = unit.budgets.iter();
+            budgets.flat_map(move |budget| {
+                let nodes: BTreeSet<_> = unit.pods.iter().map(|pod| pod.node).collect();
+                nodes.into_iter().map(move |node| (number, node, budget))
+            })
+        })
+    };
+    for (_, node, budget) in each() {
+        let there = there.entry((node, &budget.name)).or_default();
+        *there = there.saturating_add(budget.pods);
+    }
+    each()
+        .filter(|(_, node, budget)| {
+            there
+                .get(&(*node, &budget.name))
+                .is_some_and(|there| *there > budget.allowed)
+        })
+        .map(|(number, ..)| number)
+        .collect()
+}
