@@ -100,7 +100,7 @@ pub enum GangRepair {
 pub enum GangPhase {
     /// Fewer members exist than are needed.
     #[default]
-    Collecting,
+    Pending,
     /// What is said of it contradicts itself or cannot be followed; it waits until that is mended.
     Invalid,
     /// It waits for room, or for its turn.
@@ -110,7 +110,7 @@ pub enum GangPhase {
     /// Others are being stopped for it; their devices are kept for it.
     Preempting,
     /// It has a place, kept for it as a whole; its members are on their way there.
-    Planned,
+    Reserved,
     /// Enough members have arrived; the decision is being written.
     Committing,
     /// It is decided, and its members are being bound.
@@ -118,9 +118,9 @@ pub enum GangPhase {
     /// As many members are bound as are needed, or more.
     Bound,
     /// A member of the bound gang was lost, and its place is kept, or the gang is being restarted.
-    Repairing,
+    Degraded,
     /// Its members have ended.
-    Done,
+    Finished,
 }
 
 /// What became of a gang.
@@ -139,7 +139,7 @@ pub struct GangStatus {
     pub message: String,
     /// By which convention its pods say that they are a gang.
     #[serde(default)]
-    pub dialect: String,
+    pub integration: String,
     /// What tells it from a gang of the same name before it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub incarnation: String,
@@ -175,11 +175,11 @@ pub struct GangStatus {
     pub restarting: bool,
     /// Tries that have failed since it last was bound.
     #[serde(default)]
-    pub failed_tries: u32,
+    pub failed_attempts: u32,
     /// What was decided; absent before. Never changed but to go forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
-    /// `Valid`, `Placed`, `Bound`; `Contested` where other conventions name its pods too; `Hindered` while a right is missing,
+    /// `Valid`, `Reserved`, `Bound`; `AmbiguousMembership` where other conventions name its pods too; `Blocked` while a right is missing,
     /// or a disruption budget keeps pods that have to go.
     #[serde(default)]
     pub conditions: Vec<Condition>,
@@ -200,7 +200,7 @@ pub struct Decision {
     #[serde(default)]
     pub domain: String,
     /// The places, one per member, in their order.
-    pub slots: Vec<DecidedSlot>,
+    pub reservations: Vec<DecidedReservation>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
@@ -211,11 +211,11 @@ fn is_first(revision: &u64) -> bool {
 /// The place of one member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct DecidedSlot {
+pub struct DecidedReservation {
     /// The node.
     pub node: NodeName,
     /// Its devices there.
-    pub devices: Vec<SlotDevices>,
+    pub devices: Vec<ReservedDevices>,
     /// The member's rank, if members have ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
@@ -236,7 +236,7 @@ pub struct DecidedSlot {
 /// Devices of one resource.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct SlotDevices {
+pub struct ReservedDevices {
     /// The resource.
     pub resource: ResourceName,
     /// The devices, sorted.

@@ -16,7 +16,8 @@ mod schema;
 
 pub use fault::{FaultEvidence, GpuFault};
 pub use gang::{
-    DecidedSlot, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus, SlotDevices,
+    DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus,
+    ReservedDevices,
 };
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState,

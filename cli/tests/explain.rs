@@ -119,7 +119,7 @@ impl Stage {
         create(&self.gangs, object).await;
         // Of an age that is the same as long as a test may run.
         let since = Timestamp::from_second(Timestamp::now().as_second() - 185 * 60).unwrap();
-        let mut status = json!({"phase": phase, "name": gang, "dialect": "Annotation", "min": 2, "members": 2,
+        let mut status = json!({"phase": phase, "name": gang, "integration": "Annotation", "min": 2, "members": 2,
             "decidedBy": "annotation gantry.dev/gang-min of its pods", "waitingSince": since.to_string()});
         for (field, value) in words.as_object().unwrap() {
             status[field] = value.clone();
@@ -210,7 +210,7 @@ async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
     assert!(text.contains("fits when default/three ended"), "{text}");
     let (_, text) = stage.see(&["gang", "small"]).await;
     assert!(
-        text.contains("Collecting") && text.contains("1 of 2 members exist"),
+        text.contains("Pending") && text.contains("1 of 2 members exist"),
         "{text}"
     );
     let (_, text) = stage.see(&["queue"]).await;
@@ -275,7 +275,7 @@ fn backs_off() -> Value {
     json!({
         "reason": "is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))",
         "message": "the wait doubles with every try that fails",
-        "failedTries": 3,
+        "failedAttempts": 3,
     })
 }
 
@@ -297,7 +297,7 @@ async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_th
     convention: Annotation; Gang object: train
     waits: 3 h, priority 0
     place in the queue: 1
-    if planned now: Planned, cluster: it would get its places
+    if planned now: Reserved, cluster: it would get its places
     members:
       rank 0  train-0  Pending  would go to a GPU 0,1,2,3
       rank 1  train-1  Pending  would go to b GPU 0,1,2,3
@@ -319,8 +319,8 @@ async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_th
     let (_, text) = stage.see(&["gang", "train", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["said"]["phase"], "Backoff");
-    assert_eq!(report["said"]["failed_tries"], 3);
-    assert_eq!(report["if_planned_now"]["phase"], "Planned");
+    assert_eq!(report["said"]["failed_attempts"], 3);
+    assert_eq!(report["if_planned_now"]["phase"], "Reserved");
     assert_eq!(report["position"], 1);
     assert_eq!(report["places"][0]["decided"], false);
     assert_eq!(report["members"][0]["node"], Value::Null);
@@ -347,7 +347,7 @@ async fn a_gang_that_has_a_place_which_is_not_decided_is_not_said_to_wait_in_the
     stage
         .says(
             "small",
-            "Planned",
+            "Reserved",
             json!({"reason": "has its places", "domain": "node a"}),
         )
         .await;
@@ -373,7 +373,7 @@ async fn a_gang_that_has_a_place_which_is_not_decided_is_not_said_to_wait_in_the
     ");
     let (_, text) = stage.see(&["gang", "small"]).await;
     assert!(
-        text.starts_with("gang default/small: Planned, node a\n"),
+        text.starts_with("gang default/small: Reserved, node a\n"),
         "{text}"
     );
     let (_, text) = stage.see(&["queue"]).await;
@@ -396,7 +396,7 @@ fn slot(node: &str, gpus: std::ops::Range<u32>, pod: Option<&Pod>) -> Value {
 }
 
 fn decided(min: u32, slots: &[Value]) -> Value {
-    let decision = json!({"id": "d", "min": min, "slots": slots});
+    let decision = json!({"id": "d", "min": min, "reservations": slots});
     json!({"reason": "", "message": "", "min": min, "decision": decision, "boundAt": "2026-01-01T00:00:00Z"})
 }
 
@@ -407,7 +407,7 @@ async fn places_that_are_kept_for_replacements_are_named_to_those_that_they_keep
     create(pods, member("mpi-0", 2, Some("b"), "mpi", 2)).await;
     let bound = pods.get("mpi-0").await.unwrap();
     let slots = [slot("b", 0..2, Some(&bound)), slot("a", 0..2, None)];
-    stage.says("mpi", "Repairing", decided(2, &slots)).await;
+    stage.says("mpi", "Degraded", decided(2, &slots)).await;
     create(pods, pod("plain", 4, None)).await;
     for rank in 0..2 {
         create(pods, member(&format!("high-{rank}"), 4, None, "high", 2)).await;
@@ -480,11 +480,11 @@ async fn what_only_the_options_of_the_extender_tell_is_not_said_of_the_gang() {
 
     let (_, text) = stage.see(&["gang", "gated"]).await;
     assert!(
-        text.contains("if planned now: Collecting: 0 of 2 members exist\n"),
+        text.contains("if planned now: Pending: 0 of 2 members exist\n"),
         "{text}"
     );
     let (_, text) = stage.see(&["gang", "gated", "--gates"]).await;
-    assert!(text.contains("if planned now: Planned"), "{text}");
+    assert!(text.contains("if planned now: Reserved"), "{text}");
     let (_, text) = stage.see(&["gang", "leveled"]).await;
     insta::assert_snapshot!(text, @r#"
     gang default/leveled: Queued

@@ -131,7 +131,7 @@ fn those_of_the_extender_are_documented() {
     metrics.gang_writes.get_or_create(&Write { verb, outcome }).inc();
     for family in [
         &metrics.binds,
-        &metrics.wakes,
+        &metrics.activations,
         &metrics.events,
         &metrics.gang_steps,
         &metrics.commits,

@@ -84,8 +84,8 @@ impl Failure {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Refused(_) | Self::Kept { .. } => "refused",
-            Self::Alone { .. } => "alone",
-            Self::Undecided(_) => "undecided",
+            Self::Alone { .. } => "barrier_timeout",
+            Self::Undecided(_) => "status_write_failed",
             Self::Gone(_) => "gone",
             Self::BoundByOther(_) => "bound_by_other",
             Self::Rejected(_) | Self::Busy(_) => "rejected",

@@ -24,7 +24,7 @@ pub(crate) struct Regarding<'a> {
 /// What an Event says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// In CamelCase, such as `GangPlaced`.
+    /// In CamelCase, such as `GangReserved`.
     pub(crate) reason: &'static str,
     /// Something is wrong.
     pub(crate) warning: bool,

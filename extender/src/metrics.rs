@@ -60,7 +60,7 @@ pub struct Outcome {
 pub struct Decision {
     /// `filter`, `prioritize` or `preempt`.
     pub verb: &'static str,
-    /// Filter and preempt: `some`, `none`, `untouched`. Prioritize: `winner`, `none`.
+    /// Filter and preempt: `some`, `none`, `ignored`. Prioritize: `winner`, `none`.
     pub outcome: &'static str,
 }
 
@@ -69,7 +69,7 @@ pub struct Decision {
 pub struct Write {
     /// `ungate`, `evict` or `delete`.
     pub verb: &'static str,
-    /// `done`, `moot`, `budget`, `forbidden` or `failed`.
+    /// `done`, `obsolete`, `budget`, `forbidden` or `failed`.
     pub outcome: &'static str,
 }
 
@@ -127,8 +127,8 @@ pub struct Metrics {
     pub decisions: Family<Decision, Counter>,
     /// Binds by outcome.
     pub binds: Family<Outcome, Counter>,
-    /// Parked pods woken, by outcome.
-    pub wakes: Family<Outcome, Counter>,
+    /// Unschedulable pods activated, by outcome.
+    pub activations: Family<Outcome, Counter>,
     /// Events published, by outcome.
     pub events: Family<Outcome, Counter>,
     /// Steps of gangs.
@@ -169,7 +169,7 @@ impl Metrics {
             seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             decisions: Family::default(),
             binds: Family::default(),
-            wakes: Family::default(),
+            activations: Family::default(),
             events: Family::default(),
             gang_steps: Family::default(),
             commits: Family::default(),
@@ -202,9 +202,9 @@ impl Metrics {
         );
         registry.register("binds", "Binds by outcome", metrics.binds.clone());
         registry.register(
-            "wakes",
-            "Parked pods woken after GPUs came free",
-            metrics.wakes.clone(),
+            "pod_activations",
+            "Unschedulable pods activated after GPUs came free",
+            metrics.activations.clone(),
         );
         registry.register(
             "events",
@@ -225,7 +225,7 @@ impl Metrics {
             metrics.faults.clone(),
         );
         registry.register(
-            "api_contact_age_seconds",
+            "api_last_response_age_seconds",
             "Time since the API server last answered, -1 if never",
             metrics.contact.clone(),
         );
@@ -235,7 +235,7 @@ impl Metrics {
     fn register_gangs(&self, registry: &mut Registry) {
         registry.register(
             "gang_steps",
-            "Steps of gangs: placed, bound, waits, backs_off, preempts, loses_member, invalid, ends",
+            "Steps of gangs: reserved, bound, queued, backoff, preempting, degraded, invalid, finished",
             self.gang_steps.clone(),
         );
         registry.register(
@@ -260,18 +260,18 @@ impl Metrics {
         );
         registry.register("gangs", "Gangs by how far they are", self.gangs.clone());
         registry.register(
-            "gang_places",
-            "Places kept for members of gangs that are not bound yet",
+            "gang_reservations",
+            "Reservations of members of gangs that are not bound yet",
             self.places.clone(),
         );
         registry.register(
             "gang_reserved_devices",
-            "Devices of those places",
+            "Devices of those reservations",
             self.place_devices.clone(),
         );
         registry.register(
-            "gang_kept_nodes",
-            "Nodes kept for the gang that is next",
+            "backfill_reserved_nodes",
+            "Nodes in the backfill reservation of the first gang of the queue",
             self.kept_nodes.clone(),
         );
         registry.register(
@@ -296,14 +296,14 @@ impl Metrics {
         }
         let first_bound = before.is_some_and(|before| before.phase < GangPhase::Bound);
         let outcome = match now.phase {
-            GangPhase::Planned => "placed",
+            GangPhase::Reserved => "reserved",
             GangPhase::Bound if first_bound => "bound",
-            GangPhase::Queued => "waits",
-            GangPhase::Backoff => "backs_off",
-            GangPhase::Preempting => "preempts",
-            GangPhase::Repairing => "loses_member",
+            GangPhase::Queued => "queued",
+            GangPhase::Backoff => "backoff",
+            GangPhase::Preempting => "preempting",
+            GangPhase::Degraded => "degraded",
             GangPhase::Invalid => "invalid",
-            GangPhase::Done => "ends",
+            GangPhase::Finished => "finished",
             _ => return,
         };
         self.gang_steps.get_or_create(&Outcome { outcome }).inc();
@@ -365,17 +365,17 @@ impl Metrics {
 
 /// Every phase, with its name in metrics: those without a gang are 0, not absent.
 const PHASES: [(GangPhase, &str); 11] = [
-    (GangPhase::Collecting, "collecting"),
+    (GangPhase::Pending, "collecting"),
     (GangPhase::Invalid, "invalid"),
     (GangPhase::Queued, "queued"),
     (GangPhase::Backoff, "backoff"),
     (GangPhase::Preempting, "preempting"),
-    (GangPhase::Planned, "planned"),
+    (GangPhase::Reserved, "planned"),
     (GangPhase::Committing, "committing"),
     (GangPhase::Binding, "binding"),
     (GangPhase::Bound, "bound"),
-    (GangPhase::Repairing, "repairing"),
-    (GangPhase::Done, "done"),
+    (GangPhase::Degraded, "repairing"),
+    (GangPhase::Finished, "done"),
 ];
 
 /// Every fault, with its name in metrics: those that never were are 0, not absent.

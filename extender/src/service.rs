@@ -65,7 +65,7 @@ impl Service {
         let answer = match self.request(&args.pod, &snapshot)? {
             // Not ours to say anything about, whatever state we are in.
             Ok(request) if request.is_empty() => {
-                outcome = "untouched";
+                outcome = "ignored";
                 Filtered::all_passed(candidates.len())
             }
             Err(error) => {
@@ -213,7 +213,7 @@ impl Service {
         let mut args: ExtenderPreemptionArgs<'_> = read("preempt", body)?;
         let mut offers = args.offers();
         let snapshot = self.store.snapshot();
-        let mut outcome = "untouched";
+        let mut outcome = "ignored";
         let request = self.request(&args.pod, &snapshot)?;
         if request.as_ref().is_ok_and(|request| !request.is_empty()) {
             self.meet(&args.pod, &snapshot);

@@ -138,7 +138,7 @@ async fn wake(client: &Client, store: &Store, metrics: &Metrics, pod: Try) -> Op
     };
     let write = poke(client, &uid, namespace, name, &cause);
     let outcome = match tokio::time::timeout(TIMEOUT, write).await {
-        Ok(Ok(())) => "woken",
+        Ok(Ok(())) => "activated",
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => "gone",
         Ok(Err(error)) => {
             tracing::warn!(pod = %name, %namespace, error = %chain(&error), "cannot wake pod");
@@ -149,7 +149,7 @@ async fn wake(client: &Client, store: &Store, metrics: &Metrics, pod: Try) -> Op
             "failed"
         }
     };
-    metrics.wakes.get_or_create(&Outcome { outcome }).inc();
+    metrics.activations.get_or_create(&Outcome { outcome }).inc();
     if outcome != "failed" {
         return None;
     }

@@ -110,7 +110,7 @@ impl GangKey {
         Some(Self {
             namespace: Arc::clone(namespace),
             name: named.name.as_str().into(),
-            dialect: Dialect::named(&named.dialect)?,
+            dialect: Dialect::named(&named.integration)?,
             incarnation: named.incarnation.as_str().into(),
         })
     }

@@ -127,7 +127,7 @@ async fn together(play: &mut Play<'_>, crew: &Crew) -> anyhow::Result<()> {
     let decided = status.as_ref().and_then(|status| status.decision.as_ref());
     let as_decided = decided.is_some_and(|decision| {
         placed.iter().all(|member| {
-            let mut slots = decision.slots.iter();
+            let mut slots = decision.reservations.iter();
             slots.any(|slot| slot.pod_name == member.name && slot.node.as_str() == member.node)
         })
     });

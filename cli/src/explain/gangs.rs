@@ -84,10 +84,10 @@ fn said_of(out: &mut String, said: &Said) {
     if let Some(why) = said.hindered.as_ref().filter(|why| **why != said.message) {
         line(out, &format!("  hindered: {why}"));
     }
-    match said.failed_tries {
+    match said.failed_attempts {
         0 => {}
         1 => line(out, "  1 try has failed"),
-        failed_tries => line(out, &format!("  {failed_tries} tries have failed")),
+        failed_attempts => line(out, &format!("  {failed_attempts} tries have failed")),
     }
 }
 
@@ -141,7 +141,7 @@ fn trial_words(gang: &GangStanding, trial: &Trial) -> String {
     }
     // Nobody is on the way to places of which only this look knows.
     let reason = match trial.phase {
-        GangPhase::Planned => "it would get its places",
+        GangPhase::Reserved => "it would get its places",
         _ => reason(gang, trial),
     };
     let _ = write!(words, ": {reason}");

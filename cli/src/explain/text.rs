@@ -190,11 +190,11 @@ mod tests {
     #[test]
     fn a_member_of_a_gang_that_waits() {
         let mut member = report(None, vec![node("n1", None, Some(300.0), &[])]);
-        member.gang = Some("gang default/train: Collecting: 3 of 4 members exist".into());
+        member.gang = Some("gang default/train: Pending: 3 of 4 members exist".into());
         member.places_kept_for = vec!["default/other".to_owned()];
         insta::assert_snapshot!(pod(&member), @r"
         pod default/trainer-0 asks for 4 nvidia.com/gpu
-        its gang, which goes as a whole: gang default/train: Collecting: 3 of 4 members exist
+        its gang, which goes as a whole: gang default/train: Pending: 3 of 4 members exist
         devices enough on 1 of 1 nodes:
           n1: 300 GB/s among them
         it waits for the rest of its gang: see `gantry explain gang`

@@ -85,9 +85,9 @@ impl Live {
                 unreachable!("its pods were shown");
             };
             let status = json!({
-                "phase": "Bound", "dialect": key.dialect.as_str(), "incarnation": key.incarnation, "name": key.name,
+                "phase": "Bound", "integration": key.dialect.as_str(), "incarnation": key.incarnation, "name": key.name,
                 "boundAt": "2026-01-01T00:00:00Z",
-                "decision": {"id": "bench", "revision": 1, "min": members, "domain": "", "slots": slots},
+                "decision": {"id": "bench", "revision": 1, "min": members, "domain": "", "reservations": slots},
             });
             let object = Object {
                 uid: "object".into(),

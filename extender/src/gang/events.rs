@@ -24,7 +24,7 @@ use early::Early;
 use writer::Writer;
 
 /// The condition of a gang whose pods several conventions name.
-const CONTESTED: &str = "Contested";
+const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
 /// The condition that tells whether what is said of a gang holds.
 const VALID: &str = "Valid";
 /// Events that wait to be written.
@@ -125,15 +125,17 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
         })
     };
     match now.phase {
-        GangPhase::Planned if !again => say("GangPlaced", false, format!("its places are in {}", place(now))),
+        GangPhase::Reserved if !again => {
+            say("GangReserved", false, format!("its places are in {}", place(now)))
+        }
         // It was decided before anybody saw it planned.
         GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => {
-            say("GangPlaced", false, format!("its places are in {}", place(now)))
+            say("GangReserved", false, format!("its places are in {}", place(now)))
         }
         GangPhase::Bound
-            if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Repairing) =>
+            if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Degraded) =>
         {
-            let again = if phase == Some(GangPhase::Repairing) {
+            let again = if phase == Some(GangPhase::Degraded) {
                 "whole again: "
             } else {
                 ""
@@ -160,8 +162,8 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
         }
         GangPhase::Invalid if !(again && same_words) => say("GangInvalid", true, now.reason.clone()),
         GangPhase::Preempting if !again => say("Preempting", false, now.reason.clone()),
-        GangPhase::Repairing if !again => say("MemberLost", true, now.reason.clone()),
-        GangPhase::Repairing if now.restarting && !before.is_some_and(|before| before.restarting) => {
+        GangPhase::Degraded if !again => say("MemberLost", true, now.reason.clone()),
+        GangPhase::Degraded if now.restarting && !before.is_some_and(|before| before.restarting) => {
             say("GangRestarts", true, now.reason.clone())
         }
         _ => None,
@@ -171,9 +173,9 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
 /// Its members are told once, when they are bound, that another convention names them too. Those that wait read it in why they do.
 fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let told = before.is_none_or(is_bound) || !is_bound(now);
-    let condition = condition_of(now, CONTESTED).filter(|_| !told)?;
+    let condition = condition_of(now, AMBIGUOUS_MEMBERSHIP).filter(|_| !told)?;
     Some(Message {
-        reason: "GangContested",
+        reason: "AmbiguousMembership",
         warning: false,
         note: format!("gang {}: {}", now.name, condition.message),
     })
@@ -203,7 +205,7 @@ fn condition_of<'s>(status: &'s GangStatus, kind: &str) -> Option<&'s Condition>
 
 /// The members that have a place.
 fn members(status: &GangStatus) -> impl Iterator<Item = (Arc<str>, PodUid)> {
-    let slots = status.decision.iter().flat_map(|decision| &decision.slots);
+    let slots = status.decision.iter().flat_map(|decision| &decision.reservations);
     slots.filter_map(|slot| Some((slot.pod_name.as_str().into(), slot.pod.clone()?)))
 }
 
@@ -224,13 +226,13 @@ fn joined(note: String, message: &str) -> String {
 fn has_places(phase: GangPhase) -> bool {
     matches!(
         phase,
-        GangPhase::Planned | GangPhase::Committing | GangPhase::Binding
+        GangPhase::Reserved | GangPhase::Committing | GangPhase::Binding
     )
 }
 
 /// Members that have places.
 fn held(decision: &Decision) -> u32 {
-    let slots = decision.slots.iter().filter(|slot| slot.pod.is_some());
+    let slots = decision.reservations.iter().filter(|slot| slot.pod.is_some());
     u32::try_from(slots.count()).unwrap_or(u32::MAX)
 }
 

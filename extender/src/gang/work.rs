@@ -173,7 +173,7 @@ impl Worker {
     fn ended(&mut self, pod: &Pod, action: Action, end: &End) {
         let outcome = match end {
             End::Done => "done",
-            End::Moot => "moot",
+            End::Moot => "obsolete",
             End::Budget(_) => "budget",
             End::Forbidden(_) => "forbidden",
             End::Failed(_) | End::Unmarked(_) => "failed",

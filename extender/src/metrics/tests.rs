@@ -39,24 +39,24 @@ fn each_step_of_a_gang_counts_once_and_its_wait_when_it_is_bound_first() {
     let waits = |phase| status(phase, Some(1_000), None);
     let bound = status(GangPhase::Bound, None, Some(1_095));
     // It has lost a member, and is whole again.
-    let repairs = status(GangPhase::Repairing, Some(2_000), Some(1_095));
+    let repairs = status(GangPhase::Degraded, Some(2_000), Some(1_095));
     let life = [
-        waits(GangPhase::Collecting),
+        waits(GangPhase::Pending),
         waits(GangPhase::Invalid),
-        waits(GangPhase::Collecting),
+        waits(GangPhase::Pending),
         waits(GangPhase::Queued),
         waits(GangPhase::Queued),
         waits(GangPhase::Preempting),
-        waits(GangPhase::Planned),
+        waits(GangPhase::Reserved),
         waits(GangPhase::Backoff),
-        waits(GangPhase::Planned),
+        waits(GangPhase::Reserved),
         waits(GangPhase::Committing),
         waits(GangPhase::Binding),
         bound.clone(),
         bound.clone(),
         repairs,
         bound,
-        status(GangPhase::Done, None, Some(1_095)),
+        status(GangPhase::Finished, None, Some(1_095)),
     ];
     metrics.gang_moved(None, &life[0]);
     for steps in life.windows(2) {
@@ -67,13 +67,13 @@ fn each_step_of_a_gang_counts_once_and_its_wait_when_it_is_bound_first() {
         &page,
         &[
             (r#"gang_steps_total{outcome="invalid"}"#, "1"),
-            (r#"gang_steps_total{outcome="waits"}"#, "1"),
-            (r#"gang_steps_total{outcome="preempts"}"#, "1"),
-            (r#"gang_steps_total{outcome="placed"}"#, "2"),
-            (r#"gang_steps_total{outcome="backs_off"}"#, "1"),
+            (r#"gang_steps_total{outcome="queued"}"#, "1"),
+            (r#"gang_steps_total{outcome="preempting"}"#, "1"),
+            (r#"gang_steps_total{outcome="reserved"}"#, "2"),
+            (r#"gang_steps_total{outcome="backoff"}"#, "1"),
             (r#"gang_steps_total{outcome="bound"}"#, "1"),
-            (r#"gang_steps_total{outcome="loses_member"}"#, "1"),
-            (r#"gang_steps_total{outcome="ends"}"#, "1"),
+            (r#"gang_steps_total{outcome="degraded"}"#, "1"),
+            (r#"gang_steps_total{outcome="finished"}"#, "1"),
             ("gang_wait_seconds_count", "1"),
             ("gang_wait_seconds_sum", "95.0"),
             (r#"gang_wait_seconds_bucket{le="60.0"}"#, "0"),
@@ -128,9 +128,9 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
             (r#"gangs{phase="invalid"}"#, "1"),
             (r#"gangs{phase="queued"}"#, "1"),
             (r#"gangs{phase="bound"}"#, "0"),
-            ("gang_places", "2"),
+            ("gang_reservations", "2"),
             ("gang_reserved_devices", "7"),
-            ("gang_kept_nodes", &kept.to_string()),
+            ("backfill_reserved_nodes", &kept.to_string()),
             (r#"devices{state="reserved"}"#, "7"),
             ("leader", "1"),
         ],
@@ -142,6 +142,9 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
     cluster.wait(2);
     assert_values(
         &page(&metrics, &cluster),
-        &[(r#"gangs{phase="queued"}"#, "0"), ("gang_kept_nodes", "0")],
+        &[
+            (r#"gangs{phase="queued"}"#, "0"),
+            ("backfill_reserved_nodes", "0"),
+        ],
     );
 }

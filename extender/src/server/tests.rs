@@ -239,7 +239,7 @@ async fn metrics_tell_what_was_asked_and_what_is_left() {
         r#"gantry_extender_request_duration_seconds_count{verb="filter"} 1"#,
         r#"gantry_extender_devices{state="free"} 16"#,
         r#"gantry_extender_nodes{state="ours"} 2"#,
-        "gantry_extender_api_contact_age_seconds -1.0",
+        "gantry_extender_api_last_response_age_seconds -1.0",
     ] {
         assert!(page.contains(line), "{line} is not in\n{page}");
     }

@@ -44,8 +44,8 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
         pod("waits", 4).to_string().into_bytes(),
     )));
 
-    let woken = Outcome { outcome: "woken" };
-    while metrics.wakes.get_or_create(&woken).get() == 0 {
+    let woken = Outcome { outcome: "activated" };
+    while metrics.activations.get_or_create(&woken).get() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(!cluster.store.read(|index| index.is_parked("uid-1")));
@@ -82,7 +82,10 @@ async fn a_wake_that_failed_is_tried_again_and_shutdown_does_not_wait_for_an_ans
         "/api/v1/namespaces/default/pods/waits/status"
     );
     assert_eq!(
-        metrics.wakes.get_or_create(&Outcome { outcome: "failed" }).get(),
+        metrics
+            .activations
+            .get_or_create(&Outcome { outcome: "failed" })
+            .get(),
         1
     );
     shutdown.cancel();

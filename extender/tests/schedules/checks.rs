@@ -76,7 +76,7 @@ impl World {
             ));
             return;
         };
-        if let Some(other) = decision.slots.iter().find(|slot| {
+        if let Some(other) = decision.reservations.iter().find(|slot| {
             let ids = slot.devices.iter().flat_map(|devices| &devices.ids);
             let others = slot.pod.as_ref().filter(|uid| **uid != target.uid);
             let waits = others.is_some_and(|uid| {
@@ -101,7 +101,7 @@ impl World {
             .gangs
             .values()
             .filter_map(|gang| gang.status.decision.as_ref())
-            .flat_map(|decision| &decision.slots);
+            .flat_map(|decision| &decision.reservations);
         slots.any(|slot| slot.node == target.node && slot.pod.as_ref() == Some(&target.uid))
     }
 
@@ -117,7 +117,7 @@ impl World {
                 // A replacement's place may be given up; the object says so a moment later. Nobody is bound by what it says before.
                 continue;
             }
-            for slot in &decision.slots {
+            for slot in &decision.reservations {
                 // A place counts as long as somebody who may still come has it.
                 let waits = slot.pod.as_ref().is_some_and(|uid| {
                     let pod = self.api.pods.values().find(|pod| pod.uid == uid.as_str());

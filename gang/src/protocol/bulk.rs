@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use gantry_api::DecidedSlot;
+use gantry_api::DecidedReservation;
 
 use super::gang::Gang;
 use super::slots::Slot;
@@ -29,7 +29,7 @@ impl io::Write for Scale {
 }
 
 /// Bytes of a slot in a list, as it is written. What cannot be written takes all there is.
-fn bytes(slot: &DecidedSlot) -> usize {
+fn bytes(slot: &DecidedReservation) -> usize {
     let mut scale = Scale(1);
     match serde_json::to_writer(&mut scale, slot) {
         Ok(()) => scale.0,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gantry_api::{DecidedSlot, Decision, PodUid, SlotDevices};
+use gantry_api::{DecidedReservation, Decision, PodUid, ReservedDevices};
 
 use super::gang::{Committing, Decided, Env, Expects, Gang, Planned, State};
 use super::members::{Class, Count};
@@ -30,7 +30,7 @@ impl Gang {
             revision: 0,
             min: self.min(),
             domain: self.domain.to_string(),
-            slots: self.decided_slots(),
+            reservations: self.decided_slots(),
         };
         env.work.push(Work::Commit {
             gang: self.key.clone(),
@@ -45,7 +45,7 @@ impl Gang {
     }
 
     /// The slots as they are written down.
-    pub(super) fn decided_slots(&self) -> Vec<DecidedSlot> {
+    pub(super) fn decided_slots(&self) -> Vec<DecidedReservation> {
         self.slots
             .iter()
             .map(|(_, slot)| self.decided_slot(slot))
@@ -61,14 +61,14 @@ impl Gang {
         slot.is_some_and(|slot| decided.written.has(uid, &slot))
     }
 
-    pub(super) fn decided_slot(&self, slot: &Slot) -> DecidedSlot {
+    pub(super) fn decided_slot(&self, slot: &Slot) -> DecidedReservation {
         let pod = match &slot.holder {
             Holder::Kept | Holder::Leaving(_) => None,
             Holder::Assigned(uid) | Holder::Bound(uid) => Some(uid.clone()),
         };
         let name = pod.as_ref().and_then(|uid| self.members.get(uid));
         let sliced = self.working_terms().is_some_and(|terms| terms.slice.is_some());
-        DecidedSlot {
+        DecidedReservation {
             node: slot.node.clone(),
             devices: slot
                 .devices
@@ -76,7 +76,7 @@ impl Gang {
                 .map(|(resource, ids)| {
                     let mut ids = ids.clone();
                     ids.sort_unstable();
-                    SlotDevices {
+                    ReservedDevices {
                         resource: resource.clone(),
                         ids,
                     }

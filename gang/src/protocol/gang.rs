@@ -178,7 +178,7 @@ pub(super) struct Tries {
     pub(super) refused: Option<Refused>,
     /// It is not tried before this, and why.
     pub(super) pause: Option<(Instant, Arc<str>)>,
-    pub(super) failed_tries: u32,
+    pub(super) failed_attempts: u32,
     pub(super) replans: u32,
     /// Nodes it is planned without.
     pub(super) without: BTreeSet<NodeName>,
@@ -223,7 +223,7 @@ impl Gang {
             nudge: None,
             past: Vec::new(),
             completed_before: 0,
-            reason: Kind::Phase(GangPhase::Collecting),
+            reason: Kind::Phase(GangPhase::Pending),
             parked: Parked::default(),
             told: Told::default(),
             timer: None,

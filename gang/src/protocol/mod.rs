@@ -2,9 +2,9 @@
 //! repaired. A state machine: facts and time in, answers and work out. It neither plans nor touches devices: places are given to it.
 //!
 //! ```text
-//! Collecting -> Queued -> Planned (-> Preempting before) -> Committing -> Binding -> Bound -> Done
+//! Pending -> Queued -> Reserved (-> Preempting before) -> Committing -> Binding -> Bound -> Finished
 //!      ^          ^          |  not in time, a node lost                    |         |
-//!      |          +- Backoff-+                                              +> Repairing (a member lost)
+//!      |          +- Backoff-+                                              +> Degraded (a member lost)
 //!      +------- too few members left, before the decision                        | restart: all are deleted, a new life
 //! ```
 //!
@@ -60,7 +60,7 @@ mod words;
 mod written;
 
 pub use gangs::Gangs;
-pub use status::HINDERED;
+pub use status::BLOCKED;
 pub use stuck::Stuck;
 pub use types::{
     Answer, Arrival, Asks, BindEnd, CommitFailure, Devices, Hindrance, Member, Now, Object, OwnerWanted,

@@ -76,14 +76,14 @@ impl Parked {
 fn says_why(phase: GangPhase) -> bool {
     matches!(
         phase,
-        GangPhase::Queued | GangPhase::Binding | GangPhase::Bound | GangPhase::Repairing
+        GangPhase::Queued | GangPhase::Binding | GangPhase::Bound | GangPhase::Degraded
     )
 }
 
 impl Gang {
     fn kind(&self, now: Instant) -> Kind {
         match (self.phase(now), &self.agreed) {
-            (GangPhase::Collecting, Agreed::Unknown(why)) => Kind::Unknown(why.clone()),
+            (GangPhase::Pending, Agreed::Unknown(why)) => Kind::Unknown(why.clone()),
             (phase, _) if self.tries.refused.is_some() && says_why(phase) => Kind::NoRoom(phase),
             (phase, _) => Kind::Phase(phase),
         }

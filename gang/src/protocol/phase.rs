@@ -12,24 +12,24 @@ impl Gang {
     pub(super) fn phase(&self, now: Instant) -> GangPhase {
         let count = self.members.count();
         match &self.state {
-            State::Over { .. } => GangPhase::Done,
-            State::Restarting { .. } => GangPhase::Repairing,
+            State::Over { .. } => GangPhase::Finished,
+            State::Restarting { .. } => GangPhase::Degraded,
             State::Planned(planned) if !planned.victims.is_empty() => GangPhase::Preempting,
-            State::Planned(_) => GangPhase::Planned,
+            State::Planned(_) => GangPhase::Reserved,
             State::Committing(_) => GangPhase::Committing,
             State::Decided(decided) => self.phase_decided(decided),
             State::Open if self.is_invalid() => GangPhase::Invalid,
-            State::Open if count.alive() == 0 && count.of(Class::Completed) > 0 => GangPhase::Done,
+            State::Open if count.alive() == 0 && count.of(Class::Completed) > 0 => GangPhase::Finished,
             State::Open if self.goes_singly() => match self.enough(Count::settled) {
                 true => GangPhase::Bound,
-                false => GangPhase::Collecting,
+                false => GangPhase::Pending,
             },
             State::Open if self.is_bound_without_places() => GangPhase::Bound,
             // It needs no place: its members ask for no devices, and are on their way by themselves.
             State::Open if self.enough(Count::settled) && self.members.unplaced().is_empty() => {
                 GangPhase::Binding
             }
-            State::Open if !self.enough(Count::exist) || self.waits_for_rest(now) => GangPhase::Collecting,
+            State::Open if !self.enough(Count::exist) || self.waits_for_rest(now) => GangPhase::Pending,
             State::Open if self.tries.pause.as_ref().is_some_and(|(until, _)| now < *until) => {
                 GangPhase::Backoff
             }
@@ -48,11 +48,11 @@ impl Gang {
         let satisfied = self.enough(Count::settled);
         let lost = self.slots.lost().next().is_some();
         if count.alive() == 0 && !lost {
-            GangPhase::Done
+            GangPhase::Finished
         } else if satisfied || decided.was_bound && !self.is_repaired() {
             GangPhase::Bound
         } else if decided.was_bound || lost {
-            GangPhase::Repairing
+            GangPhase::Degraded
         } else {
             GangPhase::Binding
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{DecidedSlot, Decision, DeviceId, GangPhase, GangStatus, NodeName, PodUid};
+use gantry_api::{DecidedReservation, Decision, DeviceId, GangPhase, GangStatus, NodeName, PodUid};
 
 use super::commit::made_at;
 use super::gang::{Committing, Decided, Env, Expects, Gang, State};
@@ -28,7 +28,7 @@ pub(super) struct Known {
     pub(super) completed: u32,
     /// Members that were alive or had ended well.
     pub(super) members: u32,
-    failed_tries: u32,
+    failed_attempts: u32,
     domain: Arc<str>,
     waiting_since: Option<i64>,
     bound_at: Option<i64>,
@@ -47,7 +47,7 @@ impl Known {
             restarting: status.restarting,
             completed: status.completed,
             members: status.members,
-            failed_tries: status.failed_tries,
+            failed_attempts: status.failed_attempts,
             domain: status.domain.into(),
             waiting_since: status.waiting_since.map(|time| time.0.as_second()),
             bound_at: status.bound_at.map(|time| time.0.as_second()),
@@ -143,7 +143,7 @@ impl Gang {
         let of_then = self.members.iter().any(|kept| kept.member.created <= since);
         if !self.told.anything() && of_then {
             self.waiting_since = self.waiting_since.min(since);
-            self.tries.failed_tries = self.tries.failed_tries.max(known.failed_tries);
+            self.tries.failed_attempts = self.tries.failed_attempts.max(known.failed_attempts);
             self.tries.resumes = known.phase == GangPhase::Preempting;
         }
     }
@@ -157,7 +157,7 @@ impl Gang {
         free: &dyn Fn(&NodeName, &DeviceId) -> bool,
     ) {
         self.leave_behind(env, known, Some(decision));
-        let named = decision.slots.iter().filter_map(|slot| slot.pod.as_ref());
+        let named = decision.reservations.iter().filter_map(|slot| slot.pod.as_ref());
         let stands = named.clone().any(|uid| {
             self.members
                 .get(uid)
@@ -203,18 +203,18 @@ impl Gang {
             by_role: self.roles_of(min),
             repair: self.agreed.terms().map(|terms| terms.repair),
             was_bound: known.bound_at.is_some(),
-            short: known.phase == GangPhase::Repairing,
+            short: known.phase == GangPhase::Degraded,
             lost_since: None,
             lack: None,
             gave_to: None,
             written: Written::new(decision),
         });
         self.tries.pause = None;
-        self.tries.failed_tries = known.failed_tries;
+        self.tries.failed_attempts = known.failed_attempts;
         self.domain = known.domain.clone();
         self.bound_at = known.bound_at;
         self.waiting_since = known.waiting_since.unwrap_or(self.waiting_since);
-        for decided in &decision.slots {
+        for decided in &decision.reservations {
             self.adopt_slot(decided, free, env.now.at);
         }
         let bound: Vec<PodUid> = self
@@ -247,7 +247,7 @@ impl Gang {
 
     /// Whether a place of a decision is somebody else's.
     fn cannot_have_all(&self, decision: &Decision, free: &dyn Fn(&NodeName, &DeviceId) -> bool) -> bool {
-        decision.slots.iter().any(|slot| {
+        decision.reservations.iter().any(|slot| {
             let mut ids = slot.devices.iter().flat_map(|devices| &devices.ids);
             ids.any(|id| !free(&slot.node, id))
         })
@@ -255,7 +255,7 @@ impl Gang {
 
     fn adopt_slot(
         &mut self,
-        decided: &DecidedSlot,
+        decided: &DecidedReservation,
         free: &dyn Fn(&NodeName, &DeviceId) -> bool,
         now: Instant,
     ) {
@@ -325,7 +325,7 @@ impl Gang {
             .iter()
             .filter(|kept| {
                 let named = decision
-                    .slots
+                    .reservations
                     .iter()
                     .any(|slot| slot.pod.as_ref() == Some(&kept.member.uid));
                 let before = known.bound_at.is_some_and(|bound| kept.member.created <= bound);

@@ -102,8 +102,8 @@ impl Gang {
         for id in late {
             self.drop_slot(id);
         }
-        self.tries.failed_tries = self.tries.failed_tries.saturating_add(1);
-        let until = after(env.now.at, backoff(env.settings, self.tries.failed_tries));
+        self.tries.failed_attempts = self.tries.failed_attempts.saturating_add(1);
+        let until = after(env.now.at, backoff(env.settings, self.tries.failed_attempts));
         self.tries.pause = Some((until, "members beyond its minimum did not come in time".into()));
     }
 

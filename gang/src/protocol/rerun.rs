@@ -92,7 +92,7 @@ impl Gang {
         if !fresh || none || !self.key.incarnation.is_empty() {
             return;
         }
-        let slots = decision.into_iter().flat_map(|decision| &decision.slots);
+        let slots = decision.into_iter().flat_map(|decision| &decision.reservations);
         let named: BTreeSet<&PodUid> = slots.filter_map(|slot| slot.pod.as_ref()).collect();
         let life = self.members.life();
         let goes_on = |uid: &PodUid, alive: bool| alive || named.contains(uid);
@@ -137,7 +137,7 @@ impl Gang {
     /// The process before saw all of a run done, and those that wait now came after: nothing more need tell them from it.
     pub(super) fn came_after_all(&mut self, env: &Env<'_>, known: &Known) {
         let came = self.is_done() && self.waits_beside_light() && self.members.are_of_nobody();
-        if known.phase == GangPhase::Done && came && self.lacks_nobody(known.members) {
+        if known.phase == GangPhase::Finished && came && self.lacks_nobody(known.members) {
             self.begin_next_run(env);
         }
     }

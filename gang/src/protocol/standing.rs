@@ -188,13 +188,13 @@ impl Gang {
 
     /// Waits before the next try, which is made with all nodes again.
     pub(super) fn pause(&mut self, env: &Env<'_>, why: Arc<str>) {
-        self.tries.failed_tries = self.tries.failed_tries.saturating_add(1);
+        self.tries.failed_attempts = self.tries.failed_attempts.saturating_add(1);
         self.tries.replans = 0;
         self.tries.without.clear();
         self.tries.misses.clear();
         self.tries.considered = None;
         self.tries.pause = Some((
-            after(env.now.at, backoff(env.settings, self.tries.failed_tries)),
+            after(env.now.at, backoff(env.settings, self.tries.failed_attempts)),
             why,
         ));
     }
@@ -366,8 +366,8 @@ fn ending(planned: &Planned, env: &Env<'_>) -> Instant {
 }
 
 /// How long a gang waits after so many failed tries.
-pub(super) fn backoff(settings: &Settings, failed_tries: u32) -> Duration {
-    let doublings = failed_tries.saturating_sub(1).min(20);
+pub(super) fn backoff(settings: &Settings, failed_attempts: u32) -> Duration {
+    let doublings = failed_attempts.saturating_sub(1).min(20);
     settings
         .backoff
         .saturating_mul(1 << doublings)

@@ -18,10 +18,10 @@ use crate::key::Dialect;
 use crate::terms::Terms;
 
 /// The condition of a gang whose pods several conventions name.
-const CONTESTED: &str = "Contested";
+const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
 
 /// The condition of a gang for which something may not be done.
-pub const HINDERED: &str = "Hindered";
+pub const BLOCKED: &str = "Blocked";
 
 /// Longest text for parked pods, in bytes: kube-scheduler is told it for every node.
 const TEXT: usize = 1024;
@@ -127,7 +127,7 @@ impl Gang {
             revision: decided.written.revision(),
             min: decided.min,
             domain: self.domain.to_string(),
-            slots: self.decided_slots(),
+            reservations: self.decided_slots(),
         })
     }
 
@@ -148,10 +148,10 @@ impl Gang {
             State::Open => self.enough(Count::began),
             _ => self.enough(Count::settled),
         };
-        let waits = !matches!(phase, GangPhase::Bound | GangPhase::Done);
+        let waits = !matches!(phase, GangPhase::Bound | GangPhase::Finished);
         GangStatus {
             phase,
-            dialect: self.key.dialect.as_str().to_owned(),
+            integration: self.key.dialect.as_str().to_owned(),
             incarnation: self.key.incarnation.to_string(),
             name: self.key.name.to_string(),
             decided_by: self
@@ -166,7 +166,7 @@ impl Gang {
             waiting_since: waits.then(|| time(self.waiting_since)),
             bound_at: self.bound_at.map(time),
             restarting: matches!(self.state, State::Restarting { .. }),
-            failed_tries: self.tries.failed_tries,
+            failed_attempts: self.tries.failed_attempts,
             decision: None,
             conditions: self.conditions(&words, phase, satisfied, unix),
             reason: words.reason,
@@ -181,19 +181,24 @@ impl Gang {
         let passed = self.passed_over();
         let contested = passed.map(|passed| {
             let message = format!("its pods go by {}; {passed}", self.key.dialect);
-            (CONTESTED, true, "SeveralConventions".to_owned(), message)
+            (
+                AMBIGUOUS_MEMBERSHIP,
+                true,
+                "SeveralIntegrations".to_owned(),
+                message,
+            )
         });
         let hindered = self.hindered.iter().next().map(|(what, why)| {
             let reason = match what {
-                Hindrance::Gates | Hindrance::Removal => "MissingRight",
+                Hindrance::Gates | Hindrance::Removal => "MissingPermission",
                 Hindrance::Budget => "DisruptionBudget",
             };
-            (HINDERED, true, reason.to_owned(), why.to_string())
+            (BLOCKED, true, reason.to_owned(), why.to_string())
         });
         let mut made = Vec::with_capacity(5);
         let all = [
             Some(("Valid", valid, valid_reason.to_owned(), valid_message)),
-            Some(("Placed", placed, phase.clone(), words.reason.clone())),
+            Some(("Reserved", placed, phase.clone(), words.reason.clone())),
             Some(("Bound", bound, phase, words.reason.clone())),
             contested,
             hindered,

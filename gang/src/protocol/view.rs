@@ -107,8 +107,8 @@ impl<'a> View<'a> {
     }
 
     /// Tries that have failed.
-    pub fn failed_tries(&self) -> u32 {
-        self.gang.tries.failed_tries
+    pub fn failed_attempts(&self) -> u32 {
+        self.gang.tries.failed_attempts
     }
 
     /// Why it had no place when it was last planned.

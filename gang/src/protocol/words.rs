@@ -48,7 +48,7 @@ impl Gang {
             );
         }
         match self.phase(now) {
-            GangPhase::Collecting => self.words_collecting(now).and(&self.words_elsewhere()),
+            GangPhase::Pending => self.words_collecting(now).and(&self.words_elsewhere()),
             GangPhase::Invalid => self.words_invalid(),
             GangPhase::Queued if self.is_kept_gated() => Words::new(
                 "waits until its scheduling gates can be removed",
@@ -73,7 +73,7 @@ impl Gang {
                 "waits for pods that have to go for it",
                 format!("their devices are kept for it{}", self.why_they_stay()),
             ),
-            GangPhase::Planned => {
+            GangPhase::Reserved => {
                 let coming = count.of(Class::Waiting) > 0;
                 let message = format!(
                     "{} of {} {} ready to be bound",
@@ -97,8 +97,8 @@ impl Gang {
                 format!("{} of {min} bound{}", bound(count).min(min), ended_well(count)),
             ),
             GangPhase::Bound => self.words_bound(),
-            GangPhase::Repairing => self.words_repairing(now),
-            GangPhase::Done => {
+            GangPhase::Degraded => self.words_repairing(now),
+            GangPhase::Finished => {
                 let message = match count.of(Class::Completed) {
                     0 => "it has no members any more".to_owned(),
                     ended => format!("{ended} of its members ended well"),

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use gantry_api::{DecidedSlot, Decision, PodUid};
+use gantry_api::{DecidedReservation, Decision, PodUid};
 
-type Places = BTreeMap<PodUid, DecidedSlot>;
+type Places = BTreeMap<PodUid, DecidedReservation>;
 
 /// Places by what was said last and by what the object showed last. Each change of who has which place has a number, which stands in the
 /// decision.
@@ -77,7 +77,7 @@ impl Written {
     }
 
     /// Whether the object says of a member that it has this place, and nothing that is on its way says otherwise.
-    pub(super) fn has(&self, uid: &PodUid, slot: &DecidedSlot) -> bool {
+    pub(super) fn has(&self, uid: &PodUid, slot: &DecidedReservation) -> bool {
         let since = self.since.get(uid).copied().unwrap_or_default();
         let says = |places: &Places| places.get(uid).is_some_and(|known| is_same(known, slot));
         says(&self.said) && says(&self.shown) && self.shown_revision >= since
@@ -89,22 +89,26 @@ impl Written {
     }
 }
 
-fn is_same(a: &DecidedSlot, b: &DecidedSlot) -> bool {
+fn is_same(a: &DecidedReservation, b: &DecidedReservation) -> bool {
     a.node == b.node && a.devices == b.devices
 }
 
 /// The places of a decision by who has them.
 fn by_pod(decision: &Decision) -> Places {
-    let slots = decision.slots.iter();
+    let slots = decision.reservations.iter();
     slots
         .filter_map(|slot| Some((slot.pod.clone()?, slot.clone())))
         .collect()
 }
 
 /// Whether a decision says just this of who has which place.
-fn says(places: &Places, decision: &Decision, same: impl Fn(&DecidedSlot, &DecidedSlot) -> bool) -> bool {
+fn says(
+    places: &Places,
+    decision: &Decision,
+    same: impl Fn(&DecidedReservation, &DecidedReservation) -> bool,
+) -> bool {
     let mut named = 0;
-    let all = decision.slots.iter().all(|slot| {
+    let all = decision.reservations.iter().all(|slot| {
         let known = slot.pod.as_ref().map(|pod| places.get(pod));
         named += usize::from(known.is_some());
         known.is_none_or(|known| known.is_some_and(|known| same(known, slot)))
@@ -117,8 +121,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn slot(node: u8, pod: Option<u8>) -> DecidedSlot {
-        DecidedSlot {
+    fn slot(node: u8, pod: Option<u8>) -> DecidedReservation {
+        DecidedReservation {
             node: format!("n{node}").as_str().into(),
             devices: Vec::new(),
             rank: None,
@@ -135,7 +139,7 @@ mod tests {
             revision: 0,
             min: 1,
             domain: String::new(),
-            slots: slots.iter().map(|(node, pod)| slot(*node, *pod)).collect(),
+            reservations: slots.iter().map(|(node, pod)| slot(*node, *pod)).collect(),
         }
     }
 

@@ -250,7 +250,7 @@ impl<'a> Scene<'a> {
             let pod = self.pods.get(&name).await?;
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let slot = decision
-                .slots
+                .reservations
                 .iter()
                 .find(|slot| slot.pod.as_ref().is_some_and(|pod| pod.to_string() == uid));
             let slot = slot.with_context(|| format!("no place in the decision for {name}"))?;
@@ -387,13 +387,13 @@ pub(crate) fn name_of(pod: &Pod) -> &str {
 /// A gang's status in one line, for errors.
 pub(crate) fn brief(status: &GangStatus) -> String {
     format!(
-        "{:?}, {} of {} members, {} bound, {} failed_tries, by {} ({}): {} / {}",
+        "{:?}, {} of {} members, {} bound, {} failed_attempts, by {} ({}): {} / {}",
         status.phase,
         status.members,
         status.min,
         status.bound,
-        status.failed_tries,
-        status.dialect,
+        status.failed_attempts,
+        status.integration,
         status.decided_by,
         status.reason,
         status.message

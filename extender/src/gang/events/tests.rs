@@ -1,4 +1,4 @@
-use gantry_api::{DecidedSlot, Decision};
+use gantry_api::{DecidedReservation, Decision};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
@@ -19,25 +19,25 @@ fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
 fn restarting() -> GangStatus {
     GangStatus {
         restarting: true,
-        ..status(GangPhase::Repairing, "is being started anew", 0)
+        ..status(GangPhase::Degraded, "is being started anew", 0)
     }
 }
 
 #[test]
 fn every_step_is_told_once_and_counts_are_not() {
     let story = [
-        status(GangPhase::Collecting, "5 of 8 members exist", 0),
+        status(GangPhase::Pending, "5 of 8 members exist", 0),
         status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
         status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
-        status(GangPhase::Planned, "has its places", 0),
-        status(GangPhase::Planned, "is on its way", 0),
+        status(GangPhase::Reserved, "has its places", 0),
+        status(GangPhase::Reserved, "is on its way", 0),
         status(GangPhase::Committing, "is being decided", 0),
         status(GangPhase::Binding, "is being bound", 3),
         status(GangPhase::Bound, "is bound", 8),
-        status(GangPhase::Repairing, "keeps a place for a lost member", 7),
-        status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
+        status(GangPhase::Degraded, "keeps a place for a lost member", 7),
+        status(GangPhase::Degraded, "lacks 1 of 8 members", 7),
         status(GangPhase::Bound, "is bound", 8),
-        status(GangPhase::Repairing, "lacks 1 of 8 members", 7),
+        status(GangPhase::Degraded, "lacks 1 of 8 members", 7),
         restarting(),
         restarting(),
     ];
@@ -49,7 +49,7 @@ fn every_step_is_told_once_and_counts_are_not() {
     }
     let wanted = [
         "GangWaits waits for room: no rack has 64 GPUs free",
-        "GangPlaced its places are in rack r7",
+        "GangReserved its places are in rack r7",
         "GangBound 8 of 8 members are bound in rack r7",
         "MemberLost keeps a place for a lost member",
         "GangBound whole again: 8 of 8 members are bound in rack r7",
@@ -72,12 +72,12 @@ fn a_gang_that_is_bound_at_once_is_told_to_have_its_places_once() {
         events.gang_moved(&train(), Some(&steps[0]), &steps[1]);
     }
     let told = [
-        ("GangPlaced", "its places are in rack r7".to_owned()),
+        ("GangReserved", "its places are in rack r7".to_owned()),
         ("GangBound", "8 of 8 members are bound in rack r7".to_owned()),
     ];
     assert_eq!(mailbox.taken(), told);
     // So is one that begins anew.
-    let lost = status(GangPhase::Repairing, "lacks 8 of 8 members", 0);
+    let lost = status(GangPhase::Degraded, "lacks 8 of 8 members", 0);
     events.gang_moved(&train(), Some(&lost), &story[1]);
     assert_eq!(mailbox.taken(), told[..1]);
     // One whose members ask for no devices has none.
@@ -117,7 +117,7 @@ fn what_comes_before_the_object_is_told_in_order_each_reason_once() {
     let mut early = Early::default();
     let until = Instant::now() + EARLY;
     early.add(name.clone(), message("GangWaits", "first"), until);
-    early.add(name.clone(), message("GangPlaced", "then"), until);
+    early.add(name.clone(), message("GangReserved", "then"), until);
     early.add(name.clone(), message("GangWaits", "again"), until);
     early.add(name.clone(), message("GangBound", "at last"), until);
     let told: Vec<_> = early
@@ -151,7 +151,7 @@ fn condition(kind: &str, holds: bool, reason: &str, message: &str) -> Condition 
 
 /// A gang `train` of two that is bound, and one place that is kept.
 fn bound() -> GangStatus {
-    let slot = |pod: Option<&str>| DecidedSlot {
+    let slot = |pod: Option<&str>| DecidedReservation {
         node: "n".into(),
         devices: Vec::new(),
         ordinal: None,
@@ -167,7 +167,7 @@ fn bound() -> GangStatus {
             revision: 0,
             min: 2,
             domain: String::new(),
-            slots: vec![slot(Some("a")), slot(Some("b")), slot(None)],
+            reservations: vec![slot(Some("a")), slot(Some("b")), slot(None)],
         }),
         ..status(GangPhase::Bound, "is bound", 2)
     }
@@ -194,9 +194,14 @@ fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
 fn members_that_several_conventions_name_are_told_so_once_when_they_are_bound() {
     let message = "its pods go by Annotation; Volcano names them too and is passed over";
     let mut contested = bound();
-    contested.conditions = vec![condition(CONTESTED, true, "SeveralConventions", message)];
+    contested.conditions = vec![condition(
+        AMBIGUOUS_MEMBERSHIP,
+        true,
+        "SeveralIntegrations",
+        message,
+    )];
     let before = status(GangPhase::Binding, "is being bound", 1);
-    let told = told(&[before, contested.clone(), contested], "GangContested");
+    let told = told(&[before, contested.clone(), contested], "AmbiguousMembership");
     let note = format!("gang train: {message}");
     assert_eq!(told, [("pod a".into(), note.clone()), ("pod b".into(), note)]);
 }

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gantry_api::{DecidedSlot, GangPhase};
+use gantry_api::{DecidedReservation, GangPhase};
 use gantry_gang::protocol::Work;
 use http::{Method, Request, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -172,7 +172,7 @@ fn decided(id: &str) -> GangStatus {
             id: id.into(),
             min: 1,
             domain: String::new(),
-            slots: vec![DecidedSlot {
+            reservations: vec![DecidedReservation {
                 node: "n".into(),
                 devices: Vec::new(),
                 ordinal: None,
@@ -270,11 +270,11 @@ fn what_comes_late_does_not_undo_what_is_known() {
         },
     };
     objects.saw(&name(), version("10", "a", GangPhase::Bound));
-    let newest = objects.saw(&name(), version("9", "a", GangPhase::Planned));
+    let newest = objects.saw(&name(), version("9", "a", GangPhase::Reserved));
     assert_eq!(newest.status.phase, GangPhase::Bound);
     // Another object of the name: numbers of two objects are not compared.
-    let newest = objects.saw(&name(), version("8", "b", GangPhase::Collecting));
-    assert_eq!(newest.status.phase, GangPhase::Collecting);
+    let newest = objects.saw(&name(), version("8", "b", GangPhase::Pending));
+    assert_eq!(newest.status.phase, GangPhase::Pending);
     assert!(!objects.gone(&name(), "a"), "that was the one before");
     assert!(objects.gone(&name(), "b"));
     assert_eq!(objects.get(&name()), None);
@@ -366,7 +366,7 @@ async fn a_gang_has_its_object_as_soon_as_a_member_is_seen_and_the_newest_status
     stage.until(|gang| gang["status"]["members"] == 1).await;
     stage.cluster.pod(&member("b", 3));
     let gang = stage.until(|gang| gang["status"]["members"] == 2).await;
-    assert_eq!(gang["status"]["phase"], "Collecting");
+    assert_eq!(gang["status"]["phase"], "Pending");
     assert_eq!(gang["status"]["min"], 3);
     let seen = stage.api.take_seen();
     assert_eq!(seen.iter().filter(|line| line.starts_with("POST")).count(), 1);
@@ -424,7 +424,7 @@ async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
     stage.cluster.pod(&member("a", 1));
     stage.until(|gang| gang["status"]["members"] == 1).await;
     stage.cluster.wait(2);
-    stage.until(|gang| gang["status"]["phase"] == "Planned").await;
+    stage.until(|gang| gang["status"]["phase"] == "Reserved").await;
     stage.api.ends.lock().unwrap().push(Odd::Refused(422));
     let target = crate::index::Target {
         namespace: "ml".into(),
@@ -435,7 +435,7 @@ async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
         .store
         .update(|index| index.admit(&target, None))
         .unwrap();
-    let gang = stage.until(|gang| gang["status"]["failedTries"] == 1).await;
+    let gang = stage.until(|gang| gang["status"]["failedAttempts"] == 1).await;
     assert_eq!(gang["status"]["phase"], "Backoff");
     assert_eq!(
         gang["status"]["reason"],
@@ -463,7 +463,7 @@ async fn what_is_said_of_a_decided_gang_is_written_however_long_it_was_refused()
     stage.cluster.add("n", &crate::fixtures::bridged());
     stage.cluster.pod(&member("a", 1));
     stage.cluster.wait(2);
-    stage.until(|gang| gang["status"]["phase"] == "Planned").await;
+    stage.until(|gang| gang["status"]["phase"] == "Reserved").await;
     let target = crate::index::Target {
         namespace: "ml".into(),
         ..crate::fixtures::target("a", "n")

@@ -333,7 +333,7 @@ impl PendingWrites {
             let status = GangStatus {
                 decision: Some(decision.clone()),
                 name: gang.name.to_string(),
-                dialect: gang.dialect.as_str().to_owned(),
+                integration: gang.dialect.as_str().to_owned(),
                 incarnation: gang.incarnation.to_string(),
                 ..status.unwrap_or_default()
             };

@@ -231,7 +231,7 @@ pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Message {
         Action::Delete(_) => "it cannot be deleted",
     };
     Message {
-        reason: "GangHindered",
+        reason: "Blocked",
         warning: true,
         note: format!("pod {}: {what}: {why}", pod.name),
     }

@@ -134,7 +134,7 @@ async fn an_eviction_that_a_budget_forbids_is_tried_again() {
         assert_eq!(body["deleteOptions"]["preconditions"]["uid"], "a");
     }
     let told = stage.mailbox.taken();
-    assert_eq!(told[0].0, "GangHindered", "{told:?}");
+    assert_eq!(told[0].0, "Blocked", "{told:?}");
     assert_eq!(told[1].0, "Preempted", "{told:?}");
 }
 
@@ -157,7 +157,7 @@ async fn a_budget_that_is_in_the_way_is_named_in_the_gangs_status_as_long_as_it_
         let statuses = stage.cluster.store.update(crate::index::Index::take_statuses);
         let (_, status) = statuses.into_iter().next_back().unwrap();
         let mut conditions = status.conditions.into_iter();
-        let hindered = conditions.find(|condition| condition.type_ == "Hindered");
+        let hindered = conditions.find(|condition| condition.type_ == "Blocked");
         (status.message, hindered.map(|condition| condition.reason))
     };
     let why = "pod a: it cannot be evicted yet: Cannot evict pod as it would violate the pod's disruption budget. \
@@ -180,7 +180,7 @@ async fn a_budget_that_is_in_the_way_is_named_in_the_gangs_status_as_long_as_it_
     let told = stage.mailbox.taken();
     let hindered: Vec<&str> = told
         .iter()
-        .filter(|(reason, _)| *reason == "GangHindered")
+        .filter(|(reason, _)| *reason == "Blocked")
         .map(|(_, note)| note.as_str())
         .collect();
     assert_eq!(hindered, [why], "one Event, however often it is tried");
@@ -228,7 +228,7 @@ async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_r
         why: "gang ml/train is started anew".into(),
     };
     stage.orders.send(delete("a")).unwrap();
-    stage.until("delete", "moot").await;
+    stage.until("delete", "obsolete").await;
     let by = stage.preempting();
     stage
         .orders
@@ -272,7 +272,7 @@ async fn a_gang_that_may_not_be_started_anew_says_so_once_and_goes_on_when_it_ma
         let statuses = stage.cluster.store.update(crate::index::Index::take_statuses);
         let (_, status) = statuses.into_iter().next().unwrap();
         let mut conditions = status.conditions.into_iter();
-        let found = conditions.find(|condition| condition.type_ == "Hindered");
+        let found = conditions.find(|condition| condition.type_ == "Blocked");
         found.map(|condition| condition.message)
     };
     let said = hindered(&stage).unwrap();
@@ -289,7 +289,7 @@ async fn a_gang_that_may_not_be_started_anew_says_so_once_and_goes_on_when_it_ma
         .into_iter()
         .map(|(reason, _)| reason)
         .collect();
-    assert_eq!(told, ["GangHindered", "GangRestarts", "GangRestarts"]);
+    assert_eq!(told, ["Blocked", "GangRestarts", "GangRestarts"]);
 }
 
 /// A gang that is made again under its name knows nothing of what was forbidden before; the log and the Events do.
@@ -410,6 +410,6 @@ async fn a_gate_is_removed_wherever_it_stands_and_only_from_that_pod() {
     );
     let stage = Stage::start(vec![refused(422), read("another")]);
     stage.orders.send(Work::Ungate(vec!["a".into()])).unwrap();
-    stage.until("ungate", "moot").await;
+    stage.until("ungate", "obsolete").await;
     assert_eq!(stage.asked().len(), 2);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{HINDERED, View};
+use gantry_gang::protocol::{BLOCKED, View};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
@@ -59,7 +59,7 @@ pub struct Said {
     /// The part of the fabric that holds it; empty if it has no place.
     pub domain: String,
     /// Tries that have failed since it was bound last.
-    pub failed_tries: u32,
+    pub failed_attempts: u32,
     /// What may not be done for it, and what would help.
     pub hindered: Option<String>,
 }
@@ -200,19 +200,19 @@ impl Index {
 fn has_place(phase: GangPhase) -> bool {
     matches!(
         phase,
-        GangPhase::Preempting | GangPhase::Planned | GangPhase::Committing
+        GangPhase::Preempting | GangPhase::Reserved | GangPhase::Committing
     )
 }
 
 fn said(status: &GangStatus) -> Said {
     let mut conditions = status.conditions.iter();
-    let hindered = conditions.find(|condition| condition.type_ == HINDERED && condition.status == "True");
+    let hindered = conditions.find(|condition| condition.type_ == BLOCKED && condition.status == "True");
     Said {
         phase: status.phase,
         reason: status.reason.clone(),
         message: status.message.clone(),
         domain: status.domain.clone(),
-        failed_tries: status.failed_tries,
+        failed_attempts: status.failed_attempts,
         hindered: hindered.map(|condition| condition.message.clone()),
     }
 }

@@ -197,7 +197,7 @@ fn a_gang_has_its_place_as_a_whole_once_enough_members_exist() {
         (cluster.free("m"), cluster.free("n")),
         (String::new(), String::new())
     );
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     let mut nodes: Vec<String> = (0..4)
         .map(|number| node(&cluster, &format!("a-{number}")))
         .collect();
@@ -361,7 +361,7 @@ fn devices_that_another_pod_has_by_kubelets_word_are_no_place_any_more() {
 fn members_that_a_list_does_not_name_are_gone() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 2, 8));
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     cluster.list(Source::Pods, |cluster| {
         cluster.pod(&members("a", 2, 8)[0]);
     });
@@ -377,9 +377,9 @@ fn a_pod_that_only_a_call_speaks_of_counts_but_not_for_long() {
     create(&cluster, &pods[..1]);
     let facts = crate::fixtures::facts(&pods[1]);
     cluster.store.update(|index| index.hear(facts));
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     cluster.wait(20);
-    assert_ne!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_ne!(phase(&cluster, "a"), GangPhase::Reserved);
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
 }
 
@@ -388,7 +388,7 @@ fn a_call_that_comes_late_brings_no_pod_back_that_the_watch_has_shown_to_be_gone
     let cluster = two_nodes();
     let pods = members("a", 2, 8);
     create(&cluster, &pods);
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     for pod in &pods {
         cluster.gone(pod);
     }
@@ -521,7 +521,7 @@ fn devices_of_a_class_that_kube_scheduler_allocates_are_left_to_it() {
         limits["deviceclass.resource.kubernetes.io/rdma"] = "1".into();
     }
     create(&cluster, &pods);
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
 }
 
 #[test]

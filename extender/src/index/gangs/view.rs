@@ -197,7 +197,7 @@ impl Index {
         });
         let status = self.status_of(key);
         let decision = status.and_then(|status| status.decision.as_ref());
-        let slots = decision.iter().flat_map(|decision| &decision.slots);
+        let slots = decision.iter().flat_map(|decision| &decision.reservations);
         let decided: HashSet<_> = slots.map(|slot| (&slot.node, slot.pod.as_ref())).collect();
         let places = view.slots().map(|slot| PlaceView {
             node: slot.node.clone(),

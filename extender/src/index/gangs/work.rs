@@ -42,7 +42,7 @@ impl Index {
         for (gang, status) in self.gangs.core.take_statuses() {
             // Whoever waits asks again for what lets it go, not for each that comes: a thousand would ask a thousand times.
             let known = match status.phase {
-                GangPhase::Done => self.gangs.announced.remove(&gang),
+                GangPhase::Finished => self.gangs.announced.remove(&gang),
                 phase => self.gangs.announced.insert(Arc::clone(&gang), phase),
             };
             if known != Some(status.phase) {

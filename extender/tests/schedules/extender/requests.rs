@@ -355,7 +355,7 @@ struct Places<'a>(&'a GangStatus);
 
 impl fmt::Display for Places<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let slots = self.0.decision.iter().flat_map(|decision| &decision.slots);
+        let slots = self.0.decision.iter().flat_map(|decision| &decision.reservations);
         if self.0.decision.is_none() {
             f.write_str(" no decision")?;
         }

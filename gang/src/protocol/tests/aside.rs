@@ -32,11 +32,15 @@ fn a_member_that_has_come_and_left_is_bound_with_the_others() {
     world.come("a1");
     world.pass(20);
     give_up(&mut world, "a1");
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     // Never were all of them there together.
     world.come("a2");
     let decision = world.write();
-    let pods: Vec<&str> = decision.slots.iter().map(|slot| slot.pod_name.as_str()).collect();
+    let pods: Vec<&str> = decision
+        .reservations
+        .iter()
+        .map(|slot| slot.pod_name.as_str())
+        .collect();
     assert_eq!(pods, ["a0", "a1", "a2"]);
     assert_eq!(to_bind(&mut world), ["a0", "a1"], "a2 is there");
     for pod in ["a0", "a1", "a2"] {
@@ -75,7 +79,7 @@ fn who_has_come_is_not_brought_again_while_its_place_is_good() {
     // kube-scheduler finds now that it could not go there: that it could is no longer shown.
     assert!(matches!(world.answer_within("a0", &["n7"]), Answer::Wait(_)));
     world.come("a1");
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.come("a0"), Arrival::Wait);
     assert_eq!(world.phase("a"), GangPhase::Committing);
 }
@@ -109,7 +113,7 @@ fn where_a_node_offers_less_than_before_its_member_has_to_come_anew() {
         "a1 is there and holds what it needs; a2 was never there"
     );
     world.come("a2");
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.come("a0");
     assert_eq!(world.phase("a"), GangPhase::Committing);
 }
@@ -130,7 +134,7 @@ fn a_place_is_kept_while_members_are_coming() {
     }
     // 75 s have passed, and only if no other comes within 30 s it is over.
     world.pass(29);
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.pass(1);
     assert_eq!(world.phase("a"), GangPhase::Backoff);
     assert_eq!(
@@ -146,7 +150,7 @@ fn a_place_is_not_kept_for_ever_though_one_comes_now_and_then() {
     world.plan();
     for member in 0..20 {
         world.pass(50);
-        if world.phase("a") != GangPhase::Planned {
+        if world.phase("a") != GangPhase::Reserved {
             break;
         }
         world.come(&format!("a{member}"));
@@ -167,7 +171,7 @@ fn a_new_plan_needs_everybody_to_come_again() {
     world.plan_from(4);
     assert_eq!(world.woken(), ["a0", "a1"]);
     world.come("a1");
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.come("a0");
     assert_eq!(world.phase("a"), GangPhase::Committing);
 }

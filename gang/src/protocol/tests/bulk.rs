@@ -1,6 +1,6 @@
 //! A decision is one object, and there is a limit to that.
 
-use gantry_api::{DecidedSlot, GangPhase};
+use gantry_api::{DecidedReservation, GangPhase};
 use serde_json::json;
 
 use super::world::{World, claim, member, place};
@@ -64,7 +64,7 @@ fn a_gang_whose_decision_cannot_be_written_keeps_no_place_and_says_how_many_memb
 fn members_beyond_the_minimum_are_placed_as_far_as_they_can_be_written_down() {
     let mut world = of_eight(3_000, 1_000);
     plan(&mut world);
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     let placed = world.reserved().len();
     assert!((2_500..3_000).contains(&placed), "{placed}");
     for number in 0..3_000 {
@@ -84,7 +84,7 @@ fn members_beyond_the_minimum_are_placed_as_far_as_they_can_be_written_down() {
         Work::Commit { decision, .. } => Some(decision),
         _ => None,
     });
-    let written = serde_json::to_string(&decision.unwrap().slots).unwrap();
+    let written = serde_json::to_string(&decision.unwrap().reservations).unwrap();
     assert!(
         (MOST - 1_000..MOST + 10).contains(&written.len()),
         "{}",
@@ -100,7 +100,7 @@ fn the_limits_that_are_documented_are_those_that_hold() {
         let ids: Vec<String> = (0..gpus)
             .map(|gpu| format!("GPU-00000000-0000-4000-8000-{gpu:012x}"))
             .collect();
-        let slot: DecidedSlot = serde_json::from_value(json!({
+        let slot: DecidedReservation = serde_json::from_value(json!({
             "node": "gke-a3-pool-1a2b3c4d-x9z8", "devices": [{"resource": "nvidia.com/gpu", "ids": ids}], "rank": 1234,
             "pod": "01234567-89ab-4cde-8f01-23456789abcd", "podName": "llama-pretrain-worker-1234-x7k2p",
         }))

@@ -46,7 +46,7 @@ fn our_own_gates_keep_members_back_where_nobody_removes_them() {
     for name in ["a0", "a1"] {
         world.see(gated(member(name, claim("a", 2)), true));
     }
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.take_work(), []);
     let message = world.status("a").message;
     assert!(
@@ -93,7 +93,7 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
         "gang default/a waits until its scheduling gates can be removed"
     );
     let status = world.status("a");
-    assert_eq!((status.phase, status.failed_tries), (GangPhase::Queued, 0));
+    assert_eq!((status.phase, status.failed_attempts), (GangPhase::Queued, 0));
     assert_eq!(status.message, why);
     world.room += 1;
     assert_eq!(world.next(), None);
@@ -115,7 +115,7 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
         world.see(member(name, claim("a", 2)));
     }
     world.plan();
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_gang_for_which_pods_may_not_be_evicted_keeps_its_places_while_gates_are_bei
         Hindrance::Removal,
         Some("no right".into()),
     );
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.reserved().len(), 2);
 }
 
@@ -144,7 +144,7 @@ fn a_gang_is_planned_without_those_whose_gates_may_not_be_removed_if_the_others_
         .hindered(world.now(), &key("a"), Hindrance::Gates, Some("no right".into()));
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (2, 2));
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.come_all("a", 2);
     world.write();
     world.bind("a0");
@@ -198,7 +198,7 @@ fn the_rest_of_an_announced_total_is_waited_for_but_not_for_long() {
     world.see(member("a0", said.clone()));
     world.see(member("a1", said.clone()));
     assert_eq!(world.next(), None);
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.text("a"), "gang default/a: 2 of 3 members exist");
     world.pass(1);
     assert_eq!(world.phase("a"), GangPhase::Queued);
@@ -223,7 +223,7 @@ fn every_role_needs_its_minimum() {
     }
     assert_eq!(
         world.phase("a"),
-        GangPhase::Planned,
+        GangPhase::Reserved,
         "three, but none of them is the ps"
     );
     world.come("a3");
@@ -488,7 +488,7 @@ fn a_person_s_word_in_the_object_goes_first() {
     world.see(member("a0", claim("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Queued);
     world.gangs.object_gone(world.now(), "default", "a");
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     let object = Object {
         spec: Err(Fault {
             place: "spec".into(),

@@ -26,7 +26,7 @@ fn the_place_of_a_lost_member_can_be_given_up_until_somebody_comes_for_it() {
     assert_eq!(world.gangs.stocked().count(), 0);
     world.gone("a1");
     world.gone("a2");
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     let both = idle(&world, "a");
     assert_eq!(both.len(), 2);
     assert_eq!(world.gangs.stocked().count(), 1);
@@ -72,5 +72,5 @@ fn places_of_a_gang_that_is_not_decided_are_not_given_up_so() {
     let all: BTreeSet<u32> = (0..10).collect();
     let to = "gang ns/b".into();
     assert_eq!(world.gangs.give_up_idle(world.now(), &key("a"), &all, &to), 0);
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
 }

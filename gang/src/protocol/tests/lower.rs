@@ -88,7 +88,7 @@ fn a_job_that_is_made_smaller_is_complete_as_it_is() {
         assert_eq!(world.take_work(), []);
         // Of those that are left none can be spared.
         world.gone("a0");
-        assert_eq!(world.phase("a"), GangPhase::Repairing, "there is no head");
+        assert_eq!(world.phase("a"), GangPhase::Degraded, "there is no head");
     }
 }
 
@@ -180,7 +180,7 @@ fn a_forged_pod_does_not_lower_what_its_owner_says() {
     world.see(member("forged", forged));
     assert_eq!(world.status("a").min, 5);
     go(&mut world, [3, 4], Repair::Hold);
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_forged_pod_does_not_have_a_bound_gang_started_anew() {
     );
     world.gone("a2");
     world.pass(5);
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.take_work(), []);
     // A person may say so in the object at any time.
     let spec = GangSpec {

@@ -10,7 +10,7 @@ fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
     let mut world = World::new();
 
     world.see(member("a0", claim("a", 2)));
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
     assert_eq!(world.next(), None);
 
@@ -20,7 +20,7 @@ fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
 
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (2, 2));
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.woken(), ["a0", "a1"]);
     assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
 
@@ -31,7 +31,7 @@ fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
     assert_eq!(world.arrive("a0", "n0"), Arrival::Wait);
 
     let decision = world.write();
-    assert_eq!((decision.min, decision.slots.len()), (2, 2));
+    assert_eq!((decision.min, decision.reservations.len()), (2, 2));
     assert_eq!(decision.domain, "rack r7");
     assert_eq!(world.phase("a"), GangPhase::Binding);
 

@@ -90,7 +90,7 @@ fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then
     assert_eq!(world.reserved(), ["a-g0"]);
     assert_eq!(world.next(), None);
     world.group_says(roles.clone());
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g0"], "no ps, no gang");
 
     // What nobody needs is given back then.
@@ -131,7 +131,7 @@ fn a_bound_gang_is_bound_and_says_nothing_new() {
 fn a_member_that_was_bound_after_the_last_word_is_known_by_its_devices() {
     let (mut status, mut pods) = before(1, Repair::Hold);
     // The object still says that the place is kept for somebody.
-    let slots = &mut status.decision.as_mut().unwrap().slots;
+    let slots = &mut status.decision.as_mut().unwrap().reservations;
     slots[1].pod = None;
     pods[1].stage = Stage::Bound("n1".into());
     pods[1].holds = place("n1", "a-g1").devices;
@@ -146,7 +146,7 @@ fn a_member_lost_meanwhile_is_repaired() {
     let (status, pods) = before(2, Repair::Hold);
     let mut world = after(&status, &pods[1..2]);
     world.gangs.synced(world.now());
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved().len(), 1, "one of two is needed");
     world.see(member("a3", with_repair(claim("a", 2), Repair::Hold)));
     assert_eq!(
@@ -169,7 +169,7 @@ fn a_gang_of_which_only_work_that_is_done_is_left_goes_on() {
     // Two have ended well, one of them on the node that is gone now, and with it the third.
     pods[0].stage = Stage::Succeeded;
     status.completed = 2;
-    let slots = &mut status.decision.as_mut().unwrap().slots;
+    let slots = &mut status.decision.as_mut().unwrap().reservations;
     slots.retain(|slot| slot.pod == Some(uid("a2")));
     let mut world = after(&status, &pods[..1]);
     let third = member("a3", pods[2].claim.as_ref().clone());
@@ -249,7 +249,7 @@ fn a_decision_of_another_gang_of_that_name_is_not_taken_up() {
 fn completed_members_whose_pods_are_gone_still_count() {
     let (mut status, pods) = before(3, Repair::Hold);
     status.completed = 1;
-    status.decision.as_mut().unwrap().slots.remove(0);
+    status.decision.as_mut().unwrap().reservations.remove(0);
     let mut world = after(&status, &pods[1..2]);
     world.gangs.synced(world.now());
     assert_eq!(world.phase("a"), GangPhase::Bound);
@@ -274,7 +274,7 @@ fn a_restart_under_way_is_finished() {
     let decided = world.status("a");
     world.gone("a0");
     let mut status = world.status("a");
-    assert_eq!(status.phase, GangPhase::Repairing);
+    assert_eq!(status.phase, GangPhase::Degraded);
     // The decision stays in the object until the old ones are gone.
     assert_eq!(
         status.decision.as_ref().map(|decision| &decision.id),
@@ -286,10 +286,10 @@ fn a_restart_under_way_is_finished() {
     new.created = 5_000;
     let mut world = after(&status, &[bound(member("a1", claim), "n1"), new]);
     world.gangs.synced(world.now());
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if *pods == [uid("a1")]));
     world.gone("a1");
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
 }
 
@@ -414,14 +414,14 @@ fn tries_that_failed_before_a_restart_count_on() {
         before.pass(120);
     }
     let status = before.status("a");
-    assert_eq!(status.failed_tries, 3);
+    assert_eq!(status.failed_attempts, 3);
     let mut world = World::with(Settings::default());
     world.members("a", 2, 2);
     world.show("a", status);
     world.gangs.synced(world.now());
     world.plan();
     world.pass(60);
-    assert_eq!(world.status("a").failed_tries, 4);
+    assert_eq!(world.status("a").failed_attempts, 4);
     world.pass(15);
     assert_eq!(world.next(), None, "it waits 16 s now");
     world.pass(1);

@@ -47,7 +47,7 @@ fn end(world: &mut World, pods: &[&str], claim: &Claim) {
 fn done(world: &mut World, claim: &Claim) {
     world.bound_gang_of("a", 4, claim);
     end(world, &["a0", "a1", "a2", "a3"], claim);
-    assert_eq!(world.phase("a"), GangPhase::Done);
+    assert_eq!(world.phase("a"), GangPhase::Finished);
 }
 
 /// Four more come, and are planned together or not at all.
@@ -56,7 +56,7 @@ fn all_or_none(world: &mut World, claim: &Claim) {
         world.see(member(pod, claim.clone()));
         if number < 3 {
             assert_eq!(world.next(), None, "{} of 4 are no gang", number + 1);
-            assert_eq!(world.phase("a"), GangPhase::Collecting);
+            assert_eq!(world.phase("a"), GangPhase::Pending);
         }
     }
     assert_eq!(world.plan().must, 4);
@@ -260,7 +260,7 @@ fn whoever_takes_over_tells_the_next_run_from_the_one_that_is_done() {
         with_group(&mut world, 4);
         done(&mut world, &first);
         let status = world.status("a");
-        assert_eq!(status.phase, GangPhase::Done);
+        assert_eq!(status.phase, GangPhase::Finished);
         let mut next = after(&world, status, &both(&first, &second, 0));
         assert_eq!(next.plan().must, 4, "{first:?}");
 

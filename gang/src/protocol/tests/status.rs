@@ -25,12 +25,12 @@ fn read(world: &mut World, what: &str, out: &mut String) {
     let waits = status.waiting_since.map(|time| time.0.as_second());
     writeln!(
         out,
-        "  {} members, {} bound, {} completed, min {}, {} failed_tries, in `{}`, waits since {waits:?}, decided {}",
+        "  {} members, {} bound, {} completed, min {}, {} failed_attempts, in `{}`, waits since {waits:?}, decided {}",
         status.members,
         status.bound,
         status.completed,
         status.min,
-        status.failed_tries,
+        status.failed_attempts,
         status.domain,
         status.decision.is_some(),
     )
@@ -138,7 +138,7 @@ fn conventions_that_are_passed_over_are_named_on_the_gang_and_to_its_pods() {
         let conditions = world.status("a").conditions;
         let found = conditions
             .into_iter()
-            .find(|condition| condition.type_ == "Contested");
+            .find(|condition| condition.type_ == "AmbiguousMembership");
         found.map(|condition| (condition.status, condition.message))
     };
     let (status, message) = contested(&mut world).unwrap();
@@ -235,7 +235,7 @@ fn a_view_shows_members_and_places() {
     world.plan();
     world.come("a0");
     let view = world.gangs.view(&key("a")).unwrap();
-    assert_eq!(view.phase(), GangPhase::Planned);
+    assert_eq!(view.phase(), GangPhase::Reserved);
     assert_eq!(
         (view.min(), view.exist(), view.ready(), view.unplaced()),
         (2, 2, 1, 0)

@@ -120,7 +120,7 @@ fn a_gang_that_gives_way_goes_as_a_whole_says_to_whom_and_begins_anew() {
     assert_eq!(
         (status.phase, status.reason.as_str(), status.message.as_str()),
         (
-            GangPhase::Repairing,
+            GangPhase::Degraded,
             "is being started anew",
             "members of before that are not gone yet: 4; it gives way to gang team-a/a: both had lost members, and each held what the other lacked"
         )

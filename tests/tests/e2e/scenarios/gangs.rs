@@ -146,7 +146,7 @@ pub(super) async fn waits_for_members_that_do_not_exist_yet(bed: &Bed) -> Result
     let status = scene
         .status_where("late", "counts three", |status| status.members == 3)
         .await?;
-    ensure!(status.phase == GangPhase::Collecting, "{}", brief(&status));
+    ensure!(status.phase == GangPhase::Pending, "{}", brief(&status));
     // How many there were when kube-scheduler asked for it: counts alone wake no pod.
     for number in 0..3 {
         scene
@@ -240,7 +240,7 @@ pub(super) async fn a_member_that_never_arrives_does_not_hold_places_for_ever(be
     ensure!(
         !matches!(
             status.phase,
-            GangPhase::Planned | GangPhase::Binding | GangPhase::Bound
+            GangPhase::Reserved | GangPhase::Binding | GangPhase::Bound
         ),
         "{}",
         brief(&status)
@@ -253,7 +253,7 @@ pub(super) async fn a_member_that_never_arrives_does_not_hold_places_for_ever(be
         .await?;
     scene.create_all([absent.pod_kept_out(3)?]).await?;
     let status = scene
-        .status_where("absent", "given up once", |status| status.failed_tries >= 1)
+        .status_where("absent", "given up once", |status| status.failed_attempts >= 1)
         .await?;
     ensure!(
         status.bound == 0 && status.decision.is_none(),

@@ -91,7 +91,10 @@ async fn runs_without(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> 
     }
     let decision = scene.status(&crew.name).await?.decision;
     let decision = decision.context("it is decided")?;
-    let there = decision.slots.iter().find(|slot| slot.node.to_string() == lost);
+    let there = decision
+        .reservations
+        .iter()
+        .find(|slot| slot.node.to_string() == lost);
     ensure!(there.is_none(), "{there:?} is kept on the node that is gone");
     records::ensure_no_device_twice(&records::read(scene.bed.cluster())?)
 }

@@ -147,7 +147,7 @@ pub(super) async fn pods_with_the_marks_of_other_schedulers_are_gangs(bed: &Bed)
     ];
     stand(&scene, &expected, |gang| {
         let words = gang.status.as_ref().map(brief).unwrap_or_default();
-        phase(gang) == GangPhase::Collecting && words.contains("1 of 2 members exist")
+        phase(gang) == GangPhase::Pending && words.contains("1 of 2 members exist")
     })
     .await?;
     for (name, ..) in &marks {
@@ -193,7 +193,7 @@ pub(super) async fn stand(
         for (dialect, name, min, decided_by) in expected {
             let place = left.iter().position(|gang| {
                 let status = gang.status.clone().unwrap_or_default();
-                status.dialect == *dialect
+                status.integration == *dialect
                     && status.name.starts_with(name)
                     && status.min == *min
                     && status.decided_by.contains(decided_by)
@@ -224,7 +224,7 @@ pub(super) async fn a_stateful_set_is_one_where_it_makes_its_pods_in_parallel(be
     let is_bound = |status: &GangStatus| status.phase == GangPhase::Bound && status.bound == 3;
     let status = scene.status_where("together", "bound", is_bound).await?;
     let stays = scene.run_on_grants(&names).await?;
-    for slot in status.decision.context("it is decided")?.slots {
+    for slot in status.decision.context("it is decided")?.reservations {
         let ordinal = names.iter().position(|name| *name == slot.pod_name);
         ensure!(
             ordinal.is_some() && slot.rank.map(|rank| rank as usize) == ordinal,
@@ -261,7 +261,7 @@ pub(super) async fn a_stateful_set_is_one_where_it_makes_its_pods_in_parallel(be
     // The next is made when the one before is ready, which it is never alone.
     scene
         .status_where("in-turn", "one short", |status| {
-            status.phase == GangPhase::Collecting && brief(status).contains("1 of 3 members exist")
+            status.phase == GangPhase::Pending && brief(status).contains("1 of 3 members exist")
         })
         .await?;
     ensure!(scene.bound("in-turn").await? == 0, "it runs alone");

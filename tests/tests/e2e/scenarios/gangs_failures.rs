@@ -46,12 +46,12 @@ impl Gangs {
         scene
             .create_all([gathered.pod(0)?, gathered.pod(1)?, gathered.pod_kept_out(2)?])
             .await?;
-        scene.phase("gathered", GangPhase::Planned).await?;
+        scene.phase("gathered", GangPhase::Reserved).await?;
         scene.create(&gangs.queued).await?;
         scene.phase("queued", GangPhase::Queued).await?;
         let incomplete = &gangs.incomplete;
         scene.create_all([incomplete.pod(0)?, incomplete.pod(1)?]).await?;
-        scene.phase("incomplete", GangPhase::Collecting).await?;
+        scene.phase("incomplete", GangPhase::Pending).await?;
         Ok(gangs)
     }
 
@@ -60,11 +60,11 @@ impl Gangs {
         scene.runs(&self.bound).await?;
         scene
             .status_where("gathered", "on its way, not bound", |status| {
-                status.phase == GangPhase::Planned && status.bound == 0
+                status.phase == GangPhase::Reserved && status.bound == 0
             })
             .await?;
         scene.phase("queued", GangPhase::Queued).await?;
-        scene.phase("incomplete", GangPhase::Collecting).await?;
+        scene.phase("incomplete", GangPhase::Pending).await?;
         for crew in [&self.gathered, &self.queued, &self.incomplete] {
             scene.holds_nothing(crew).await?;
         }
@@ -162,7 +162,7 @@ pub(super) async fn a_node_is_lost_between_plan_and_decision(bed: &Bed) -> Resul
         .create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?)
         .await?;
     scene.create_all([crew.pod_kept_out(3)?]).await?;
-    let status = scene.phase("movable", GangPhase::Planned).await?;
+    let status = scene.phase("movable", GangPhase::Reserved).await?;
     let planned = status.domain.strip_prefix("node ");
     let lost = planned.with_context(|| format!("planned on {}, not on one node", status.domain))?;
     let outcome = places_moved(&scene, &crew, lost).await;
@@ -182,7 +182,7 @@ async fn places_moved(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> 
     let to = format!("node {other}");
     scene
         .status_where(&crew.name, &format!("on its way to {to}"), |status| {
-            status.phase == GangPhase::Planned && status.domain == to && status.bound == 0
+            status.phase == GangPhase::Reserved && status.domain == to && status.bound == 0
         })
         .await?;
     scene.let_in().await?;
@@ -193,7 +193,7 @@ async fn places_moved(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> 
     }
     let status = scene.status(&crew.name).await?;
     ensure!(
-        status.domain == to && status.failed_tries == 0,
+        status.domain == to && status.failed_attempts == 0,
         "{} in {}",
         brief(&status),
         status.domain
@@ -286,7 +286,7 @@ async fn node_deleted(scene: &Scene<'_>, crew: &Crew, stays: &[Stay], lost: &str
     // Those that are gone are seen one after the other.
     scene
         .status_where(&crew.name, "has just those left", |status| {
-            status.phase == GangPhase::Repairing && status.bound as usize == left.len()
+            status.phase == GangPhase::Degraded && status.bound as usize == left.len()
         })
         .await?;
     for (number, name) in crew.pod_names().iter().enumerate() {

@@ -46,11 +46,11 @@ pub(super) async fn that_cannot_be_followed_is_named_on_the_gang_and_its_pods(be
     }
     // Of two conventions the first in order is followed, and the other is not forgotten.
     let status = scene.phase("both", GangPhase::Bound).await?;
-    ensure!(status.dialect == "Annotation", "{}", brief(&status));
+    ensure!(status.integration == "Annotation", "{}", brief(&status));
     let contested = status
         .conditions
         .iter()
-        .find(|condition| condition.type_ == "Contested");
+        .find(|condition| condition.type_ == "AmbiguousMembership");
     ensure!(
         contested.is_some_and(|condition| condition.message.contains("Coscheduling")),
         "{:?}",

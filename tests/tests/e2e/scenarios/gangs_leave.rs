@@ -43,7 +43,7 @@ async fn leave_preempting(scene: &Scene<'_>, slow: &Crew, urgent: &Crew) -> Resu
     scene.create(urgent).await?;
     scene.phase("urgent", GangPhase::Preempting).await?;
     scene.delete(&urgent.pod_name(2)).await?;
-    let status = scene.phase("urgent", GangPhase::Collecting).await?;
+    let status = scene.phase("urgent", GangPhase::Pending).await?;
     ensure!(status.members == 3 && status.bound == 0, "{}", brief(&status));
     // Half of what was asked to end does. It is not enough for the gang, whose members do not go there by themselves.
     let first = slow.pod_name(0);
@@ -77,14 +77,14 @@ async fn leave_repairing(scene: &Scene<'_>, urgent: &Crew) -> Result<()> {
         scene.delete(&name).await?;
         scene
             .status_where("urgent", &format!("{left} left"), |status| {
-                status.phase == GangPhase::Repairing && status.bound == left
+                status.phase == GangPhase::Degraded && status.bound == left
             })
             .await?;
     }
     scene.create_all([urgent.pod(3)?]).await?;
     scene
         .status_where("urgent", "one back", |status| {
-            status.phase == GangPhase::Repairing && status.bound == 3
+            status.phase == GangPhase::Degraded && status.bound == 3
         })
         .await?;
     scene.create_all([urgent.pod(1)?]).await?;
@@ -110,12 +110,12 @@ pub(super) async fn while_it_backs_off_and_while_it_is_invalid(bed: &Bed) -> Res
     // Not the first time, after which it is tried again so soon that a member could go too late.
     let status = scene
         .status_where("late", "backing off again", |status| {
-            status.phase == GangPhase::Backoff && status.failed_tries > 1
+            status.phase == GangPhase::Backoff && status.failed_attempts > 1
         })
         .await?;
     ensure!(status.bound == 0, "{}", brief(&status));
     scene.delete(&late.pod_name(1)).await?;
-    let status = scene.phase("late", GangPhase::Collecting).await?;
+    let status = scene.phase("late", GangPhase::Pending).await?;
     ensure!(status.members == 2 && status.bound == 0, "{}", brief(&status));
     scene.holds_nothing(&late).await?;
     // Nothing is kept for it either.
@@ -143,7 +143,7 @@ pub(super) async fn while_it_backs_off_and_while_it_is_invalid(bed: &Bed) -> Res
         })
         .await?;
     scene.delete(&odd.pod_name(2)).await?;
-    let status = scene.phase("odd", GangPhase::Collecting).await?;
+    let status = scene.phase("odd", GangPhase::Pending).await?;
     ensure!(status.members == 1 && status.min == 3, "{}", brief(&status));
     scene.holds_nothing(&odd).await?;
     scene.create_all([odd.pod(0)?, odd.pod(2)?]).await?;
@@ -187,7 +187,7 @@ async fn leave_binding(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     }
     // One that is not bound goes, then one that is. Their places wait for whoever comes instead.
     let places = |decision: &Decision| -> BTreeSet<String> {
-        let slots = decision.slots.iter();
+        let slots = decision.reservations.iter();
         slots
             .map(|slot| format!("{} {:?}", slot.node, slot.devices))
             .collect()

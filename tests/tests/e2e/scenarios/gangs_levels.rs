@@ -150,7 +150,7 @@ async fn in_slices_by_rank(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
         "neighbours by rank lie apart: {nodes:?}"
     );
     let decision = scene.status("sliced").await?.decision.context("no decision")?;
-    for slot in &decision.slots {
+    for slot in &decision.reservations {
         let number = (0..9).find(|number| sliced.pod_name(*number) == slot.pod_name);
         let wanted = number.and_then(|number| u32::try_from(rank(number)).ok());
         ensure!(

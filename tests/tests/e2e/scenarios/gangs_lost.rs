@@ -27,7 +27,7 @@ pub(super) async fn while_queued_or_at_the_barrier(bed: &Bed) -> Result<()> {
     scene.create(&queued).await?;
     scene.phase("queued", GangPhase::Queued).await?;
     scene.delete(&queued.pod_name(0)).await?;
-    scene.phase("queued", GangPhase::Collecting).await?;
+    scene.phase("queued", GangPhase::Pending).await?;
     scene.create_all([queued.pod(0)?]).await?;
     scene.phase("queued", GangPhase::Queued).await?;
     scene.holds_nothing(&queued).await?;
@@ -41,12 +41,12 @@ pub(super) async fn while_queued_or_at_the_barrier(bed: &Bed) -> Result<()> {
         .create_all((0..3).map(|n| gathered.pod(n)).collect::<Result<Vec<_>>>()?)
         .await?;
     scene.create_all([gathered.pod_kept_out(3)?]).await?;
-    scene.phase("gathered", GangPhase::Planned).await?;
+    scene.phase("gathered", GangPhase::Reserved).await?;
     scene.delete(&gathered.pod_name(1)).await?;
-    scene.phase("gathered", GangPhase::Collecting).await?;
+    scene.phase("gathered", GangPhase::Pending).await?;
     scene.holds_nothing(&gathered).await?;
     scene.create_all([gathered.pod(1)?]).await?;
-    scene.phase("gathered", GangPhase::Planned).await?;
+    scene.phase("gathered", GangPhase::Reserved).await?;
     // The one that was never there goes too, and one comes that is not kept out.
     scene.delete(&gathered.pod_name(3)).await?;
     scene.create_all([gathered.pod(3)?]).await?;
@@ -67,7 +67,7 @@ pub(super) async fn with_its_namespace_wherever_it_is(bed: &Bed) -> Result<()> {
     scene
         .create_all([planned.pod(0)?, planned.pod_kept_out(1)?])
         .await?;
-    scene.phase("planned", GangPhase::Planned).await?;
+    scene.phase("planned", GangPhase::Reserved).await?;
     scene.create(&Crew::new("queued", 2, 4)).await?;
     scene.phase("queued", GangPhase::Queued).await?;
     let heir = Crew::new("heir", 5, 4);
@@ -80,7 +80,7 @@ pub(super) async fn with_its_namespace_wherever_it_is(bed: &Bed) -> Result<()> {
         .await?;
     heirs.runs(&heir).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
-    let mut nothing_else = vec![("gang_places", 0.0), ("gang_reserved_devices", 0.0)];
+    let mut nothing_else = vec![("gang_reservations", 0.0), ("gang_reserved_devices", 0.0)];
     nothing_else.extend([
         (r#"gangs{phase="bound"}"#, 1.0),
         (r#"gangs{phase="planned"}"#, 0.0),
@@ -115,7 +115,7 @@ pub(super) async fn after_it_was_bound_its_place_is_kept_or_given_up(bed: &Bed) 
     // A single pod that has waited longer than the replacement will does not get the place.
     scene.create_all([pods::sleeper("vulture", 4)?]).await?;
     scene.delete(&kept.pod_name(2)).await?;
-    let status = scene.phase("kept", GangPhase::Repairing).await?;
+    let status = scene.phase("kept", GangPhase::Degraded).await?;
     ensure!(status.bound == 3, "{}", brief(&status));
     // It is refused once more after the place came free: whatever it says then, it has no node.
     scene.pod_says("vulture", &["free"]).await?;

@@ -55,7 +55,7 @@ async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     let small: Expected = ("PodGroup", "small", 2, "PodGroup");
     stand(&scene, &[small], |gang| {
         let words = gang.status.as_ref().map(brief).unwrap_or_default();
-        phase(gang) == GangPhase::Collecting && words.contains("1 of 2 members exist")
+        phase(gang) == GangPhase::Pending && words.contains("1 of 2 members exist")
     })
     .await?;
     apply(bed, &scene, &member("small", 1, 1)?).await?;

@@ -97,7 +97,7 @@ async fn run_elsewhere(scene: &Scene<'_>, crew: &Crew, lost: &str, left: &[Stay]
 
 /// The node that was decided for a member.
 fn place_of(decision: &Decision, pod: &str) -> Result<String> {
-    let mut slots = decision.slots.iter();
+    let mut slots = decision.reservations.iter();
     let slot = slots.find(|slot| slot.pod_name == pod);
     let slot = slot.with_context(|| format!("no place of {pod} in {decision:?}"))?;
     Ok(slot.node.to_string())
@@ -152,7 +152,7 @@ async fn lost_while_others_go(scene: &Scene<'_>, torn: &Crew, rest: &Crew, urgen
 
     // The place of one is kept, and the least that can go for the other is beside it.
     scene.delete(&torn.pod_name(1)).await?;
-    scene.phase(&torn.name, GangPhase::Repairing).await?;
+    scene.phase(&torn.name, GangPhase::Degraded).await?;
     scene.create(urgent).await?;
     scene.phase(&urgent.name, GangPhase::Preempting).await?;
     until("slow is asked to end", GANG_LIMIT, async || {

@@ -70,7 +70,7 @@ pub(super) async fn pods_as_other_controllers_leave_them_are_gangs(bed: &Bed) ->
     }
     stand(&scene, &EXPECTED, |gang| {
         let words = gang.status.as_ref().map(brief).unwrap_or_default();
-        phase(gang) == GangPhase::Collecting && words.contains("1 of 2 members exist")
+        phase(gang) == GangPhase::Pending && words.contains("1 of 2 members exist")
     })
     .await?;
     for pod in scene.pods.list(&ListParams::default()).await? {

@@ -57,7 +57,7 @@ async fn the_profile_asks(scene: &Scene<'_>, theirs: &Crew) -> Result<()> {
     scene.create_all([later.pod(0)?]).await?;
     scene
         .status_where("later", "of one member", |status| {
-            status.phase == GangPhase::Collecting && status.reason.contains("1 of 2 members exist")
+            status.phase == GangPhase::Pending && status.reason.contains("1 of 2 members exist")
         })
         .await?;
     control.daemon(EXTENDER)?.kill().await?;

@@ -77,7 +77,7 @@ impl Gangs {
         let lost = self.torn.pod_name(1);
         let kept = place(&scene.pods.get(&lost).await?)?;
         scene.delete(&lost).await?;
-        scene.phase("torn", GangPhase::Repairing).await?;
+        scene.phase("torn", GangPhase::Degraded).await?;
         scene.create(&self.urgent).await?;
         scene.phase("urgent", GangPhase::Preempting).await?;
         let mut other = self.invalid.pod(1)?;
@@ -93,7 +93,7 @@ impl Gangs {
 
     /// All but the late one are again, or still, what they were.
     async fn stand(&self, scene: &Scene<'_>, before: &Before) -> Result<()> {
-        let torn = scene.phase("torn", GangPhase::Repairing).await?;
+        let torn = scene.phase("torn", GangPhase::Degraded).await?;
         ensure!(torn.bound == 1, "{}", brief(&torn));
         scene.phase("urgent", GangPhase::Preempting).await?;
         scene.phase("invalid", GangPhase::Invalid).await?;
@@ -116,22 +116,22 @@ impl Gangs {
     }
 
     /// The late one backs off, for some seconds: whoever is killed next is killed meanwhile. Tries that have failed are not forgotten.
-    async fn backs_off(&self, scene: &Scene<'_>, failed_tries: u32) -> Result<u32> {
+    async fn backs_off(&self, scene: &Scene<'_>, failed_attempts: u32) -> Result<u32> {
         let late = scene.phase("late", GangPhase::Backoff).await?;
         ensure!(
-            late.bound == 0 && late.failed_tries >= failed_tries.max(1),
-            "{failed_tries} tries had failed: {}",
+            late.bound == 0 && late.failed_attempts >= failed_attempts.max(1),
+            "{failed_attempts} tries had failed: {}",
             brief(&late)
         );
         scene.holds_nothing(&self.late).await?;
-        Ok(late.failed_tries)
+        Ok(late.failed_attempts)
     }
 
     /// Whoever is killed, they stand.
     async fn outlive(&self, scene: &Scene<'_>) -> Result<Before> {
         let before = self.form(scene).await?;
         self.stand(scene, &before).await?;
-        let failed_tries = self.backs_off(scene, 0).await?;
+        let failed_attempts = self.backs_off(scene, 0).await?;
         let control = scene.bed.cluster().control();
         let restart = async |program: &str| {
             control.daemon(program)?.kill().await?;
@@ -140,10 +140,10 @@ impl Gangs {
         };
         restart("kube-scheduler").await?;
         self.stand(scene, &before).await?;
-        let failed_tries = self.backs_off(scene, failed_tries).await?;
+        let failed_attempts = self.backs_off(scene, failed_attempts).await?;
         kill_kubelets(scene).await?;
         self.stand(scene, &before).await?;
-        self.backs_off(scene, failed_tries).await?;
+        self.backs_off(scene, failed_attempts).await?;
         // Nobody knows afterwards until when it should have paused.
         scene.let_in().await?;
         restart(EXTENDER).await?;
@@ -156,11 +156,11 @@ impl Gangs {
         let control = scene.bed.cluster().control();
         leader(scene).await?;
         let before = self.form(scene).await?;
-        let mut failed_tries = 0;
+        let mut failed_attempts = 0;
         for is_last in [false, true] {
             self.stand(scene, &before).await?;
             let name = leader(scene).await?;
-            failed_tries = self.backs_off(scene, failed_tries).await?;
+            failed_attempts = self.backs_off(scene, failed_attempts).await?;
             if is_last {
                 scene.let_in().await?;
             }
@@ -230,7 +230,7 @@ pub(super) async fn is_at_work_again(scene: &Scene<'_>, program: &str) -> Result
     if program == EXTENDER {
         let witness = Crew::new("witness", 2, 1);
         scene.create_all([witness.pod(0)?]).await?;
-        scene.phase("witness", GangPhase::Collecting).await?;
+        scene.phase("witness", GangPhase::Pending).await?;
         scene.disband(&witness).await
     } else {
         pods::run(&scene.pods, &pods::sleeper("comes", 0)?).await?;

@@ -33,7 +33,7 @@ pub(super) async fn of_two_gangs_that_hold_what_the_other_lacks_one_gives_way(be
         }
         for crew in [&first, &second] {
             scene.create_all([crew.pod(1)?]).await?;
-            scene.phase(&crew.name, GangPhase::Repairing).await?;
+            scene.phase(&crew.name, GangPhase::Degraded).await?;
         }
         let (whole, other) = until("one of them whole", GANG_LIMIT, async || {
             for (crew, other) in [(&first, &second), (&second, &first)] {

@@ -123,14 +123,14 @@ impl Gangs {
             &[
                 (r#"gangs{phase="queued"}"#, 1.0),
                 (r#"gangs{phase="bound"}"#, 1.0),
-                ("gang_places", 0.0),
+                ("gang_reservations", 0.0),
                 (r#"devices{state="held"}"#, 16.0),
                 (r#"devices{state="free"}"#, 4.0),
             ],
         )
         .await?;
-        grew(&before, &now, r#"gang_steps_total{outcome="waits"}"#, 1.0)?;
-        grew(&before, &now, r#"gang_steps_total{outcome="placed"}"#, 0.0)
+        grew(&before, &now, r#"gang_steps_total{outcome="queued"}"#, 1.0)?;
+        grew(&before, &now, r#"gang_steps_total{outcome="reserved"}"#, 0.0)
     }
 
     /// The more important one has the other evicted, which takes its time.
@@ -157,12 +157,12 @@ impl Gangs {
             &[
                 (r#"gangs{phase="preempting"}"#, 1.0),
                 (r#"gangs{phase="queued"}"#, 1.0),
-                ("gang_places", 2.0),
+                ("gang_reservations", 2.0),
                 ("gang_reserved_devices", 16.0),
             ],
         )
         .await?;
-        grew(&before, &now, r#"gang_steps_total{outcome="preempts"}"#, 1.0)?;
+        grew(&before, &now, r#"gang_steps_total{outcome="preempting"}"#, 1.0)?;
         grew(
             &before,
             &now,
@@ -199,7 +199,7 @@ impl Gangs {
         told(
             scene,
             "urgent",
-            "GangPlaced",
+            "GangReserved",
             &["its places are in", &status.domain],
         )
         .await?;
@@ -225,14 +225,14 @@ impl Gangs {
             &[
                 (r#"gangs{phase="bound"}"#, 1.0),
                 (r#"gangs{phase="preempting"}"#, 0.0),
-                ("gang_places", 0.0),
+                ("gang_reservations", 0.0),
                 ("gang_reserved_devices", 0.0),
                 (r#"devices{state="held"}"#, 16.0),
             ],
         )
         .await?;
         for series in [
-            r#"gang_steps_total{outcome="placed"}"#,
+            r#"gang_steps_total{outcome="reserved"}"#,
             r#"gang_steps_total{outcome="bound"}"#,
             r#"gang_commits_total{outcome="done"}"#,
             "gang_wait_seconds_count",
@@ -254,16 +254,16 @@ impl Gangs {
         let lost = scene.pods.get("urgent-1").await?;
         let node = crate::pods::node(&lost).to_owned();
         scene.delete("urgent-1").await?;
-        scene.phase("urgent", GangPhase::Repairing).await?;
+        scene.phase("urgent", GangPhase::Degraded).await?;
         let table = Table::get(scene.bed, &scene.namespace, "gangs").await?;
         row(
             &table,
             "urgent",
-            &[("PHASE", "Repairing"), ("MIN", "2"), ("BOUND", "1")],
+            &[("PHASE", "Degraded"), ("MIN", "2"), ("BOUND", "1")],
         )?;
         told(scene, "urgent", "MemberLost", &[]).await?;
         let of_gang = explain(scene, "gang", "urgent").await?;
-        ensure!(of_gang.contains("Repairing"), "{of_gang}");
+        ensure!(of_gang.contains("Degraded"), "{of_gang}");
         let of_pod = explain(scene, "pod", "waits-0").await?;
         let kept = format!("1 place is kept for gang {}/urgent there", scene.namespace);
         let line = of_pod.lines().find(|line| line.contains(&kept));
@@ -276,13 +276,13 @@ impl Gangs {
             &[
                 (r#"gangs{phase="repairing"}"#, 1.0),
                 (r#"gangs{phase="queued"}"#, 1.0),
-                ("gang_places", 1.0),
+                ("gang_reservations", 1.0),
                 ("gang_reserved_devices", 8.0),
                 (r#"devices{state="held"}"#, 8.0),
             ],
         )
         .await?;
-        grew(&before, &now, r#"gang_steps_total{outcome="loses_member"}"#, 1.0)?;
+        grew(&before, &now, r#"gang_steps_total{outcome="degraded"}"#, 1.0)?;
         scene.create_all([self.urgent.pod(1)?]).await?;
         scene.runs(&self.urgent).await?;
         told(
@@ -294,7 +294,7 @@ impl Gangs {
         .await?;
         Metrics::settled(
             scene.bed,
-            &[(r#"gangs{phase="repairing"}"#, 0.0), ("gang_places", 0.0)],
+            &[(r#"gangs{phase="repairing"}"#, 0.0), ("gang_reservations", 0.0)],
         )
         .await?;
         Ok(())

@@ -11,7 +11,7 @@ fn decision() -> Decision {
         revision: 0,
         min: 2,
         domain: String::new(),
-        slots: Vec::new(),
+        reservations: Vec::new(),
     }
 }
 

@@ -55,7 +55,7 @@ fn memory_and_ephemeral_storage_count_and_are_named_where_they_lack() {
         assert!(why(&cluster, "b").contains(lack), "{}", why(&cluster, "b"));
         // What is left is enough for smaller ones.
         two(&cluster, "c", |pod| requests(pod, resource, "200Gi"));
-        assert_eq!(phase(&cluster, "c"), GangPhase::Planned);
+        assert_eq!(phase(&cluster, "c"), GangPhase::Reserved);
     }
 }
 

@@ -55,7 +55,7 @@ fn one_whose_node_has_no_room_any_more_has_to_come_again() {
     let other = with_cpu(pod("other", 1), "30");
     cluster.pod(&bound(other.clone(), &nodes[0], 1, None));
     admit(&cluster, "a-1", &nodes[1]).unwrap();
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     cluster.gone(&other);
     admit(&cluster, "a-0", &nodes[0]).unwrap();
     assert_eq!(phase(&cluster, "a"), GangPhase::Committing);
@@ -82,5 +82,5 @@ fn one_whose_node_says_something_else_of_itself_has_to_come_again() {
         index.node_described(Arc::new(facts));
     });
     admit(&cluster, "a-1", &nodes[1]).unwrap();
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
 }

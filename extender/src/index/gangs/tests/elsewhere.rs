@@ -21,7 +21,7 @@ fn a_gang_that_another_scheduler_is_to_place_holds_nothing_and_says_so() {
         &*view.unwrap().reason,
         "gang default/theirs: 0 of 2 members exist; scheduled by koord-scheduler: 2"
     );
-    assert_eq!(phase(&cluster, "theirs"), GangPhase::Collecting);
+    assert_eq!(phase(&cluster, "theirs"), GangPhase::Pending);
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
     // What they have once they are bound is theirs.
     for (pod, node) in theirs.into_iter().zip(["m", "n"]) {
@@ -63,12 +63,12 @@ fn a_pod_that_another_scheduler_is_to_place_takes_part_in_nothing_before_it_is_b
 fn a_scheduler_that_asks_about_a_pod_brings_its_pods_from_then_on() {
     let cluster = two_nodes();
     create(&cluster, &of("gpu-profile", 0, members("a", 2, 8)));
-    assert_eq!(phase(&cluster, "a"), GangPhase::Collecting);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Pending);
     cluster.store.update(|index| index.scheduler_asks("gpu-profile"));
     cluster.wait(1);
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     create(&cluster, &of("koord-scheduler", 0, members("b", 1, 1)));
-    assert_eq!(phase(&cluster, "b"), GangPhase::Collecting);
+    assert_eq!(phase(&cluster, "b"), GangPhase::Pending);
 }
 
 #[test]
@@ -79,6 +79,6 @@ fn schedulers_that_are_named_bring_their_pods_and_others_do_not() {
         .update(|index| index.set_schedulers(["gpu-profile".into()]));
     create(&cluster, &of("gpu-profile", 0, members("a", 1, 8)));
     create(&cluster, &members("b", 1, 8));
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
-    assert_eq!(phase(&cluster, "b"), GangPhase::Collecting);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
+    assert_eq!(phase(&cluster, "b"), GangPhase::Pending);
 }

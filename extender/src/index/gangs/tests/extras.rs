@@ -53,7 +53,7 @@ fn members_beyond_a_minimum_that_have_not_come_make_room_for_a_gang() {
     elastic(&cluster, "b", 2, 2, 0);
     assert_eq!(placed(&cluster, "b", 2), [0, 1]);
     assert_eq!(placed(&cluster, "a", 4), [0, 1], "the last ranks, and no more");
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     // What is needed stays, and so does what would not be enough.
     elastic(&cluster, "c", 2, 2, 0);
     assert!(placed(&cluster, "c", 2).is_empty());

@@ -55,7 +55,7 @@ fn each_short(priorities: [i32; 2]) -> (Cluster, [(Value, String); 2]) {
     });
     for (gang, priority) in gangs.into_iter().zip(priorities) {
         create(&cluster, &[pod_of_gang(gang, 2, priority)]);
-        assert_eq!(phase(&cluster, gang), GangPhase::Repairing);
+        assert_eq!(phase(&cluster, gang), GangPhase::Degraded);
     }
     cluster.store.update(|index| index.take_work());
     (cluster, left)
@@ -113,8 +113,8 @@ fn one_goes_as_a_whole_and_the_other_is_whole() {
     assert_eq!(phase(&cluster, "b"), GangPhase::Queued);
     cluster.add("q", &bridged()).add("r", &bridged()).wait(3);
     cluster.add("s", &bridged()).wait(3);
-    assert_eq!(phase(&cluster, "c"), GangPhase::Planned);
-    assert_eq!(phase(&cluster, "b"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "c"), GangPhase::Reserved);
+    assert_eq!(phase(&cluster, "b"), GangPhase::Reserved);
     assert_eq!(giving_way(&cluster), []);
 }
 
@@ -150,7 +150,7 @@ fn what_is_left_and_cannot_be_taken_is_open_again_after_a_while() {
     create(&cluster, &members("c", 1, 8));
     assert_eq!(phase(&cluster, "c"), GangPhase::Queued);
     cluster.wait(70);
-    assert_eq!(phase(&cluster, "c"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "c"), GangPhase::Reserved);
 }
 
 #[test]

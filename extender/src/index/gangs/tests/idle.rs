@@ -61,7 +61,7 @@ fn a_gang_of_higher_priority_has_the_place_and_nobody_is_stopped_for_it() {
     create(&cluster, &ranked("vip", 1, 10));
     assert_eq!(node(&cluster, "vip-0"), idle);
     assert!(evicted(&cluster).is_empty());
-    assert_eq!(phase(&cluster, "lo"), GangPhase::Repairing);
+    assert_eq!(phase(&cluster, "lo"), GangPhase::Degraded);
     assert_eq!(
         &*reason(&cluster, "lo"),
         "gang default/lo lacks 1 of 2 members; the place of a lost member went to gang default/vip, of higher priority"

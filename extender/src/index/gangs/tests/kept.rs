@@ -64,7 +64,7 @@ fn a_decided_place_of_fewer_devices_than_its_member_asks_for_is_planned_anew() {
     commit(&before);
     let statuses = before.store.update(|index| index.take_statuses());
     let (key, mut status) = statuses.into_iter().next_back().unwrap();
-    status.decision.as_mut().unwrap().slots[1].devices[0]
+    status.decision.as_mut().unwrap().reservations[1].devices[0]
         .ids
         .truncate(3);
 

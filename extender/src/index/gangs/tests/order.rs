@@ -99,7 +99,7 @@ fn a_pod_that_is_stopped_with_a_long_grace_period_is_waited_for_and_no_other_is_
         assert_eq!(evicted(&cluster), None);
     }
     cluster.gone(&ending).wait(6);
-    assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Reserved);
 }
 
 /// The pod on its way out, for so many seconds more.
@@ -136,7 +136,7 @@ fn what_pods_leave_that_were_stopped_for_a_gang_is_its_own_also_for_the_next_who
     cluster.wait(600);
     assert_eq!(phase(&cluster, "high"), GangPhase::Preempting);
     cluster.gone(&right).wait(6);
-    assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Reserved);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn what_kube_scheduler_makes_free_for_a_pod_no_gang_of_its_priority_or_less_is_p
     create(&cluster, &small);
     cluster.gone(&low);
     cluster.wait(6);
-    assert_eq!(phase(&cluster, "s"), GangPhase::Planned, "beside the pod");
+    assert_eq!(phase(&cluster, "s"), GangPhase::Reserved, "beside the pod");
     assert_eq!(phase(&cluster, "a"), GangPhase::Queued);
     // kube-scheduler gives that up, as it does at once if the devices are not given back when it looks.
     high["status"]["nominatedNodeName"] = Value::Null;
@@ -208,7 +208,7 @@ fn what_kube_scheduler_makes_free_for_a_pod_no_gang_of_its_priority_or_less_is_p
     cluster.wait(6);
     assert_eq!(phase(&cluster, "a"), GangPhase::Queued);
     cluster.wait(6);
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn a_gang_on_a_full_cluster_waits_with_the_same_words_until_there_is_enough() {
         cluster.wait(6);
         left -= 1;
     }
-    assert_eq!(words(&cluster).0, GangPhase::Planned);
+    assert_eq!(words(&cluster).0, GangPhase::Reserved);
 }
 
 /// A bound gang `run` of two, and node `m` kept for a gang that has nothing. With the members of `run`, and where they are.

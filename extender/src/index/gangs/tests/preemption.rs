@@ -191,7 +191,7 @@ fn pods_without_devices_are_stopped_where_they_have_what_a_gang_lacks() {
     other_pod(&cluster, "batch", 20, |pod| {
         pod["status"]["phase"] = "Succeeded".into();
     });
-    assert_eq!(phase(&cluster, "high"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Reserved);
 }
 
 #[test]

@@ -80,6 +80,6 @@ fn a_gang_that_waits_is_told_which_are_planned_before_it() {
     assert_eq!(ahead("few"), (None, vec![]), "it is not in the queue yet");
     // Who has a place is ahead of nobody any more.
     cluster.gone(&there).wait(8);
-    assert_eq!(phase(&cluster, "urgent"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "urgent"), GangPhase::Reserved);
     assert_eq!(ahead("q2"), (Some(2), vec!["default/q1".to_owned()]));
 }

@@ -70,7 +70,7 @@ fn a_gang_is_planned_on_a_node_that_comes_while_nodes_are_listed_anew() {
     cluster.list(Source::Nodes, |cluster| {
         cluster.node("m", 8).node("n", 8);
     });
-    assert_eq!(phase(&cluster, "a"), GangPhase::Planned);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
 }
 
 /// What one kind of members is offered says nothing of where the others can go.

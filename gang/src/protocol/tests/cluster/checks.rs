@@ -36,7 +36,7 @@ impl Cluster {
                 .pods
                 .iter()
                 .any(|pod| pod.going.is_some() && pod.claim.key == **view.key());
-            let restarting = view.phase() == GangPhase::Repairing || view.phase() == GangPhase::Done;
+            let restarting = view.phase() == GangPhase::Degraded || view.phase() == GangPhase::Finished;
             assert!(
                 decided || !bound_by_us || restarting,
                 "{} goes, undecided",
@@ -108,7 +108,7 @@ impl Cluster {
             let free = NODES * GPUS - self.held().len() - self.reserved.len();
             // Nobody here binds members that ask for no devices.
             let needs_none = view.phase() == GangPhase::Binding && !view.is_decided();
-            let done = needs_none || matches!(view.phase(), GangPhase::Bound | GangPhase::Done);
+            let done = needs_none || matches!(view.phase(), GangPhase::Bound | GangPhase::Finished);
             let short = view.exist() < self.mins[gang];
             let no_room = free < view.unplaced();
             assert!(

@@ -127,7 +127,7 @@ impl Cluster {
                 let decision = object.status.decision.as_ref().filter(|_| object.exists);
                 let told = decision.and_then(|decision| {
                     let uid = &*self.pods[at].uid;
-                    let slots = decision.slots.iter();
+                    let slots = decision.reservations.iter();
                     slots
                         .clone()
                         .find(|slot| slot.pod.as_ref().is_some_and(|pod| pod.as_str() == uid))

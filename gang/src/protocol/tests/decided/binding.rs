@@ -20,11 +20,11 @@ fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
         ..Placement::default()
     };
     world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
-    assert_eq!(world.phase("a"), GangPhase::Planned, "not before one has come");
+    assert_eq!(world.phase("a"), GangPhase::Reserved, "not before one has come");
     assert_eq!(world.come("a0"), Arrival::Wait);
     let (_, decision) = world.commit();
     assert_eq!(
-        decision.slots.len(),
+        decision.reservations.len(),
         3,
         "their places are decided with the others'"
     );
@@ -110,7 +110,7 @@ fn a_member_bound_by_an_old_binding_has_what_that_gave_it() {
     let mut seen = bound(member("a0", claim("a", 2)), &node);
     seen.holds = vec![("nvidia.com/gpu".into(), vec!["before".into()])];
     world.see(seen);
-    let slots = world.status("a").decision.unwrap().slots;
+    let slots = world.status("a").decision.unwrap().reservations;
     let own = slots.iter().find(|slot| slot.pod == Some(uid("a0"))).unwrap();
     assert_eq!(own.devices[0].ids, ["before".into()]);
 }

@@ -12,7 +12,7 @@ fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     world.see(leaving(bound(member("a0", claim("a", 2)), "n0")));
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g0"], "from the moment it begins to go");
     world.see(member("a2", claim("a", 2)));
     assert!(
@@ -70,11 +70,11 @@ fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
             stage: Stage::Succeeded,
             ..going.clone()
         });
-        assert_eq!(world.phase("a"), GangPhase::Repairing);
+        assert_eq!(world.phase("a"), GangPhase::Degraded);
         assert_eq!(world.reserved(), ["a-g0"]);
     }
     world.gone("a0");
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     // One that had completed before it is cleared away stays so.
     let mut completed = bound(member("a1", claim("a", 2)), "n1");
     completed.stage = Stage::Succeeded;
@@ -91,7 +91,7 @@ fn the_place_of_a_member_that_is_stopped_for_another_pod_is_not_kept_from_that()
         preempted: true,
         ..leaving(bound(member("a0", claim("a", 2)), "n0"))
     });
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert!(world.reserved().is_empty());
     world.gone("a0");
     world.see(member("a2", claim("a", 2)));
@@ -113,7 +113,7 @@ fn gangs_of_which_nothing_is_left_are_planned_as_a_whole_again() {
     }
     world.take_work();
     world.see(member("a2", claim("a", 2)));
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(
         world.status("a").decision,
         None,
@@ -164,7 +164,7 @@ fn hold_does_not_wait_for_ever() {
     assert_eq!(world.reserved(), ["a-g0"]);
     world.pass(1);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.text("a"), "gang default/a lacks 1 of 2 members");
     world.see(member("a2", claim("a", 2)));
     world.plan_from(5);
@@ -194,7 +194,7 @@ fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
     let mut failed = bound(member("a1", claim("a", 2)), "n1");
     failed.stage = Stage::Failed;
     world.see(failed);
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g1"]);
 }
 
@@ -228,7 +228,7 @@ fn a_member_lost_between_decision_and_binding_is_repaired_too() {
     world.come("a1");
     world.gangs.bind_ended(world.now(), &uid("a1"), BindEnd::Gone);
     world.gone("a1");
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g1"]);
     world.see(member("a2", claim("a", 2)));
     assert_eq!(world.bind("a2"), "n1");
@@ -262,7 +262,7 @@ fn the_place_of_a_lost_member_is_not_kept_where_others_have_its_devices() {
         world.gone("a1");
         world.gone("a0");
         assert_eq!(world.reserved(), reserved, "a-g0 once, and it is {second}'s");
-        assert_eq!(world.phase("a"), GangPhase::Repairing);
+        assert_eq!(world.phase("a"), GangPhase::Degraded);
         world.see(member("a4", claim("a", 3)));
         world.see(member("a5", claim("a", 3)));
         assert_eq!(world.reserved(), reserved, "{second}");

@@ -68,7 +68,7 @@ fn no_place_is_kept_for_members_whose_job_is_over() {
         world.see(leaving(bound(member("a2", claim.clone()), "n2")));
         world.gone("a2");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
-        assert_eq!(world.phase("a"), GangPhase::Done, "{repair:?}");
+        assert_eq!(world.phase("a"), GangPhase::Finished, "{repair:?}");
     }
 }
 
@@ -80,7 +80,7 @@ fn places_are_given_up_when_a_job_says_only_after_its_pods_are_gone_that_it_is_o
     assert_eq!(world.reserved(), ["a-g1", "a-g2"]);
     mpi_job_says(&mut world, true);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert_eq!(world.phase("a"), GangPhase::Done);
+    assert_eq!(world.phase("a"), GangPhase::Finished);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_job_that_goes_on_after_all_has_places_kept_again() {
     mpi_job_says(&mut world, false);
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
 }
 
 #[test]
@@ -156,10 +156,10 @@ fn a_gang_that_is_over_is_forgotten_and_pods_that_come_again_begin_anew() {
     world.status("a");
     world.gone("a0");
     world.gone("a1");
-    assert_eq!(world.phase("a"), GangPhase::Done);
+    assert_eq!(world.phase("a"), GangPhase::Finished);
     assert_eq!(world.reserved(), Vec::<String>::new());
     world.see(member("a2", claim("a", 2)));
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     world.gone("a2");
     world.pass(10);
     assert_eq!(world.take_work(), [forget("a")]);
@@ -178,7 +178,7 @@ fn an_object_that_a_person_wrote_is_not_forgotten() {
     world.status("a");
     world.gone("a0");
     let status = world.status("a");
-    assert_eq!((status.phase, status.decision), (GangPhase::Done, None));
+    assert_eq!((status.phase, status.decision), (GangPhase::Finished, None));
     world.pass(60);
     assert_eq!(world.take_work(), []);
 }

@@ -13,7 +13,7 @@ fn a_restart_that_may_not_be_done_says_so_until_it_is() {
     let claim = with_repair(claim("a", 2), Repair::Restart);
     world.bound_gang_of("a", 2, &claim);
     world.gone("a1");
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     world.gangs.take_statuses();
     let why = "pods may not be deleted; manifests/extender-restart.yaml gives that right";
     world
@@ -26,7 +26,7 @@ fn a_restart_that_may_not_be_done_says_so_until_it_is() {
     );
     let hindered = |status: &gantry_api::GangStatus| {
         let mut all = status.conditions.iter();
-        all.find(|condition| condition.type_ == "Hindered")
+        all.find(|condition| condition.type_ == "Blocked")
             .map(|condition| (condition.status.clone(), condition.message.clone()))
     };
     assert_eq!(hindered(&status), Some(("True".to_owned(), why.to_owned())));
@@ -46,18 +46,14 @@ fn restart_deletes_all_and_the_new_ones_do_not_mix_with_the_old() {
     world.bound_gang_of("a", 2, &claim);
     world.gone("a0");
     assert_eq!(deleted(&mut world), ["a1"]);
-    assert_eq!(world.phase("a"), GangPhase::Repairing);
+    assert_eq!(world.phase("a"), GangPhase::Degraded);
     world.see(member("a2", claim.clone()));
     assert_eq!(world.text("a"), "gang default/a is being started anew");
     world.see(leaving(bound(member("a1", claim.clone()), "n1")));
     world.pass(5);
     assert_eq!(world.next(), None);
     world.gone("a1");
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Collecting,
-        "the old one does not count"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Pending, "the old one does not count");
     assert_eq!(world.status("a").decision, None);
     world.see(member("a3", claim));
     let wanted = world.plan();
@@ -136,7 +132,7 @@ fn what_ended_well_and_is_removed_after_a_restart_is_made_anew() {
     world.gone("a1");
     world.see(member("a2", claim.clone()));
     world.gone("a0");
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
 }
 

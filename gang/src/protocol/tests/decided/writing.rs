@@ -1,6 +1,6 @@
 //! How the decision is written: when it is written again, dropped or given up, and that nothing overtakes it.
 
-use gantry_api::{DecidedSlot, Decision, GangPhase, GangStatus};
+use gantry_api::{DecidedReservation, Decision, GangPhase, GangStatus};
 
 use super::super::world::{World, claim, key, member, uid};
 use super::committing;
@@ -9,7 +9,7 @@ use crate::protocol::{Arrival, CommitFailure};
 fn shows(decision: &Decision) -> GangStatus {
     GangStatus {
         name: "a".to_owned(),
-        dialect: "Annotation".to_owned(),
+        integration: "Annotation".to_owned(),
         decision: Some(decision.clone()),
         ..GangStatus::default()
     }
@@ -18,7 +18,7 @@ fn shows(decision: &Decision) -> GangStatus {
 fn shows_none() -> GangStatus {
     GangStatus {
         name: "a".to_owned(),
-        dialect: "Annotation".to_owned(),
+        integration: "Annotation".to_owned(),
         ..GangStatus::default()
     }
 }
@@ -58,7 +58,7 @@ fn a_decision_that_certainly_was_not_written_is_dropped_when_members_have_withdr
         .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
     world.show("a", shows_none());
     assert_eq!(world.take_work(), []);
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.come("a0");
     assert_ne!(world.commit().1.id, decision.id);
 }
@@ -76,7 +76,7 @@ fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
     let said = "gang default/a is tried again soon: its decision cannot be written: Gang \"a..b\" is invalid";
     assert_eq!(world.text("a"), said);
     assert_eq!(world.arrive("a0", "n0"), Arrival::Refuse(said.into()));
-    assert_eq!(world.status("a").failed_tries, 1);
+    assert_eq!(world.status("a").failed_attempts, 1);
     world.pass(3);
     world.plan();
     world.come_all("a", 2);
@@ -97,7 +97,7 @@ fn what_was_said_before_a_late_answer_to_a_write_that_is_over_is_said_again() {
     }
     let last = |world: &mut World| world.gangs.take_statuses().pop();
     let (_, said) = last(&mut world).unwrap();
-    assert_eq!((said.phase, said.decision.as_ref()), (GangPhase::Done, None));
+    assert_eq!((said.phase, said.decision.as_ref()), (GangPhase::Finished, None));
     world
         .gangs
         .committed(world.now(), &key("a"), &decision.id, Ok(()));
@@ -159,11 +159,11 @@ fn a_decision_of_another_process_is_taken_up_instead() {
     let (mut world, ours) = committing();
     let theirs = Decision {
         id: "theirs".to_owned(),
-        slots: ours
-            .slots
+        reservations: ours
+            .reservations
             .iter()
             .zip(["m0", "m1"])
-            .map(|(slot, node)| DecidedSlot {
+            .map(|(slot, node)| DecidedReservation {
                 node: node.into(),
                 ..slot.clone()
             })

@@ -9,11 +9,11 @@ use crate::protocol::Arrival;
 fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
     let mut world = World::new();
     world.members("a", 2, 2);
-    for (seconds, failed_tries) in [(2, 1), (4, 2), (8, 3)] {
+    for (seconds, failed_attempts) in [(2, 1), (4, 2), (8, 3)] {
         world.plan();
         world.come("a0");
         world.pass(59);
-        assert_eq!(world.phase("a"), GangPhase::Planned);
+        assert_eq!(world.phase("a"), GangPhase::Reserved);
         world.pass(1);
         assert_eq!(world.phase("a"), GangPhase::Backoff);
         assert_eq!(world.reserved(), Vec::<String>::new());
@@ -22,7 +22,7 @@ fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
             "gang default/a is tried again soon: 1 of 2 members came in time"
         );
         assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
-        assert_eq!(world.status("a").failed_tries, failed_tries);
+        assert_eq!(world.status("a").failed_attempts, failed_attempts);
         world.pass(seconds - 1);
         assert_eq!(world.next(), None);
         world.pass(1);
@@ -95,11 +95,11 @@ fn a_member_that_withdraws_no_longer_counts_and_finds_its_place_again() {
     world.pass(55);
     world.gangs.withdraw(world.now(), &uid("a0"));
     assert_eq!(world.come("a1"), Arrival::Wait);
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.pass(14);
     assert_eq!(
         world.phase("a"),
-        GangPhase::Planned,
+        GangPhase::Reserved,
         "a while longer, for its next try"
     );
     assert_eq!(world.come("a0"), Arrival::Wait);

@@ -53,7 +53,7 @@ fn while_others_come_a_member_whose_node_is_not_offered_yet_is_waited_for() {
         }
         world.come(other);
     }
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.node("a0"), "n0");
 }
 

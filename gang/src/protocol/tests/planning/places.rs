@@ -17,7 +17,7 @@ fn a_plan_for_a_gang_that_has_changed_meanwhile_is_dropped() {
         ..Placement::default()
     };
     world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }
 
@@ -35,7 +35,7 @@ fn a_device_that_is_kept_for_another_gang_is_not_given_twice() {
         };
         world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
     }
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(
         world.text("b"),
         "gang default/b waits for room: the plan was overtaken"
@@ -92,7 +92,7 @@ fn a_node_lost_before_the_decision_means_a_new_plan_for_the_whole() {
     world.plan();
     world.come("a0");
     world.gangs.unfit(world.now(), &"n7".into());
-    assert_eq!(world.phase("a"), GangPhase::Planned, "no concern of it");
+    assert_eq!(world.phase("a"), GangPhase::Reserved, "no concern of it");
     world.gangs.unfit(world.now(), &"n1".into());
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(world.reserved(), Vec::<String>::new());
@@ -111,7 +111,7 @@ fn below_the_minimum_before_the_decision_all_is_given_back() {
     world.plan();
     world.come("a0");
     world.gone("a1");
-    assert_eq!(world.phase("a"), GangPhase::Collecting);
+    assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
 }
@@ -122,7 +122,7 @@ fn a_member_beyond_the_minimum_that_goes_leaves_the_others_their_places() {
     world.members("a", 3, 2);
     world.plan();
     world.gone("a1");
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.reserved(), ["a-g0", "a-g2"]);
     world.come("a0");
     world.come("a2");

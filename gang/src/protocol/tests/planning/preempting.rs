@@ -43,7 +43,7 @@ fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
         );
         world.gangs.victim_gone(world.now(), &uid(pod));
     }
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(
         world.reserved(),
         ["v-g0"],
@@ -75,7 +75,7 @@ fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
     world.room += 1;
     assert_eq!(world.next(), None, "its replacements do not join one by one");
     world.gone("v1");
-    assert_eq!(world.phase("v"), GangPhase::Collecting);
+    assert_eq!(world.phase("v"), GangPhase::Pending);
     world.see(member("v3", claim("v", 2)));
     assert_eq!(world.next().unwrap().must, 2);
 }
@@ -142,7 +142,7 @@ fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
         let hindered = status
             .conditions
             .iter()
-            .find(|condition| condition.type_ == "Hindered");
+            .find(|condition| condition.type_ == "Blocked");
         (status.message, hindered.map(|condition| condition.reason.clone()))
     };
     let in_the_way = Some("DisruptionBudget".to_owned());
@@ -217,7 +217,7 @@ fn pods_that_take_their_time_to_end_are_waited_for_and_no_others_have_to_go() {
     assert_eq!(world.reserved(), ["g0"]);
     assert_eq!(world.take_work(), []);
     world.gangs.victim_gone(world.now(), &uid("slow"));
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.come("a0"), Arrival::Wait);
 }
 
@@ -238,7 +238,7 @@ fn what_others_leave_who_are_on_their_way_out_is_kept_for_a_gang_and_nobody_is_e
     assert_eq!(world.phase("a"), GangPhase::Preempting);
     assert_eq!(world.reserved(), ["g0"]);
     world.gangs.victim_gone(world.now(), &uid("slow"));
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.woken(), ["a0"]);
 }
 

@@ -25,7 +25,7 @@ fn extras_come_and_go_without_the_gang() {
     let extras = spares(&world, "a");
     assert_eq!(extras.len(), 2);
     assert_eq!(world.gangs.release_extras(world.now(), &key("a"), &extras), 2);
-    assert_eq!(world.phase("a"), GangPhase::Planned);
+    assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.reserved().len(), 2);
     assert_eq!(spares(&world, "a"), BTreeSet::new());
     assert_eq!(world.gangs.release_extras(world.now(), &key("a"), &extras), 0);
