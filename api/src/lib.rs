@@ -11,6 +11,7 @@ pub mod grant;
 pub mod ids;
 pub mod names;
 pub mod quantity;
+pub mod reason;
 pub mod resource;
 mod schema;
 
@@ -25,4 +26,5 @@ pub use gpunode::{
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};
+pub use reason::{MAX_MESSAGE, Reason};
 pub use resource::{ResourceKind, ResourceStatus, SharingPolicy};

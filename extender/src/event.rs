@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_note_is_cut_to_what_the_api_server_takes() {
         let message = Message {
-            reason: "GangWaits",
+            reason: "GangWaiting",
             warning: false,
             note: "ä".repeat(900),
         };

@@ -231,7 +231,7 @@ fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<Notice> {
 fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     let (reason, warning) = match cause {
         Cause::Gang(Why::Invalid(_)) => ("GangInvalid", true),
-        Cause::Gang(Why::Waits(_)) => ("GangWaits", false),
+        Cause::Gang(Why::Waits(_)) => ("GangWaiting", false),
         Cause::Devices(_) | Cause::Place(..) => ("GpusUnavailable", true),
     };
     let message = Message {

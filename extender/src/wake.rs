@@ -189,7 +189,7 @@ fn patch(uid: &PodUid, cause: &Cause, now: &str) -> Value {
             "GPUs came free after the pod was refused; it is tried again.",
         ),
         Cause::Called(_) => (
-            "GangMoved",
+            "ReservationChanged",
             "The pod's gang has a place for it, or waits for another reason now; it is tried again.",
         ),
     };

@@ -171,7 +171,7 @@ async fn warning(client: &kube::Client) -> String {
     let found = async {
         loop {
             let all = events.list(&ListParams::default()).await.unwrap().items;
-            let of_config = |event: &Event| event.reason.as_deref() == Some("BadConfig");
+            let of_config = |event: &Event| event.reason.as_deref() == Some("ConfigInvalid");
             // While the API server was away there was one to tell as well.
             let notes = all.into_iter().filter(of_config).filter_map(|event| event.note);
             if let Some(note) = notes.into_iter().find(|note| note.contains("mixt")) {

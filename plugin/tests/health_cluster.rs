@@ -265,7 +265,7 @@ async fn a_word_that_names_no_gpu_is_told_and_lifts_nothing() {
     api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate))
         .await
         .unwrap();
-    let note = scene.event("LiftNotUnderstood").await;
+    let note = scene.event("QuarantineLiftInvalid").await;
     assert!(note.contains("\"gpu 1\" is no GPU; write all"), "{note}");
     assert!(scene.holds_against(1).await);
     scene.stop().await;
@@ -281,7 +281,7 @@ async fn an_annotation_older_than_the_fault_lifts_nothing() {
         .await
         .unwrap();
     scene.sim.installed.controller.raise_xid(1, 79).unwrap();
-    let note = scene.event("LiftOutdated").await;
+    let note = scene.event("QuarantineLiftOutdated").await;
     assert!(note.contains("\"all\" was there before"), "{note}");
     assert!(scene.holds_against(1).await);
     let node = api.get_metadata(NODE).await.unwrap();

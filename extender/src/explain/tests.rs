@@ -221,7 +221,7 @@ fn a_member_that_kube_scheduler_refuses_by_count_is_told_what_its_gang_waits_for
     assert_eq!(at(&cluster, 0), [""; 0]);
     assert_eq!(
         at(&cluster, 5),
-        ["a-0 GangWaits: gang default/a: 1 of 2 members exist"]
+        ["a-0 GangWaiting: gang default/a: 1 of 2 members exist"]
     );
     assert_eq!(at(&cluster, 100), [""; 0]);
     // A contradiction is the true reason, whatever is free.
@@ -242,7 +242,7 @@ fn a_member_that_kube_scheduler_refuses_by_count_is_told_what_its_gang_waits_for
     let told_now = at(&cluster, 405);
     assert_eq!(told_now.len(), 2, "{told_now:?}");
     assert!(
-        told_now[0].starts_with("a-0 GangWaits: gang default/a waits for room: "),
+        told_now[0].starts_with("a-0 GangWaiting: gang default/a waits for room: "),
         "{told_now:?}"
     );
 }
@@ -276,8 +276,8 @@ fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
     assert_eq!(
         told_now[1..],
         [
-            "b-0 GangWaits: gang default/b: 1 of 2 members exist",
-            "c-0 GangWaits: gang default/c: 1 of 3 members exist",
+            "b-0 GangWaiting: gang default/b: 1 of 2 members exist",
+            "c-0 GangWaiting: gang default/c: 1 of 3 members exist",
         ]
     );
     // Nothing is left of one that has its place.

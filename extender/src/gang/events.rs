@@ -158,13 +158,13 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
             })
         }
         GangPhase::Queued | GangPhase::Backoff if !(again && same_words) => {
-            say("GangWaits", false, now.reason.clone())
+            say("GangWaiting", false, now.reason.clone())
         }
         GangPhase::Invalid if !(again && same_words) => say("GangInvalid", true, now.reason.clone()),
         GangPhase::Preempting if !again => say("Preempting", false, now.reason.clone()),
         GangPhase::Degraded if !again => say("MemberLost", true, now.reason.clone()),
         GangPhase::Degraded if now.restarting && !before.is_some_and(|before| before.restarting) => {
-            say("GangRestarts", true, now.reason.clone())
+            say("GangRestarting", true, now.reason.clone())
         }
         _ => None,
     }

@@ -121,7 +121,7 @@ async fn members_are_woken_when_their_gang_has_its_place_and_told_their_node_whe
             woken.push(request.uri().path().to_owned());
             let body: Value =
                 serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
-            assert_eq!(body["status"]["conditions"][0]["reason"], "GangMoved");
+            assert_eq!(body["status"]["conditions"][0]["reason"], "ReservationChanged");
             let told = if nominate { Value::from("n") } else { Value::Null };
             assert_eq!(body["status"]["nominatedNodeName"], told);
             send.send_response(Response::new(Body::from(pod("a", 4).to_string().into_bytes())));

@@ -86,7 +86,7 @@ fn event(problem: &str, serves: bool) -> Event {
     };
     Event {
         type_: EventType::Warning,
-        reason: "BadConfig".to_owned(),
+        reason: "ConfigInvalid".to_owned(),
         note: Some(format!("{}{more}; {consequence}", &problem[..end])),
         action: "ReadConfig".to_owned(),
         secondary: None,

@@ -129,7 +129,7 @@ impl Lifter<'_> {
             Err(error) => {
                 let key = names::LIFT_QUARANTINE_ANNOTATION;
                 let note = format!("the annotation {key} is not understood: {error}");
-                return (EventType::Warning, "LiftNotUnderstood", note);
+                return (EventType::Warning, "QuarantineLiftInvalid", note);
             }
         };
         let mut diagnosis = self.cluster.diagnoses.diagnosis();
@@ -140,7 +140,7 @@ impl Lifter<'_> {
         };
         if !meant {
             let note = format!("none of {text} is in quarantine: nothing was lifted");
-            return (EventType::Warning, "LiftNotUnderstood", note);
+            return (EventType::Warning, "QuarantineLiftInvalid", note);
         }
         self.cluster.diagnoses.lift(lift);
         // The owner is at work within a fraction of a second. If it has stopped, so does this.
@@ -154,7 +154,7 @@ impl Lifter<'_> {
         let note = format!(
             "the annotation {key}={text:?} was there before the fault and lifts nothing; set it again to lift the quarantine"
         );
-        (EventType::Warning, "LiftOutdated", note)
+        (EventType::Warning, "QuarantineLiftOutdated", note)
     }
 
     /// Takes away the annotation that was read: another that was set meanwhile is found at the next look. The account is written into

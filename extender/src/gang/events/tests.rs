@@ -48,13 +48,13 @@ fn every_step_is_told_once_and_counts_are_not() {
         before = Some(now);
     }
     let wanted = [
-        "GangWaits waits for room: no rack has 64 GPUs free",
+        "GangWaiting waits for room: no rack has 64 GPUs free",
         "GangReserved its places are in rack r7",
         "GangBound 8 of 8 members are bound in rack r7",
         "MemberLost keeps a place for a lost member",
         "GangBound whole again: 8 of 8 members are bound in rack r7",
         "MemberLost lacks 1 of 8 members",
-        "GangRestarts is being started anew",
+        "GangRestarting is being started anew",
     ];
     assert_eq!(told, wanted);
 }
@@ -116,9 +116,9 @@ fn what_comes_before_the_object_is_told_in_order_each_reason_once() {
     };
     let mut early = Early::default();
     let until = Instant::now() + EARLY;
-    early.add(name.clone(), message("GangWaits", "first"), until);
+    early.add(name.clone(), message("GangWaiting", "first"), until);
     early.add(name.clone(), message("GangReserved", "then"), until);
-    early.add(name.clone(), message("GangWaits", "again"), until);
+    early.add(name.clone(), message("GangWaiting", "again"), until);
     early.add(name.clone(), message("GangBound", "at last"), until);
     let told: Vec<_> = early
         .take(&name)

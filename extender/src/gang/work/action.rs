@@ -129,7 +129,7 @@ async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Re
         "status": {"conditions": [{
             "type": "DisruptionTarget",
             "status": "True",
-            "reason": "GangRestarts",
+            "reason": "GangRestarting",
             "message": why,
             "lastTransitionTime": jiff::Timestamp::now().to_string(),
         }]},
@@ -250,12 +250,12 @@ pub(super) fn told(action: &Action) -> Option<Message> {
             format!("evicted: the rest of its gang {of} had to go for another"),
         ),
         Action::EvictRest { of, to: Some(to) } => (
-            "GangGivesWay",
+            "DeadlockResolved",
             format!(
                 "evicted: its gang {of} gives way to gang {to}; both had lost members, and each held what the other lacked"
             ),
         ),
-        Action::Delete(why) => ("GangRestarts", format!("deleted: {why}")),
+        Action::Delete(why) => ("GangRestarting", format!("deleted: {why}")),
     };
     Some(Message {
         reason,

@@ -289,7 +289,7 @@ async fn a_gang_that_may_not_be_started_anew_says_so_once_and_goes_on_when_it_ma
         .into_iter()
         .map(|(reason, _)| reason)
         .collect();
-    assert_eq!(told, ["Blocked", "GangRestarts", "GangRestarts"]);
+    assert_eq!(told, ["Blocked", "GangRestarting", "GangRestarting"]);
 }
 
 /// A gang that is made again under its name knows nothing of what was forbidden before; the log and the Events do.

@@ -78,7 +78,7 @@ async fn told(bed: &Bed, scene: &Scene<'_>, whole: &str, other: &str) -> Result<
             .map_err(|error| error.to_string())?;
         let given = all.items.into_iter().find(|event| {
             let is_pod = event.involved_object.name.as_deref() == Some(format!("{other}-0").as_str());
-            is_pod && event.reason.as_deref() == Some("GangGivesWay")
+            is_pod && event.reason.as_deref() == Some("DeadlockResolved")
         });
         given
             .and_then(|event| event.message)

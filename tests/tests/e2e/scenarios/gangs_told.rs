@@ -101,7 +101,7 @@ impl Gangs {
         told(
             scene,
             "waits",
-            "GangWaits",
+            "GangWaiting",
             &["waits for room", "1 of 2 fit, 8 GPUs asked, 4 free"],
         )
         .await?;

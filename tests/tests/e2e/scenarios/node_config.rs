@@ -80,7 +80,7 @@ async fn chosen_by_label(bed: &Bed) -> Result<()> {
     configs.insert("twice", shared(4).replace("replicas", "replicars"));
     write(bed, &configs).await?;
     let about = ("Node", node, None);
-    seen::event(bed, "default", about, "BadConfig", &["replicars", "replicas"]).await?;
+    seen::event(bed, "default", about, "ConfigInvalid", &["replicars", "replicas"]).await?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await?;
 
     label(bed, node, Some("renamed")).await?;

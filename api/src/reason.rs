@@ -1,0 +1,150 @@
+//! Why an object is as it is, or what happened to it: the `reason` of every condition, Event and `Gang` that Gantry writes.
+//!
+//! A reason is stable and for programs; the message beside it is for people and at most [`MAX_MESSAGE`] bytes long. No code
+//! reads a message.
+
+use std::fmt;
+
+/// Longest message beside a reason, in bytes. `gantry explain` has the details.
+pub const MAX_MESSAGE: usize = 250;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident => $text:literal,)*) => {
+        /// A CamelCase reason, with one sentence about it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Reason {
+            $(#[doc = $text] $(#[$doc])* $name,)*
+        }
+
+        impl Reason {
+            /// Every reason, in the order of the table.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// As it is written into an object, such as `InsufficientGpus`.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+
+            /// What it means, as a sentence without a full stop.
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    // A gang that has no reservation.
+    UnknownSize => "the size of the gang is not known yet",
+    WaitingForMembers => "fewer members exist than the gang needs",
+    WaitingForMoreMembers => "enough members exist, and more are expected",
+    WaitingForRole => "fewer members of a role exist than the role needs",
+    WaitingForTurn => "other gangs are planned first",
+    InsufficientResources => "the free resources do not hold the gang",
+    CannotFit => "no node, or no part of the cluster, can ever hold the gang",
+    Backoff => "the last attempt failed; the gang is planned again later",
+    Invalid => "what the gang's pods, owner or Gang object ask for cannot be followed",
+    NotAGang => "the pods of the group are scheduled one by one",
+    // A gang that has a reservation.
+    WaitingForVictims => "pods of lower priority are evicted for the gang",
+    VictimsTerminating => "the evicted pods are terminating",
+    Reserved => "devices are reserved for every member",
+    WaitingForArrival => "reserved members have not all arrived at the barrier",
+    WritingDecision => "the decision is being written",
+    DecisionRejected => "the API server rejected the decision; it is written again",
+    // A gang that is decided.
+    Binding => "the members are being bound",
+    Bound => "the minimum is bound",
+    BelowMinimum => "fewer members than the minimum run, and none is replaced",
+    WaitingForSurplus => "the minimum is bound, and more members wait for resources",
+    MembersLost => "bound members were lost and are not replaced yet",
+    Restarting => "all members are deleted so that their controller creates them again",
+    Finished => "the members have ended",
+    // Conditions of a Gang.
+    Valid => "what the gang asks for is consistent",
+    InvalidMember => "a member asks for something that cannot be followed",
+    MinimumChanged => "the minimum has changed since the gang was decided",
+    RepairChanged => "the repair policy has changed since the gang was decided",
+    SeveralIntegrations => "several integrations name the gang's pods",
+    DisruptionBudget => "a disruption budget protects pods that have to be evicted",
+    MissingPermission => "the extender lacks a permission that the gang needs",
+    // Events of gangs and their pods.
+    GangReserved => "devices are reserved for every member of the gang",
+    GangBound => "the gang's minimum is bound",
+    GangWaiting => "the gang waits",
+    GangInvalid => "what the gang asks for cannot be followed",
+    GangRestarting => "the gang's members are deleted so that their controller creates them again",
+    AmbiguousMembership => "several integrations name the gang's pods",
+    Blocked => "an action on a pod of the gang is not allowed",
+    MemberLost => "a bound member was lost",
+    Preempting => "pods of lower priority are evicted for the gang",
+    Preempted => "the pod was evicted for a gang of higher priority",
+    DeadlockResolved => "the pod was evicted because its gang and another each held what the other lacked",
+    // Events and conditions of single pods.
+    GpusUnavailable => "no node can give the pod the devices that it requests",
+    GpusFreed => "devices came free after the pod was refused",
+    ReservationChanged => "the reservation of the pod's gang has changed",
+    // Events and conditions of nodes.
+    GpusHealthy => "every GPU is healthy",
+    GpuUnhealthy => "a GPU is unhealthy",
+    GpuRecovered => "a GPU has recovered",
+    GpuQuarantineLifted => "the operator lifted the quarantine of a GPU",
+    QuarantineLiftInvalid => "the annotation that lifts a quarantine cannot be read",
+    QuarantineLiftOutdated => "the annotation names a fault that is no longer there",
+    GrantRefused => "the grant of a pod cannot be followed",
+    AllocationDeviates => "kubelet allocated another set than the one granted",
+    ConfigInvalid => "the plugin's configuration is refused",
+    Serving => "the plugin serves every device",
+    Degraded => "the plugin serves, and part of its information is missing",
+    NoDevices => "the plugin has no device to serve",
+    NotRegistered => "the plugin is not registered with kubelet",
+    PodsUnknown => "the pods of the node are not known yet",
+    Stopped => "the plugin has stopped",
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// `message`, cut at a character so that it has at most [`MAX_MESSAGE`] bytes. A cut message ends in `...`.
+pub fn bounded(mut message: String) -> String {
+    const CUT: &str = "...";
+    if message.len() > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE - CUT.len()));
+        message.push_str(CUT);
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_camel_case_with_one_short_sentence() {
+        for reason in Reason::ALL {
+            let name = reason.as_str();
+            assert!(name.starts_with(|c: char| c.is_ascii_uppercase()), "{name}");
+            assert!(name.chars().all(|c| c.is_ascii_alphanumeric()), "{name}");
+            let text = reason.text();
+            assert!(
+                text.len() <= MAX_MESSAGE && !text.ends_with('.'),
+                "{name}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn bounded_cuts_long_messages_at_a_character() {
+        assert_eq!(bounded("short".to_owned()), "short");
+        let cut = bounded("ä".repeat(200));
+        assert!(cut.len() <= MAX_MESSAGE, "{}", cut.len());
+        assert!(cut.ends_with("ä..."), "{cut}");
+    }
+}
