@@ -1,10 +1,9 @@
-//! The `gantry` binary: reads the command line, sets up logging and signals, hands over. What a command does stands in its own
-//! module or crate.
+//! The `gantry` binary: reads the command line, sets up logging and signals, and runs the command. Each command is in its own module or
+//! crate.
 
 mod check;
 mod choose;
 mod dashes;
-mod demo;
 mod explain;
 mod labels;
 mod log;
@@ -27,7 +26,7 @@ struct Cli {
     #[command(flatten)]
     log: log::Args,
 
-    /// End when standard input closes, that is with the process that started this one
+    /// Shut down when standard input closes, that is when the parent process ends
     #[arg(long, global = true, hide = true)]
     end_with_stdin: bool,
 
@@ -35,15 +34,29 @@ struct Cli {
     command: Command,
 }
 
-const AFTER_HELP: &str = "\
-Examples:
-  gantry demo                                  see it all work, without a GPU and without a cluster
-  nvidia-smi topo -m | gantry topo --from -    look at a machine
+#[cfg(feature = "demo")]
+macro_rules! demo_example {
+    () => {
+        "  gantry demo                                  see it all work, without a GPU and without a cluster\n"
+    };
+}
+#[cfg(not(feature = "demo"))]
+macro_rules! demo_example {
+    () => {
+        ""
+    };
+}
+
+const AFTER_HELP: &str = concat!(
+    "Examples:\n",
+    demo_example!(),
+    "  nvidia-smi topo -m | gantry topo --from -    look at a machine
   gantry choose --from machine.yaml --size 4   which four GPUs of it, and why
   gantry plugin --node-name node-1 --kubeconfig ~/.kube/config
 
 Exit codes: 0 done, 1 failed, 2 bad command line or bad input (a bad file for the plugin is 1).
-Logs go to standard error; RUST_LOG sets their level, such as RUST_LOG=debug or RUST_LOG=gantry_plugin=trace.";
+Logs go to standard error; RUST_LOG sets their level, such as RUST_LOG=debug or RUST_LOG=gantry_plugin=trace."
+);
 
 #[derive(Subcommand)]
 enum Command {
@@ -59,11 +72,12 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
     Labels(Box<labels::LabelsArgs>),
-    /// Start both daemons against simulated machines and an embedded cluster, and show who gets which GPUs and why
-    Demo(demo::Args),
+    /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and why
+    #[cfg(feature = "demo")]
+    Demo(gantry_demo::Args),
 }
 
-/// Reads the command line, or says what is wrong with it and ends. The description of it is made once: a node's start waits for it.
+/// Parses the command line, or prints the error and exits. The parser is built once, because the plugin's start waits for it.
 fn read(line: impl IntoIterator<Item = OsString>) -> Cli {
     let mut command = unset::without_empty(Cli::command());
     let line = dashes::doubled(line);
@@ -112,10 +126,11 @@ fn main() -> ExitCode {
             log.start_quiet();
             runtime::serve(Threads::Many, false, |_| explain::run(args))
         }
+        #[cfg(feature = "demo")]
         Command::Demo(args) => {
             log.start_quiet();
             runtime::serve(Threads::Many, end_with_stdin, |shutdown| {
-                demo::run(args, shutdown)
+                gantry_demo::run(args, shutdown)
             })
         }
     };

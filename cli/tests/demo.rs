@@ -1,5 +1,5 @@
-//! The demo from end to end, as a stranger runs it: it checks itself, so its exit code and summary tell all; here it is checked
-//! that they do, and that it leaves nothing behind however it ends.
+//! The demo from end to end. It checks itself; these tests check its exit code and summary, and that it leaves neither files nor processes.
+#![cfg(feature = "demo")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod support;
@@ -13,10 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use support::command;
 use tempfile::TempDir;
 
-/// Far beyond what anything here takes.
+/// Generous timeout.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder of its own for each demo, so that what it leaves behind can be seen.
+/// A temporary folder for one demo, to see what it leaves there.
 fn place() -> TempDir {
     tempfile::Builder::new().prefix("demo").tempdir().unwrap()
 }
@@ -56,7 +56,7 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn the_demo_passes_its_own_checks_and_leaves_nothing_behind() {
+fn demo_passes_its_checks_and_leaves_nothing() {
     let place = place();
     let output = command(&["demo"]).env("TMPDIR", place.path()).output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
@@ -83,7 +83,7 @@ fn the_demo_passes_its_own_checks_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_watching_demo_ends_in_order_on_an_interrupt() {
+fn watching_demo_shuts_down_on_an_interrupt() {
     let place = place();
     let mut child = command(&["demo", "--watch"])
         .env("TMPDIR", place.path())
@@ -100,7 +100,7 @@ fn a_watching_demo_ends_in_order_on_an_interrupt() {
 }
 
 #[test]
-fn an_interrupted_demo_cleans_up_and_says_that_it_is_not_complete() {
+fn interrupted_demo_cleans_up_and_fails() {
     let place = place();
     let mut child = command(&["demo"])
         .env("TMPDIR", place.path())
@@ -117,7 +117,7 @@ fn an_interrupted_demo_cleans_up_and_says_that_it_is_not_complete() {
 }
 
 #[test]
-fn the_daemons_end_with_a_demo_that_was_killed() {
+fn daemons_end_when_the_demo_is_killed() {
     let place = place();
     let mut child = command(&["demo", "--watch"])
         .env("TMPDIR", place.path())
@@ -131,7 +131,7 @@ fn the_daemons_end_with_a_demo_that_was_killed() {
     while !processes_in(place.path()).is_empty() {
         assert!(
             Instant::now() < deadline,
-            "still there: {:?}",
+            "still running: {:?}",
             processes_in(place.path())
         );
         std::thread::sleep(Duration::from_millis(20));

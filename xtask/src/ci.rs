@@ -3,10 +3,10 @@
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::counts::Counts;
-use crate::run::{cargo, root, run, run_reading, target};
+use crate::run::{cargo, output, root, run, run_reading, target};
 use crate::{generate, tools, words};
 
 /// Everything, ending on the counts of all tests.
@@ -26,9 +26,10 @@ pub(crate) fn fmt() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// The language lint, and clippy over everything, warnings denied.
+/// The language lint, clippy over everything with warnings denied, and the program without its default features.
 pub(crate) fn lint() -> Result<()> {
     words::check()?;
+    shipped_program()?;
     run(&mut cargo(&[
         "clippy",
         "--workspace",
@@ -38,6 +39,25 @@ pub(crate) fn lint() -> Result<()> {
         "-D",
         "warnings",
     ]))
+}
+
+/// Packages that the shipped program must not contain.
+const FAKES: [&str; 3] = ["gantry-demo", "gantry-nvml-sim", "gantry-sim-cluster"];
+
+/// Checks that `gantry` compiles without its default features, as in the image, and contains no simulator.
+fn shipped_program() -> Result<()> {
+    let features = ["--package", "gantry", "--no-default-features", "--locked"];
+    run(cargo(&["check"]).args(features))?;
+    let tree = output(cargo(&["tree", "--edges=normal", "--prefix=none"]).args(features))?;
+    for line in tree.lines() {
+        let package = line.split(' ').next().unwrap_or_default();
+        if FAKES.contains(&package) {
+            bail!(
+                "gantry without its default features contains {package}; `cargo tree --package gantry --no-default-features --invert {package}` shows why"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// All tests that need no cluster. Counts failures instead of stopping at them.

@@ -1,4 +1,4 @@
-//! `--watch`: the cluster as it changes, until Ctrl-C. On a terminal one page that is drawn anew, elsewhere a few lines per change.
+//! `--watch`: shows the cluster as it changes, until Ctrl-C. A terminal gets one page that is redrawn, other outputs a few lines per change.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use tokio_util::sync::CancellationToken;
 
-use super::screen::Screen;
-use super::stage::Stage;
-use super::strip::{LEGEND, Letters, strips};
+use crate::cluster::Cluster;
+use crate::screen::Screen;
+use crate::strip::{LEGEND, Letters, strips};
 
-/// How often the cluster is looked at.
+/// Interval between two looks at the cluster.
 const EVERY: Duration = Duration::from_millis(300);
 
 /// Shows the cluster until `shutdown`.
 ///
 /// # Errors
 /// The cluster can no longer be read.
-pub(super) async fn run(
-    stage: &Stage,
+pub(crate) async fn run(
+    cluster: &Cluster,
     screen: Screen,
     mut letters: Letters,
     shutdown: &CancellationToken,
@@ -37,7 +37,7 @@ pub(super) async fn run(
     }
     let mut shown = String::new();
     loop {
-        let page = page(stage, screen, &mut letters).await?;
+        let page = page(cluster, screen, &mut letters).await?;
         if page != shown {
             screen.page(&page);
             shown = page;
@@ -49,27 +49,27 @@ pub(super) async fn run(
     }
 }
 
-async fn page(stage: &Stage, screen: Screen, letters: &mut Letters) -> anyhow::Result<String> {
-    let sight = stage.sight().await?;
-    letters.learn(&sight);
-    let mut lines = strips(&sight, letters, screen);
-    for node in &sight.nodes {
-        let sick = node
+async fn page(cluster: &Cluster, screen: Screen, letters: &mut Letters) -> anyhow::Result<String> {
+    let view = cluster.view().await?;
+    letters.learn(&view);
+    let mut lines = strips(&view, letters, screen);
+    for node in &view.nodes {
+        let unhealthy = node
             .gpus
             .iter()
             .enumerate()
-            .filter_map(|(index, gpu)| Some((index, gpu.sick.as_ref()?)));
-        lines.extend(sick.map(|(index, reason)| format!("  {} GPU {index}: {reason}", node.name)));
+            .filter_map(|(index, gpu)| Some((index, gpu.unhealthy.as_ref()?)));
+        lines.extend(unhealthy.map(|(index, reason)| format!("  {} GPU {index}: {reason}", node.name)));
     }
     lines.push(String::new());
-    let pods = stage
+    let pods = cluster
         .pods()
         .list(&ListParams::default())
         .await
         .context("listing pods")?;
     lines.extend(pods.items.iter().map(describe));
     lines.push(String::new());
-    let gangs: Api<Gang> = Api::namespaced(stage.client.clone(), "default");
+    let gangs: Api<Gang> = Api::namespaced(cluster.client.clone(), "default");
     let gangs = gangs
         .list(&ListParams::default())
         .await
@@ -78,7 +78,10 @@ async fn page(stage: &Stage, screen: Screen, letters: &mut Letters) -> anyhow::R
     lines.push(String::new());
     if screen.terminal {
         lines.extend(LEGEND.map(str::to_owned));
-        lines.push(format!("KUBECONFIG={}   Ctrl-C ends", stage.kubeconfig.display()));
+        lines.push(format!(
+            "KUBECONFIG={}   Ctrl-C ends",
+            cluster.kubeconfig.display()
+        ));
     }
     lines.push(String::new());
     Ok(lines.join("\n"))

@@ -3,33 +3,33 @@
 
 use std::collections::BTreeMap;
 
-use super::screen::{Look, Screen};
-use super::sight::{GpuSight, Hold, NodeSight, Sight};
+use crate::screen::{Screen, Style};
+use crate::view::{ClusterView, GpuView, Hold, NodeView};
 
 /// Explains the marks.
-pub(super) const LEGEND: [&str; 2] = [
-    "[0 a] GPU 0 held by pod a   [1 ·] free   [2 x] unhealthy   [3!a] kept back: pod a is gone, its processes are not",
+pub(crate) const LEGEND: [&str; 2] = [
+    "[0 a] GPU 0 held by pod a   [1 ·] free   [2 x] unhealthy   [3!a] withheld: pod a is deleted, its processes still run",
     "═ several NVLinks to the neighbour   ─ one   │ another NUMA node",
 ];
 
 /// Looks of pods, in turn.
-const PODS: [Look; 6] = [
-    Look("30;42"),
-    Look("30;46"),
-    Look("30;45"),
-    Look("30;44"),
-    Look("30;43"),
-    Look("30;47"),
+const PODS: [Style; 6] = [
+    Style("30;42"),
+    Style("30;46"),
+    Style("30;45"),
+    Style("30;44"),
+    Style("30;43"),
+    Style("30;47"),
 ];
 
 /// The letter of each pod, given in order of appearance and kept.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Letters(BTreeMap<String, usize>);
+pub(crate) struct Letters(BTreeMap<String, usize>);
 
 impl Letters {
-    /// Gives a letter to every pod in sight.
-    pub(super) fn learn(&mut self, sight: &Sight) {
-        for pod in sight
+    /// Gives a letter to every pod in view.
+    pub(crate) fn learn(&mut self, view: &ClusterView) {
+        for pod in view
             .nodes
             .iter()
             .flat_map(|node| &node.gpus)
@@ -40,32 +40,31 @@ impl Letters {
         }
     }
 
-    fn of(&self, pod: &str) -> (char, Look) {
+    fn of(&self, pod: &str) -> (char, Style) {
         let number = self.0.get(pod).copied().unwrap_or(0);
         let letter = ('a'..='z').nth(number % 26).unwrap_or('a');
         (
             letter,
-            PODS.get(number % PODS.len()).copied().unwrap_or(Look::PLAIN),
+            PODS.get(number % PODS.len()).copied().unwrap_or(Style::PLAIN),
         )
     }
 }
 
 /// One line per node.
-pub(super) fn strips(sight: &Sight, letters: &Letters, screen: Screen) -> Vec<String> {
-    let width = sight
+pub(crate) fn strips(view: &ClusterView, letters: &Letters, screen: Screen) -> Vec<String> {
+    let width = view
         .nodes
         .iter()
         .map(|node| node.name.chars().count())
         .max()
         .unwrap_or(0);
-    sight
-        .nodes
+    view.nodes
         .iter()
         .map(|node| format!("  {:width$}  {}", node.name, strip(node, letters, screen)))
         .collect()
 }
 
-fn strip(node: &NodeSight, letters: &Letters, screen: Screen) -> String {
+fn strip(node: &NodeView, letters: &Letters, screen: Screen) -> String {
     let mut line = String::new();
     for (index, gpu) in node.gpus.iter().enumerate() {
         if index > 0 {
@@ -82,13 +81,13 @@ fn strip(node: &NodeSight, letters: &Letters, screen: Screen) -> String {
         .collect();
     if !names.is_empty() {
         line.push_str("  ");
-        line.push_str(&screen.styled(Look::FAINT, names.join(", ")));
+        line.push_str(&screen.styled(Style::FAINT, names.join(", ")));
     }
     line
 }
 
 /// What stands between GPU `index` and the one before it.
-fn tie(node: &NodeSight, index: usize) -> &'static str {
+fn tie(node: &NodeView, index: usize) -> &'static str {
     let numa = |index: usize| node.machine.gpus().get(index).and_then(|gpu| gpu.numa.clone());
     if numa(index) != numa(index - 1) {
         return " │ ";
@@ -100,17 +99,17 @@ fn tie(node: &NodeSight, index: usize) -> &'static str {
     }
 }
 
-fn cell(index: usize, gpu: &GpuSight, letters: &Letters, screen: Screen) -> String {
-    let (mark, letter, look) = match (&gpu.pod, gpu.hold, &gpu.sick) {
-        (Some(pod), Hold::Quarantined, _) => ('!', letters.of(pod).0, Look("30;41")),
-        (Some(pod), Hold::Granted, _) => ('?', letters.of(pod).0, Look("7")),
-        (Some(pod), _, Some(_)) => ('x', letters.of(pod).0, Look("30;41")),
+fn cell(index: usize, gpu: &GpuView, letters: &Letters, screen: Screen) -> String {
+    let (mark, letter, look) = match (&gpu.pod, gpu.hold, &gpu.unhealthy) {
+        (Some(pod), Hold::Quarantined, _) => ('!', letters.of(pod).0, Style("30;41")),
+        (Some(pod), Hold::Granted, _) => ('?', letters.of(pod).0, Style("7")),
+        (Some(pod), _, Some(_)) => ('x', letters.of(pod).0, Style("30;41")),
         (Some(pod), _, None) => {
             let (letter, look) = letters.of(pod);
             (' ', letter, look)
         }
-        (None, _, Some(_)) => (' ', 'x', Look::BAD),
-        (None, _, None) => (' ', '·', Look::FAINT),
+        (None, _, Some(_)) => (' ', 'x', Style::BAD),
+        (None, _, None) => (' ', '·', Style::FAINT),
     };
     screen.styled(look, format!("[{index}{mark}{letter}]"))
 }
@@ -121,17 +120,17 @@ mod tests {
 
     use super::*;
 
-    fn node(name: &str, file: &str, holds: &[(usize, &str, Hold)], sick: &[usize]) -> NodeSight {
+    fn node(name: &str, file: &str, holds: &[(usize, &str, Hold)], unhealthy: &[usize]) -> NodeView {
         let machine: Machine = serde_saphyr::from_str(file).unwrap();
-        let mut gpus = vec![GpuSight::default(); machine.gpus().len()];
+        let mut gpus = vec![GpuView::default(); machine.gpus().len()];
         for (gpu, pod, hold) in holds {
             gpus[*gpu].pod = Some((*pod).to_owned());
             gpus[*gpu].hold = *hold;
         }
-        for gpu in sick {
-            gpus[*gpu].sick = Some("Xid 79".into());
+        for gpu in unhealthy {
+            gpus[*gpu].unhealthy = Some("Xid 79".into());
         }
-        NodeSight {
+        NodeView {
             name: name.into(),
             machine,
             gpus,
@@ -139,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_drawn_with_links_holders_and_sick_gpus() {
-        let sight = Sight {
+    fn strips_show_links_holders_and_unhealthy_gpus() {
+        let view = ClusterView {
             nodes: vec![
                 node(
                     "a40",
-                    include_str!("../../../simulator/machines/a40-8x-bridged.yaml"),
+                    include_str!("../../simulator/machines/a40-8x-bridged.yaml"),
                     &[
                         (0, "pair", Hold::Held),
                         (1, "pair", Hold::Held),
@@ -154,19 +153,19 @@ mod tests {
                 ),
                 node(
                     "dgx1",
-                    include_str!("../../../simulator/machines/dgx1-v100.yaml"),
+                    include_str!("../../simulator/machines/dgx1-v100.yaml"),
                     &[(0, "quad", Hold::Quarantined), (3, "quad", Hold::Held)],
                     &[3],
                 ),
             ],
         };
         let mut letters = Letters::default();
-        letters.learn(&sight);
+        letters.learn(&view);
         let screen = Screen {
             terminal: false,
             columns: 100,
         };
-        insta::assert_snapshot!(strips(&sight, &letters, screen).join("\n"), @r"
+        insta::assert_snapshot!(strips(&view, &letters, screen).join("\n"), @r"
           a40   [0 a]═[1 a] [2 ·]═[3 x] │ [4?b]═[5 ·] [6 ·]═[7 ·]  a pair, b new
           dgx1  [0!c]─[1 ·]═[2 ·]═[3xc] │ [4 ·]─[5 ·]═[6 ·]═[7 ·]  c quad
         ");
@@ -174,7 +173,7 @@ mod tests {
             terminal: true,
             ..screen
         };
-        let text = strips(&sight, &letters, colored).join("\n");
+        let text = strips(&view, &letters, colored).join("\n");
         assert!(text.contains("\x1b[1;31m[3 x]\x1b[0m"), "{text:?}");
     }
 }

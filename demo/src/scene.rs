@@ -1,4 +1,4 @@
-//! The tools of a scene: submit a pod, see where it went and why, check it against what the cluster and its container say, draw.
+//! What a scene does: submit a pod, find its node and GPUs and the reason, check them against the cluster and its container, draw.
 
 use std::collections::BTreeSet;
 
@@ -10,143 +10,149 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams, PostParams};
 use serde_json::json;
 
-use super::screen::{Look, Screen};
-use super::sight::{Hold, NodeSight, Sight, grant};
-use super::stage::{PATIENCE, Stage};
-use super::strip::{Letters, strips};
+use crate::cluster::{Cluster, PATIENCE};
+use crate::screen::{Screen, Style};
+use crate::strip::{Letters, strips};
+use crate::view::{ClusterView, Hold, NodeView, grant};
 
 /// A pod for a scene.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Actor {
-    pub(super) name: String,
-    pub(super) gpus: usize,
+pub(crate) struct DemoPod {
+    pub(crate) name: String,
+    pub(crate) gpus: usize,
     /// Only on this node, by selector.
-    pub(super) only_on: Option<String>,
-    /// Bound to this node from the start: no scheduler sees it.
-    pub(super) bypass: Option<String>,
-    /// How long its processes outlive it.
-    pub(super) outlive: Option<String>,
+    pub(crate) only_on: Option<String>,
+    /// Bound to this node at its creation, without a scheduler.
+    pub(crate) bypass: Option<String>,
+    /// For how long its processes outlive it.
+    pub(crate) outlive: Option<String>,
     /// The gang it belongs to, and how many members that needs.
-    pub(super) gang: Option<(String, usize)>,
+    pub(crate) gang: Option<(String, usize)>,
 }
 
-/// Where a pod went.
+/// A running pod, with its node and GPUs.
 #[derive(Debug, Clone)]
-pub(super) struct Placed {
-    pub(super) name: String,
-    pub(super) pod: Pod,
-    pub(super) node: String,
-    pub(super) gpus: GpuSet,
+pub(crate) struct RunningPod {
+    pub(crate) name: String,
+    pub(crate) pod: Pod,
+    pub(crate) node: String,
+    pub(crate) gpus: GpuSet,
 }
 
 /// A demo in progress.
-pub(super) struct Play<'a> {
-    pub(super) stage: &'a Stage,
-    pub(super) screen: Screen,
-    pub(super) letters: Letters,
-    pub(super) checks: Checks,
-    /// Who got what, for the summary.
-    pub(super) placed: Vec<Placed>,
+pub(crate) struct Scene<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) screen: Screen,
+    pub(crate) letters: Letters,
+    pub(crate) checks: Checks,
+    /// The pods so far, for the summary.
+    pub(crate) placed: Vec<RunningPod>,
 }
 
 /// What was verified.
 #[derive(Debug, Default)]
-pub(super) struct Checks {
-    pub(super) passed: usize,
-    pub(super) failed: Vec<String>,
+pub(crate) struct Checks {
+    pub(crate) passed: usize,
+    pub(crate) failed: Vec<String>,
 }
 
-impl Play<'_> {
-    /// Notes whether something is as it should be, and says so.
-    pub(super) fn check(&mut self, holds: bool, what: &str) {
+impl Scene<'_> {
+    /// Records and prints whether a check holds.
+    pub(crate) fn check(&mut self, holds: bool, what: &str) {
         if holds {
             self.checks.passed += 1;
             self.screen
-                .line(format!("  {} {what}", self.screen.styled(Look::GOOD, "✓")));
+                .line(format!("  {} {what}", self.screen.styled(Style::GOOD, "✓")));
         } else {
             self.checks.failed.push(what.to_owned());
-            self.screen
-                .line(format!("  {} {what}", self.screen.styled(Look::BAD, "✗ NOT SO:")));
+            self.screen.line(format!(
+                "  {} {what}",
+                self.screen.styled(Style::BAD, "✗ FAILED:")
+            ));
         }
     }
 
     /// Draws all nodes as they are now.
-    pub(super) async fn draw(&mut self) -> anyhow::Result<()> {
-        let sight = self.stage.sight().await?;
-        self.letters.learn(&sight);
-        for strip in strips(&sight, &self.letters, self.screen) {
+    pub(crate) async fn draw(&mut self) -> anyhow::Result<()> {
+        let view = self.cluster.view().await?;
+        self.letters.learn(&view);
+        for strip in strips(&view, &self.letters, self.screen) {
             self.screen.line(strip);
         }
         Ok(())
     }
 
     /// The node with the most free GPUs.
-    pub(super) async fn roomiest(&self) -> anyhow::Result<String> {
-        let sight = self.stage.sight().await?;
-        let nodes = sight.nodes.iter().rev();
-        let roomiest = nodes.max_by_key(|node| node.free().len());
-        roomiest.map(|node| node.name.clone()).context("no node")
+    pub(crate) async fn freest_node(&self) -> anyhow::Result<String> {
+        let view = self.cluster.view().await?;
+        let nodes = view.nodes.iter().rev();
+        let freest = nodes.max_by_key(|node| node.free().len());
+        freest.map(|node| node.name.clone()).context("no node")
     }
 
     /// Submits a pod.
-    pub(super) async fn submit(&self, actor: &Actor) -> anyhow::Result<Pod> {
-        let pod = serde_json::from_value(manifest(actor)).context("the demo's own pod")?;
-        let created = self.stage.pods().create(&PostParams::default(), &pod).await;
-        created.with_context(|| format!("submitting pod {}", actor.name))
+    pub(crate) async fn submit(&self, pod: &DemoPod) -> anyhow::Result<Pod> {
+        let object = serde_json::from_value(manifest(pod)).context("the demo's own pod")?;
+        let created = self.cluster.pods().create(&PostParams::default(), &object).await;
+        created.with_context(|| format!("submitting pod {}", pod.name))
     }
 
-    /// Submits a pod, waits until it runs, tells where and why, and checks everything that can be checked of it.
-    pub(super) async fn place(&mut self, actor: &Actor) -> anyhow::Result<Option<Placed>> {
-        let before = self.stage.sight().await?;
-        self.submit(actor).await?;
-        self.follow(actor, &before).await
+    /// Submits a pod, waits until it runs, prints its node and the reason, and checks the placement.
+    pub(crate) async fn place(&mut self, pod: &DemoPod) -> anyhow::Result<Option<RunningPod>> {
+        let before = self.cluster.view().await?;
+        self.submit(pod).await?;
+        self.follow(pod, &before).await
     }
 
-    /// As [`Play::place`] for a pod already submitted, with the sight before it could be placed.
-    pub(super) async fn follow(&mut self, actor: &Actor, before: &Sight) -> anyhow::Result<Option<Placed>> {
-        let Some(placed) = self.running(&actor.name).await? else {
+    /// As [`Scene::place`] for a submitted pod; `before` is the view from before it could be placed.
+    pub(crate) async fn follow(
+        &mut self,
+        pod: &DemoPod,
+        before: &ClusterView,
+    ) -> anyhow::Result<Option<RunningPod>> {
+        let Some(placed) = self.running(&pod.name).await? else {
             return Ok(None);
         };
-        let (Some(stage_node), Some(seen)) = (self.stage.nodes.get(&placed.node), before.node(&placed.node))
+        let (Some(demo_node), Some(seen)) = (self.cluster.nodes.get(&placed.node), before.node(&placed.node))
         else {
             self.check(
                 false,
-                &format!("{} is on a node of the demo ({})", actor.name, placed.node),
+                &format!("{} is on a node of the demo ({})", pod.name, placed.node),
             );
             return Ok(None);
         };
         let free = seen.free();
-        let choice = stage_node.table.rate(placed.gpus, free, Purpose::Local);
-        let reason = choice.reason(&stage_node.table);
-        let node = self.screen.styled(Look::STRONG, &placed.node);
-        self.screen.line(format!("  {} -> {node}", actor.name));
-        self.screen.paragraph("     ", Look::PLAIN, &reason);
+        let choice = demo_node.table.rate(placed.gpus, free, Purpose::Local);
+        let reason = choice.reason(&demo_node.table);
+        let node = self.screen.styled(Style::STRONG, &placed.node);
+        self.screen.line(format!("  {} -> {node}", pod.name));
+        self.screen.paragraph("     ", Style::PLAIN, &reason);
         self.placed.push(placed.clone());
-        self.verify(actor, &placed, seen).await?;
+        self.verify(pod, &placed, seen).await?;
         self.remember().await?;
-        let best = stage_node.table.best(free, actor.gpus, Purpose::Local);
+        let best = demo_node.table.best(free, pod.gpus, Purpose::Local);
         self.check(
             best.is_some_and(|best| best.bandwidth_gbs <= choice.bandwidth_gbs),
             &format!(
                 "no other choice of {} on {} is better connected",
-                gpus(actor.gpus),
+                gpus(pod.gpus),
                 placed.node
             ),
         );
         Ok(Some(placed))
     }
 
-    /// Keeps what is seen now, so that pods get their letters in the order they came.
+    /// Assigns letters to pods in the order of their arrival.
     async fn remember(&mut self) -> anyhow::Result<()> {
-        let sight = self.stage.sight().await?;
-        self.letters.learn(&sight);
+        let view = self.cluster.view().await?;
+        self.letters.learn(&view);
         Ok(())
     }
 
     /// The pod once it runs, with the GPUs its container sees.
-    pub(super) async fn running(&mut self, name: &str) -> anyhow::Result<Option<Placed>> {
-        let pods = self.stage.pods();
-        let pod = self.stage.wait(async || {
+    pub(crate) async fn running(&mut self, name: &str) -> anyhow::Result<Option<RunningPod>> {
+        let pods = self.cluster.pods();
+        let pod = self.cluster.wait(async || {
             let pod = pods
                 .get(name)
                 .await
@@ -180,13 +186,13 @@ impl Play<'_> {
             .as_ref()
             .and_then(|spec| spec.node_name.clone())
             .unwrap_or_default();
-        let sight = self.stage.sight().await?;
+        let view = self.cluster.view().await?;
         let visible = self.visible(&pod, &node);
-        let gpus = sight
+        let gpus = view
             .node(&node)
             .map(|node| node.of_ids(visible.iter().map(String::as_str)))
             .unwrap_or_default();
-        Ok(Some(Placed {
+        Ok(Some(RunningPod {
             name: name.to_owned(),
             pod,
             node,
@@ -194,10 +200,10 @@ impl Play<'_> {
         }))
     }
 
-    /// What `NVIDIA_VISIBLE_DEVICES` says in the pod's container.
-    pub(super) fn visible(&self, pod: &Pod, node: &str) -> BTreeSet<String> {
+    /// The device ids in `NVIDIA_VISIBLE_DEVICES` of the pod's container.
+    pub(crate) fn visible(&self, pod: &Pod, node: &str) -> BTreeSet<String> {
         let processes = self
-            .stage
+            .cluster
             .nodes
             .get(node)
             .map(|node| node.kubelet.processes(&pod.uid().unwrap_or_default()))
@@ -210,10 +216,10 @@ impl Play<'_> {
             .collect()
     }
 
-    async fn verify(&mut self, actor: &Actor, placed: &Placed, before: &NodeSight) -> anyhow::Result<()> {
-        let name = actor.name.as_str();
+    async fn verify(&mut self, pod: &DemoPod, placed: &RunningPod, before: &NodeView) -> anyhow::Result<()> {
+        let name = pod.name.as_str();
         let visible = self.visible(&placed.pod, &placed.node);
-        if actor.bypass.is_none() {
+        if pod.bypass.is_none() {
             let granted: BTreeSet<String> = grant(&placed.pod)
                 .map(|grant| grant.held(GPU_RESOURCE))
                 .unwrap_or_default()
@@ -221,16 +227,16 @@ impl Play<'_> {
                 .map(ToString::to_string)
                 .collect();
             self.check(
-                granted == visible && visible.len() == actor.gpus,
+                granted == visible && visible.len() == pod.gpus,
                 &format!(
                     "the container of {name} sees exactly its grant, {}",
-                    gpus(actor.gpus)
+                    gpus(pod.gpus)
                 ),
             );
         } else {
             self.check(
-                visible.len() == actor.gpus,
-                &format!("the container of {name} sees {}", gpus(actor.gpus)),
+                visible.len() == pod.gpus,
+                &format!("the container of {name} sees {}", gpus(pod.gpus)),
             );
         }
         self.check(
@@ -248,11 +254,11 @@ impl Play<'_> {
         Ok(())
     }
 
-    /// Whether the node's GpuNode comes to say that the pod holds exactly its GPUs.
-    async fn published(&self, name: &str, placed: &Placed) -> anyhow::Result<bool> {
-        let seen = self.stage.wait(async || {
-            let sight = self.stage.sight().await?;
-            let held = sight
+    /// Whether the node's GpuNode reports, within the timeout, that the pod holds exactly its GPUs.
+    async fn published(&self, name: &str, placed: &RunningPod) -> anyhow::Result<bool> {
+        let seen = self.cluster.wait(async || {
+            let view = self.cluster.view().await?;
+            let held = view
                 .node(&placed.node)
                 .map(|node| node.set(|gpu| gpu.hold == Hold::Held && gpu.pod.as_deref() == Some(name)));
             Ok((held == Some(placed.gpus)).then_some(()))
@@ -260,43 +266,43 @@ impl Play<'_> {
         Ok(seen.await?.is_some())
     }
 
-    /// Checks that a pod waits and that its user is told why in terms of GPUs, where the user looks.
-    pub(super) async fn waits(&mut self, name: &str) -> anyhow::Result<()> {
-        let told = self.stage.wait(async || {
+    /// Checks that a pod waits, and that its condition and Events give the reason in terms of GPUs.
+    pub(crate) async fn waits(&mut self, name: &str) -> anyhow::Result<()> {
+        let reason = self.cluster.wait(async || {
             let words = self.words(name).await?;
             Ok(words.contains("GPU").then_some(words))
         });
-        let told = told.await?;
+        let reason = reason.await?;
         let pod = self
-            .stage
+            .cluster
             .pods()
             .get(name)
             .await
             .with_context(|| format!("reading pod {name}"))?;
         let bound = pod.spec.and_then(|spec| spec.node_name).is_some();
         self.check(!bound, &format!("{name} waits"));
-        match told {
+        match reason {
             Some(words) => {
-                self.check(true, "and its user reads why, in GPU words:");
+                self.check(true, "and its condition and Events give the reason in GPUs:");
                 for line in words.lines() {
-                    self.screen.paragraph("     ", Look::WARN, line);
+                    self.screen.paragraph("     ", Style::WARN, line);
                 }
             }
             None => {
                 let words = self.words(name).await?;
                 self.check(
                     false,
-                    &format!("its user reads why, in GPU words (only this: {words})"),
+                    &format!("its condition and Events give the reason in GPUs (found: {words})"),
                 );
             }
         }
         Ok(())
     }
 
-    /// What a user finds out about a waiting pod: its condition and the extender's events, one per line.
-    pub(super) async fn words(&self, name: &str) -> anyhow::Result<String> {
+    /// The texts that a user finds about a waiting pod: its condition and the extender's Events, one per line.
+    pub(crate) async fn words(&self, name: &str) -> anyhow::Result<String> {
         let pod = self
-            .stage
+            .cluster
             .pods()
             .get(name)
             .await
@@ -309,7 +315,7 @@ impl Play<'_> {
             .filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
             .filter_map(|condition| condition.message.clone());
         let mut lines: Vec<String> = condition.collect();
-        let events: Api<Event> = Api::namespaced(self.stage.client.clone(), "default");
+        let events: Api<Event> = Api::namespaced(self.cluster.client.clone(), "default");
         let about = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let events = events.list(&about).await.context("listing events")?;
         let ours = events
@@ -338,28 +344,28 @@ fn gpus(count: usize) -> String {
     }
 }
 
-fn manifest(actor: &Actor) -> serde_json::Value {
+fn manifest(pod: &DemoPod) -> serde_json::Value {
     let mut annotations = json!({});
-    if let Some(time) = &actor.outlive {
+    if let Some(time) = &pod.outlive {
         annotations[gantry_sim_cluster::kubelet::OUTLIVE] = json!(time);
     }
-    if let Some((gang, min)) = &actor.gang {
+    if let Some((gang, min)) = &pod.gang {
         annotations[GANG_ANNOTATION] = json!(gang);
         annotations[GANG_MIN_ANNOTATION] = json!(min.to_string());
     }
-    let selector = actor
+    let selector = pod
         .only_on
         .as_ref()
         .map(|node| json!({"kubernetes.io/hostname": node}));
     json!({
-        "metadata": {"name": actor.name, "annotations": annotations},
+        "metadata": {"name": pod.name, "annotations": annotations},
         "spec": {
-            "nodeName": actor.bypass,
+            "nodeName": pod.bypass,
             "nodeSelector": selector,
             "restartPolicy": "Never",
             "containers": [{
                 "name": "main", "image": "sim",
-                "resources": {"limits": {GPU_RESOURCE: actor.gpus.to_string(), "cpu": "1"}},
+                "resources": {"limits": {GPU_RESOURCE: pod.gpus.to_string(), "cpu": "1"}},
             }],
         },
     })

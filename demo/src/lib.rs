@@ -1,14 +1,14 @@
-//! `gantry demo`: the real daemons against simulated machines and an embedded cluster, played in a few scenes that check
-//! themselves. Everything lives in one temporary folder and on loopback; nothing is left behind.
+//! `gantry demo`: runs the real daemons against simulated machines and an embedded cluster, in a few scenes that check themselves. It uses
+//! one temporary folder and loopback addresses, and removes everything at the end.
 
-mod children;
+mod cluster;
+mod daemon;
 mod gangs;
-mod play;
+mod scene;
 mod scenes;
 mod screen;
-mod sight;
-mod stage;
 mod strip;
+mod view;
 mod watch;
 
 use std::time::Instant;
@@ -17,17 +17,17 @@ use anyhow::Context;
 use gantry_topology::draw::Picture;
 use tokio_util::sync::CancellationToken;
 
-use play::{Checks, Placed, Play};
-use screen::{Look, Screen};
-use stage::Stage;
+use cluster::Cluster;
+use scene::{Checks, RunningPod, Scene};
+use screen::{Screen, Style};
 use strip::Letters;
 
 /// Options of `gantry demo`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "\
-Needs no GPU, no cluster and no root. Takes about ten seconds; exits with 0 only if everything went as it should.
+Needs no GPU, no cluster and no root. Takes about ten seconds; exits with 0 only if every check passed.
 Set NO_COLOR for plain text.")]
-pub(crate) struct Args {
+pub struct Args {
     /// Stay up afterwards and show the cluster as it changes, until Ctrl-C
     #[arg(long)]
     watch: bool,
@@ -37,66 +37,66 @@ pub(crate) struct Args {
     keep: bool,
 }
 
-/// Plays the demo.
+/// Runs the demo.
 ///
 /// # Errors
-/// Something did not go as it should, or `shutdown` came before the end.
-pub(crate) async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+/// A check or a part of the cluster failed, or `shutdown` came before the end.
+pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     let screen = Screen::of_stdout();
     let start = Instant::now();
-    let stage = tokio::select! {
-        stage = Stage::build(screen) => stage?,
+    let cluster = tokio::select! {
+        cluster = Cluster::build(screen) => cluster?,
         () = shutdown.cancelled() => anyhow::bail!("stopped"),
     };
     screen.line(format!("Ready after {:.1} s.", start.elapsed().as_secs_f64()));
-    let played = perform(&stage, screen, &args, start, &shutdown).await;
-    let taken_down = stage.take_down(args.keep).await.context("ending the demo");
+    let played = perform(&cluster, screen, &args, start, &shutdown).await;
+    let taken_down = cluster.take_down(args.keep).await.context("ending the demo");
     played.and(taken_down)
 }
 
 async fn perform(
-    stage: &Stage,
+    cluster: &Cluster,
     screen: Screen,
     args: &Args,
     start: Instant,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
-    introduce(stage, screen);
-    let mut play = Play {
-        stage,
+    introduce(cluster, screen);
+    let mut scene = Scene {
+        cluster,
         screen,
         letters: Letters::default(),
         checks: Checks::default(),
         placed: Vec::new(),
     };
     tokio::select! {
-        played = scenes::all(&mut play) => played?,
+        played = scenes::all(&mut scene) => played?,
         () = shutdown.cancelled() => anyhow::bail!("stopped before the end"),
     }
     let seconds = start.elapsed().as_secs_f64();
-    let Play {
+    let Scene {
         checks,
         placed,
         letters,
         ..
-    } = play;
+    } = scene;
     screen.heading("Summary");
-    for Placed { name, node, gpus, .. } in &placed {
+    for RunningPod { name, node, gpus, .. } in &placed {
         let what = if gpus.len() == 1 { "GPU " } else { "GPUs" };
         screen.line(format!("  {name:<8} {node:<5} {what} {gpus}"));
     }
     let total = checks.passed + checks.failed.len();
     if checks.failed.is_empty() {
         let verdict = format!("All {total} checks passed in {seconds:.1} s.");
-        screen.line(screen.styled(Look::GOOD, verdict));
+        screen.line(screen.styled(Style::GOOD, verdict));
     } else {
         for failure in &checks.failed {
-            screen.line(format!("  {} {failure}", screen.styled(Look::BAD, "✗")));
+            screen.line(format!("  {} {failure}", screen.styled(Style::BAD, "✗")));
         }
     }
-    go_on(stage, screen, args.watch);
+    go_on(cluster, screen, args.watch);
     if args.watch {
-        watch::run(stage, screen, letters, shutdown).await?;
+        watch::run(cluster, screen, letters, shutdown).await?;
     }
     anyhow::ensure!(
         checks.failed.is_empty(),
@@ -106,11 +106,11 @@ async fn perform(
     Ok(())
 }
 
-fn introduce(stage: &Stage, screen: Screen) {
+fn introduce(cluster: &Cluster, screen: Screen) {
     screen.heading("The machines");
-    for (name, node) in &stage.nodes {
+    for (name, node) in &cluster.nodes {
         screen.line("");
-        screen.line(screen.styled(Look::STRONG, name));
+        screen.line(screen.styled(Style::STRONG, name));
         let picture = Picture::of(&node.machine)
             .color(screen.terminal)
             .columns(screen.columns)
@@ -119,14 +119,14 @@ fn introduce(stage: &Stage, screen: Screen) {
     }
     screen.line("");
     for line in strip::LEGEND {
-        screen.line(screen.styled(Look::FAINT, line));
+        screen.line(screen.styled(Style::FAINT, line));
     }
 }
 
-fn go_on(stage: &Stage, screen: Screen, watch: bool) {
+fn go_on(cluster: &Cluster, screen: Screen, watch: bool) {
     screen.heading("How to go on");
     if watch {
-        let kubeconfig = stage.kubeconfig.display();
+        let kubeconfig = cluster.kubeconfig.display();
         for line in [
             format!("export KUBECONFIG={kubeconfig}"),
             "kubectl get gpunodes,gangs,pods -o wide".into(),
@@ -136,7 +136,7 @@ fn go_on(stage: &Stage, screen: Screen, watch: bool) {
             "cargo run -- explain queue                  # also: explain gang, explain pod".into(),
             format!(
                 "curl -s {}/apis/gantry.dev/v1alpha1/gpunodes   # without kubectl",
-                stage.url
+                cluster.url
             ),
         ] {
             screen.line(format!("  {line}"));
@@ -151,6 +151,6 @@ fn go_on(stage: &Stage, screen: Screen, watch: bool) {
         ] {
             screen.line(format!("  {line}"));
         }
-        screen.line("  README.md tells how to install it on a cluster.");
+        screen.line("  README.md describes the installation on a cluster.");
     }
 }

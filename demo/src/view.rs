@@ -1,5 +1,5 @@
-//! What the cluster says of its GPUs at one moment: who holds which, which are sick, which are kept back. Read from GpuNodes and
-//! grants only, as any user could.
+//! The state of the cluster's GPUs at one moment: their holders, unhealthy GPUs, withheld GPUs. Read from GpuNodes and grants only, as any
+//! user could.
 
 use std::collections::BTreeMap;
 
@@ -10,61 +10,61 @@ use kube::ResourceExt;
 
 /// All nodes, by name.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Sight {
-    pub(super) nodes: Vec<NodeSight>,
+pub(crate) struct ClusterView {
+    pub(crate) nodes: Vec<NodeView>,
 }
 
 /// One node.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct NodeSight {
-    pub(super) name: String,
-    pub(super) machine: Machine,
+pub(crate) struct NodeView {
+    pub(crate) name: String,
+    pub(crate) machine: Machine,
     /// By index.
-    pub(super) gpus: Vec<GpuSight>,
+    pub(crate) gpus: Vec<GpuView>,
 }
 
 /// One GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct GpuSight {
-    /// The pod that has it.
-    pub(super) pod: Option<String>,
-    pub(super) hold: Hold,
-    /// What is wrong with it.
-    pub(super) sick: Option<String>,
+pub(crate) struct GpuView {
+    /// The pod that holds it.
+    pub(crate) pod: Option<String>,
+    pub(crate) hold: Hold,
+    /// The reason, if it is unhealthy.
+    pub(crate) unhealthy: Option<String>,
 }
 
-/// How a pod has a GPU.
+/// How a pod holds a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Hold {
-    /// Nobody has it.
+pub(crate) enum Hold {
+    /// Free.
     #[default]
     None,
-    /// Granted; kubelet has not handed it over yet.
+    /// Granted; kubelet has not allocated it yet.
     Granted,
-    /// Its containers have it.
+    /// Allocated to its containers.
     Held,
-    /// The pod is gone, its processes may not be.
+    /// The pod is deleted; its processes may still run.
     Quarantined,
 }
 
-impl Sight {
-    /// Puts GpuNodes and pods together.
-    pub(super) fn of(gpu_nodes: &[GpuNode], pods: &[Pod]) -> Self {
-        let mut nodes: Vec<NodeSight> = gpu_nodes.iter().map(|node| NodeSight::of(node, pods)).collect();
+impl ClusterView {
+    /// Combines GpuNodes and pods.
+    pub(crate) fn of(gpu_nodes: &[GpuNode], pods: &[Pod]) -> Self {
+        let mut nodes: Vec<NodeView> = gpu_nodes.iter().map(|node| NodeView::of(node, pods)).collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         Self { nodes }
     }
 
-    pub(super) fn node(&self, name: &str) -> Option<&NodeSight> {
+    pub(crate) fn node(&self, name: &str) -> Option<&NodeView> {
         self.nodes.iter().find(|node| node.name == name)
     }
 }
 
-impl NodeSight {
+impl NodeView {
     fn of(node: &GpuNode, pods: &[Pod]) -> Self {
         let machine = node.spec.machine.clone();
         let name = node.name_any();
-        let mut gpus = vec![GpuSight::default(); machine.gpus().len()];
+        let mut gpus = vec![GpuView::default(); machine.gpus().len()];
         let index = indices(&machine);
         for pod in pods {
             let devices = grant(pod).filter(|grant| grant.node.as_str() == name);
@@ -84,26 +84,26 @@ impl NodeSight {
         for device in status.devices.iter().filter(|device| !device.health.healthy) {
             if let Some(gpu) = gpus.get_mut(usize::from(device.gpu)) {
                 let reason = device.health.reason.clone();
-                gpu.sick = Some(reason.unwrap_or_else(|| "unhealthy".into()));
+                gpu.unhealthy = Some(reason.unwrap_or_else(|| "unhealthy".into()));
             }
         }
         Self { name, machine, gpus }
     }
 
-    /// Healthy GPUs that nobody has.
-    pub(super) fn free(&self) -> GpuSet {
-        self.set(|gpu| gpu.hold == Hold::None && gpu.sick.is_none())
+    /// Healthy GPUs without a holder.
+    pub(crate) fn free(&self) -> GpuSet {
+        self.set(|gpu| gpu.hold == Hold::None && gpu.unhealthy.is_none())
     }
 
-    /// The GPUs of a kind.
-    pub(super) fn set(&self, wanted: impl Fn(&GpuSight) -> bool) -> GpuSet {
+    /// The GPUs that match.
+    pub(crate) fn set(&self, wanted: impl Fn(&GpuView) -> bool) -> GpuSet {
         let gpus = self.gpus.iter().enumerate();
         gpus.filter(|(_, gpu)| wanted(gpu))
             .fold(GpuSet::EMPTY, |set, (index, _)| set.with(index))
     }
 
     /// The GPUs with these UUIDs.
-    pub(super) fn of_ids<'a>(&self, ids: impl IntoIterator<Item = &'a str>) -> GpuSet {
+    pub(crate) fn of_ids<'a>(&self, ids: impl IntoIterator<Item = &'a str>) -> GpuSet {
         let index = indices(&self.machine);
         let found = ids.into_iter().filter_map(|id| index.get(id).copied());
         found.fold(GpuSet::EMPTY, GpuSet::with)
@@ -111,7 +111,7 @@ impl NodeSight {
 }
 
 /// The grant of a live pod that is bound.
-pub(super) fn grant(pod: &Pod) -> Option<Grant> {
+pub(crate) fn grant(pod: &Pod) -> Option<Grant> {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return None;
@@ -129,7 +129,7 @@ fn indices(machine: &Machine) -> BTreeMap<&str, usize> {
 }
 
 fn hold<'a>(
-    gpus: &mut [GpuSight],
+    gpus: &mut [GpuView],
     index: &BTreeMap<&str, usize>,
     devices: impl Iterator<Item = &'a DeviceId>,
     pod: &str,

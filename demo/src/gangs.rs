@@ -1,5 +1,5 @@
-//! The scene of the gangs: one that gets all of its places at once, and one that waits, holds nothing, and gets all of its own when there
-//! is room. As real as the other scenes: members come one by one through the scheduler, and wait for each other in the extender's bind.
+//! The gang scene: one gang is bound as a whole at once; a second one waits without holding GPUs, and is bound as a whole once they are
+//! free. The members pass the scheduler one by one and wait for each other in the extender's bind.
 
 use std::collections::BTreeSet;
 
@@ -12,93 +12,94 @@ use kube::core::Request;
 use kube::core::params::ListParams;
 use serde_json::Value;
 
-use super::play::{Actor, Placed, Play};
-use super::screen::Look;
-use super::sight::{Hold, grant};
+use crate::scene::{DemoPod, RunningPod, Scene};
+use crate::screen::Style;
+use crate::view::{Hold, grant};
 
-/// Members of each gang, all of which are needed.
+/// Members of each gang; the minimum is the same.
 const MEMBERS: usize = 4;
 
-/// A gang of pods that are alike.
-struct Crew {
+/// A gang of identical pods.
+struct DemoGang {
     name: &'static str,
     /// GPUs of each member.
     gpus: usize,
 }
 
-impl Crew {
-    fn pods(&self) -> impl Iterator<Item = String> + use<> {
+impl DemoGang {
+    fn pod_names(&self) -> impl Iterator<Item = String> + use<> {
         let name = self.name;
         (0..MEMBERS).map(move |number| format!("{name}-{number}"))
     }
 
-    fn actors(&self) -> Vec<Actor> {
-        self.pods()
-            .map(|name| Actor {
+    fn pods(&self) -> Vec<DemoPod> {
+        self.pod_names()
+            .map(|name| DemoPod {
                 name,
                 gpus: self.gpus,
                 gang: Some((self.name.to_owned(), MEMBERS)),
-                ..Actor::default()
+                ..DemoPod::default()
             })
             .collect()
     }
 
-    fn asks(&self) -> String {
+    fn request(&self) -> String {
         format!("{MEMBERS} pods of {} GPUs", self.gpus)
     }
 }
 
 /// Plays the scene.
-pub(super) async fn play(play: &mut Play<'_>) -> anyhow::Result<()> {
-    play.screen.heading("6. Gangs: all of a job, or none of it");
-    let intro = "whole and patient end. Two jobs want what they leave, each useful only as a whole (gantry.dev/gang, gantry.dev/gang-min): \
-                 bind holds the members of the first back until all are there, and the second holds nothing while it waits.";
-    play.screen.paragraph("", Look::FAINT, intro);
-    end(play, ["whole", "patient"].map(str::to_owned)).await?;
+pub(crate) async fn play(scene: &mut Scene<'_>) -> anyhow::Result<()> {
+    scene.screen.heading("6. Gangs: all of a job, or none of it");
+    let intro = "whole and patient end. Two jobs request their GPUs; each job is useful only as a whole (gantry.dev/gang, gantry.dev/gang-min). \
+                 The extender binds the first job once all members have arrived. The second job holds no GPU while it waits.";
+    scene.screen.paragraph("", Style::FAINT, intro);
+    end(scene, ["whole", "patient"].map(str::to_owned)).await?;
     let (train, tune) = (
-        Crew {
+        DemoGang {
             name: "train",
             gpus: 2,
         },
-        Crew {
+        DemoGang {
             name: "tune",
             gpus: 3,
         },
     );
 
-    for crew in [&train, &tune] {
-        play.screen
-            .line(format!("  {}: {}, all or none", crew.name, crew.asks()));
+    for gang in [&train, &tune] {
+        scene
+            .screen
+            .line(format!("  {}: {}, all or none", gang.name, gang.request()));
     }
-    start(play, &train).await?;
-    together(play, &train).await?;
-    start(play, &tune).await?;
-    holds_nothing(play, &tune).await?;
-    table(play).await?;
-    play.draw().await?;
+    start(scene, &train).await?;
+    together(scene, &train).await?;
+    start(scene, &tune).await?;
+    holds_nothing(scene, &tune).await?;
+    table(scene).await?;
+    scene.draw().await?;
 
-    play.screen.line("  train ends, and nobody touches tune");
-    end(play, train.pods()).await?;
-    together(play, &tune).await?;
-    table(play).await?;
-    play.draw().await
+    scene.screen.line("  train ends; tune is left alone");
+    end(scene, train.pod_names()).await?;
+    together(scene, &tune).await?;
+    table(scene).await?;
+    scene.draw().await
 }
 
 /// Submits all members at once.
-async fn start(play: &Play<'_>, crew: &Crew) -> anyhow::Result<()> {
-    let actors = crew.actors();
-    let submitted = futures::future::join_all(actors.iter().map(|actor| play.submit(actor))).await;
+async fn start(scene: &Scene<'_>, gang: &DemoGang) -> anyhow::Result<()> {
+    let pods = gang.pods();
+    let submitted = futures::future::join_all(pods.iter().map(|pod| scene.submit(pod))).await;
     submitted
         .into_iter()
         .collect::<anyhow::Result<Vec<_>>>()
         .map(drop)
 }
 
-/// Checks that all members come to run, each with exactly its grant, by one decision.
-async fn together(play: &mut Play<'_>, crew: &Crew) -> anyhow::Result<()> {
-    let mut placed: Vec<Placed> = Vec::new();
-    for name in crew.pods() {
-        match play.running(&name).await? {
+/// Checks that all members run, each with exactly its grant, as one decision placed them.
+async fn together(scene: &mut Scene<'_>, gang: &DemoGang) -> anyhow::Result<()> {
+    let mut placed: Vec<RunningPod> = Vec::new();
+    for name in gang.pod_names() {
+        match scene.running(&name).await? {
             Some(member) => placed.push(member),
             None => return Ok(()),
         }
@@ -106,24 +107,24 @@ async fn together(play: &mut Play<'_>, crew: &Crew) -> anyhow::Result<()> {
     let mut taken = BTreeSet::new();
     let mut exact = true;
     for member in &placed {
-        let seen = play.visible(&member.pod, &member.node);
+        let seen = scene.visible(&member.pod, &member.node);
         let granted: BTreeSet<String> = grant(&member.pod)
             .map(|grant| grant.held(GPU_RESOURCE).iter().map(ToString::to_string).collect())
             .unwrap_or_default();
-        exact &= seen == granted && seen.len() == crew.gpus;
+        exact &= seen == granted && seen.len() == gang.gpus;
         taken.extend(seen);
     }
     let nodes: BTreeSet<&str> = placed.iter().map(|member| member.node.as_str()).collect();
     let nodes: Vec<&str> = nodes.into_iter().collect();
-    play.check(
-        exact && taken.len() == MEMBERS * crew.gpus,
+    scene.check(
+        exact && taken.len() == MEMBERS * gang.gpus,
         &format!(
             "all {MEMBERS} of {} run on {}; each sees exactly its grant, and no two see the same GPU",
-            crew.name,
+            gang.name,
             nodes.join(" and ")
         ),
     );
-    let status = status(play, crew.name, |status| status.phase == GangPhase::Bound).await?;
+    let status = status(scene, gang.name, |status| status.phase == GangPhase::Bound).await?;
     let decided = status.as_ref().and_then(|status| status.decision.as_ref());
     let as_decided = decided.is_some_and(|decision| {
         placed.iter().all(|member| {
@@ -131,127 +132,132 @@ async fn together(play: &mut Play<'_>, crew: &Crew) -> anyhow::Result<()> {
             slots.any(|slot| slot.pod_name == member.name && slot.node.as_str() == member.node)
         })
     });
-    play.check(
+    scene.check(
         as_decided,
         &format!(
-            "where Gang {} says: it was decided and written down before the first was bound",
-            crew.name
+            "on the nodes in the status of Gang {}: the decision was written before the first was bound",
+            gang.name
         ),
     );
-    play.placed.extend(placed);
+    scene.placed.extend(placed);
     Ok(())
 }
 
-/// Checks that a gang waits as a whole, and that its people read why.
-async fn holds_nothing(play: &mut Play<'_>, crew: &Crew) -> anyhow::Result<()> {
-    let told = status(play, crew.name, |status| {
+/// Checks that a gang waits as a whole, and that its user can read why.
+async fn holds_nothing(scene: &mut Scene<'_>, gang: &DemoGang) -> anyhow::Result<()> {
+    let waiting = status(scene, gang.name, |status| {
         status.phase == GangPhase::Queued && status.reason.contains("room")
     })
     .await?;
-    let Some(told) = told else {
-        play.check(false, &format!("Gang {} says that it waits for room", crew.name));
+    let Some(waiting) = waiting else {
+        scene.check(
+            false,
+            &format!("Gang {} reports that it waits for GPUs", gang.name),
+        );
         return Ok(());
     };
-    let sight = play.stage.sight().await?;
-    let pods: Vec<String> = crew.pods().collect();
-    let holds = sight
+    let view = scene.cluster.view().await?;
+    let pods: Vec<String> = gang.pod_names().collect();
+    let holds = view
         .nodes
         .iter()
         .flat_map(|node| &node.gpus)
         .any(|gpu| gpu.hold != Hold::None && gpu.pod.as_ref().is_some_and(|pod| pods.contains(pod)));
     let mut bound = false;
     for name in &pods {
-        let pod = play.stage.pods().get(name).await;
+        let pod = scene.cluster.pods().get(name).await;
         let pod = pod.with_context(|| format!("reading pod {name}"))?;
         bound |= pod.spec.is_some_and(|spec| spec.node_name.is_some());
     }
-    let free: usize = sight.nodes.iter().map(|node| node.free().len()).sum();
-    play.check(
+    let free: usize = view.nodes.iter().map(|node| node.free().len()).sum();
+    scene.check(
         !holds && !bound,
         &format!(
             "{} waits and holds nothing; {free} GPUs are free for others",
-            crew.name
+            gang.name
         ),
     );
-    let text = format!("gang default/{} ", crew.name);
-    let stage = play.stage;
-    let words = stage.wait(async || {
-        let words = play.words(&pods[0]).await?;
+    let text = format!("gang default/{} ", gang.name);
+    let cluster = scene.cluster;
+    let words = cluster.wait(async || {
+        let words = scene.words(&pods[0]).await?;
         Ok(words.contains(&text).then_some(()))
     });
     let words = words.await?;
-    play.check(
-        words.is_some(),
-        "its people read why, on the Gang and on each pod:",
-    );
-    play.screen.paragraph("     ", Look::WARN, &told.message);
+    scene.check(words.is_some(), "the Gang and each pod report why:");
+    scene.screen.paragraph("     ", Style::WARN, &waiting.message);
     Ok(())
 }
 
-/// The status of a gang once it is so; `None` if that takes too long.
+/// The status of a gang once it satisfies a condition; `None` after the timeout.
 async fn status(
-    play: &Play<'_>,
+    scene: &Scene<'_>,
     name: &str,
-    is_so: impl Fn(&GangStatus) -> bool,
+    matches: impl Fn(&GangStatus) -> bool,
 ) -> anyhow::Result<Option<GangStatus>> {
-    let gangs: Api<Gang> = Api::namespaced(play.stage.client.clone(), "default");
-    let stage = play.stage;
-    let found = stage.wait(async || {
+    let gangs: Api<Gang> = Api::namespaced(scene.cluster.client.clone(), "default");
+    let cluster = scene.cluster;
+    let found = cluster.wait(async || {
         let gang = gangs.get_opt(name).await;
         let gang = gang.with_context(|| format!("reading Gang {name}"))?;
-        Ok(gang.and_then(|gang| gang.status).filter(|status| is_so(status)))
+        Ok(gang.and_then(|gang| gang.status).filter(|status| matches(status)))
     });
     found.await
 }
 
-/// Deletes pods that have done their work, and waits until they and their hold are gone.
-async fn end(play: &Play<'_>, names: impl IntoIterator<Item = String>) -> anyhow::Result<()> {
+/// Deletes finished pods, and waits until the pods are gone and their GPUs are free.
+async fn end(scene: &Scene<'_>, names: impl IntoIterator<Item = String>) -> anyhow::Result<()> {
     let names: Vec<String> = names.into_iter().collect();
-    let pods = play.stage.pods();
+    let pods = scene.cluster.pods();
     for name in &names {
         let deleted = pods.delete(name, &DeleteParams::default()).await;
         deleted.with_context(|| format!("deleting pod {name}"))?;
     }
-    let stage = play.stage;
-    let gone = stage.wait(async || {
+    let cluster = scene.cluster;
+    let gone = cluster.wait(async || {
         let left = pods.list(&ListParams::default()).await.context("listing pods")?;
         let left = left.items.iter().any(|pod| names.contains(&pod.name_any()));
-        let sight = stage.sight().await?;
-        let mut held = sight
+        let view = cluster.view().await?;
+        let mut held = view
             .nodes
             .iter()
             .flat_map(|node| &node.gpus)
             .filter_map(|gpu| gpu.pod.as_ref());
-        // Kubelet's word of a pod that is gone has no name any more.
+        // kubelet's report of a deleted pod has no name.
         let holds = held.any(|pod| pod.is_empty() || names.contains(pod));
-        Ok((!left && !holds && stage.extender_agrees(&sight).await).then_some(()))
+        Ok((!left && !holds && cluster.extender_agrees(&view).await).then_some(()))
     });
     gone.await?
         .with_context(|| format!("{} do not end", names.join(", ")))
 }
 
-/// Prints what `kubectl get gangs` shows.
-async fn table(play: &Play<'_>) -> anyhow::Result<()> {
+/// Prints the output of `kubectl get gangs`.
+async fn table(scene: &Scene<'_>) -> anyhow::Result<()> {
     let path = "/apis/gantry.dev/v1alpha1/namespaces/default/gangs";
     let mut request = Request::new(path).list(&ListParams::default())?;
     let form = "application/json;as=Table;v=v1;g=meta.k8s.io".parse()?;
     request.headers_mut().insert("accept", form);
-    let table: Value = play
-        .stage
+    let table: Value = scene
+        .cluster
         .client
         .request(request)
         .await
         .context("listing Gangs")?;
-    play.screen.line("  $ kubectl get gangs");
+    scene.screen.line("  $ kubectl get gangs");
     for line in lines(&table) {
-        let cut: String = line.chars().take(play.screen.columns.saturating_sub(2)).collect();
-        play.screen
-            .line(format!("  {}", play.screen.styled(Look::STRONG, cut.trim_end())));
+        let cut: String = line
+            .chars()
+            .take(scene.screen.columns.saturating_sub(2))
+            .collect();
+        scene.screen.line(format!(
+            "  {}",
+            scene.screen.styled(Style::STRONG, cut.trim_end())
+        ));
     }
     Ok(())
 }
 
-/// A server's table as kubectl lays it out.
+/// Lays out a server-side table as kubectl does.
 fn lines(table: &Value) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let columns = list(&table["columnDefinitions"]);
@@ -287,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_reads_as_kubectl_lays_it_out() {
+    fn table_is_laid_out_as_by_kubectl() {
         let table = json!({
             "columnDefinitions": [
                 {"name": "Name", "priority": 0}, {"name": "Min", "priority": 0}, {"name": "Decided by", "priority": 1},

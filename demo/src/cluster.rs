@@ -1,5 +1,5 @@
-//! Everything the demo plays on: a folder, simulated machines, the embedded cluster, the real daemons. Built up in order, taken
-//! down in reverse.
+//! The cluster of the demo: a folder, simulated machines, the embedded API server with scheduler and kubelets, and the real daemons. Started
+//! in this order, ended in reverse.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,61 +21,61 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use super::children::{Daemon, own_address};
-use super::screen::Screen;
-use super::sight::Sight;
+use crate::daemon::{Daemon, own_address};
+use crate::screen::Screen;
+use crate::view::ClusterView;
 
 /// Node names and the machine each one is.
 const MACHINES: [(&str, &str, &str); 4] = [
     (
         "hgx",
         "hgx-h100.yaml",
-        include_str!("../../../simulator/machines/hgx-h100.yaml"),
+        include_str!("../../simulator/machines/hgx-h100.yaml"),
     ),
     (
         "dgx1",
         "dgx1-v100.yaml",
-        include_str!("../../../simulator/machines/dgx1-v100.yaml"),
+        include_str!("../../simulator/machines/dgx1-v100.yaml"),
     ),
     (
         "a40",
         "a40-8x-bridged.yaml",
-        include_str!("../../../simulator/machines/a40-8x-bridged.yaml"),
+        include_str!("../../simulator/machines/a40-8x-bridged.yaml"),
     ),
     (
         "desk",
         "workstation-2x.yaml",
-        include_str!("../../../simulator/machines/workstation-2x.yaml"),
+        include_str!("../../simulator/machines/workstation-2x.yaml"),
     ),
 ];
 
 /// The file operators give kube-scheduler; the demo's scheduler takes its extender entry from it.
-const SCHEDULER_CONFIG: &str = include_str!("../../../manifests/kube-scheduler-config.yaml");
+const SCHEDULER_CONFIG: &str = include_str!("../../manifests/kube-scheduler-config.yaml");
 
-/// How long anything may take to get ready or to happen, on a slow machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a condition is looked at.
+/// Timeout of every wait; generous, for slow machines.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Interval between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(15);
 
 /// The running cluster.
-pub(super) struct Stage {
-    pub(super) client: Client,
-    pub(super) nodes: BTreeMap<String, StageNode>,
-    pub(super) kubeconfig: PathBuf,
-    pub(super) url: String,
+pub(crate) struct Cluster {
+    pub(crate) client: Client,
+    pub(crate) nodes: BTreeMap<String, DemoNode>,
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) url: String,
     daemons: Vec<Daemon>,
     extender: SocketAddr,
     stop: CancellationToken,
-    /// Last: the folder goes after everything in it.
+    /// The last field: dropped after everything that uses the folder.
     folder: TempDir,
 }
 
 /// One simulated machine as a node.
-pub(super) struct StageNode {
-    pub(super) machine: Machine,
-    pub(super) table: Table,
-    pub(super) kubelet: Kubelet,
-    pub(super) control: Controller,
+pub(crate) struct DemoNode {
+    pub(crate) machine: Machine,
+    pub(crate) table: Table,
+    pub(crate) kubelet: Kubelet,
+    pub(crate) control: Controller,
 }
 
 #[derive(Deserialize)]
@@ -83,9 +83,9 @@ struct SchedulerConfig {
     extenders: Vec<ExtenderConfig>,
 }
 
-impl Stage {
+impl Cluster {
     /// Starts everything and waits until it is ready.
-    pub(super) async fn build(screen: Screen) -> anyhow::Result<Self> {
+    pub(crate) async fn build(screen: Screen) -> anyhow::Result<Self> {
         let folder = folder()?;
         let root = folder.path();
         let logs = root.join("logs");
@@ -101,7 +101,7 @@ impl Stage {
             .with_context(|| format!("writing {}", kubeconfig.display()))?;
         let client = api.client()?;
         let extender = own_address()?;
-        let mut stage = Self {
+        let mut cluster = Self {
             client: client.clone(),
             nodes: BTreeMap::new(),
             kubeconfig,
@@ -112,15 +112,15 @@ impl Stage {
             folder,
         };
         for (name, file, text) in MACHINES {
-            stage.add_node(name, file, text).await?;
+            cluster.add_node(name, file, text).await?;
         }
 
         screen
             .line("Starting the real daemons as processes: one `gantry extender`, four `gantry plugin` ...");
-        stage.start_daemons(&logs)?;
+        cluster.start_daemons(&logs)?;
         tokio::spawn(scheduler::run(client, extender_entry(extender)?, stop));
-        stage.ready().await?;
-        Ok(stage)
+        cluster.ready().await?;
+        Ok(cluster)
     }
 
     async fn add_node(&mut self, name: &str, file: &str, text: &str) -> anyhow::Result<()> {
@@ -133,7 +133,7 @@ impl Stage {
         let kubelet = Kubelet::start(self.client.clone(), name, &labels, &home, self.stop.clone())
             .await
             .with_context(|| format!("starting the kubelet of {name}"))?;
-        let node = StageNode {
+        let node = DemoNode {
             table: Table::build(&machine),
             machine,
             kubelet,
@@ -159,7 +159,7 @@ impl Stage {
                 "plugin".to_owned(),
                 format!("--node-name={name}"),
                 format!("--kubeconfig={kubeconfig}"),
-                // Nobody asks it: any port that is free when it starts.
+                // Not scraped here: any free port.
                 "--listen=127.0.0.1:0".to_owned(),
                 path("device-plugin-dir", &folders.device_plugins),
                 path("pod-resources-socket", &folders.pod_resources_socket),
@@ -176,7 +176,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Until every node advertises its GPUs, has its GpuNode, and the extender is ready and knows them all.
+    /// Waits until every node advertises its GPUs and has a GpuNode, and the extender is ready and has read all of them.
     async fn ready(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -209,7 +209,7 @@ impl Stage {
             .list(&ListParams::default())
             .await
             .context("listing nodes")?;
-        let sight = self.sight().await?;
+        let view = self.view().await?;
         let mut missing = Vec::new();
         for (name, node) in &self.nodes {
             let wanted = node.machine.gpus().len().to_string();
@@ -218,7 +218,7 @@ impl Stage {
             let gpus = allocatable.and_then(|amounts| amounts.get(names::GPU_RESOURCE).cloned());
             if gpus.is_none_or(|gpus| gpus.0 != wanted) {
                 missing.push(format!("node {name} does not offer {wanted} GPUs"));
-            } else if sight
+            } else if view
                 .node(name)
                 .is_none_or(|seen| seen.free().len() != node.machine.gpus().len())
             {
@@ -235,8 +235,8 @@ impl Stage {
         Ok(missing)
     }
 
-    /// What the cluster says now.
-    pub(super) async fn sight(&self) -> anyhow::Result<Sight> {
+    /// The present state of the cluster's GPUs.
+    pub(crate) async fn view(&self) -> anyhow::Result<ClusterView> {
         let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
         let gpu_nodes = gpu_nodes
             .list(&ListParams::default())
@@ -247,22 +247,22 @@ impl Stage {
             .list(&ListParams::default())
             .await
             .context("listing pods")?;
-        Ok(Sight::of(&gpu_nodes.items, &pods.items))
+        Ok(ClusterView::of(&gpu_nodes.items, &pods.items))
     }
 
     /// Whether the extender counts as many GPUs as free as are seen to be.
-    pub(super) async fn extender_agrees(&self, sight: &Sight) -> bool {
-        let free = sight.nodes.iter().map(|node| node.free().len()).sum();
+    pub(crate) async fn extender_agrees(&self, view: &ClusterView) -> bool {
+        let free = view.nodes.iter().map(|node| node.free().len()).sum();
         free_for_extender(self.extender).await == Some(free)
     }
 
     /// The pods of the demo.
-    pub(super) fn pods(&self) -> Api<Pod> {
+    pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), "default")
     }
 
     /// The value of `look` once it has one; `None` if that takes too long.
-    pub(super) async fn wait<T>(
+    pub(crate) async fn wait<T>(
         &self,
         mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>,
     ) -> anyhow::Result<Option<T>> {
@@ -276,11 +276,11 @@ impl Stage {
         Ok(None)
     }
 
-    /// Ends the daemons, then the cluster, then removes the folder unless it is to be kept.
+    /// Ends the daemons, then the cluster, then removes the folder unless `keep` is set.
     ///
     /// # Errors
     /// The first thing that did not end as it should; everything is taken down all the same.
-    pub(super) async fn take_down(self, keep: bool) -> anyhow::Result<()> {
+    pub(crate) async fn take_down(self, keep: bool) -> anyhow::Result<()> {
         let ends = futures::future::join_all(self.daemons.into_iter().map(Daemon::stop)).await;
         self.stop.cancel();
         let path = self.folder.path().to_owned();

@@ -1,33 +1,33 @@
-//! Where the demo's text goes: standard output, with colours only where a terminal shows them and nobody has set `NO_COLOR`.
+//! The demo's output: standard output, in colour if it is a terminal and `NO_COLOR` is not set.
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
 /// Standard output as a page for people.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Screen {
+pub(crate) struct Screen {
     /// Whether colours and redrawing are welcome.
-    pub(super) terminal: bool,
+    pub(crate) terminal: bool,
     /// Columns.
-    pub(super) columns: usize,
+    pub(crate) columns: usize,
 }
 
 /// How words look on a terminal; the parameters of the SGR code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Look(pub(super) &'static str);
+pub(crate) struct Style(pub(crate) &'static str);
 
-impl Look {
-    pub(super) const PLAIN: Self = Self("");
-    pub(super) const STRONG: Self = Self("1");
-    pub(super) const FAINT: Self = Self("2");
-    pub(super) const GOOD: Self = Self("32");
-    pub(super) const BAD: Self = Self("1;31");
-    pub(super) const WARN: Self = Self("33");
+impl Style {
+    pub(crate) const PLAIN: Self = Self("");
+    pub(crate) const STRONG: Self = Self("1");
+    pub(crate) const FAINT: Self = Self("2");
+    pub(crate) const GOOD: Self = Self("32");
+    pub(crate) const BAD: Self = Self("1;31");
+    pub(crate) const WARN: Self = Self("33");
 }
 
 impl Screen {
     /// Standard output as it is.
-    pub(super) fn of_stdout() -> Self {
+    pub(crate) fn of_stdout() -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var("TERM").is_ok_and(|term| term == "dumb");
         let terminal = std::io::stdout().is_terminal() && !set("NO_COLOR") && !dumb;
@@ -39,8 +39,8 @@ impl Screen {
     }
 
     /// Words in a look, or bare where there are no colours.
-    pub(super) fn styled(self, look: Look, words: impl Display) -> String {
-        if self.terminal && look != Look::PLAIN {
+    pub(crate) fn styled(self, look: Style, words: impl Display) -> String {
+        if self.terminal && look != Style::PLAIN {
             format!("\x1b[{}m{words}\x1b[0m", look.0)
         } else {
             words.to_string()
@@ -48,19 +48,19 @@ impl Screen {
     }
 
     /// One line.
-    pub(super) fn line(self, text: impl Display) {
-        // A reader that has left wants no more text.
+    pub(crate) fn line(self, text: impl Display) {
+        // A closed pipe is no error of the demo.
         let _ = writeln!(std::io::stdout(), "{text}");
     }
 
     /// A heading.
-    pub(super) fn heading(self, text: &str) {
+    pub(crate) fn heading(self, text: &str) {
         self.line("");
-        self.line(self.styled(Look::STRONG, text));
+        self.line(self.styled(Style::STRONG, text));
     }
 
     /// A page that replaces what stood on the terminal.
-    pub(super) fn page(self, text: &str) {
+    pub(crate) fn page(self, text: &str) {
         let clear = if self.terminal { "\x1b[H\x1b[2J" } else { "" };
         let mut out = std::io::stdout();
         let _ = write!(out, "{clear}{text}");
@@ -68,7 +68,7 @@ impl Screen {
     }
 
     /// Text in lines no longer than the screen, each indented.
-    pub(super) fn paragraph(self, indent: &str, look: Look, text: &str) {
+    pub(crate) fn paragraph(self, indent: &str, look: Style, text: &str) {
         let width = self.columns.saturating_sub(indent.chars().count()).max(20);
         let mut line = String::new();
         for word in text.split_whitespace() {
