@@ -19,15 +19,15 @@ use crate::records;
 
 const CLEAN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Beside what the manifest says of kube-scheduler: pods that were refused, and a scheduler whose predecessor was killed, wait for seconds
-/// less, of which scenarios would otherwise mostly consist.
+/// Shortens waits of kube-scheduler, in addition to the manifest's configuration: the retry of unschedulable pods and
+/// the takeover of a killed predecessor's lease. These waits would be most of a scenario's time.
 const HURRY: &str = "
 podInitialBackoffSeconds: 1
 podMaxBackoffSeconds: 1
 leaderElection: {leaseDuration: 6s, renewDeadline: 5s, retryPeriod: 500ms}
 ";
 
-/// Writes the manifest's configuration of kube-scheduler with [`HURRY`] and tells where.
+/// Writes the manifest's configuration of kube-scheduler with [`HURRY`] and returns its path.
 fn hurried_scheduler() -> Result<PathBuf> {
     let config = fs::read_to_string(manifests().join("kube-scheduler-config.yaml"))?;
     let path = std::env::temp_dir().join("gantry-e2e-scheduler.yaml");
@@ -149,8 +149,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Removes the pods of the scenarios and begins to remove their namespaces, which takes kube-controller-manager five seconds at least
-    /// and nobody needs to wait for.
+    /// Removes the pods of the scenarios and starts to remove their namespaces. The end of that, at least five seconds
+    /// later, is not awaited.
     async fn clear_namespaces(&self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client());
         let ours = |name: Option<&str>| name.is_some_and(|name| name.starts_with("e2e-"));

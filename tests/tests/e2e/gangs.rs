@@ -1,5 +1,5 @@
-//! Gangs for scenarios: pods that are useful only together, what is said of them, and the checks that hold for every gang. Judges by the
-//! pods and by what containers got; the Gang objects are what is compared with that.
+//! Gangs for scenarios: their pods, their Gang objects, and checks that hold for every gang. The pods and the devices
+//! in their containers are the evidence; the Gang objects are compared with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::{pods, records};
 /// How long a gang may take to be where it should be; far beyond what it takes, for machines under load.
 pub(crate) const GANG_LIMIT: Duration = Duration::from_secs(90);
 
-/// The label of a pod that is not there until [`Scene::let_in`]. Who wants it near, in namespaces that are chosen by their labels, wants
-/// what the extender does not model, and so is kept from coming to its planned node.
+/// The label of a pod that does not exist until [`Scene::let_in`]. Affinity to it, in namespaces selected by labels,
+/// keeps a pod off its planned node, because the extender does not model that selector.
 const DOORMAN: &str = "e2e.gantry.dev/doorman";
 
-/// Pods that say by annotation that they are one gang.
+/// Pods that the annotation makes one gang.
 #[derive(Debug, Clone)]
 pub(crate) struct Crew {
     /// The gang's name; its pods are called after it.
@@ -99,7 +99,8 @@ impl Crew {
         Ok(pod)
     }
 
-    /// A member that cannot come to its place before [`Scene::let_in`], for reasons that only kube-scheduler knows.
+    /// A member that kube-scheduler keeps off its planned node until [`Scene::let_in`], for a reason that the extender
+    /// does not model.
     pub(crate) fn pod_kept_out(&self, number: usize) -> Result<Pod> {
         let mut pod = self.pod(number)?;
         let near = json!({
@@ -206,7 +207,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// What is said of the gang of that name; by our annotation a gang's object has its name.
+    /// The status of the gang of that name. With Gantry's annotation the object has the gang's name.
     pub(crate) async fn status(&self, gang: &str) -> Result<GangStatus> {
         let object = self.gangs.get_opt(gang).await?;
         let object = object.with_context(|| format!("no Gang {gang}"))?;
@@ -267,8 +268,8 @@ impl<'a> Scene<'a> {
         Ok(stays)
     }
 
-    /// Waits until these pods run, and checks that each container got exactly what its pod was granted, or traded it with a pod
-    /// that asked for as much: kubelet never says whom it asks for.
+    /// Waits until these pods run, and checks that each container got its pod's grant. It may have swapped grants with
+    /// a pod of the same size, because kubelet does not say which pod it allocates for.
     pub(crate) async fn run_on_grants(&self, names: &[String]) -> Result<Vec<Stay>> {
         let mut granted = BTreeMap::new();
         for name in names {
@@ -302,7 +303,7 @@ impl<'a> Scene<'a> {
         Ok(stays)
     }
 
-    /// How many pods whose names begin so have a node.
+    /// The number of pods with this name prefix that have a node.
     pub(crate) async fn bound(&self, prefix: &str) -> Result<usize> {
         let all = self.pods.list(&ListParams::default()).await?;
         let named = all.iter().filter(|pod| name_of(pod).starts_with(prefix));
@@ -336,7 +337,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Waits until what a pod says of itself has these words.
+    /// Waits until the condition of a pod contains these words.
     pub(crate) async fn pod_says(&self, pod: &str, words: &[&str]) -> Result<String> {
         let said = until(format!("{pod} says {words:?}"), GANG_LIMIT, async || {
             let pod = self.pods.get(pod).await.map_err(|error| error.to_string())?;

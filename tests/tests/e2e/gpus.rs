@@ -23,12 +23,12 @@ const EXTENDER_READY: &str = "http://127.0.0.1:8010/readyz";
 /// Device IDs by node.
 pub(crate) type Free = BTreeMap<String, BTreeSet<String>>;
 
-/// The machines and what is known of them.
+/// The machines and their facts.
 pub(crate) struct Gpus {
     binary: PathBuf,
     hardware: Mutex<BTreeMap<String, Hardware>>,
     machines: BTreeMap<String, Known>,
-    /// Nodes whose plugin runs with other arguments than usual.
+    /// Nodes on which the plugin runs with changed arguments.
     altered: Mutex<BTreeSet<String>>,
 }
 
@@ -70,7 +70,7 @@ impl Gpus {
         Ok(gpus)
     }
 
-    /// Starts a node's plugin anew, with arguments beyond its usual ones, until the scenario is over.
+    /// Restarts a node's plugin with additional arguments until the scenario is over.
     pub(crate) async fn restart_plugin(&self, cluster: &Cluster, node: &str, extra: &[&str]) -> Result<()> {
         let node = cluster.node(node)?;
         node.program(gantry::PLUGIN)?.stop().await?;
@@ -85,8 +85,8 @@ impl Gpus {
         self.wait_until_ready(cluster).await
     }
 
-    /// Starts a node's plugin anew in another mode, on other GPUs if `hardware` names some, until the scenario is over; waits
-    /// until kubelet and the API server count exactly `offered` of each resource.
+    /// Restarts a node's plugin in another mode until the scenario is over, on other GPUs if `hardware` names some.
+    /// Waits until kubelet and the API server count exactly `offered` of each resource.
     pub(crate) async fn serve(
         &self,
         cluster: &Cluster,
@@ -164,8 +164,8 @@ impl Gpus {
         self.wait_until_ready(cluster).await
     }
 
-    /// Waits until every kubelet has all its GPUs from its plugin, the API server and the scheduler know, and the extender
-    /// answers.
+    /// Waits until the plugin has advertised all GPUs to every kubelet, the API server and the scheduler have observed
+    /// them, and the extender is ready.
     pub(crate) async fn wait_until_ready(&self, cluster: &Cluster) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(cluster.client());
         let published: Api<GpuNode> = Api::all(cluster.client());

@@ -5,14 +5,14 @@
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 mod bed;
+mod blocked_writes;
+mod daemon_logs;
 mod gangs;
 mod gpus;
-mod hindrance;
 mod pods;
 mod records;
 mod scenarios;
-mod seen;
-mod told;
+mod views;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -22,8 +22,8 @@ use anyhow::{Context, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use bed::Bed;
+use daemon_logs::Logs;
 use scenarios::Scenario;
-use told::Logs;
 
 fn main() -> Result<ExitCode> {
     let mut arguments = Arguments::from_args();

@@ -90,7 +90,7 @@ pub(crate) fn phase(pod: &Pod) -> &str {
         .unwrap_or_default()
 }
 
-/// What the pod's status says in words: its own message, or that of its conditions.
+/// The message of the pod's status, or the messages of its conditions.
 pub(crate) fn said(pod: &Pod) -> String {
     let Some(status) = &pod.status else {
         return String::new();
@@ -164,12 +164,12 @@ pub(crate) async fn listed(cluster: &Cluster, pod: &Pod, folder: &str) -> Result
     Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The GPUs that kubelet says a container holds.
+/// The GPUs of a container, as kubelet reports them.
 pub(crate) async fn held(cluster: &Cluster, pod: &Pod, container: &str) -> Result<BTreeSet<String>> {
     held_of(cluster, pod, container, GPU_RESOURCE).await
 }
 
-/// The devices of a resource that kubelet says a container holds.
+/// The devices of a resource in a container, as kubelet reports them.
 pub(crate) async fn held_of(
     cluster: &Cluster,
     pod: &Pod,
@@ -186,7 +186,7 @@ pub(crate) async fn held_of(
     Ok(all.get(&name).cloned().unwrap_or_default())
 }
 
-/// Waits until a pod has ended in either way, and tells the phase.
+/// Waits until a pod has succeeded or failed, and returns the phase.
 pub(crate) async fn ended(api: &Api<Pod>, name: &str) -> Result<String> {
     let phase = until(format!("{name} ended"), RUN_LIMIT, async || {
         let pod = api.get(name).await.map_err(|error| error.to_string())?;

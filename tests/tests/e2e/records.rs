@@ -1,5 +1,5 @@
-//! What containers themselves say of their GPUs: each writes down, on its node, what it got and from when to when it ran.
-//! Judged afterwards, so that nothing depends on how fast the API or a test looks.
+//! The record that each container writes on its node: its GPUs, and when it ran from and to. Records are evaluated
+//! afterwards, so that no result depends on the speed of the API or a test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,8 +13,9 @@ use serde_json::json;
 const ON_NODE: &str = "/var/log/gantry-records";
 const IN_FOLDER: &str = "varlog/gantry-records";
 
-/// Runs until told to end or until its time is over, and writes both ends down. /proc/uptime is one clock for all nodes here. It
-/// starts no process to write: on a busy machine that takes longer than one may have. Told to end it exits with `TOLD_TO_END`, or 0.
+/// Runs until a signal or the end of its time, and records start and end. /proc/uptime is one clock for all nodes here.
+/// Writing starts no process, because that can take too long on a busy machine. A signal ends it with exit code
+/// `TOLD_TO_END`, or 0.
 const SCRIPT: &str = r#"
 end() { read -r NOW REST < /proc/uptime; echo "end $NOW" >> "$FILE"; exit "$1"; }
 FILE="/records/$POD"

@@ -1,4 +1,4 @@
-//! Pods that name their node and so pass kube-scheduler by: they take what nobody was granted.
+//! Pods that name their node and bypass kube-scheduler get only devices that are not granted.
 
 use anyhow::{Result, ensure};
 use gantry_e2e::until;
@@ -7,7 +7,7 @@ use kube::api::PostParams;
 use crate::bed::Bed;
 use crate::pods;
 
-pub(super) async fn a_pod_that_names_its_node_is_kept_off_reserved_devices(bed: &Bed) -> Result<()> {
+pub(super) async fn pod_with_node_name_avoids_reserved_devices(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-bypass").await?;
     let node = bed.cluster().nodes()[0].name();

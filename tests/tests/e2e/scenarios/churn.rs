@@ -21,7 +21,7 @@ const PODS: usize = 300;
 const AT_ONCE: usize = 40;
 const ALL_LIMIT: Duration = Duration::from_secs(600);
 
-pub(super) async fn three_hundred_pods_come_and_go(bed: &Bed) -> Result<()> {
+pub(super) async fn three_hundred_pods_start_and_end(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-churn").await?;
     let mut random = StdRng::seed_from_u64(2);
@@ -86,8 +86,8 @@ pub(super) async fn three_hundred_pods_come_and_go(bed: &Bed) -> Result<()> {
     nothing_is_left(bed).await
 }
 
-/// Every pod's container got exactly the grant in its annotation, or traded it with a pod that asked for as much (kubelet
-/// never says whom it asks for), or else the node's plugin has published that it got another set.
+/// Every pod's container got the grant of its annotation, or swapped it with a pod of the same size (kubelet does not
+/// say which pod it allocates for), or the node's plugin has published that it got another set.
 pub(super) async fn deviations_are_accounted_for(bed: &Bed, api: &Api<Pod>) -> Result<()> {
     let stays = records::read(bed.cluster())?;
     let published: Api<GpuNode> = Api::all(bed.client());

@@ -17,7 +17,7 @@ use crate::{pods, records};
 /// How long the API server is away: for longer than any lease lasts, and than kube-scheduler lives without its own.
 const AWAY: Duration = Duration::from_secs(8);
 
-pub(super) async fn a_force_deleted_pods_devices_are_not_given_out_while_it_lives(bed: &Bed) -> Result<()> {
+pub(super) async fn force_deleted_pod_keeps_devices_until_exit(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-force").await?;
     let (node, size) = gpus
@@ -58,7 +58,7 @@ pub(super) async fn a_force_deleted_pods_devices_are_not_given_out_while_it_live
     nothing_is_left(bed).await
 }
 
-pub(super) async fn the_plugin_is_killed_during_admission(bed: &Bed) -> Result<()> {
+pub(super) async fn plugin_killed_during_admission(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-plugin").await?;
     let nodes = bed.cluster().nodes();
@@ -66,7 +66,7 @@ pub(super) async fn the_plugin_is_killed_during_admission(bed: &Bed) -> Result<(
     for node in nodes {
         node.restart(PLUGIN).await?;
     }
-    // Kubelet fails a pod whose plugin dies under its hands; that much is its own rule. The others must have run.
+    // kubelet itself fails a pod whose plugin dies during the allocation. The others must have run.
     for name in &burst {
         pods::ended(&api, name).await?;
     }
@@ -76,7 +76,7 @@ pub(super) async fn the_plugin_is_killed_during_admission(bed: &Bed) -> Result<(
     nothing_is_left(bed).await
 }
 
-pub(super) async fn kubelet_is_restarted_under_running_pods(bed: &Bed) -> Result<()> {
+pub(super) async fn kubelet_restarted_under_running_pods(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-kubelet-gpus").await?;
     let before = pods::run(&api, &pods::sleeper("before", 2)?).await?;
@@ -103,7 +103,7 @@ pub(super) async fn kubelet_is_restarted_under_running_pods(bed: &Bed) -> Result
     nothing_is_left(bed).await
 }
 
-pub(super) async fn the_extender_is_killed_again_and_again(bed: &Bed) -> Result<()> {
+pub(super) async fn extender_killed_repeatedly(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-extender").await?;
     let mut names = Vec::new();
@@ -119,7 +119,7 @@ pub(super) async fn the_extender_is_killed_again_and_again(bed: &Bed) -> Result<
     nothing_is_left(bed).await
 }
 
-pub(super) async fn the_api_server_is_away_for_a_while(bed: &Bed) -> Result<()> {
+pub(super) async fn api_server_unavailable_for_a_while(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-away").await?;
     let mut names = burst(&api, "before", 8, 2).await?;
@@ -135,7 +135,8 @@ pub(super) async fn the_api_server_is_away_for_a_while(bed: &Bed) -> Result<()> 
     bed.revive().await?;
     names.extend(burst(&api, "after", 8, 2).await?);
     all_succeed(&api, &names).await?;
-    // Right after its return kubelet may admit pods in another order than their Bindings', or before the plugin hears of them.
+    // Right after its return kubelet may admit pods in another order than that of their Bindings, or before the plugin
+    // observes them.
     deviations_are_accounted_for(bed, &api).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
     nothing_is_left(bed).await

@@ -18,7 +18,7 @@ use crate::{pods, records};
 /// The machines have 8, 8 and 4 GPUs.
 const ALL_GPUS: usize = 20;
 
-pub(super) async fn of_two_that_need_most_of_the_cluster_one_runs_and_one_waits(bed: &Bed) -> Result<()> {
+pub(super) async fn second_large_gang_waits_for_the_first(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-two").await?;
     // 12 of 20 GPUs each, made in turns, so that a greedy scheduler would bind half of each.
     let crews = [Crew::new("red", 6, 2), Crew::new("blue", 6, 2)];
@@ -61,7 +61,7 @@ pub(super) async fn of_two_that_need_most_of_the_cluster_one_runs_and_one_waits(
     nothing_is_left(bed).await
 }
 
-pub(super) async fn larger_than_the_cluster_is_refused_with_its_arithmetic(bed: &Bed) -> Result<()> {
+pub(super) async fn gang_larger_than_cluster_reports_numbers(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-large").await?;
     let crew = Crew::new("whale", 6, 4);
     scene.create(&crew).await?;
@@ -78,17 +78,17 @@ pub(super) async fn larger_than_the_cluster_is_refused_with_its_arithmetic(bed: 
         "{}",
         brief(&status)
     );
-    // The last to come: those before it may have been told of something else, and nobody wakes what cannot go.
+    // The last member to arrive: earlier ones may have another reason, and pods that can never run are not woken.
     scene.pod_says(&crew.pod_name(5), &["whale", refused]).await?;
     scene.holds_nothing(&crew).await?;
-    // What can never run delays nobody.
+    // A gang that can never run delays no other.
     let small = Crew::new("shrimp", 5, 4);
     scene.create(&small).await?;
     scene.runs(&small).await?;
     scene.holds_nothing(&crew).await
 }
 
-pub(super) async fn a_stream_of_single_pods_does_not_starve_one(bed: &Bed) -> Result<()> {
+pub(super) async fn single_pods_do_not_starve_a_gang(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-stream").await?;
     // Singles go past it until it has lost its patience; a minute of that would show no more than some seconds.
     with_options(bed, &["--gang-patience=5"], async || streamed(&scene).await).await
@@ -137,7 +137,7 @@ async fn streamed(scene: &Scene<'_>) -> Result<()> {
     records::ensure_no_device_twice(&records::read(scene.bed.cluster())?)
 }
 
-pub(super) async fn waits_for_members_that_do_not_exist_yet(bed: &Bed) -> Result<()> {
+pub(super) async fn gang_waits_for_missing_members(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-collect").await?;
     let crew = Crew::new("late", 4, 2);
     scene
@@ -155,7 +155,7 @@ pub(super) async fn waits_for_members_that_do_not_exist_yet(bed: &Bed) -> Result
     }
     // One goes again, and comes back with the last.
     scene.delete(&crew.pod_name(1)).await?;
-    // A parked pod keeps what it was told last; the Gang is up to date.
+    // An unschedulable pod keeps its last message; the Gang is up to date.
     scene
         .status_where("late", "counts two", |status| {
             status.members == 2
@@ -168,18 +168,18 @@ pub(super) async fn waits_for_members_that_do_not_exist_yet(bed: &Bed) -> Result
     Ok(())
 }
 
-pub(super) async fn with_our_gate_is_not_even_seen_before_it_is_complete(bed: &Bed) -> Result<()> {
+pub(super) async fn gated_gang_is_released_when_complete(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-gates").await?;
     // To remove gates is a right of its own, and an option.
     let rights = manifests().join("gates.yaml").display().to_string();
     bed.cluster().kubectl(&["apply", "-f", &rights]).await?;
     let outcome = with_options(bed, &["--gates"], async || gated(&scene).await).await;
-    // Without the option nobody would remove the gates that this adds.
+    // Without the option the gates that this adds would stay for ever.
     bed.cluster().kubectl(&["delete", "-f", &rights]).await?;
     outcome
 }
 
-/// Tells a story with an extender that has options beyond the manifests'.
+/// Runs a scenario with an extender that has additional options.
 pub(super) async fn with_options(
     bed: &Bed,
     options: &[&str],
@@ -225,9 +225,9 @@ async fn gated(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn a_member_that_never_arrives_does_not_hold_places_for_ever(bed: &Bed) -> Result<()> {
+pub(super) async fn missing_member_does_not_hold_reservations(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-absent").await?;
-    // One whose selector fits no node: that is known before anything is planned.
+    // A selector that fits no node is detected before planning.
     let choosy = Crew::new("choosy", 3, 2);
     let mut members = choosy.pods()?;
     if let Some(spec) = members.last_mut().and_then(|pod| pod.spec.as_mut()) {
@@ -246,7 +246,7 @@ pub(super) async fn a_member_that_never_arrives_does_not_hold_places_for_ever(be
         brief(&status)
     );
 
-    // One that is kept out by what only kube-scheduler knows: it has a place, and does not come.
+    // A constraint that only kube-scheduler evaluates keeps this member out: it has a reservation and does not arrive.
     let absent = Crew::new("absent", 4, 4).with(GANG_ARRIVAL_ANNOTATION, "3");
     scene
         .create_all((0..3).map(|n| absent.pod(n)).collect::<Result<Vec<_>>>()?)

@@ -1,6 +1,6 @@
-//! A gang whose decision is on its way to an API server that does not come to an answer. Whoever has a part in it goes meanwhile, and
-//! nothing is bound before the decision stands. Of its own members, and of extenders and kube-schedulers that are killed, `gangs_leave`
-//! tells.
+//! A gang whose decision is sent to an API server that does not respond. Meanwhile every other participant fails, and
+//! nothing is bound before the decision is stored. `gangs_deletion` covers members, and extenders and kube-schedulers
+//! that are killed.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::GPU_RESOURCE;
@@ -8,16 +8,14 @@ use gantry_e2e::gantry::EXTENDER;
 
 use super::churn::nothing_is_left;
 use super::gangs_failures::{kill_kubelets, leader, node_lost, node_returns, with_two_extenders};
-use super::gangs_states::is_at_work_again;
+use super::gangs_phases::is_at_work_again;
 use super::modes::chosen;
 use crate::bed::Bed;
 use crate::gangs::{Crew, Scene, brief};
-use crate::seen::Metrics;
-use crate::{hindrance, pods, records};
+use crate::views::Metrics;
+use crate::{blocked_writes, pods, records};
 
-pub(super) async fn kubelets_die_the_extender_is_updated_and_a_node_is_lost_before_it_is_written(
-    bed: &Bed,
-) -> Result<()> {
+pub(super) async fn kubelet_extender_and_node_fail_before_commit(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-undecided").await?;
     let [full, lost, _] = bed.cluster().nodes() else {
         anyhow::bail!("the cluster has three nodes");
@@ -32,10 +30,10 @@ pub(super) async fn kubelets_die_the_extender_is_updated_and_a_node_is_lost_befo
 }
 
 async fn play(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> {
-    hindrance::delay(scene).await?;
+    blocked_writes::delay_decisions(scene).await?;
     let outlived = outlive(scene, crew, lost).await;
     // Whatever came of it: it holds for the whole cluster.
-    hindrance::stop_delaying(scene).await?;
+    blocked_writes::allow_decisions(scene).await?;
     let outcome = match outlived {
         Ok(()) => runs_without(scene, crew, lost).await,
         Err(error) => Err(error),
@@ -52,7 +50,7 @@ async fn outlive(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> {
     kill_kubelets(scene).await?;
     is_being_decided(scene, crew).await?;
 
-    // Of the decision that the first extender sends nobody knows any more; the next makes another.
+    // The first extender's decision is lost with it; the next extender makes another.
     let control = scene.bed.cluster().control();
     let name = leader(scene).await?;
     control.daemon(name)?.stop().await?;
@@ -68,11 +66,11 @@ async fn outlive(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> {
     is_being_decided(scene, crew).await
 }
 
-/// Waits until the decision is on its way, which its Gang cannot say: nothing else is written into it before the decision is. Nothing of
-/// the gang is bound.
+/// Waits until the decision is sent. The Gang cannot show that, because the decision is the next write to it. No member
+/// is bound.
 async fn is_being_decided(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     Metrics::settled_with_leader(scene.bed, &[(r#"gangs{phase="committing"}"#, 1.0)]).await?;
-    // It may have come here before anything was said of it.
+    // The gang may have reached this phase before its status was written.
     let gang = scene.gangs.get_opt(&crew.name).await?;
     if let Some(status) = gang.and_then(|gang| gang.status) {
         ensure!(

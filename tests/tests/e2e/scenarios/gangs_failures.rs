@@ -19,7 +19,7 @@ use crate::gangs::{Crew, GANG_LIMIT, Scene, brief};
 use crate::records::Stay;
 use crate::{pods, records};
 
-/// Where kubelet notes who holds which devices.
+/// kubelet's checkpoint of devices and their holders.
 const NOTES: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 
 /// One gang in each state that lasts: bound, on its way with one member kept out, without room, without a member.
@@ -91,9 +91,7 @@ impl Gangs {
     }
 }
 
-pub(super) async fn the_extender_and_the_scheduler_are_killed_with_gangs_in_every_state(
-    bed: &Bed,
-) -> Result<()> {
+pub(super) async fn extender_and_scheduler_killed_in_all_phases(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-kill").await?;
     let gangs = Gangs::form(&scene).await?;
     let control = bed.cluster().control();
@@ -106,7 +104,7 @@ pub(super) async fn the_extender_and_the_scheduler_are_killed_with_gangs_in_ever
     gangs.end(&scene).await
 }
 
-pub(super) async fn kubelets_are_killed_with_gangs_in_every_state(bed: &Bed) -> Result<()> {
+pub(super) async fn kubelets_killed_in_all_phases(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-kubelets").await?;
     let gangs = Gangs::form(&scene).await?;
     kill_kubelets(&scene).await?;
@@ -134,7 +132,7 @@ pub(super) async fn kill_kubelets(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn the_extender_is_killed_while_a_gang_is_being_bound(bed: &Bed) -> Result<()> {
+pub(super) async fn extender_killed_while_binding(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-commit").await?;
     let control = bed.cluster().control();
     // At once, and later: before the plan, at the barrier, between the decision and the last Binding, as it comes.
@@ -154,7 +152,7 @@ pub(super) async fn the_extender_is_killed_while_a_gang_is_being_bound(bed: &Bed
     nothing_is_left(bed).await
 }
 
-pub(super) async fn a_node_is_lost_between_plan_and_decision(bed: &Bed) -> Result<()> {
+pub(super) async fn node_lost_between_plan_and_decision(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-node").await?;
     // Eight GPUs in all, and two machines have them: laid on one, they can go to the other.
     let crew = Crew::new("movable", 4, 2).with(GANG_ARRIVAL_ANNOTATION, "300");
@@ -229,12 +227,12 @@ pub(super) async fn node_returns(bed: &Bed, lost: &str) -> Result<()> {
     Ok(bed.cluster().wait_until_ready().await?)
 }
 
-pub(super) async fn kubelet_is_away_while_a_gang_is_bound_to_its_node(bed: &Bed) -> Result<()> {
+pub(super) async fn kubelet_down_while_gang_binds_to_its_node(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-kubelet").await?;
     let crew = Crew::new("whole", 5, 4);
     let node = bed.cluster().nodes().first().context("there are nodes")?;
-    // A pod that came and went before: kubelet notes who holds what only when it is told of devices, and would count on old notes at its
-    // start.
+    // A pod that ended before: kubelet writes its checkpoint only when devices are advertised, and would start from an
+    // old one.
     let before = pods::pinned("before", 8, node.name())?;
     pods::run(&scene.pods, &before).await?;
     scene.delete("before").await?;
@@ -259,7 +257,7 @@ pub(super) async fn kubelet_is_away_while_a_gang_is_bound_to_its_node(bed: &Bed)
     nothing_is_left(bed).await
 }
 
-pub(super) async fn a_node_is_deleted_under_a_bound_gang(bed: &Bed) -> Result<()> {
+pub(super) async fn node_deleted_under_bound_gang(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-deleted").await?;
     let crew = Crew::new("sturdy", 3, 4);
     scene.create(&crew).await?;
@@ -314,12 +312,12 @@ const REPLICAS: [(&str, &str); 2] = [
     ("gantry-extender-b", "127.0.0.1:8022"),
 ];
 
-pub(super) async fn two_extenders_take_over_from_each_other(bed: &Bed) -> Result<()> {
+pub(super) async fn two_extenders_fail_over(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-pair").await?;
     with_two_extenders(bed, async || rolling_update(&scene).await).await
 }
 
-/// Tells a story with two extenders, of which one leads, behind a Service.
+/// Runs a scenario with two extenders, one of them the leader, behind a Service.
 pub(super) async fn with_two_extenders(bed: &Bed, story: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
     let control = bed.cluster().control();
     let binary = gantry::binary().context("no gantry beside this test")?;
@@ -364,7 +362,7 @@ async fn rolling_update(scene: &Scene<'_>) -> Result<()> {
     gangs.end(scene).await
 }
 
-/// Waits until exactly one replica is ready, and tells which.
+/// Waits until exactly one replica is ready, and returns it.
 pub(super) async fn leader(scene: &Scene<'_>) -> Result<&'static str> {
     let control = scene.bed.cluster().control();
     let found = until("one extender that leads", GANG_LIMIT, async || {

@@ -1,5 +1,5 @@
-//! What contradicts itself or cannot be followed: the Gang and the pods say what and where, nothing is half done, and a gang that runs goes
-//! on.
+//! Invalid settings: the Gang and the pods name the setting and the reason, nothing is half done, and a running gang
+//! continues.
 
 use anyhow::{Result, ensure};
 use gantry_api::names::{GANG_MIN_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION};
@@ -12,7 +12,7 @@ use crate::bed::Bed;
 use crate::gangs::{Crew, Scene, brief};
 use crate::{pods, records};
 
-pub(super) async fn that_cannot_be_followed_is_named_on_the_gang_and_its_pods(bed: &Bed) -> Result<()> {
+pub(super) async fn invalid_settings_are_reported_on_gang_and_pods(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-bad").await?;
     let torn = Crew::new("torn", 2, 1);
     let mut other = torn.pod(1)?;
@@ -40,7 +40,7 @@ pub(super) async fn that_cannot_be_followed_is_named_on_the_gang_and_its_pods(be
             brief(&status),
             status.conditions
         );
-        // The last to come: those before it may have been told of something else, and nobody wakes what cannot go.
+        // The last member to arrive: earlier ones may have another reason, and pods that can never run are not woken.
         scene.pod_says(&crew.pod_name(1), &[said]).await?;
         scene.holds_nothing(crew).await?;
     }
@@ -73,9 +73,9 @@ pub(super) async fn that_cannot_be_followed_is_named_on_the_gang_and_its_pods(be
     nothing_is_left(bed).await
 }
 
-pub(super) async fn of_people_goes_first_and_changes_nothing_that_runs(bed: &Bed) -> Result<()> {
+pub(super) async fn gang_spec_takes_precedence_until_bound(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-forged").await?;
-    // A person writes the object before the pods exist: its word goes before theirs.
+    // The user creates the Gang object before the pods: its spec takes precedence over their annotations.
     let spec = GangSpec {
         min_member: Some(3),
         ..GangSpec::default()
@@ -91,7 +91,7 @@ pub(super) async fn of_people_goes_first_and_changes_nothing_that_runs(bed: &Bed
     scene.create_all([crew.pod(2)?]).await?;
     scene.runs(&crew).await?;
 
-    // The minimum is raised while it runs: it goes on running, and says so.
+    // The minimum is raised while the gang runs: it continues and reports the difference.
     let patch = json!({ "spec": { "minMember": 5 } });
     scene
         .gangs
@@ -112,7 +112,7 @@ pub(super) async fn of_people_goes_first_and_changes_nothing_that_runs(bed: &Bed
         ensure!(pods::phase(&pod) == "Running", "{name} was disturbed");
     }
 
-    // A decision that nobody took.
+    // A forged decision.
     let status = json!({ "status": { "phase": "Bound", "bound": 99 } });
     let refused = scene
         .gangs

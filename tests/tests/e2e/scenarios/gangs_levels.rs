@@ -1,5 +1,5 @@
-//! Gangs on a fabric with levels: one that must lie within a rack, one in slices and by rank, one that grows. Two racks go by the same
-//! name: one is in a zone, and of the nodes of the other nobody says the zone.
+//! Gangs on a fabric with levels: one with a required rack, one with slices and ranks, one that grows. Two racks have
+//! the same name: one is in a zone, the nodes of the other have no zone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,13 +29,13 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 struct Racks<'b> {
     /// Eight GPUs, rack r1 of zone a.
     alone: &'b str,
-    /// Eight GPUs, rack r1 of nobody says which zone.
+    /// Eight GPUs, rack r1 without a zone.
     large: &'b str,
     /// Four, in the same.
     small: &'b str,
 }
 
-pub(super) async fn a_gang_lies_as_its_level_its_slices_and_its_ranks_ask(bed: &Bed) -> Result<()> {
+pub(super) async fn gang_follows_level_slices_and_ranks(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-levels").await?;
     let [alone, large, small] = bed.cluster().nodes() else {
         anyhow::bail!("not three nodes");
@@ -112,7 +112,7 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     scene.disband(&wide).await
 }
 
-/// Nine of the ten places that there are: three in one rack and six in the other, neighbours by rank beside each other.
+/// Nine of ten possible members: three in one rack and six in the other, with neighbouring ranks side by side.
 async fn in_slices_by_rank(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     let sliced = Crew::new("sliced", 9, 2)
         .with(GANG_REQUIRED_LEVEL_ANNOTATION, RACK)

@@ -6,14 +6,14 @@ use gantry_api::GangPhase;
 use gantry_e2e::Program;
 use serde_json::{Value, json};
 
-use super::gangs_dialects::{Expected, apply, phase, stand};
+use super::gangs_integrations::{Expected, apply, phase, stand};
 use crate::bed::Bed;
 use crate::gangs::{Scene, brief};
 use crate::{pods, records};
 
 const SCHEDULER: &str = "kube-scheduler";
 
-pub(super) async fn pod_groups_of_kubernetes_are_gangs(bed: &Bed) -> Result<()> {
+pub(super) async fn kubernetes_pod_groups_are_gangs(bed: &Bed) -> Result<()> {
     let condition = two_groups(bed, "e2e-gangs-native").await?;
     ensure!(
         condition.is_empty(),
@@ -22,9 +22,7 @@ pub(super) async fn pod_groups_of_kubernetes_are_gangs(bed: &Bed) -> Result<()> 
     Ok(())
 }
 
-pub(super) async fn pod_groups_are_gangs_also_where_kube_scheduler_tries_them_as_a_whole(
-    bed: &Bed,
-) -> Result<()> {
+pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<()> {
     let control = bed.cluster().control();
     let as_it_comes = control.program(SCHEDULER)?;
     let mut with_groups: Program = as_it_comes.clone();
@@ -44,8 +42,9 @@ pub(super) async fn pod_groups_are_gangs_also_where_kube_scheduler_tries_them_as
     Ok(())
 }
 
-/// A group comes pod by pod and is bound as a whole. Of another, for which there is room for all but one, nobody is bound until there is
-/// room for all. What kube-scheduler says of that one in the end, if it does.
+/// The pods of a group arrive one by one, and the group is bound as a whole. Of another group, for which one GPU set is
+/// missing, no pod is bound until all fit. Returns the final message of kube-scheduler about that group, if there is
+/// one.
 async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     let scene = Scene::set(bed, namespace).await?;
     for (name, min) in [("small", 2), ("large", 3)] {

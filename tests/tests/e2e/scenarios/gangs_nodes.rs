@@ -7,24 +7,24 @@ use gantry_e2e::until;
 use kube::api::DeleteParams;
 
 use super::churn::nothing_is_left;
+use super::gangs_deletion::binding;
 use super::gangs_failures::{node_lost, node_returns};
-use super::gangs_leave::binding;
+use super::gangs_phases::{is_going, let_end, slow_to_end};
 use super::gangs_preempt::{IMPORTANT, is_gone, make_class};
-use super::gangs_states::{is_going, let_end, slow_to_end};
 use crate::bed::Bed;
 use crate::gangs::{Crew, GANG_LIMIT, Scene, brief};
 use crate::records::Stay;
-use crate::{hindrance, pods, records};
+use crate::{blocked_writes, pods, records};
 
-pub(super) async fn a_node_is_lost_while_a_gang_is_being_bound_to_it(bed: &Bed) -> Result<()> {
+pub(super) async fn node_lost_while_binding(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-node-binding").await?;
     // Two on one of the machines of eight GPUs and one elsewhere, by rank; what is left without that machine holds just these three.
     let crew = Crew::new("half", 3, 4);
     let refused = crew.pod_name(1);
-    hindrance::hinder(&scene, std::slice::from_ref(&refused)).await?;
+    blocked_writes::block_bindings(&scene, std::slice::from_ref(&refused)).await?;
     let outcome = lost_while_bound(&scene, &crew, &refused).await;
     // Whatever came of it: it holds for the whole cluster.
-    hindrance::stop_hindering(&scene).await?;
+    blocked_writes::allow_bindings(&scene).await?;
     let outcome = match outcome {
         Ok((lost, left)) => run_elsewhere(&scene, &crew, &lost, &left).await,
         Err(error) => Err(error),
@@ -39,7 +39,8 @@ pub(super) async fn a_node_is_lost_while_a_gang_is_being_bound_to_it(bed: &Bed) 
     nothing_is_left(bed).await
 }
 
-/// The node of a member whose Binding is refused is lost, and with it a member that is bound there. Gives the node, and who is left.
+/// The node of a member whose Binding is refused is lost, together with a bound member. Returns the node and the
+/// remaining pods.
 async fn lost_while_bound(scene: &Scene<'_>, crew: &Crew, refused: &str) -> Result<(String, Vec<Stay>)> {
     scene.create(crew).await?;
     let decided = binding(scene, &crew.name, 2).await?;
@@ -103,9 +104,7 @@ fn place_of(decision: &Decision, pod: &str) -> Result<String> {
     Ok(slot.node.to_string())
 }
 
-pub(super) async fn a_node_is_lost_where_others_have_to_go_for_a_gang_and_another_is_repaired(
-    bed: &Bed,
-) -> Result<()> {
+pub(super) async fn node_lost_while_preempting_or_degraded(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-node-states").await?;
     make_class(bed).await?;
     // Six and two GPUs of one machine, and all of the others.
@@ -113,7 +112,7 @@ pub(super) async fn a_node_is_lost_where_others_have_to_go_for_a_gang_and_anothe
     let rest = Crew::new("rest", 3, 4);
     let urgent = Crew::new("urgent", 2, 1).of_class(IMPORTANT);
     let outcome = lost_while_others_go(&scene, &torn, &rest, &urgent).await;
-    // Back, whatever came of it, and whoever was slow there ends: it would stay for minutes.
+    // Restores the node after success or failure and ends the slow pod, which would stay for minutes.
     for node in bed.cluster().nodes() {
         if !node.program("kubelet")?.is_running() {
             node_returns(bed, node.name()).await?;
@@ -150,7 +149,7 @@ async fn lost_while_others_go(scene: &Scene<'_>, torn: &Crew, rest: &Crew, urgen
         "{slow:?} is not on {lost}"
     );
 
-    // The place of one is kept, and the least that can go for the other is beside it.
+    // The reservation of one is held, and the cheapest victims for the other are on the same node.
     scene.delete(&torn.pod_name(1)).await?;
     scene.phase(&torn.name, GangPhase::Degraded).await?;
     scene.create(urgent).await?;

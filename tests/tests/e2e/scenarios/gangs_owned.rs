@@ -8,7 +8,7 @@ use gantry_e2e::until;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use super::gangs_dialects::{Expected, any_fields, apply, phase, stand};
+use super::gangs_integrations::{Expected, any_fields, apply, phase, stand};
 use crate::bed::Bed;
 use crate::gangs::{self, GANG_LIMIT, Scene, brief, name_of};
 use crate::{pods, records};
@@ -23,7 +23,7 @@ const EXPECTED: [Expected; 6] = [
     ("Coscheduling", "old", 2, "min-available"),
 ];
 
-pub(super) async fn pods_as_other_controllers_leave_them_are_gangs(bed: &Bed) -> Result<()> {
+pub(super) async fn pods_of_other_controllers_are_gangs(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-owned").await?;
     bed.cluster().install_controllers().await?;
     for (group, version, kind) in [
@@ -110,7 +110,7 @@ fn job(name: &str, words: &Value, owner: &Value) -> Result<Value> {
     }))
 }
 
-/// What names an object as its pods' owner. The garbage collector knows whether it is there, so it has to be.
+/// An owner reference to an object. The object must exist, because the garbage collector checks it.
 async fn owner(bed: &Bed, scene: &Scene<'_>, version: &str, kind: &str, name: &str) -> Result<Value> {
     let (group, _) = version.split_once('/').context("a group and a version")?;
     let resource = format!("{}s.{group}", kind.to_ascii_lowercase());

@@ -1,5 +1,5 @@
-//! Who has to go when the more important comes: a gang takes the place of others whole and never against a budget, a single pod breaks no
-//! gang where another pod will do. Whoever goes is asked to end, and what comes free is had by whom it was freed for.
+//! Preemption: a gang preempts other gangs as a whole and within disruption budgets; a single pod breaks no gang if
+//! another victim suffices. Victims are evicted, and the preemptor gets the freed GPUs.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,10 @@ use crate::gangs::{Crew, GANG_LIMIT, Scene};
 use crate::records::Stay;
 use crate::{pods, records};
 
-/// The priority class of whoever preempts here; everybody else has priority 0.
+/// The priority class of the preemptors; all other pods have priority 0.
 pub(super) const IMPORTANT: &str = "e2e-important";
 
-pub(super) async fn a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget_protects_it(
-    bed: &Bed,
-) -> Result<()> {
+pub(super) async fn gang_preempts_whole_gang_within_budgets(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-preempt").await?;
     make_class(bed).await?;
     let guarded = Crew::new("guarded", 2, 4).labelled("app", "guarded");
@@ -35,7 +33,7 @@ pub(super) async fn a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget
     scene.create(&open).await?;
     let before = scene.runs(&open).await?;
     let uids = uids_of(&scene, &guarded).await?;
-    // The cluster is full. This has waited for longer than the gang will, and must not profit by whose place it takes.
+    // The cluster is full. This pod has waited longer than the gang, and must not get the GPUs that the gang preempts.
     scene.create_all([pods::sleeper("vulture", 8)?]).await?;
 
     // Eight GPUs: the guarded gang would be the smaller loss.
@@ -67,7 +65,7 @@ pub(super) async fn a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget
     budgets.delete(&guarded.name, &DeleteParams::default()).await?;
     scene.runs(&next).await?;
     are_gone(&scene, &guarded).await?;
-    // Whoever was killed before it had ended would count as running for ever.
+    // A container killed before its end would count as running for ever.
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
     scene.delete("vulture").await?;
     scene.disband(&urgent).await?;
@@ -75,9 +73,7 @@ pub(super) async fn a_gang_takes_the_place_of_another_as_a_whole_unless_a_budget
     nothing_is_left(bed).await
 }
 
-pub(super) async fn a_single_pod_preempts_by_the_scheduler_and_breaks_no_gang_for_it(
-    bed: &Bed,
-) -> Result<()> {
+pub(super) async fn single_pod_preempts_without_breaking_gangs(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-preempt-single").await?;
     make_class(bed).await?;
     let smallest = bed.cluster().nodes()[2].name();

@@ -1,5 +1,5 @@
-//! Gangs whose pods name who is to place them: another scheduler, or a profile of kube-scheduler of another name. While nobody brings them
-//! to the extender they keep nothing and hinder nobody; from the first of that profile's questions on they are gangs like any other.
+//! Gangs whose pods name another scheduler or another profile of kube-scheduler. They reserve nothing and block nothing
+//! until the extender gets a request for them; from the first request of that profile on they are ordinary gangs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ const EXTENDER: &str = "gantry-extender";
 /// The name of the other profile.
 const PROFILE: &str = "gpu-profile";
 
-pub(super) async fn gangs_of_another_scheduler_keep_nothing_until_it_asks(bed: &Bed) -> Result<()> {
+pub(super) async fn foreign_gang_reserves_on_first_request(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-profile").await?;
     let control = bed.cluster().control();
     // Twenty GPUs, of which each gang needs more than half. Theirs is there first.
@@ -49,7 +49,8 @@ pub(super) async fn gangs_of_another_scheduler_keep_nothing_until_it_asks(bed: &
     nothing_is_left(bed).await
 }
 
-/// The gang runs once the profile brings it, and another one after an extender that has forgotten of whom it was asked.
+/// The gang runs once the profile requests it. So does another gang after a restart of the extender, which loses the
+/// record of requesting schedulers.
 async fn the_profile_asks(scene: &Scene<'_>, theirs: &Crew) -> Result<()> {
     let control = scene.bed.cluster().control();
     scene.runs(theirs).await?;
@@ -69,7 +70,7 @@ async fn the_profile_asks(scene: &Scene<'_>, theirs: &Crew) -> Result<()> {
     scene.disband(&later).await
 }
 
-/// Kube-scheduler's configuration as it comes, with a second profile beside the default one.
+/// kube-scheduler's default configuration with a second profile.
 fn with_second_profile(program: &Program) -> Result<PathBuf> {
     let config = program.args[0].strip_prefix("--config=");
     let config = fs::read_to_string(config.context("kube-scheduler is given its configuration first")?)?;
@@ -80,7 +81,7 @@ fn with_second_profile(program: &Program) -> Result<PathBuf> {
     Ok(path)
 }
 
-pub(super) async fn pods_of_a_basic_group_go_one_by_one(bed: &Bed) -> Result<()> {
+pub(super) async fn basic_group_pods_are_scheduled_singly(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-basic").await?;
     let group = json!({
         "apiVersion": "scheduling.k8s.io/v1beta1",
@@ -88,10 +89,10 @@ pub(super) async fn pods_of_a_basic_group_go_one_by_one(bed: &Bed) -> Result<()>
         "metadata": { "name": "loose" },
         "spec": { "schedulingPolicy": { "basic": {} } },
     });
-    super::gangs_dialects::apply(bed, &scene, &group).await?;
+    super::gangs_integrations::apply(bed, &scene, &group).await?;
     // Nodes of eight, eight and four GPUs: two of three have room.
     for number in 0..3 {
-        super::gangs_dialects::apply(bed, &scene, &loose(number)?).await?;
+        super::gangs_integrations::apply(bed, &scene, &loose(number)?).await?;
     }
     let two = gantry_e2e::until("two of three have a node", GANG_LIMIT, async || {
         let bound = scene.bound("loose-").await.map_err(|error| error.to_string())?;

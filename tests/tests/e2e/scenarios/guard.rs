@@ -1,5 +1,5 @@
-//! What admission keeps true: a grant comes from the extender alone, whichever way into a pod's annotations somebody tries; and a plugin
-//! changes of its Node what it is for, and nothing else.
+//! The admission policies: only the extender can write a grant, by any way into a pod's annotations; a plugin can
+//! change only its own fields of its Node.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::pods;
 /// Far beyond what a new policy takes to be followed.
 const POLICY_LIMIT: Duration = Duration::from_secs(60);
 
-pub(super) async fn lets_nobody_but_the_extender_write_a_grant(bed: &Bed) -> Result<()> {
+pub(super) async fn only_extender_may_write_grants(bed: &Bed) -> Result<()> {
     let pods = bed.namespace("e2e-guard").await?;
     forge(&pods, bed.cluster().nodes()[0].name()).await
 }
@@ -32,7 +32,7 @@ async fn forge(pods: &Api<Pod>, node: &str) -> Result<()> {
 
     let mut pod = pods::sleeper("target", 0)?;
     if let Some(spec) = pod.spec.as_mut() {
-        // Nobody binds it but this scenario.
+        // Only this scenario binds it.
         spec.scheduler_name = Some("nobody".to_owned());
     }
     pods.create(&PostParams::default(), &pod).await?;
@@ -41,7 +41,7 @@ async fn forge(pods: &Api<Pod>, node: &str) -> Result<()> {
     let patch = Patch::Merge(&patch);
     refused("a pod", pods.patch(to, &how, &patch).await)?;
     refused("a pod's status", pods.patch_status(to, &how, &patch).await)?;
-    // Of these Kubernetes itself keeps the annotations; whether it says so or not, nothing may come of it.
+    // In these cases Kubernetes itself keeps the annotations. With or without an error, nothing may change.
     for subresource in ["ephemeralcontainers", "resize"] {
         let _ = pods.patch_subresource(subresource, to, &how, &patch).await;
         ensure!(granted(pods).await?.is_none(), "forged through {subresource}");
@@ -62,7 +62,7 @@ async fn forge(pods: &Api<Pod>, node: &str) -> Result<()> {
         legacy.create(&PostParams::default(), &forged).await,
     )?;
 
-    // Whoever binds without a grant, and writes a status without one, is not in the way.
+    // A binding without a grant and a status write without one are allowed.
     bind(pods, to, &binding(json!({ "example.com/by": "somebody" }))?).await?;
     let patch = json!({ "status": { "message": "bound by hand" } });
     pods.patch_status(to, &how, &Patch::Merge(&patch)).await?;
@@ -94,7 +94,7 @@ fn refused<T>(what: &str, answer: Result<T, impl ToString>) -> Result<()> {
     }
 }
 
-pub(super) async fn a_plugin_changes_of_its_node_what_it_is_for_and_nothing_else(bed: &Bed) -> Result<()> {
+pub(super) async fn plugin_may_change_only_its_own_fields(bed: &Bed) -> Result<()> {
     let plugin = Plugin {
         cluster: bed.cluster(),
         node: bed.cluster().nodes()[0].name(),
@@ -201,8 +201,8 @@ impl Plugin<'_> {
     }
 }
 
-/// Another value for each part of a Node's status but `config`, of which the API server itself keeps nothing, and what is said
-/// of it. `group_policy` is what stands there of the node's features.
+/// Another value for each part of a Node's status except `config`, which the API server does not store, and the
+/// expected error. `group_policy` is the value in the node's features.
 fn status_changes(group_policy: bool) -> Vec<(Value, &'static str)> {
     let nothing_else = "conditions of its Node's status, and nothing else";
     vec![

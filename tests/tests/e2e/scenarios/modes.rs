@@ -1,4 +1,4 @@
-//! What a node offers besides whole GPUs: replicas and MIG devices, on the real kubelet, as a pod sees them.
+//! What a node offers in addition to whole GPUs: replicas and MIG devices, on the real kubelet, as a pod sees them.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::node_changes::{ALL, DOUBLE_BIT};
 use crate::bed::Bed;
 use crate::pods;
 
-/// Two replicas of every GPU, as NVIDIA's plugin is told it.
+/// Two replicas of every GPU, in the config format of NVIDIA's plugin.
 const TWICE: &str = "
 version: v1
 sharing:
@@ -25,7 +25,7 @@ sharing:
       replicas: 2
 ";
 
-pub(super) async fn replicas_of_one_gpu_go_to_several_pods(bed: &Bed) -> Result<()> {
+pub(super) async fn replicas_of_one_gpu_serve_several_pods(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-replicas").await?;
@@ -74,7 +74,7 @@ pub(super) async fn replicas_of_one_gpu_go_to_several_pods(bed: &Bed) -> Result<
     Ok(())
 }
 
-pub(super) async fn slices_of_each_profile_are_resources_of_their_own(bed: &Bed) -> Result<()> {
+pub(super) async fn mig_mixed_profiles_are_separate_resources(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-mixed").await?;
@@ -116,7 +116,7 @@ pub(super) async fn slices_of_each_profile_are_resources_of_their_own(bed: &Bed)
     Ok(())
 }
 
-pub(super) async fn slices_all_alike_are_gpus(bed: &Bed) -> Result<()> {
+pub(super) async fn mig_single_slices_are_gpus(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-single").await?;
@@ -152,7 +152,7 @@ pub(super) async fn slices_all_alike_are_gpus(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn parts_of_a_slice_are_resources_of_their_own(bed: &Bed) -> Result<()> {
+pub(super) async fn compute_slices_are_separate_resources(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-parts").await?;
@@ -197,7 +197,7 @@ pub(super) async fn parts_of_a_slice_are_resources_of_their_own(bed: &Bed) -> Re
     gpus.counts(cluster, node.name(), &left).await
 }
 
-pub(super) async fn a_changed_config_is_taken_up_and_a_bad_one_is_not(bed: &Bed) -> Result<()> {
+pub(super) async fn changed_config_applies_and_bad_config_does_not(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let node = cluster.nodes()[2].name();
@@ -207,7 +207,7 @@ pub(super) async fn a_changed_config_is_taken_up_and_a_bad_one_is_not(bed: &Bed)
         .await?;
     write_config(cluster, node, TWICE)?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
-    // A misspelt key changes nothing, and says so.
+    // A misspelled key changes nothing and is reported.
     write_config(cluster, node, &TWICE.replace("timeSlicing", "timeSlycing"))?;
     until("the mistake told", pods::RUN_LIMIT, async || {
         let log = cluster.node(node).map_err(|error| error.to_string())?;
@@ -225,7 +225,8 @@ pub(super) async fn a_changed_config_is_taken_up_and_a_bad_one_is_not(bed: &Bed)
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await
 }
 
-/// Waits until the `GpuNode` names these resources. Kubelet's word is there before on a busy machine, and who is bound then has no grant.
+/// Waits until the `GpuNode` names these resources. On a busy machine kubelet may report them earlier, and a pod that
+/// is bound then has no grant.
 async fn are_published(bed: &Bed, node: &str, resources: &[&str]) -> Result<()> {
     let published: Api<GpuNode> = Api::all(bed.client());
     until(format!("{resources:?} published"), pods::RUN_LIMIT, async || {
@@ -293,7 +294,7 @@ pub(super) async fn run_on(
     pods::run(api, &chosen(name, resource, count, node)?).await
 }
 
-/// What `kubectl describe` says of a pod that must wait.
+/// The output of `kubectl describe` for a waiting pod.
 pub(super) async fn refusal(bed: &Bed, api: &Api<Pod>, namespace: &str, pod: Pod) -> Result<String> {
     let name = pod.metadata.name.clone().unwrap_or_default();
     api.create(&PostParams::default(), &pod).await?;

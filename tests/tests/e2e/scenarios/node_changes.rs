@@ -1,5 +1,5 @@
-//! GPUs that change under the real kubelet: cut anew while the plugin runs, and sick by an Xid. What kubelet offers, what the Node says and
-//! what pods get follow.
+//! GPUs that change under the real kubelet: another MIG layout while the plugin runs, and an Xid. kubelet's resources,
+//! the Node and the pods' devices follow.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, PostParams};
 
 use super::modes::{chosen, refusal, run_on};
 use crate::bed::Bed;
-use crate::{pods, seen};
+use crate::{pods, views};
 
 /// An error of memory, which an event confines to the instance that it names: only a reset ends it, or the end of the instance.
 pub(super) const DOUBLE_BIT: u64 = 48;
@@ -23,7 +23,7 @@ const OFF_THE_BUS: u64 = 79;
 /// All compute instances of a GPU instance.
 pub(super) const ALL: u32 = u32::MAX;
 
-pub(super) async fn a_gpu_cut_anew_is_other_resources(bed: &Bed) -> Result<()> {
+pub(super) async fn changed_mig_layout_changes_resources(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-recut").await?;
@@ -86,7 +86,7 @@ pub(super) async fn a_gpu_cut_anew_is_other_resources(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn an_xid_is_seen_wherever_people_look_until_it_is_lifted(bed: &Bed) -> Result<()> {
+pub(super) async fn xid_is_reported_everywhere_until_lifted(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let namespace = "e2e-xid";
@@ -109,7 +109,7 @@ pub(super) async fn an_xid_is_seen_wherever_people_look_until_it_is_lifted(bed: 
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 7)]).await?;
     condition(bed, node, "False", &format!("{sick}: Xid 79")).await?;
     let about = ("Node", node, None);
-    seen::event(bed, "default", about, "GpuUnhealthy", &[&sick, "Xid 79"]).await?;
+    views::event(bed, "default", about, "GpuUnhealthy", &[&sick, "Xid 79"]).await?;
     // Not by its plugin's memory alone.
     cluster.node(node)?.restart(gantry::PLUGIN).await?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 7)]).await?;
@@ -127,15 +127,15 @@ pub(super) async fn an_xid_is_seen_wherever_people_look_until_it_is_lifted(bed: 
     cluster.kubectl(&["annotate", "gpunode", node, &lift]).await?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
     condition(bed, node, "True", "every GPU is healthy").await?;
-    seen::event(bed, "default", about, "GpuQuarantineLifted", &[&sick]).await?;
-    // Whoever waited for all eight of them has them now.
+    views::event(bed, "default", about, "GpuQuarantineLifted", &[&sick]).await?;
+    // The pod that waited for all eight GPUs has them now.
     let eight = pods::running(&api, "eight").await?;
     let seen = pods::seen(cluster, &eight, "main").await?;
     ensure!(seen.len() == 8 && seen.contains(&sick), "{seen:?}");
     Ok(())
 }
 
-pub(super) async fn a_quarantine_outlives_its_plugin_while_the_api_server_is_away(bed: &Bed) -> Result<()> {
+pub(super) async fn quarantine_survives_plugin_without_api_server(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-xid-away").await?;
@@ -163,15 +163,15 @@ pub(super) async fn a_quarantine_outlives_its_plugin_while_the_api_server_is_awa
 
     cluster.program("kube-apiserver")?.kill().await?;
     node.restart(gantry::PLUGIN).await?;
-    // Nobody knows better for now, and nobody brings pods here.
+    // No better information exists for now, and no pod is scheduled here.
     offers_without_api(node, 8).await?;
-    // This one nobody but the plugin knows.
+    // Only the plugin has recorded this fault.
     hardware.controller().raise_xid(5, OFF_THE_BUS)?;
     offers_without_api(node, 7).await?;
 
     cluster.start_again("kube-apiserver").await?;
     bed.revive().await?;
-    // It asks before the plugin has told of anything.
+    // kubelet asks before the plugin has published anything.
     let eight = chosen("eight", "nvidia.com/gpu", 8, node.name())?;
     api.create(&PostParams::default(), &eight).await?;
     gpus.counts(cluster, node.name(), &[("nvidia.com/gpu", 6)])
@@ -201,7 +201,7 @@ pub(super) async fn a_quarantine_outlives_its_plugin_while_the_api_server_is_awa
     stored(bed, node.name(), &[]).await
 }
 
-/// Waits until the `GpuNode` tells of faults of just these GPUs: what is there is taken up again by the next plugin.
+/// Waits until the `GpuNode` reports faults of exactly these GPUs: the next plugin reads them from there.
 async fn stored(bed: &Bed, node: &str, gpus: &[String]) -> Result<()> {
     let published: Api<GpuNode> = Api::all(bed.client());
     let wanted: BTreeSet<&String> = gpus.iter().collect();

@@ -1,5 +1,5 @@
-//! What the API server tells the plugin and what it tells the API server of its own node, with no rights but the manifests': the
-//! configuration that a label chooses, and the labels that it writes.
+//! What the plugin reads from and writes to the API server about its own node, with the manifests' rights only: the
+//! configuration that a label selects, and its labels.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::modes::run_on;
 use crate::bed::Bed;
 use crate::gangs::GANG_LIMIT;
 use crate::gpus::Gpus;
-use crate::{pods, seen};
+use crate::{pods, views};
 
 /// The ConfigMap that the manifests give a right to, and the label that chooses of it.
 const CONFIGS: &str = "gantry-plugin-config";
@@ -37,9 +37,9 @@ fn shared(replicas: u32) -> String {
     )
 }
 
-pub(super) async fn a_label_chooses_a_configuration_of_the_config_map(bed: &Bed) -> Result<()> {
+pub(super) async fn node_label_selects_config_from_config_map(bed: &Bed) -> Result<()> {
     let outcome = chosen_by_label(bed).await;
-    // Whatever came of it: other scenarios know nothing of it.
+    // Restores the state for other scenarios, after success or failure.
     let node = bed.cluster().nodes()[2].name();
     label(bed, node, None).await?;
     let args = [
@@ -76,11 +76,11 @@ async fn chosen_by_label(bed: &Bed) -> Result<()> {
     configs.insert("twice", shared(3));
     write(bed, &configs).await?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await?;
-    // One that cannot be followed changes nothing, and the Node says what is wrong with it.
+    // An invalid configuration changes nothing, and the Node reports the error.
     configs.insert("twice", shared(4).replace("replicas", "replicars"));
     write(bed, &configs).await?;
     let about = ("Node", node, None);
-    seen::event(bed, "default", about, "ConfigInvalid", &["replicars", "replicas"]).await?;
+    views::event(bed, "default", about, "ConfigInvalid", &["replicars", "replicas"]).await?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await?;
 
     label(bed, node, Some("renamed")).await?;
@@ -138,7 +138,7 @@ async fn only_that_one(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn labels_are_written_on_the_node_or_into_its_node_feature(bed: &Bed) -> Result<()> {
+pub(super) async fn labels_are_written_to_node_or_node_feature(bed: &Bed) -> Result<()> {
     let outcome = labels_written(bed).await;
     let node = bed.cluster().nodes()[2].name();
     // Whatever came of it: the plugin ends and its labels stay.

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::bed::Bed;
 use crate::pods;
 
-pub(super) async fn requests_land_on_the_best_node_and_set(bed: &Bed) -> Result<()> {
+pub(super) async fn requests_get_best_node_and_set(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-placement").await?;
     let mut free = gpus.all();
@@ -39,7 +39,7 @@ pub(super) async fn requests_land_on_the_best_node_and_set(bed: &Bed) -> Result<
     Ok(())
 }
 
-pub(super) async fn a_request_that_fits_nowhere_says_why_in_gpu_words(bed: &Bed) -> Result<()> {
+pub(super) async fn unschedulable_request_reports_gpu_reason(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-nowhere").await?;
     // One GPU taken on every machine: then no machine has all of its GPUs, though each has most.
@@ -68,7 +68,7 @@ pub(super) async fn a_request_that_fits_nowhere_says_why_in_gpu_words(bed: &Bed)
     Ok(())
 }
 
-pub(super) async fn device_nodes_reach_the_container_by_node_and_by_cdi(bed: &Bed) -> Result<()> {
+pub(super) async fn device_nodes_reach_container_by_spec_and_cdi(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-devices").await?;
     let node = bed.cluster().nodes()[1].name();

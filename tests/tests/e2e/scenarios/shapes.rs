@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::bed::Bed;
 use crate::pods;
 
-pub(super) async fn containers_share_what_the_pod_was_granted(bed: &Bed) -> Result<()> {
+pub(super) async fn containers_share_the_grant_of_their_pod(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-shapes").await?;
     let cases = [

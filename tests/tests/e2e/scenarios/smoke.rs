@@ -8,7 +8,7 @@ use kube::api::PostParams;
 use crate::bed::Bed;
 use crate::{pods, records};
 
-pub(super) async fn a_plain_pod_runs_on_each_node(bed: &Bed) -> Result<()> {
+pub(super) async fn plain_pod_runs_on_each_node(bed: &Bed) -> Result<()> {
     let api = bed.namespace("e2e-plain").await?;
     for node in bed.cluster().nodes() {
         let name = format!("on-{}", node.name());
@@ -28,7 +28,7 @@ pub(super) async fn a_plain_pod_runs_on_each_node(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn a_restarted_kubelet_keeps_its_pods(bed: &Bed) -> Result<()> {
+pub(super) async fn kubelet_restart_keeps_pods(bed: &Bed) -> Result<()> {
     let api = bed.namespace("e2e-kubelet").await?;
     let node = &bed.cluster().nodes()[0];
     let before = pods::run(&api, &pods::pinned("before", 0, node.name())?).await?;
@@ -47,7 +47,7 @@ pub(super) async fn a_restarted_kubelet_keeps_its_pods(bed: &Bed) -> Result<()> 
     Ok(())
 }
 
-pub(super) async fn a_killed_api_server_loses_nothing(bed: &Bed) -> Result<()> {
+pub(super) async fn api_server_kill_loses_nothing(bed: &Bed) -> Result<()> {
     let api = bed.namespace("e2e-api").await?;
     pods::run(&api, &pods::sleeper("before", 0)?).await?;
     bed.cluster().program("kube-apiserver")?.kill().await?;
@@ -58,7 +58,7 @@ pub(super) async fn a_killed_api_server_loses_nothing(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn what_containers_write_and_kubelet_says_can_be_read(bed: &Bed) -> Result<()> {
+pub(super) async fn container_logs_and_kubelet_api_are_readable(bed: &Bed) -> Result<()> {
     let api = bed.namespace("e2e-records").await?;
     let short = records::recording(pods::sleeper("short", 0)?, 0.3)?;
     let stubborn = records::stubborn(pods::sleeper("stubborn", 0)?)?;
@@ -88,7 +88,7 @@ pub(super) async fn what_containers_write_and_kubelet_says_can_be_read(bed: &Bed
     Ok(())
 }
 
-pub(super) async fn simulated_gpus_lie_on_their_nodes(bed: &Bed) -> Result<()> {
+pub(super) async fn simulated_gpus_are_on_their_nodes(bed: &Bed) -> Result<()> {
     for (node, machine) in bed.cluster().nodes().iter().zip(gantry::unlike_machines()) {
         let hardware = Hardware::install(node, &machine)?;
         let args = hardware.plugin_args();

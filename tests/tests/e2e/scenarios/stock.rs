@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::bed::Bed;
 use crate::pods;
 
-pub(super) async fn a_pod_without_gpus_runs_while_the_extender_is_down(bed: &Bed) -> Result<()> {
+pub(super) async fn pod_without_gpus_runs_while_extender_is_down(bed: &Bed) -> Result<()> {
     let api = bed.namespace("e2e-stock-down").await?;
     let extender = bed.cluster().control().daemon(gantry_e2e::gantry::EXTENDER);
     if let Ok(extender) = extender {
@@ -20,7 +20,7 @@ pub(super) async fn a_pod_without_gpus_runs_while_the_extender_is_down(bed: &Bed
     Ok(())
 }
 
-pub(super) async fn a_pod_without_gpus_is_never_touched(bed: &Bed) -> Result<()> {
+pub(super) async fn pod_without_gpus_is_never_changed(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-stock").await?;
     let pod = pods::run(&api, &pods::sleeper("stock", 0)?).await?;

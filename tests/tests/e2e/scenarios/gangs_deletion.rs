@@ -1,6 +1,6 @@
-//! Members that go while their gang is in the states that pass: preempting, backing off, being bound, being repaired; and of one that is
-//! invalid. Whatever of it was kept or taken, never is a gang bound below its minimum for it, and once somebody comes in their stead it
-//! runs.
+//! Members are deleted while their gang is in a short phase (preempting, backing off, binding, degraded) or invalid.
+//! Whatever it had reserved or preempted, the gang is never bound below its minimum, and it runs once replacements
+//! arrive.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +10,14 @@ use gantry_api::{Decision, GangPhase};
 use gantry_e2e::gantry::EXTENDER;
 
 use super::churn::nothing_is_left;
+use super::gangs_phases::{is_at_work_again, is_going, let_end, slow_to_end};
 use super::gangs_preempt::{IMPORTANT, is_gone, make_class};
-use super::gangs_states::{is_at_work_again, is_going, let_end, slow_to_end};
 use crate::bed::Bed;
 use crate::gangs::{Crew, Scene, brief};
-use crate::seen::Metrics;
-use crate::{hindrance, pods, records};
+use crate::views::Metrics;
+use crate::{blocked_writes, pods, records};
 
-pub(super) async fn while_others_have_to_go_for_it_and_while_it_is_repaired(bed: &Bed) -> Result<()> {
+pub(super) async fn member_deleted_while_preempting_or_degraded(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-leave-busy").await?;
     make_class(bed).await?;
     let slow = Crew::new("slow", 2, 8);
@@ -35,7 +35,7 @@ pub(super) async fn while_others_have_to_go_for_it_and_while_it_is_repaired(bed:
     nothing_is_left(bed).await
 }
 
-/// Who has to go for it takes time; meanwhile one of its own goes.
+/// The victims take time to end; meanwhile a member of the gang is deleted.
 async fn leave_preempting(scene: &Scene<'_>, slow: &Crew, urgent: &Crew) -> Result<()> {
     let victims = slow.pods()?.into_iter().map(slow_to_end);
     scene.create_all(victims.collect::<Result<Vec<_>>>()?).await?;
@@ -45,13 +45,13 @@ async fn leave_preempting(scene: &Scene<'_>, slow: &Crew, urgent: &Crew) -> Resu
     scene.delete(&urgent.pod_name(2)).await?;
     let status = scene.phase("urgent", GangPhase::Pending).await?;
     ensure!(status.members == 3 && status.bound == 0, "{}", brief(&status));
-    // Half of what was asked to end does. It is not enough for the gang, whose members do not go there by themselves.
+    // Half of the victims end. That is not enough for the gang, whose members do not go there one by one.
     let first = slow.pod_name(0);
     let_end(scene, &first).await?;
     is_gone(scene, &first).await?;
     scene.holds_nothing(urgent).await?;
     scene.create_all([urgent.pod(2)?]).await?;
-    // It fits once the other has ended too, so nobody else is asked.
+    // The gang fits once the other victim has ended, so that no further pod is evicted.
     scene
         .status_where("urgent", "waiting for who is on the way out", |status| {
             status.phase == GangPhase::Queued && status.reason.contains("that are being deleted")
@@ -100,7 +100,7 @@ async fn leave_repairing(scene: &Scene<'_>, urgent: &Crew) -> Result<()> {
     scene.delete("vulture").await
 }
 
-pub(super) async fn while_it_backs_off_and_while_it_is_invalid(bed: &Bed) -> Result<()> {
+pub(super) async fn member_deleted_in_backoff_or_invalid(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-leave-idle").await?;
     // One never comes to its place, and the others have a second to wait for it.
     let late = Crew::new("late", 3, 4).with(GANG_ARRIVAL_ANNOTATION, "1");
@@ -129,7 +129,8 @@ pub(super) async fn while_it_backs_off_and_while_it_is_invalid(bed: &Bed) -> Res
     scene.runs(&late).await?;
     scene.disband(&late).await?;
 
-    // Of three that need each other one says that there are four. It goes, and the others wait for somebody else.
+    // Of three members with a minimum of three, one declares four. It is deleted, and the others wait for a
+    // replacement.
     let odd = Crew::new("odd", 3, 4);
     let mut other = odd.pod(2)?;
     let annotations = other.metadata.annotations.get_or_insert_default();
@@ -153,14 +154,14 @@ pub(super) async fn while_it_backs_off_and_while_it_is_invalid(bed: &Bed) -> Res
     nothing_is_left(bed).await
 }
 
-pub(super) async fn while_it_is_bound_and_whoever_binds_it_is_killed(bed: &Bed) -> Result<()> {
+pub(super) async fn member_deleted_and_binder_killed(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-leave-binding").await?;
     let crew = Crew::new("half", 4, 4);
     let refused = [crew.pod_name(2), crew.pod_name(3)];
-    hindrance::hinder(&scene, &refused).await?;
+    blocked_writes::block_bindings(&scene, &refused).await?;
     let outcome = leave_binding(&scene, &crew).await;
     // Whatever came of it: it holds for the whole cluster.
-    hindrance::stop_hindering(&scene).await?;
+    blocked_writes::allow_bindings(&scene).await?;
     outcome?;
     scene.runs(&crew).await?;
     let vulture = scene.pods.get("vulture").await?;
@@ -185,7 +186,7 @@ async fn leave_binding(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
         let still = binding(scene, "half", 2).await?;
         ensure!(still == decided, "{still:?} instead of {decided:?}");
     }
-    // One that is not bound goes, then one that is. Their places wait for whoever comes instead.
+    // A member that is not bound is deleted, then one that is. Their reservations wait for replacements.
     let places = |decision: &Decision| -> BTreeSet<String> {
         let slots = decision.reservations.iter();
         slots
@@ -226,14 +227,15 @@ pub(super) async fn binding(scene: &Scene<'_>, gang: &str, bound: u32) -> Result
         .ok_or_else(|| anyhow::anyhow!("a gang that is being bound has a decision"))
 }
 
-pub(super) async fn while_its_decision_is_being_written(bed: &Bed) -> Result<()> {
+pub(super) async fn member_deleted_while_committing(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-leave-commit").await?;
     let crew = Crew::new("undecided", 3, 4);
     let outcome = leave_committing(&scene, &crew).await;
     // Whatever came of it: it holds for the whole cluster.
-    hindrance::stop_delaying(&scene).await?;
+    blocked_writes::allow_decisions(&scene).await?;
     outcome?;
-    // Nobody knew whether the decision stood when it was lost, so it stands now, and the others did not wait for it.
+    // It was unknown whether the decision was stored when the member was lost, so the decision holds now, and the
+    // others did not wait for the member.
     scene.create_all([crew.pod(1)?]).await?;
     scene.runs(&crew).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
@@ -243,13 +245,13 @@ pub(super) async fn while_its_decision_is_being_written(bed: &Bed) -> Result<()>
 
 /// The API server does not answer when its decision is written.
 async fn leave_committing(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
-    hindrance::delay(scene).await?;
+    blocked_writes::delay_decisions(scene).await?;
     scene.create(crew).await?;
-    // Its Gang cannot say so: nothing else is written into it before the decision is.
+    // The Gang cannot show that: the decision is the next write to it.
     let committing = [(r#"gangs{phase="committing"}"#, 1.0)];
     Metrics::settled(scene.bed, &committing).await?;
     let control = scene.bed.cluster().control();
-    // Of the decision that the first extender sends nobody knows any more; the next makes another, which is not answered either.
+    // The first extender's decision is lost with it; the next makes another, which gets no response either.
     for program in [EXTENDER, "kube-scheduler"] {
         control.daemon(program)?.kill().await?;
         control.run_again(program).await?;

@@ -14,7 +14,7 @@ use crate::bed::Bed;
 use crate::gangs::{Crew, GANG_LIMIT, Scene};
 use crate::pods;
 
-pub(super) async fn of_two_gangs_that_hold_what_the_other_lacks_one_gives_way(bed: &Bed) -> Result<()> {
+pub(super) async fn deadlocked_gang_yields_to_the_other(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-stuck").await?;
     with_options(bed, &["--gang-hold=8"], async || {
         // Twenty GPUs in all.
@@ -25,7 +25,7 @@ pub(super) async fn of_two_gangs_that_hold_what_the_other_lacks_one_gives_way(be
             scene.create(crew).await?;
             scene.runs(crew).await?;
         }
-        // Each loses a member, whose place goes to others once it is kept no longer.
+        // Each loses a member. The reservation goes to others after the hold ends.
         for (crew, finder) in [(&first, "finder-a"), (&second, "finder-b")] {
             scene.delete(&crew.pod_name(1)).await?;
             scene.create_all([pods::sleeper(finder, 4)?]).await?;
@@ -51,7 +51,7 @@ pub(super) async fn of_two_gangs_that_hold_what_the_other_lacks_one_gives_way(be
         scene.run_on_grants(&whole.pod_names()).await?;
         scene.holds_nothing(other).await?;
         told(bed, &scene, &whole.name, &other.name).await?;
-        // What nobody makes again is over, and what is made again waits for room as a whole.
+        // Pods without a controller are gone; recreated ones wait for GPUs as a whole gang.
         scene.disband(other).await?;
         scene.create(other).await?;
         scene.phase(&other.name, GangPhase::Queued).await?;
@@ -68,7 +68,7 @@ pub(super) async fn of_two_gangs_that_hold_what_the_other_lacks_one_gives_way(be
     nothing_is_left(bed).await
 }
 
-/// The pod that was stopped says for whom.
+/// The evicted pod names the gang that it yields to.
 async fn told(bed: &Bed, scene: &Scene<'_>, whole: &str, other: &str) -> Result<()> {
     let events: Api<Event> = Api::namespaced(bed.client(), &scene.namespace);
     let note = until("an Event of who gave way", GANG_LIMIT, async || {

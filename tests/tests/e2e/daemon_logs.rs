@@ -22,7 +22,7 @@ impl Logs {
     pub(crate) fn since(&self, folder: &Path) -> String {
         let mut told = String::new();
         for (path, length) in lengths(folder) {
-            // A log that is shorter than it was begins anew.
+            // A log that became shorter was started again.
             let before = self.0.get(&path).copied().filter(|before| *before <= length);
             let text = read_from(&path, before.unwrap_or(0)).unwrap_or_else(|error| error.to_string());
             let lines: Vec<&str> = text.lines().collect();

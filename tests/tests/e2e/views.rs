@@ -12,7 +12,8 @@ use crate::gangs::GANG_LIMIT;
 
 /// Where the manifests have the extender serve its metrics.
 const METRICS: &str = "http://127.0.0.1:8011/metrics";
-/// Where the one that leads serves them too, beside its answers to kube-scheduler: of several extenders only this leads to one for certain.
+/// The address at which the leader serves metrics, too: of several extenders only this one certainly leads to the
+/// leader.
 const METRICS_OF_LEADER: &str = "http://127.0.0.1:8010/metrics";
 
 /// A table that kubectl has printed.
@@ -99,7 +100,7 @@ pub(crate) async fn event(
     Ok(said)
 }
 
-/// What `gantry explain` says.
+/// The output of `gantry explain`.
 pub(crate) async fn explained(bed: &Bed, words: &[&str]) -> Result<String> {
     let binary = gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
     let binary = binary.display().to_string();

@@ -1,8 +1,8 @@
-//! Gangs by what workloads carry anyway. JobSet, LeaderWorkerSet and PyTorchJob are their own controllers' (their Go modules build here,
-//! see `tests/components/controllers`), a batch Job is kube-controller-manager's. Volcano's controller does not build beside the others and
-//! waits for a phase that only Volcano's scheduler sets; it, coscheduling, Koordinator and Kueue's plain groups are pods with the labels,
-//! annotations and PodGroups that their documentation names. Those of other controllers are in `gangs_owned`, Kubernetes' own in
-//! `gangs_native`.
+//! Gangs made by existing workloads. JobSet, LeaderWorkerSet and PyTorchJob run with their own controllers, whose Go
+//! modules build here (see `tests/components/controllers`); a batch Job with kube-controller-manager. Volcano's
+//! controller does not build with the others and needs a phase that only Volcano's scheduler sets. Volcano,
+//! coscheduling, Koordinator and Kueue's plain groups are therefore pods with the labels, annotations and PodGroups of
+//! their documentation. `gangs_owned` covers other controllers, `gangs_native` Kubernetes' own groups.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
@@ -17,10 +17,10 @@ use crate::bed::Bed;
 use crate::gangs::{self, GANG_LIMIT, Scene, brief, name_of};
 use crate::{pods, records};
 
-/// What is expected of one gang: convention, how its name begins, members, a word of who decided.
+/// Expectations of one gang: integration, name prefix, members, a word of the source of its size.
 pub(super) type Expected = (&'static str, &'static str, u32, &'static str);
 
-pub(super) async fn controllers_make_gangs_without_knowing_of_it(bed: &Bed) -> Result<()> {
+pub(super) async fn unmodified_controllers_make_gangs(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-jobs").await?;
     bed.cluster().install_controllers().await?;
     bed.cluster().start_controllers(&scene.namespace).await?;
@@ -80,7 +80,7 @@ pub(super) async fn controllers_make_gangs_without_knowing_of_it(bed: &Bed) -> R
     nothing_is_left(bed).await
 }
 
-pub(super) async fn pods_with_the_marks_of_other_schedulers_are_gangs(bed: &Bed) -> Result<()> {
+pub(super) async fn marks_of_other_schedulers_make_gangs(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-marks").await?;
     bed.cluster().install_controllers().await?;
     let volcano = any_fields("scheduling.volcano.sh", "v1beta1", "PodGroup");
@@ -215,7 +215,7 @@ pub(super) fn phase(gang: &Gang) -> GangPhase {
         .unwrap_or_default()
 }
 
-pub(super) async fn a_stateful_set_is_one_where_it_makes_its_pods_in_parallel(bed: &Bed) -> Result<()> {
+pub(super) async fn parallel_stateful_set_is_a_gang(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-sets").await?;
     for (name, policy) in [("together", "Parallel"), ("in-turn", "OrderedReady")] {
         apply(bed, &scene, &stateful_set(name, policy)?).await?;
@@ -231,7 +231,7 @@ pub(super) async fn a_stateful_set_is_one_where_it_makes_its_pods_in_parallel(be
             "{slot:?} is out of turn"
         );
     }
-    // Who is made anew under its name has its place.
+    // The pod that is recreated under its name gets its reservation.
     let [_, lost, _] = &stays[..] else {
         anyhow::bail!("three have run: {stays:?}");
     };
@@ -343,7 +343,7 @@ fn pytorch_job(template: &Value) -> Value {
     })
 }
 
-/// A kind with any fields: only what the pods and the object say is of interest here.
+/// A kind with arbitrary fields: the test uses only the pods and the object.
 pub(super) fn any_fields(group: &str, version: &str, kind: &str) -> Value {
     let singular = kind.to_ascii_lowercase();
     let plural = format!("{singular}s");

@@ -14,10 +14,10 @@ use serde_json::json;
 use super::churn::nothing_is_left;
 use crate::bed::Bed;
 use crate::gangs::{self, Crew, GANG_LIMIT, Scene, brief, name_of};
-use crate::seen::Metrics;
+use crate::views::Metrics;
 use crate::{pods, records};
 
-pub(super) async fn while_queued_or_at_the_barrier(bed: &Bed) -> Result<()> {
+pub(super) async fn member_lost_in_queue_or_at_barrier(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-leave").await?;
     // Queued: one goes, and the rest is below the minimum again.
     let holder = Crew::new("holder", 5, 4);
@@ -55,11 +55,11 @@ pub(super) async fn while_queued_or_at_the_barrier(bed: &Bed) -> Result<()> {
     nothing_is_left(bed).await
 }
 
-pub(super) async fn with_its_namespace_wherever_it_is(bed: &Bed) -> Result<()> {
+pub(super) async fn gang_deleted_with_its_namespace(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-doomed").await?;
     let heirs = Scene::set(bed, "e2e-gangs-heirs").await?;
-    // Eight GPUs are held, eight are kept for who never comes, and four are left, which is too little for the third and for whoever wants
-    // all.
+    // Eight GPUs are held, eight are reserved for a member that never arrives, and four are left: too few for the third
+    // gang and for the pod that requests all.
     let bound = Crew::new("bound", 2, 4);
     scene.create(&bound).await?;
     scene.runs(&bound).await?;
@@ -87,7 +87,7 @@ pub(super) async fn with_its_namespace_wherever_it_is(bed: &Bed) -> Result<()> {
         (r#"gangs{phase="queued"}"#, 0.0),
     ]);
     Metrics::settled(bed, &nothing_else).await?;
-    // Nobody makes anything anew in it, and nothing keeps it.
+    // No controller recreates anything in the namespace, and no reservation is left.
     until("the namespace is gone", GANG_LIMIT, async || {
         match namespaces.get_opt(&scene.namespace).await {
             Ok(None) => Ok(()),
@@ -100,7 +100,7 @@ pub(super) async fn with_its_namespace_wherever_it_is(bed: &Bed) -> Result<()> {
     nothing_is_left(bed).await
 }
 
-pub(super) async fn after_it_was_bound_its_place_is_kept_or_given_up(bed: &Bed) -> Result<()> {
+pub(super) async fn bound_gang_holds_or_releases_reservation(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-repair").await?;
     // Sixteen and four GPUs: the cluster is full.
     let kept = Crew::new("kept", 4, 4);
@@ -117,7 +117,7 @@ pub(super) async fn after_it_was_bound_its_place_is_kept_or_given_up(bed: &Bed) 
     scene.delete(&kept.pod_name(2)).await?;
     let status = scene.phase("kept", GangPhase::Degraded).await?;
     ensure!(status.bound == 3, "{}", brief(&status));
-    // It is refused once more after the place came free: whatever it says then, it has no node.
+    // It is refused once more after the reservation ended: whatever its message, it has no node.
     scene.pod_says("vulture", &["free"]).await?;
     ensure!(
         pods::node(&scene.pods.get("vulture").await?).is_empty(),
@@ -143,11 +143,12 @@ pub(super) async fn after_it_was_bound_its_place_is_kept_or_given_up(bed: &Bed) 
     Ok(())
 }
 
-pub(super) async fn after_it_was_bound_all_of_it_is_started_anew(bed: &Bed) -> Result<()> {
+pub(super) async fn bound_gang_restarts_as_a_whole(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-restart").await?;
-    // A batch Job is a gang only because its pods ask for it; its controller makes the pods anew. It waits longer after each pod that has
-    // gone, 80 s after the fourth, but where it counts for each index by itself. What is deleted or evicted must not count as failed, for
-    // this Job allows no failure; nor may it end with 0, for then its index would be done.
+    // A batch Job is a gang only by the annotation of its pods; its controller recreates the pods. Without a limit per
+    // index the controller waits longer after each lost pod, 80 s after the fourth. Deleted or evicted pods must not
+    // count as failed, because this Job allows no failure; and they must not exit with 0, because the index would then
+    // be complete.
     let mut template = gangs::template(
         2,
         &json!({ GANG_MIN_ANNOTATION: "all", GANG_REPAIR_ANNOTATION: "restart" }),

@@ -1,15 +1,16 @@
-//! What people are told of gangs: by `kubectl get gangs`, by Events on gangs and pods, by `gantry explain` and by metrics, while one gang
-//! waits, another is preempting, is bound, loses a member and gets it back. All four have to say the same, and what is so.
+//! The status of gangs in `kubectl get gangs`, Events on gangs and pods, `gantry explain` and metrics, while one gang
+//! waits, another is preempting, is bound, loses a member and gets it back. All four must agree with each other and
+//! with the cluster.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
 
 use super::churn::nothing_is_left;
+use super::gangs_phases::{let_end, slow_to_end};
 use super::gangs_preempt::{IMPORTANT, is_gone, make_class};
-use super::gangs_states::{let_end, slow_to_end};
 use crate::bed::Bed;
 use crate::gangs::{Crew, Scene};
-use crate::seen::{self, Metrics, Table};
+use crate::views::{self, Metrics, Table};
 
 /// The columns of `kubectl get gangs -o wide`.
 const COLUMNS: [&str; 10] = [
@@ -32,7 +33,7 @@ struct Gangs {
     urgent: Crew,
 }
 
-pub(super) async fn what_becomes_of_them_is_told_wherever_people_look(bed: &Bed) -> Result<()> {
+pub(super) async fn gang_progress_is_reported_everywhere(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-told").await?;
     make_class(bed).await?;
     let gangs = Gangs {
@@ -148,7 +149,7 @@ impl Gangs {
         for name in self.slow.pod_names() {
             let pod = scene.pods.get(&name).await?;
             let about = ("Pod", &*name, pod.metadata.uid.as_deref());
-            seen::event(scene.bed, &scene.namespace, about, "Preempted", &["urgent"]).await?;
+            views::event(scene.bed, &scene.namespace, about, "Preempted", &["urgent"]).await?;
         }
         let of_gang = explain(scene, "gang", "urgent").await?;
         ensure!(of_gang.contains("Preempting"), "{of_gang}");
@@ -242,13 +243,14 @@ impl Gangs {
         grew(&before, &now, r#"binds_total{outcome="bound"}"#, 2.0)?;
         let plans = now.of("gang_plan_seconds_count") - before.of("gang_plan_seconds_count");
         ensure!(plans >= 1.0, "{plans} plans were timed");
-        // It waited for as long as somebody took to end, and not since the machine was started.
+        // Its waiting time counts from the eviction, not from the start of the machine.
         let waited = now.of("gang_wait_seconds_sum") - before.of("gang_wait_seconds_sum");
         ensure!((0.0..3600.0).contains(&waited), "waited {waited} s");
         Ok(())
     }
 
-    /// The place of the lost member is kept, also from who has waited all the time, and it is whole again.
+    /// The reservation of the lost member is held, also against the gang that waited longest, and the gang is complete
+    /// again.
     async fn it_loses_a_member(&self, scene: &Scene<'_>) -> Result<()> {
         let before = Metrics::read(scene.bed).await?;
         let lost = scene.pods.get("urgent-1").await?;
@@ -301,7 +303,7 @@ impl Gangs {
     }
 }
 
-/// What the table says of a gang.
+/// The row of a gang in the table.
 fn row(table: &Table, gang: &str, expected: &[(&str, &str)]) -> Result<()> {
     for (column, cell) in expected {
         let seen = table.cell(gang, column)?;
@@ -318,12 +320,12 @@ async fn told(scene: &Scene<'_>, gang: &str, reason: &str, words: &[&str]) -> Re
     let object = scene.gangs.get(gang).await?;
     let uid = object.metadata.uid.context("an object has a UID")?;
     let about = ("Gang", gang, Some(&*uid));
-    seen::event(scene.bed, &scene.namespace, about, reason, words).await?;
+    views::event(scene.bed, &scene.namespace, about, reason, words).await?;
     Ok(())
 }
 
 async fn explain(scene: &Scene<'_>, kind: &str, name: &str) -> Result<String> {
-    seen::explained(scene.bed, &[kind, name, "-n", &scene.namespace]).await
+    views::explained(scene.bed, &[kind, name, "-n", &scene.namespace]).await
 }
 
 /// A counter is by so much higher than before.

@@ -20,15 +20,15 @@ sharing:
     - {name: nvidia.com/gpu, rename: nvidia.com/gpu.shared, devices: [1], replicas: 3}
 ";
 
-/// The folder in which the strategy `volume-mounts` names devices, and what it says instead of their list.
+/// The folder in which the strategy `volume-mounts` names devices, and the variable's value in place of their list.
 const MOUNTS: &str = "/var/run/nvidia-container-devices";
 
-pub(super) async fn devices_reach_the_container_by_every_strategy(bed: &Bed) -> Result<()> {
+pub(super) async fn devices_reach_container_by_every_strategy(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
-    let api = bed.namespace("e2e-ways").await?;
+    let api = bed.namespace("e2e-device-lists").await?;
     let node = &cluster.nodes()[2];
-    let hardware = Hardware::install_in(node, &gantry::machine_file("l4-4x-pcie"), "ways")?;
+    let hardware = Hardware::install_in(node, &gantry::machine_file("l4-4x-pcie"), "device-lists")?;
     for strategy in [
         "envvar",
         "volume-mounts",
@@ -68,14 +68,14 @@ pub(super) async fn devices_reach_the_container_by_every_strategy(bed: &Bed) -> 
             theirs.len() == 2 && (nodes == theirs && by_cdi || nodes.is_empty() && !by_cdi),
             "{strategy}: /dev has {nodes:?}, and what is held is {theirs:?}"
         );
-        // Two of these fit at once: this one goes while the plugin starts anew.
+        // Two of these fit at once: this one ends while the plugin restarts.
         api.delete(&name, &DeleteParams::default().grace_period(1))
             .await?;
     }
     Ok(())
 }
 
-/// What is asked for besides GPUs, which nodes of it the container has, and which variables say so.
+/// An additional device kind: its setting, its device nodes in the container, and its variables.
 struct Besides {
     flags: &'static [&'static str],
     nodes: &'static [&'static str],
@@ -124,7 +124,7 @@ const BESIDES: [Besides; 3] = [
 
 const CHANNEL: &str = "nvidia-caps-imex-channels/channel0";
 
-pub(super) async fn what_goes_with_gpus_comes_where_it_is_asked_for(bed: &Bed) -> Result<()> {
+pub(super) async fn companion_devices_are_added_on_request(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-besides").await?;
@@ -174,7 +174,7 @@ pub(super) async fn what_goes_with_gpus_comes_where_it_is_asked_for(bed: &Bed) -
     Ok(())
 }
 
-pub(super) async fn kubelet_counts_uuids_where_containers_see_indices(bed: &Bed) -> Result<()> {
+pub(super) async fn kubelet_uses_uuids_and_containers_indices(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-index").await?;
@@ -206,7 +206,7 @@ pub(super) async fn kubelet_counts_uuids_where_containers_see_indices(bed: &Bed)
     Ok(())
 }
 
-pub(super) async fn a_node_has_whole_gpus_beside_shared_ones(bed: &Bed) -> Result<()> {
+pub(super) async fn node_serves_whole_and_shared_gpus(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-some-shared").await?;
@@ -230,7 +230,7 @@ pub(super) async fn a_node_has_whole_gpus_beside_shared_ones(bed: &Bed) -> Resul
     Ok(())
 }
 
-pub(super) async fn slices_are_shared_too(bed: &Bed) -> Result<()> {
+pub(super) async fn mig_slices_can_be_shared(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-shared-slices").await?;

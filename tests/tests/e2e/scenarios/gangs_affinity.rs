@@ -1,5 +1,5 @@
-//! Gangs whose members must be near one another: kube-scheduler lets a worker in only once its leader is bound, and the leader must not
-//! wait for the worker.
+//! Gangs with affinity among members: kube-scheduler admits a worker only after its leader is bound, and the leader
+//! must not wait for the worker.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -12,7 +12,7 @@ use crate::pods;
 
 const ROLE: &str = "e2e.gantry.dev/role";
 
-pub(super) async fn members_that_must_be_near_a_sibling_come_after_it(bed: &Bed) -> Result<()> {
+pub(super) async fn members_with_affinity_follow_siblings(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-near").await?;
     let crew = Crew::new("pair", 3, 2);
     let mut leader = crew.pod(0)?;

@@ -14,12 +14,12 @@ use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
 
 use super::churn::nothing_is_left;
+use super::gangs_deletion::binding;
 use super::gangs_failures::{kill_kubelets, leader, with_two_extenders};
-use super::gangs_leave::binding;
 use super::gangs_preempt::{IMPORTANT, is_gone, make_class};
 use crate::bed::Bed;
 use crate::gangs::{Crew, GANG_LIMIT, Scene, brief};
-use crate::{hindrance, pods, records};
+use crate::{blocked_writes, pods, records};
 
 /// The file in a container that it waits for before it ends.
 const MAY_END: &str = "/may-end";
@@ -41,7 +41,7 @@ struct Gangs {
     invalid: Crew,
 }
 
-/// What must be as it was, whoever is killed.
+/// The state that must survive every kill.
 struct Before {
     /// The place of the member that is lost.
     kept: Place,
@@ -67,8 +67,8 @@ impl Gangs {
         let slow = self.slow.pods()?.into_iter().map(slow_to_end);
         scene.create_all(slow.collect::<Result<Vec<_>>>()?).await?;
         scene.runs(&self.slow).await?;
-        // Four GPUs are left. Two of them are this one's, which is too little a victim; the others are nobody's while the late one backs
-        // off.
+        // Four GPUs are left. Two of them belong to this pod, which is too small a victim; the others are free while
+        // the late gang backs off.
         scene.create(&self.half).await?;
         let decided = binding(scene, "half", 1).await?;
         // This waits for longer than the gang for which others go, and must not profit by it, nor by a place that is kept.
@@ -115,7 +115,7 @@ impl Gangs {
         gets_nothing(scene, "vulture").await
     }
 
-    /// The late one backs off, for some seconds: whoever is killed next is killed meanwhile. Tries that have failed are not forgotten.
+    /// The late gang backs off for some seconds, and the next kill happens meanwhile. Failed attempts stay counted.
     async fn backs_off(&self, scene: &Scene<'_>, failed_attempts: u32) -> Result<u32> {
         let late = scene.phase("late", GangPhase::Backoff).await?;
         ensure!(
@@ -127,7 +127,7 @@ impl Gangs {
         Ok(late.failed_attempts)
     }
 
-    /// Whoever is killed, they stand.
+    /// They survive every kill.
     async fn outlive(&self, scene: &Scene<'_>) -> Result<Before> {
         let before = self.form(scene).await?;
         self.stand(scene, &before).await?;
@@ -144,7 +144,7 @@ impl Gangs {
         kill_kubelets(scene).await?;
         self.stand(scene, &before).await?;
         self.backs_off(scene, failed_attempts).await?;
-        // Nobody knows afterwards until when it should have paused.
+        // The end of the back-off is lost with the extender.
         scene.let_in().await?;
         restart(EXTENDER).await?;
         self.stand(scene, &before).await?;
@@ -174,7 +174,8 @@ impl Gangs {
         Ok(before)
     }
 
-    /// In the end the lost member is replaced in its place, what is freed goes to whom it was freed for, and who was held up runs.
+    /// At the end the lost member is replaced in its reservation, the preemptor gets the freed GPUs, and the blocked
+    /// gang runs.
     async fn end(&self, scene: &Scene<'_>, before: &Before) -> Result<()> {
         scene.runs(&self.late).await?;
         scene.runs(&self.half).await?;
@@ -208,10 +209,10 @@ impl Gangs {
 
     /// Plays what they outlive, and their end.
     async fn play(&self, scene: &Scene<'_>, outlive: impl AsyncFnOnce() -> Result<Before>) -> Result<()> {
-        hindrance::hinder(scene, &[self.half.pod_name(1)]).await?;
+        blocked_writes::block_bindings(scene, &[self.half.pod_name(1)]).await?;
         let outlived = outlive().await;
         // Whatever came of it: it holds for the whole cluster.
-        hindrance::stop_hindering(scene).await?;
+        blocked_writes::allow_bindings(scene).await?;
         let outcome = match outlived {
             Ok(before) => self.end(scene, &before).await,
             Err(error) => Err(error),
@@ -225,7 +226,7 @@ impl Gangs {
     }
 }
 
-/// Waits until a program does what nobody else does: until then all would stand, for nobody is there to change it.
+/// Waits until a program does its part, without which every gang would stay in its phase.
 pub(super) async fn is_at_work_again(scene: &Scene<'_>, program: &str) -> Result<()> {
     if program == EXTENDER {
         let witness = Crew::new("witness", 2, 1);
@@ -247,7 +248,7 @@ pub(super) fn slow_to_end(pod: Pod) -> Result<Pod> {
     Ok(serde_json::from_value(pod)?)
 }
 
-/// Lets a pod end that is [`slow_to_end`]; one that is not there any more has. A kubelet that has just come back does not know of its pods
+/// Ends a pod that is [`slow_to_end`], unless it is gone. A kubelet that has just restarted may not have read its pods
 /// yet.
 pub(super) async fn let_end(scene: &Scene<'_>, name: &str) -> Result<()> {
     let argv = ["-n", &scene.namespace, "exec", name, "--", "touch", MAY_END];
@@ -283,7 +284,7 @@ fn place(pod: &Pod) -> Result<Place> {
     Ok((pods::node(pod).to_owned(), pods::granted(pod)?))
 }
 
-pub(super) async fn what_passes_otherwise_outlives_whoever_is_killed(bed: &Bed) -> Result<()> {
+pub(super) async fn short_phases_survive_kills(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-states").await?;
     make_class(bed).await?;
     let gangs = Gangs::new();
@@ -291,7 +292,7 @@ pub(super) async fn what_passes_otherwise_outlives_whoever_is_killed(bed: &Bed) 
     nothing_is_left(bed).await
 }
 
-pub(super) async fn what_passes_otherwise_outlives_an_update_of_the_extender(bed: &Bed) -> Result<()> {
+pub(super) async fn short_phases_survive_extender_update(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-update").await?;
     make_class(bed).await?;
     let gangs = Gangs::new();

@@ -1,6 +1,6 @@
-//! What scenarios put in the API server's way: it refuses some Bindings, or does not come to an answer when a gang's decision is written.
-//! So a gang stays in states that otherwise pass in milliseconds. All of it holds for the whole cluster, so whoever begins with it has to
-//! end it.
+//! Blocks writes at the API server: it refuses some Bindings, or does not respond when a gang's decision is written.
+//! This holds a gang in phases that otherwise last milliseconds. It affects the whole cluster, so each block must be
+//! undone by its scenario.
 
 use anyhow::Result;
 use gantry_e2e::{Program, until};
@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 
 use crate::gangs::{GANG_LIMIT, Scene};
 
-/// The name of what is in the API server's way by [`hinder`] and [`delay`], and of an object that it refuses as well.
-const HINDRANCE: &str = "e2e-hindrance";
+/// The name of the policy and the webhook, and of an object that the policy refuses as well.
+const BLOCK: &str = "e2e-blocked_writes";
 
-/// The name of a server that takes connections and never says anything, and where it does.
-const DEAF: &str = "deaf";
-const DEAF_PORT: &str = "9444";
+/// The name and port of a server that accepts connections and never responds.
+const SILENT: &str = "silent";
+const SILENT_PORT: &str = "9444";
 const BUSYBOX: &str = "/bin/busybox";
 
 /// Has the API server refuse Bindings of these pods, and waits until it does.
-pub(crate) async fn hinder(scene: &Scene<'_>, names: &[String]) -> Result<()> {
-    let names = json!([names, &[HINDRANCE.to_owned()]].concat());
+pub(crate) async fn block_bindings(scene: &Scene<'_>, names: &[String]) -> Result<()> {
+    let names = json!([names, &[BLOCK.to_owned()]].concat());
     let ours = format!(
         "request.namespace == '{}' && object.metadata.?name.orValue('') in {names}",
         scene.namespace
@@ -26,7 +26,7 @@ pub(crate) async fn hinder(scene: &Scene<'_>, names: &[String]) -> Result<()> {
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
-        "metadata": { "name": HINDRANCE },
+        "metadata": { "name": BLOCK },
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": { "resourceRules": [{
@@ -42,32 +42,32 @@ pub(crate) async fn hinder(scene: &Scene<'_>, names: &[String]) -> Result<()> {
     let binding = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": { "name": HINDRANCE },
-        "spec": { "policyName": HINDRANCE, "validationActions": ["Deny"] },
+        "metadata": { "name": BLOCK },
+        "spec": { "policyName": BLOCK, "validationActions": ["Deny"] },
     });
     for object in [policy, binding] {
         let args = ["apply", "-f", "-"];
         let cluster = scene.bed.cluster();
         cluster.kubectl_with_input(&args, &object.to_string()).await?;
     }
-    hinders(scene, "in the way", true).await
+    is_blocked(scene, "in the way", true).await
 }
 
-/// Undoes [`hinder`].
-pub(crate) async fn stop_hindering(scene: &Scene<'_>) -> Result<()> {
+/// Undoes [`block_bindings`].
+pub(crate) async fn allow_bindings(scene: &Scene<'_>) -> Result<()> {
     for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
-        let args = ["delete", kind, HINDRANCE, "--ignore-not-found"];
+        let args = ["delete", kind, BLOCK, "--ignore-not-found"];
         scene.bed.cluster().kubectl(&args).await?;
     }
-    hinders(scene, "in the way", false).await
+    is_blocked(scene, "in the way", false).await
 }
 
-/// Has the API server ask the server that never answers before it takes a gang's decision. Waits until it does: there is another webhook
-/// beside that one, of which it is known at once.
-pub(crate) async fn delay(scene: &Scene<'_>) -> Result<()> {
-    let argv = ["nc", "-ll", "-p", DEAF_PORT, "-e", BUSYBOX, "sleep", "100000"];
+/// Makes the API server call a webhook that never responds before it stores a gang's decision. Waits until the webhook
+/// is active, which a second webhook shows at once.
+pub(crate) async fn delay_decisions(scene: &Scene<'_>) -> Result<()> {
+    let argv = ["nc", "-ll", "-p", SILENT_PORT, "-e", BUSYBOX, "sleep", "100000"];
     let control = scene.bed.cluster().control();
-    control.run(Program::new(DEAF, BUSYBOX, argv)).await?;
+    control.run(Program::new(SILENT, BUSYBOX, argv)).await?;
     let webhook = |name: &str, port: &str, seconds: u32, rule: Value, condition: &str| {
         json!({
             "name": format!("{name}.gantry.dev"),
@@ -94,13 +94,13 @@ pub(crate) async fn delay(scene: &Scene<'_>) -> Result<()> {
         "resources": ["configmaps"],
     });
     let decided = "has(object.status) && has(object.status.decision)";
-    let probe = format!("object.metadata.?name.orValue('') == '{HINDRANCE}'");
+    let probe = format!("object.metadata.?name.orValue('') == '{BLOCK}'");
     let configuration = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingWebhookConfiguration",
-        "metadata": { "name": HINDRANCE },
+        "metadata": { "name": BLOCK },
         "webhooks": [
-            webhook("decisions", DEAF_PORT, 30, decisions, decided),
+            webhook("decisions", SILENT_PORT, 30, decisions, decided),
             webhook("probes", "9445", 1, probes, &probe),
         ],
     });
@@ -109,30 +109,30 @@ pub(crate) async fn delay(scene: &Scene<'_>) -> Result<()> {
     cluster
         .kubectl_with_input(&args, &configuration.to_string())
         .await?;
-    hinders(scene, "failed calling webhook", true).await
+    is_blocked(scene, "failed calling webhook", true).await
 }
 
-/// Undoes [`delay`].
-pub(crate) async fn stop_delaying(scene: &Scene<'_>) -> Result<()> {
+/// Undoes [`delay_decisions`].
+pub(crate) async fn allow_decisions(scene: &Scene<'_>) -> Result<()> {
     let args = [
         "delete",
         "validatingwebhookconfiguration",
-        HINDRANCE,
+        BLOCK,
         "--ignore-not-found",
     ];
     scene.bed.cluster().kubectl(&args).await?;
     let control = scene.bed.cluster().control();
-    control.daemon(DEAF)?.kill().await?;
-    control.forget(DEAF)?;
-    hinders(scene, "failed calling webhook", false).await
+    control.daemon(SILENT)?.kill().await?;
+    control.forget(SILENT)?;
+    is_blocked(scene, "failed calling webhook", false).await
 }
 
 /// Waits until the API server has taken up what refuses with these words, or has given it up.
-async fn hinders(scene: &Scene<'_>, words: &str, wanted: bool) -> Result<()> {
+async fn is_blocked(scene: &Scene<'_>, words: &str, wanted: bool) -> Result<()> {
     let probe: Value = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": { "name": HINDRANCE, "namespace": scene.namespace },
+        "metadata": { "name": BLOCK, "namespace": scene.namespace },
     });
     let args = ["create", "--dry-run=server", "-f", "-"];
     until(format!("policy in effect: {wanted}"), GANG_LIMIT, async || {
