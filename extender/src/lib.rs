@@ -146,7 +146,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     look_around(&mut tasks, &client, &store, &shutdown);
     tasks.spawn(writers.work(leadership, release.clone()));
     let serving = together(server.run(listeners, shutdown.clone()), watching, &shutdown);
-    supervise::beside(serving, tasks, &shutdown, &release).await
+    supervise::serve_with_tasks(serving, tasks, &shutdown, &release).await
 }
 
 fn options(args: &Args) -> Options {

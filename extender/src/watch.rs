@@ -290,7 +290,7 @@ fn is_undefined(error: &watcher::Error) -> bool {
 /// Asks the API server whether it is there, and lets time pass in the index.
 async fn beat(client: Client, store: Arc<Store>, contact: Arc<Contact>, shutdown: CancellationToken) {
     loop {
-        let answer = tokio::time::timeout(TICK, gantry_runtime::ask(&client)).await;
+        let answer = tokio::time::timeout(TICK, gantry_runtime::check_api_server(&client)).await;
         let now = Instant::now();
         if let Ok(Ok(())) = answer {
             contact.made(now);

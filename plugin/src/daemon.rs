@@ -82,10 +82,10 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     let fits = move |config: &Config| allocate::fits(config, &dev);
     let config = tokio::select! {
         config = source::follow(from, fits, report, &following, shutdown.clone()) => config?,
-        () = tasks.fall() => None,
+        () = tasks.join_failed() => None,
     };
     let Some(config) = config else {
-        return Ok(tasks.end().await?);
+        return Ok(tasks.join_all().await?);
     };
     let settings = Settings {
         nvml_library: args.nvml_library.clone(),
@@ -240,7 +240,7 @@ async fn serve_observed(
         observed,
     };
     tasks.spawn_group(kubelet.run(shutdown));
-    tasks.end().await?;
+    tasks.join_all().await?;
     info!("stopped");
     Ok(())
 }

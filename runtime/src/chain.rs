@@ -1,12 +1,12 @@
-//! An error in one line, for logs and for texts that people read.
+//! An error and its causes in one line, for logs and messages.
 
-/// An error and everything that brought it about, in one line.
+/// An error and its causes in one line: `cannot connect: connection refused`. A cause that the text contains already is left out.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
         let reason = error.to_string();
-        // Many say their source's words themselves, some in the middle of their own.
+        // Many errors print their source themselves, some in the middle of their own text.
         if !text.contains(&reason) {
             text = format!("{text}: {reason}");
         }
@@ -20,33 +20,33 @@ mod tests {
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
-    #[error("{words}")]
+    #[error("{text}")]
     struct Link {
-        words: &'static str,
+        text: &'static str,
         source: Option<Box<Link>>,
     }
 
-    fn said(words: &[&'static str]) -> String {
-        let link = |source, words: &&'static str| Some(Box::new(Link { words, source }));
-        chain(&words.iter().rev().fold(None, link).unwrap())
+    fn chained(texts: &[&'static str]) -> String {
+        let link = |source, text: &&'static str| Some(Box::new(Link { text, source }));
+        chain(&texts.iter().rev().fold(None, link).unwrap())
     }
 
     #[test]
-    fn causes_follow_what_they_brought_about() {
+    fn causes_follow_in_order() {
         assert_eq!(
-            said(&["no way in", "no socket", "not found"]),
+            chained(&["no way in", "no socket", "not found"]),
             "no way in: no socket: not found"
         );
     }
 
     #[test]
-    fn a_cause_that_is_said_already_is_not_said_again() {
+    fn cause_contained_in_the_text_is_not_repeated() {
         assert_eq!(
-            said(&["no way in: no socket", "no socket"]),
+            chained(&["no way in: no socket", "no socket"]),
             "no way in: no socket"
         );
         assert_eq!(
-            said(&["no way in (no socket), again", "no socket"]),
+            chained(&["no way in (no socket), again", "no socket"]),
             "no way in (no socket), again"
         );
     }

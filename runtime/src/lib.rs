@@ -1,11 +1,9 @@
-//! The way to the API server: by a kubeconfig, or by the pod's service account. Says how long is waited; what fails is told to whoever
-//! asked, and tried again there or nowhere. Beside it, what both daemons take and tell alike where they are asked themselves, and how their
-//! tasks end.
+//! What both daemons share: access to the API server, back-off, Events, HTTP endpoints, listen addresses and supervision of tasks.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod chain;
-pub mod exposition;
+pub mod http;
 pub mod listen;
 pub mod supervise;
 
@@ -20,49 +18,49 @@ use kube::{Client, Config};
 /// Longest time to connect.
 pub const CONNECT: Duration = Duration::from_secs(5);
 
-/// Why there is no client.
+/// Why no client can be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// A kubeconfig that cannot be read or understood.
+    /// A kubeconfig that cannot be read or parsed.
     #[error("kubeconfig {} cannot be used", path.display())]
     Kubeconfig {
-        /// Its path, or several as they were listed.
+        /// Its path, or the list of paths.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         #[source]
         source: KubeconfigError,
     },
-    /// One of several that contradicts those before it.
-    #[error("kubeconfig {} does not go with those before it", path.display())]
+    /// A kubeconfig of a list that cannot be merged with the ones before it.
+    #[error("kubeconfig {} cannot be merged with the ones before it", path.display())]
     Contradiction {
         /// Its path.
         path: PathBuf,
-        /// What does not go together.
+        /// The contradiction.
         #[source]
         source: KubeconfigError,
     },
-    /// No kubeconfig, and this is no pod.
+    /// There is no kubeconfig, and the process does not run in a pod.
     #[error("no service account to reach the API server with; give --kubeconfig outside a pod")]
     InCluster(#[source] InClusterError),
-    /// An address or certificates of which no client can be made.
+    /// The address or the certificates are not valid.
     #[error("the API server's address or certificates cannot be used")]
     Client(#[source] kube::Error),
 }
 
-/// A client by this kubeconfig, or by the pod's service account, that takes `silence` on a connection for its end: longer than the server's
-/// watches last.
+/// A client from this kubeconfig or from the pod's service account. A connection that is silent for `silence` counts as broken; that must be
+/// longer than the server's watches last.
 ///
 /// # Errors
-/// A kubeconfig that cannot be read or used; none where this is no pod. That the API server does not answer is no error.
+/// The kubeconfig cannot be used, or there is none outside a pod. An API server that does not respond is not an error.
 pub async fn connect(kubeconfig: Option<&Path>, silence: Duration) -> Result<Client, ConnectError> {
     Client::try_from(configuration(kubeconfig, silence).await?).map_err(ConnectError::Client)
 }
 
-/// Asks the API server whether it is there, by the path `/version`. Whom it forbids that, as hardened clusters do, it has answered.
+/// Checks that the API server responds, by the path `/version`. Hardened clusters forbid that path: 403 is a response too.
 ///
 /// # Errors
-/// It does not answer, or not as an API server that is ready to.
-pub async fn ask(client: &Client) -> Result<(), kube::Error> {
+/// It does not respond, or responds that it is not ready.
+pub async fn check_api_server(client: &Client) -> Result<(), kube::Error> {
     match client.apiserver_version().await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(()),
@@ -79,16 +77,16 @@ async fn configuration(kubeconfig: Option<&Path>, silence: Duration) -> Result<C
     };
     config.read_timeout = Some(silence);
     config.write_timeout = Some(silence);
-    // A pooled connection may have been idle for longer than that when it is used again.
+    // A pooled connection may have been idle for longer when it is used again.
     config.reset_reader_on_write = true;
     config.connect_timeout = Some(CONNECT);
-    // The client would send whatever is answered by 429, 503 or 504 again for minutes without a word: a Binding past its time, and an API
-    // server that is away would never be noticed. Who asks knows better when to try again, if at all.
+    // kube would silently repeat for minutes what gets 429, 503 or 504: a Binding past its deadline, and no caller would notice that the API
+    // server is away. Each caller has its own rule for retries.
     config.default_retry = false;
     Ok(config)
 }
 
-/// One kubeconfig, or several as the variable `KUBECONFIG` lists them: those that are there, merged as kubectl merges them.
+/// One kubeconfig, or a list as in the variable `KUBECONFIG`: the files that exist, merged as kubectl merges them.
 fn read(paths: &Path) -> Result<Kubeconfig, ConnectError> {
     let one = |path: &Path| Kubeconfig::read_from(path).map_err(|source| unusable(path, source));
     let listed: Vec<PathBuf> = std::env::split_paths(paths)
@@ -127,15 +125,15 @@ mod tests {
 
     const SILENCE: Duration = Duration::from_secs(40);
 
-    /// Answers everything that comes over one connection: the first of all requests by 429, the others with a version.
-    async fn answer(mut stream: TcpStream, asked: Arc<AtomicUsize>) {
+    /// Serves one connection: 429 for the first of all requests, a version for the others.
+    async fn respond(mut stream: TcpStream, requests: Arc<AtomicUsize>) {
         let mut request = Vec::new();
         while let Ok(1..) = stream.read_buf(&mut request).await {
             if !request.ends_with(b"\r\n\r\n") {
                 continue;
             }
             request.clear();
-            let (status, body) = match asked.fetch_add(1, Ordering::SeqCst) {
+            let (status, body) = match requests.fetch_add(1, Ordering::SeqCst) {
                 0 => (
                     "429 Too Many Requests",
                     r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "TooManyRequests", "message": "later", "code": 429}"#,
@@ -146,14 +144,14 @@ mod tests {
                 ),
             };
             let length = body.len();
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
             );
-            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.write_all(response.as_bytes()).await.unwrap();
         }
     }
 
-    /// The folder of a kubeconfig for this address, and its path.
+    /// A kubeconfig for this address: its folder and its path.
     fn kubeconfig(address: SocketAddr) -> (TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kubeconfig");
@@ -167,36 +165,36 @@ mod tests {
         (folder, path)
     }
 
-    /// A client of an API server that answers by 429 once, and how often that was asked.
+    /// A client of an API server that responds with 429 once, and the number of its requests.
     async fn refused_once() -> (Client, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&asked);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(answer(stream, Arc::clone(&counted)));
+                tokio::spawn(respond(stream, Arc::clone(&counted)));
             }
         });
         let (_folder, path) = kubeconfig(address);
-        (connect(Some(&path), SILENCE).await.unwrap(), asked)
+        (connect(Some(&path), SILENCE).await.unwrap(), requests)
     }
 
     #[tokio::test]
-    async fn what_the_api_server_refuses_is_told_and_not_sent_again_unasked() {
-        let (client, asked) = refused_once().await;
+    async fn refused_request_is_not_repeated_by_the_client() {
+        let (client, requests) = refused_once().await;
         let refused = client.apiserver_version().await.unwrap_err();
         assert!(
             matches!(&refused, kube::Error::Api(status) if status.code == 429),
             "{refused}"
         );
-        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        assert_eq!(requests.load(Ordering::SeqCst), 1);
         client.apiserver_version().await.unwrap();
-        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        assert_eq!(requests.load(Ordering::SeqCst), 2);
     }
 
     #[tokio::test]
-    async fn of_a_list_of_kubeconfigs_the_first_to_name_something_counts() {
+    async fn first_kubeconfig_of_a_list_wins() {
         let (_first, first) = kubeconfig("127.0.0.1:1".parse().unwrap());
         let (_second, second) = kubeconfig("127.0.0.1:2".parse().unwrap());
         let list = |paths: &[&Path]| PathBuf::from(std::env::join_paths(paths).unwrap());
@@ -212,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silence_counts_from_the_last_request_and_not_from_before_it() {
+    async fn silence_counts_from_the_last_request() {
         let (_folder, path) = kubeconfig("127.0.0.1:1".parse().unwrap());
         let config = configuration(Some(&path), SILENCE).await.unwrap();
         assert_eq!(config.read_timeout, Some(SILENCE));

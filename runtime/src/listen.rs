@@ -1,28 +1,28 @@
-//! The address that a daemon listens on, as people write it: an address and a port, a port alone as Go's programs take it, or this host's
-//! name for itself. No other name is looked up: what it stands for may change, and may be somebody else.
+//! Listen addresses: `ADDRESS:PORT`, `:PORT` as Go programs accept it, or `localhost:PORT`. No other name is resolved: its address may change
+//! and may belong to another host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Reads `ADDRESS:PORT`. Without address: every one of this host.
+/// Reads `ADDRESS:PORT`. Without an address, all addresses of this host.
 ///
 /// # Errors
-/// It is none of these forms.
+/// The text has none of these forms.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let port = |text: &str| text.parse::<u16>().ok();
-    let known = match text.rsplit_once(':') {
-        Some(("", rest)) => port(rest).map(|port| (everywhere(), port).into()),
+    let address = match text.rsplit_once(':') {
+        Some(("", rest)) => port(rest).map(|port| (unspecified(), port).into()),
         Some((host, rest)) if host.eq_ignore_ascii_case("localhost") => {
             port(rest).map(|port| (Ipv4Addr::LOCALHOST, port).into())
         }
         _ => text.parse().ok(),
     };
-    known.ok_or_else(|| {
+    address.ok_or_else(|| {
         "write ADDRESS:PORT, such as 0.0.0.0:9410 or [::]:9410, :9410 for all addresses, or localhost:9410".to_owned()
     })
 }
 
-/// Every address of this host: of both kinds where there are both, as Linux takes `[::]`. A kernel may be started without IPv6.
-fn everywhere() -> IpAddr {
+/// All addresses of this host. Linux takes `[::]` for IPv4 and IPv6; a kernel without IPv6 has `0.0.0.0` only.
+fn unspecified() -> IpAddr {
     match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)) {
         Ok(_) => Ipv6Addr::UNSPECIFIED.into(),
         Err(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_alone_means_every_address_and_localhost_this_host() {
+    fn port_alone_means_all_addresses() {
         let all = address(":9410").unwrap();
         assert!(all.ip().is_unspecified(), "{all}");
         assert_eq!(all.port(), 9410);

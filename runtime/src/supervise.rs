@@ -1,41 +1,41 @@
-//! Tasks of a daemon, each of which is needed: if one panics, all end in order, and the daemon with an error, to be started anew. Without
-//! that a daemon goes on, answers its probes, and does a part of its work no more.
+//! Supervises background tasks. If one panics, all are shut down in order and the process exits with an error, so that kubelet restarts it.
+//! A daemon that lost a task would otherwise pass its probes and silently leave a part of its work undone.
 
 use std::future::Future;
 
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// Why a daemon ends before its time.
+/// Why a daemon stops early.
 #[derive(Debug, thiserror::Error)]
-pub enum Fallen {
+pub enum TaskFailure {
     /// A task has panicked.
     #[error("a task of the daemon panicked")]
-    Badly(#[source] JoinError),
-    /// A task that is needed to the end has ended.
+    Panicked(#[source] JoinError),
+    /// A task that must run until shutdown has ended.
     #[error("a task of the daemon ended by itself")]
-    Early,
+    EndedEarly,
 }
 
-/// Tasks that may end before the daemon does, and may not panic. Dropped, they are aborted.
+/// Tasks that may end before the daemon does, but must not panic. Dropping this aborts them.
 #[derive(Debug)]
 pub struct Tasks {
-    running: JoinSet<Result<(), Fallen>>,
+    running: JoinSet<Result<(), TaskFailure>>,
     shutdown: CancellationToken,
-    fallen: Option<Fallen>,
+    failure: Option<TaskFailure>,
 }
 
 impl Tasks {
-    /// None yet. `shutdown` ends them, and is cancelled if one panics.
+    /// No tasks yet. `shutdown` ends them, and is cancelled if one panics.
     pub fn new(shutdown: CancellationToken) -> Self {
         Self {
             running: JoinSet::new(),
             shutdown,
-            fallen: None,
+            failure: None,
         }
     }
 
-    /// Has a task run beside the others.
+    /// Starts a task.
     pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.spawn_group(async move {
             task.await;
@@ -43,61 +43,61 @@ impl Tasks {
         });
     }
 
-    /// The same for one that has tasks of its own, and tells how they ended.
-    pub fn spawn_group(&mut self, task: impl Future<Output = Result<(), Fallen>> + Send + 'static) {
+    /// Starts a task that supervises tasks of its own and returns how they ended.
+    pub fn spawn_group(&mut self, task: impl Future<Output = Result<(), TaskFailure>> + Send + 'static) {
         self.running.spawn(task);
     }
 
-    /// Waits until one panics, which asks the others to end. Comes back for nothing else.
-    pub async fn fall(&mut self) {
+    /// Waits until a task panics and shutdown of the others has begun. Does not return otherwise.
+    pub async fn join_failed(&mut self) {
         while let Some(ended) = self.running.join_next().await {
-            if self.note(ended) {
+            if self.record(ended) {
                 return;
             }
         }
         std::future::pending::<()>().await;
     }
 
-    /// Waits until all have ended.
+    /// Waits until all tasks have ended.
     ///
     /// # Errors
-    /// One has panicked: the first of them.
-    pub async fn end(mut self) -> Result<(), Fallen> {
+    /// The first panic.
+    pub async fn join_all(mut self) -> Result<(), TaskFailure> {
         while let Some(ended) = self.running.join_next().await {
-            self.note(ended);
+            self.record(ended);
         }
-        self.fallen.map_or(Ok(()), Err)
+        self.failure.map_or(Ok(()), Err)
     }
 
-    fn note(&mut self, ended: Result<Result<(), Fallen>, JoinError>) -> bool {
-        let Err(fallen) = ended.unwrap_or_else(|error| Err(Fallen::Badly(error))) else {
+    fn record(&mut self, ended: Result<Result<(), TaskFailure>, JoinError>) -> bool {
+        let Err(failure) = ended.unwrap_or_else(|error| Err(TaskFailure::Panicked(error))) else {
             return false;
         };
-        self.fallen.get_or_insert(fallen);
+        self.failure.get_or_insert(failure);
         self.shutdown.cancel();
         true
     }
 }
 
-/// Serves, with `tasks` beside it. Each of them is needed to the end: if one ends before its time all of it does. `release` ends those that
-/// are needed until the last call is answered.
+/// Runs `serving` together with `tasks`, all of which must run until `shutdown`: if one ends early, all are shut down. `release` ends the tasks
+/// that are needed until `serving` has finished its last call.
 ///
 /// # Errors
-/// What a task ended of before its time, or else what `serving` ended of.
-pub async fn beside<E: From<Fallen>>(
+/// The failure of a task, or else that of `serving`.
+pub async fn serve_with_tasks<E: From<TaskFailure>>(
     serving: impl Future<Output = Result<(), E>>,
     mut tasks: JoinSet<()>,
     shutdown: &CancellationToken,
     release: &CancellationToken,
 ) -> Result<(), E> {
     let mut serving = std::pin::pin!(serving);
-    let mut fallen = None;
+    let mut failed = None;
     let ended = loop {
         tokio::select! {
             ended = &mut serving => break ended,
             Some(task) = tasks.join_next() => {
                 if task.is_err() || !shutdown.is_cancelled() {
-                    fallen = fallen.or(Some(task));
+                    failed = failed.or(Some(task));
                     shutdown.cancel();
                 }
             }
@@ -106,12 +106,12 @@ pub async fn beside<E: From<Fallen>>(
     release.cancel();
     while let Some(task) = tasks.join_next().await {
         if task.is_err() {
-            fallen = fallen.or(Some(task));
+            failed = failed.or(Some(task));
         }
     }
-    match fallen {
-        Some(Err(error)) => Err(Fallen::Badly(error).into()),
-        Some(Ok(())) => Err(Fallen::Early.into()),
+    match failed {
+        Some(Err(error)) => Err(TaskFailure::Panicked(error).into()),
+        Some(Ok(())) => Err(TaskFailure::EndedEarly.into()),
         None => ended,
     }
 }

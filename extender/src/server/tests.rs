@@ -1,4 +1,5 @@
 use http::request::Builder;
+use http_body_util::Full;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::net::TcpStream;
@@ -7,6 +8,9 @@ use super::*;
 use crate::decide::Options;
 use crate::fixtures::{Cluster, bridged, member, pod};
 use crate::service::tests::service;
+
+const PATHS: &str = "POST /filter, POST /prioritize, POST /bind, POST /preempt, GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
+const MONITORING_PATHS: &str = "GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
 
 /// Without an election, as after the first lists.
 fn leading() -> Leadership {
@@ -17,8 +21,8 @@ fn leading() -> Leadership {
 
 struct Running {
     address: std::net::SocketAddr,
-    /// The listener for metrics.
-    watched_at: std::net::SocketAddr,
+    /// Address of the listener for metrics.
+    monitoring_at: std::net::SocketAddr,
     contact: Arc<Contact>,
     shutdown: CancellationToken,
     task: tokio::task::JoinHandle<()>,
@@ -34,7 +38,7 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
     let contact = Contact::new();
     let shutdown = CancellationToken::new();
     let metrics = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let watched_at = metrics.local_addr().unwrap();
+    let monitoring_at = metrics.local_addr().unwrap();
     let server = Server {
         service: service(cluster),
         contact: Arc::clone(&contact),
@@ -51,7 +55,7 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
     let task = tokio::spawn(server.run(listeners, shutdown.clone()));
     Running {
         address,
-        watched_at,
+        monitoring_at,
         contact,
         shutdown,
         task,
@@ -84,12 +88,12 @@ impl Running {
     }
 
     async fn post(&self, path: &str, body: impl Into<Bytes>) -> (u16, String) {
-        let request = Request::post(path).header("content-type", "application/json");
+        let request = http::Request::post(path).header("content-type", "application/json");
         self.send(request, body).await
     }
 
     async fn get(&self, path: &str) -> (u16, String) {
-        self.send(Request::get(path), "").await
+        self.send(http::Request::get(path), "").await
     }
 }
 
@@ -100,7 +104,7 @@ fn cluster() -> Cluster {
 }
 
 #[tokio::test]
-async fn a_request_is_answered() {
+async fn filter_and_prioritize_return_decisions() {
     let server = start(&cluster()).await;
     let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
     let (status, answer) = server.post("/filter", body.clone()).await;
@@ -115,30 +119,7 @@ async fn a_request_is_answered() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_no_open_metrics_gets_prometheus_text() {
-    let server = start(&cluster()).await;
-    for (accept, kind, whole) in [
-        (
-            "text/plain",
-            "# TYPE gantry_extender_grant_faults_total counter\n",
-            false,
-        ),
-        (
-            "application/openmetrics-text,text/plain",
-            "# TYPE gantry_extender_grant_faults counter\n",
-            true,
-        ),
-    ] {
-        let request = Request::get("/metrics").header("accept", accept);
-        let (status, page) = server.send(request, "").await;
-        assert_eq!(status, 200);
-        assert!(page.contains(kind), "{page}");
-        assert_eq!(page.ends_with("# EOF\n"), whole, "{page}");
-    }
-}
-
-#[tokio::test]
-async fn what_is_wrong_with_a_request_is_said() {
+async fn bad_request_is_refused_with_its_fault() {
     let server = start(&cluster()).await;
     let (status, text) = server.post("/filter", "{").await;
     assert_eq!(
@@ -147,7 +128,7 @@ async fn what_is_wrong_with_a_request_is_said() {
     );
     let (status, text) = server
         .send(
-            Request::post("/filter").header("content-type", "text/plain"),
+            http::Request::post("/filter").header("content-type", "text/plain"),
             "{}",
         )
         .await;
@@ -156,25 +137,19 @@ async fn what_is_wrong_with_a_request_is_said() {
         (415, "Content-Type must be application/json\n")
     );
     let (status, text) = server.get("/filter").await;
-    assert_eq!(
-        (status, text.as_str()),
-        (405, "GET is not allowed here, POST is\n")
-    );
+    assert_eq!((status, text.as_str()), (405, "GET is not allowed; use POST\n"));
     let (status, text) = server.post("/metrics", "").await;
-    assert_eq!(
-        (status, text.as_str()),
-        (405, "POST is not allowed here, GET is\n")
-    );
+    assert_eq!((status, text.as_str()), (405, "POST is not allowed; use GET\n"));
     let (status, text) = server.post("/score", "{}").await;
     assert_eq!(status, 404);
-    assert_eq!(text, format!("no \"/score\" here; there are {PATHS}\n"));
+    assert_eq!(text, format!("no such path \"/score\"; served are {PATHS}\n"));
     let (status, text) = server.post("/filter", " ".repeat(4097)).await;
     assert_eq!(status, 413);
     assert!(text.starts_with("body of more than 4096 bytes"), "{text}");
 }
 
 #[tokio::test]
-async fn every_path_that_is_named_is_served() {
+async fn every_listed_path_is_served() {
     let server = start(&cluster()).await;
     for named in PATHS.split(", ") {
         let (method, path) = named.split_once(' ').unwrap();
@@ -187,7 +162,7 @@ async fn every_path_that_is_named_is_served() {
 }
 
 #[tokio::test]
-async fn a_body_without_announced_length_is_limited_too() {
+async fn body_without_content_length_is_limited() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let server = start(&cluster()).await;
     let mut stream = TcpStream::connect(server.address).await.unwrap();
@@ -203,7 +178,7 @@ async fn a_body_without_announced_length_is_limited_too() {
 }
 
 #[tokio::test]
-async fn readiness_follows_the_lists_and_the_api_server() {
+async fn readiness_follows_lists_and_api_server() {
     let cold = Cluster::cold(Options::default());
     let server = start(&cold).await;
     assert_eq!(server.get("/healthz").await.0, 200);
@@ -214,7 +189,7 @@ async fn readiness_follows_the_lists_and_the_api_server() {
     let server = start(&cluster()).await;
     assert_eq!(
         server.get("/readyz").await,
-        (503, "no answer from the API server yet\n".to_owned())
+        (503, "no response from the API server yet\n".to_owned())
     );
     server.contact.made(Instant::now());
     assert_eq!(server.get("/readyz").await.0, 200);
@@ -222,12 +197,12 @@ async fn readiness_follows_the_lists_and_the_api_server() {
         server.contact.made(long_ago);
         let (status, text) = server.get("/readyz").await;
         assert_eq!(status, 503);
-        assert!(text.contains("answering from what was known then"), "{text}");
+        assert!(text.contains("deciding by the state of that time"), "{text}");
     }
 }
 
 #[tokio::test]
-async fn metrics_tell_what_was_asked_and_what_is_left() {
+async fn metrics_count_calls_and_free_devices() {
     let server = start(&cluster()).await;
     let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
     server.post("/filter", body).await;
@@ -246,7 +221,7 @@ async fn metrics_tell_what_was_asked_and_what_is_left() {
 }
 
 #[tokio::test]
-async fn each_plan_of_a_gang_is_timed_once() {
+async fn gang_plan_is_timed_once() {
     let cluster = cluster();
     let server = start(&cluster).await;
     let count = async || {
@@ -265,55 +240,58 @@ async fn each_plan_of_a_gang_is_timed_once() {
 }
 
 #[tokio::test]
-async fn the_door_for_metrics_has_metrics_and_probes_and_no_verb() {
+async fn metrics_listener_has_no_verbs() {
     let server = start(&cluster()).await;
-    let there = server.watched_at;
-    let (status, page) = Running::send_to(there, Request::get("/metrics"), "").await;
+    let there = server.monitoring_at;
+    let (status, page) = Running::send_to(there, http::Request::get("/metrics"), "").await;
     assert_eq!(status, 200);
     assert!(page.contains("gantry_extender_nodes"), "{page}");
     server.contact.made(Instant::now());
     for probe in ["/healthz", "/readyz", "/standbyz"] {
-        let (status, text) = Running::send_to(there, Request::get(probe), "").await;
+        let (status, text) = Running::send_to(there, http::Request::get(probe), "").await;
         assert_eq!((status, text.as_str()), (200, "ok\n"), "{probe}");
     }
     let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
     for verb in VERBS {
         let path = format!("/{verb}");
-        let request = Request::post(&path).header("content-type", "application/json");
+        let request = http::Request::post(&path).header("content-type", "application/json");
         let (status, text) = Running::send_to(there, request, body.clone()).await;
         assert_eq!(status, 404, "{verb}");
-        assert_eq!(text, format!("no {path:?} here; there are {WATCHERS_PATHS}\n"));
+        assert_eq!(
+            text,
+            format!("no such path {path:?}; served are {MONITORING_PATHS}\n")
+        );
     }
     let (_, page) = server.get("/metrics").await;
     assert!(!page.contains(r#"verb="filter""#), "{page}");
 }
 
 #[tokio::test]
-async fn whoever_crowds_the_door_for_metrics_is_not_in_kube_schedulers_way() {
+async fn crowded_metrics_listener_does_not_block_the_verbs() {
     let server = start(&cluster()).await;
     let mut crowd = Vec::new();
-    for _ in 0..2 * WATCHERS {
-        crowd.push(TcpStream::connect(server.watched_at).await.unwrap());
+    for _ in 0..128 {
+        crowd.push(TcpStream::connect(server.monitoring_at).await.unwrap());
     }
     let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
     assert_eq!(server.post("/filter", body).await.0, 200);
     drop(crowd);
-    let (status, _) = Running::send_to(server.watched_at, Request::get("/metrics"), "").await;
+    let (status, _) = Running::send_to(server.monitoring_at, http::Request::get("/metrics"), "").await;
     assert_eq!(status, 200);
 }
 
 #[tokio::test]
-async fn shutdown_ends_the_server_though_a_connection_is_open() {
+async fn shutdown_ends_the_server_with_open_connections() {
     let server = start(&cluster()).await;
     let _silent = TcpStream::connect(server.address).await.unwrap();
-    let _watcher = TcpStream::connect(server.watched_at).await.unwrap();
+    let _watcher = TcpStream::connect(server.monitoring_at).await.unwrap();
     assert_eq!(server.get("/healthz").await.0, 200);
     server.shutdown.cancel();
     server.task.await.unwrap();
 }
 
 #[tokio::test]
-async fn one_that_does_not_lead_says_who_does_and_when_to_come_again() {
+async fn standby_refuses_verbs_with_503() {
     let server = start_as(&cluster(), Leadership::follower(), None).await;
     let body = json!({"Pod": pod("p", 2), "NodeNames": ["a"]}).to_string();
     for path in ["/filter", "/prioritize", "/bind"] {
@@ -331,40 +309,32 @@ async fn one_that_does_not_lead_says_who_does_and_when_to_come_again() {
     assert!(page.contains("gantry_extender_leader 0"), "{page}");
 }
 
-/// Says when it is dropped.
-struct Told(Option<tokio::sync::oneshot::Sender<()>>);
+/// Sends a message when it is dropped.
+struct OnDrop(Option<tokio::sync::oneshot::Sender<()>>);
 
-impl Drop for Told {
+impl Drop for OnDrop {
     fn drop(&mut self) {
         let _ = self.0.take().unwrap().send(());
     }
 }
 
-/// Serves one connection as [`Server`] does, with calls that wait for ever; the receivers tell when each was given up.
+/// A router whose `/bind` waits for ever. Each call sends a receiver, which gets a message when the call is given up.
 fn waiting(
     calls: tokio::sync::mpsc::UnboundedSender<tokio::sync::oneshot::Receiver<()>>,
-) -> impl hyper::service::Service<
-    Request<Incoming>,
-    Response = Answer,
-    Error = Infallible,
-    Future = futures::future::BoxFuture<'static, Result<Answer, Infallible>>,
-> {
-    service_fn(move |_| {
-        let (tell, told) = tokio::sync::oneshot::channel();
-        calls.send(told).unwrap();
-        let guard = Told(Some(tell));
-        let waits: futures::future::BoxFuture<'static, _> = Box::pin(async move {
-            let _guard = guard;
-            std::future::pending().await
-        });
-        waits
-    })
+) -> TowerToHyperService<Router> {
+    let wait = async move || {
+        let (dropped, given_up) = tokio::sync::oneshot::channel();
+        calls.send(given_up).unwrap();
+        let _guard = OnDrop(Some(dropped));
+        std::future::pending::<()>().await;
+    };
+    TowerToHyperService::new(Endpoints::default().post("/bind", wait).into_router())
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn what_is_done_for_a_caller_ends_when_its_http1_connection_closes() {
+async fn http1_call_ends_when_its_connection_closes() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (calls, mut received) = tokio::sync::mpsc::unbounded_channel();
@@ -379,7 +349,9 @@ async fn what_is_done_for_a_caller_ends_when_its_http1_connection_closes() {
         .await
         .unwrap();
     let connection = tokio::spawn(connection);
-    let request = Request::post("/bind").body(Full::new(Bytes::new())).unwrap();
+    let request = http::Request::post("/bind")
+        .body(Full::new(Bytes::new()))
+        .unwrap();
     let _call = tokio::spawn(async move { sender.send_request(request).await });
     let mut given_up = received.recv().await.unwrap();
     assert!(given_up.try_recv().is_err(), "the caller is there");
@@ -391,7 +363,7 @@ async fn what_is_done_for_a_caller_ends_when_its_http1_connection_closes() {
 }
 
 #[tokio::test]
-async fn over_http2_each_call_ends_by_itself_and_all_end_with_the_connection() {
+async fn http2_calls_end_one_by_one_or_with_the_connection() {
     let authority = crate::tls::tests::Authority::new();
     authority.issue("a");
     let tls = Tls::load(authority.files("a")).unwrap();
@@ -423,7 +395,7 @@ async fn over_http2_each_call_ends_by_itself_and_all_end_with_the_connection() {
     let mut open = Vec::new();
     for _ in 0..2500 {
         let mut sender = sender.clone();
-        let request = Request::post("https://localhost/bind")
+        let request = http::Request::post("https://localhost/bind")
             .body(Full::new(Bytes::new()))
             .unwrap();
         open.push(tokio::spawn(async move { sender.send_request(request).await }));
@@ -486,7 +458,7 @@ async fn connect_tls(
 }
 
 #[tokio::test]
-async fn over_tls_decisions_are_for_clients_with_a_certificate_and_probes_for_all() {
+async fn verbs_need_a_client_certificate_and_probes_do_not() {
     let authority = crate::tls::tests::Authority::new();
     authority.issue("server");
     authority.issue("scheduler");
@@ -500,19 +472,19 @@ async fn over_tls_decisions_are_for_clients_with_a_certificate_and_probes_for_al
                 .await
                 .unwrap();
         tokio::spawn(connection);
-        let request = Request::post("https://localhost/filter")
+        let request = http::Request::post("https://localhost/filter")
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body.clone())))
             .unwrap();
         assert_eq!(sender.send_request(request).await.unwrap().status(), wanted);
-        let request = Request::get("https://localhost/healthz")
+        let request = http::Request::get("https://localhost/healthz")
             .body(Full::new(Bytes::new()))
             .unwrap();
         assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
     }
 }
 
-/// A server that asks clients for certificates, and one for a scheduler.
+/// A server that wants client certificates, and an authority that has issued one for a scheduler.
 async fn start_with_tls() -> (Running, crate::tls::tests::Authority) {
     let authority = crate::tls::tests::Authority::new();
     authority.issue("server");
@@ -521,7 +493,7 @@ async fn start_with_tls() -> (Running, crate::tls::tests::Authority) {
     (start_as(&cluster(), leading(), Some(tls)).await, authority)
 }
 
-/// Asks how the server is, over a connection of its own that is given back with the answer; `None` if it is sent away.
+/// Calls `/healthz` over a new connection, which is returned; `None` if the server closes it.
 async fn probe(
     server: &Running,
     authority: &crate::tls::tests::Authority,
@@ -533,7 +505,7 @@ async fn probe(
             .await
             .ok()?;
     tokio::spawn(connection);
-    let request = Request::get("https://localhost/healthz")
+    let request = http::Request::get("https://localhost/healthz")
         .body(Full::new(Bytes::new()))
         .unwrap();
     let answer = sender.send_request(request).await.ok()?;
@@ -542,7 +514,7 @@ async fn probe(
 }
 
 #[tokio::test]
-async fn clients_without_a_certificate_are_few_at_once_and_in_no_schedulers_way() {
+async fn clients_without_certificate_are_limited() {
     let (server, authority) = start_with_tls().await;
     let mut crowd = Vec::new();
     for _ in 0..MAX_UNAUTHENTICATED {
@@ -551,26 +523,26 @@ async fn clients_without_a_certificate_are_few_at_once_and_in_no_schedulers_way(
     assert!(probe(&server, &authority, None).await.is_none());
     assert!(probe(&server, &authority, Some("scheduler")).await.is_some());
     drop(crowd);
-    let let_in = async {
+    let accepted = async {
         while probe(&server, &authority, None).await.is_none() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, let_in).await.unwrap();
+    tokio::time::timeout(PATIENCE, accepted).await.unwrap();
 }
 
 #[tokio::test]
-async fn handshakes_under_way_are_so_many_at_most() {
+async fn tls_handshakes_under_way_are_limited() {
     let (server, authority) = start_with_tls().await;
-    let stays = probe(&server, &authority, Some("scheduler")).await.unwrap();
+    let accepted = probe(&server, &authority, Some("scheduler")).await.unwrap();
     let mut silent = Vec::new();
     for _ in 0..HANDSHAKES {
         silent.push(TcpStream::connect(server.address).await.unwrap());
     }
-    let mut comes = std::pin::pin!(probe(&server, &authority, Some("scheduler")));
-    let early = tokio::time::timeout(Duration::from_millis(200), &mut comes).await;
-    assert!(early.is_err(), "it is to wait");
-    assert!(stays.is_ready(), "who is in is in nobody's way");
+    let mut probing = std::pin::pin!(probe(&server, &authority, Some("scheduler")));
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut probing).await;
+    assert!(early.is_err(), "the handshake must wait");
+    assert!(accepted.is_ready(), "an accepted client is not affected");
     drop(silent);
-    assert!(tokio::time::timeout(PATIENCE, comes).await.unwrap().is_some());
+    assert!(tokio::time::timeout(PATIENCE, probing).await.unwrap().is_some());
 }

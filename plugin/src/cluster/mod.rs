@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::NodeName;
-use gantry_runtime::supervise::{Fallen, Tasks};
+use gantry_runtime::supervise::{TaskFailure, Tasks};
 use gantry_runtime::{ConnectError, chain};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
@@ -54,7 +54,11 @@ impl Cluster {
     ///
     /// # Errors
     /// A part of it has panicked: all ends then.
-    pub async fn run(self, notes: mpsc::Receiver<Note>, shutdown: CancellationToken) -> Result<(), Fallen> {
+    pub async fn run(
+        self,
+        notes: mpsc::Receiver<Note>,
+        shutdown: CancellationToken,
+    ) -> Result<(), TaskFailure> {
         let mut pauses = Pauses::default();
         let mut unreached = Recurring::default();
         let client = loop {
@@ -88,7 +92,7 @@ impl Cluster {
         tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(publish::Publisher::new(client, self).run(shutdown));
-        tasks.end().await
+        tasks.join_all().await
     }
 }
 

@@ -160,7 +160,12 @@ async fn run(client: Client, cluster: Cluster) {
                 reachable = Some(false);
                 loop {
                     tokio::time::sleep(pauses.next()).await;
-                    match tokio::time::timeout(gantry_runtime::CONNECT, gantry_runtime::ask(&client)).await {
+                    match tokio::time::timeout(
+                        gantry_runtime::CONNECT,
+                        gantry_runtime::check_api_server(&client),
+                    )
+                    .await
+                    {
                         Ok(Ok(())) => break,
                         Ok(Err(error)) => debug!(%error, "the API server does not answer"),
                         Err(_) => debug!("the API server does not answer in time"),

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
-use gantry_runtime::supervise::{Fallen, Tasks};
+use gantry_runtime::supervise::{TaskFailure, Tasks};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -72,7 +72,7 @@ impl Kubelet {
     ///
     /// # Errors
     /// What serves one of them, or watches kubelet, has panicked: all ends then, in the same order.
-    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Fallen> {
+    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), TaskFailure> {
         let mut tasks = Tasks::new(shutdown.clone());
         let (directory, events) = Directory::new(
             self.directory.clone(),
@@ -109,7 +109,7 @@ impl Kubelet {
             }
             tokio::select! {
                 () = shutdown.cancelled() => break,
-                () = tasks.fall() => break,
+                () = tasks.join_failed() => break,
                 changed = self.inventory.changed() => if changed.is_err() {
                     shutdown.cancelled().await;
                     break;
@@ -119,6 +119,6 @@ impl Kubelet {
                 Ok(()) = freed.changed() => resources.values().for_each(|list| list.send_modify(|_| {})),
             }
         }
-        tasks.end().await
+        tasks.join_all().await
     }
 }
