@@ -14,7 +14,6 @@ use gantry_gang::protocol::{
     BindEnd, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId, Stage, Work,
 };
 use gantry_gang::{Claim, Dialect, GangKey};
-use gantry_planner::fixtures::request;
 
 #[path = "common/live.rs"]
 mod live;
@@ -147,41 +146,6 @@ fn publication_with_promised_room(bencher: Bencher<'_, '_>, promised: u32) {
         live.store
             .update(|index| index.node_applied(&"n0".into(), vec![(names::GPU_RESOURCE.into(), gpus)]));
     });
-}
-
-/// A pod that fits nowhere asks for a node, while so many members of a bound gang of a thousand, of lower priority, are lost, and a place
-/// is kept for each.
-#[divan::bench(args = [1, 100, 999])]
-fn pod_beside_places_of_lost_members(bencher: Bencher<'_, '_>, lost: u32) {
-    let mut live = Live::new(1_000);
-    live.show((0..1_000).map(|number| bound(member("low", number, 1_000, 8), number)));
-    live.decide("low", 1_000);
-    let mut wants = pod("wants", 8);
-    wants["spec"]["priority"] = 10.into();
-    live.show([wants].into_iter());
-    // Their end is seen, so that nothing of theirs is in use any more.
-    live.show((0..lost).map(|number| {
-        let mut ended = bound(member("low", number, 1_000, 8), number);
-        ended["status"]["phase"] = "Failed".into();
-        ended
-    }));
-    let now = std::time::Instant::now();
-    live.store.update(|index| {
-        for number in 0..lost {
-            index.pod_deleted(now, &format!("low-{number}").as_str().into(), None);
-        }
-        for second in 0..10 {
-            let now = now + std::time::Duration::from_secs(second);
-            index.tick(now, now);
-        }
-    });
-    let request = request(8);
-    let find = || {
-        live.store
-            .read(|index| index.idle_node(&"wants".into(), 10, &request, &|_| true))
-    };
-    assert!(find().is_some(), "a place is idle");
-    bencher.bench_local(find);
 }
 
 /// A decided gang of which those have come and are bound that are needed, and the others are on their way.

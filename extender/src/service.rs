@@ -1,8 +1,6 @@
 //! The verbs of the extender API as functions of a body: read it, decide, answer. HTTP is in `server`; this can be called by a test or
 //! a benchmark without a socket.
 
-use std::cell::LazyCell;
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid, ResourceName, names};
@@ -119,12 +117,6 @@ impl Service {
             return answer;
         }
         let uid = PodUid::from(uid);
-        if answer.passed.is_empty()
-            && let Some(node) = self.idle_node(&uid, priority, &request, candidates)
-        {
-            self.hold(&uid, request, node.as_str());
-            return only(candidates, &node);
-        }
         if answer.passed.is_empty() {
             if !answer.refused.is_empty() {
                 let parked = Parked {
@@ -143,25 +135,6 @@ impl Service {
             self.store.note(|index| index.unpark(&uid));
         }
         answer
-    }
-
-    /// The node where a pod by itself has a place that is kept for a lost member of a gang of lower priority. It is given back when the pod
-    /// comes.
-    fn idle_node(
-        &self,
-        uid: &PodUid,
-        priority: i32,
-        request: &Request,
-        candidates: &CandidateNodes<'_>,
-    ) -> Option<NodeName> {
-        // Asked for each such place, of which there may be a thousand; as a rule there is none.
-        let all = LazyCell::new(|| {
-            let all = (0..candidates.len()).map(|position| candidates.name(position));
-            all.collect::<HashSet<&str>>()
-        });
-        let offered = |node: &NodeName| all.contains(node.as_str());
-        self.store
-            .read(|index| index.idle_node(uid, priority, request, &offered))
     }
 
     /// `POST /prioritize`.

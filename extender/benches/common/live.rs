@@ -2,11 +2,10 @@
 
 use std::time::Instant;
 
-use gantry_api::{GangSpec, GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
 use gantry_extender::index::{self, Index, Source, Store};
 use gantry_extender::pod::{Reader, Seen};
 use gantry_extender::watched::Watched;
-use gantry_gang::protocol::Object;
 use gantry_planner::decide::Options;
 use gantry_planner::kind::Kinds;
 use serde_json::{Value, json};
@@ -65,38 +64,6 @@ impl Live {
                     Seen::OtherPod(pod) => index.other_pod_applied(*pod),
                 }
             }
-        });
-    }
-
-    /// The object of a gang shows a decision by which each of so many members is on the node of its number.
-    pub(crate) fn decide(&self, gang: &str, members: u32) {
-        let slot = |number: u32| {
-            let ids: Vec<String> = (0..8).map(|gpu| gpu_id(number, gpu)).collect();
-            let name = format!("{gang}-{number}");
-            json!({
-                "node": format!("n{number}"), "pod": name, "podName": name,
-                "devices": [{"resource": names::GPU_RESOURCE, "ids": ids}],
-            })
-        };
-        let slots: Vec<Value> = (0..members).map(slot).collect();
-        self.store.update(|index| {
-            let first = format!("{gang}-0");
-            let Some(key) = index.gang_of(&first.as_str().into()).cloned() else {
-                unreachable!("its pods were shown");
-            };
-            let status = json!({
-                "phase": "Bound", "integration": key.dialect.as_str(), "incarnation": key.incarnation, "name": key.name,
-                "boundAt": "2026-01-01T00:00:00Z",
-                "decision": {"id": "bench", "revision": 1, "min": members, "domain": "", "reservations": slots},
-            });
-            let object = Object {
-                uid: "object".into(),
-                resource_version: "1".into(),
-                ours: true,
-                spec: Ok(GangSpec::default()),
-                status: serde_json::from_value(status).unwrap_or_default(),
-            };
-            index.gang_object_seen(&key.namespace, &key.object_name(), object);
         });
     }
 

@@ -105,7 +105,7 @@ impl Index {
             nodes = (0u32..)
                 .map(NodeIx)
                 .take(self.entries.len())
-                .filter_map(|node| self.look(node, request, gang, pod.priority))
+                .filter_map(|node| self.look(node, request, gang))
                 .collect();
             for node in nodes.iter_mut().filter(|node| node.lacks.is_none()) {
                 node.lacks = self.lack_of_rest(&node.node, &pod.needs);
@@ -160,13 +160,7 @@ impl Index {
         }
     }
 
-    fn look(
-        &self,
-        ix: NodeIx,
-        request: &Request,
-        gang: Option<&GangKey>,
-        priority: i32,
-    ) -> Option<NodeReport> {
+    fn look(&self, ix: NodeIx, request: &Request, gang: Option<&GangKey>) -> Option<NodeReport> {
         let entry = self.entries.get(ix.0 as usize)?;
         let report = |lacks: Option<String>| NodeReport {
             node: entry.name.clone(),
@@ -175,12 +169,7 @@ impl Index {
             would_have_to_end: Vec::new(),
             places_kept: Vec::new(),
         };
-        // A pod by itself has what is kept for lost members of gangs of lower priority.
-        let class = match gang {
-            Some(_) => entry.exact(&[]),
-            None => self.class_for(ix, priority),
-        };
-        let Some(class) = class else {
+        let Some(class) = entry.exact(&[]) else {
             // A node without GPUs of anybody is nothing to speak of.
             let advertised = entry.advertised.as_ref()?;
             let any = request.asks.iter().any(|ask| {

@@ -170,12 +170,7 @@ impl Index {
         if let Some(known) = entry.again(target) {
             return known;
         }
-        let layouts = match self.layouts_for(ix, target, &request) {
-            Err(BindError::NotFree { .. }) if self.take_idle(ix, &target.uid, &request) => {
-                self.layouts_for(ix, target, &request)?
-            }
-            known => known?,
-        };
+        let layouts = self.layouts_for(ix, target, &request)?;
         self.set_aside(ix, target, &request, &layouts)
     }
 

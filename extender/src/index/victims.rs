@@ -67,12 +67,6 @@ impl Index {
             let returning = entry.returning(|since| now.saturating_duration_since(since) < AWAITED);
             let pools = inventory.pools.iter().zip(&returning);
             let mut leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
-            let idle = self.idle_leaving(NodeIx(ix), priority);
-            leaving.resize(inventory.pools.len(), DeviceSet::EMPTY);
-            leaving
-                .iter_mut()
-                .zip(&idle)
-                .for_each(|(set, idle)| set.add(idle));
             if nominated == Some(&entry.name) {
                 leaving = self.with_leaving(NodeIx(ix), leaving);
             }
@@ -81,8 +75,8 @@ impl Index {
             }
             let facts = self.rooms().get(ix as usize).and_then(|room| room.facts.as_ref());
             facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
-                && self
-                    .class_for(NodeIx(ix), priority)
+                && entry
+                    .exact(&[])
                     .is_some_and(|class| fits_without(&class, request, &[&leaving], self.options.policy))
         })
     }
@@ -133,7 +127,7 @@ impl Index {
                 .filter_map(|uid| self.goes_with(&PodUid::from(uid.as_str())));
             broken.collect::<BTreeSet<_>>().len()
         };
-        let Some(class) = self.class_for(ix, priority) else {
+        let Some(class) = entry.exact(&[]) else {
             // Of a foreign node nothing is known; kube-scheduler has counted.
             return (!offer.victims.is_empty()).then(|| (gangs(&offer.victims), offer));
         };

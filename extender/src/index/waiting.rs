@@ -251,7 +251,9 @@ impl super::Index {
     pub fn retake(&mut self, uid: &PodUid, generation: u64) -> Option<Parked> {
         let parked = self.waiting.parked.get(uid)?;
         let mut nodes = (0u32..).map(NodeIx).take(self.entries.len());
-        if parked.generation != generation || !nodes.any(|node| self.may_go(uid, node, &parked.request)) {
+        if parked.generation != generation
+            || !nodes.any(|node| self.fits_beside_promised(node, self.priority_of(uid), &parked.request))
+        {
             return None;
         }
         self.waiting.parked.remove(uid)
@@ -321,12 +323,7 @@ impl super::Index {
         self.pods.get(uid).map_or(0, |pod| pod.priority)
     }
 
-    /// Whether a pod fits on a node beside what is promised to others there, or by what is idle.
-    fn may_go(&self, uid: &PodUid, node: NodeIx, request: &Request) -> bool {
-        self.fits_beside_promised(node, self.priority_of(uid), request)
-            || self.may_have_idle(uid, node, request)
-    }
-
+    /// Whether a request fits on a node beside what is promised to pods of higher priority there.
     fn fits_beside_promised(&self, node: NodeIx, priority: i32, request: &Request) -> bool {
         let leaves = |promised: &Arc<Promised>| match self.published.standing(node) {
             Standing::Ours(class) => promised.leaves(node, class, priority, request),
@@ -362,8 +359,6 @@ impl super::Index {
 struct Hopes<'a> {
     index: &'a super::Index,
     nodes: Vec<NodeIx>,
-    /// Those of the nodes where something is idle, which is not for everybody.
-    idle: Vec<NodeIx>,
     fits: HashMap<(i32, &'a Request), bool>,
 }
 
@@ -373,30 +368,19 @@ impl<'a> Hopes<'a> {
             true => (0u32..).map(NodeIx).take(index.entries.len()).collect(),
             false => gained.nodes.iter().copied().collect(),
         };
-        let has_idle = |node: &NodeIx| {
-            let entry = index.entries.get(node.0 as usize);
-            entry.is_some_and(super::entry::Entry::has_idle)
-        };
         Self {
             index,
-            idle: nodes.iter().copied().filter(has_idle).collect(),
             nodes,
             fits: HashMap::new(),
         }
     }
 
     fn has(&mut self, uid: &PodUid, request: &'a Request) -> bool {
-        let Self {
-            index,
-            nodes,
-            idle,
-            fits,
-        } = self;
+        let Self { index, nodes, fits } = self;
         let priority = index.priority_of(uid);
-        let fits = fits.entry((priority, request)).or_insert_with(|| {
+        *fits.entry((priority, request)).or_insert_with(|| {
             let mut nodes = nodes.iter();
             nodes.any(|node| index.fits_beside_promised(*node, priority, request))
-        });
-        *fits || idle.iter().any(|node| index.may_have_idle(uid, *node, request))
+        })
     }
 }

@@ -266,12 +266,6 @@ impl<'a> View<'a> {
         idle.filter_map(move |id| Some(slot_view(*id, gang.slots.get(*id)?)))
     }
 
-    /// One of [`View::idle`].
-    pub fn idle_place(&self, slot: u32) -> Option<SlotView<'a>> {
-        let id = self.gang.idle_places().get(&slot)?;
-        Some(slot_view(*id, self.gang.slots.get(*id)?))
-    }
-
     /// Members of its minimum that have no place.
     pub fn lacks(&self) -> u32 {
         self.gang.missing(Count::placed)

@@ -43,7 +43,7 @@ impl Unit {
 }
 
 /// In which order gangs give back: the least important first, then the youngest.
-pub(super) fn by_loss<'a>(view: &View<'a>) -> (i32, Reverse<i64>, &'a Arc<GangKey>) {
+fn by_loss<'a>(view: &View<'a>) -> (i32, Reverse<i64>, &'a Arc<GangKey>) {
     (view.priority(), Reverse(view.waiting_since()), view.key())
 }
 

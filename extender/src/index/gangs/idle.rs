@@ -1,29 +1,14 @@
 //! Places that are kept for lost members and that nobody has come to: whoever is of higher priority has them, before anybody is stopped for
 //! it, and no more of them than it takes. To whom of several gangs that are decided they go is not decided here.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
-use gantry_api::{NodeName, PodUid};
+use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, Placement, SlotView, View};
 use gantry_planner::preempt::OccupantPod;
 
-use super::extras::{Unit, Whose, by_loss};
-use crate::devices::DeviceSet;
+use super::extras::{Unit, Whose};
 use crate::index::Index;
-use crate::index::victims::fits_without;
-use crate::request::Request;
-use crate::snapshot::{Class, NodeIx};
-
-/// One such place on a node.
-struct Idle {
-    gang: Arc<GangKey>,
-    slot: u32,
-    priority: i32,
-    /// What comes free with it, by pool of the node.
-    back: Vec<DeviceSet>,
-}
+use crate::snapshot::NodeIx;
 
 impl Index {
     /// Gangs of lower priority that have such places: the least important first, then the youngest.
@@ -150,173 +135,5 @@ impl Index {
             return;
         };
         self.gangs.victim_watch.came(lowest);
-        self.waiting.gained(node);
-        self.changed = true;
-    }
-
-    /// Such places on a node: the least important first, then the youngest. Only those of the node are looked at, of however many there
-    /// are.
-    fn idle_places_on(&self, node: NodeIx, priority: i32) -> Vec<(View<'_>, SlotView<'_>)> {
-        let Some(entry) = self.entries.get(node.0 as usize) else {
-            return Vec::new();
-        };
-        let kept = entry.places.iter().filter(|place| place.pod.is_none());
-        let idle = kept.filter_map(|place| {
-            let view = self.gangs.core.view(&place.gang)?;
-            let slot = view.idle_place(place.slot)?;
-            (view.priority() < priority).then_some((view, slot))
-        });
-        let mut idle: Vec<_> = idle.collect();
-        idle.sort_by_key(|(view, slot)| (by_loss(view), slot.slot));
-        idle
-    }
-
-    /// Such places on a node that a pod by itself may have, in the same order.
-    fn idle_on(&self, node: NodeIx, priority: i32) -> Vec<Idle> {
-        let entry = self.entries.get(node.0 as usize);
-        let Some(inventory) = entry.and_then(|entry| entry.inventory.as_ref()) else {
-            return Vec::new();
-        };
-        let by_pool = |devices: &Devices| {
-            let pools = inventory.pools.iter().map(|pool| {
-                let own = devices.iter().find(|(resource, _)| *resource == pool.resource);
-                own.map(|(_, ids)| pool.find(ids).0).unwrap_or_default()
-            });
-            pools.collect()
-        };
-        let idle = self.idle_places_on(node, priority).into_iter();
-        let idle = idle.map(|(view, slot)| Idle {
-            gang: Arc::clone(view.key()),
-            slot: slot.slot,
-            priority: view.priority(),
-            back: by_pool(&self.free_without(node, slot.devices)),
-        });
-        idle.collect()
-    }
-
-    /// A node as a pod by itself finds it, with such places as it may have; `None` without an inventory.
-    pub(in crate::index) fn class_for(&self, node: NodeIx, priority: i32) -> Option<Class> {
-        let mut class = self.entries.get(node.0 as usize)?.exact(&[])?;
-        for idle in self.idle_on(node, priority) {
-            for (pool, set) in class.pools.iter_mut().zip(&idle.back) {
-                pool.free.add(set);
-                pool.open.add(set);
-            }
-        }
-        Some(class)
-    }
-
-    /// What such places on a node get any moment from pods that are gone, by pool.
-    pub(in crate::index) fn idle_leaving(&self, node: NodeIx, priority: i32) -> Vec<DeviceSet> {
-        let entry = self.entries.get(node.0 as usize);
-        let Some(inventory) = entry.and_then(|entry| entry.inventory.as_ref()) else {
-            return Vec::new();
-        };
-        let awaited = i64::try_from(crate::index::waiting::AWAITED.as_secs()).unwrap_or(i64::MAX);
-        let soon = |since: i64| self.now.unix.saturating_sub(since) < awaited;
-        let here = self.idle_places_on(node, priority);
-        let devices: Vec<_> = here
-            .iter()
-            .flat_map(|(_, slot)| self.ending_of(node, slot, soon))
-            .collect();
-        let pools = inventory.pools.iter().map(|pool| {
-            let mut set = DeviceSet::EMPTY;
-            for (_, ids) in devices.iter().filter(|(resource, _)| *resource == pool.resource) {
-                set.add(&pool.find(ids).0);
-            }
-            &set & &pool.healthy
-        });
-        pools.collect()
-    }
-
-    /// Which places on a node have to be given back so that a pod by itself fits; `None` if it does not fit even so.
-    fn idle_for(&self, node: NodeIx, priority: i32, request: &Request) -> Option<Vec<Idle>> {
-        let mut idle = self.idle_on(node, priority);
-        if idle.is_empty() {
-            return None;
-        }
-        let class = self.entries.get(node.0 as usize)?.exact(&[])?;
-        let fits = |idle: &[Idle]| {
-            let sets: Vec<&[DeviceSet]> = idle.iter().map(|idle| idle.back.as_slice()).collect();
-            fits_without(&class, request, &sets, self.options.policy)
-        };
-        if !fits(&idle) {
-            return None;
-        }
-        // Whom it does not take is let off, the most important first.
-        for at in (0..idle.len()).rev() {
-            let spared = idle.remove(at);
-            if !fits(&idle) {
-                idle.insert(at, spared);
-            }
-        }
-        Some(idle)
-    }
-
-    /// The node where a pod by itself fits once gangs of lower priority have given such places back, with the least loss, among those of
-    /// which `offered` says so. Nothing is given back before the pod comes there.
-    pub fn idle_node(
-        &self,
-        uid: &PodUid,
-        priority: i32,
-        request: &Request,
-        offered: &dyn Fn(&NodeName) -> bool,
-    ) -> Option<NodeName> {
-        if self.goes_with(uid).is_some() {
-            return None;
-        }
-        let idling = self.idling_below(priority);
-        let nodes: BTreeSet<&NodeName> = idling.iter().flat_map(View::idle).map(|slot| slot.node).collect();
-        let nodes = nodes.into_iter().filter(|node| offered(node));
-        let found = nodes.filter_map(|name| {
-            let node = self.names.get(name.as_str())?;
-            let idle = self.idle_for(node, priority, request)?;
-            let highest = idle.iter().map(|idle| idle.priority).max();
-            let open = !self.is_kept_from(node, priority) && self.leaves_promised(node, priority, request);
-            open.then_some((highest, idle.len(), name))
-        });
-        found.min().map(|(_, _, name)| name.clone())
-    }
-
-    /// Whether a pod by itself may be told to try a node for what is idle there.
-    pub(in crate::index) fn may_have_idle(&self, uid: &PodUid, node: NodeIx, request: &Request) -> bool {
-        let entry = self.entries.get(node.0 as usize).filter(|entry| entry.has_idle());
-        let priority = self.pods.get(uid).map(|pod| pod.priority);
-        let (Some(entry), Some(priority)) = (entry, priority) else {
-            return false;
-        };
-        self.idle_node(uid, priority, request, &|name| *name == entry.name)
-            .is_some()
-    }
-
-    fn leaves_promised(&self, node: NodeIx, priority: i32, request: &Request) -> bool {
-        let Some(promised) = &self.published.promised else {
-            return true;
-        };
-        let class = self.class_for(node, priority);
-        class.is_some_and(|class| promised.leaves(node, &class, priority, request))
-    }
-
-    /// A pod by itself has come to a node where it does not fit as it is: what it may have there is given back for it. Whether it fits
-    /// then.
-    pub(in crate::index) fn take_idle(&mut self, node: NodeIx, uid: &PodUid, request: &Request) -> bool {
-        if self.goes_with(uid).is_some() {
-            return false;
-        }
-        let Some(pod) = self.pods.get(uid).cloned() else {
-            return false;
-        };
-        let Some(idle) = self.idle_for(node, pod.priority, request) else {
-            return false;
-        };
-        let to: Arc<str> = format!("pod {}/{}", pod.namespace, pod.name).into();
-        for Idle { gang, slot, .. } in idle {
-            tracing::info!(%gang, %to, "a place kept for a lost member goes to whoever is of higher priority");
-            let slots = BTreeSet::from([slot]);
-            self.gangs.core.give_up_idle(self.now, &gang, &slots, &to);
-        }
-        self.take_slots();
-        self.refresh(node);
-        true
     }
 }

@@ -1,8 +1,6 @@
 //! Places that are kept for lost members: whoever is of higher priority has them before anybody is stopped.
 
 use super::*;
-use crate::fixtures::facts;
-use crate::wire::Offer;
 
 /// Gang `lo` of two, of so many GPUs each, one of whose members is lost and leaves nothing behind: the node of who is left, and that of the
 /// place.
@@ -43,15 +41,6 @@ fn evicted(cluster: &Cluster) -> Vec<PodUid> {
 fn reason(cluster: &Cluster, gang: &str) -> std::sync::Arc<str> {
     let view = cluster.store.read(|index| index.gang_view("default", gang));
     view.unwrap().reason
-}
-
-/// The node that a pod by itself is let on though it does not fit there as it is.
-fn let_on(cluster: &Cluster, pod: &Value) -> Option<NodeName> {
-    let facts = facts(pod);
-    let request = facts.request.clone().unwrap();
-    cluster
-        .store
-        .read(|index| index.idle_node(&facts.uid, facts.priority, &request, &|_| true))
 }
 
 #[test]
@@ -171,121 +160,18 @@ fn a_decided_gang_of_higher_priority_that_is_short_is_made_whole_with_it() {
     assert!(evicted(&cluster).is_empty());
 }
 
+// A single pod of higher priority does not take a reservation: it waits until the hold ends.
 #[test]
-fn a_pod_by_itself_of_higher_priority_has_the_place_when_it_comes() {
+fn single_pod_waits_until_the_hold_ends() {
     let cluster = two_nodes();
     let [_, idle] = short(&cluster, 8);
-    let equal = single(8, 0);
-    cluster.pod(&equal);
-    assert_eq!(let_on(&cluster, &equal), None);
-    admit(&cluster, "single", &idle).unwrap_err();
-    let high = single(8, 10);
-    cluster.pod(&high);
-    assert_eq!(let_on(&cluster, &high), Some(idle.as_str().into()));
-    assert!(!reason(&cluster, "lo").contains("single"), "it may not come");
-    let admitted = admit(&cluster, "single", &idle).unwrap();
-    assert!(matches!(admitted, Admitted::Single(Reserved::Grant { .. })));
-    assert_eq!(
-        &*reason(&cluster, "lo"),
-        "gang default/lo lacks 1 of 2 members; the place of a lost member went to pod default/single, of higher priority"
-    );
-    create(&cluster, &[member("lo-1b", 8, "lo", 2)]);
-    assert!(matches!(answer(&cluster, "lo-1b"), Answer::Wait(_)));
-}
-
-#[tokio::test]
-async fn filter_lets_a_pod_by_itself_of_higher_priority_on_the_node_of_the_place_and_no_other() {
-    let cluster = two_nodes();
-    let [_, idle] = short(&cluster, 8);
-    let service = crate::service::tests::service(&cluster);
-    let passed = |priority: i32, nodes: [&str; 2]| {
-        let body = json!({"Pod": single(8, priority), "Nodes": null, "NodeNames": nodes});
-        let answer = service.filter(&serde_json::to_vec(&body).unwrap()).unwrap();
-        let answer: Value = serde_json::from_slice(&answer).unwrap();
-        answer["NodeNames"].clone()
-    };
-    assert_eq!(passed(10, ["m", "n"]), json!([idle]));
-    assert_eq!(passed(0, ["m", "n"]), json!([]));
-    assert_eq!(passed(10, ["x", "y"]), json!([]), "it is not offered");
-    // A node with room goes first.
-    cluster.add("o", &bridged());
-    assert_eq!(passed(10, ["m", "o"]), json!(["o"]));
-}
-
-#[test]
-fn no_more_places_are_given_back_to_a_pod_than_it_takes() {
-    let cluster = Cluster::new(Options::default());
-    cluster.add("n", &bridged());
-    let pods = members("lo", 3, 2);
-    create(&cluster, &pods);
-    bind_all(&cluster, &pods);
-    cluster.pod(&bound(pod("other", 2), "n", 1, Some(&cluster.free("n"))));
-    for pod in &pods[1..] {
-        cluster.gone(&bound(pod.clone(), "n", 1, None));
-    }
-    cluster.wait(7);
-    let high = single(1, 10);
-    cluster.pod(&high);
-    admit(&cluster, "single", "n").unwrap();
-    let kept = cluster.store.read(|index| index.gang_totals().places);
-    assert_eq!(kept, 1);
-}
-
-#[test]
-fn a_pod_by_itself_that_waits_is_woken_for_the_place() {
-    for (priority, woken) in [(10, 1), (0, 0)] {
-        let cluster = two_nodes();
-        let pods = members("lo", 2, 8);
-        create(&cluster, &pods);
-        let nodes = bind_all(&cluster, &pods);
-        let waits = single(8, priority);
-        cluster.pod(&waits);
-        cluster.park("single", crate::fixtures::request(8));
-        cluster.gone(&bound(pods[1].clone(), &nodes[1], 1, None));
-        cluster.wait(7);
-        let called = cluster.store.update(|index| index.take_wakeable(10));
-        assert_eq!(called.len(), woken, "{priority}");
-    }
-}
-
-#[test]
-fn kube_schedulers_preemption_counts_on_the_place_and_waits_for_its_devices() {
-    let cluster = two_nodes();
-    let pods = members("lo", 2, 4);
-    let pods: Vec<Value> = pods
-        .into_iter()
-        .map(|mut pod| {
-            // One on each node.
-            pod["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "40"});
-            pod
-        })
-        .collect();
-    create(&cluster, &pods);
-    let nodes = bind_all(&cluster, &pods);
-    let mut beside = bound(pod("beside", 4), &nodes[1], 1, Some(&cluster.free(&nodes[1])));
-    beside["spec"]["priority"] = 0.into();
-    cluster.pod(&beside);
-    let mut elsewhere = bound(pod("elsewhere", 4), &nodes[0], 1, Some(&cluster.free(&nodes[0])));
-    elsewhere["spec"]["priority"] = 5.into();
-    cluster.pod(&elsewhere);
     cluster.pod(&single(8, 10));
-    cluster.gone(&bound(pods[1].clone(), &nodes[1], 1, None));
-    let offer = || {
-        vec![Offer {
-            node: nodes[1].clone(),
-            victims: vec!["beside".to_owned()],
-            budgets_broken: 0,
-        }]
-    };
-    let request = crate::fixtures::request(8);
-    let ask = |request: &crate::request::Request, offers| {
-        let uid = "single".into();
-        cluster
-            .store
-            .update(|index| index.preemptable(&uid, request, 10, offers))
-    };
-    let four = crate::fixtures::request(4);
-    assert_eq!(ask(&four, offer()), [], "the place itself is free in a moment");
-    cluster.wait(7);
-    assert_eq!(ask(&request, offer()), offer());
+    cluster.park("single", crate::fixtures::request(8));
+    let refused = admit(&cluster, "single", &idle).unwrap_err();
+    assert!(matches!(refused, BindError::NotFree { .. }), "{refused:?}");
+    cluster.wait(580);
+    assert!(cluster.store.update(|index| index.take_wakeable(10)).is_empty());
+    cluster.wait(30);
+    assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
+    admit(&cluster, "single", &idle).unwrap();
 }
