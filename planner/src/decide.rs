@@ -1,5 +1,5 @@
-//! Decisions over one snapshot: which nodes can take a pod, and which is best. Pure functions of the snapshot and the question;
-//! work is done per class of alike nodes, per node there is one lookup by name. Nothing here reserves or remembers.
+//! Filter and prioritize for one pod over one snapshot. Pure: the work is done once per class of alike nodes; a node
+//! costs one lookup by name.
 
 mod filter;
 mod prioritize;
@@ -19,8 +19,8 @@ use crate::snapshot::{NodeIx, Snapshot};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum ForeignNodes {
-    /// Let them pass unaccounted, behind all nodes with an inventory: their devices may come from elsewhere, such as another vendor's
-    /// plugin or DRA, and kube-scheduler has counted them already.
+    /// Let them pass without accounting, behind all nodes with an inventory. Their devices may come from another
+    /// vendor's plugin or DRA, and kube-scheduler has counted them.
     #[default]
     Allow,
     /// Refuse them.
@@ -31,25 +31,25 @@ pub enum ForeignNodes {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Policy {
-    /// The one that loses least by it, then the fullest: big holes stay whole.
+    /// The node that loses least, then the fullest: large free groups stay whole.
     #[default]
     Pack,
     /// The emptiest: neighbours share less power, air and network.
     Spread,
 }
 
-/// What an operator chose.
+/// Options of the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Nodes without an inventory.
     pub foreign: ForeignNodes,
     /// Equally good nodes.
     pub policy: Policy,
-    /// How long the gang that is next waits before nodes are kept for it.
+    /// How long the first gang of the queue waits before nodes are reserved for it.
     pub patience: Duration,
-    /// How long nodes are kept for it at a stretch; then they are open for as long.
+    /// How long nodes stay reserved for it at a stretch; then they are open for as long.
     pub drain: Duration,
-    /// Whether members are told their node as `status.nominatedNodeName`, so that kube-scheduler tries it first.
+    /// Whether a member's node is written to `status.nominatedNodeName`, so that kube-scheduler tries it first.
     pub nominate: bool,
 }
 
@@ -90,7 +90,8 @@ pub fn locate(snapshot: &Snapshot, candidates: &impl Candidates) -> Vec<Option<N
     snapshot.find_all((0..candidates.len()).map(|position| candidates.name(position)))
 }
 
-/// Whether a node among the candidates is a simulation's invention: such a question must leave no trace.
+/// Whether a candidate is a node object that the snapshot does not have. Then the question is a simulation and must
+/// leave no trace.
 pub fn is_simulation(candidates: &impl Candidates, nodes: &[Option<NodeIx>]) -> bool {
     candidates.are_objects() && nodes.iter().any(Option::is_none)
 }

@@ -1,5 +1,5 @@
-//! A set of devices of one pool as bits: bit `i` is the pool's device `i`. Only set arithmetic and its written form; where a device
-//! lies and what a set is worth stands elsewhere. Up to 64 devices take no memory of their own.
+//! A set of devices of one pool as bits: bit `i` is the pool's device `i`. Set arithmetic and text form only. Up to 64
+//! devices need no heap memory.
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
@@ -14,7 +14,7 @@ const WORD: usize = 64;
 pub struct DeviceSet {
     /// Devices 0 to 63.
     low: u64,
-    /// The others, 64 to a word; the last word is not 0, so that equal sets are equal values.
+    /// Devices from 64 on, 64 to a word. The last word is never 0, so that equal sets are equal values.
     high: Vec<u64>,
 }
 

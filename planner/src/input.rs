@@ -1,5 +1,4 @@
-//! The cluster at one moment as a plan for a gang needs it: devices by class, what else nodes have, the fabric, what members ask for.
-//! Borrowed values only.
+//! The input of a gang plan: one moment of the cluster as borrowed values, by number of node ([`NodeIx`]).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -12,50 +11,49 @@ use gantry_gang::{Fabric, Needs, NodeFacts, Resources};
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx, Snapshot};
 
-/// What a plan is made from. Everything is by number of node ([`NodeIx`]).
+/// The input of a gang plan.
 #[derive(Clone, Copy)]
 pub struct PlanInput<'a> {
-    /// Devices. What other gangs have places on is not free in it.
+    /// Devices. Those reserved for other gangs are not free in it.
     pub snapshot: &'a Snapshot,
-    /// What else the nodes have.
+    /// Resources of the nodes other than devices.
     pub rooms: &'a [Room],
     /// The fabric.
     pub fabric: &'a Fabric,
-    /// What members ask for.
+    /// Shapes of members, by [`ShapeId`].
     pub shapes: &'a [Shape],
-    /// Which nodes members of a shape are kept from, by the pods that are there (anti-affinity of either side, host ports) and otherwise;
-    /// where those are that they must be near; and among how many they are to be spread. As if some of those pods were gone.
+    /// What the pods on the nodes mean for members of a shape, as if some of those pods were gone.
     pub barred: &'a dyn Fn(&Shape, &[&PodUid]) -> Barred,
-    /// The pods that are taken to be gone. What they have on their nodes is among what those have left.
+    /// Pods taken to be gone. Their resources are already added to what their nodes have left.
     pub gone: &'a [&'a PodUid],
-    /// One node with each device by itself, to choose the very devices from.
+    /// One node with each device by itself, from which exact devices are chosen.
     pub exact: &'a dyn Fn(NodeIx) -> Option<Exact<'a>>,
-    /// Steps that all plans made from it may still take where they try everything ([`EFFORT`] at first).
+    /// Steps that exhaustive searches of all plans from this input may still take; [`EFFORT`] at first.
     pub effort: &'a Cell<u32>,
 }
 
-/// Steps of trying everything that one look for a gang's places may take, what-ifs and all: some tenths of a second.
+/// Steps of exhaustive search for one gang, what-if plans included: some tenths of a second.
 pub const EFFORT: u32 = 1 << 21;
 
 /// One node with each device by itself.
 #[derive(Debug, Clone)]
 pub struct Exact<'a> {
-    /// Its pools: of devices that nothing tells apart those are free that really are.
+    /// Its pools, with exactly the devices that are free.
     pub class: Class,
     /// IDs by pool, by device.
     pub ids: Vec<&'a [Option<DeviceId>]>,
 }
 
-/// What a node has besides devices.
+/// Resources of a node other than devices.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Room {
-    /// What it says of itself; `None` for a node that is gone.
+    /// Its labels, taints and totals; `None` for a node that is gone.
     pub facts: Option<Arc<NodeFacts>>,
-    /// What is left of its allocatable: not asked for by pods on it nor by places of gangs.
+    /// Allocatable minus the requests of pods and reservations on it.
     pub left: Resources,
 }
 
-/// What members ask for. Numbered by [`ShapeId`].
+/// What a member asks for. Numbered by [`ShapeId`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Devices.
@@ -64,22 +62,23 @@ pub struct Shape {
     pub needs: Arc<Needs>,
 }
 
-/// What the pods that are there mean for a new one.
+/// What the pods on the nodes mean for a new pod of a shape: anti-affinity of either side, host ports, affinity,
+/// spreading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Barred {
-    /// Nodes it must not go to, sorted.
+    /// Nodes that it must not go to, sorted.
     pub nodes: Vec<NodeIx>,
-    /// If it cannot go to all others either: those that it can go to, sorted.
+    /// The only nodes that it can go to, sorted, if not all others.
     pub only: Option<Vec<NodeIx>>,
-    /// For each term by which it must be near others ([`Needs::together_with`]): the nodes that share a domain of the term with one that
-    /// all its terms find, sorted.
+    /// For each required affinity term ([`Needs::together_with`]): nodes in a domain of the term with a pod that all
+    /// its terms select, sorted.
     pub near: Vec<Vec<NodeIx>>,
-    /// For each constraint by which it is spread ([`Needs::spread`]): on which nodes how many pods are that it counts.
+    /// For each spread constraint ([`Needs::spread`]): how many pods that it counts are on which node.
     pub counted: Vec<BTreeMap<NodeIx, u32>>,
 }
 
 impl<'a> PlanInput<'a> {
-    /// What the pods that are there mean for one of this shape.
+    /// What the pods on the nodes mean for a member of this shape.
     pub fn barred(&self, shape: &Shape) -> Barred {
         (self.barred)(shape, self.gone)
     }

@@ -1,5 +1,5 @@
-//! What a node has, as its plugin published it: pools of devices, their terms, who holds them. Values only; read from the API in
-//! `index::read`, accounted in `ledger`.
+//! What a node has, as its plugin published it: pools of devices, their terms and holders. Values only: the extender
+//! reads them from the API and accounts them in its ledger.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ pub struct Inventory {
     pub kind: Arc<Kind>,
     /// One per managed resource that it serves.
     pub pools: Vec<Pool>,
-    /// Who holds what, by the plugin's word.
+    /// The devices that pods hold, as the plugin reports it.
     pub holders: Vec<Held>,
-    /// Why the plugin does not serve, or does not know the truth, while it says so: the reason of its condition. What would be bound
-    /// there now kubelet would refuse for good.
+    /// The reason of the condition by which the plugin does not serve, or cannot read the truth. Kubelet would refuse a
+    /// pod bound there now for good.
     pub not_ready: Option<Arc<str>>,
 }
 
@@ -33,17 +33,17 @@ pub struct Pool {
     pub resource: ResourceName,
     /// Where its devices lie.
     pub shape: Shape,
-    /// The most that one container may ask for; kubelet would fail a pod that asks for more.
+    /// The most that one container may ask for. Kubelet would fail a pod that asks for more.
     pub max_request: Option<u32>,
     /// IDs by device.
     devices: Vec<Option<DeviceId>>,
-    /// The devices in the order of their IDs, to be searched.
+    /// The devices in the order of their IDs, for binary search.
     by_id: Vec<u16>,
-    /// Those there are.
+    /// Devices that exist.
     pub all: DeviceSet,
-    /// Those of them that are healthy.
+    /// Devices that exist and are healthy.
     pub healthy: DeviceSet,
-    /// What is wrong with the others, by GPU.
+    /// The faults of the others, by GPU.
     pub sick: Vec<Sick>,
 }
 
@@ -56,11 +56,11 @@ pub struct Device {
     pub spot: Spot,
     /// Whether it is a replica, and which.
     pub replica: Option<u16>,
-    /// What is wrong with it.
+    /// Its fault.
     pub fault: Option<Arc<str>>,
 }
 
-/// A holder, by the plugin's word.
+/// A holder, as the plugin reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// Namespace of the pod.
@@ -73,16 +73,16 @@ pub struct Held {
     pub pool: usize,
     /// The devices.
     pub devices: DeviceSet,
-    /// The pod is gone, its processes perhaps not.
+    /// The pod is gone; its processes may still run.
     pub quarantined: bool,
 }
 
-/// A GPU of which something must not be given out.
+/// A GPU with a fault.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Sick {
     /// Its index.
     pub gpu: u8,
-    /// Why.
+    /// The fault.
     pub reason: Arc<str>,
 }
 
@@ -90,8 +90,8 @@ pub struct Sick {
 pub const MAX_DEVICES: usize = u16::MAX as usize;
 
 impl Pool {
-    /// A pool of devices on a machine of `gpus` GPUs. Where some of them cannot be (beyond the machine, or an ID again), it cannot be
-    /// accounted, and nothing of it is healthy.
+    /// A pool of devices on a machine of `gpus` GPUs. If some devices cannot exist (beyond the machine, a repeated ID),
+    /// the pool cannot be accounted and none of it is healthy.
     pub fn new(
         resource: ResourceName,
         gpus: usize,
@@ -155,7 +155,7 @@ impl Pool {
         pool
     }
 
-    /// Gives nothing out.
+    /// Marks every device unhealthy.
     pub fn withhold(&mut self) {
         self.healthy = DeviceSet::EMPTY;
     }
@@ -200,8 +200,8 @@ impl Pool {
         (devices, unknown)
     }
 
-    /// The devices that are the GPU or MIG device of an ID, or replicas of it: what is taken when somebody holds that, whatever it is
-    /// advertised as by now.
+    /// The GPU or MIG device of an ID, or its replicas: the devices that a holder of that ID takes, whatever resource
+    /// it is advertised as now.
     fn overlapping(&self, id: &DeviceId) -> DeviceSet {
         let of = id.unit();
         let id_at = |place: u16| self.id(usize::from(place)).map_or("", DeviceId::as_str);
@@ -213,8 +213,8 @@ impl Pool {
             .collect()
     }
 
-    /// What is taken of the pool when somebody has some IDs of a resource. A GPU that was given out before it was shared, or under another
-    /// name, is still in use: all that is made of it now is taken.
+    /// The devices that a holder of some IDs of a resource takes. A GPU given out before it was shared, or under
+    /// another name, is still in use with all that is made of it now.
     pub fn taken<'a>(
         &self,
         resource: &ResourceName,
@@ -230,7 +230,7 @@ impl Pool {
         devices
     }
 
-    /// A set in words: `GPU 0,3`, or the IDs where a GPU has several devices.
+    /// A set as text: `GPU 0,3`, or the IDs where a GPU has several devices.
     pub fn describe(&self, devices: &DeviceSet) -> String {
         match &self.shape {
             Shape::Whole => format!("GPU {devices}"),
@@ -253,7 +253,7 @@ impl Pool {
 }
 
 impl Inventory {
-    /// Whether it serves other devices than another did, or on other terms, whatever has become of them.
+    /// Whether it serves other devices than another inventory, or on other terms; health and holders do not count.
     pub fn serves_otherwise(&self, other: &Self) -> bool {
         let terms = |pool: &Pool| (pool.resource.clone(), pool.max_request);
         self.pools.len() != other.pools.len()
@@ -264,7 +264,7 @@ impl Inventory {
                 .any(|(a, b)| terms(a) != terms(b) || a.devices != b.devices)
     }
 
-    /// Whether it has other totals than another: it serves otherwise, or more or fewer of its devices are healthy.
+    /// Whether it has other totals than another: other terms, or another number of healthy devices.
     pub fn counts_otherwise(&self, other: &Self) -> bool {
         let mut pools = self.pools.iter().zip(&other.pools);
         self.serves_otherwise(other) || pools.any(|(a, b)| a.healthy.len() != b.healthy.len())

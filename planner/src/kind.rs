@@ -1,5 +1,5 @@
-//! Kinds of machine: nodes whose machines differ in nothing that choices look at share one choice table. Most clusters have a
-//! handful of kinds. The only place that calls the choice code of the topology crate.
+//! Kinds of machine: nodes whose machines are equal for every choice share one choice table. Most clusters have a
+//! handful of kinds. The only caller of the topology crate's choice.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -19,11 +19,11 @@ pub struct Kind {
     id: u32,
     gpus: usize,
     table: Table,
-    /// Answers for machines too large for a table, which are searched, by free GPUs and size.
+    /// Choices on machines too large for a table, by free GPUs and size.
     searched: Mutex<HashMap<(GpuSet, usize, Purpose), Option<Choice>>>,
 }
 
-/// Searched answers kept per kind.
+/// Remembered choices per kind.
 const SEARCHED: usize = 4096;
 
 impl Kind {
@@ -46,13 +46,13 @@ impl Kind {
         self.best_for(free, size, Purpose::Local)
     }
 
-    /// The same for what they are wanted for.
+    /// The same for a purpose.
     pub fn best_for(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<GpuSet> {
         self.choose(free, size, purpose).map(|choice| choice.gpus)
     }
 
-    /// The best `size` devices of `free` where several may lie on one GPU; `None` if there are fewer. `cut` are MIG devices of other
-    /// resources that are in use on the same GPUs.
+    /// The best `size` devices of `free` where a GPU has several; `None` if there are fewer. `cut` are MIG devices of
+    /// other resources in use on the same GPUs.
     pub fn best_parts(
         &self,
         parts: &Parts,
@@ -87,7 +87,7 @@ impl Kind {
         self.table.rate(gpus, gpus, Purpose::Local).bandwidth_gbs
     }
 
-    /// How much of what `free` is good for is lost when `gpus` are taken from it, from 0 to 1.
+    /// How much of what `free` is good for is lost when `gpus` are taken, from 0 to 1.
     pub fn stranded(&self, free: GpuSet, gpus: GpuSet) -> f64 {
         self.table.remainder(free) - self.table.remainder(free - gpus)
     }

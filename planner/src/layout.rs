@@ -1,5 +1,5 @@
-//! Lays what a pod asks for on the free devices of one machine: a set for every block of every ask. Pure: equal input, equal plan.
-//! What a set is worth is asked of the pool's site and nowhere else.
+//! The devices of a pod on one machine: a set for every block of every ask. Pure. What a set is worth is the pool's
+//! [`Site`]'s matter.
 
 use gantry_api::{ContainerGrant, ContainerShare, DeviceId};
 
@@ -14,16 +14,17 @@ pub struct Layout {
     pub devices: DeviceSet,
     /// The devices of each block of [`Ask::blocks`].
     pub blocks: Vec<DeviceSet>,
-    /// Bandwidth in GB/s that a collective reaches in the worst-off group: the least over the containers that hold two GPUs or
-    /// more, none of them part of another. `None` if no container has anything to exchange.
+    /// Bandwidth in GB/s of the worst-off group: the least over containers with two GPUs or more, none part of another.
+    /// `None` if no container exchanges anything.
     pub gbs: Option<f64>,
 }
 
 impl Layout {
     /// The best layout of `ask` within `free`; `None` if it does not fit.
     ///
-    /// Two ways are tried: the best set for the whole pod, split among its containers; and the best set for each container, the
-    /// largest first. What serves the worst-off container better wins, then what serves the pod as a whole better.
+    /// Two ways are tried: the best set for the whole pod, split among its containers; and the best set for each
+    /// container, the largest first. The better one for the worst-off container wins, then the better one for the whole
+    /// pod.
     pub fn best(site: Site<'_>, free: &DeviceSet, ask: &Ask) -> Option<Self> {
         let devices = usize::try_from(ask.devices).ok()?;
         if devices == 0 || devices > free.len() {
@@ -70,8 +71,8 @@ impl Layout {
 
     /// The grant of each container, with the IDs of the pool's devices; `None` if the pool has no such device.
     ///
-    /// Empty where a container takes what init containers left and new devices besides: neither of the two forms of a share can
-    /// say that. The plugin then chooses by topology, and the ledger counts what the pod asks for.
+    /// Empty where a container takes both devices that init containers left and new ones: neither form of a share can
+    /// express that. The plugin then chooses by topology, and the ledger counts what the pod asks for.
     pub fn grants(&self, ask: &Ask, devices: &[Option<DeviceId>]) -> Option<Vec<ContainerGrant>> {
         let mixed = |container: &ContainerAsk| container.any_of_held > 0 && !container.blocks.is_empty();
         if ask.containers.iter().any(mixed) {
@@ -108,7 +109,7 @@ fn union<'a>(blocks: impl IntoIterator<Item = &'a DeviceSet>) -> DeviceSet {
     })
 }
 
-/// Blocks that one container holds at once, and so should lie well together.
+/// Blocks that one container holds at once, which should be close together.
 #[derive(Debug)]
 struct Group {
     /// Indices into [`Ask::blocks`], ascending.
@@ -146,8 +147,8 @@ fn contains(outer: &Group, inner: &Group) -> bool {
     inner.blocks.len() < outer.blocks.len() && inner.blocks.iter().all(|block| outer.blocks.contains(block))
 }
 
-/// Splits a group's devices among its blocks: first the best part for the largest group inside, then the next; what no inner group
-/// names is one block.
+/// Splits a group's devices among its blocks: the best part for the largest inner group first, then the next. What no
+/// inner group has is one block.
 fn split(
     site: Site<'_>,
     devices: DeviceSet,

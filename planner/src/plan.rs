@@ -1,20 +1,20 @@
-//! Plans a whole gang: which of its members go where, down to the devices, or why none does. Pure: equal input, equal plan. Reserves
+//! Plans a whole gang: which members go where, down to the devices, or why the gang does not fit. Pure; reserves
 //! nothing.
 //!
-//! # The order of what counts
+//! # Objectives, in order
 //!
-//! 1. As many members as fit, never fewer than must be; a preferred level that holds those that must be goes before the others.
-//! 2. The **narrowest** part of the fabric: one node, one domain of the smallest level, and so on up.
+//! 1. As many members as fit, never below the minimum. A preferred level that holds the minimum goes before the others.
+//! 2. The **narrowest** scope of the fabric: one node, one domain of the smallest level, and so on up.
 //! 3. **Bandwidth** of the worst-off member inside its node.
-//! 4. The **fewest parts** of the levels below, where there are any (racks of a zone).
-//! 5. The **least left over**: of the parts of the fabric that hold the members the one that has room for the fewest more, and within it, at each
-//!    level down to the nodes, the fewest parts with the least left over. What is left over is left where something is broken already; one node
-//!    for all goes where the rack is. In the smallest domains that are so chosen they lie as **level** as can be on no more nodes, whole slices if there
-//!    are any: 16 and 16, not 18 and 14.
+//! 4. The **fewest domains** of the levels below (racks of a zone).
+//! 5. The **least left over**: of the domains that hold the members the one with room for the fewest more, and within
+//!    it, at each level down to the nodes, the fewest parts with the least left over. What is left over should be on
+//!    nodes that are in use already; a member on one node goes where its rack is. In the smallest domains chosen this
+//!    way members are as **level** as no more nodes allow, in whole slices if there are any: 16 and 16, not 18 and 14.
 //! 6. What the pods **prefer** (affinity, taints), then the fewest free devices.
-//! 7. The **names**: equal input, equal answer.
+//! 7. The **names**: equal input gives equal decisions.
 //!
-//! Ranks run along the tree. Room is first sought among devices that no single pod is about to get, then among all that nobody has.
+//! Ranks follow the tree. Devices that no single pod is about to get are tried first, then all free ones.
 
 mod besides;
 mod choose;
@@ -56,16 +56,16 @@ pub use besides::short;
 pub use words::unit;
 pub use words::{Explanation, Stock, Tried};
 
-/// Nodes that may turn out not to have what their class has, before planning gives up.
+/// Nodes found without the devices that their class has, before planning gives up.
 const MOST_SURPRISES: usize = 4;
 
-/// Places that are tried as if they were empty, one by one, before all are.
+/// Single places tried as if they were empty, before all are.
 const MOST_EMPTIED: usize = 8;
 
-/// Where all of a gang goes, or why it goes nowhere.
+/// Plans a gang.
 ///
 /// # Errors
-/// Why it does not fit, in words that stay the same while that does.
+/// Why it does not fit. The text is the same as long as the cause is.
 pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
     let demand = Demand::of(wanted);
     if demand.most < demand.must || demand.most == 0 {
@@ -99,16 +99,16 @@ pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused
     }
 }
 
-/// What a gang needs and what there is, level by level, whether it fits or not.
+/// What a gang needs and what is there, level by level, whether it fits or not.
 pub fn explain(input: &PlanInput<'_>, wanted: &Wanted) -> Explanation {
     let mut demand = Demand::of(wanted);
-    // Of a gang that is not complete yet those are looked at that exist: what keeps the others from coming is not that room is missing.
+    // For an incomplete gang the existing members are looked at: the others are not missing for lack of resources.
     demand.must = demand.must.min(demand.most);
     with_views(input, wanted, &demand, Explanation::of).unwrap_or_default()
 }
 
-/// Nodes to keep free for a gang that does not fit yet: those that would hold what must be placed if nothing else were on them, where the
-/// fewest devices are missing. Empty if the cluster would not hold it.
+/// The nodes of a backfill reservation: those that would hold the minimum if nothing else were on them, where the
+/// fewest devices are missing. Empty if the cluster could not hold it.
 pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
     let demand = Demand::least_of(wanted);
     if demand.most < demand.must {
@@ -122,8 +122,8 @@ pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
         if !marked.is_empty() && hold() {
             return marked;
         }
-        // Nodes are marked for each shape by itself: members that mind each other may not fit on those, and members that must share nodes
-        // on none.
+        // Nodes are taken for each shape by itself. Members with affinity rules among each other may not fit on them
+        // all the same.
         let candidates = earmark::candidates(now, empty, views.anchors, &demand, views.bounds).into_iter();
         let chosen = candidates
             .take(MOST_EMPTIED)
@@ -136,7 +136,7 @@ pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
     .unwrap_or_default()
 }
 
-/// Whether at least what must be placed fits.
+/// Whether at least the minimum fits.
 pub(super) fn fits(input: &PlanInput<'_>, wanted: &Wanted) -> bool {
     let demand = Demand::least_of(wanted);
     demand.most >= demand.must
@@ -190,15 +190,15 @@ fn attempt(
     None
 }
 
-/// The best choice. Where members must be near others, of all by the label that they have to share: in one domain of it or, where there is
-/// more than one kind of them, in several too.
+/// The best choice. Where members must share the value of a label, the best over all its values; with several kinds of
+/// members also over several values.
 fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
     let anyhow = || Chooser::new(survey, anchors).choose(demand, bounds);
     let Some(rule) = survey.rules.open() else {
         return anyhow();
     };
     let mut best = match survey.rules.near[rule].is_among_its_like() {
-        // Those who come after the first are let in where it is.
+        // Later members follow to the value of the first.
         true => None,
         false => anyhow(),
     };
@@ -253,7 +253,7 @@ fn placement(
     }
 }
 
-/// The smallest domain that holds some nodes, in words: `node a`, `rack r7`, `3 racks of zone a`, `cluster`.
+/// The smallest domain that holds some nodes, as text: `node a`, `rack r7`, `3 racks of zone a`, `cluster`.
 fn domain(survey: &Survey<'_>, nodes: &Anchors) -> Arc<str> {
     if let (Some(node), 1) = (nodes.nodes.first(), nodes.nodes.len()) {
         return format!("node {}", survey.name(*node)).into();

@@ -1,15 +1,14 @@
-//! Which units (gangs, or pods by themselves) would have to end so that a gang fits: as little loss as can be, and none that could be left
-//! out. Pure; evicts nobody.
+//! Which units (gangs or single pods) have to end so that a gang fits, with the least loss. Pure; evicts nothing.
 //!
 //! # Least loss
 //!
-//! 1. Only units of lower priority that may be evicted; the highest priority among the victims as low as can be.
+//! 1. Only units of lower priority that may be evicted; the highest priority among the victims as low as possible.
 //! 2. The fewest units, then the fewest that are not checkpointed, then the fewest GPUs, then the youngest.
 //!
-//! Several orders of giving up are tried: by loss, the largest first, which is fewer, and where those would free more than is wanted, the
-//! smallest first. Of each the shortest beginning that makes room is found, what the plan would not touch is spared, then everybody who can
-//! be, the dearest first; the best outcome is taken. Where disruption budgets do not allow all that may be evicted to go together, this is
-//! done within sets that they do allow.
+//! Several orders are tried: by loss, the largest first, which is fewer, and, where those would free more than is
+//! needed, the smallest first. In each, the shortest prefix that makes room is found, units outside the plan are
+//! spared, then every unit that can be, the most costly first. The best result wins. Where disruption budgets do not
+//! allow all units together, this is done within sets that they allow.
 
 mod budgets;
 mod whatif;
@@ -29,10 +28,11 @@ use super::input::{EFFORT, PlanInput};
 use super::plan::{fits, plan};
 use crate::snapshot::NodeIx;
 
-/// So many nodes are looked at in all tries of one search to spare victims; more may have to go on a large cluster than would be needed.
+/// Nodes looked at over all attempts of one search to spare victims. On a large cluster more victims may go than
+/// necessary.
 const SPARED: usize = 1 << 19;
 
-/// What is stopped as a whole: a gang, or a pod by itself.
+/// A unit that is evicted as a whole: a gang or a single pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occupant {
     /// Its pods, all of them.
@@ -41,31 +41,31 @@ pub struct Occupant {
     pub priority: i32,
     /// When it began, in seconds since 1970.
     pub since: i64,
-    /// It can be stopped at little loss.
+    /// It is checkpointed: its end loses little.
     pub checkpointed: bool,
-    /// The budgets (PodDisruptionBudgets) that its pods count against. Empty: nobody minds.
+    /// The disruption budgets that its pods count against; empty without any.
     pub budgets: Vec<Budget>,
 }
 
-/// One pod of it that is on a node.
+/// One of its pods that is on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OccupantPod {
     /// Its UID.
     pub uid: PodUid,
     /// Where it is.
     pub node: NodeIx,
-    /// Its devices, but for those that are kept for somebody else when it is gone.
+    /// Its devices, without those that are reserved for another gang once it ends.
     pub devices: Devices,
-    /// What else it takes of the node.
+    /// Its other resources.
     pub resources: Resources,
 }
 
-/// What a unit needs of a budget.
+/// A unit's share of a disruption budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
-    /// Namespace and name, or whatever tells it from others.
+    /// Namespace and name, or another unique key.
     pub name: Arc<str>,
-    /// Pods that it allows to be disrupted now, all units together.
+    /// Pods that it allows to be disrupted now, over all units.
     pub allowed: u32,
     /// Pods of the unit that count against it.
     pub pods: u32,
@@ -77,7 +77,7 @@ impl Occupant {
         pods.map(|(_, ids)| ids.len()).sum()
     }
 
-    /// What its end would cost, besides its priority: who costs least goes first.
+    /// The cost of its end besides priority. The cheapest goes first.
     fn cost(&self) -> (i32, bool, Reverse<i64>, usize) {
         (
             self.priority,
@@ -87,7 +87,7 @@ impl Occupant {
         )
     }
 
-    /// What tells it from others of equal cost.
+    /// A tie-breaker for units of equal cost.
     fn name(&self) -> Option<&PodUid> {
         self.pods.iter().map(|pod| &pod.uid).min()
     }
@@ -98,7 +98,7 @@ pub fn fits_without(input: &PlanInput<'_>, wanted: &Wanted, gone: &Occupant) -> 
     WhatIf::new(input, &[gone]).without(&[gone], |input| fits(input, wanted))
 }
 
-/// What is found where some units have given back what they have already.
+/// The result of a search in which some units count as gone already.
 pub fn beside<T>(input: &PlanInput<'_>, gone: &[&Occupant], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
     match gone {
         [] => then(input),
@@ -106,7 +106,7 @@ pub fn beside<T>(input: &PlanInput<'_>, gone: &[&Occupant], then: impl FnOnce(&P
     }
 }
 
-/// A plan that does not depend on what tries before it have taken of the effort for all.
+/// A plan independent of the effort that earlier attempts used.
 fn plan_anew(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
     let left = input.effort.replace(EFFORT);
     let planned = plan(input, wanted);
@@ -114,8 +114,8 @@ fn plan_anew(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refuse
     planned
 }
 
-/// Where a gang goes once some of those are gone who may go for it, in this order, and which of them; `None` if it does not fit without all
-/// of them. Nobody goes who is nowhere where it would lie.
+/// Plans a gang without some of the units, which go in the given order. Returns which go; `None` if the gang does not
+/// fit without all of them. Only units on nodes of the plan go.
 pub fn make_way(
     input: &PlanInput<'_>,
     wanted: &Wanted,
@@ -147,7 +147,7 @@ pub fn make_way(
     Some((go, placement))
 }
 
-/// Where a gang goes once its victims are gone; `None` if there is no way. Without victims if it fits as it is.
+/// Plans a gang for the time when its victims are gone; without victims if it fits now. `None` if there is no way.
 pub fn preempt(input: &PlanInput<'_>, wanted: &Wanted, occupants: &[Occupant]) -> Option<Placement> {
     if let Ok(placement) = plan_anew(input, wanted) {
         return Some(placement);
@@ -167,7 +167,7 @@ pub fn preempt(input: &PlanInput<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     };
     let room = |victims: &[&Occupant]| sets.room(victims);
 
-    // Up to which priority units must be looked at.
+    // Up to which priority units must be considered.
     let priorities: BTreeSet<i32> = lower.iter().map(|occupant| occupant.priority).collect();
     let priorities: Vec<i32> = priorities.into_iter().collect();
     let up_to = |priority: i32| {
@@ -183,7 +183,7 @@ pub fn preempt(input: &PlanInput<'_>, wanted: &Wanted, occupants: &[Occupant]) -
     let outcome = |order: Vec<_>| {
         let count = shortest(order.len(), |count| room(&order[..count]))?;
         let mut victims = order[..count].to_vec();
-        // Whoever is nowhere where the gang would go is spared at once.
+        // Units that are on no node of the plan are spared at once.
         let near = sets.near(&victims)?;
         if room(&near) {
             victims = near;
@@ -200,7 +200,7 @@ pub fn preempt(input: &PlanInput<'_>, wanted: &Wanted, occupants: &[Occupant]) -
         [candidates.clone(), largest]
     });
     let mut victims = orders.filter_map(outcome).min_by_key(|victims| loss(victims))?;
-    // Where more comes free than is wanted, somebody smaller may do; else it would be tried for nothing.
+    // If more comes free than is needed, a smaller unit may do; otherwise the attempt is useless.
     if devices_of(&victims) > devices_wanted(input, wanted) {
         let smallest = candidates.into_iter().filter_map(|mut candidates| {
             candidates.sort_by_key(|occupant| occupant.devices());
@@ -229,7 +229,7 @@ fn devices_wanted(input: &PlanInput<'_>, wanted: &Wanted) -> usize {
     asks.map(|ask| ask.devices as usize).sum()
 }
 
-/// What victims cost together.
+/// The cost of all victims.
 fn loss(victims: &[&Occupant]) -> impl Ord + use<> {
     (
         victims.iter().map(|victim| victim.priority).max(),
@@ -244,7 +244,7 @@ fn loss(victims: &[&Occupant]) -> impl Ord + use<> {
     )
 }
 
-/// The least number up to `most` that will do, where every larger one does too.
+/// The least number up to `most` that suffices, if every larger one does too.
 fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
     if !will_do(most) {
         return None;
@@ -261,7 +261,7 @@ fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
     Some(high)
 }
 
-/// How often it is tried to spare somebody, in one search: each costs a plan, while nothing else is decided.
+/// Attempts to spare a victim in one search. Each costs a plan, and nothing else is decided meanwhile.
 #[derive(Debug)]
 struct Tries(Cell<usize>);
 
@@ -270,7 +270,7 @@ impl Tries {
         Self(Cell::new(tries))
     }
 
-    /// One less; false if there was none.
+    /// Takes one attempt; false if none was left.
     fn another(&self) -> bool {
         let left = self.0.get();
         self.0.set(left.saturating_sub(1));
@@ -278,7 +278,7 @@ impl Tries {
     }
 }
 
-/// Those of them that must go: one after the other is spared, in the order given, if there is room without, as long as there are tries.
+/// The units that must go: in the given order each is spared if the gang fits without its end, while attempts are left.
 fn spare<'o>(
     victims: &[&'o Occupant],
     room: &impl Fn(&[&Occupant]) -> bool,
@@ -287,7 +287,7 @@ fn spare<'o>(
     let mut kept = victims.to_vec();
     let mut size = kept.len();
     let mut at = 0;
-    // Whole stretches at once while that goes well.
+    // Whole stretches at once while that succeeds.
     while at < kept.len() && tries.another() {
         size = size.clamp(1, kept.len() - at);
         let mut fewer = kept.clone();

@@ -1,6 +1,5 @@
-//! What a pod asks for, in the order kubelet allocates it. Kubelet hands the devices of finished init containers to whoever
-//! comes next; this file replays that with numbered devices instead of real ones, so that a plan is exact where kubelet is.
-//! No devices, nodes or I/O here.
+//! What a pod asks for, in the order in which kubelet allocates it. Kubelet passes the devices of finished init
+//! containers on. This module replays that with numbered devices, so that a plan is exact where kubelet is.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::Arc;
 use gantry_api::ResourceName;
 use gantry_api::quantity::{self, QuantityError};
 
-/// Everything that a pod asks of some resources.
+/// All resources that a pod asks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Request {
     /// One per resource that is asked for at all, by name.
@@ -25,7 +24,7 @@ pub struct Ask {
     /// How many devices the pod holds for its life: kubelet's count, which equals kube-scheduler's
     /// max(init containers, sidecars + app containers).
     pub devices: u32,
-    /// Sizes of the blocks in which kubelet takes devices; devices of one block are never told apart.
+    /// Sizes of the blocks in which kubelet takes devices. Devices of one block are interchangeable.
     pub blocks: Vec<u32>,
     /// The containers that ask, init containers first, in kubelet's order.
     pub containers: Vec<ContainerAsk>,
@@ -38,7 +37,8 @@ pub struct ContainerAsk {
     pub name: Arc<str>,
     /// Exactly the devices of these blocks (indices into [`Ask::blocks`]).
     pub blocks: Vec<usize>,
-    /// Besides, so many of what the init containers held. Kubelet takes them without asking anyone, so nobody can say which.
+    /// Further devices from those that init containers held. Kubelet takes them without asking the plugin, so which
+    /// ones is unknown.
     pub any_of_held: u32,
 }
 
@@ -56,7 +56,7 @@ pub struct Container<'a> {
 /// When a container runs, which decides what kubelet does with its devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContainerKind {
-    /// Ends before the next starts; its devices go on to others.
+    /// Ends before the next starts; its devices are passed on.
     Init,
     /// A restartable init container: lives as long as the pod and keeps its devices.
     Sidecar,
@@ -123,8 +123,8 @@ impl Request {
         Ok(Self { asks, order })
     }
 
-    /// The same, without the resources of which a quantity cannot be read: whoever serves such a one counts something else in it, and what
-    /// the pod asks of the others holds all the same.
+    /// The same, without resources of which a quantity cannot be read: such a resource counts something else than
+    /// devices, and the others are valid.
     ///
     /// # Errors
     /// The first quantity that is no count of devices, if no resource can be read.
@@ -190,7 +190,7 @@ impl ContainerAsk {
 }
 
 impl Ask {
-    /// The container that asks for most, the first of several, and how many.
+    /// The container that asks for most, the first of several, and its number.
     pub fn most(&self) -> Option<(&str, u32)> {
         let mut most: Option<(&str, u32)> = None;
         for container in &self.containers {
@@ -209,9 +209,9 @@ impl Ask {
 
     /// Replays kubelet's device manager on containers that each ask for at least one device.
     ///
-    /// Kubelet keeps a pool of devices that finished init containers held. A container that asks for as much as the pool
-    /// has, or more, takes all of it and new devices besides. One that asks for less takes any part of it, in an order nobody knows.
-    /// An init container puts all it had into the pool, a sidecar or an app container takes what it has out of it.
+    /// Kubelet keeps a pool of devices that finished init containers held. A container that asks for at least the whole
+    /// pool takes it and new devices. One that asks for less takes any part of it, in an unknown order. An init
+    /// container returns all it had to the pool; a sidecar or app container keeps its devices.
     fn replay(resource: ResourceName, counts: &[(&str, ContainerKind, u32)]) -> Self {
         let mut ask = Self {
             resource,
@@ -252,7 +252,7 @@ impl Ask {
     }
 }
 
-/// Devices that finished init containers held and the next container takes first.
+/// Devices that finished init containers held. The next container takes them first.
 #[derive(Debug, Default)]
 struct Pool {
     /// Blocks that are in it whole.
@@ -267,7 +267,8 @@ impl Pool {
         whole.saturating_add(self.unknown)
     }
 
-    /// Somebody who stays took `count` of `pooled`, nobody knows which: from now on only the number of the rest is known.
+    /// A sidecar or app container took `count` of `pooled`, and which is unknown: from now on only the number of the
+    /// rest is known.
     fn lose_any(&mut self, count: u32, pooled: u32) {
         self.blocks.clear();
         self.unknown = pooled - count;

@@ -1,5 +1,5 @@
-//! Where the devices of a pool lie on the GPUs of its machine: one on each, or several on some (MIG devices, replicas). Knows which devices
-//! are alike; what a choice among them is worth stands in `site`.
+//! Where the devices of a pool are on the GPUs of its machine: one on each GPU, or several (MIG devices, replicas); and
+//! which of them are alike. What a choice is worth is [`crate::site`]'s matter.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::devices::DeviceSet;
 use crate::kind::{Sharing, Spot};
 
-/// Where the devices of a pool lie.
+/// Where the devices of a pool are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Shape {
     /// Device `i` is the whole of GPU `i`.
@@ -23,7 +23,7 @@ pub struct Parts {
     /// By device; ascending, so that equal pools of two nodes are equal values whatever their devices are called.
     spots: Vec<Spot>,
     sharing: Sharing,
-    /// Devices at the same spot: nothing tells them apart.
+    /// Devices at the same spot, which are interchangeable.
     alike: Vec<Range<usize>>,
     hash: u64,
 }
@@ -71,7 +71,7 @@ impl Parts {
         &self.alike
     }
 
-    /// The set with, of devices that are alike, the first so many: sets that differ in nothing a decision looks at become one.
+    /// The canonical set: of alike devices the first ones. Sets that are equal for every decision become equal values.
     #[must_use]
     pub fn canonical(&self, set: &DeviceSet) -> DeviceSet {
         if self.alike.len() == self.spots.len() {
@@ -110,7 +110,7 @@ impl Hash for Parts {
 }
 
 impl Shape {
-    /// Devices of a set that decisions cannot tell from those of another become those: see [`Parts::canonical`].
+    /// The canonical set, see [`Parts::canonical`].
     #[must_use]
     pub fn canonical(&self, set: &DeviceSet) -> DeviceSet {
         match self {

@@ -1,5 +1,5 @@
-//! A machine's GPUs as the site of one pool's devices: which of the free ones are best for a size, what they reach together, and what
-//! is lost by taking them. Pure. Whole GPUs are asked of the choice table, parts of GPUs of the choice among devices.
+//! A machine's GPUs as the site of one pool's devices: the best free set of a size, its bandwidth, and what is lost by
+//! taking it. Whole GPUs go through the choice table, parts of GPUs through the choice among devices.
 
 use gantry_topology::{GpuSet, Purpose};
 
@@ -12,16 +12,16 @@ use crate::shape::{Parts, Shape};
 pub struct Site<'a> {
     /// The kind of machine.
     pub kind: &'a Kind,
-    /// Where the devices lie.
+    /// Where the devices are.
     pub shape: &'a Shape,
-    /// MIG devices of other resources that are in use: a GPU that has one is cut already.
+    /// MIG devices of other resources in use: such a GPU is partitioned already.
     pub cut: &'a [Spot],
-    /// What the devices are wanted for.
+    /// The purpose of the devices.
     pub purpose: Purpose,
 }
 
 impl Site<'_> {
-    /// The same, where the devices are for members of a gang over several nodes.
+    /// The same for members of a gang that spans nodes.
     #[must_use]
     pub fn for_gangs(self) -> Self {
         Self {
@@ -41,8 +41,8 @@ impl Site<'_> {
         }
     }
 
-    /// Bandwidth in GB/s that a collective over a set of two devices or more reaches. 0 where two of them are on one GPU: there is nothing
-    /// to gain from it, and any set over several GPUs is better. `None` of MIG devices, which have no links to each other.
+    /// Bandwidth in GB/s of a collective over two devices or more. 0 where two are on one GPU: any set over several
+    /// GPUs is better. `None` for MIG devices, which have no links to each other.
     pub fn bandwidth(self, devices: &DeviceSet) -> Option<f64> {
         match self.shape {
             Shape::Whole => Some(self.kind.bandwidth(devices.gpus())),
@@ -64,7 +64,7 @@ impl Site<'_> {
         }
     }
 
-    /// How much of what `free` is good for is lost when `devices` are taken from it, from 0 to 1.
+    /// How much of what `free` is good for is lost when `devices` are taken, from 0 to 1.
     pub fn stranded(self, free: &DeviceSet, devices: &DeviceSet) -> f64 {
         match self.shape {
             Shape::Whole => self.kind.stranded(free.gpus(), devices.gpus()),
@@ -73,15 +73,15 @@ impl Site<'_> {
     }
 }
 
-/// What counts least: how full a shared device is that is in use anyway.
+/// The least weight: how full a shared GPU in use is.
 const REST: f64 = 1.0 / 1024.0;
 
-/// What free parts of GPUs are good for, from 0 to 1: the mean over the GPUs that are cut or shared. A GPU of which another resource
-/// has a part in use (`cut`) is worth less.
+/// What free parts of GPUs are good for, from 0 to 1: the mean over the partitioned or shared GPUs. A GPU that another
+/// resource uses in part (`cut`) is worth less.
 ///
-/// Of a GPU first what could be given back whole: the runs of memory of which nobody has anything, squared, so that one large run is worth
-/// more than its pieces, and an untouched GPU most. Then, much less, the replicas that are left, squared likewise: of two
-/// shared GPUs in use the fuller one loses less.
+/// First the memory that could be returned whole: the free runs, squared, so that one large run is worth more than its
+/// pieces, and an unused GPU most. Then, with much less weight, the free replicas, squared likewise: of two shared GPUs
+/// in use the fuller one loses less.
 fn worth(parts: &Parts, cut: &[Spot], free: &DeviceSet) -> f64 {
     let mut total = 0.0;
     let mut gpus = 0;
@@ -91,7 +91,7 @@ fn worth(parts: &Parts, cut: &[Spot], free: &DeviceSet) -> f64 {
         let elsewhere = cut.iter().filter(|spot| spot.gpu == gpu);
         let mut units: u32 = elsewhere.map(|spot| units_of(spot).1).sum();
         let (mut whole, mut rest, mut pieces) = (0u32, 0.0, 0u32);
-        // The run of free memory that is growing: its end, its length.
+        // The current run of free memory: its end and length.
         let mut growing = (0u32, 0u32);
         while let Some(range) = runs.next_if(|range| parts.spots()[range.start].gpu == gpu) {
             let (start, size) = units_of(&parts.spots()[range.start]);

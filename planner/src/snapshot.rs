@@ -1,5 +1,5 @@
-//! The cluster at one moment, for decisions: immutable, shared, a few bytes per node. Nodes that differ in nothing a decision looks
-//! at are one class, and decisions are made per class. Built by the index; knows nothing of pods or of where facts come from.
+//! The cluster at one moment, for decisions: immutable, shared, a few bytes per node. Nodes that are equal for every
+//! decision form one class, and decisions are made per class.
 
 mod names;
 mod promised;
@@ -35,9 +35,9 @@ pub struct ClassIx(pub u32);
 pub struct Snapshot {
     /// Grows with every published change.
     pub generation: u64,
-    /// Whether pods, nodes and GPU nodes have all been listed once. Before that nothing may be decided.
+    /// Whether pods, nodes and GpuNodes have all been listed once. Before that nothing may be decided.
     pub synced: bool,
-    /// The resources that are accounted and chosen: what a plugin publishes, and what the operator named.
+    /// The resources that are accounted and chosen: published by a plugin or named by the operator.
     pub managed: Arc<BTreeSet<ResourceName>>,
     /// The resources that any node has, Gantry's or not.
     pub offered: Arc<BTreeSet<ResourceName>>,
@@ -49,20 +49,20 @@ pub struct Snapshot {
     pub classes: Arc<Vec<Arc<Standing>>>,
     /// Devices set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
-    /// Nodes kept for a gang that waits.
+    /// The backfill reservation, if there is one.
     pub kept: Option<Arc<KeptNodes>>,
-    /// Room that is being made for pods by themselves.
+    /// Pods for which kube-scheduler preempts others.
     pub promised: Option<Arc<Promised>>,
-    /// The schedulers whose pods are brought here, as `spec.schedulerName` has them.
+    /// The schedulers that use this extender, as in `spec.schedulerName`.
     pub schedulers: Arc<BTreeSet<Arc<str>>>,
 }
 
-/// Nodes kept for a gang that waits: what comes free there is for it.
+/// Backfill reservation: nodes kept free for the first gang of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptNodes {
     /// The gang.
     pub gang: Arc<GangKey>,
-    /// Its priority. Pods of a higher one go where they like.
+    /// Its priority. Pods of a higher one are not kept off.
     pub priority: i32,
     /// By number of node.
     nodes: Vec<bool>,
@@ -86,7 +86,7 @@ impl KeptNodes {
         kept
     }
 
-    /// The same once nodes have other numbers.
+    /// The same after nodes were renumbered.
     #[must_use]
     pub fn renumbered(&self, renumbered: &HashMap<NodeIx, NodeIx>) -> Self {
         let nodes = self.nodes().filter_map(|node| renumbered.get(&node).copied());
@@ -104,13 +104,13 @@ impl KeptNodes {
         self.nodes.get(node.0 as usize) == Some(&true)
     }
 
-    /// What a pod that is refused for it is told.
+    /// The text for a pod that is refused because of it.
     pub fn words(&self) -> String {
         format!("node(s) kept for gang {}, which waits", self.gang)
     }
 }
 
-/// Devices that a pod will most likely be given.
+/// Devices that a pod will most likely get.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hold {
     /// The node.
@@ -119,60 +119,60 @@ pub struct Hold {
     pub devices: Vec<DeviceSet>,
 }
 
-/// What a node is to us.
+/// The state of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Standing {
     /// The node is gone; its number is not used again.
     Gone,
-    /// It publishes no inventory: no plugin of ours runs there.
+    /// It publishes no inventory: no Gantry plugin runs there.
     Foreign {
         /// What kubelet advertises of the managed resources.
         advertised: Vec<(ResourceName, u32)>,
     },
-    /// A node of ours.
+    /// A node with an inventory.
     Ours(Class),
 }
 
-/// Nodes of ours that are alike.
+/// Nodes with an inventory that are alike.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Class {
     /// The kind of machine.
     pub kind: Arc<Kind>,
     /// The managed resources it serves.
     pub pools: Vec<Pool>,
-    /// Why the plugin does not serve, if it does not; then nothing is free.
+    /// Why the plugin does not serve, if it does not. Then nothing is free.
     pub not_ready: Option<Arc<str>>,
-    /// Scores that were worked out.
+    /// Scores worked out so far.
     pub scores: Remembered,
 }
 
-/// One resource of a class. Of devices that nothing tells apart only the number counts ([`Shape::canonical`]).
+/// One resource of a class. Of alike devices only the number counts ([`Shape::canonical`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool {
     /// The resource.
     pub resource: ResourceName,
-    /// Where its devices lie.
+    /// Where its devices are.
     pub shape: Shape,
     /// The most that one container may ask for.
     pub max_request: Option<u32>,
     /// How many devices there are.
     pub devices: usize,
-    /// Those that nobody has.
+    /// Devices that no pod has.
     pub free: DeviceSet,
-    /// Those of them that nobody is about to get either: [`Self::free`] without the [`Hold`]s.
+    /// Free devices without those in a [`Hold`].
     pub open: DeviceSet,
-    /// How many must not be given out.
+    /// Number of unhealthy devices.
     pub unhealthy: usize,
-    /// What is wrong with them, by GPU.
+    /// Their faults, by GPU.
     pub sick: Vec<Sick>,
-    /// How many are of pods that are gone, whose processes perhaps are not.
+    /// Devices of pods that are gone, whose processes may still run.
     pub leaving: usize,
     /// How many kubelet advertises, if the node is known.
     pub advertised: Option<u32>,
 }
 
 impl Snapshot {
-    /// The same cluster if some nodes, in ascending order, were of other classes, with each device by itself.
+    /// The same cluster with some nodes, in ascending order, in other classes, given with each device by itself.
     #[must_use]
     pub fn with<'a>(&self, nodes: impl Iterator<Item = (NodeIx, &'a Class)>) -> Self {
         let mut snapshot = self.clone();
@@ -214,14 +214,14 @@ impl Snapshot {
         self.nodes.get(node.0 as usize).copied()
     }
 
-    /// What a node is to us.
+    /// The state of a node.
     pub fn standing(&self, node: NodeIx) -> &Standing {
         self.class(node)
             .and_then(|class| self.classes.get(class.0 as usize))
             .map_or(&Standing::Gone, |standing| standing)
     }
 
-    /// The nodes with names and standing, in the order they became known.
+    /// The nodes with names and states, in the order in which they became known.
     pub fn iter(&self) -> impl Iterator<Item = (NodeIx, &NodeName, &Standing)> {
         self.names
             .iter()
@@ -230,7 +230,7 @@ impl Snapshot {
 }
 
 impl Pool {
-    /// Devices held for a pod as devices of the class: of those that nothing tells apart, the ones after the open ones.
+    /// Devices held for a pod as devices of the class: of alike devices those after the open ones.
     pub fn own(&self, held: &DeviceSet) -> DeviceSet {
         let Shape::Parts(parts) = &self.shape else {
             return held.clone();
@@ -259,7 +259,7 @@ impl Class {
         }
     }
 
-    /// MIG devices of other pools than number `pool` that are not free.
+    /// MIG devices in use of pools other than number `pool`.
     pub fn cut_beside(&self, pool: usize) -> Vec<Spot> {
         let sliced = |shape: &Shape| match shape {
             Shape::Parts(parts) if parts.are_slices() => Some(Arc::clone(parts)),
@@ -287,7 +287,7 @@ impl Class {
         cut
     }
 
-    /// The class as a snapshot has it: of devices that nothing tells apart only the number counts.
+    /// The class as a snapshot has it: of alike devices only the number counts.
     #[must_use]
     pub fn canonical(&self) -> Self {
         let mut class = self.clone();

@@ -1,20 +1,20 @@
-//! Which nodes can take a pod, and why the others cannot. A node passes if every device the pod asks for is free there now;
-//! GPUs held for pods between prioritize and bind do not make a node fail, they only count in the score.
+//! Which nodes fit a pod, and why the others do not. A node fits if every device that the pod asks for is free. Devices
+//! held between prioritize and bind only count in the score.
 
 use super::{Candidates, ForeignNodes, Miss, Options, words};
 use crate::request::{Ask, Request};
 use crate::snapshot::{Class, KeptNodes, NodeIx, PROMISED, Promised, Snapshot, Standing};
 
-/// The answer, by position among the candidates.
+/// The verdict, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filtered {
-    /// Nodes that can take the pod.
+    /// Nodes that fit.
     pub passed: Vec<u32>,
-    /// Nodes that cannot, each with the number of its reason.
+    /// Nodes that do not fit, each with the number of its reason.
     pub refused: Vec<(u32, u32)>,
     /// The reasons. Alike nodes share one, so that kube-scheduler counts them together.
     pub reasons: Vec<String>,
-    /// A candidate is unknown to the cluster: this is a simulation, and must leave no trace.
+    /// A candidate is a node object that the snapshot does not have: the question is a simulation.
     pub simulated: bool,
 }
 
@@ -30,7 +30,7 @@ pub fn filter(
         passed: Vec::with_capacity(nodes.len()),
         ..Filtered::default()
     };
-    // By class: not asked yet, or passes, or the number of the reason.
+    // By class: not judged yet, fits, or the number of the reason.
     let mut by_class: Vec<Option<Result<(), u32>>> = vec![None; snapshot.classes.len()];
     for (position, node) in (0u32..).zip(nodes) {
         let verdict = match node.and_then(|node| snapshot.class(node)) {
@@ -79,12 +79,12 @@ impl Filtered {
         }
     }
 
-    /// Refuses those that passed and are kept for a gang. `nodes` are the candidates' numbers.
+    /// Refuses nodes that passed and are in a backfill reservation. `nodes` are the candidates' numbers.
     pub fn keep_off(&mut self, kept: &KeptNodes, nodes: &[Option<NodeIx>]) {
         self.refuse_where(nodes, |node| kept.has(node), || kept.words());
     }
 
-    /// Refuses those that passed and have too little for a pod of a priority beside what is promised to others.
+    /// Refuses nodes that passed and do not hold the pod in addition to the nominated pods of higher priority.
     pub fn leave_promised(
         &mut self,
         promised: &Promised,
@@ -99,7 +99,7 @@ impl Filtered {
         self.refuse_where(nodes, is_promised, || PROMISED.to_owned());
     }
 
-    /// Refuses those that passed and are on such nodes.
+    /// Refuses nodes that passed and for which `is_off` holds.
     fn refuse_where(
         &mut self,
         nodes: &[Option<NodeIx>],
@@ -142,7 +142,7 @@ fn judge_standing(standing: &Standing, options: Options, request: &Request) -> R
     }
 }
 
-/// Whether a node of a class can take a pod, or why not.
+/// Whether a node of a class fits a pod, or why not.
 pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
     if let Some(reason) = &class.not_ready {
         return Err(Miss::NotReady(reason.to_string()));
@@ -161,7 +161,8 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
     Ok(())
 }
 
-/// Whether a container asks for more of a resource than `max`, what kubelet would give to one: it would fail the pod, for good.
+/// Whether a container asks for more than `max`, the most that kubelet gives to one container. Kubelet would fail the
+/// pod for good.
 pub fn too_many(max: Option<u32>, ask: &Ask) -> Option<Miss> {
     let max = max?;
     let (container, asked) = ask.most()?;
@@ -173,8 +174,8 @@ pub fn too_many(max: Option<u32>, ask: &Ask) -> Option<Miss> {
     })
 }
 
-/// A node the cache does not know. An object is a simulation's invention: an empty node of which only the count is known. A name
-/// alone is a node that has just come: it is refused, and asked about again when its plugin has published it.
+/// A node that the snapshot does not have. An object is invented by a simulation: empty, with only its count known. A
+/// name alone is a new node: it is refused until its plugin has published it.
 fn judge_unknown(request: &Request, candidates: &impl Candidates, position: usize) -> Result<(), String> {
     if !candidates.are_objects() {
         return Err(words::UNKNOWN_NODE.to_owned());

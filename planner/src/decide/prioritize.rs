@@ -1,5 +1,5 @@
-//! Which of the nodes that passed is best. One winner: kube-scheduler breaks ties at random, and its scale of 0 to 10 is too
-//! coarse for the differences that matter.
+//! Which of the nodes that passed is best. One winner, because kube-scheduler breaks ties at random and its scale of 0
+//! to 10 is too coarse.
 
 use super::{Candidates, Options, Policy, Score, score};
 use crate::devices::DeviceSet;
@@ -13,7 +13,7 @@ pub struct Winner {
     pub position: u32,
     /// Its number in the snapshot.
     pub node: NodeIx,
-    /// What it is worth.
+    /// Its score.
     pub score: Score,
 }
 
@@ -38,7 +38,7 @@ pub fn prioritize(
             continue;
         };
         let found = match hold {
-            // The one node where this pod's own hold must not count against it.
+            // On the held node the pod's own hold must not count against it.
             Some(hold) if hold.node == node => worth(snapshot, node, request, options.policy, &hold.devices),
             _ => match by_class.get_mut(class_ix.0 as usize) {
                 Some(known) => {
@@ -69,7 +69,7 @@ pub fn prioritize(
     best
 }
 
-/// What a node is worth, with `held` devices that are held for this very pod.
+/// The score of a node, where `held` devices are held for this very pod.
 fn worth(
     snapshot: &Snapshot,
     node: NodeIx,
@@ -96,7 +96,7 @@ fn worth(
     }
 }
 
-/// What the score of a class depends on, where that is little enough to be remembered: one container that asks for one resource.
+/// The key under which a score is cached; `None` if the request has several containers or resources.
 fn question(class: &Class, request: &Request, policy: Policy) -> Option<Question> {
     let [ask] = &request.asks[..] else {
         return None;

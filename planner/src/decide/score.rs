@@ -1,17 +1,20 @@
-//! The key by which nodes are compared, in one place. A larger key is better; the reasons for its order:
+//! The key by which nodes are compared. A larger key is better. Its parts, in order:
 //!
-//! 1. **Ours before foreign.** Of a foreign node nothing is known; it is taken when nothing else is left.
-//! 2. **Clear of holds.** GPUs chosen for a pod whose bind is still on its way are free, but taking them sends that pod
-//!    elsewhere. Only a node without others is asked for them.
-//! 3. **Bandwidth** of the worst-off container with two GPUs or more. It is what the job runs at for its whole life, and no packing
-//!    gives it back: in replays of saturated nodes, R before B is worse than B before R on every machine. Single GPUs exchange nothing.
-//! 4. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU before half of a pair, a broken machine
-//!    before a whole one. Each machine is measured against itself, so that large and small ones compare.
-//! 5. **Pack**: fewest free GPUs afterwards. Where the operator wants to **spread**, most free GPUs afterwards, and that before 4:
-//!    nearly every choice strands something, so behind it the wish would never be heard.
-//! 6. The **name** of the node (outside this key): equal input, equal answer.
+//! 1. **Nodes with an inventory before others.** Nothing is known of the others; they are taken when nothing else is
+//!    left.
+//! 2. **Clear of holds.** Devices held for a pod whose bind is on its way are free, but taking them sends that pod
+//!    elsewhere. They are taken only on a node without others.
+//! 3. **Bandwidth** of the worst-off container with two GPUs or more. The job runs at it for its whole life, and no
+//!    packing gives it back. In replays of saturated nodes, stranding before bandwidth is worse on every machine.
+//!    Single GPUs exchange nothing.
+//! 4. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU goes before half of a pair,
+//!    a broken machine before a whole one. Each machine is measured against itself, so that large and small ones
+//!    compare.
+//! 5. **Pack**: fewest free GPUs afterwards. Under **spread**, most free GPUs afterwards, and that before 4: nearly
+//!    every choice strands something, so behind it the policy would have no effect.
+//! 6. The **name** of the node (outside this key): equal input gives equal decisions.
 //!
-//! Bandwidth and loss are compared as whole MB/s and billionths: the noise of floating point must not decide.
+//! Bandwidth and loss are compared as whole MB/s and billionths, so that floating-point noise decides nothing.
 
 use super::Policy;
 use crate::devices::DeviceSet;
@@ -19,7 +22,7 @@ use crate::layout::Layout;
 use crate::request::Request;
 use crate::snapshot::Class;
 
-/// What a node is worth to a pod. Ordered: larger is better.
+/// The score of a node for a pod. Larger is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Score {
     clear_of_holds: bool,
@@ -35,8 +38,8 @@ impl Score {
     }
 }
 
-/// The score of a class for a pod and where it would put it, by ask; `None` if it does not fit. `own` are devices already held for this
-/// very pod, by pool.
+/// The score of a class for a pod and the layout of each ask; `None` if the pod does not fit. `own` are devices held
+/// for this very pod, by pool.
 pub fn score(
     class: &Class,
     request: &Request,

@@ -1,5 +1,5 @@
-//! Refusals in words of GPUs, for `kubectl describe pod`. kube-scheduler groups equal texts and counts them, and tries a pod again
-//! whenever its text changes: so no node names, times or counters here, and one text per class of nodes.
+//! Texts of refusals, in GPUs, for `kubectl describe pod`. kube-scheduler groups and counts equal texts and retries a
+//! pod whenever its text changes. So a text has no node names, times or counters, and is the same for alike nodes.
 
 use std::fmt::Write;
 
@@ -8,22 +8,22 @@ use gantry_api::{ResourceName, names};
 use crate::shape::Shape;
 use crate::snapshot::Pool;
 
-/// A node that is not in the cache.
+/// A node that the snapshot does not have.
 pub(super) const UNKNOWN_NODE: &str = "node(s) not known to Gantry yet";
-/// A node without an inventory, where that is not allowed.
+/// A node without an inventory, where policy forbids those.
 pub(super) const FOREIGN_NODE: &str = "node(s) without a Gantry plugin";
 
-/// Sick GPUs named in one text.
+/// Unhealthy GPUs named in one text.
 const NAMED: usize = 4;
 
-/// Why a node of ours cannot take a pod.
+/// Why a node with an inventory does not fit a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Miss {
-    /// Its plugin does not serve, by the word of its condition: it is one of a few.
+    /// Its plugin does not serve: the reason of its condition.
     NotReady(String),
     /// It does not serve the resource at all.
     NotServed(ResourceName),
-    /// A container asks for more than kubelet would give to one.
+    /// A container asks for more than kubelet gives to one.
     TooMany {
         /// The resource.
         resource: ResourceName,
@@ -34,12 +34,12 @@ pub enum Miss {
         /// What it asks for.
         asked: u32,
     },
-    /// Too little is free: what there is, in words.
+    /// Too few devices are free: the counts as text.
     Short(String),
 }
 
 impl Miss {
-    /// In words that read after kube-scheduler's count: "2 node(s) with 3 of 8 GPUs free, 4 asked".
+    /// A text that follows kube-scheduler's count: "2 node(s) with 3 of 8 GPUs free, 4 asked".
     pub(super) fn of_nodes(&self) -> String {
         match self {
             Self::NotReady(reason) => format!("node(s) whose {}", plugin_not_ready(reason)),
@@ -49,7 +49,7 @@ impl Miss {
         }
     }
 
-    /// In words that read after the name of one node.
+    /// A text that follows the name of one node.
     pub fn of_one_node(&self) -> String {
         match self {
             Self::NotReady(reason) => plugin_not_ready(reason),
@@ -67,12 +67,12 @@ impl Miss {
     }
 }
 
-/// A plugin that does not serve.
+/// The text for a plugin that does not serve.
 pub fn plugin_not_ready(reason: &str) -> String {
     format!("GPU plugin is not ready: {reason}")
 }
 
-/// An invented node that is too small.
+/// The text for a simulated node that is too small.
 pub(super) fn too_small(resource: &ResourceName, advertised: u32, asked: u32) -> String {
     let unit = if resource.as_str() == names::GPU_RESOURCE {
         "GPUs"
@@ -82,8 +82,8 @@ pub(super) fn too_small(resource: &ResourceName, advertised: u32, asked: u32) ->
     format!("node(s) with {advertised} {unit}, {asked} asked")
 }
 
-/// What is free of a pool, and what keeps the rest where that is not simply other pods: `3 of 8 GPUs free, 4 asked, 1 unhealthy (GPU 3:
-/// Xid 79)`. Devices that are no whole GPUs go by the name of their resource: `2 of 56 nvidia.com/mig-1g.10gb free, 4 asked`.
+/// Counts of a pool, and what other than pods takes the rest: `3 of 8 GPUs free, 4 asked, 1 unhealthy (GPU 3: Xid 79)`.
+/// Devices that are not whole GPUs have the name of their resource: `2 of 56 nvidia.com/mig-1g.10gb free, 4 asked`.
 pub(super) fn shortage(pool: &Pool, asked: u32) -> String {
     let unit = match pool.shape {
         Shape::Whole if pool.resource.as_str() == names::GPU_RESOURCE => "GPUs",
@@ -119,8 +119,8 @@ pub(super) fn shortage(pool: &Pool, asked: u32) -> String {
     text
 }
 
-/// A node of ours for the Event of a pod that kube-scheduler's own count refuses. Where we see enough free devices, kubelet must be
-/// advertising fewer, or kube-scheduler count pods that have not come yet.
+/// The text about a node in the Event of a pod that kube-scheduler's own count refuses. If enough devices are free
+/// here, kubelet advertises fewer, or kube-scheduler counts pods that the index has not seen.
 pub fn node_line(pool: &Pool, asked: u32) -> String {
     let mut text = shortage(pool, asked);
     if pool.free.len() >= asked as usize

@@ -1,5 +1,5 @@
-//! Why nodes take too few members: each by the first thing that it lacks, and what keeps a gang out besides devices where nodes have enough
-//! of those. Words alone; whether it fits is known.
+//! Why nodes take too few members: the first resource or rule that each node fails, and what other than devices decides
+//! where enough devices are free. Called once it is certain that the gang does not fit.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use super::words::{Views, unit, unit_of, widest};
 use crate::decide::{plugin_not_ready, too_many};
 use crate::snapshot::{NodeIx, Standing};
 
-/// Causes named.
+/// Causes named in one text.
 const NAMED: usize = 2;
-/// Shapes that are looked at: a gang of a great many is refused at once.
+/// Shapes looked at, so that a gang of very many shapes is refused quickly.
 const SHAPES: usize = 8;
 
 /// Why the nodes of a place do not take another member.
@@ -33,7 +33,7 @@ pub(super) fn reasons(views: &Views<'_, '_>, place: Place) -> Vec<(String, usize
     reasons
 }
 
-/// Why a node takes no member of a shape; `None` if it does, or is none of ours.
+/// Why a node takes no member of a shape; `None` if it does, or has no inventory.
 fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     let survey = views.now;
     if survey.takes(node, slot, survey.lowest_tier()) > 0 {
@@ -82,8 +82,8 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     Some("kept off by other pods' or its own affinity, anti-affinity or host ports".to_owned())
 }
 
-/// Why nodes take too few members though they have the devices, if that is what decides. On the empty cluster with how many nodes; on that
-/// of now without: what others take changes all the time, and the words stay the same while what they say does.
+/// The cause, other than devices, why nodes take too few members. On the empty cluster the text counts nodes. On the
+/// cluster of now it does not, because the counts change all the time and the text must be stable.
 pub(super) fn cause(views: &Views<'_, '_>, empty: bool) -> Option<String> {
     let survey = if empty { views.empty } else { views.now };
     let needed = views.demand.first(views.demand.must.max(1));
@@ -95,7 +95,7 @@ pub(super) fn cause(views: &Views<'_, '_>, empty: bool) -> Option<String> {
             .map(|place| Found::of(survey, *place, slot))
             .filter(|found| found.room >= u64::from(needed[slot]))
             .collect();
-        // Where they would fit, other members of the gang are in the way.
+        // They would fit: other members of the gang are in the way.
         if found.iter().any(|found| found.takes >= u64::from(needed[slot])) {
             return None;
         }
@@ -111,15 +111,15 @@ pub(super) fn cause(views: &Views<'_, '_>, empty: bool) -> Option<String> {
     })
 }
 
-/// The nodes of a place that have devices enough for a member.
+/// The nodes of a place that have enough devices for a member.
 #[derive(Debug, Default)]
 struct Found {
     nodes: usize,
-    /// Members that the devices are enough for.
+    /// Members that the devices suffice for.
     room: u64,
-    /// Members that they take.
+    /// Members that the nodes take.
     takes: u64,
-    /// Why some of them take fewer.
+    /// Why some nodes take fewer.
     causes: BTreeMap<String, usize>,
 }
 
@@ -145,7 +145,7 @@ impl Found {
     }
 }
 
-/// Members of a shape that the devices of a node are enough for.
+/// Members of a shape that the devices of a node suffice for.
 fn room(survey: &Survey<'_>, node: NodeIx, slot: usize) -> u32 {
     let (Some(class), Some(shape)) = (survey.class(node), survey.shapes.get(slot)) else {
         return 0;
@@ -160,7 +160,7 @@ fn room(survey: &Survey<'_>, node: NodeIx, slot: usize) -> u32 {
     u32::try_from(least.unwrap_or(0)).unwrap_or(u32::MAX)
 }
 
-/// What keeps a node from taking more than so many members.
+/// Why a node takes no more than so many members.
 fn why(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Option<String> {
     let needs = &survey.shapes.get(slot)?.needs;
     let facts = survey.input.rooms.get(node.0 as usize)?.facts.as_ref()?;
@@ -176,14 +176,14 @@ fn why(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Option<Str
     if left.times(&needs.resources) > takes {
         return Some("pod affinity, anti-affinity or host ports rule out".to_owned());
     }
-    // What is short for one more is what is short for the first that does not fit.
+    // The resource that one more member lacks is the one that the first member too many lacks.
     let mut rest = left.clone();
     (0..takes).for_each(|_| rest.sub(&needs.resources));
     let lack = rest.fits(&needs.resources).err()?;
     Some(format!("{} on", short(&lack)))
 }
 
-/// What a node has too little of.
+/// The text for a resource that a node lacks.
 pub fn short(lack: &Lack) -> String {
     match lack {
         Lack::Pods => "the number of pods is exhausted".to_owned(),

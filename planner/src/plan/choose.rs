@@ -1,5 +1,5 @@
-//! Chooses how many members of a gang go where: the narrowest part of the fabric that holds them, at the highest bandwidth inside the
-//! nodes that it has to offer, with the least left over.
+//! Chooses how many members go where: the narrowest scope that holds them, at the highest bandwidth inside the nodes,
+//! with the least left over.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -14,23 +14,23 @@ use super::slices::{Slices, by_slices, ordinals};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
-/// Domains that are as good by what they leave over, of which the filling is compared.
+/// Domains with equally little left over for which the filling is compared.
 const MOST_FILLED: usize = 8;
-/// Domains that are tried for several shapes.
+/// Domains tried for several shapes.
 const MOST_PACKED: usize = 64;
-/// So many nodes are looked at for all mixes of shapes that a gang could do with, but for so many mixes at least.
+/// Nodes looked at over all mixes of shapes that meet the minimum, with a lower bound on the number of mixes.
 const MIXED: usize = 1 << 17;
 const FEWEST_MIXES: usize = 8;
 
-/// What was chosen: where how many go. Ordered as good: the first of several is the best.
+/// The quality of a choice. Smaller is better.
 #[derive(Debug)]
 pub(super) struct Chosen {
-    /// How wide it lies, from 0; then how slow it is.
+    /// Width of the scope, from 0; then the step of bandwidth, from the fastest.
     pub(super) rank: (Reverse<u32>, usize, usize),
     pub(super) runs: Vec<Run>,
 }
 
-/// The same for several shapes, and where it lies.
+/// A choice for several shapes, with its runs.
 struct Packed {
     chosen: Chosen,
     place: Place,
@@ -41,7 +41,7 @@ pub(super) struct Chooser<'s, 'a> {
     survey: &'s Survey<'a>,
     anchors: &'s Anchors,
     loose: Vec<u32>,
-    /// By step of bandwidth: what domains take of each shape.
+    /// By step of bandwidth: members of each shape that each domain takes.
     sums: Vec<Vec<u32>>,
 }
 
@@ -55,13 +55,13 @@ impl<'s, 'a> Chooser<'s, 'a> {
         }
     }
 
-    /// Where members go: as many as fit, those that must be at least. `None` if those do not fit.
+    /// The best choice: as many members as fit; `None` if the minimum does not fit.
     pub(super) fn choose(&self, demand: &Demand<'_>, bounds: Bounds) -> Option<Chosen> {
         match bounds {
             Bounds::Unknown => None,
             Bounds::Free => self.within(demand, Scope::Cluster, None),
             Bounds::Within(scope, true) => self.within(demand, scope, None),
-            // Some are fewer, but together.
+            // A required level or slices may hold fewer, but together.
             Bounds::Within(scope, false) => self
                 .within(demand, scope, None)
                 .or_else(|| self.within(demand, Scope::Cluster, None)),
@@ -73,7 +73,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
 
     fn within(&self, demand: &Demand<'_>, widest: Scope, slices: Option<Slices>) -> Option<Chosen> {
         let scopes = scopes(self.survey, widest);
-        // One shape in whole slices is split exactly; all else slice by slice.
+        // One shape in whole slices is split exactly; everything else slice by slice.
         if let Some(slices) = slices
             && (demand.shapes.len() > 1 || self.survey.relates() || !self.anchors.is_empty())
         {
@@ -99,7 +99,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         Some(chosen)
     }
 
-    /// Members of several shapes, and how many of each: all, or those that must be and as many extras as fit.
+    /// Several shapes: all members, or the minimum and as many more as fit.
     fn several_shapes(&self, demand: &Demand<'_>, grounds: &[Vec<Place>]) -> Option<(Packed, Counts)> {
         let all = demand.first(demand.most);
         if let Some(packed) = self.shapes(grounds, &all) {
@@ -114,7 +114,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
             .step_by(step)
             .find_map(|counts| Some((self.shapes(grounds, &counts)?, counts)));
         let (mut packed, mut counts) = packed?;
-        // Extras while they fit, shape by shape as the ranks come.
+        // More members while they fit, shape by shape in the order of ranks.
         let all = demand.all();
         for slot in 0..counts.len() {
             let open = demand.most.saturating_sub(counts.iter().sum());
@@ -143,7 +143,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         }
     }
 
-    /// All members that may be placed, or those that must.
+    /// All members that may be placed, or the minimum.
     fn slice_by_slice(&self, demand: &Demand<'_>, slices: Slices, width: usize) -> Option<Chosen> {
         let counts = [demand.most, demand.must].map(|count| demand.first(count));
         counts.iter().find_map(|counts| {
@@ -162,7 +162,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     fn most(&self, scopes: &[Scope], members: u32, slices: Option<Slices>) -> u32 {
         let lowest = self.survey.lowest_tier();
         let filler = slices.map(|slices| (slices, self.filler(lowest)));
-        // A wider scope that nodes without labels are no part of may hold fewer.
+        // A wider scope that excludes nodes without labels may hold fewer.
         let scopes = scopes.iter().rev();
         let places = scopes.flat_map(|scope| places(self.survey, self.anchors, *scope));
         let mut most = 0;
@@ -198,7 +198,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         })
     }
 
-    /// Where so many members of the only shape go.
+    /// Places so many members of the only shape.
     fn one_shape(&self, scopes: &[Scope], members: u32, slices: Option<Slices>) -> Option<Chosen> {
         let mut fillers: Vec<Option<Filler<'_, 'a>>> = (0..self.survey.tiers()).map(|_| None).collect();
         for (width, scope) in scopes.iter().enumerate() {
@@ -236,7 +236,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 }
                 found.sort_unstable();
                 let best = found.first().map(|(over, loose, _)| (*over, *loose));
-                // Parts that have parts of their own are compared by how many of those are used, too.
+                // Parts with parts of their own are also compared by how many of those are used.
                 let broad = found.iter().any(|(_, _, domain)| self.has_parts(*domain));
                 let candidates = found
                     .iter()
@@ -265,7 +265,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
             .is_some_and(|of| !of.children.is_empty())
     }
 
-    /// By level, the widest first: how many domains some members lie in.
+    /// By level, the widest first: in how many domains members are.
     fn breadth(&self, runs: &[Run]) -> Vec<usize> {
         let mut used: Vec<BTreeSet<DomainIx>> = vec![BTreeSet::new(); self.survey.fabric.levels.0.len()];
         for run in runs {
@@ -282,8 +282,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
         used.iter().map(BTreeSet::len).collect()
     }
 
-    /// Of nodes that take all members the one that is liked best, then loses least, then is fullest, then lies where most is broken
-    /// already.
+    /// Of nodes that take all members: the most preferred one, then the one that loses least, then the fullest, then
+    /// the one in the fullest domains.
     fn best_node(&self, nodes: &[NodeIx], members: u32) -> Option<NodeIx> {
         let mut lost: HashMap<u32, i64> = HashMap::new();
         let key = |node: &NodeIx| {
@@ -310,7 +310,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
             .min_by_key(|node| (self.around(*node), self.survey.name(*node)))
     }
 
-    /// What is free in the domains that a node lies in, the smallest first.
+    /// Free devices in the domains of a node, the smallest domain first.
     fn around(&self, node: NodeIx) -> Vec<u32> {
         let mut around = Vec::new();
         let mut at = self.survey.fabric.of_node.get(node.0 as usize).copied();
@@ -321,7 +321,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         around
     }
 
-    /// Where so many members of each shape go.
+    /// Places so many members of each shape.
     fn shapes(&self, grounds: &[Vec<Place>], counts: &Counts) -> Option<Packed> {
         let asked = counts.iter().zip(&self.survey.shapes).map(|(count, shape)| {
             let devices: u64 = shape.request.asks.iter().map(|ask| u64::from(ask.devices)).sum();
@@ -366,7 +366,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         None
     }
 
-    /// Devices that are free in a place, of all that the gang asks for.
+    /// Free devices in a place, of all resources that the gang asks for.
     fn free(&self, place: Place) -> u64 {
         u64::from(match place {
             Place::Node(node) => self.survey.free_devices(node),
@@ -374,7 +374,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
         })
     }
 
-    /// Whether constraints on how members spread may let them lie within a place.
+    /// Whether the spread constraints may allow members within one place.
     fn may_be_even(&self, place: Place, counts: &Counts, tier: usize) -> bool {
         let mut skews = self
             .survey
@@ -394,8 +394,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 }
 
-/// The most up to a number that fit, where fewer fit too and none is known to. Where not all fewer do it is some number that fits while one
-/// more does not, and never below what counting up to the first that does not fit would find.
+/// The largest number that fits, by bisection, if every smaller number fits too. Otherwise a number that fits while the
+/// next does not, never below the result of counting up.
 fn most_that(most: u32, mut fit: impl FnMut(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, most);
     while low < high {

@@ -1,38 +1,38 @@
-//! Which members of a gang are to be placed: of which shapes so many, which of them must be, and in which order they give way where not all
-//! fit. Pure; knows nothing of nodes.
+//! Which members of a gang are placed: how many of each shape, how many at least, and in which order they are dropped
+//! where not all fit. Independent of nodes.
 
 use std::sync::Arc;
 
 use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
 
-/// Members by shape: how many of the shape at that index of [`Demand::shapes`].
+/// Number of members by index into [`Demand::shapes`].
 pub(super) type Counts = Vec<u32>;
 
-/// Combinations of shapes that are tried for the least a gang can do with.
+/// Mixes of shapes tried for the minimum.
 const MOST_MIXES: usize = 256;
-/// The same times the shapes in each: laying a mix out takes the longer the more shapes it has.
+/// Mixes times shapes: packing a mix takes longer the more shapes it has.
 const MOST_MIXED: usize = 8 * MOST_MIXES;
 
-/// What a gang asks to have placed.
+/// The members that a gang wants placed.
 #[derive(Debug)]
 pub(super) struct Demand<'w> {
     pub(super) wanted: &'w Wanted,
     /// The distinct shapes, in the order of their first members.
     pub(super) shapes: Vec<ShapeId>,
-    /// The members in the order in which they are preferred, each with the index of its shape: those that roles need first.
+    /// The members in order of preference, those that roles need first, each with the index of its shape.
     members: Vec<Asked<'w>>,
-    /// How many of the first members roles need.
+    /// Members at the front that roles need.
     needed: usize,
-    /// So many must be placed.
+    /// The minimum.
     pub(super) must: u32,
-    /// So many may be.
+    /// The maximum.
     pub(super) most: u32,
 }
 
 /// A member.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked<'w> {
-    /// Its place among all members, which come by rank.
+    /// Its position among all members, which are sorted by rank.
     at: usize,
     pub(super) member: &'w WantedMember,
     /// Index of its shape.
@@ -51,7 +51,7 @@ impl<'w> Demand<'w> {
             });
             members.push(Asked { at, member, slot });
         }
-        // A gang that has places has its roles: what is asked for now are replacements and extras.
+        // A gang with reservations has its roles: the rest are replacements and surplus.
         let mut owed: Vec<(&Arc<str>, u32)> = if wanted.placed.is_empty() {
             wanted
                 .terms
@@ -83,7 +83,7 @@ impl<'w> Demand<'w> {
         }
     }
 
-    /// The same where nobody is looked at beyond those that must be placed.
+    /// The same without members beyond the minimum.
     pub(super) fn least_of(wanted: &'w Wanted) -> Self {
         let demand = Self::of(wanted);
         Self {
@@ -108,7 +108,7 @@ impl<'w> Demand<'w> {
         counts
     }
 
-    /// The least that the gang can do with, in every mix of shapes, the lowest ranks first. Empty if there are too few members.
+    /// The minimum in every mix of shapes, the lowest ranks first. Empty if there are too few members.
     pub(super) fn least(&self) -> Vec<Counts> {
         if (self.members.len() as u64) < u64::from(self.must) {
             return Vec::new();
@@ -135,7 +135,7 @@ impl<'w> Demand<'w> {
         mixes
     }
 
-    /// The members that are meant by so many of each shape, by rank.
+    /// The members that a count of each shape stands for, by rank.
     pub(super) fn pick(&self, counts: &Counts) -> Vec<Asked<'w>> {
         let mut left = counts.clone();
         let mut picked: Vec<_> = self
@@ -158,8 +158,8 @@ impl<'w> Demand<'w> {
     }
 }
 
-/// The first `most` ways to take `count` of so many of each kind as there are, those with more of the first kinds first. None if there
-/// are too few. Steps from one way straight to the next: there may be ever so many kinds.
+/// The first `most` ways to take `count` items of kinds with limited numbers, those with more of the first kinds first.
+/// Empty if there are too few items. Each way follows directly from the one before, because kinds may be many.
 fn ways(there: &[u32], count: u32, most: usize) -> Vec<Counts> {
     let mut way = vec![0; there.len()];
     if fill(there, &mut way, 0, count) > 0 {
@@ -167,7 +167,7 @@ fn ways(there: &[u32], count: u32, most: usize) -> Vec<Counts> {
     }
     let mut ways = vec![way.clone()];
     while ways.len() < most {
-        // The last kind of which one less can be made up for by those behind it.
+        // The last kind of which one item can be replaced by later kinds.
         let (mut taken, mut room) = (0, 0);
         let step = (0..there.len()).rev().find(|&at| {
             let found = way[at] > 0 && room > 0;
@@ -185,7 +185,7 @@ fn ways(there: &[u32], count: u32, most: usize) -> Vec<Counts> {
     ways
 }
 
-/// Takes `count` of the kinds from `from` on, as many of each as there are before any of the next. What is left over.
+/// Takes `count` items of the kinds from `from` on, each kind exhausted before the next. Returns the remainder.
 fn fill(there: &[u32], way: &mut [u32], from: usize, count: u32) -> u32 {
     let kinds = way.iter_mut().zip(there).skip(from);
     kinds.fold(count, |left, (taken, there)| {

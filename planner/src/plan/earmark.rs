@@ -1,4 +1,5 @@
-//! Which nodes to keep free for a gang that is next and does not fit yet, so that back-fill does not delay it. Reserves nothing.
+//! Backfill reservation: the nodes kept free for the first gang of the queue while it does not fit, so that backfill
+//! does not delay it.
 
 use std::cmp::Reverse;
 
@@ -10,8 +11,8 @@ use super::survey::Survey;
 use super::words::widest;
 use crate::snapshot::NodeIx;
 
-/// Nodes that would hold what must be placed if nothing else were on them: in the domain where the fewest devices are missing, those where
-/// the fewest are. Empty if no domain would hold it.
+/// Nodes that would hold the minimum if nothing else were on them: in the domain with the fewest missing devices, the
+/// nodes with the fewest missing ones. Empty if no domain could hold it.
 pub(super) fn earmark(
     now: &Survey<'_>,
     empty: &Survey<'_>,
@@ -29,8 +30,8 @@ pub(super) fn earmark(
         .unwrap_or_default()
 }
 
-/// The places that would hold what must be placed, each shape by itself, if nothing else were on them: those where the fewest devices are
-/// missing first.
+/// Places that would hold the minimum, each shape by itself, if nothing else were on them: those with the fewest
+/// missing devices first.
 pub(super) fn candidates(
     now: &Survey<'_>,
     empty: &Survey<'_>,
@@ -69,9 +70,9 @@ pub(super) fn candidates(
 
 /// Nodes of one place.
 struct Marked {
-    /// Devices that are not free yet.
+    /// Devices that are not free.
     missing: u64,
-    /// Of equal ones the first by name is taken.
+    /// Ties go to the first by name.
     first: String,
     nodes: Vec<NodeIx>,
 }
@@ -88,7 +89,7 @@ fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> 
     };
     let mut used = vec![false; nodes.len()];
     for (slot, count) in counts.iter().enumerate() {
-        // The devices that a node lacks for each member it would hold, in thousandths; then the emptiest.
+        // Missing devices per member in thousandths; then the emptiest node.
         let mut order: Vec<(u64, Reverse<u32>, usize, u32)> = Vec::new();
         for (index, node) in nodes.iter().enumerate().filter(|(index, _)| !used[*index]) {
             let holds = empty.takes(*node, slot, empty.lowest_tier());

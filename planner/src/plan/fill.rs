@@ -1,5 +1,6 @@
-//! Lays members of one shape on the nodes of a domain, from the domain down the tree: at each step the fewest parts, so that neighbours in
-//! rank are neighbours in the fabric and fresh parts stay whole. How many each node takes is the survey's; that they fit is known before.
+//! Fills the nodes of a domain with members of one shape, down the tree: at each step the fewest parts, so that
+//! neighbours in rank are neighbours in the fabric and unused parts stay whole. The survey says how many each node
+//! takes.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +14,7 @@ use super::split::{Part, split};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
-/// Members of one shape on one node; a plan is a row of these, along the tree.
+/// Members of one shape on one node. A plan is a sequence of runs along the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) node: NodeIx,
@@ -26,7 +27,7 @@ pub(super) struct Run {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Anchors {
     pub(super) nodes: BTreeSet<NodeIx>,
-    /// How many of the nodes are in each.
+    /// Number of those nodes by domain.
     domains: BTreeMap<DomainIx, usize>,
     /// The ordinals of the members there ([`super::slices::ordinals`]).
     pub(super) ordinals: Vec<(u32, NodeIx)>,
@@ -54,12 +55,12 @@ impl Anchors {
         self.domains.get(&domain).copied().unwrap_or(0) == self.nodes.len()
     }
 
-    /// Whether the gang is in a domain.
+    /// Whether the gang has members in a domain.
     pub(super) fn are_in(&self, domain: DomainIx) -> bool {
         self.domains.contains_key(&domain)
     }
 
-    /// Whether they are in more domains, or on more nodes.
+    /// Whether its members are in more domains, or on more nodes, than those of another.
     pub(super) fn is_wider_than(&self, other: &Self) -> bool {
         self.domains.len() > other.domains.len() || self.nodes.len() > other.nodes.len()
     }
@@ -76,24 +77,24 @@ impl Anchors {
     }
 }
 
-/// What remains of every node for one shape while it is filled.
+/// What each node still takes of one shape.
 #[derive(Clone)]
 pub(super) struct Filler<'s, 'a> {
     pub(super) survey: &'s Survey<'a>,
     pub(super) slot: usize,
-    /// Members that each node takes still.
+    /// By node.
     pub(super) rooms: Vec<u32>,
-    /// The same by domain.
+    /// By domain.
     pub(super) sums: Vec<u32>,
     pub(super) loose: &'s [u32],
     pub(super) anchors: &'s Anchors,
-    /// Nodes and domains that have members of this plan already.
+    /// Nodes and domains that have members of this plan.
     pub(super) begun: Anchors,
     pub(super) runs: Vec<Run>,
 }
 
 impl<'s, 'a> Filler<'s, 'a> {
-    /// With so many members that each node takes.
+    /// Starts with the number of members that each node takes.
     pub(super) fn new(
         survey: &'s Survey<'a>,
         slot: usize,
@@ -125,7 +126,7 @@ impl<'s, 'a> Filler<'s, 'a> {
         }
     }
 
-    /// Lays members on the nodes of a domain; `None` if it takes fewer.
+    /// Fills the nodes of a domain; `None` if it takes fewer members.
     pub(super) fn fill(&mut self, domain: DomainIx, members: u32) -> Option<()> {
         if members == 0 {
             return Some(());
@@ -149,7 +150,7 @@ impl<'s, 'a> Filler<'s, 'a> {
             a.key.cmp(&b.key).then_with(names)
         });
         let mut given = self.share(&parts, members)?;
-        // Along the tree: by the domains' and nodes' own order, not by how well they fit.
+        // In the order of domains and nodes along the tree, not of fit.
         let mut order: Vec<usize> = (0..parts.len()).filter(|at| given[*at] > 0).collect();
         order.sort_by(|a, b| match (parts[*a].what, parts[*b].what) {
             (What::Node(a), What::Node(b)) => survey.name(a).cmp(survey.name(b)),
@@ -167,7 +168,7 @@ impl<'s, 'a> Filler<'s, 'a> {
         Some(())
     }
 
-    /// Parts where the gang is already are filled first, the rest is split exactly.
+    /// Parts with members of the gang are filled first; the rest is split exactly.
     fn share(&self, parts: &[Piece], members: u32) -> Option<Vec<u32>> {
         let near: Vec<Part> = parts
             .iter()
@@ -267,9 +268,9 @@ impl<'s, 'a> Filler<'s, 'a> {
 struct Piece {
     what: What,
     part: Part,
-    /// The gang is there already.
+    /// The gang has members there.
     near: bool,
-    /// Of equal rooms the lower goes first: what the pods prefer, then the fewest free devices.
+    /// Of parts with equal room the lower goes first: preference of the pods, then fewest free devices.
     key: (Reverse<i64>, u32),
 }
 
@@ -279,7 +280,7 @@ enum What {
     Node(NodeIx),
 }
 
-/// How many of each shape are in a row of runs.
+/// Number of members by shape in some runs.
 pub(super) fn counts(runs: &[Run], slots: usize) -> Counts {
     let mut counts = vec![0; slots];
     for run in runs {

@@ -1,5 +1,5 @@
-//! Chooses the very devices of members on each node: all members of a node at once, by the choice tables, as containers of one pod would be
-//! laid.
+//! Chooses the devices of the members on each node: all members of a node at once, through the choice tables, as if
+//! they were containers of one pod.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -16,7 +16,7 @@ use crate::snapshot::NodeIx;
 /// The devices of each member of each run, in order.
 ///
 /// # Errors
-/// A node that, looked at closely, does not have what its class has.
+/// The first node that does not have the devices that its class has.
 pub(super) fn lay(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Vec<Devices>>, NodeIx> {
     let mut on: BTreeMap<NodeIx, Vec<u32>> = BTreeMap::new();
     for run in runs {
@@ -88,7 +88,7 @@ fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<
 /// Index of the shape, number of the member, its blocks.
 type Owner = (usize, usize, std::ops::Range<usize>);
 
-/// What all members ask of a resource as one ask, and whose its blocks are.
+/// The members' asks of a resource merged into one, and the owner of each block.
 fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Option<(Ask, Vec<Owner>)> {
     let mut all = Ask {
         resource: resource.clone(),
@@ -119,8 +119,8 @@ fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Opt
 }
 
 impl Survey<'_> {
-    /// How much of what a node's free devices are good for is lost by so many members of a shape, in billionths; 0 where several devices
-    /// lie on one GPU: there the number of free ones tells enough.
+    /// How much of what a node's free devices are good for is lost by so many members of a shape, in billionths. 0
+    /// where a GPU has several devices: there the number of free ones is enough.
     pub(super) fn lost(&self, node: NodeIx, slot: usize, members: u32) -> i64 {
         let mut lost = 0.0;
         let (Some(class), Some(shape)) = (self.class(node), self.shapes.get(slot)) else {

@@ -1,5 +1,5 @@
-//! Lays a gang that lies in several domains evenly over them: 16 and 16 rather than 18 and 14. In the same domains and on no more nodes
-//! than where it is laid tight, or it stays that.
+//! Levels a gang over its domains: 16 and 16 rather than 18 and 14. In the same domains and on no more nodes than the
+//! tight filling, which is kept otherwise.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use super::split::{Part, level};
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
-/// Members in one of the smallest domains; or on a node that lies in none beside such.
+/// Members in one of the smallest domains, or on a node outside all of them.
 enum Share {
     Leaf(DomainIx, u32),
     Node(NodeIx, u32),
 }
 
 impl Filler<'_, '_> {
-    /// Lays members on the nodes of a domain, as level over the smallest domains in it as can be; `None` if it takes fewer.
+    /// Fills the nodes of a domain, as level over its smallest domains as can be; `None` if it takes fewer members.
     pub(super) fn fill_level(&mut self, domain: DomainIx, members: u32) -> Option<()> {
         let start = self.clone();
         self.fill(domain, members)?;
@@ -28,14 +28,14 @@ impl Filler<'_, '_> {
             Share::Node(..) => None,
         });
         let (leaves, counts): (Vec<DomainIx>, Vec<u32>) = leaves.unzip();
-        // Where others of the gang have places it lies near those.
+        // Near the gang's other members, if it has reservations.
         if leaves.len() < 2 || !self.anchors.is_empty() {
             return Some(());
         }
         let parts: Vec<Part> = leaves.iter().map(|leaf| start.part(*leaf)).collect();
         let most = counts.iter().copied().max().unwrap_or(0);
         let least = counts.iter().copied().min().unwrap_or(0);
-        // In whole nodes first, so that no more of them are broken.
+        // In whole nodes first, so that fewer nodes are broken.
         let node = runs.iter().map(|run| run.count).max().unwrap_or(1);
         for unit in [node, 1] {
             if most - least <= unit {
@@ -61,7 +61,7 @@ impl Filler<'_, '_> {
         Some(())
     }
 
-    /// One of the smallest domains as a part. One that the gang is in already gets less.
+    /// One of the smallest domains as a part; less for one that has members of the gang.
     pub(super) fn part(&self, leaf: DomainIx) -> Part {
         Part {
             room: self.sums.get(leaf.0 as usize).copied().unwrap_or(0),
@@ -70,7 +70,7 @@ impl Filler<'_, '_> {
     }
 }
 
-/// Runs of one shape along the tree, by the smallest domains.
+/// Runs of one shape along the tree, by smallest domain.
 fn shares(survey: &Survey<'_>, runs: &[Run]) -> Vec<Share> {
     let mut shares: Vec<Share> = Vec::new();
     for run in runs {
@@ -85,7 +85,7 @@ fn shares(survey: &Survey<'_>, runs: &[Run]) -> Vec<Share> {
     shares
 }
 
-/// So many members over all of some parts, level in units of so many; what makes no whole unit goes where there is least.
+/// So many members over all of some parts, level in units of `unit`; the remainder goes where least is.
 fn in_units(parts: &[Part], members: u32, unit: u32) -> Option<Vec<u32>> {
     let (units, rest) = (members / unit, members % unit);
     let whole: Vec<Part> = parts
@@ -102,11 +102,11 @@ fn in_units(parts: &[Part], members: u32, unit: u32) -> Option<Vec<u32>> {
         let least = fitting.min_by_key(|at| (given[*at], std::cmp::Reverse(*at)))?;
         given[least] += rest;
     }
-    // Else another part would do.
+    // Otherwise another part would do.
     given.iter().all(|given| *given > 0).then_some(given)
 }
 
-/// Whether some runs lie wider than others: in more domains or on more nodes.
+/// Whether some runs are wider than others: in more domains or on more nodes.
 pub(super) fn is_wider(survey: &Survey<'_>, runs: &[Run], than: &[Run]) -> bool {
     let extent = |runs: &[Run]| {
         let mut all = Anchors::default();
@@ -118,7 +118,7 @@ pub(super) fn is_wider(survey: &Survey<'_>, runs: &[Run], than: &[Run]) -> bool 
     extent(runs).is_wider_than(&extent(than))
 }
 
-/// By how many members the smallest domains differ that some runs lie in.
+/// The largest difference in members between the smallest domains of some runs.
 pub(super) fn unevenness(survey: &Survey<'_>, runs: &[Run]) -> u32 {
     let mut leaves: BTreeMap<DomainIx, u32> = BTreeMap::new();
     for run in runs {

@@ -1,5 +1,5 @@
-//! In which order kube-scheduler can let members in that must be near others: those that they are near to have to be there first. Pure;
-//! lays nobody.
+//! In which order kube-scheduler admits members with required affinity: the members that they must be near have to be
+//! bound first.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use super::demand::Counts;
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
-/// Members that are tried as the first of those that want to be near each other.
+/// Members tried as the first of those that want to be near each other.
 const MOST_TRIES: u32 = 64;
 
-/// Whether there is an order in which each of the members on some nodes (by shape) is let in.
+/// Whether some order admits every member on some nodes, by shape.
 pub(super) fn comes_about(survey: &Survey<'_>, on: &HashMap<NodeIx, Counts>) -> bool {
     if survey.rules.near.is_empty() {
         return true;
@@ -29,21 +29,22 @@ pub(super) fn comes_about(survey: &Survey<'_>, on: &HashMap<NodeIx, Counts>) -> 
     let_in.rest(&waiting, &mut 0)
 }
 
-/// Those that are let in already.
+/// Members admitted so far.
 #[derive(Clone)]
 struct LetIn<'s, 'a> {
     survey: &'s Survey<'a>,
-    /// By rule of nearness: the values of its label where they are.
+    /// By affinity rule: the label values of admitted members that it selects.
     near: Vec<HashSet<&'a Arc<str>>>,
 }
 
 impl LetIn<'_, '_> {
-    /// Whether all others follow.
+    /// Whether all others can follow.
     fn rest(&self, waiting: &[(NodeIx, usize)], tries: &mut u32) -> bool {
         if self.clone().follow(waiting.to_vec()) {
             return true;
         }
-        // Or else after one that has none to be near to, and is such a one itself: it only can before others like it are there.
+        // Or else after a member that selects itself and has nothing to be near: kube-scheduler admits it only before
+        // others like it exist.
         let mut known = BTreeSet::new();
         let firsts = waiting
             .iter()
@@ -58,7 +59,7 @@ impl LetIn<'_, '_> {
         })
     }
 
-    /// Lets in whoever is near others, and says whether that is everybody.
+    /// Admits every member that has its neighbours. Returns whether all are admitted.
     fn follow(mut self, mut waiting: Vec<(NodeIx, usize)>) -> bool {
         loop {
             let before = waiting.len();

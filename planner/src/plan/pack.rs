@@ -1,5 +1,5 @@
-//! Lays members of several shapes, or of shapes that mind where each other are, on the nodes of one domain. First in a few good orders;
-//! where none of those succeeds and the nodes are few, by trying everything.
+//! Packs members of several shapes, or with rules about each other's nodes, into one domain: first in a few good
+//! orders, then, where none succeeds and the nodes are few, by exhaustive search.
 
 mod evenly;
 mod search;
@@ -19,12 +19,12 @@ use super::scope::Place;
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
 
-/// Orders of shapes that are tried.
+/// Orders of shapes tried.
 const MOST_ORDERS: usize = 6;
-/// Nodes up to which everything is tried.
+/// Nodes up to which the search is exhaustive.
 const MOST_NODES: usize = 64;
 
-/// What members of several shapes are laid with.
+/// What a packing works on.
 #[derive(Clone, Copy)]
 pub(super) struct Packing<'s, 'a> {
     pub(super) survey: &'s Survey<'a>,
@@ -32,12 +32,12 @@ pub(super) struct Packing<'s, 'a> {
     pub(super) tier: usize,
     pub(super) loose: &'s [u32],
     pub(super) anchors: &'s Anchors,
-    /// What is laid already.
+    /// The packing so far.
     pub(super) state: &'s State,
 }
 
 impl Packing<'_, '_> {
-    /// Whether kube-scheduler lets all in that are laid, in some order.
+    /// Whether kube-scheduler admits all packed members in some order.
     fn lets_in(&self, runs: &[Run]) -> bool {
         if self.survey.rules.near.is_empty() {
             return true;
@@ -50,7 +50,7 @@ impl Packing<'_, '_> {
     }
 }
 
-/// Where so many members of each shape go within a place; `None` if they do not fit, or that they do was not found.
+/// Packs so many members of each shape into a place; `None` if they do not fit or no packing was found.
 pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> Option<Vec<Run>> {
     let Packing { survey, tier, .. } = packing;
     let nodes = nodes_of(survey, place);
@@ -84,7 +84,7 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
     search(packing, &open, counts, &order)
 }
 
-/// What was packed, as level over the smallest domains of the place as can be without lying wider.
+/// The packing made as level over the smallest domains as it can be without getting wider.
 pub(super) fn leveled(packing: Packing<'_, '_>, place: Place, counts: &Counts, packed: Vec<Run>) -> Vec<Run> {
     let survey = packing.survey;
     if survey.relates() || !packing.anchors.is_empty() || unevenness(survey, &packed) <= 1 {
@@ -162,7 +162,7 @@ fn by_tree<'s, 'a>(
     Some(runs)
 }
 
-/// Node by node along the tree, of each shape as many as it takes.
+/// Node by node along the tree, as many of each shape as the node takes.
 fn in_row(packing: Packing<'_, '_>, nodes: &[NodeIx], counts: &Counts, order: &[usize]) -> Option<Vec<Run>> {
     let Packing { survey, tier, .. } = packing;
     let mut state = packing.state.clone();
@@ -200,7 +200,7 @@ pub(super) fn nodes_of(survey: &Survey<'_>, place: Place) -> Vec<NodeIx> {
     nodes
 }
 
-/// By shape: how many others come before it, each near the next.
+/// By shape: how many shapes come before it in chains of affinity.
 fn depths(survey: &Survey<'_>) -> Vec<usize> {
     let slots = survey.shapes.len();
     let mut depth = vec![0; slots];
@@ -219,7 +219,7 @@ fn depths(survey: &Survey<'_>) -> Vec<usize> {
     depth
 }
 
-/// Orders of shapes: those with most devices each first, but after those that they must be near to; then others.
+/// Orders of shapes: those with most devices first, but after those that they must be near to; then other orders.
 fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
     let devices = |slot: &usize| -> u32 {
         let asks = survey.shapes.get(*slot).map(|shape| &shape.request.asks);
@@ -234,7 +234,7 @@ fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
         (depth[*slot], size, counts[*slot], *slot)
     });
     let mut orders = vec![first.clone()];
-    // Each shape first once, the others as they were; then the other way round.
+    // Each shape first once, the others in order; then reversed.
     for at in (1..first.len()).take(MOST_ORDERS) {
         let mut order = first.clone();
         let moved = order.remove(at);

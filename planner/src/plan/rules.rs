@@ -1,5 +1,5 @@
-//! What members of one gang ask of each other's places: host ports and affinity and anti-affinity terms that select the gang's own pods.
-//! What other pods mean for them comes with the plan's input.
+//! Rules among the members of a gang about each other's nodes: host ports, affinity and anti-affinity terms that select
+//! the gang's own pods. Rules about other pods are part of the input.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,28 +19,28 @@ pub(super) struct Rules {
     alone: Vec<(usize, usize)>,
     /// Pairs of shapes that cannot share a value of a node label.
     pub(super) spread: Vec<(usize, usize, Arc<str>)>,
-    /// Members that must share the value of a node label with others.
+    /// Affinity: members that must share a label value with others.
     pub(super) near: Vec<Near>,
 }
 
-/// Each member of a shape must share the value of a node label with another pod, of the gang or not.
+/// Members of a shape must share the value of a node label with another pod, of the gang or not.
 #[derive(Debug, Clone)]
 pub(super) struct Near {
     /// Index of the shape that it binds.
     pub(super) slot: usize,
     pub(super) key: Arc<str>,
-    /// By shape: whether its members are such others.
+    /// By shape: whether its members are selected.
     pub(super) to: Vec<bool>,
-    /// The nodes that share a value with others that are there already.
+    /// The nodes that share a value with selected pods which exist already.
     pub(super) there: BTreeSet<NodeIx>,
-    /// No such pod is anywhere, and members are such pods themselves: the first may go to any node that has the label.
+    /// No selected pod exists, and members select themselves: the first may go to any node with the label.
     pub(super) starts: bool,
-    /// All whom it is about are kept to one value: nothing is left to look after.
+    /// All members concerned are confined to one value: nothing is left to check.
     pub(super) settled: bool,
 }
 
 impl Near {
-    /// Whether members are to be near each other and nobody else of the gang.
+    /// Whether members select only members of their own shape.
     pub(super) fn is_among_its_like(&self) -> bool {
         self.to
             .iter()
@@ -70,7 +70,7 @@ impl Rules {
         !(self.alone.is_empty() && self.spread.is_empty() && self.near.is_empty())
     }
 
-    /// The next rule of nearness that is open: those that leave the least choice first.
+    /// The next open rule: the one that leaves the least choice.
     pub(super) fn open(&self) -> Option<usize> {
         let open = || (0..self.near.len()).filter(|rule| !self.near[*rule].settled);
         open()
@@ -78,8 +78,8 @@ impl Rules {
             .or_else(|| open().next())
     }
 
-    /// The shapes of which one value of a rule's label holds all members: where they are to be near each other those alone, else all that
-    /// rules of the same label bind together, too.
+    /// The shapes confined to one value of a rule's label: its own where it selects only itself, otherwise also those
+    /// bound by rules of the same label.
     pub(super) fn linked(&self, rule: usize) -> Vec<bool> {
         let Some(first) = self.near.get(rule) else {
             return Vec::new();
@@ -140,7 +140,7 @@ pub(super) struct Apart<'n> {
 }
 
 impl<'n> Apart<'n> {
-    /// By anti-affinity of either and by their host ports.
+    /// By anti-affinity of either, and by their host ports.
     pub(super) fn of(one: &'n Needs, other: &'n Needs) -> Self {
         let forth = one.apart_from.iter().filter(|term| selects(one, term, other));
         let back = other.apart_from.iter().filter(|term| selects(other, term, one));

@@ -1,5 +1,5 @@
-//! Within what a gang may lie: the node, the levels of the fabric from the smallest domain up, the cluster; and what its terms say about
-//! that.
+//! Scopes that hold a gang: the node, the levels of the fabric from the smallest domain up, the cluster; and the bounds
+//! that its terms set.
 
 use gantry_gang::protocol::Wanted;
 use gantry_gang::{DomainIx, Levels};
@@ -27,7 +27,7 @@ pub(super) enum Place {
     Domain(DomainIx),
 }
 
-/// What a gang's terms say about where it may lie.
+/// Where a gang may be, by its terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bounds {
     /// The narrower the better.
@@ -36,7 +36,7 @@ pub(super) enum Bounds {
     Within(Scope, bool),
     /// Each slice in one domain of a level, or else without slices if that is not required.
     Sliced(Slices, bool),
-    /// The level is none of ours, and it is required.
+    /// A required level that is not configured.
     Unknown,
 }
 
@@ -74,7 +74,7 @@ fn find(levels: &Levels, name: &str) -> Option<Scope> {
     }
 }
 
-/// All scopes up to one, the narrowest first. Levels that no node has a label of are left out.
+/// All scopes up to one, the narrowest first. Levels without labelled nodes are left out.
 pub(super) fn scopes(survey: &Survey<'_>, widest: Scope) -> Vec<Scope> {
     let fabric = survey.fabric;
     let known = |level: usize| fabric.domains.iter().any(|domain| domain.level == Some(level));
@@ -87,12 +87,12 @@ pub(super) fn scopes(survey: &Survey<'_>, widest: Scope) -> Vec<Scope> {
     );
     scopes.push(Scope::Cluster);
     let end = scopes.iter().position(|scope| *scope == widest);
-    // A required level of which there is no domain leaves the node: every node is a domain of it by itself.
+    // A required level without a domain leaves the node: every node is a domain by itself.
     scopes.truncate(end.map_or(1, |end| end + 1));
     scopes
 }
 
-/// The places of a scope: where the gang has members already, only what holds them all.
+/// The places of a scope. If the gang has members already, only the place that holds them all.
 pub(super) fn places(survey: &Survey<'_>, anchors: &Anchors, scope: Scope) -> Vec<Place> {
     let domains = || (0u32..).zip(&survey.fabric.domains);
     match scope {

@@ -1,8 +1,9 @@
-//! How evenly members must lie over the domains of a node label (`topologySpreadConstraints`), as kube-scheduler's PodTopologySpread plugin
-//! counts: with the pods that are there, over all nodes, whether they have devices or not. Chooses nothing.
+//! How evenly members must be over the domains of a node label (`topologySpreadConstraints`). Counts as
+//! kube-scheduler's PodTopologySpread plugin does: with existing pods, over all nodes, with or without devices.
 //!
-//! A plan holds if in the end no domain that was given a member of the constraint's shape has more than `max` above the fewest: then there
-//! is an order in which kube-scheduler lets the members in, always one where the fewest are, and members alike change places as they come.
+//! A plan holds if in the end no domain with a member of the constraint's shape exceeds the fewest by more than `max`.
+//! Then kube-scheduler can admit the members, always the next where the fewest are, and alike members change places as
+//! they arrive.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -25,16 +26,16 @@ pub(super) struct Skew {
     pub(super) counts: Vec<bool>,
     /// By node: its domain.
     domains: Vec<Option<u32>>,
-    /// By domain: what is there already.
+    /// By domain: pods that count already.
     there: Vec<u32>,
-    /// The domains, those with the least there first.
+    /// The domains, those with the fewest pods first.
     by_least: Vec<u32>,
-    /// There are fewer domains than must be: the fewest are taken to be none.
+    /// There are fewer domains than the constraint wants: the fewest count as none.
     few: bool,
 }
 
 impl Skew {
-    /// All constraints of some shapes. `counted`: by shape and constraint, how many pods that count are on which node.
+    /// All constraints of some shapes. `counted`: by shape and constraint, the number of counted pods by node.
     pub(super) fn all(
         shapes: &[&Needs],
         counted: &[Vec<BTreeMap<NodeIx, u32>>],
@@ -111,8 +112,8 @@ impl Skew {
         self.there.len()
     }
 
-    /// Whether it may let so many members of its shape lie on some nodes, of which each takes `takes` members of a shape. Never wrong where
-    /// it says no.
+    /// Whether it may allow so many members of its shape on some nodes, each of which takes `takes` members of a shape.
+    /// `false` is always right.
     pub(super) fn may_hold(
         &self,
         members: u32,
@@ -149,13 +150,13 @@ impl Skew {
     }
 }
 
-/// How many count in each domain of a constraint while members are laid.
+/// Counts by domain of a constraint while packing.
 #[derive(Debug, Clone)]
 pub(super) struct Level {
     count: Vec<u32>,
     /// The fewest.
     least: u32,
-    /// How many domains have those.
+    /// Domains that have the fewest.
     lowest: usize,
 }
 
@@ -175,7 +176,7 @@ impl Level {
         self.lowest = self.count.iter().filter(|count| **count == self.least).count();
     }
 
-    /// Members that count come into a domain, or go `back`.
+    /// Members that count enter a domain, or leave it (`back`).
     pub(super) fn put(&mut self, domain: u32, members: u32, back: bool) {
         let Some(count) = self.count.get_mut(domain as usize) else {
             return;
@@ -199,7 +200,7 @@ impl Level {
         if skew.few { 0 } else { self.least }
     }
 
-    /// How many more members of the constraint's shape its domain takes now.
+    /// How many more members of the constraint's shape a node's domain takes now.
     pub(super) fn more(&self, skew: &Skew, node: NodeIx) -> u32 {
         let Some(domain) = skew.domain(node) else { return 0 };
         let count = self.count.get(domain as usize).copied().unwrap_or(0);
@@ -211,14 +212,14 @@ impl Level {
         }
     }
 
-    /// How many members a node may have in the end, where this is how things end.
+    /// How many members a node may have in the end, if the counts are final.
     pub(super) fn most_in_the_end(&self, skew: &Skew, node: NodeIx) -> u32 {
         let Some(domain) = skew.domain(node) else { return 0 };
         let most = self.least(skew).saturating_add(skew.max);
         most.saturating_sub(skew.there[domain as usize])
     }
 
-    /// Whether it holds in the end for a node that was given a member of its shape.
+    /// Whether it holds in the end for a node that has a member of its shape.
     pub(super) fn holds(&self, skew: &Skew, node: NodeIx) -> bool {
         let count = skew
             .domain(node)

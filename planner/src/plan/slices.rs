@@ -1,5 +1,5 @@
-//! Members in slices: so many together in one domain of a level, whole slices over as few domains as can be. Members of one shape are split
-//! exactly; of several, or where others of the gang have places, one slice is laid after the other.
+//! Members in slices: so many together in one domain of a level, whole slices over as few domains as can be. One shape
+//! is split exactly; several shapes, or a gang with reservations, slice by slice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,8 +24,8 @@ pub(super) struct Slices {
 }
 
 impl Filler<'_, '_> {
-    /// The most members that fit in a domain above the slices' level, no slice broken: whole slices, and perhaps a last one that is
-    /// smaller.
+    /// The most members that fit in a domain above the slices' level without breaking a slice: whole slices, and
+    /// perhaps a last smaller one.
     pub(super) fn takes_sliced(&self, domain: DomainIx, slices: Slices, members: u32) -> u32 {
         let blocks = self.rooms_of(domain, slices.level);
         if let [(_, room)] = blocks[..] {
@@ -47,8 +47,8 @@ impl Filler<'_, '_> {
         whole * slices.size + if rest >= last { last } else { 0 }
     }
 
-    /// Lays members in slices on the nodes of a domain, as many in one domain of the level as in another if that makes it no wider; `None`
-    /// if they do not fit so.
+    /// Places members in slices on the nodes of a domain, level over the level's domains if that makes it no wider;
+    /// `None` if they do not fit.
     pub(super) fn fill_sliced(&mut self, domain: DomainIx, slices: Slices, members: u32) -> Option<()> {
         let blocks = self.rooms_of(domain, slices.level);
         if let [(block, _)] = blocks[..] {
@@ -91,14 +91,14 @@ impl Filler<'_, '_> {
         if rest == 0 {
             return Some(());
         }
-        // What is left of the members goes where the gang is, or else where it leaves least.
+        // The rest goes where the gang is, otherwise where it leaves least.
         let blocks = self.rooms_of(domain, slices.level);
         let fitting = blocks.into_iter().filter(|(_, room)| *room >= rest);
         let (block, _) = fitting.min_by_key(|(block, room)| (!self.begun.are_in(*block), *room, *block))?;
         self.fill(block, rest)
     }
 
-    /// How many slices each domain of the level gets, in as few of those as can be.
+    /// Slices by domain of the level, in as few domains as can be.
     fn share_slices(
         &self,
         domain: DomainIx,
@@ -138,7 +138,7 @@ impl Filler<'_, '_> {
     }
 }
 
-/// The domains of a level within a domain. One that ends above the level, for want of labels, is one too.
+/// The domains of a level within a domain. A domain that ends above the level, for lack of labels, counts as one.
 fn blocks(survey: &Survey<'_>, domain: DomainIx, level: usize) -> Vec<DomainIx> {
     let mut blocks = Vec::new();
     let mut open = vec![domain];
@@ -154,8 +154,8 @@ fn blocks(survey: &Survey<'_>, domain: DomainIx, level: usize) -> Vec<DomainIx> 
     blocks
 }
 
-/// The ordinals of members that have places. Where those are not known they are the ranks if that can be, which is without gaps; else
-/// positions in the order of ranks.
+/// Ordinals of members that have reservations. Unknown ones are the ranks if those have no gaps; otherwise positions in
+/// the order of ranks.
 pub(super) fn placed_ordinals(wanted: &Wanted) -> Vec<u32> {
     let all = &wanted.placed;
     let known = all.iter().any(|sibling| sibling.ordinal.is_some());
@@ -176,8 +176,8 @@ pub(super) fn placed_ordinals(wanted: &Wanted) -> Vec<u32> {
     ordinals
 }
 
-/// Members that are placed, which come by rank, with their ordinals, by those: positions in the order of ranks. Beside others that have
-/// places each gets the first that none has and that its rank does not contradict.
+/// Members with their ordinals, sorted by those: positions in the order of ranks. If others have reservations, each
+/// member gets the first ordinal that is unused and agrees with its rank.
 pub(super) fn ordinals<'w>(wanted: &Wanted, members: Vec<Asked<'w>>) -> Vec<(u32, Asked<'w>)> {
     let ranks = wanted.placed.iter().map(|sibling| sibling.rank);
     let taken: BTreeMap<u32, Option<u32>> = placed_ordinals(wanted).into_iter().zip(ranks).collect();
@@ -207,8 +207,9 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Lays members, which come by their ordinals, slice after slice: one whose other members have a place goes to them, any other first where
-/// the gang is, then where it leaves least. `None` if a slice does not fit so. `sums` are what the domains take of each shape.
+/// Places members, sorted by ordinal, slice by slice: next to the slice's other members, otherwise where the gang is,
+/// otherwise where it leaves least. `None` if a slice does not fit. `sums` are the members of each shape that the
+/// domains take.
 pub(super) fn by_slices(
     packing: Packing<'_, '_>,
     sums: &[u32],
@@ -229,11 +230,11 @@ pub(super) fn by_slices(
         }
     }
     let tight = one_by_one(packing, sums, slices, (&all, &groups), |_, _| true)?;
-    // Where others of the gang have places it lies near those.
+    // Near the gang's other members, if it has reservations.
     if !packing.anchors.is_empty() {
         return Some(tight.runs);
     }
-    // As many slices in one domain as in another, as far as numbers tell how many each takes.
+    // As many slices in one domain as in another, as far as the domains' sums tell.
     let total = |slot: usize| {
         groups
             .iter()
@@ -261,14 +262,14 @@ pub(super) fn by_slices(
     Some(even.unwrap_or(tight).runs)
 }
 
-/// Slices that are laid.
+/// Slices placed so far.
 struct Laid {
     runs: Vec<Run>,
-    /// How many in which domain.
+    /// Number of slices by domain.
     laid: BTreeMap<DomainIx, u32>,
 }
 
-/// Lays slices, one after the other, in domains that may take one more beside so many.
+/// Places slices, one after the other, in domains that have fewer than a limit.
 fn one_by_one(
     packing: Packing<'_, '_>,
     sums: &[u32],

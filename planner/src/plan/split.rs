@@ -1,27 +1,27 @@
-//! Splits a number of members among parts (domains or nodes) that take so many each: the fewest parts, then the least room left over in
-//! those, and what is left over where something is broken already; or over all of some parts as level as can be. Numbers only.
+//! Splits a number of members among parts (domains or nodes) of limited room: the fewest parts, then the least room
+//! left over in those, preferably in parts in use; or level over all parts. Numbers only.
 
 use std::collections::BTreeMap;
 
 /// One part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Members it takes.
+    /// Members that it takes.
     pub(super) room: u32,
-    /// Nothing of it is in use.
+    /// None of it is in use.
     pub(super) fresh: bool,
 }
 
-/// Work of the exact search, in words of bit sets; beyond it the last part is merely the smallest that holds the rest.
+/// Work of the exact search, in words of bit sets. Beyond it the last part is the smallest that holds the rest.
 const MOST_WORK: usize = 1 << 21;
 
-/// How many members each part gets; `None` if all together are too small. Of parts of equal room the earlier ones are taken first.
+/// Members by part; `None` if all parts together are too small. Of parts with equal room the earlier are taken first.
 pub(super) fn split(parts: &[Part], members: u32) -> Option<Vec<u32>> {
     let mut given = vec![0; parts.len()];
     if members == 0 {
         return Some(given);
     }
-    // The largest first; of equal ones in the order given.
+    // The largest first; ties in the order given.
     let mut by_room: BTreeMap<std::cmp::Reverse<u32>, Vec<usize>> = BTreeMap::new();
     for (index, part) in parts.iter().enumerate().filter(|(_, part)| part.room > 0) {
         by_room
@@ -44,7 +44,7 @@ pub(super) fn split(parts: &[Part], members: u32) -> Option<Vec<u32>> {
         given[index] = parts[index].room;
         over += u64::from(parts[index].room);
     }
-    // No chosen part is as small as what is over, or it could be left out.
+    // No chosen part is as small as what is left over, or it could be dropped.
     let mut over = u32::try_from(over.saturating_sub(u64::from(members))).unwrap_or(u32::MAX);
     chosen.sort_by_key(|&index| (parts[index].fresh, std::cmp::Reverse(index)));
     for index in chosen {
@@ -55,8 +55,8 @@ pub(super) fn split(parts: &[Part], members: u32) -> Option<Vec<u32>> {
     Some(given)
 }
 
-/// So many over all of the parts as level as their rooms allow; `None` if all together are too small. Whoever gets one more than others is
-/// fresh, or comes before them.
+/// Members over all parts, as level as their rooms allow; `None` if all together are too small. An unused or earlier
+/// part gets the remainder.
 pub(super) fn level(parts: &[Part], count: u32) -> Option<Vec<u32>> {
     if parts.is_empty() {
         return (count == 0).then(Vec::new);
@@ -72,7 +72,7 @@ pub(super) fn level(parts: &[Part], count: u32) -> Option<Vec<u32>> {
             found = Some((left / others, left % others));
             break;
         }
-        // It is full below the height of the others.
+        // It is full below the level of the others.
         left -= room;
     }
     let (height, more) = found?;
@@ -100,10 +100,11 @@ fn fewest(groups: &[(u32, Vec<usize>)], members: u32) -> Option<usize> {
     None
 }
 
-/// So many parts of each group that `count` parts leave as little room over as can be. `None` if that is too much work.
+/// Number of parts of each group, so that `count` parts leave as little room as can be. `None` if that is too much
+/// work.
 ///
-/// A part falls short of the largest by so much; `count` of the largest would leave `slack` over. Which sums of shortfalls up to that
-/// can be reached with how many parts is kept as bit sets, group by group.
+/// A part falls short of the largest by some amount; `count` of the largest would leave `slack`. Bit sets keep, group
+/// by group, which sums of shortfalls up to `slack` are reachable with how many parts.
 fn exact(groups: &[(u32, Vec<usize>)], members: u32, count: usize) -> Option<Vec<usize>> {
     let largest = groups.first()?.0;
     let slack = u64::from(largest) * u64::try_from(count).ok()? - u64::from(members);
@@ -113,7 +114,7 @@ fn exact(groups: &[(u32, Vec<usize>)], members: u32, count: usize) -> Option<Vec
     if items.checked_mul(count)?.checked_mul(words)? > MOST_WORK {
         return None;
     }
-    // reached[n] are the shortfalls that n parts can have; one of these per group, before it.
+    // reached[n] are the shortfalls that n parts can have, before each group.
     let mut reached = vec![vec![0u64; words]; count + 1];
     reached[0][0] = 1;
     let mut before = Vec::with_capacity(groups.len());
@@ -161,7 +162,7 @@ fn shift_into(into: &mut [u64], from: &[u64], by: usize) {
     }
 }
 
-/// The largest parts, the last as small as holds the rest.
+/// The largest parts, the last as small as the rest allows.
 fn tight(groups: &[(u32, Vec<usize>)], members: u32) -> Vec<usize> {
     let mut taken = vec![0; groups.len()];
     let mut left = members;
@@ -172,7 +173,7 @@ fn tight(groups: &[(u32, Vec<usize>)], members: u32) -> Vec<usize> {
         if left == 0 {
             break;
         }
-        // From here on one part is enough: the smallest that is.
+        // From here on one part is enough: the smallest that holds the rest.
         let spare = |at: &usize| groups[*at].1.len() > taken[*at];
         let last = (0..groups.len())
             .rev()

@@ -1,4 +1,4 @@
-//! What every node takes of a gang: how many members of each shape, and how fast they would be there. Chooses nothing.
+//! The members of each shape that every node takes, and the bandwidth they would have there.
 
 mod limit;
 mod near;
@@ -16,29 +16,29 @@ use super::skew::Skew;
 use crate::input::{PlanInput, Room, Shape};
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
 
-/// What is counted as free.
+/// Which devices count as free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counting {
-    /// Devices that nobody has nor is about to get.
+    /// Devices that no pod has or is about to get.
     Open,
-    /// Devices that nobody has: single pods between prioritize and bind would go elsewhere.
+    /// Devices that no pod has: single pods between prioritize and bind would go elsewhere.
     Free,
-    /// Everything healthy: as if nothing were there.
+    /// Every healthy device, as if the node were empty.
     Empty,
 }
 
-/// What every node takes of a gang.
+/// The members that every node takes.
 pub(super) struct Survey<'a> {
     pub(super) input: PlanInput<'a>,
     pub(super) counting: Counting,
     pub(super) fabric: &'a Fabric,
     pub(super) shapes: Vec<&'a Shape>,
     pub(super) rules: Rules,
-    /// How evenly members must lie.
+    /// The spread constraints.
     pub(super) skews: Arc<[Skew]>,
-    /// By class, by shape; made where a node of the class could take a member.
+    /// By class and shape; only for classes of nodes that could take a member.
     classes: Vec<Vec<OfClass>>,
-    /// By node, by shape: the most it takes by everything but devices.
+    /// By node and shape: the most by everything but devices.
     limits: Vec<u32>,
     /// Bandwidths of members, MB/s, the highest first; the last is 0. By shape.
     tiers: Vec<Vec<u64>>,
@@ -79,7 +79,7 @@ impl<'a> Survey<'a> {
         (0..u32::try_from(self.input.snapshot.nodes.len()).unwrap_or(u32::MAX)).map(NodeIx)
     }
 
-    /// The survey with other constraints on how evenly members lie.
+    /// The survey with other spread constraints.
     pub(super) fn with_skews(&self, skews: Arc<[Skew]>) -> Self {
         Self {
             input: self.input,
@@ -94,12 +94,12 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Whether it matters where members are to each other, beyond the node.
+    /// Whether rules among members go beyond the node.
     pub(super) fn relates(&self) -> bool {
         self.rules.spreads() || !self.skews.is_empty() || self.rules.open().is_some()
     }
 
-    /// Whether members mind where others of the gang are, or who shares their node.
+    /// Whether members have rules about each other's nodes.
     pub(super) fn minds(&self) -> bool {
         self.relates() || self.rules.any()
     }
@@ -116,7 +116,7 @@ impl<'a> Survey<'a> {
         within
     }
 
-    /// By domain and shape: how many members its nodes take, each shape by itself.
+    /// By domain and shape: members that its nodes take, each shape by itself.
     pub(super) fn sums(&self, tier: usize) -> Vec<u32> {
         let slots = self.shapes.len();
         self.bottom_up(slots, |node, into| {
@@ -126,7 +126,7 @@ impl<'a> Survey<'a> {
         })
     }
 
-    /// Devices free by domain: of the pools that the gang asks for, on nodes that take any of it.
+    /// Free devices by domain: of the pools that the gang asks for, on nodes that take any of it.
     pub(super) fn loose(&self) -> Vec<u32> {
         let tier = self.lowest_tier();
         self.bottom_up(1, |node, into| {
@@ -154,7 +154,7 @@ impl<'a> Survey<'a> {
         sums
     }
 
-    /// What a node has left besides devices.
+    /// Resources that a node has left, other than devices.
     pub(super) fn left(&self, node: NodeIx) -> Option<&'a Resources> {
         let room: &Room = self.input.rooms.get(node.0 as usize)?;
         let facts = room.facts.as_ref()?;
@@ -170,7 +170,7 @@ impl<'a> Survey<'a> {
         room.facts.as_ref()?.labels.get(key)
     }
 
-    /// How much members of a shape would like a node, by their preferred affinity and its taints.
+    /// How much a shape prefers a node, by preferred affinity and taints.
     pub(super) fn likes(&self, node: NodeIx, slot: usize) -> i64 {
         let facts = self
             .input
@@ -207,7 +207,7 @@ impl<'a> Survey<'a> {
         u32::try_from(free).unwrap_or(u32::MAX)
     }
 
-    /// Whether nothing of the pools that the gang asks for is in use.
+    /// Whether none of the pools that the gang asks for is in use.
     pub(super) fn is_fresh(&self, node: NodeIx) -> bool {
         let class = self.class(node);
         class.is_some_and(|class| {

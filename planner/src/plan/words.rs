@@ -1,4 +1,5 @@
-//! Why a gang fits or does not, level by level: as values that `gantry explain` prints, and in words for the Gang and the pods' conditions.
+//! Why a gang fits or does not, level by level: as values that `gantry explain` prints, and as text for the Gang and
+//! its pods' conditions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,11 +24,11 @@ use crate::input::Shape;
 pub struct Explanation {
     /// What is to be placed: `8 members of 4 GPUs`.
     pub members: String,
-    /// Members that must be placed, or none is.
+    /// The minimum to be placed.
     pub must: u32,
     /// What was tried, the narrowest first.
     pub levels: Vec<Tried>,
-    /// It would not fit if nothing else were there.
+    /// It would not fit on an empty cluster.
     pub hopeless: bool,
 }
 
@@ -42,22 +43,22 @@ pub struct Tried {
     pub best: Arc<str>,
     /// How many fit there now, each shape by itself.
     pub fits: u32,
-    /// How many would if nothing else were there.
+    /// How many would fit on an empty cluster.
     pub empty: u32,
     /// How many are wanted.
     pub wanted: u32,
-    /// How many of them must be placed, or none is; 0 where each is of use by itself.
+    /// The minimum; 0 where each member is useful by itself.
     pub must: u32,
-    /// What there is of the devices asked for, by resource.
+    /// Counts of the devices asked for, by resource.
     pub devices: Vec<Stock>,
-    /// Why its nodes do not take more members, and how many nodes for each reason, most first.
+    /// Why its nodes take no more members, with the number of nodes for each reason, most first.
     pub reasons: Vec<(String, usize)>,
 }
 
-/// Devices of a resource in one domain.
+/// Counts of a resource's devices in one domain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Stock {
-    /// The resource in words: `GPUs` or its name.
+    /// `GPUs` or the resource's name.
     pub resource: String,
     /// Free now.
     pub free: usize,
@@ -65,11 +66,11 @@ pub struct Stock {
     pub healthy: usize,
     /// All.
     pub total: usize,
-    /// What those members ask for together that must be placed; where each is of use by itself, what one asks for.
+    /// Asked for by the minimum together; by one member where each is useful by itself.
     pub asked: u64,
 }
 
-/// What is looked at for an explanation.
+/// What an explanation looks at.
 pub(super) struct Views<'s, 'a> {
     pub(super) now: &'s Survey<'a>,
     pub(super) empty: &'s Survey<'a>,
@@ -94,7 +95,8 @@ impl Explanation {
         for scope in scopes(views.now, widest(views.bounds)) {
             levels.extend(Tried::of(views, scope, &counts));
         }
-        // Each shape by itself: what does not even fit so is hopeless for sure. Where members mind each other that says little.
+        // Each shape by itself: what does not fit so can never fit. With rules among members a choice on the empty
+        // cluster decides.
         let hopeless = levels.iter().all(|level| level.empty < demand.must)
             || views.empty.minds() && choose(views.empty, views.anchors, demand, views.bounds).is_none();
         Self {
@@ -160,7 +162,7 @@ impl Tried {
 }
 
 impl Tried {
-    /// For how many of the members that are wanted the devices are asked, where that is not all of them.
+    /// The number of members that `asked` is for, if that is not all of them.
     pub fn asked_for(&self) -> &'static str {
         match self.must {
             0 if self.wanted > 1 => " for one",
@@ -213,7 +215,7 @@ fn asked(shape: &Shape) -> String {
     words.join(" with ")
 }
 
-/// What devices of a resource are called.
+/// The unit of a resource's devices.
 pub fn unit(resource: &str) -> &str {
     if resource == names::GPU_RESOURCE {
         "GPUs"
@@ -222,7 +224,7 @@ pub fn unit(resource: &str) -> &str {
     }
 }
 
-/// The unit of so many.
+/// The unit for a number.
 pub(super) fn unit_of(devices: u32, unit: &str) -> &str {
     match (devices, unit) {
         (1, "GPUs") => "GPU",
@@ -281,7 +283,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
     }
     let explanation = Explanation::of(views);
     let all = members(survey, &demand.first(demand.most));
-    // Members beyond the minimum come one by one: where no more must be placed, not one can be.
+    // Surplus members come one by one: with no minimum left, not a single one fits.
     let (who, verb, together) = match demand.must {
         _ if demand.most == 1 => (all, "does not fit", ""),
         0 | 1 => (format!("none of {all}"), "fits", ""),
@@ -331,7 +333,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
     }
 }
 
-/// The constraint without which it would fit: how evenly members must lie.
+/// The spread constraint without which the gang would fit.
 fn uneven<'v>(views: &'v Views<'_, '_>) -> Option<&'v Skew> {
     let skews = &views.now.skews;
     let fits = |without: Arc<[Skew]>| {

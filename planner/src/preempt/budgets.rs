@@ -1,5 +1,5 @@
-//! Which units may be stopped together, as disruption budgets go: sets within all of them that make room. Who helps is not left out for
-//! somebody who does not. Pure; looks for no least loss.
+//! Sets of units that disruption budgets allow to go together and that make room. A unit that helps is not left out for
+//! one that does not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use super::whatif::WhatIf;
 use super::{Budget, Occupant, Tries, spare};
 use crate::plan::{fits, plan};
 
-/// Most turns of the search for a set before it is given up. Each costs a few plans, and those cost more the more nodes there are.
+/// Most turns of one search. Each costs a few plans, which cost more the more nodes there are.
 const MOST_TURNS: usize = 64;
 /// Fewest turns, however large the cluster.
 const FEWEST_TURNS: usize = 4;
-/// So many nodes are looked at in all turns together.
+/// Nodes looked at over all turns.
 const LOOKS: usize = 16_384;
 
-/// Looks for sets.
+/// The search for such sets.
 pub(super) struct Sets<'s, 't, 'a> {
     pub(super) cluster: &'s WhatIf<'t, 'a>,
     pub(super) wanted: &'s Wanted,
@@ -30,7 +30,7 @@ impl Sets<'_, '_, '_> {
         self.cluster.without(victims, |input| fits(input, self.wanted))
     }
 
-    /// Those of some units that are on nodes where the gang would go without them.
+    /// Units on nodes where the gang would go without them.
     pub(super) fn near<'o>(&self, victims: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
         let used: BTreeSet<_> = self.cluster.without(victims, |input| {
             let placement = plan(input, self.wanted).ok()?;
@@ -41,8 +41,8 @@ impl Sets<'_, '_, '_> {
         Some(victims.iter().copied().filter(touched).collect())
     }
 
-    /// Sets of units, most preferred first, that make room and are within the budgets; none if none was found. All of them where budgets
-    /// allow that.
+    /// Sets that make room within the budgets, the most preferred first. One set of all units if the budgets allow
+    /// that.
     pub(super) fn within<'o>(&self, units: &[&'o Occupant]) -> Vec<Vec<&'o Occupant>> {
         if !self.room(units) {
             return Vec::new();
@@ -60,8 +60,8 @@ impl Sets<'_, '_, '_> {
         sets
     }
 
-    /// Units that make room within the budgets. If those that the gang would take go beyond one, one of them that count against it must
-    /// stay, and which one is tried.
+    /// Units that make room within the budgets. If the units of a plan exceed one, one of those that count against it
+    /// has to stay; each is tried.
     fn search<'o>(&self, units: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
         let mut open = vec![BTreeSet::new(), crowded(units)];
         let mut seen = BTreeSet::new();
@@ -96,7 +96,7 @@ impl Sets<'_, '_, '_> {
         None
     }
 
-    /// Without those that count against a budget and need not go.
+    /// Without units that count against a budget and need not go.
     fn spare_counted<'o>(&self, units: &[&'o Occupant]) -> Vec<&'o Occupant> {
         let (mut counted, rest): (Vec<&Occupant>, Vec<&Occupant>) =
             units.iter().copied().partition(|unit| !unit.budgets.is_empty());
@@ -106,7 +106,7 @@ impl Sets<'_, '_, '_> {
     }
 }
 
-/// As many of some units as the budgets allow together, those first that go `before` others.
+/// As many units as the budgets allow together, those first that come `before` others.
 fn allowed<'o>(units: &[&'o Occupant], before: &[&Occupant]) -> Vec<&'o Occupant> {
     let goes_before = |unit: &Occupant| before.iter().any(|one| std::ptr::eq(*one, unit));
     let numbered = units.iter().enumerate();
@@ -142,7 +142,7 @@ fn exceeded(units: &[&Occupant]) -> Option<Arc<str>> {
     beyond.map(|budget| Arc::clone(&budget.name))
 }
 
-/// The numbers of those that count against a budget on nodes where it does not allow all to go: such nodes are not to be had as a whole.
+/// Units that count against a budget on nodes where it does not allow all to go: such a node cannot be emptied.
 fn crowded(units: &[&Occupant]) -> BTreeSet<usize> {
     let mut there: BTreeMap<_, u32> = BTreeMap::new();
     let each = || {

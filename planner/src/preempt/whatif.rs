@@ -1,5 +1,5 @@
-//! The cluster as it would be if some units were gone: their devices and amounts given back on their nodes, their ports and whom they keep
-//! off with them, everything else as it is.
+//! The cluster as it would be without some units: their devices and resources returned, their ports and affinity gone,
+//! everything else unchanged.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use crate::input::{Exact, PlanInput};
 use crate::shape::Shape;
 use crate::snapshot::{NodeIx, Pool};
 
-/// A plan's input, and the nodes looked at closely where somebody could go.
+/// A plan's input, with the exact nodes of all units.
 pub(super) struct WhatIf<'t, 'a> {
     input: &'t PlanInput<'a>,
     exact: HashMap<NodeIx, Exact<'a>>,
@@ -36,7 +36,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
         self.input.snapshot.nodes.len()
     }
 
-    /// What is found without some units.
+    /// The result of a search without some units.
     pub(super) fn without<T>(&self, victims: &[&Occupant], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         let mut rooms = self.input.rooms.to_vec();
         let mut changed: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
@@ -68,7 +68,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
     }
 }
 
-/// Puts a pod's devices back; those of a sick GPU stay away.
+/// Returns a pod's devices; those of an unhealthy GPU stay unavailable.
 fn give_back(exact: &mut Exact<'_>, pod: &OccupantPod) {
     for (resource, ids) in &pod.devices {
         let Some(index) = exact

@@ -1,6 +1,6 @@
-//! Node names and their numbers. A filter looks up every name of the cluster, so this is laid out for that: one array of hashes and
-//! numbers, one string of all names in the order of their numbers. A lookup touches two cache lines, and names that are asked for in
-//! about the order they were learnt in are read almost in sequence.
+//! Node names and their numbers. A filter looks up every name of the cluster, so the layout serves that: one array of
+//! hashes and numbers, one string of all names in the order of their numbers. A lookup touches two cache lines, and
+//! names asked for in about the order of their numbers are read almost in sequence.
 
 use foldhash::fast::RandomState;
 use gantry_api::NodeName;
@@ -51,8 +51,8 @@ impl Names {
         }
     }
 
-    /// As [`Self::get`], for a name that is likely to be that of number `expected`: kube-scheduler names nodes in much the same order
-    /// every time, and a right guess needs no hash.
+    /// As [`Self::get`], for a name that probably has number `expected`. kube-scheduler lists nodes in much the same
+    /// order every time, and a right guess needs no hash.
     pub fn get_expected(&self, name: &str, expected: NodeIx) -> Option<NodeIx> {
         if self.text_of(expected.0) == Some(name) {
             Some(expected)

@@ -1,6 +1,6 @@
-//! Room that is being made for pods by themselves. kube-scheduler keeps pods of lower priority off it until filter refuses the pod that it
-//! is for; and filter does, until the last of the devices is given back. They come one after the other, and must not be anybody's
-//! meanwhile. Pure.
+//! Devices that kube-scheduler frees for nominated pods. kube-scheduler keeps pods of lower priority off them until
+//! filter refuses the nominated pod; and filter does so until the last device is returned. Devices return one by one
+//! and must not go to other pods meanwhile.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use gantry_api::ResourceName;
 use super::{Class, NodeIx};
 use crate::request::Request;
 
-/// What a pod that is refused for it is told. Of whom the room is for no word, for that changes.
+/// The text for a pod that is refused because of it. It does not name the nominated pod, because that changes.
 pub const PROMISED: &str = "node(s) where room is made for a pod of higher priority";
 
-/// Room for one pod.
+/// The request of one nominated pod.
 #[derive(Debug, Clone)]
 pub struct Promise {
     /// Where.
     pub node: NodeIx,
-    /// The pod's priority. Those of no lower one go where they like.
+    /// The pod's priority. Pods of the same or a higher one are not kept off.
     pub priority: i32,
     /// What the pod asks for.
     pub request: Arc<Request>,
 }
 
-/// Room that is being made, by node: a call asks for each of its nodes.
+/// Requests of nominated pods by node: a call looks at each of its nodes.
 #[derive(Debug, Clone)]
 pub struct Promised(HashMap<NodeIx, Vec<Promise>>);
 
 impl Promised {
-    /// `None` for nobody.
+    /// `None` without any.
     pub fn new(promises: Vec<Promise>) -> Option<Arc<Self>> {
         let mut by_node: HashMap<NodeIx, Vec<Promise>> = HashMap::new();
         for promise in promises {
@@ -38,7 +38,7 @@ impl Promised {
         (!by_node.is_empty()).then(|| Arc::new(Self(by_node)))
     }
 
-    /// Whether a node, of this class, has enough for a pod of a priority beside what is promised to pods of a higher one.
+    /// Whether a node of this class holds a pod of a priority in addition to the nominated pods of higher priority.
     pub fn leaves(&self, node: NodeIx, class: &Class, priority: i32, request: &Request) -> bool {
         let Some(here) = self.0.get(&node) else {
             return true;

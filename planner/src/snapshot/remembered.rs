@@ -1,4 +1,4 @@
-//! Scores of a class that were worked out once: a class does not change, so neither do they. Only a store; scores are `decide`'s.
+//! A cache of the scores of one class. A class does not change, so its scores do not either.
 
 use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +8,7 @@ use crate::decide::{Policy, Score};
 /// Scores kept per class. Pods ask for few different numbers of devices.
 const KEPT: usize = 8;
 
-/// What a score depends on besides the class, for a pod of one container that asks for one resource.
+/// What a score depends on other than the class, for a pod with one container and one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
     /// Number of the pool.
@@ -19,12 +19,12 @@ pub struct Question {
     pub policy: Policy,
 }
 
-/// Scores of one class. No part of what makes classes equal.
+/// Scores of one class. Not part of the equality of classes.
 #[derive(Debug, Default)]
 pub struct Remembered(Mutex<Vec<(Question, Option<Score>)>>);
 
 impl Remembered {
-    /// The score for a question, worked out if it is asked for the first time.
+    /// The cached score of a question, worked out the first time.
     pub fn get_or(&self, question: Question, work_out: impl FnOnce() -> Option<Score>) -> Option<Score> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, score)) = known.iter().find(|(asked, _)| *asked == question) {
@@ -41,7 +41,7 @@ impl Remembered {
 }
 
 impl Clone for Remembered {
-    /// A class that is about to become another knows nothing yet.
+    /// A clone may become another class, so it starts empty.
     fn clone(&self) -> Self {
         Self::default()
     }

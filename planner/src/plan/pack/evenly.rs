@@ -1,4 +1,4 @@
-//! Lays members as evenly as they must lie over domains (`topologySpreadConstraints`), and close together in each.
+//! Packs members as evenly over domains as their `topologySpreadConstraints` ask, and close together within each.
 
 use gantry_gang::DomainIx;
 
@@ -9,8 +9,8 @@ use crate::plan::fill::{Anchors, Filler, Run};
 use crate::plan::scope::Place;
 use crate::snapshot::NodeIx;
 
-/// Round after round, in each on every node as many as lie evenly then, which finds room where there is any; and with the same numbers in
-/// each domain along the tree, where that can be.
+/// Round after round, on every node as many as the constraint allows at that moment: finds a packing where there is
+/// one. Then along the tree with the same numbers in each domain, where that is possible.
 pub(super) fn evenly(
     packing: Packing<'_, '_>,
     place: Place,
@@ -45,7 +45,7 @@ pub(super) fn evenly(
         }
     }
     if !state.is_even(survey) {
-        // Others that count came after.
+        // Other members that count came later.
         return None;
     }
     let rounds = || {
@@ -69,7 +69,8 @@ pub(super) fn evenly(
     }
 }
 
-/// Members along the tree, of each shape as many in each domain of its coarsest constraint as `rounds` have there; `end` is how those end.
+/// Members along the tree: of each shape as many in each domain of its coarsest constraint as `rounds` have there.
+/// `end` is the final state of `rounds`.
 fn along_tree(
     packing: Packing<'_, '_>,
     place: DomainIx,

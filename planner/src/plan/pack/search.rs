@@ -1,4 +1,4 @@
-//! Lays members by trying everything, node by node, within a number of steps.
+//! Exhaustive search for a packing, node by node, within a number of steps.
 
 use std::collections::HashSet;
 
@@ -10,10 +10,10 @@ use crate::plan::order;
 use crate::plan::survey::Survey;
 use crate::snapshot::NodeIx;
 
-/// Steps of one try of everything.
+/// Steps of one exhaustive search.
 const MOST_STEPS: u32 = 1 << 17;
 
-/// Where so many members of each shape go on some nodes; `None` if they do not fit, or the steps do not suffice to know.
+/// A packing of so many members of each shape on some nodes; `None` if there is none or the steps run out.
 pub(super) fn search(
     packing: Packing<'_, '_>,
     nodes: &[NodeIx],
@@ -36,19 +36,19 @@ pub(super) fn search(
     search.at(0).then_some(search.runs)
 }
 
-/// Tries everything, node by node.
+/// The search, node by node.
 struct Search<'s, 'a> {
     survey: &'s Survey<'a>,
     order: &'s [usize],
     tier: usize,
     nodes: &'s [NodeIx],
-    /// Members still to be laid.
+    /// Members still to be packed.
     left: Counts,
-    /// By node: what it and the nodes after it take of each shape at most.
+    /// By node: the most that it and all later nodes take of each shape.
     after: Vec<Counts>,
     state: State,
     steps: u32,
-    /// Node and members left from where there is no way; not kept where what is behind matters besides.
+    /// Nodes and remaining members from which there is no solution. Not kept where earlier nodes matter too.
     failed: HashSet<(usize, Counts)>,
     runs: Vec<Run>,
 }
@@ -75,7 +75,7 @@ impl Search<'_, '_> {
         false
     }
 
-    /// Whether no further step may be taken; else it is counted. Each may look at every shape, so more shapes are more steps.
+    /// Whether no step is left; otherwise counts one. A step may look at every shape, so more shapes cost more.
     fn is_tired(&mut self) -> bool {
         let effort = &self.survey.input.effort;
         let left = effort.get();
@@ -99,7 +99,7 @@ impl Search<'_, '_> {
         if self.is_tired() {
             return false;
         }
-        // How even it is shows only in the end.
+        // Evenness is checked at the end only.
         let most = room(self.survey, &self.state, node, slot, self.tier).min(self.left[slot]);
         for count in (0..=most).rev() {
             if count > 0 {

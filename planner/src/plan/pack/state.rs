@@ -1,4 +1,4 @@
-//! What is on the nodes while members are laid, and how many more each takes then by what members mind of each other.
+//! The members on each node while packing, and how many more each node takes by the members' rules about each other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use crate::plan::skew::Level;
 use crate::plan::survey::{Survey, available};
 use crate::snapshot::NodeIx;
 
-/// What is on the nodes while members are laid.
+/// The members on each node while packing.
 #[derive(Debug, Clone)]
 pub(in crate::plan) struct State {
     pub(super) on: HashMap<NodeIx, Counts>,
     /// By rule of spreading and label value: members of its two shapes.
     values: HashMap<(usize, Arc<str>), [u32; 2]>,
-    /// By constraint on how evenly members lie: what counts in its domains.
+    /// By spread constraint: the counts of its domains.
     pub(super) levels: Vec<Level>,
-    /// By rule of nearness and label value: members that others can be near to.
+    /// By affinity rule and label value: members that it selects.
     near: Vec<HashMap<Arc<str>, u32>>,
 }
 
 impl State {
-    /// Nothing is laid yet.
+    /// Empty.
     pub(in crate::plan) fn of(survey: &Survey<'_>) -> Self {
         Self {
             on: HashMap::new(),
@@ -32,7 +32,7 @@ impl State {
         }
     }
 
-    /// Whether those are near a node now that a member of a shape must be near to.
+    /// Whether the members that a shape must be near are near a node now.
     pub(super) fn is_near(&self, survey: &Survey<'_>, node: NodeIx, slot: usize) -> bool {
         let rules = survey.rules.near.iter().zip(&self.near);
         let mut open = rules.filter(|(rule, _)| rule.slot == slot && !rule.settled);
@@ -44,7 +44,7 @@ impl State {
         })
     }
 
-    /// Whether the rules hold in the end that no other node can do anything for.
+    /// Whether the rules that no other node can still satisfy hold in the end.
     pub(super) fn is_near_on(&self, survey: &Survey<'_>, node: NodeIx) -> bool {
         let rules = survey.rules.near.iter().zip(&self.near);
         let mut by_node = rules.filter(|(rule, _)| !rule.settled && *rule.key == *HOSTNAME);
@@ -57,7 +57,7 @@ impl State {
         })
     }
 
-    /// Whether what is laid lies as evenly as it must in the end.
+    /// Whether the packing is as even as it must be in the end.
     pub(super) fn is_even(&self, survey: &Survey<'_>) -> bool {
         survey.skews.iter().zip(&self.levels).all(|(skew, level)| {
             let mut given = self.on.iter().filter(|(_, on)| on[skew.slot] > 0);
@@ -106,7 +106,7 @@ impl State {
     }
 }
 
-/// How many more members of a shape a node takes with what is laid already.
+/// How many more members of a shape a node takes.
 pub(super) fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usize) -> u32 {
     if !state.is_near(survey, node, slot) {
         return 0;
@@ -123,7 +123,7 @@ pub(super) fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize
     }
 }
 
-/// The same, however uneven that is.
+/// The same regardless of evenness.
 pub(super) fn room(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize, tier: usize) -> u32 {
     let takes = survey.takes(node, slot, tier);
     let mut most = takes;

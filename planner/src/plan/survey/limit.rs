@@ -1,5 +1,5 @@
-//! How many members of each shape a node takes by everything but devices: what is left there, whom its labels and taints let in, whom the
-//! pods that are there and the gang's own keep off.
+//! How many members of each shape a node takes by everything but devices: resources left, labels and taints, existing
+//! pods, and the gang's own rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::plan::skew::Skew;
 use crate::snapshot::{NodeIx, Standing};
 
 impl Survey<'_> {
-    /// How many members of each shape each node takes by everything but devices.
+    /// By node and shape: members by everything but devices.
     pub(super) fn limit(&mut self, wanted: &Wanted) {
         let without = wanted.without.iter();
         let without: BTreeSet<NodeIx> = without
@@ -69,7 +69,7 @@ impl Survey<'_> {
         self.draw(wanted, near);
     }
 
-    /// Keeps members off what they cannot share with siblings that have a place, whether those are bound already or not.
+    /// Excludes what members cannot share with members that have a reservation, bound or not.
     fn part(&mut self, wanted: &Wanted) {
         let mut siblings: BTreeMap<Option<ShapeId>, BTreeSet<NodeIx>> = BTreeMap::new();
         for sibling in &wanted.placed {
@@ -78,7 +78,7 @@ impl Survey<'_> {
         }
         for (slot, shape) in self.shapes.clone().into_iter().enumerate() {
             for (other, nodes) in &siblings {
-                // One of which nothing is known is taken to be alike.
+                // A member without a known shape is taken to be alike.
                 let known = other.and_then(|other| self.input.shape(other));
                 let apart = Apart::of(&shape.needs, &known.unwrap_or(shape).needs);
                 if apart.nodes {
@@ -94,7 +94,7 @@ impl Survey<'_> {
         }
     }
 
-    /// Keeps a shape off nodes that do not pass.
+    /// Excludes a shape from nodes that do not pass.
     pub(super) fn keep(&mut self, slot: usize, passes: impl Fn(&Self, NodeIx) -> bool) {
         let mut limits = std::mem::take(&mut self.limits);
         let slots = self.shapes.len();

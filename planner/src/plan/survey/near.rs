@@ -1,5 +1,4 @@
-//! What it means that members must be near others (required pod affinity): where those are that are there already, and in which values of a
-//! label the gang can be near itself.
+//! Required pod affinity: which nodes are near pods that exist, and which label values a gang can share with itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,14 +12,14 @@ use crate::plan::rules::Near;
 use crate::snapshot::NodeIx;
 
 impl Survey<'_> {
-    /// What it means that members must be near others. `outside`: by shape and term the nodes that are near others outside the gang.
+    /// The affinity rules of the shapes. `outside`: by shape and term, the nodes near pods outside the gang.
     pub(super) fn draw(&mut self, wanted: &Wanted, outside: Vec<Vec<Vec<NodeIx>>>) {
         let shapes = self.shapes.clone();
         for ((slot, shape), outside) in shapes.iter().enumerate().zip(outside) {
             let needs = &shape.needs;
             let draws = |other: &Shape| needs.is_drawn_to(&other.needs.namespace, &other.needs.labels);
             let to: Vec<bool> = shapes.iter().map(|other| draws(other)).collect();
-            // Siblings count from when they have their places.
+            // Members count from the moment they have a reservation.
             let siblings = wanted.placed.iter().filter(|sibling| {
                 let shape = sibling.shape.and_then(|shape| self.input.shape(shape));
                 shape.is_some_and(draws)
@@ -58,9 +57,9 @@ impl Survey<'_> {
             for rule in rules {
                 let others = rule.to.iter().any(|to| *to);
                 match self.counting {
-                    // Those that it must be near may be anywhere then.
+                    // The pods that it must be near may be anywhere then.
                     Counting::Empty if !others || !rule.there.is_empty() => {}
-                    // Where others are that are not of the gang, none of its own can be the first.
+                    // Pods outside the gang match, so no member can be the first.
                     Counting::Open | Counting::Free if !others || rule.is_among_its_like() && !starts => {
                         self.keep(slot, |_, node| rule.there.contains(&node));
                     }
@@ -70,7 +69,7 @@ impl Survey<'_> {
         }
     }
 
-    /// The nodes by the value that a rule of nearness asks for, where enough of the members can be that would share it.
+    /// The nodes by value of a rule's label, where enough members fit that would share it.
     pub(in crate::plan) fn values(&self, rule: usize, demand: &Demand<'_>) -> Vec<Vec<NodeIx>> {
         let (slots, linked, all) = (self.shapes.len(), self.rules.linked(rule), demand.all());
         let Some(near) = self.rules.near.get(rule) else {
@@ -100,7 +99,7 @@ impl Survey<'_> {
             };
             (0..slots).map(of).sum::<u32>() >= demand.must
         };
-        // Of nodes that are alike one tells for all, if nobody is elsewhere.
+        // Of alike nodes one is enough, if no member is elsewhere.
         let mut known = BTreeSet::new();
         let mut differs = |nodes: &Vec<NodeIx>| match nodes[..] {
             [node] if linked.iter().all(|linked| *linked) => {
@@ -115,7 +114,7 @@ impl Survey<'_> {
             .collect()
     }
 
-    /// The survey with all members that would share the value that a rule of nearness asks for kept to some nodes.
+    /// The survey with all members that would share a rule's label value confined to some nodes.
     pub(in crate::plan) fn kept_to(&self, rule: usize, nodes: &[NodeIx]) -> Self {
         let mut kept = self.with_skews(Arc::clone(&self.skews));
         let (slots, linked) = (self.shapes.len(), self.rules.linked(rule));
@@ -132,8 +131,9 @@ impl Survey<'_> {
         kept
     }
 
-    /// Whether kube-scheduler lets members of a shape in on a node only once siblings are there that they must be near to. Those that begin
-    /// by themselves do not, unless there are siblings that need nobody: where those have come first, nobody begins any more.
+    /// Whether kube-scheduler admits members of a shape on a node only once members that they must be near are bound.
+    /// Shapes that select themselves need not wait, unless a member without rules matches: once it is bound, no member
+    /// can be the first.
     pub(in crate::plan) fn follows(&self, node: NodeIx, slot: usize) -> bool {
         let near = &self.rules.near;
         let anchors = |rule: &Near| {

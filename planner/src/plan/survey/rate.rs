@@ -1,4 +1,4 @@
-//! How many members each node takes by devices, and how fast they would be there. Works per class of alike nodes.
+//! How many members each node takes by devices, and at which bandwidth. Works per class of alike nodes.
 
 use std::collections::BTreeSet;
 
@@ -9,20 +9,20 @@ use crate::input::Shape;
 use crate::layout::Layout;
 use crate::snapshot::{Class, NodeIx, Standing};
 
-/// Bandwidths told apart; the rest counts as the lowest.
+/// Bandwidths kept apart; the rest counts as the lowest.
 const MOST_TIERS: usize = 8;
 
-/// What a class takes of one shape.
+/// Members of one shape that a class takes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OfClass {
     /// Members by devices alone.
     members: u32,
-    /// Bandwidth in MB/s that each next member reaches, falling; empty if they exchange nothing.
+    /// Bandwidth in MB/s of each next member, falling; empty if members exchange nothing.
     reach: Vec<u64>,
 }
 
 impl Survey<'_> {
-    /// Works out what the classes take that matter.
+    /// Works out the classes that matter.
     pub(super) fn rate(&mut self) {
         let slots = self.shapes.len();
         for (number, class) in self.input.snapshot.nodes.iter().enumerate() {
@@ -48,7 +48,7 @@ impl Survey<'_> {
                 if tiers.len() > MOST_TIERS {
                     tiers.drain(MOST_TIERS - 1..tiers.len() - 1);
                 }
-                // Where nobody is slower than the slowest but one, that one is for all.
+                // Where no member is slower than the second slowest, that one counts for all.
                 if tiers.len() > 1 && self.all_reach(slot, tiers[tiers.len() - 2]) {
                     tiers.pop();
                 }
@@ -73,7 +73,7 @@ impl Survey<'_> {
         self.tiers().saturating_sub(1)
     }
 
-    /// How many members of a shape a node takes that all reach the bandwidth of a step.
+    /// Members of a shape that a node takes at the bandwidth of a step or better.
     pub(in crate::plan) fn takes(&self, node: NodeIx, slot: usize, tier: usize) -> u32 {
         let limit = self.limits.get(node.0 as usize * self.shapes.len() + slot);
         let limit = limit.copied().unwrap_or(0);
