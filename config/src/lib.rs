@@ -2,18 +2,12 @@
 //! k8s-device-plugin. Plain data with the invalid states left out; where a value came from is forgotten here.
 
 mod args;
-mod documents;
-mod duration;
 mod effective;
 pub mod file;
-mod gfd;
-mod leftover;
-mod notes;
 mod overrides;
 mod problem;
 mod read;
 pub mod reference;
-mod repeats;
 mod resolve;
 mod schema;
 pub mod settings;
@@ -23,17 +17,15 @@ mod tree;
 pub mod value;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use args::{ApiRate, ConfigArgs, Leniency};
-pub use documents::load;
-pub use gfd::Gfd;
-pub use leftover::{leftover, line_of};
 pub use overrides::{GfdOverrides, Overrides};
 pub use problem::{Fault, Problem, Problems};
-pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness};
+pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness, line_of, load};
 pub use schema::json_schema;
 pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
 pub use sharing::{MOST_DEVICES, spelled};
@@ -240,6 +232,41 @@ impl Default for Config {
             allow: Vec::new(),
             deny: Vec::new(),
             gfd: Gfd::default(),
+        }
+    }
+}
+
+/// The settings of the node labels, those of NVIDIA's GPU feature discovery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gfd {
+    /// Whether labels are computed only once. The daemon ignores it; it is kept for the effective configuration.
+    pub oneshot: bool,
+    /// Whether the label with the time is left out.
+    pub no_timestamp: bool,
+    /// Interval between two computations of the labels, 1 s or more; `None`: never again.
+    pub sleep_interval: Option<Duration>,
+    /// File that the labels are written to; `None`: standard output.
+    pub output_file: Option<PathBuf>,
+    /// File that names the machine.
+    pub machine_type_file: PathBuf,
+    /// Whether the labels go into a `NodeFeature` object instead of the file.
+    pub use_node_feature_api: bool,
+}
+
+impl Gfd {
+    /// Shortest interval in use: NVIDIA reads a bare `60` as 60 ns, which would keep a core busy.
+    pub const SHORTEST: Duration = Duration::from_secs(1);
+}
+
+impl Default for Gfd {
+    fn default() -> Self {
+        Self {
+            oneshot: false,
+            no_timestamp: false,
+            sleep_interval: Some(Duration::from_secs(60)),
+            output_file: Some("/etc/kubernetes/node-feature-discovery/features.d/gfd".into()),
+            machine_type_file: "/sys/class/dmi/id/product_name".into(),
+            use_node_feature_api: true,
         }
     }
 }

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_its_name_and_another_word_does_not() {
+    fn nearest_finds_a_misspelled_name_only() {
         let allowed = ["migStrategy", "mpsRoot", "gdsEnabled"];
         assert_eq!(nearest("migStratgy", allowed), Some("migStrategy".to_owned()));
         assert_eq!(nearest("MIGSTRATEGY", allowed), Some("migStrategy".to_owned()));

@@ -5,7 +5,6 @@ use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
 use super::file::{File, MOVED, VALUED};
-use super::leftover::{leftover, line_of};
 use super::problem::nearest;
 use super::tree::{Branch, MAX_DEPTH, MAX_NODES, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
@@ -47,12 +46,17 @@ pub struct Loaded {
     pub warnings: Vec<Problem>,
 }
 
-/// Reads `text`, YAML or JSON, called `source` in problems, and lays `layers` over it, the last one topmost. Notes are made knowing that
-/// whole GPUs may be called `gpu_resource`.
+/// Reads `text`, YAML or JSON, called `source` in problems, and overlays `layers`, the last one topmost. Only the first YAML document
+/// counts; another one with content is an error, or a warning with `Strictness::Lenient`.
 ///
 /// # Errors
-/// Everything that is wrong with it.
-pub(super) fn load(
+/// All problems of the file and the layers.
+pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) -> Result<Loaded, Problems> {
+    load_naming(source, text, layers, strictness, None)
+}
+
+/// [`load`] for a plugin whose flags name whole GPUs `gpu_resource`.
+pub(super) fn load_naming(
     source: &str,
     text: &str,
     layers: &[Layer],
@@ -61,7 +65,8 @@ pub(super) fn load(
 ) -> Result<Loaded, Problems> {
     let mut problems = Vec::new();
     let mut warnings = Vec::new();
-    let mut tree = match tree(text, strictness) {
+    let (document, second) = first_document(text);
+    let mut tree = match tree(document, strictness) {
         Ok(tree) => tree,
         Err(problem) => {
             problems.push(problem);
@@ -78,6 +83,14 @@ pub(super) fn load(
         Strictness::Lenient => &mut warnings,
     };
     prune(&mut tree, known, strictness, unknown);
+    if second.is_some() {
+        let text = "another YAML document begins here (after --- or ...), and only the first one counts; a config file is one document";
+        unknown.push(Problem {
+            line: second,
+            at: String::new(),
+            fault: Fault::Invalid(text.to_owned()),
+        });
+    }
     let (mut file, mut wrong) = typed(tree.clone(), known);
     if !layers.is_empty() {
         for layer in layers {
@@ -126,6 +139,41 @@ fn at_most(list: &mut Vec<Problem>) {
     }
 }
 
+/// The first YAML document of `text`, and the line of the first content after it. `---` and `...` at the beginning of a line end a
+/// document, even inside a text of several lines.
+fn first_document(text: &str) -> (&str, Option<u64>) {
+    let (mut at, mut begun, mut end) = (0, false, None);
+    for (number, line) in (1..).zip(text.split_inclusive('\n')) {
+        let bare = line.trim_start_matches('\u{feff}');
+        let marked = ["---", "..."]
+            .into_iter()
+            .find_map(|mark| bare.strip_prefix(mark));
+        let marked = marked.filter(|rest| rest.chars().next().is_none_or(char::is_whitespace));
+        let content = marked.unwrap_or(bare).trim();
+        // A directive (%YAML 1.1) stands only before a document.
+        let is_directive = content.starts_with('%') && (!begun || end.is_some());
+        let is_empty = content.is_empty() || content.starts_with('#') || is_directive;
+        if end.is_none() && begun && marked.is_some() {
+            end = Some(at);
+        }
+        match end {
+            Some(end) if !is_empty => return (&text[..end], Some(number)),
+            Some(_) => {}
+            None => begun |= !is_empty || (marked.is_some() && bare.starts_with('-')),
+        }
+        at += line.len();
+    }
+    (end.map_or(text, |end| &text[..end]), None)
+}
+
+/// The line, from 1, at which the YAML reader failed, if it reports one.
+pub fn line_of(error: &serde_saphyr::Error) -> Option<u64> {
+    error
+        .location()
+        .map(|place| place.line())
+        .filter(|line| *line > 0)
+}
+
 fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
     let wrong = |line, text: String| Problem {
         line,
@@ -142,10 +190,6 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
     Node::read(text, repeated).map_err(|error| {
         let line = line_of(&error);
         let message = error.without_snippet().to_string();
-        let is_repeated = message.starts_with("duplicate mapping key: ");
-        if let Some((line, what)) = leftover(text, line).filter(|_| !is_repeated) {
-            return wrong(Some(line), what.to_owned());
-        }
         let message = message.lines().next().unwrap_or_default();
         // The place is said once, in front.
         let message = message.split(" at line ").next().unwrap_or_default();
@@ -405,4 +449,43 @@ fn scalar(found: &str) -> Option<&str> {
         .iter()
         .find_map(|kind| found.strip_prefix(kind))?;
     Some(value.trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_where_its_first_document_ends() {
+        for whole in [
+            "",
+            "a: 1\n",
+            "---\na: 1",
+            "--- {a: 1}\n",
+            "# c\n\n%YAML 1.1\n---\na: 1\n",
+            "\u{feff}---\na: 1\n",
+            "a: |\n  ---\n  b\n",
+            "---a: 1\n",
+            "...\na: 1\n",
+        ] {
+            assert_eq!(first_document(whole), (whole, None), "{whole:?}");
+        }
+        for empty in [
+            "---",
+            "---\n",
+            "---\n---\n",
+            "...\n",
+            "--- # c\n...\n---\n",
+            "...\n\n# c\n",
+            "---\r\n",
+        ] {
+            let text = format!("a: 1\n{empty}");
+            assert_eq!(first_document(&text), ("a: 1\n", None), "{text:?}");
+        }
+        assert_eq!(first_document("a: 1\n---\nb: 2\n"), ("a: 1\n", Some(3)));
+        assert_eq!(first_document("a: 1\n--- b\n"), ("a: 1\n", Some(2)));
+        assert_eq!(first_document("---\n---\nb: 2\n"), ("---\n", Some(3)));
+        let directive = "--- a\n...\n# c\n%YAML 1.1\n---\n\nb: 2\n---\n";
+        assert_eq!(first_document(directive), ("--- a\n", Some(7)));
+    }
 }

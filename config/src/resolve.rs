@@ -1,18 +1,25 @@
 //! What the values of a config file mean together: defaults, contradictions, what is not served. A pure function of the file.
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use gantry_api::{ResourceName, names};
 
-use super::file::{Discovery, File, Flags, Pattern, Shared};
-use super::notes::{Note, entry_key, key, notes};
+use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
+use super::problem::nearest;
 use super::read::MAX_PROBLEMS;
-use super::repeats::{self, Repeat};
-use super::sharing::spelled;
+use super::sharing::{mig_resource, spelled};
 use super::tree::{Node, Step};
 use super::value::{Resource, Strategies};
-use super::{Config, Fault, Gfd, Imex, Problem, Replicated, ResourcePattern, SharedOf, TimeSlicing};
+use super::{
+    Config, DeviceRef, Fault, Gfd, Imex, MigStrategy, Problem, Replicated, ResourcePattern, SharedOf,
+    TimeSlicing,
+};
 
+/// The names of MIG devices that no pattern matches.
+const MIG_RESOURCES: &str = "nvidia.com/mig-<profile>";
+/// Most names in one warning.
+const MAX_LISTED: usize = 32;
 /// Longest name after the slash of an annotation's key.
 const MAX_ANNOTATION: usize = 63;
 /// Length of what is put behind the prefix of the annotations that carry CDI names.
@@ -31,10 +38,8 @@ pub(super) fn resolve(
         problems: Vec::new(),
     };
     let config = resolver.config(file);
-    // One more than is told of, so that the reader learns that there are more.
-    for Note { path, text } in notes(&config, gpu_resource).take(MAX_PROBLEMS + 1) {
-        resolver.warn_at(&path, text);
-    }
+    resolver.absent_names(&config, gpu_resource);
+    resolver.ignored_by_nvidia(&config);
     (config, resolver.warnings, resolver.problems)
 }
 
@@ -195,28 +200,30 @@ impl Resolver<'_> {
     }
 
     fn patterns(&mut self, section: &str, patterns: Vec<Pattern>) -> Vec<ResourcePattern> {
-        let plain = |entry: &Pattern| match section {
-            "mig" => spelled(&entry.pattern),
-            _ => entry.pattern.clone(),
-        };
-        let plain: Vec<String> = patterns.iter().map(plain).collect();
-        for (index, (own, hidden)) in plain.iter().zip(repeats::hidden(&plain)).enumerate() {
+        let mut first: HashMap<String, usize> = HashMap::new();
+        for (index, entry) in patterns.iter().enumerate() {
             let place = [key("resources"), key(section), Step::Index(index), key("pattern")];
-            if own.is_empty() {
-                self.refuse_at(
-                    &place,
-                    Fault::Invalid("an empty pattern matches nothing; * matches everything".to_owned()),
-                );
-            } else if let Some(before) = hidden {
-                self.refuse_at(
-                    &place,
-                    Fault::Contradiction(format!(
-                        "{:?} never counts: {} matches all of it first",
-                        patterns.get(index).map_or("", |entry| &entry.pattern),
-                        self.at(&[key("resources"), key(section), Step::Index(before)])
-                    )),
-                );
+            let pattern = match section {
+                "mig" => spelled(&entry.pattern),
+                _ => entry.pattern.clone(),
+            };
+            if pattern.is_empty() {
+                let text = "an empty pattern matches nothing; * matches everything".to_owned();
+                self.refuse_at(&place, Fault::Invalid(text));
+                continue;
             }
+            let hides = [pattern.as_str(), "*"]
+                .into_iter()
+                .filter_map(|pattern| first.get(pattern));
+            if let Some(before) = hides.min() {
+                let before = self.at(&[key("resources"), key(section), Step::Index(*before)]);
+                let text = format!(
+                    "{:?} never counts: {before} matches all of it first",
+                    entry.pattern
+                );
+                self.refuse_at(&place, Fault::Contradiction(text));
+            }
+            first.entry(pattern).or_insert(index);
         }
         patterns
             .into_iter()
@@ -257,13 +264,7 @@ impl Resolver<'_> {
                 }
             }
         }
-        let repeats = repeats::shared_twice(&shared.resources);
-        for (index, (entry, repeat)) in shared.resources.iter().zip(repeats).enumerate() {
-            if let Some(repeat) = repeat {
-                let text = self.repeated(&entry.name.0, &repeat);
-                self.refuse_at(&entry_key(index, "devices"), Fault::Contradiction(text));
-            }
-        }
+        self.shared_twice(&shared.resources);
         TimeSlicing {
             rename_by_default,
             fail_requests_greater_than_one: shared.fail_requests_greater_than_one.unwrap_or_default(),
@@ -280,24 +281,134 @@ impl Resolver<'_> {
         }
     }
 
-    /// What a person is told of an entry that shares a resource's devices once more.
-    fn repeated(&self, resource: &ResourceName, repeat: &Repeat<'_>) -> String {
-        let place = |index| {
-            let [sharing, slicing, resources, index, _] = entry_key(index, "name");
-            self.at(&[sharing, slicing, resources, index])
-        };
-        match repeat {
-            Repeat::InItself(device) => format!("device {device} is listed twice"),
-            Repeat::Device(device, before) => {
+    /// Refuses entries that share a device which an earlier entry shares.
+    fn shared_twice(&mut self, entries: &[SharedResource]) {
+        let mut first = HashMap::new();
+        let mut unlisted = HashMap::new();
+        let mut listed: HashMap<(&ResourceName, &DeviceRef), usize> = HashMap::new();
+        for (index, entry) in entries.iter().enumerate() {
+            let name = &entry.name.0;
+            let place = |entry: usize| self.at(&entry_key(entry, "name")[..4]);
+            let both = |before: &usize| {
                 format!(
-                    "device {device} of {resource} is shared by {} already",
+                    "{name} is shared by {} already; to share its devices differently, list them in both entries",
                     place(*before)
                 )
+            };
+            let text = match &entry.devices {
+                Some(SharedOf::Listed(list)) => {
+                    let repeated =
+                        list.iter()
+                            .find_map(|device| match listed.insert((name, device), index)? {
+                                before if before == index => Some(format!("device {device} is listed twice")),
+                                before => Some(format!(
+                                    "device {device} of {name} is shared by {} already",
+                                    place(before)
+                                )),
+                            });
+                    repeated.or_else(|| unlisted.get(name).map(both))
+                }
+                _ => {
+                    unlisted.entry(name).or_insert(index);
+                    first.get(name).map(both)
+                }
+            };
+            first.entry(name).or_insert(index);
+            if let Some(text) = text {
+                self.refuse_at(&entry_key(index, "devices"), Fault::Contradiction(text));
             }
-            Repeat::Resource(before) => format!(
-                "{resource} is shared by {} already; to share its devices differently, list them in both entries",
-                place(*before)
-            ),
+        }
+    }
+
+    /// Warns of the keys that NVIDIA's plugin reads and ignores: with the same file, pods must ask for other resources here.
+    fn ignored_by_nvidia(&mut self, config: &Config) {
+        let mut warn = |path: &[Step]| {
+            self.warn_at(
+                path,
+                "NVIDIA's plugin ignores this key; here it is applied".to_owned(),
+            );
+        };
+        for (section, patterns) in [("gpus", &config.gpu_patterns), ("mig", &config.mig_patterns)] {
+            if !patterns.is_empty() {
+                warn(&[key("resources"), key(section)]);
+            }
+        }
+        let Some(sharing) = &config.time_slicing else {
+            return;
+        };
+        for (index, entry) in sharing.resources.iter().enumerate() {
+            let theirs = match sharing.rename_by_default {
+                true => ResourceName::from(format!("{}.shared", entry.name)),
+                false => entry.name.clone(),
+            };
+            if entry.rename.as_ref().is_some_and(|ours| *ours != theirs) {
+                warn(&entry_key(index, "rename"));
+            }
+            if entry.devices != SharedOf::All {
+                warn(&entry_key(index, "devices"));
+            }
+        }
+    }
+
+    /// Warns of entries that share a resource which no device of any node is advertised as: probably a typing error, and NVIDIA's plugin
+    /// reports nothing. `gpu_resource` is the name of whole GPUs that a flag gives.
+    fn absent_names(&mut self, config: &Config, gpu_resource: Option<&ResourceName>) {
+        let renamed = config
+            .gpu_patterns
+            .iter()
+            .find(|entry| entry.pattern == "*")
+            .map(|entry| &entry.name)
+            .or(gpu_resource);
+        let by_default = renamed.is_none().then_some(names::GPU_RESOURCE);
+        let patterns = config
+            .gpu_patterns
+            .iter()
+            .chain(&config.mig_patterns)
+            .map(|entry| entry.name.as_str());
+        let mut all = HashSet::new();
+        let given = by_default
+            .into_iter()
+            .chain(patterns)
+            .chain(gpu_resource.map(ResourceName::as_str));
+        let mut listed: Vec<&str> = given.filter(|name| all.insert(*name)).collect();
+        listed.truncate(MAX_LISTED);
+        let mut allowed = listed.clone();
+        allowed.insert(1.min(allowed.len()), MIG_RESOURCES);
+        let mut allowed = allowed.join(", ");
+        if all.len() > listed.len() {
+            allowed.push_str(&format!(" and {} more", all.len() - listed.len()));
+        }
+        let of_mig: HashSet<&ResourceName> = config.mig_patterns.iter().map(|entry| &entry.name).collect();
+        let entries = config.time_slicing.iter().flat_map(|sharing| &sharing.resources);
+        for (index, Replicated { name, .. }) in entries.enumerate() {
+            if self.warnings.len() > MAX_PROBLEMS {
+                return;
+            }
+            let text = if of_mig.contains(name) || name.as_str().contains("/mig-") {
+                let is_served = match config.mig_strategy {
+                    MigStrategy::Mixed => true,
+                    MigStrategy::Single => of_mig.contains(name),
+                    MigStrategy::None => false,
+                };
+                if is_served {
+                    continue;
+                }
+                format!("{name} is advertised only where migStrategy is mixed: this entry has no effect")
+            } else if all.contains(name.as_str()) {
+                continue;
+            } else {
+                // A name after sharing stands for the name before.
+                let unshared = name.as_str().strip_suffix(".shared").unwrap_or(name.as_str());
+                let near = match renamed {
+                    Some(renamed) if unshared == names::GPU_RESOURCE => Some(renamed.to_string()),
+                    _ => mig_resource(unshared).or_else(|| nearest(unshared, listed.iter().copied())),
+                };
+                let near = near.map_or(String::new(), |near| format!("; did you mean {near:?}?"));
+                format!(
+                    "no device is called {name} before it is shared, so that this entry has no effect; allowed: {allowed}{near}"
+                )
+            };
+            self.warn_at(&entry_key(index, "name"), text);
         }
     }
 
@@ -340,4 +451,19 @@ fn path(said: Option<&String>, default: &Path) -> PathBuf {
         None | Some("") => default.to_owned(),
         Some(said) => said.into(),
     }
+}
+
+fn key(name: &str) -> Step {
+    Step::Key(name.to_owned())
+}
+
+/// The path of a key of an entry of `sharing.timeSlicing.resources`.
+fn entry_key(index: usize, name: &str) -> [Step; 5] {
+    [
+        key("sharing"),
+        key("timeSlicing"),
+        key("resources"),
+        Step::Index(index),
+        key(name),
+    ]
 }

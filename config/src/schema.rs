@@ -255,12 +255,11 @@ form!(
 
 #[cfg(test)]
 mod tests {
-    use super::super::Strictness;
-    use super::super::documents::load;
+    use super::super::{Strictness, load};
     use super::*;
 
     #[test]
-    fn the_schema_says_of_every_setting_what_the_command_line_and_the_reference_say() {
+    fn schema_describes_settings_as_help_does() {
         let schema = json_schema();
         for setting in SETTINGS {
             let property = schema.pointer(&pointer(setting.key)).unwrap();
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_stand_without_a_value_where_the_reader_takes_it_for_absent() {
+    fn schema_allows_null_where_reader_does() {
         let read = |text: &str| load("a.yaml", text, &[], Strictness::Strict).map(drop);
         for (form, text) in [
             ("", ""),
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_version_is_none_and_an_empty_name_is_wrong() {
+    fn schema_allows_empty_version_and_no_empty_name() {
         assert!(load("a.yaml", "version: ''", &[], Strictness::Strict).is_ok());
         let schema = json_schema();
         let versions = schema["properties"]["version"]["anyOf"].as_array().unwrap();
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_is_made_once_for_all_files_that_are_read() {
+    fn schema_is_made_once() {
         assert_eq!(*known(), json_schema());
         assert!(std::ptr::eq(known(), known()));
     }

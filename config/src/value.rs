@@ -1,12 +1,14 @@
 //! Single values of a config file that have a form of their own. Each is read from a JSON value, so that the same rules hold in
 //! YAML, in JSON and on the command line; nothing here knows where a value stood.
 
+use std::time::Duration;
+
 use gantry_api::{ResourceName, names};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::sharing::mig_resource;
-use super::{DeviceRef, Gfd, Selector, SharedOf, Strategy, duration, problem};
+use super::{DeviceRef, Gfd, Selector, SharedOf, Strategy, problem};
 
 /// Longest resource name, with its domain.
 const MAX_NAME: usize = 63;
@@ -138,13 +140,26 @@ impl From<ChannelIds> for Vec<Value> {
     }
 }
 
-/// How often labels are worked out again; `None`: never.
+/// Interval between two computations of the labels; `None`: never again. Written as a Go duration (`1h15m30.5s`), as a bare number of
+/// nanoseconds, or as `infinite`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "String")]
-pub struct SleepInterval(pub Option<std::time::Duration>);
+pub struct SleepInterval(pub Option<Duration>);
+
+/// The units of Go durations in nanoseconds, largest first. No unit is the beginning of a later one that a text could mean.
+const UNITS: [(&str, u64); 8] = [
+    ("h", 3_600_000_000_000),
+    ("ms", 1_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("us", 1_000),
+    ("µs", 1_000),
+    ("μs", 1_000),
+    ("ns", 1),
+];
 
 impl SleepInterval {
-    /// Whether it is served as it stands.
+    /// Whether it is below the shortest interval in use.
     pub(super) fn is_short(self) -> bool {
         self.0.is_some_and(|interval| interval < Gfd::SHORTEST)
     }
@@ -154,9 +169,6 @@ impl TryFrom<Value> for SleepInterval {
     type Error = String;
 
     fn try_from(value: Value) -> Result<Self, String> {
-        if let Some(nanoseconds) = whole(&value) {
-            return Ok(Self(Some(std::time::Duration::from_nanos(nanoseconds))));
-        }
         let text = match &value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
@@ -164,17 +176,56 @@ impl TryFrom<Value> for SleepInterval {
         if text == "infinite" {
             return Ok(Self(None));
         }
-        match duration::parse(&text) {
-            Ok(interval) => Ok(Self(Some(interval))),
-            Err(error) => Err(error.to_string()),
-        }
+        let nanoseconds = whole(&value)
+            .or_else(|| text.parse().ok())
+            .or_else(|| go_duration(&text));
+        let interval = nanoseconds.map(Duration::from_nanos).ok_or_else(|| {
+            format!("{text:?} is no duration; write a number and a unit (ns, us, ms, s, m, h), such as 60s or 1m30s, or infinite")
+        })?;
+        Ok(Self(Some(interval)))
     }
 }
 
 impl From<SleepInterval> for String {
-    fn from(interval: SleepInterval) -> Self {
-        interval.0.map_or("infinite".to_owned(), duration::text)
+    /// In one unit, the largest that gives a whole number.
+    fn from(SleepInterval(interval): SleepInterval) -> Self {
+        let Some(interval) = interval else {
+            return "infinite".to_owned();
+        };
+        let nanoseconds = interval.as_nanos();
+        let mut units = ["h", "m", "s", "ms", "us", "ns"]
+            .iter()
+            .filter_map(|name| UNITS.iter().find(|(unit, _)| unit == name));
+        match units.find(|(_, size)| nanoseconds.is_multiple_of(u128::from(*size))) {
+            Some((unit, size)) if nanoseconds > 0 => format!("{}{unit}", nanoseconds / u128::from(*size)),
+            _ => "0s".to_owned(),
+        }
     }
+}
+
+/// The nanoseconds of a duration as Go writes it; `None` for a negative one, and for more than a `u64` holds (584 years). kube's own
+/// reader of Go durations panics on such texts.
+fn go_duration(text: &str) -> Option<u64> {
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    let mut total = None;
+    while !rest.is_empty() {
+        let (number, tail) = rest.split_at(rest.find(|ch: char| !ch.is_ascii_digit() && ch != '.')?);
+        let (unit, size) = UNITS.iter().find(|(unit, _)| tail.starts_with(unit))?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "units are powers and small multiples of ten"
+        )]
+        let nanoseconds = (number.parse::<f64>().ok()? * *size as f64).round();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "not negative, and in range"
+        )]
+        let nanoseconds = (nanoseconds < 1.8e19).then_some(nanoseconds as u64)?;
+        total = Some(total.unwrap_or(0u64).checked_add(nanoseconds)?);
+        rest = tail.strip_prefix(unit)?;
+    }
+    total
 }
 
 impl TryFrom<Value> for SharedOf {
@@ -357,4 +408,69 @@ fn strategy(word: &str) -> Result<Strategy, String> {
         };
         fault.to_string()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interval(text: &str) -> Result<Duration, String> {
+        SleepInterval::try_from(Value::from(text)).map(|SleepInterval(interval)| interval.unwrap())
+    }
+
+    #[test]
+    fn go_durations_add_up_and_bare_number_is_nanoseconds() {
+        for (text, milliseconds) in [
+            ("60s", 60_000),
+            ("1h15m30.5s", 4_530_500),
+            ("1.5h", 5_400_000),
+            ("250ms", 250),
+            ("1.001s", 1_001),
+            ("+2m", 120_000),
+            (".5s", 500),
+            ("60000000000", 60_000),
+            ("0", 0),
+        ] {
+            assert_eq!(interval(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        assert_eq!(interval("3us"), interval("3µs"));
+    }
+
+    #[test]
+    fn text_that_is_no_duration_is_refused() {
+        for text in [
+            "",
+            "+",
+            "s",
+            "-1s",
+            "1 s",
+            "1x",
+            "1s2",
+            "1..5s",
+            ".s",
+            "1s-2s",
+            "99999999999h",
+            "nans",
+        ] {
+            assert!(interval(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn written_interval_reads_the_same() {
+        for nanoseconds in [
+            0,
+            1,
+            1_500,
+            60_000_000_000,
+            90_000_000_000,
+            3_600_000_000_000,
+            1_000_001,
+        ] {
+            let duration = Duration::from_nanos(nanoseconds);
+            let text = String::from(SleepInterval(Some(duration)));
+            assert_eq!(interval(&text), Ok(duration), "{text}");
+        }
+        assert_eq!(String::from(SleepInterval(Some(Duration::from_secs(60)))), "1m");
+    }
 }

@@ -129,7 +129,7 @@ async fn reported(reports: &mut watch::Receiver<Report>, part: &str) {
 }
 
 #[tokio::test]
-async fn label_and_content_of_a_config_map_are_followed() {
+async fn config_map_label_and_content_are_followed() {
     let scene = Scene::new().await;
     scene
         .map(json!({"default": "", "a100": "flags: {migStrategy: single}", "h100": "flags: {migStrategy: mixed}"}))
@@ -174,7 +174,7 @@ async fn label_and_content_of_a_config_map_are_followed() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_is_wrong_at_the_start_is_waited_for() {
+async fn wrong_config_at_start_waits_for_a_good_one() {
     let scene = Scene::new().await;
     let (followed, mut reports) = scene.follow(Configs::ConfigMap {
         namespace: "default".into(),
@@ -188,7 +188,7 @@ async fn a_configuration_that_is_wrong_at_the_start_is_waited_for() {
 }
 
 #[tokio::test]
-async fn the_files_of_a_folder_are_chosen_from_by_the_same_label() {
+async fn folder_file_is_chosen_by_label() {
     let scene = Scene::new().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a"), "flags: {migStrategy: single}").unwrap();
@@ -212,7 +212,7 @@ async fn the_files_of_a_folder_are_chosen_from_by_the_same_label() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_read_is_in_the_way_of_those_who_choose_it_alone() {
+async fn unreadable_file_affects_only_nodes_that_choose_it() {
     let scene = Scene::new().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a"), "flags: {migStrategy: single}").unwrap();

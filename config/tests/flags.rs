@@ -78,7 +78,7 @@ fn file(key: &str, value: &Value) -> String {
 }
 
 #[test]
-fn a_flag_goes_over_a_variable_over_the_file_over_the_default() {
+fn precedence_is_flag_variable_file_default() {
     let mut tried = 0;
     for setting in SETTINGS
         .iter()
@@ -133,7 +133,7 @@ fn a_flag_goes_over_a_variable_over_the_file_over_the_default() {
 }
 
 #[test]
-fn the_table_says_the_true_defaults() {
+fn settings_table_has_the_true_defaults() {
     let driver_root = effective(&Config::default(), "flags.nvidiaDevRoot");
     assert_eq!(driver_root, "/");
     for setting in SETTINGS {
@@ -160,7 +160,7 @@ fn the_table_says_the_true_defaults() {
 }
 
 #[test]
-fn every_key_that_has_a_flag_is_in_the_table_and_the_other_way_round() {
+fn settings_table_covers_keys_with_flags_exactly() {
     fn leaves(at: &str, schema: &Value, found: &mut Vec<String>) {
         for (key, schema) in schema["properties"].as_object().unwrap() {
             let at = format!("{at}.{key}");
@@ -203,7 +203,7 @@ fn booleans_are_read_as_go_reads_them() {
 }
 
 #[test]
-fn an_empty_variable_is_not_set_but_for_the_output_file() {
+fn empty_variable_is_unset_except_output_file() {
     let config = config(
         "flags: {migStrategy: mixed, gfd: {outputFile: /x}}",
         &[
@@ -224,7 +224,7 @@ fn an_empty_variable_is_not_set_but_for_the_output_file() {
 }
 
 #[test]
-fn the_first_variable_that_is_set_counts_and_the_last_flag() {
+fn first_set_variable_and_last_flag_count() {
     let twins = [("NVIDIA_CDI_HOOK_PATH", "/first"), ("NVIDIA_CTK_PATH", "/second")];
     let path = |env: &[(&str, &str)], flags: &[(&str, &str)]| config("", env, flags).cdi_hook_path;
     assert_eq!(path(&twins, &[]).to_str(), Some("/first"));
@@ -236,7 +236,7 @@ fn the_first_variable_that_is_set_counts_and_the_last_flag() {
 }
 
 #[test]
-fn of_a_setting_that_both_of_nvidias_programs_have_the_plugins_variable_goes_first() {
+fn plugin_variable_precedes_gfd_variable() {
     let both = config(
         "",
         &[
@@ -266,7 +266,7 @@ fn lists_take_commas_and_several_flags() {
 }
 
 #[test]
-fn the_former_word_for_device_nodes_still_passes_them() {
+fn former_word_for_device_nodes_passes_them() {
     for word in ["device-nodes", "pass-device-specs"] {
         let alone = config("", &[], &[("device-list-strategy", word)]);
         assert!(alone.pass_device_specs);
@@ -277,7 +277,7 @@ fn the_former_word_for_device_nodes_still_passes_them() {
 }
 
 #[test]
-fn a_wrong_flag_or_variable_is_named() {
+fn wrong_flag_or_variable_is_named() {
     let error = overrides(
         &[("MIG_STRATEGY", "mixd"), ("IMEX_CHANNEL_IDS", "0,1")],
         &[
@@ -307,7 +307,7 @@ fn a_wrong_flag_or_variable_is_named() {
 }
 
 #[test]
-fn a_file_that_is_wrong_is_wrong_though_a_flag_goes_over_it() {
+fn wrong_file_value_is_an_error_despite_a_flag() {
     let overrides = overrides(&[], &[("mig-strategy", "mixed")]).unwrap();
     let wrong = load(
         "config.yaml",
@@ -363,7 +363,7 @@ const NVIDIA: &[Row] = &[
 ];
 
 #[test]
-fn every_setting_of_nvidias_is_read_from_its_key_its_flags_and_its_variables_and_has_its_default() {
+fn nvidia_settings_have_key_flags_variables_default() {
     for (key, flags, variables, default, text, value) in NVIDIA {
         let in_file = |value: &str| {
             let depth = key.split('.').count();

@@ -97,7 +97,7 @@ fn sleep(interval: &str) -> String {
 }
 
 #[test]
-fn what_is_wrong_by_its_form_alone_is_refused_by_the_schema_too() {
+fn schema_refuses_values_of_wrong_form() {
     let names = [
         "amd.com/gpu",
         "nvidia.com/GPU",
@@ -127,7 +127,7 @@ fn what_is_wrong_by_its_form_alone_is_refused_by_the_schema_too() {
 }
 
 #[test]
-fn what_the_program_reads_the_schema_takes() {
+fn schema_accepts_what_the_reader_accepts() {
     let names = [
         "gpu",
         "nvidia.com/gpu",

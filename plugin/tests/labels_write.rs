@@ -127,7 +127,7 @@ fn object(labels: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_node_feature_is_made_and_goes_with_its_daemonset_and_pod() {
+async fn node_feature_is_owned_by_daemonset_and_pod() {
     let server = Server::new(|(method, path, body)| match (method.as_str(), path.as_str()) {
         ("GET", path) if path.starts_with("/api/v1/namespaces/gantry-system/pods/plugin-x") => (
             200,
@@ -189,7 +189,7 @@ async fn a_node_feature_keeps_its_owners_while_the_pod_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn an_object_without_an_owner_is_told_of_and_not_with_every_write() {
+async fn missing_owner_is_logged_once() {
     let log = Log::default();
     let _here = log.listen();
     let stored = Mutex::new(None);
@@ -282,7 +282,7 @@ async fn a_node_feature_that_says_it_already_is_left_alone() {
 }
 
 #[tokio::test]
-async fn without_node_feature_discovery_a_person_is_told_what_to_do() {
+async fn missing_node_feature_discovery_is_explained() {
     // An API server without the CRD answers so, in plain text.
     let server = Server::new(|_| (404, "404 page not found\n".into()));
     let wrote = write::to_node_feature(&server.client, &identity(None), &labels(&[])).await;
@@ -431,7 +431,7 @@ async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn a_file_follows_devices_and_configuration_and_stays_at_the_end() {
+async fn labels_file_follows_changes_and_stays_at_end() {
     let folder = tempfile::tempdir().unwrap();
     let [first, second] = ["gfd", "other"].map(|name| folder.path().join(name));
     let holds = |path: &Path, line: &str| std::fs::read_to_string(path).unwrap_or_default().contains(line);
@@ -453,7 +453,7 @@ async fn a_file_follows_devices_and_configuration_and_stays_at_the_end() {
 }
 
 #[tokio::test]
-async fn labels_follow_the_configuration_from_the_file_into_the_object_and_back_and_stand_in_one_of_them() {
+async fn labels_move_between_file_and_object_with_config() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gfd");
     let stored = Arc::new(Mutex::new(None));
@@ -533,7 +533,7 @@ async fn an_object_that_could_not_be_made_is_not_taken_away() {
 }
 
 #[tokio::test]
-async fn the_timestamp_is_that_of_the_configuration_also_if_it_came_while_labels_could_not_be_written() {
+async fn timestamp_is_of_config_even_if_writes_failed() {
     let folder = tempfile::tempdir().unwrap();
     let in_the_way = folder.path().join("file");
     std::fs::write(&in_the_way, "").unwrap();
@@ -594,7 +594,7 @@ async fn what_the_api_server_does_not_take_is_said_and_tried_again() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_before_the_gpus_are_known_nor_where_labels_are_off() {
+async fn nothing_is_written_before_gpus_are_known_or_if_off() {
     let server = Server::new(|_| status(500, "nobody should ask"));
     let scene = Scene::start(Target::Node, Access::Client(server.client.clone()), config(None));
     scene
@@ -610,7 +610,7 @@ async fn nothing_is_written_before_the_gpus_are_known_nor_where_labels_are_off()
 const EARLIER: &str = "nvidia.com/gpu.count=8\n";
 
 #[tokio::test]
-async fn a_node_that_has_lost_its_gpus_loses_their_labels_after_a_while() {
+async fn node_without_gpus_loses_labels_after_a_while() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("gfd");
     std::fs::write(&file, EARLIER).unwrap();
@@ -641,7 +641,7 @@ async fn a_node_that_has_lost_its_gpus_loses_their_labels_after_a_while() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_away_or_without_gpus_for_a_moment_costs_no_label() {
+async fn short_driver_absence_keeps_labels() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("gfd");
     std::fs::write(&file, EARLIER).unwrap();

@@ -229,7 +229,7 @@ async fn slices_are_spread_over_gpus_where_the_policy_is_distributed() {
 }
 
 #[tokio::test]
-async fn replicas_lie_on_distinct_gpus_and_a_container_gets_each_gpu_once() {
+async fn replicas_are_taken_from_distinct_gpus() {
     let mut scene = Scene::of("dgx1-v100", shared("nvidia.com/gpu", 10, false));
     let ids = scene.ids(&["nvidia.com/gpu.shared"]).await;
     let all: Vec<&str> = ids["nvidia.com/gpu.shared"].iter().map(String::as_str).collect();
@@ -273,7 +273,7 @@ async fn several_replicas_are_refused_where_the_operator_wants_it() {
 }
 
 #[tokio::test]
-async fn a_changed_configuration_is_offered_without_a_restart_and_empties_what_it_replaces() {
+async fn changed_config_is_offered_without_restart() {
     let mut scene = Scene::of("workstation-2x", Config::default());
     let mut stream = scene.plugin("nvidia.com/gpu").await.watch().await;
     let before = soon("the first list", stream.next()).await.unwrap().unwrap();
@@ -292,7 +292,7 @@ async fn a_changed_configuration_is_offered_without_a_restart_and_empties_what_i
 }
 
 #[tokio::test]
-async fn a_set_that_kubelet_chose_before_it_read_the_new_list_is_served() {
+async fn set_chosen_from_previous_list_is_served() {
     let mut scene = Scene::of("workstation-2x", Config::default());
     let ids = scene.ids(&["nvidia.com/gpu"]).await;
     let all: Vec<&str> = ids["nvidia.com/gpu"].iter().map(String::as_str).collect();

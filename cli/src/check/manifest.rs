@@ -1,7 +1,7 @@
 //! Manifests of Kubernetes, as files around a plugin's configuration hold them: which ConfigMaps are in a text, and where the
 //! configuration lies in what is none. Knows nothing of what a configuration may say.
 
-use gantry_config::{MIG_MANAGERS, leftover, line_of};
+use gantry_config::{MIG_MANAGERS, line_of};
 use serde_json::{Map, Value};
 
 /// One ConfigMap of a manifest.
@@ -33,9 +33,6 @@ pub(super) fn config_maps(text: &str) -> Result<Vec<ConfigMap>, String> {
         Ok(documents) => documents,
         Err(error) if has_kind(text) => {
             let line = line_of(&error);
-            if let Some((line, what)) = leftover(text, line) {
-                return Err(format!("line {line}: the manifest is no YAML: {what}"));
-            }
             let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
             let said = error.without_snippet().to_string();
             // The place is said in front, and nobody can set a policy here.

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn label_then_default_then_the_fallbacks_in_their_order() {
+    fn choice_order_is_label_default_fallbacks() {
         use Fallback::{Empty, Named, Single};
         type Case = (
             Option<&'static str>,

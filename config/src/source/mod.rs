@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 pub use choice::{Choice, ChoiceError, Fallback};
 use files::Pipes;
 
-use super::documents::load_naming;
+use super::read::load_naming;
 use super::{Config, Layer, Loaded, Problems, ResourcePattern, Strictness};
 
 /// Everything that makes the configuration.

@@ -71,7 +71,7 @@ async fn flags_alone_make_a_configuration_that_stays() {
 }
 
 #[tokio::test]
-async fn a_file_written_over_is_read_again_and_a_bad_one_changes_nothing() {
+async fn overwritten_file_is_reread_and_bad_one_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
@@ -102,7 +102,7 @@ async fn a_file_written_over_is_read_again_and_a_bad_one_changes_nothing() {
 }
 
 #[tokio::test]
-async fn the_configuration_in_effect_is_in_the_log_at_the_start_and_at_every_change() {
+async fn effective_config_is_logged_at_start_and_change() {
     let log = Log::default();
     let _here = log.listen();
     let folder = tempfile::tempdir().unwrap();
@@ -354,7 +354,7 @@ async fn a_file_that_is_emptied_and_stays_empty_means_the_defaults() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_empty_at_the_start_is_about_to_be_written_unless_it_stays_so() {
+async fn file_empty_at_start_is_accepted_after_a_pause() {
     let began = std::time::Instant::now();
     let mut doubt = files::Doubt::default();
     assert_eq!(

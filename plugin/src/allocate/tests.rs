@@ -128,7 +128,7 @@ fn strategies(ways: &[Strategy]) -> Config {
 }
 
 #[test]
-fn every_combination_of_strategies_is_the_sum_of_its_parts_but_for_the_list_of_mounts() {
+fn strategies_combine_except_visible_devices_and_mounts() {
     let mut all = String::new();
     for mask in 1..1_usize << Strategy::ALL.len() {
         let ways: Vec<Strategy> = (0..Strategy::ALL.len())
@@ -211,7 +211,7 @@ fn devices_can_be_called_by_index() {
 }
 
 #[test]
-fn a_device_is_called_by_the_index_that_nvml_has_for_it_now_or_else_by_its_uuid() {
+fn runtime_id_is_current_nvml_index_or_uuid() {
     // GPU 1 was taken out: NVML counts the one behind it as 1.
     let devices = [
         device(0, None, None),

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rare_folder_counts_only_where_the_usual_ones_have_no_driver() {
+    fn rare_folder_counts_only_without_usual_driver() {
         // Where /usr/lib64 is, /usr/lib has libraries of 32 bits.
         let files = [
             "usr/lib64/libcuda.so.1.2",

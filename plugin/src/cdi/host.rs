@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_containers_nodes_count_where_containers_get_theirs_from_it() {
+    fn driver_root_nodes_count_if_dev_root_is_driver_root() {
         let (own, driver) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir(driver.path().join("dev")).unwrap();
         fs::write(own.path().join("nvidiactl"), "").unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_program_that_was_named_is_believed_where_it_cannot_be_looked_for() {
+    fn named_hook_program_is_trusted_if_not_visible() {
         let root = tempfile::tempdir().unwrap();
         let with = |hook: &str, driver_root: &str| Config {
             cdi_hook_path: hook.into(),

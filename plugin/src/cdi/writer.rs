@@ -366,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_gpudirect_storage_lacks_in_containers_are_warned_of_where_they_come_by_cdi() {
+    fn missing_gds_files_warn_with_cdi_only() {
         let file = |path: &str| File {
             path: path.into(),
             real: path.into(),

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_go_where_gpu_feature_discovery_would_write_them_unless_a_place_is_named() {
+    fn label_place_follows_gfd_unless_named() {
         let place = |target: Target, use_node_feature_api| {
             target.place(&Gfd {
                 use_node_feature_api,

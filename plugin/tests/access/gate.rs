@@ -111,7 +111,7 @@ fn obstruct(root: &Path) {
 }
 
 #[tokio::test]
-async fn a_specification_is_there_before_its_devices_are_offered_and_gone_at_the_end() {
+async fn spec_is_written_before_offer_and_removed_at_end() {
     let mut gate = Gate::start(cdi(), vec![gpu(0), gpu(1)], |_| {});
     gate.passes(is_ready).await;
     let path = gate.path(Class::Gpu);
@@ -127,7 +127,7 @@ async fn a_specification_is_there_before_its_devices_are_offered_and_gone_at_the
 }
 
 #[tokio::test]
-async fn devices_that_no_runtime_could_resolve_are_held_back_and_readiness_says_why() {
+async fn unresolvable_devices_are_held_back_and_not_ready() {
     let gate = Gate::start(cdi(), vec![gpu(0)], obstruct);
     assert!(
         gate.problem()
@@ -138,7 +138,7 @@ async fn devices_that_no_runtime_could_resolve_are_held_back_and_readiness_says_
 }
 
 #[tokio::test]
-async fn after_the_first_time_a_failure_makes_only_the_new_devices_unhealthy() {
+async fn later_write_failure_affects_new_devices_only() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     fs::remove_dir_all(gate.root.path().join("cdi")).unwrap();
@@ -197,7 +197,7 @@ fn health_goes_before_the_look(config: Config) {
 }
 
 #[tokio::test]
-async fn a_device_whose_node_is_unknown_is_unhealthy_where_cdi_is_the_only_way() {
+async fn device_without_node_is_unhealthy_with_cdi_alone() {
     let unknown = Device {
         minor: None,
         ..gpu(1)
@@ -221,7 +221,7 @@ async fn a_device_whose_node_is_unknown_is_unhealthy_where_cdi_is_the_only_way()
 }
 
 #[tokio::test]
-async fn a_configuration_comes_into_force_once_its_specifications_are_there() {
+async fn config_takes_effect_once_specs_are_written() {
     let mut gate = Gate::start(Config::default(), vec![gpu(0)], obstruct);
     gate.passes(is_ready).await;
     let responder = Responder::new(gate.access.clone());
@@ -300,7 +300,7 @@ async fn a_successors_files_stay_at_the_end() {
 }
 
 #[tokio::test]
-async fn what_is_switched_off_stays_on_disk_for_containers_that_start_again() {
+async fn disabled_spec_stays_on_disk_for_restarts() {
     let on = || Config {
         gdrcopy: true,
         ..cdi()
@@ -334,7 +334,7 @@ async fn what_is_switched_off_stays_on_disk_for_containers_that_start_again() {
 }
 
 #[tokio::test]
-async fn a_slice_that_is_made_at_run_time_is_written_before_it_is_offered() {
+async fn new_slice_is_written_before_it_is_offered() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     let devices = vec![gpu(0), slice(1, 0)];

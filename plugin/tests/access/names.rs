@@ -139,7 +139,7 @@ async fn a_gpu_that_comes_before_others_moves_no_name() {
 }
 
 #[tokio::test]
-async fn a_device_that_is_no_longer_offered_keeps_its_entry_while_the_machine_has_it() {
+async fn unoffered_device_keeps_entry_while_present() {
     let parts = [part(1, 0, "MIG-a"), part(2, 1, "MIG-b")];
     let whole = [gpu(1), gpu(2)];
     let machine: Arc<Machine> = machine_of(&[gpu(0), gpu(1), gpu(2)], &parts);
@@ -168,7 +168,7 @@ async fn a_device_that_is_no_longer_offered_keeps_its_entry_while_the_machine_ha
 }
 
 #[tokio::test]
-async fn names_of_both_kinds_stay_when_the_configuration_changes_from_one_to_the_other() {
+async fn names_of_both_id_strategies_stay() {
     let devices = [gpu(0), gpu(1)];
     let mut gate = Gate::start_with(cdi(), Inventory::ready(machine(2), devices.to_vec()), |_| {});
     gate.passes(is_ready).await;

@@ -83,7 +83,7 @@ fn a_node_with_driver_and_toolkit_has_this_specification() {
 }
 
 #[test]
-fn a_driver_elsewhere_and_no_toolkit_move_the_hosts_paths_and_mount_what_links_would_lead_to() {
+fn other_driver_root_without_toolkit_mounts_link_names() {
     let (root, dev) = (driver_root(false), tempfile::tempdir().unwrap());
     touch(dev.path(), "nvidiactl");
     touch(root.path(), "toolkit/nvidia-ctk");
@@ -102,7 +102,7 @@ fn a_driver_elsewhere_and_no_toolkit_move_the_hosts_paths_and_mount_what_links_w
 
 /// What graphics look for by names that no loader's cache makes: as links, where NVIDIA's toolkit is there to make them.
 #[test]
-fn links_that_graphics_look_for_are_made_beside_the_libraries_they_lead_to() {
+fn graphics_links_are_made_beside_their_libraries() {
     let root = driver_root(true);
     let library = "usr/lib/x86_64-linux-gnu";
     for name in ["libnvidia-vulkan-producer.so", "libnvidia-allocator.so"] {
@@ -131,7 +131,7 @@ fn links_that_graphics_look_for_are_made_beside_the_libraries_they_lead_to() {
 }
 
 #[test]
-fn a_node_that_is_seen_has_its_numbers_and_a_group_that_it_is_closed_to_others_for() {
+fn device_node_has_numbers_and_group_if_restricted() {
     use gantry_config::CdiFeature;
     use gantry_plugin::allocate::{Facts, Nodes};
     let facts = |minor, mode, gid| Facts {
@@ -178,7 +178,7 @@ fn a_node_that_is_seen_has_its_numbers_and_a_group_that_it_is_closed_to_others_f
 }
 
 #[test]
-fn a_hook_that_is_switched_off_is_left_out_and_so_are_sockets_on_request() {
+fn disabled_hooks_and_sockets_are_left_out() {
     use gantry_config::{CdiFeature, CdiHook};
     let root = driver_root(true);
     let config = |hooks: &[CdiHook]| Config {

@@ -36,7 +36,7 @@ fn a_shared_gpu_says_so_unless_its_resource_has_another_name() {
 }
 
 #[test]
-fn of_several_products_the_most_frequent_one_leads_and_each_is_counted() {
+fn most_frequent_product_leads_and_each_is_counted() {
     let labels = plain(
         &models(&["T4", "NVIDIA A40", "NVIDIA A40", "T4", "NVIDIA A40"]),
         &Config::default(),
@@ -114,7 +114,7 @@ fn the_board_that_drives_a_screen_is_in_no_label() {
 }
 
 #[test]
-fn a_clique_is_named_where_all_gpus_agree_and_ours_names_the_larger_one() {
+fn nvidia_clique_needs_agreement_ours_is_the_largest() {
     let one = plain(
         &of([in_clique(1), in_clique(1), Gpu::default()]),
         &Config::default(),

@@ -86,7 +86,7 @@ fn nvidias(machine: &Machine, config: &Config, host: &Host) -> BTreeMap<String, 
 }
 
 #[test]
-fn a_plain_node_has_the_labels_that_nvidia_documents_and_no_other_under_its_name() {
+fn plain_node_has_exactly_the_documented_labels() {
     let sim = Sim::of("hgx-h100");
     let sys = sim.installed.layout.sys.clone();
     let machine_type_file = sys.join("product_name");
@@ -104,7 +104,7 @@ fn a_plain_node_has_the_labels_that_nvidia_documents_and_no_other_under_its_name
 }
 
 #[test]
-fn every_label_that_nvidia_documents_is_made_somewhere_and_no_other_under_its_name() {
+fn documented_labels_are_all_made_and_no_others() {
     let host = Host {
         vgpu: Some(Vgpu {
             driver: Some(HostDriver {

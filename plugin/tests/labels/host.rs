@@ -34,7 +34,7 @@ fn a_machine_type_of_which_a_label_can_say_nothing_is_unknown() {
 }
 
 #[test]
-fn a_node_without_gpus_tells_when_it_was_labelled_and_that_it_is_virtual_and_nothing_else() {
+fn node_without_gpus_has_timestamp_and_vgpu_labels_only() {
     let labels = labels(&Facts {
         inventory: &Inventory::absent("no GPU"),
         config: &Config::default(),

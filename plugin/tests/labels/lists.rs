@@ -46,7 +46,7 @@ fn gpus_that_the_lists_exclude_are_in_no_label() {
 }
 
 #[test]
-fn what_links_and_cliques_are_told_is_of_gpus_that_the_lists_leave() {
+fn link_and_clique_labels_cover_allowed_gpus_only() {
     let dgx = machine("dgx-a100");
     let seven = listed(&dgx, &[], &[Selector::Index(0)]);
     assert_eq!(get(&seven, "gantry.dev/nvlink.size"), Some("7"));
@@ -64,7 +64,7 @@ fn what_links_and_cliques_are_told_is_of_gpus_that_the_lists_leave() {
 }
 
 #[test]
-fn a_gpu_of_which_the_lists_leave_a_mig_device_counts_and_one_of_which_they_leave_none_does_not() {
+fn gpu_counts_if_lists_allow_one_of_its_mig_devices() {
     let machine = cut(machine("dgx-a100"), |gpu| match gpu {
         0 | 1 => Some(&["1g.5gb", "1g.5gb"]),
         2 => Some(&[]),

@@ -38,7 +38,7 @@ fn the_simulated_machines_have_the_labels_written_down() {
 }
 
 #[test]
-fn the_simulated_machines_that_are_cut_have_the_labels_of_each_strategy_written_down() {
+fn simulated_mig_machines_have_labels_of_each_strategy() {
     let mut all = String::new();
     for name in CUT {
         for strategy in [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed] {

@@ -7,7 +7,7 @@ use gantry_topology::{Gpu, Machine, PathClass, PathMatrix};
 use super::{cut, get, labels_of, machine, offered, plain, shared, strategy, text};
 
 #[test]
-fn mig_devices_that_are_all_alike_are_the_gpus_by_the_single_strategy() {
+fn equal_mig_devices_count_as_gpus_with_single() {
     let machine = cut(machine("dgx-a100"), |_| Some(&["1g.5gb"; 7]));
     let config = strategy(MigStrategy::Single);
     let whole = plain(&machine, &config);
@@ -97,7 +97,7 @@ fn the_single_strategy_has_the_labels_of_what_it_offers() {
 }
 
 #[test]
-fn the_single_strategy_is_called_invalid_where_it_offers_nothing() {
+fn single_strategy_without_offer_is_labelled_invalid() {
     let cases: [(&str, CutOf); 2] = [
         ("no instance anywhere", |_| Some(&[])),
         ("each GPU of two profiles", |_| Some(&["1g.5gb", "2g.10gb"])),
@@ -129,7 +129,7 @@ fn by_the_mixed_strategy_what_is_not_offered_is_not_counted() {
 }
 
 #[test]
-fn a_gpu_with_mig_on_is_counted_and_not_shared_without_a_strategy() {
+fn gpu_with_mig_on_counts_unshared_without_strategy() {
     let machine = cut(machine("dgx-a100"), |_| Some(&["1g.5gb"]));
     let labels = plain(&machine, &shared(4));
     assert_eq!(

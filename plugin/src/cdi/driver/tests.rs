@@ -152,7 +152,7 @@ fn mounted(files: &[File]) -> Vec<String> {
 }
 
 #[test]
-fn vulkans_files_are_found_where_distributions_keep_them_and_come_to_etc() {
+fn vulkan_files_are_found_and_mounted_in_etc() {
     let cpu = format!("nvidia_icd.{}.json", std::env::consts::ARCH);
     for folder in ["etc/", "usr/local/share/", "usr/share/", ""] {
         for name in [
@@ -173,7 +173,7 @@ fn vulkans_files_are_found_where_distributions_keep_them_and_come_to_etc() {
 }
 
 #[test]
-fn of_a_graphics_file_in_several_places_the_first_counts_and_a_link_keeps_its_name() {
+fn first_graphics_file_counts_and_link_keeps_name() {
     let root = root(&[
         "usr/lib64/libcuda.so.1.2",
         "etc/vulkan/icd.d/nvidia_icd.json -> /usr/share/vulkan/icd.d/nvidia_icd.json",

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_holds_what_was_written_last_and_nothing_lies_beside_it() {
+    fn labels_file_is_replaced_and_leaves_nothing_beside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("features.d/gfd");
         write(
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_before_is_removed_unless_it_is_the_new_one_by_another_name() {
+    fn former_file_is_removed_unless_it_is_the_new_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gfd");
         let twin = folder

@@ -52,7 +52,7 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
 }
 
 #[test]
-fn a_pattern_names_profiles_as_nvml_and_resources_and_labels_spell_them() {
+fn mig_pattern_matches_every_spelling_of_a_profile() {
     let profiles = [
         "1g.5gb",
         "1g.5gb+me",
@@ -111,7 +111,7 @@ fn a_pattern_names_profiles_as_nvml_and_resources_and_labels_spell_them() {
 }
 
 #[test]
-fn one_name_for_gpus_and_mig_devices_or_for_several_profiles_is_told() {
+fn name_shared_by_different_devices_is_reported() {
     let boards = [whole(), cut(&["1g.5gb", "1g.5gb", "2g.10gb"])];
     let named = |pattern: &str, name: &str| Config {
         mig_patterns: vec![ResourcePattern {

@@ -96,7 +96,7 @@ fn shared_resources_may_be_renamed_as_a_whole() {
 }
 
 #[test]
-fn an_entry_whose_devices_are_not_here_is_told_so_and_nothing_else() {
+fn sharing_entry_without_its_devices_is_reported_once() {
     let listed = |gpus: &[u8]| SharedOf::Listed(gpus.iter().copied().map(DeviceRef::Gpu).collect());
     let boards = [whole(), whole(), whole(), whole()];
     let absent = share("nvidia.com/gpu", listed(&[7]), 4, None);

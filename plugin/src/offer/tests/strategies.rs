@@ -37,7 +37,7 @@ fn what_is_not_known_yet_or_not_there_is_offered_as_that() {
 }
 
 #[test]
-fn without_a_strategy_a_gpu_with_mig_on_is_left_out_and_the_rest_served() {
+fn strategy_none_leaves_out_gpus_with_mig_on() {
     let boards = [whole(), cut(&["1g.5gb"]), cut(&[])];
     assert_eq!(
         offered(&boards, &Config::default()),
@@ -72,7 +72,7 @@ fn mixed_names_slices_by_profile_beside_whole_gpus() {
 }
 
 #[test]
-fn mig_devices_are_laid_as_the_policy_says_and_packed_where_it_says_nothing() {
+fn mig_devices_follow_policy_and_default_to_packed() {
     let sharing = |strategy, policy| {
         let config = Config {
             shared_devices: policy,
