@@ -1,7 +1,8 @@
-//! `Gang`: pods that are useful only together. Namespaced, one per gang, written by the extender when it sees the first member.
+//! `Gang`: pods that are useful only together. Namespaced, one object per gang. The extender creates it with the first
+//! member.
 //!
-//! `status` is what became of it and, once decided, the decision itself: the extender that takes over finishes from there. `spec` is what a person
-//! may set; a person may also write the object before the pods exist.
+//! `status` has the gang's state and, once it is decided, the decision: after a fail-over the new leader continues from
+//! there. `spec` has what the operator may set. The operator may also create the object before the pods exist.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
 use crate::schema::known_formats;
 
-/// What a person may set; it goes before what the pods and their owner say.
+/// What the operator may set. It takes precedence over the annotations of the pods and over their owner.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "gantry.dev",
@@ -50,21 +51,21 @@ pub struct GangSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub min_member: Option<u32>,
-    /// Members at most; those beyond wait.
+    /// Most members that are bound. More members wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_member: Option<u32>,
-    /// The level of the fabric that should hold it.
+    /// The level of the fabric that should hold the gang.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<GangLevel>,
-    /// Members that come in slices of this size, each in one domain of the level.
+    /// Members per slice. Each slice is placed in one domain of the level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub slice_size: Option<u32>,
     /// What to do when a member of the bound gang is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<GangRepair>,
-    /// Seconds its members may take to arrive once it has a place.
+    /// Seconds that the members may take to arrive once devices are reserved for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3600))]
     pub arrival_seconds: Option<u32>,
@@ -77,7 +78,7 @@ pub struct GangLevel {
     /// Name of the level, or the node label that makes it.
     #[schemars(length(min = 1))]
     pub name: String,
-    /// Rather wait than go beyond it.
+    /// If true, the gang waits until one domain of this level holds it.
     #[serde(default)]
     pub required: bool,
 }
@@ -85,71 +86,72 @@ pub struct GangLevel {
 /// What to do when a member of a bound gang is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum GangRepair {
-    /// Keep its place for a replacement.
+    /// Keep the member's reservation for a replacement.
     Hold,
-    /// Delete the gang's pods, so that their controller starts all of it anew.
+    /// Delete all pods of the gang, so that their controller creates them again.
     Restart,
-    /// Give its place up.
+    /// Release the member's reservation.
     Ignore,
 }
 
-/// How far a gang is.
+/// The state of a gang.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 pub enum GangPhase {
-    /// Fewer members exist than are needed.
+    /// Fewer members exist than the gang needs.
     #[default]
     Pending,
-    /// What is said of it contradicts itself or cannot be followed; it waits until that is mended.
+    /// What the pods, the owner or the spec ask for is contradictory or cannot be followed. The gang waits until it is
+    /// corrected.
     Invalid,
-    /// It waits for room, or for its turn.
+    /// The gang waits for free devices, or for the gangs before it in the queue.
     Queued,
-    /// Its last try failed; it is tried again later.
+    /// The last attempt failed. The gang is planned again later.
     Backoff,
-    /// Others are being stopped for it; their devices are kept for it.
+    /// Pods of lower priority are evicted for the gang. Their devices are reserved for it.
     Preempting,
-    /// It has a place, kept for it as a whole; its members are on their way there.
+    /// Devices are reserved for every member. The members have not all arrived.
     Reserved,
     /// Enough members have arrived; the decision is being written.
     Committing,
-    /// It is decided, and its members are being bound.
+    /// The decision is written, and the members are being bound.
     Binding,
-    /// As many members are bound as are needed, or more.
+    /// The minimum of members is bound, or more.
     Bound,
-    /// A member of the bound gang was lost, and its place is kept, or the gang is being restarted.
+    /// A bound member was lost. Its reservation is kept for a replacement, or the gang is being restarted.
     Degraded,
-    /// Its members have ended.
+    /// The members have ended.
     Finished,
 }
 
-/// What became of a gang.
+/// What the extender reports of a gang.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = RecursiveTransform(known_formats))]
 pub struct GangStatus {
-    /// How far it is.
+    /// The state of the gang.
     #[serde(default)]
     pub phase: GangPhase,
-    /// Why it is no further, in a few words.
+    /// Why the gang is in this phase.
     #[serde(default)]
     pub reason: String,
-    /// The same at length: what was tried, what is missing.
+    /// Details: what was tried, and what is missing.
     #[serde(default)]
     pub message: String,
-    /// By which convention its pods say that they are a gang.
+    /// The integration that recognised the gang, such as `JobSet` or `Annotation`.
     #[serde(default)]
     pub integration: String,
-    /// What tells it from a gang of the same name before it.
+    /// Distinguishes the gang from an earlier one of the same name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub incarnation: String,
-    /// What its pods call it.
+    /// Name of the gang as its pods give it.
     #[serde(default)]
     pub name: String,
-    /// Who decided its size.
+    /// Source of the gang's size, such as an annotation or an owner.
     #[serde(default)]
     pub decided_by: String,
-    /// Members that are useful only together; 0 while that is not known.
+    /// Members that are useful only together. 0 while that is not known.
     #[serde(default)]
     pub min: u32,
     /// Members that exist.
@@ -158,48 +160,48 @@ pub struct GangStatus {
     /// Members that are bound.
     #[serde(default)]
     pub bound: u32,
-    /// Members that have ended well; they count as bound.
+    /// Members that have succeeded. They count as bound.
     #[serde(default)]
     pub completed: u32,
-    /// The part of the fabric that holds it, e.g. `rack r7`.
+    /// The part of the fabric that holds the gang, such as `rack r7`.
     #[serde(default)]
     pub domain: String,
-    /// Since when it waits; absent once it is bound.
+    /// Start of the current wait. Absent once the gang is bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_since: Option<Time>,
     /// When the last member of the minimum was bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound_at: Option<Time>,
-    /// Whether its members are being deleted, to be made anew.
+    /// Whether the members are being deleted so that their controller creates them again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarting: bool,
-    /// Tries that have failed since it last was bound.
+    /// Failed attempts since the gang was last bound.
     #[serde(default)]
     pub failed_attempts: u32,
-    /// What was decided; absent before. Never changed but to go forward.
+    /// Where each member goes. Absent before the gang is decided. A decision only moves forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
-    /// `Valid`, `Reserved`, `Bound`; `AmbiguousMembership` where other conventions name its pods too; `Blocked` while a right is missing,
-    /// or a disruption budget keeps pods that have to go.
+    /// `Valid`, `Reserved` and `Bound`. `AmbiguousMembership` if several integrations name the pods. `Blocked` while a
+    /// permission is missing, or a disruption budget protects pods that have to be evicted.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }
 
-/// Where every member goes. From its writing on the gang is only ever completed.
+/// Where every member goes. Once it is written, the gang is completed and never undone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// Tells it from every other.
+    /// Unique per decision.
     pub id: String,
-    /// Grows with every change of who has which place.
+    /// Increases when a reservation gets another member.
     #[serde(default, skip_serializing_if = "is_first")]
     pub revision: u64,
-    /// The minimum it was decided for, or to which an owner or the Gang has lowered it since.
+    /// The minimum of the decision, or a lower one that the owner or the spec has set since.
     pub min: u32,
     /// The part of the fabric, as in the status.
     #[serde(default)]
     pub domain: String,
-    /// The places, one per member, in their order.
+    /// The reservations, one per member, in order.
     pub reservations: Vec<DecidedReservation>,
 }
 
@@ -208,27 +210,28 @@ fn is_first(revision: &u64) -> bool {
     *revision == 0
 }
 
-/// The place of one member.
+/// The reservation of one member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DecidedReservation {
     /// The node.
     pub node: NodeName,
-    /// Its devices there.
+    /// The devices on that node.
     pub devices: Vec<ReservedDevices>,
-    /// The member's rank, if members have ranks.
+    /// Rank of the member, if members have ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// Its position among all places in the order of ranks, from 0, if the gang is in slices and it is not the rank.
+    /// Position among all reservations in the order of ranks, from 0. Set for a gang in slices where it differs from
+    /// the rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ordinal: Option<u32>,
-    /// The member's role, if there are several.
+    /// Role of the member, if the gang has several roles.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub role: String,
-    /// The member that has it; absent while it is kept for one to come.
+    /// UID of the member. Absent while the reservation waits for a replacement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodUid>,
-    /// Name of that member.
+    /// Name of the member.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod_name: String,
 }

@@ -1,7 +1,7 @@
-//! `GpuNode`: what a node's plugin says about its node. Cluster scope, one per node, named like it.
+//! `GpuNode`: what a node's plugin reports of its node. Cluster scope, one object per node, with the node's name.
 //!
-//! `spec` is what is built in (it changes when hardware does), `status` is health and the truth about who holds what.
-//! The plugin of the node is its only writer; the extender and people read it.
+//! `spec` has the hardware; it changes when the hardware changes. `status` has health and the holders of devices.
+//! The plugin of the node is the only writer. The extender and the operator read it.
 
 use gantry_topology::Machine;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -52,35 +52,35 @@ pub struct GpuNodeStatus {
     /// What `kubectl get gpunodes` shows.
     #[serde(default)]
     pub summary: Summary,
-    /// The resources that kubelet is told of and the terms of each, sorted by name. Without an entry here, the terms of a resource are
-    /// those that its devices show.
+    /// The resources that kubelet receives, with the kind and sharing of each, sorted by name. A resource without an
+    /// entry is described by its devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resources: Vec<ResourceStatus>,
-    /// Every device that kubelet is told of, sorted by resource and GPU.
+    /// Every device that kubelet receives, sorted by resource and GPU.
     #[serde(default)]
     pub devices: Vec<DeviceStatus>,
-    /// Who holds devices now, sorted by pod.
+    /// The pods that hold devices now, sorted.
     #[serde(default)]
     pub holders: Vec<Holder>,
-    /// The last sets that kubelet chose otherwise than granted, newest first, at most [`GpuNodeStatus::MAX_DEVIATIONS`].
+    /// The last allocations that differ from the grant, newest first, at most [`GpuNodeStatus::MAX_DEVIATIONS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deviations: Vec<Deviation>,
-    /// How many deviations there were since the plugin started.
+    /// Deviations since the plugin started.
     #[serde(default)]
     pub deviations_total: u64,
-    /// Faults of GPUs whose end is not proved yet, by GPU.
+    /// Faults of GPUs without proof of recovery, by GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub faults: Vec<GpuFault>,
     /// Version of the plugin that wrote this.
     #[serde(default)]
     pub plugin_version: String,
-    /// `Ready`: the plugin serves and knows the truth; its reason says what is missing otherwise.
+    /// `Ready`: the plugin serves, and its information is complete. The reason names what is missing otherwise.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }
 
 impl GpuNodeStatus {
-    /// How many deviations are kept.
+    /// Most deviations that are kept.
     pub const MAX_DEVIATIONS: usize = 16;
 }
 
@@ -100,7 +100,7 @@ pub struct Summary {
     /// Physical GPUs that are healthy.
     #[serde(default)]
     pub healthy: u32,
-    /// Physical GPUs of which something is held.
+    /// Physical GPUs with at least one held device.
     #[serde(default)]
     pub held: u32,
     /// Devices held of all devices, by resource: [`ResourceStatus::line`].
@@ -118,13 +118,13 @@ pub struct DeviceStatus {
     pub resource: ResourceName,
     /// Index of its physical GPU in `spec.machine`.
     pub gpu: u8,
-    /// Which part of that GPU it is, if it is a MIG device or a replica of one.
+    /// The part of that GPU, for a MIG device or a replica of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<Slice>,
-    /// Which replica it is of its GPU or MIG device, from 0, if that is shared.
+    /// Number of the replica, from 0, for a shared GPU or MIG device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica: Option<u16>,
-    /// Whether it may be given out.
+    /// Whether the device may be allocated.
     #[serde(flatten)]
     pub health: DeviceHealth,
 }
@@ -141,13 +141,13 @@ pub struct Slice {
     pub size: u8,
 }
 
-/// Whether a device may be given out, and if not, why.
+/// Whether a device may be allocated, and if not, why.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceHealth {
-    /// True unless something is known to be wrong.
+    /// True unless a fault is known.
     pub healthy: bool,
-    /// What is wrong, in words a person can act on, e.g. `Xid 79: GPU has fallen off the bus`.
+    /// What is wrong, and what to do about it, such as `Xid 79: GPU has fallen off the bus`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -160,59 +160,59 @@ pub struct Holder {
     pub namespace: String,
     /// Name of the pod.
     pub pod: String,
-    /// UID of the pod, if the plugin could learn it (kubelet's pod resources carry names only).
+    /// UID of the pod, if known. Kubelet's PodResources API has names only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<PodUid>,
     /// The resource.
     pub resource: ResourceName,
     /// The devices, sorted.
     pub devices: Vec<DeviceId>,
-    /// How this is known.
+    /// Source of this information.
     pub provenance: Provenance,
-    /// Whether the pod lives.
+    /// Whether the pod still exists.
     #[serde(default)]
     pub state: HolderState,
 }
 
-/// How the plugin knows that a pod holds devices.
+/// The source of the information that a pod holds devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Provenance {
-    /// Kubelet's pod resources API lists it.
+    /// Kubelet's PodResources API lists it.
     PodResources,
-    /// The plugin served an Allocate for it that pod resources do not (or not yet) show, such as an init container's.
+    /// The plugin served an Allocate call that PodResources does not show (yet), such as an init container's.
     Allocated,
-    /// Only its grant says so: kubelet has not admitted it yet.
+    /// Only the grant: kubelet has not admitted the pod yet.
     Granted,
 }
 
-/// Whether a holder lives.
+/// Whether a holder still exists.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum HolderState {
-    /// The pod is there.
+    /// The pod exists.
     #[default]
     Live,
-    /// The pod is gone from the API, its processes are not (or not surely) gone from the node. Kubelet thinks the devices free; they
-    /// are not.
+    /// The pod is deleted from the API, and its processes may still run on the node. Kubelet counts the devices as
+    /// free; Gantry does not.
     Quarantined,
 }
 
-/// A set that kubelet chose otherwise than granted.
+/// An allocation that differs from the grant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Deviation {
-    /// When it was seen.
+    /// Time of the Allocate call.
     pub time: Time,
     /// The resource.
     pub resource: ResourceName,
-    /// What kubelet asked Allocate for, sorted.
+    /// The devices that kubelet allocated, sorted.
     pub allocated: Vec<DeviceId>,
-    /// What had been granted to the pod it was taken for, sorted; empty if no grant of that size was live.
+    /// The devices of the pod's grant, sorted. Empty if no grant of that size was pending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub granted: Vec<DeviceId>,
     /// The pod, once known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodUid>,
-    /// The node, for readers of several.
+    /// The node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeName>,
 }

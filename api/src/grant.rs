@@ -1,7 +1,8 @@
-//! The grant: the exact devices of each container of a pod, as the extender writes it into the Binding and the plugin reads it.
+//! The grant: the exact devices of each container of a pod, as the extender writes it into the Binding and the plugin
+//! reads it.
 //!
-//! The API server checks neither size nor content of a Binding's annotations, and anyone who may edit pods may write one, so
-//! a grant is checked in full wherever it is read: version, size, pod, node, shape.
+//! The API server checks neither size nor content of a Binding's annotations, and every client that may edit pods may
+//! write one. So each reader checks a grant in full: version, size, pod, node, shape.
 
 use std::collections::BTreeSet;
 
@@ -15,17 +16,18 @@ use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
 pub struct Grant {
     /// Format version, [`Grant::VERSION`].
     pub version: u32,
-    /// Unique per decision: tells one's own Binding from another's after a conflict.
+    /// Unique per decision. After a conflict it identifies the extender's own Binding.
     pub plan: String,
-    /// The pod this was decided for. A grant copied to another pod is void.
+    /// The pod of the grant. A grant copied to another pod is void.
     pub pod: PodUid,
     /// The node whose devices these are.
     pub node: NodeName,
-    /// In the order kubelet allocates: init containers first, then app containers; only those that ask for devices.
+    /// The containers that request devices, in the order in which kubelet allocates: init containers, then app
+    /// containers.
     pub containers: Vec<ContainerGrant>,
 }
 
-/// What one container is given of one resource.
+/// The devices of one container, of one resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerGrant {
@@ -44,11 +46,11 @@ pub struct ContainerGrant {
 pub enum ContainerShare {
     /// Exactly these, sorted.
     Devices(Vec<DeviceId>),
-    /// This many of what the pod's init containers held: kubelet takes them without asking anyone.
+    /// This many of the devices of the pod's init containers. Kubelet reuses them without a call to the plugin.
     AnyOfHeld(u32),
 }
 
-/// Why an annotation is not a grant that may be followed.
+/// Why an annotation is not a valid grant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
     /// Longer than the API server allows an annotation to be anywhere but in a Binding.
@@ -70,7 +72,7 @@ pub enum GrantError {
         /// Version understood.
         expected: u32,
     },
-    /// Meant for another pod: somebody copied it.
+    /// Decided for another pod: a copied annotation.
     #[error("grant was decided for pod {granted}, this is {actual}")]
     OtherPod {
         /// UID in the grant.
@@ -78,7 +80,7 @@ pub enum GrantError {
         /// UID of the pod that carries it.
         actual: PodUid,
     },
-    /// Meant for another node.
+    /// Decided for another node.
     #[error("grant was decided for node {granted}, the pod is on {actual}")]
     OtherNode {
         /// Node in the grant.
@@ -99,14 +101,14 @@ pub enum GrantError {
 impl Grant {
     /// The format this code writes and reads.
     pub const VERSION: u32 = 1;
-    /// Most bytes of a grant: far below the API server's 256 KiB for all annotations of a pod, far above 16 devices x 100
-    /// containers.
+    /// Most bytes of a grant: far below the API server's 256 KiB for all annotations of a pod, far above 16 devices x
+    /// 100 containers.
     pub const MAX_BYTES: usize = 64 * 1024;
 
     /// Reads and checks the annotation of pod `pod` on node `node`.
     ///
     /// # Errors
-    /// See [`GrantError`]: any doubt makes the grant void.
+    /// See [`GrantError`]: a grant that fails one check is void.
     pub fn parse(annotation: &str, pod: &PodUid, node: &NodeName) -> Result<Self, GrantError> {
         if annotation.len() > Self::MAX_BYTES {
             return Err(GrantError::TooLarge {
@@ -141,7 +143,7 @@ impl Grant {
     /// The annotation's text.
     ///
     /// # Errors
-    /// A grant that [`Grant::parse`] would refuse is not written.
+    /// The grant is one that [`Grant::parse`] refuses.
     pub fn to_annotation(&self) -> Result<String, GrantError> {
         self.check_shape()?;
         let text = serde_json::to_string(self).map_err(|error| GrantError::Malformed(error.to_string()))?;
@@ -154,7 +156,7 @@ impl Grant {
         Ok(text)
     }
 
-    /// Every device of `resource` that the pod holds for its life: the union over its containers.
+    /// Every device of `resource` that the pod holds: the union over its containers.
     pub fn held(&self, resource: &str) -> BTreeSet<DeviceId> {
         self.containers
             .iter()
@@ -167,7 +169,7 @@ impl Grant {
             .collect()
     }
 
-    /// The resources it gives devices of.
+    /// The resources of the granted devices.
     pub fn resources(&self) -> BTreeSet<ResourceName> {
         self.containers
             .iter()
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_survives_the_annotation() {
+    fn grant_round_trips_through_the_annotation() {
         let text = grant().to_annotation().unwrap();
         insta::assert_snapshot!(text, @r#"{"version":1,"plan":"p-1","pod":"uid-1","node":"node-1","containers":[{"name":"fetch","resource":"nvidia.com/gpu","devices":["GPU-a","GPU-b"]},{"name":"train","resource":"nvidia.com/gpu","anyOfHeld":1}]}"#);
         assert_eq!(
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_copied_to_another_pod_or_node_is_void() {
+    fn grant_of_another_pod_or_node_is_void() {
         let text = grant().to_annotation().unwrap();
         assert!(matches!(
             Grant::parse(&text, &"uid-2".into(), &"node-1".into()),
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_named_twice_is_refused() {
+    fn duplicate_device_is_refused() {
         let mut forged = grant();
         forged.containers[0].share = ContainerShare::Devices(vec!["GPU-a".into(), "GPU-a".into()]);
         assert_eq!(
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_annotation_is_refused_unread() {
+    fn oversized_annotation_is_refused() {
         let huge = " ".repeat(Grant::MAX_BYTES + 1);
         assert!(matches!(
             Grant::parse(&huge, &"uid-1".into(), &"node-1".into()),
@@ -273,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_the_reader_panic(text in ".{0,400}") {
+        fn arbitrary_text_does_not_panic(text in ".{0,400}") {
             let _ = Grant::parse(&text, &"uid-1".into(), &"node-1".into());
         }
     }

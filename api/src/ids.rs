@@ -1,4 +1,4 @@
-//! Newtypes for the identifiers that cross the daemons. They are what Kubernetes hands out, kept as written.
+//! Newtypes for identifiers of Kubernetes objects and devices, kept as written.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -68,7 +68,7 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// What kubelet counts: a GPU's UUID, a MIG slice's, or a replica of either.
+    /// What kubelet counts: the UUID of a GPU or MIG device, or a replica of either.
     DeviceId
 );
 impl DeviceId {
@@ -77,7 +77,7 @@ impl DeviceId {
         format!("{unit}::{number}").into()
     }
 
-    /// UUID of the GPU or MIG device that this is, or is a replica of.
+    /// UUID of the GPU or MIG device, without the number of a replica.
     pub fn unit(&self) -> &str {
         self.0.split_once("::").map_or(&*self.0, |(unit, _)| unit)
     }
@@ -88,7 +88,7 @@ name_type!(
     NodeName
 );
 name_type!(
-    /// UID of a pod: names are used again, UIDs never.
+    /// UID of a pod. Names are reused, UIDs are not.
     PodUid
 );
 name_type!(
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_stands_for_its_device() {
+    fn replica_id_names_its_device() {
         assert_eq!(DeviceId::replica("GPU-1", 3).as_str(), "GPU-1::3");
         assert_eq!(DeviceId::replica("GPU-1", 3).unit(), "GPU-1");
         assert_eq!(DeviceId::from("MIG-2").unit(), "MIG-2");

@@ -1,4 +1,4 @@
-//! The `gantry.dev` API: what the two daemons say to each other through the cluster, and what people see of it.
+//! The `gantry.dev` API: the objects through which the two daemons communicate, and which users read.
 //!
 //! Custom resources, the grant annotation and every name under `gantry.dev`. Plain types and their checks; no I/O, no
 //! clients, no decisions.

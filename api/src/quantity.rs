@@ -1,5 +1,5 @@
-//! Kubernetes quantities (`2`, `500m`, `1.5Gi`, `2e3`) in exact arithmetic, without floating point: as whole units, as thousandths, or as a
-//! count of devices.
+//! Kubernetes quantities (`2`, `500m`, `1.5Gi`, `2e3`) in exact arithmetic, without floating point: as whole units, as
+//! thousandths, or as a count of devices.
 
 /// A quantity as written, before it is converted to a unit.
 #[derive(Debug)]
@@ -43,7 +43,8 @@ struct Amount {
 /// Significant digits that are read: so many, times 2 to the 60th, fit into 128 bits.
 const DIGITS: usize = 20;
 
-/// Reads a quantity in whole base units: bytes, pods. A part of a unit counts as one; what does not fit into 64 bits is the largest number.
+/// Reads a quantity in whole base units: bytes, pods. A part of a unit counts as one; what does not fit into 64 bits is
+/// the largest number.
 ///
 /// # Errors
 /// [`QuantityError::Malformed`].

@@ -1,7 +1,8 @@
-//! Why an object is as it is, or what happened to it: the `reason` of every condition, Event and `Gang` that Gantry writes.
+//! Why an object is as it is, or what happened to it: the `reason` of every condition, Event and `Gang` that Gantry
+//! writes.
 //!
-//! A reason is stable and for programs; the message beside it is for people and at most [`MAX_MESSAGE`] bytes long. No code
-//! reads a message.
+//! A reason is stable and for programs; the message beside it is for people and at most [`MAX_MESSAGE`] bytes long. No
+//! code reads a message.
 
 use std::fmt;
 

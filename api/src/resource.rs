@@ -1,5 +1,5 @@
-//! A resource of a node and its terms: what it is made of, how it is laid on GPUs, how much of it one container may ask for.
-//! Plain data of `GpuNode.status`; nothing is decided here.
+//! A resource of a node: kind of its devices, sharing policy, and the limit per container. Plain data of
+//! `GpuNode.status`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,58 +7,58 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ResourceName;
 use crate::names::RESOURCE_DOMAIN;
 
-/// One resource of a node: its terms and how much of it there is.
+/// One resource of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceStatus {
-    /// Its name, e.g. `nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`, `nvidia.com/gpu.shared`.
+    /// Name, such as `nvidia.com/gpu`, `nvidia.com/mig-1g.10gb`, `nvidia.com/gpu.shared`.
     pub name: ResourceName,
-    /// What its devices are.
+    /// Kind of its devices.
     pub kind: ResourceKind,
-    /// How several devices are laid on GPUs.
+    /// How devices are distributed over GPUs.
     #[serde(default)]
     pub sharing: SharingPolicy,
-    /// Devices that kubelet counts per GPU or MIG device; 1 where nothing is shared, the most where it differs.
+    /// Devices that kubelet counts per GPU or MIG device. 1 without sharing; the highest number where it differs.
     #[serde(default = "one")]
     pub replicas: u16,
-    /// The most one container may ask for; more would fail at kubelet, for good. Absent: any number.
+    /// The most devices that one container may request. Kubelet fails a pod that requests more. Absent: any number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_request: Option<u32>,
     /// Devices that kubelet counts.
     #[serde(default)]
     pub devices: u32,
-    /// Those of them that are healthy.
+    /// Healthy devices.
     #[serde(default)]
     pub healthy: u32,
-    /// Those of them that somebody holds.
+    /// Devices held by pods.
     #[serde(default)]
     pub held: u32,
 }
 
-/// What the devices of a resource are.
+/// Kind of the devices of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ResourceKind {
     /// Whole GPUs.
     Gpu,
     /// MIG devices.
     Mig,
-    /// Replicas of GPUs or of MIG devices: their holders take turns (time slicing).
+    /// Replicas of GPUs or of MIG devices (time slicing).
     Shared,
 }
 
-/// How devices are laid on GPUs where one GPU has several (`sharedDevicesAllocationPolicy`).
+/// How replicas are distributed over GPUs (`sharedDevicesAllocationPolicy`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum SharingPolicy {
-    /// The GPU with the fewest in use first.
+    /// The GPU with the fewest replicas in use first.
     #[default]
     Distributed,
-    /// The fullest GPU first, so that others stay free.
+    /// The GPU with the most replicas in use first, so that other GPUs stay free.
     Packed,
 }
 
 impl ResourceStatus {
-    /// How much is held of what there is, by resource, for the column of `kubectl get gpunodes`: `gpu 3/4, mig-1g.10gb 5/28`. NVIDIA's domain is
-    /// left out of the names.
+    /// Held and existing devices by resource, for the column of `kubectl get gpunodes`: `gpu 3/4, mig-1g.10gb 5/28`.
+    /// Names have no domain if it is NVIDIA's.
     pub fn line(resources: &[Self]) -> String {
         let short = |name: &ResourceName| {
             let name = name.as_str();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_said_by_default() {
+    fn absent_fields_have_defaults() {
         let whole = resource(r#"{"name": "nvidia.com/gpu", "kind": "Gpu"}"#);
         assert_eq!(
             (whole.sharing, whole.replicas, whole.max_request),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_what_is_held_of_what() {
+    fn line_shows_held_of_all_devices() {
         let resources = [
             resource(r#"{"name": "nvidia.com/gpu", "kind": "Gpu", "devices": 4, "held": 3}"#),
             resource(r#"{"name": "nvidia.com/mig-1g.10gb", "kind": "Mig", "devices": 28, "held": 5}"#),

@@ -1,8 +1,8 @@
-//! The shape of the schemas as Kubernetes wants it. Nothing but a rewriting of what schemars makes of our types.
+//! Rewrites the schemas that schemars generates into the form that Kubernetes requires.
 
 use schemars::Schema;
 
-/// Rewrites number formats that Kubernetes does not know (`uint8`, ...) into those that it does: the API server warns about each unknown one
+/// Replaces number formats that Kubernetes does not know (`uint8`, ...). The API server warns about each unknown format
 /// whenever the definition is applied. The bounds stay in `minimum` and `maximum`.
 pub(crate) fn known_formats(schema: &mut Schema) {
     let known = match schema.get("format").and_then(|format| format.as_str()) {
@@ -35,9 +35,9 @@ mod tests {
         [crate::GpuNode::crd(), crate::Gang::crd()].map(|crd| serde_json::to_value(crd).unwrap())
     }
 
-    /// The formats that apiextensions-apiserver knows, as far as they occur.
+    /// The list has the formats of apiextensions-apiserver that occur in the definitions.
     #[test]
-    fn the_definitions_have_no_format_that_kubernetes_warns_about() {
+    fn definitions_use_only_known_formats() {
         let mut found = Vec::new();
         formats(&definitions()[0], &mut found);
         assert!(found.len() > 20);
@@ -58,9 +58,9 @@ mod tests {
         }
     }
 
-    /// A schema that names properties and forbids others is none that Kubernetes takes: it prunes what is not named.
+    /// Kubernetes refuses a schema that forbids additional properties. It prunes unknown fields instead.
     #[test]
-    fn the_definitions_are_structural() {
+    fn definitions_are_structural() {
         for definition in definitions() {
             let mut found = Vec::new();
             field(&definition, "additionalProperties", &mut found);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_gangs_shows_how_far_each_is_and_why_it_is_no_further() {
+    fn gang_columns_show_phase_counts_and_reason() {
         let [_, gang] = definitions();
         let mut columns = Vec::new();
         field(&gang, "additionalPrinterColumns", &mut columns);
