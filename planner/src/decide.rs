@@ -3,13 +3,13 @@
 
 mod filter;
 mod prioritize;
+mod refusal;
 mod score;
-mod words;
 
 pub use filter::{Filtered, filter, judge, too_many};
 pub use prioritize::{Winner, prioritize};
+pub use refusal::{Miss, node_line, plugin_not_ready};
 pub use score::{Score, megabytes, score};
-pub use words::{Miss, node_line, plugin_not_ready};
 
 use std::time::Duration;
 

@@ -16,13 +16,12 @@
 //!
 //! Ranks follow the tree. Devices that no single pod is about to get are tried first, then all free ones.
 
-mod besides;
+mod assign_devices;
+mod backfill;
 mod choose;
 mod demand;
-mod earmark;
+mod diagnosis;
 mod fill;
-mod lay;
-mod level;
 mod order;
 mod pack;
 mod rules;
@@ -31,7 +30,6 @@ mod skew;
 mod slices;
 mod split;
 mod survey;
-mod words;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
@@ -43,18 +41,16 @@ use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
 
 use self::choose::{Chooser, Chosen};
 use self::demand::{Asked, Demand};
+use self::diagnosis::Views;
 use self::fill::{Anchors, Run, counts};
 use self::pack::nodes_of;
 use self::scope::Bounds;
 use self::slices::ordinals;
 use self::survey::{Counting, Survey};
-use self::words::Views;
 use super::input::PlanInput;
 use crate::snapshot::NodeIx;
 
-pub use besides::short;
-pub use words::unit;
-pub use words::{Explanation, Stock, Tried};
+pub use diagnosis::{Explanation, Stock, Tried, short, unit};
 
 /// Nodes found without the devices that their class has, before planning gives up.
 const MOST_SURPRISES: usize = 4;
@@ -87,14 +83,16 @@ pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused
     match found {
         Some(placement) => Ok(placement),
         None => Err(
-            with_views(input, wanted, &demand, |views| words::refused(views, wanted)).unwrap_or_else(|| {
-                let words: Arc<str> = "what a member asks for is not known yet".into();
-                Refused {
-                    reason: Arc::clone(&words),
-                    message: words,
-                    hopeless: false,
-                }
-            }),
+            with_views(input, wanted, &demand, |views| diagnosis::refused(views, wanted)).unwrap_or_else(
+                || {
+                    let words: Arc<str> = "what a member asks for is not known yet".into();
+                    Refused {
+                        reason: Arc::clone(&words),
+                        message: words,
+                        hopeless: false,
+                    }
+                },
+            ),
         ),
     }
 }
@@ -109,7 +107,7 @@ pub fn explain(input: &PlanInput<'_>, wanted: &Wanted) -> Explanation {
 
 /// The nodes of a backfill reservation: those that would hold the minimum if nothing else were on them, where the
 /// fewest devices are missing. Empty if the cluster could not hold it.
-pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
+pub fn backfill_nodes(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
     let demand = Demand::least_of(wanted);
     if demand.most < demand.must {
         return Vec::new();
@@ -117,14 +115,14 @@ pub fn earmark(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
     with_views(input, wanted, &demand, |views| {
         let (now, empty) = (views.now, views.empty);
         let chosen = |survey: &Survey<'_>| choose(survey, views.anchors, &demand, views.bounds);
-        let marked = earmark::earmark(now, empty, views.anchors, &demand, views.bounds);
+        let marked = backfill::nodes(now, empty, views.anchors, &demand, views.bounds);
         let hold = || !empty.minds() || chosen(&empty.within(&marked)).is_some();
         if !marked.is_empty() && hold() {
             return marked;
         }
         // Nodes are taken for each shape by itself. Members with affinity rules among each other may not fit on them
         // all the same.
-        let candidates = earmark::candidates(now, empty, views.anchors, &demand, views.bounds).into_iter();
+        let candidates = backfill::candidates(now, empty, views.anchors, &demand, views.bounds).into_iter();
         let chosen = candidates
             .take(MOST_EMPTIED)
             .find_map(|place| chosen(&empty.within(&nodes_of(empty, place))))
@@ -182,7 +180,7 @@ fn attempt(
         let anchors = Anchors::of(&survey, &wanted);
         let bounds = Bounds::of(&input.fabric.levels, &wanted);
         let chosen = choose(&survey, &anchors, demand, bounds)?;
-        match lay::lay(&survey, &chosen.runs) {
+        match assign_devices::assign_devices(&survey, &chosen.runs) {
             Ok(devices) => return Some(placement(&survey, &anchors, demand, &chosen.runs, devices)),
             Err(node) => wanted.without.push(survey.name(node).into()),
         }

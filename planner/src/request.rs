@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_container_keeps_its_init_containers_devices_and_gets_more() {
+    fn app_container_keeps_init_devices_and_gets_more() {
         let ask = ask(&[(Init, 1), (App, 4)]);
         assert_eq!(ask.devices, 4);
         assert_eq!(ask.blocks, [1, 3]);
@@ -318,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_that_holds_more_than_its_app_leaves_the_choice_to_kubelet() {
+    fn larger_init_container_leaves_the_choice_to_kubelet() {
         let ask = ask(&[(Init, 3), (App, 2)]);
         assert_eq!(ask.devices, 3);
         assert_eq!(shares(&ask), [(vec![0], 0), (vec![], 2)]);
     }
 
     #[test]
-    fn two_apps_after_a_larger_init_share_what_it_held_and_get_the_rest_new() {
+    fn two_apps_share_devices_of_a_larger_init_container() {
         let ask = ask(&[(Init, 3), (App, 2), (App, 2)]);
         assert_eq!(ask.devices, 4);
         assert_eq!(ask.blocks, [3, 1]);

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_at_the_end_of_free_memory_costs_less_than_one_in_its_middle() {
+    fn slice_at_the_end_of_free_memory_costs_least() {
         let cut = slices(&[(0, 0, 1), (0, 1, 1), (0, 2, 1), (0, 3, 1)]);
         let all = [0, 1, 2, 3];
         assert!(lost(&cut, &all, &[0]) < lost(&cut, &all, &[1]));

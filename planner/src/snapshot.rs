@@ -2,8 +2,8 @@
 //! decision form one class, and decisions are made per class.
 
 mod names;
-mod promised;
-mod remembered;
+mod nominated;
+mod score_cache;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use gantry_gang::GangKey;
 use gantry_topology::Purpose;
 
 pub use names::Names;
-pub use promised::{PROMISED, Promise, Promised};
-pub use remembered::{Question, Remembered};
+pub use nominated::{PROMISED, Promise, Promised};
+pub use score_cache::{Question, Remembered};
 
 use crate::devices::DeviceSet;
 use crate::inventory::Sick;

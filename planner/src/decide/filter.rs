@@ -1,7 +1,7 @@
 //! Which nodes fit a pod, and why the others do not. A node fits if every device that the pod asks for is free. Devices
 //! held between prioritize and bind only count in the score.
 
-use super::{Candidates, ForeignNodes, Miss, Options, words};
+use super::{Candidates, ForeignNodes, Miss, Options, refusal};
 use crate::request::{Ask, Request};
 use crate::snapshot::{Class, KeptNodes, NodeIx, PROMISED, Promised, Snapshot, Standing};
 
@@ -133,10 +133,10 @@ impl Filtered {
 
 fn judge_standing(standing: &Standing, options: Options, request: &Request) -> Result<(), String> {
     match standing {
-        Standing::Gone => Err(words::UNKNOWN_NODE.to_owned()),
+        Standing::Gone => Err(refusal::UNKNOWN_NODE.to_owned()),
         Standing::Foreign { .. } => match options.foreign {
             ForeignNodes::Allow => Ok(()),
-            ForeignNodes::Refuse => Err(words::FOREIGN_NODE.to_owned()),
+            ForeignNodes::Refuse => Err(refusal::FOREIGN_NODE.to_owned()),
         },
         Standing::Ours(class) => judge(class, request).map_err(|miss| miss.of_nodes()),
     }
@@ -155,7 +155,7 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
             return Err(miss);
         }
         if pool.free.len() < ask.devices as usize {
-            return Err(Miss::Short(words::shortage(pool, ask.devices)));
+            return Err(Miss::Short(refusal::shortage(pool, ask.devices)));
         }
     }
     Ok(())
@@ -178,14 +178,14 @@ pub fn too_many(max: Option<u32>, ask: &Ask) -> Option<Miss> {
 /// name alone is a new node: it is refused until its plugin has published it.
 fn judge_unknown(request: &Request, candidates: &impl Candidates, position: usize) -> Result<(), String> {
     if !candidates.are_objects() {
-        return Err(words::UNKNOWN_NODE.to_owned());
+        return Err(refusal::UNKNOWN_NODE.to_owned());
     }
     for ask in &request.asks {
         let advertised = candidates
             .advertised(position, ask.resource.as_str())
             .unwrap_or(0);
         if advertised < ask.devices {
-            return Err(words::too_small(&ask.resource, advertised, ask.devices));
+            return Err(refusal::too_small(&ask.resource, advertised, ask.devices));
         }
     }
     Ok(())

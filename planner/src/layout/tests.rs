@@ -97,7 +97,7 @@ fn an_init_container_works_on_a_part_of_what_its_app_gets() {
 }
 
 #[test]
-fn an_init_container_that_holds_more_names_the_whole_and_the_app_any_of_it() {
+fn larger_init_container_is_granted_the_whole_set() {
     let ask = ask(&[
         ("fetch", ContainerKind::Init, "4"),
         ("train", ContainerKind::App, "2"),
@@ -107,7 +107,7 @@ fn an_init_container_that_holds_more_names_the_whole_and_the_app_any_of_it() {
 }
 
 #[test]
-fn where_a_container_takes_leftovers_and_new_ones_nothing_is_granted_but_all_is_laid() {
+fn mix_of_leftover_and_new_devices_gets_no_grant() {
     let ask = ask(&[
         ("fetch", ContainerKind::Init, "3"),
         ("a", ContainerKind::App, "2"),

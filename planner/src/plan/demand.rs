@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_kinds_of_which_all_are_needed_there_is_one_way_and_it_is_found_at_once() {
+    fn the_only_way_among_many_kinds_is_found_at_once() {
         let there = vec![1; 20_000];
         assert_eq!(ways(&there, 20_000, 256), [there]);
     }

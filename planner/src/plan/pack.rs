@@ -13,7 +13,7 @@ pub(super) use self::state::State;
 use self::state::more;
 use super::demand::Counts;
 use super::fill::{Anchors, Filler, Run};
-use super::level::{is_wider, unevenness};
+use super::fill::{is_wider, unevenness};
 use super::order;
 use super::scope::Place;
 use super::survey::Survey;

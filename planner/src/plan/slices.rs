@@ -7,8 +7,8 @@ use gantry_gang::DomainIx;
 use gantry_gang::protocol::Wanted;
 
 use super::demand::Asked;
+use super::fill::is_wider;
 use super::fill::{Filler, Run};
-use super::level::is_wider;
 use super::pack::{Packing, pack};
 use super::scope::Place;
 use super::split::{Part, level, split};

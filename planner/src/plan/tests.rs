@@ -1,12 +1,12 @@
 mod apart;
-mod besides;
-mod earmarked;
+mod backfill;
+mod causes;
+mod diagnosis;
 mod even;
 mod level;
 mod near;
 mod oracle;
 mod slices;
-mod words;
 pub(crate) mod world;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
@@ -80,7 +80,7 @@ fn of_racks_that_hold_it_the_one_with_the_least_room_is_taken() {
 }
 
 #[test]
-fn of_zones_that_hold_it_the_one_where_it_lies_in_the_fewest_racks_is_taken() {
+fn zone_with_the_fewest_racks_is_taken() {
     let mut world = World::new();
     // Zone `y` has less room, in more racks.
     for (rack, nodes) in [
@@ -140,7 +140,7 @@ fn ranks_run_along_the_tree() {
 }
 
 #[test]
-fn a_required_level_is_kept_and_a_preferred_one_is_left_if_need_be() {
+fn required_level_binds_and_preferred_level_does_not() {
     let mut world = twelve();
     let eight = world.shape(8);
     let mut four = gang(&[(4, eight)]);
@@ -276,7 +276,7 @@ fn cpu_and_taints_count() {
 }
 
 #[test]
-fn what_the_pods_there_forbid_and_nodes_not_offered_are_left_out() {
+fn forbidden_and_unoffered_nodes_are_left_out() {
     let mut world = twelve();
     let eight = world.shape(8);
     let mut wanted = gang(&[(1, eight)]);

@@ -72,7 +72,7 @@ fn the_lowest_priority_goes_and_nobody_of_equal_priority() {
 }
 
 #[test]
-fn a_gang_ends_as_a_whole_and_its_devices_go_to_the_gang_that_wants_them() {
+fn victim_gang_ends_as_a_whole_and_its_devices_are_used() {
     let (world, wanted) = full("abc", 2);
     let occupants = [
         unit("gang", 1, &[(0, ALL), (1, ALL), (2, "0")], &world),
@@ -178,7 +178,7 @@ fn replica() -> Vec<Budget> {
 }
 
 #[test]
-fn of_many_nodes_with_more_replicas_than_may_go_the_one_with_few_is_found() {
+fn node_within_the_budget_is_found_among_many() {
     let nodes: String = ('a'..='z').collect();
     let (world, wanted) = full(&nodes, 1);
     // Two on each node, but one on the last.
@@ -342,7 +342,7 @@ proptest! {
 
     /// Every set of units is the oracle.
     #[test]
-    fn there_are_victims_exactly_when_there_can_be_and_none_too_many(case in case()) {
+    fn victims_exist_if_and_only_if_they_help_and_none_is_spare(case in case()) {
         let (world, wanted, occupants) = case.build();
         let lower: Vec<&Occupant> = occupants.iter().filter(|unit| unit.priority < wanted.priority).collect();
         let ways: Vec<Vec<&Occupant>> = (0u32..1 << lower.len())

@@ -135,7 +135,7 @@ impl Index {
         let Some(wanted) = &head.wanted else {
             return;
         };
-        let nodes = self.on_terrain(None, |input| plan::earmark(input, wanted));
+        let nodes = self.on_terrain(None, |input| plan::backfill_nodes(input, wanted));
         if nodes.is_empty() {
             return;
         }

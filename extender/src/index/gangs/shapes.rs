@@ -104,7 +104,7 @@ mod tests {
     use crate::fixtures::request;
 
     #[test]
-    fn equal_shapes_have_one_number_and_unused_numbers_are_given_out_again() {
+    fn equal_shapes_share_a_number_and_unused_ones_are_reused() {
         let mut shapes = Shapes::default();
         shapes.manage(Arc::new(BTreeSet::from(["nvidia.com/gpu".into()])));
         let needs = Arc::new(Needs::default());

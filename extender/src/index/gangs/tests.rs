@@ -229,7 +229,7 @@ fn a_gang_that_does_not_fit_keeps_nothing() {
 }
 
 #[test]
-fn members_wait_for_one_another_and_are_bound_with_the_devices_of_their_places() {
+fn members_wait_at_the_barrier_and_get_reserved_devices() {
     let cluster = two_nodes();
     let pods = members("a", 4, 4);
     create(&cluster, &pods);
@@ -303,7 +303,7 @@ fn a_place_whose_device_falls_sick_is_planned_anew() {
 }
 
 #[test]
-fn a_place_that_is_lost_while_its_gang_is_being_decided_moves_no_other_gang() {
+fn reservation_lost_while_committing_moves_no_other_gang() {
     let cluster = two_nodes();
     cluster.pod(&bound(pod("x", 8), "n", 1, Some("0-7")));
     create(&cluster, &members("a", 1, 4));
@@ -345,7 +345,7 @@ fn a_place_on_a_node_that_is_gone_is_planned_anew() {
 }
 
 #[test]
-fn devices_that_another_pod_has_by_kubelets_word_are_no_place_any_more() {
+fn devices_that_kubelet_gave_away_end_the_reservation() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 1, 8));
     let first = node(&cluster, "a-0");
@@ -384,7 +384,7 @@ fn a_pod_that_only_a_call_speaks_of_counts_but_not_for_long() {
 }
 
 #[test]
-fn a_call_that_comes_late_brings_no_pod_back_that_the_watch_has_shown_to_be_gone() {
+fn late_call_does_not_revive_a_deleted_pod() {
     let cluster = two_nodes();
     let pods = members("a", 2, 8);
     create(&cluster, &pods);
@@ -405,7 +405,7 @@ fn a_call_that_comes_late_brings_no_pod_back_that_the_watch_has_shown_to_be_gone
 }
 
 #[test]
-fn a_bound_member_that_no_longer_names_its_gang_is_one_of_it_still() {
+fn bound_member_stays_in_its_gang_without_its_annotation() {
     for word in [None, Some("none"), Some("b")] {
         let cluster = two_nodes();
         let pods = members("a", 2, 8);
@@ -428,7 +428,7 @@ fn a_bound_member_that_no_longer_names_its_gang_is_one_of_it_still() {
 }
 
 #[test]
-fn a_member_that_waits_is_not_bound_alone_by_one_that_leads_no_more() {
+fn former_leader_does_not_bind_a_waiting_member() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 2, 8));
     let node = node(&cluster, "a-0");
@@ -463,7 +463,7 @@ fn bind_all(cluster: &Cluster, pods: &[Value]) -> Vec<String> {
 }
 
 #[test]
-fn a_replacement_gets_the_place_of_the_lost_member_once_its_devices_are_given_back() {
+fn replacement_gets_the_reservation_of_the_lost_member() {
     let cluster = two_nodes();
     let pods = members("a", 2, 8);
     create(&cluster, &pods);
@@ -493,7 +493,7 @@ fn a_replacement_gets_the_place_of_the_lost_member_once_its_devices_are_given_ba
 }
 
 #[test]
-fn places_keep_their_nodes_when_the_numbers_of_nodes_that_are_gone_are_given_up() {
+fn reservations_keep_their_nodes_after_renumbering() {
     let cluster = Cluster::new(Options::default());
     for number in 0..600 {
         cluster.node(&format!("gone-{number}"), 0);
@@ -513,7 +513,7 @@ fn places_keep_their_nodes_when_the_numbers_of_nodes_that_are_gone_are_given_up(
 }
 
 #[test]
-fn devices_of_a_class_that_kube_scheduler_allocates_are_left_to_it() {
+fn devices_allocated_by_kube_scheduler_are_left_to_it() {
     let cluster = two_nodes();
     let mut pods = members("a", 2, 2);
     for pod in &mut pods {

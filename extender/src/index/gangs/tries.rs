@@ -55,7 +55,7 @@ mod tests {
     use gantry_gang::Dialect;
 
     #[test]
-    fn the_first_have_a_try_each_time_that_room_grows_and_every_other_has_its_turn() {
+    fn first_gangs_search_every_time_and_others_in_turn() {
         let gangs: Vec<Arc<GangKey>> = (0..12)
             .map(|number| {
                 Arc::new(GangKey {

@@ -60,7 +60,7 @@ fn best(cluster: &Cluster, devices: u32, names: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn a_node_whose_plugin_is_not_ready_is_refused_with_the_plugins_reason() {
+fn node_without_a_ready_plugin_is_refused_with_its_reason() {
     let cluster = cluster(&[("n", &bridged(), "0-7")]);
     let mut node = gpu_node("n", &bridged());
     node["status"]["conditions"] = json!([{
@@ -139,7 +139,7 @@ fn sick_gpus_and_those_of_vanished_pods_are_named() {
 }
 
 #[test]
-fn a_foreign_node_passes_behind_ours_or_is_refused_as_the_operator_chose() {
+fn node_without_inventory_passes_last_or_is_refused() {
     let cluster = cluster(&[("ours", &bridged(), "0")]);
     cluster.node("foreign", 8);
     let both = ["foreign", "ours"];
@@ -156,7 +156,7 @@ fn a_foreign_node_passes_behind_ours_or_is_refused_as_the_operator_chose() {
 }
 
 #[test]
-fn an_unknown_name_is_refused_and_an_unknown_object_is_a_simulation() {
+fn unknown_name_is_refused_and_unknown_object_simulates() {
     let cluster = cluster(&[]);
     let (_, refused) = filtered(&cluster, Options::default(), &request(1), &["new"]);
     assert_eq!(refused, ["new: node(s) not known to Gantry yet"]);
@@ -216,7 +216,7 @@ fn of_equal_nodes_the_first_name_wins_whatever_their_order() {
 }
 
 #[test]
-fn spread_takes_the_emptier_of_equally_fast_nodes_and_pack_the_fuller() {
+fn spread_takes_the_emptier_node_and_pack_the_fuller() {
     let cluster = cluster(&[("a", &plain(8), "0,1"), ("b", &plain(8), "0-7")]);
     let by = |policy| {
         let options = Options {
@@ -230,7 +230,7 @@ fn spread_takes_the_emptier_of_equally_fast_nodes_and_pack_the_fuller() {
 }
 
 #[test]
-fn gpus_on_their_way_to_another_pod_are_left_alone_while_there_are_others() {
+fn held_gpus_are_avoided_while_others_are_free() {
     let cluster = cluster(&[("a", &bridged(), "0,1"), ("b", &bridged(), "0,1")]);
     let now = cluster.now();
     cluster

@@ -61,7 +61,7 @@ fn node(world: &World, wanted: &Wanted) -> Option<String> {
 }
 
 #[test]
-fn a_replacement_goes_to_the_node_of_a_sibling_that_it_does_not_mind() {
+fn replacement_shares_a_node_where_no_rule_forbids_it() {
     for key in [HOST, RACK] {
         let mut world = two_racks();
         let launcher = world.shape_of(1, apart("launcher", None));
@@ -78,7 +78,7 @@ fn a_replacement_goes_to_the_node_of_a_sibling_that_it_does_not_mind() {
 }
 
 #[test]
-fn a_replacement_keeps_off_siblings_that_mind_it_and_are_not_bound_yet() {
+fn replacement_avoids_unbound_members_with_anti_affinity() {
     for key in [HOST, RACK] {
         let mut world = two_racks();
         let launcher = world.shape_of(1, apart("launcher", Some(("worker", key))));

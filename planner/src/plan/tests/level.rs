@@ -51,7 +51,7 @@ fn no_rack_gets_the_rest_alone() {
 }
 
 #[test]
-fn a_rack_that_has_less_room_is_filled_and_the_others_share_the_rest() {
+fn smaller_rack_is_filled_and_the_others_share_the_rest() {
     let mut world = racks(&[18, 18, 7, 18]);
     let eight = world.shape(8);
     assert_eq!(by_rack(&world, &gang(&[(59, eight)])).0, [18, 17, 7, 17]);

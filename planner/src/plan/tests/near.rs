@@ -9,7 +9,7 @@ use gantry_gang::protocol::{Placement, ShapeId, Sibling, Wanted};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
-use super::earmarked::marked;
+use super::backfill::marked;
 use super::world::{World, gang, sibling};
 use super::{ALL, twelve};
 use crate::input::{Barred, Shape};
@@ -170,7 +170,7 @@ fn workers_without_a_leader_are_not_placed() {
 }
 
 #[test]
-fn those_to_be_near_may_be_in_several_domains_and_members_without_a_term_anywhere() {
+fn affinity_may_be_met_in_several_domains() {
     let mut world = World::new();
     world.node("z/r", "a", ALL).node("z/r", "b", ALL);
     let six = world.shape_of(6, needs("t", Vec::new()));
@@ -186,7 +186,7 @@ fn those_to_be_near_may_be_in_several_domains_and_members_without_a_term_anywher
 }
 
 #[test]
-fn members_join_pods_that_are_there_and_siblings_that_have_a_place() {
+fn members_join_existing_pods_and_reserved_members() {
     let mut world = twelve();
     let eight = world.shape_of(8, needs("t", vec![near(&["t"], RACK)]));
     assert_eq!(nodes(&world, &gang(&[(2, eight)]), &[("l", "t")]), "jk");
@@ -205,7 +205,7 @@ fn members_join_pods_that_are_there_and_siblings_that_have_a_place() {
 }
 
 #[test]
-fn a_leader_of_the_whole_node_and_a_worker_beside_it_never_fit_and_nothing_is_kept_for_them() {
+fn gang_that_never_fits_gets_no_backfill_reservation() {
     let mut world = World::new();
     world.node("z/r", "a", "0,1").node("z/r", "b", "0");
     let leader = world.shape_of(8, needs("leader", Vec::new()));
@@ -226,7 +226,7 @@ fn a_leader_of_the_whole_node_and_a_worker_beside_it_never_fit_and_nothing_is_ke
 }
 
 #[test]
-fn the_nodes_that_are_kept_hold_members_that_must_be_near_each_other() {
+fn backfill_reservation_holds_members_with_affinity() {
     let mut world = World::new();
     world.node("z/r1", "a", "0,1,2,3,4,5,6").node("z/r1", "b", "0");
     world.node("z/r2", "c", "0,1,2,3,4,5").node("z/r2", "d", "0,1");
@@ -377,7 +377,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn it_fits_exactly_when_kube_scheduler_could_let_all_in_in_some_order(case in case()) {
+    fn gang_fits_if_and_only_if_some_order_admits_all(case in case()) {
         let Some(placement) = case.plan() else {
             prop_assert!(!case.fits(), "there is a way");
             return Ok(());

@@ -225,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn devices_are_free_and_nobody_elses_and_nodes_have_what_is_laid_on_them(case in case()) {
+    fn plan_uses_free_devices_and_respects_node_resources(case in case()) {
         let (world, wanted) = case.build(&(0..case.nodes.len()).collect::<Vec<_>>());
         let Ok(placement) = world.plan(&wanted) else { return Ok(()) };
         let mut taken = BTreeSet::new();

@@ -42,7 +42,7 @@ fn requests(pod: &mut Value, resource: &str, amount: &str) {
 
 /// A node has 1 TiB of each.
 #[test]
-fn memory_and_ephemeral_storage_count_and_are_named_where_they_lack() {
+fn memory_and_ephemeral_storage_are_counted_and_named() {
     for (resource, lack) in [
         ("memory", "Insufficient memory"),
         ("ephemeral-storage", "Insufficient ephemeral-storage"),
@@ -60,7 +60,7 @@ fn memory_and_ephemeral_storage_count_and_are_named_where_they_lack() {
 }
 
 #[test]
-fn an_extended_resource_counts_and_what_is_kept_of_it_is_nobody_elses() {
+fn extended_resource_is_counted_and_reserved() {
     let cluster = unlike();
     let adapter = |pod: &mut Value| {
         pod["spec"]["containers"][0]["resources"]["limits"]["example.com/rdma"] = "1".into();

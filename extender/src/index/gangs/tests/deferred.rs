@@ -62,7 +62,7 @@ fn one_whose_node_has_no_room_any_more_has_to_come_again() {
 }
 
 #[test]
-fn a_pod_that_leaves_room_enough_is_no_matter_nor_is_one_elsewhere() {
+fn pod_that_leaves_enough_resources_is_ignored() {
     let (cluster, nodes) = first_has_left();
     cluster.pod(&bound(with_cpu(pod("small", 1), "20"), &nodes[0], 1, None));
     cluster.pod(&bound(with_cpu(pod("large", 1), "30"), &nodes[1], 1, None));
@@ -71,7 +71,7 @@ fn a_pod_that_leaves_room_enough_is_no_matter_nor_is_one_elsewhere() {
 }
 
 #[test]
-fn one_whose_node_says_something_else_of_itself_has_to_come_again() {
+fn member_must_return_after_its_node_changed() {
     let (cluster, nodes) = first_has_left();
     cluster.store.update(|index| {
         let mut facts = NodeFacts::clone(index.rooms()[0].facts.as_ref().unwrap());

@@ -12,7 +12,7 @@ fn of(scheduler: &str, priority: i32, mut pods: Vec<Value>) -> Vec<Value> {
 }
 
 #[test]
-fn a_gang_that_another_scheduler_is_to_place_holds_nothing_and_says_so() {
+fn gang_of_another_scheduler_has_no_reservation() {
     let cluster = two_nodes();
     let theirs = of("koord-scheduler", 0, members("theirs", 2, 8));
     create(&cluster, &theirs);
@@ -32,7 +32,7 @@ fn a_gang_that_another_scheduler_is_to_place_holds_nothing_and_says_so() {
 }
 
 #[test]
-fn for_a_gang_that_another_scheduler_is_to_place_nobody_is_stopped_and_no_node_is_kept() {
+fn gang_of_another_scheduler_never_preempts() {
     let cluster = two_nodes();
     let low = members("low", 2, 8);
     create(&cluster, &low);
@@ -44,7 +44,7 @@ fn for_a_gang_that_another_scheduler_is_to_place_nobody_is_stopped_and_no_node_i
 }
 
 #[test]
-fn a_pod_that_another_scheduler_is_to_place_takes_part_in_nothing_before_it_is_bound() {
+fn pod_of_another_scheduler_is_ignored_until_bound() {
     let cluster = two_nodes();
     let mut theirs = of("koord-scheduler", 10, vec![pod("theirs", 8)]).remove(0);
     theirs["status"]["nominatedNodeName"] = "n".into();
@@ -60,7 +60,7 @@ fn a_pod_that_another_scheduler_is_to_place_takes_part_in_nothing_before_it_is_b
 }
 
 #[test]
-fn a_scheduler_that_asks_about_a_pod_brings_its_pods_from_then_on() {
+fn scheduler_is_recorded_by_its_first_call() {
     let cluster = two_nodes();
     create(&cluster, &of("gpu-profile", 0, members("a", 2, 8)));
     assert_eq!(phase(&cluster, "a"), GangPhase::Pending);

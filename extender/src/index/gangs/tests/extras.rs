@@ -46,7 +46,7 @@ fn evicts(cluster: &Cluster) -> bool {
 }
 
 #[test]
-fn members_beyond_a_minimum_that_have_not_come_make_room_for_a_gang() {
+fn surplus_reservations_make_room_for_a_gang() {
     let cluster = nodes(4);
     elastic(&cluster, "a", 4, 1, 0);
     assert_eq!(placed(&cluster, "a", 4), [0, 1, 2, 3]);
@@ -62,7 +62,7 @@ fn members_beyond_a_minimum_that_have_not_come_make_room_for_a_gang() {
 }
 
 #[test]
-fn what_can_be_given_back_is_not_worked_out_for_each_gang_that_waits() {
+fn releasable_reservations_are_counted_once_for_all_gangs() {
     let cluster = nodes(2);
     elastic(&cluster, "a", 2, 1, 0);
     assert_eq!(placed(&cluster, "a", 2), [0, 1]);

@@ -119,7 +119,7 @@ fn one_goes_as_a_whole_and_the_other_is_whole() {
 }
 
 #[test]
-fn what_is_left_is_kept_from_single_pods_until_the_gang_is_whole() {
+fn freed_devices_are_kept_until_the_gang_is_whole() {
     let (cluster, [_, (b, node_of_b)]) = each_short([0, 0]);
     cluster.wait(610);
     let kept = || {
@@ -154,7 +154,7 @@ fn what_is_left_and_cannot_be_taken_is_open_again_after_a_while() {
 }
 
 #[test]
-fn who_is_more_important_does_not_give_way_and_gets_what_the_other_leaves() {
+fn gang_of_lower_priority_yields() {
     let (cluster, _) = each_short([0, 5]);
     cluster.wait(610);
     assert_eq!(giving_way(&cluster), [("a".to_owned(), "b".to_owned())]);
@@ -173,7 +173,7 @@ fn nobody_gives_way_where_that_makes_nobody_whole() {
 }
 
 #[test]
-fn nobody_gives_way_whose_budgets_forbid_it_or_where_they_are_not_known() {
+fn gang_protected_by_budgets_does_not_yield() {
     let (cluster, _) = each_short([0, 0]);
     budget(&cluster, 0);
     cluster.wait(700);

@@ -44,7 +44,7 @@ fn reason(cluster: &Cluster, gang: &str) -> std::sync::Arc<str> {
 }
 
 #[test]
-fn a_gang_of_higher_priority_has_the_place_and_nobody_is_stopped_for_it() {
+fn higher_gang_takes_the_reservation_without_eviction() {
     let cluster = two_nodes();
     let [_, idle] = short(&cluster, 8);
     create(&cluster, &ranked("vip", 1, 10));
@@ -94,7 +94,7 @@ fn the_place_goes_before_a_pod_of_lower_priority_elsewhere() {
 }
 
 #[test]
-fn a_gang_of_no_higher_priority_waits_and_the_replacement_has_the_place() {
+fn equal_gang_waits_and_the_replacement_is_placed() {
     let cluster = two_nodes();
     let [_, idle] = short(&cluster, 8);
     create(&cluster, &ranked("equal", 1, 0));
@@ -111,7 +111,7 @@ fn a_gang_of_no_higher_priority_waits_and_the_replacement_has_the_place() {
 }
 
 #[test]
-fn a_gang_that_waits_already_has_the_place_once_its_devices_are_given_back() {
+fn waiting_gang_takes_the_reservation_once_devices_return() {
     let cluster = two_nodes();
     let pods = members("lo", 2, 8);
     create(&cluster, &pods);
@@ -128,7 +128,7 @@ fn a_gang_that_waits_already_has_the_place_once_its_devices_are_given_back() {
 }
 
 #[test]
-fn nobody_is_stopped_while_the_devices_of_the_place_are_given_back() {
+fn no_eviction_while_reserved_devices_are_returned() {
     let cluster = two_nodes();
     let pods = members("lo", 2, 8);
     create(&cluster, &pods);
@@ -142,7 +142,7 @@ fn nobody_is_stopped_while_the_devices_of_the_place_are_given_back() {
 }
 
 #[test]
-fn a_decided_gang_of_higher_priority_that_is_short_is_made_whole_with_it() {
+fn higher_degraded_gang_is_completed_by_the_reservation() {
     let cluster = two_nodes();
     cluster.add("o", &bridged()).add("p", &bridged());
     let pods = ranked("hi", 2, 10);

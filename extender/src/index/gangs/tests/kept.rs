@@ -29,7 +29,7 @@ fn assert_replaced(cluster: &Cluster, lost: &Value, replacement: Value, node: &s
 }
 
 #[test]
-fn the_place_of_a_member_whose_grant_names_no_devices_is_kept_for_its_replacement() {
+fn reservation_without_granted_devices_is_kept() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &bridged());
     let pods = [mixed("a-0"), mixed("a-1")];
@@ -40,7 +40,7 @@ fn the_place_of_a_member_whose_grant_names_no_devices_is_kept_for_its_replacemen
 }
 
 #[test]
-fn a_grant_that_was_edited_to_another_number_of_devices_makes_no_other_place() {
+fn edited_grant_does_not_change_the_reservation() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &bridged());
     let pods = members("a", 2, 4);
@@ -54,7 +54,7 @@ fn a_grant_that_was_edited_to_another_number_of_devices_makes_no_other_place() {
 }
 
 #[test]
-fn a_decided_place_of_fewer_devices_than_its_member_asks_for_is_planned_anew() {
+fn reservation_with_too_few_devices_is_planned_again() {
     let before = two_nodes();
     let pods = members("a", 2, 8);
     create(&before, &pods);

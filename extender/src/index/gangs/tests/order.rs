@@ -4,7 +4,7 @@ use super::*;
 use crate::index::Disruptions;
 
 #[test]
-fn a_gang_of_higher_priority_has_a_lower_one_stopped_as_a_whole_and_gets_what_comes_free() {
+fn higher_gang_preempts_a_lower_one_as_a_whole() {
     let cluster = two_nodes();
     let low = members("low", 2, 8);
     create(&cluster, &low);
@@ -42,7 +42,7 @@ fn evicted(cluster: &Cluster) -> Option<Vec<PodUid>> {
 }
 
 #[test]
-fn a_gang_is_not_stopped_in_part_because_the_rest_of_it_is_just_being_bound() {
+fn gang_being_bound_is_not_evicted_in_part() {
     let cluster = two_nodes();
     let low = members("low", 2, 8);
     create(&cluster, &low);
@@ -62,7 +62,7 @@ fn a_gang_is_not_stopped_in_part_because_the_rest_of_it_is_just_being_bound() {
 }
 
 #[test]
-fn who_was_refused_while_a_lower_pod_was_just_being_bound_has_it_stopped_once_it_is_there() {
+fn gang_preempts_a_lower_pod_once_it_is_bound() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &bridged());
     let low = pod("low", 8);
@@ -78,7 +78,7 @@ fn who_was_refused_while_a_lower_pod_was_just_being_bound_has_it_stopped_once_it
 }
 
 #[test]
-fn a_pod_that_is_stopped_with_a_long_grace_period_is_waited_for_and_no_other_is_stopped_meanwhile() {
+fn victim_with_a_long_grace_period_is_waited_for() {
     let cluster = two_nodes();
     let single = |name: &str, node: &str| bound(pod(name, 8), node, 1, Some("0-7"));
     let (left, right) = (single("left", "m"), single("right", "n"));
@@ -112,7 +112,7 @@ fn ending(cluster: &Cluster, mut pod: Value, left: i64) -> Value {
 }
 
 #[test]
-fn what_pods_leave_that_were_stopped_for_a_gang_is_its_own_also_for_the_next_who_leads() {
+fn new_leader_keeps_freed_devices_for_the_preemptor() {
     let cluster = two_nodes();
     let single = |name: &str, node: &str| bound(pod(name, 8), node, 1, Some("0-7"));
     let (left, right) = (single("left", "m"), single("right", "n"));
@@ -140,7 +140,7 @@ fn what_pods_leave_that_were_stopped_for_a_gang_is_its_own_also_for_the_next_who
 }
 
 #[test]
-fn what_pods_leave_that_end_by_themselves_is_not_kept_for_who_waits_for_it_also_not_by_the_next_who_leads() {
+fn devices_of_pods_that_end_by_themselves_are_not_kept() {
     let cluster = two_nodes();
     let single = |name: &str, node: &str| bound(pod(name, 8), node, 1, Some("0-7"));
     let (left, right) = (single("left", "m"), single("right", "n"));
@@ -185,7 +185,7 @@ fn a_member_on_a_node_without_a_plugin_goes_with_its_gang() {
 }
 
 #[test]
-fn what_kube_scheduler_makes_free_for_a_pod_no_gang_of_its_priority_or_less_is_planned_on() {
+fn gang_is_not_planned_on_devices_of_a_nominated_pod() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &bridged());
     let low = bound(pod("low", 8), "n", 1, Some("0-7"));
@@ -257,7 +257,7 @@ fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
 }
 
 #[test]
-fn a_gang_on_a_full_cluster_waits_with_the_same_words_until_there_is_enough() {
+fn refusal_text_is_stable_on_a_full_cluster() {
     let cluster = two_nodes();
     for (at, node) in [(1, "m"), (2, "n")] {
         for gpu in 0..8 {
@@ -308,7 +308,7 @@ fn beside_kept() -> (Cluster, Vec<Value>, Vec<String>) {
 }
 
 #[test]
-fn who_was_kept_out_for_another_gang_is_told_anew_once_that_has_its_nodes() {
+fn refusal_is_renewed_after_the_backfill_reservation_ends() {
     let (cluster, _, _) = beside_kept();
     let why = |cluster: &Cluster| {
         let view = cluster.store.read(|index| index.gang_view("default", "late"));
@@ -352,7 +352,7 @@ fn a_member_that_takes_its_place_leaves_no_more_room_to_others() {
 }
 
 #[test]
-fn a_budget_that_allows_more_is_room_once_a_second_at_most_and_one_that_allows_less_is_none() {
+fn larger_budget_triggers_planning_once_a_second() {
     let cluster = two_nodes();
     let tell = |all: &[(&str, u32)]| {
         let budgets = all.iter().map(|(name, allowed)| Disruptions {
@@ -392,8 +392,7 @@ fn lose(cluster: &Cluster, member: &Value, node: &str) {
 }
 
 #[test]
-fn what_a_bound_gang_lacks_goes_to_nodes_kept_for_one_that_has_nothing_and_members_beyond_its_minimum_do_not()
-{
+fn bound_gang_repair_uses_backfill_nodes() {
     let (cluster, run, nodes) = beside_kept();
     create(&cluster, &[member("run-2", 3, "run", 2)]);
     assert!(matches!(answer(&cluster, "run-2"), Answer::Wait(_)));
@@ -404,7 +403,7 @@ fn what_a_bound_gang_lacks_goes_to_nodes_kept_for_one_that_has_nothing_and_membe
 }
 
 #[test]
-fn what_a_bound_gang_lacks_spares_kept_nodes_where_it_fits_elsewhere() {
+fn bound_gang_repair_prefers_nodes_outside_the_backfill() {
     let (cluster, run, nodes) = beside_kept();
     cluster.add("p", &plain(3));
     lose(&cluster, &run[1], &nodes[1]);

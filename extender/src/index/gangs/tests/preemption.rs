@@ -42,7 +42,7 @@ fn reason(cluster: &Cluster, gang: &str) -> std::sync::Arc<str> {
 }
 
 #[test]
-fn a_gang_for_which_the_cluster_was_too_small_has_others_stopped_once_it_is_large_enough() {
+fn gang_preempts_once_the_cluster_is_large_enough() {
     let cluster = Cluster::new(Options::default());
     full(&cluster, "n1", 0);
     gang(&cluster, "g", 2, 10);
@@ -77,7 +77,7 @@ fn a_gang_is_told_when_the_cluster_has_become_too_small_for_it() {
 type Front<'f> = &'f dyn Fn(&Cluster, &str);
 
 #[test]
-fn gangs_that_may_have_nobody_stopped_do_not_keep_others_behind_them_from_it() {
+fn gangs_that_never_preempt_do_not_block_later_ones() {
     let never = |cluster: &Cluster, name: &str| {
         let mut pods = members(name, 1, 8);
         pods[0]["spec"]["priority"] = 20.into();
@@ -173,7 +173,7 @@ fn with_cores(cluster: &Cluster, name: &str, cores: u32) {
 }
 
 #[test]
-fn pods_without_devices_are_stopped_where_they_have_what_a_gang_lacks() {
+fn pods_without_devices_are_evicted_for_their_resources() {
     let cluster = Cluster::new(Options::default());
     // 64 cores.
     cluster.add("n1", &bridged());
@@ -211,7 +211,7 @@ fn a_host_port_of_a_pod_without_devices_comes_free_with_it() {
 }
 
 #[test]
-fn pods_without_devices_go_beside_one_with_devices_only_where_its_end_is_not_enough() {
+fn pods_without_devices_go_only_if_others_do_not_suffice() {
     for (cores, gone) in [(20, vec!["n1-0"]), (50, vec!["n1-0", "web"])] {
         let cluster = Cluster::new(Options::default());
         full(&cluster, "n1", 0);
@@ -223,7 +223,7 @@ fn pods_without_devices_go_beside_one_with_devices_only_where_its_end_is_not_eno
 }
 
 #[test]
-fn who_has_to_be_on_a_node_or_is_protected_or_not_less_important_stays() {
+fn static_protected_and_equal_priority_pods_stay() {
     let owned = |kind: &'static str| {
         move |pod: &mut Value| {
             pod["metadata"]["ownerReferences"] =
@@ -281,7 +281,7 @@ fn full_of(cluster: &Cluster, node: &str, app: &str, priority: i32) {
 }
 
 #[test]
-fn gangs_for_which_others_are_protected_do_not_keep_those_behind_them_from_preempting() {
+fn gangs_blocked_by_budgets_do_not_block_later_ones() {
     let cluster = Cluster::new(Options::default());
     budgets(&cluster, &[("b", "protected", 0)]);
     full_of(&cluster, "n1", "protected", 0);
@@ -298,7 +298,7 @@ fn gangs_for_which_others_are_protected_do_not_keep_those_behind_them_from_preem
 }
 
 #[test]
-fn a_pod_under_two_budgets_is_not_chosen_for_the_api_server_never_evicts_it() {
+fn pod_under_two_budgets_is_never_a_victim() {
     let cluster = Cluster::new(Options::default());
     full_of(&cluster, "n1", "twice", 0);
     full_of(&cluster, "n2", "once", 1);
@@ -311,7 +311,7 @@ fn a_pod_under_two_budgets_is_not_chosen_for_the_api_server_never_evicts_it() {
 }
 
 #[test]
-fn a_member_without_devices_can_keep_its_gang_from_having_others_stopped() {
+fn member_without_devices_can_forbid_preemption() {
     for (policy, gone) in [("Never", vec![]), ("PreemptLowerPriority", vec!["n1-0".into()])] {
         let cluster = Cluster::new(Options::default());
         full(&cluster, "n1", 0);
@@ -336,7 +336,7 @@ fn leaving(mut pod: Value, second: u32) -> Value {
 }
 
 #[test]
-fn a_gang_waits_for_pods_that_are_ending_rather_than_have_others_stopped() {
+fn gang_waits_for_terminating_pods_before_preempting() {
     let cluster = Cluster::new(Options::default());
     full(&cluster, "n2", 0);
     cluster.add("n1", &bridged());
@@ -373,7 +373,7 @@ fn a_pod_that_does_not_end_in_its_time_is_not_waited_for() {
 }
 
 #[test]
-fn beside_a_device_that_is_never_given_back_a_gang_waits_for_those_that_are() {
+fn gang_waits_for_devices_that_are_still_returned() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n1", &bridged());
     let mut node = gpu_node("n1", &bridged());
@@ -430,7 +430,7 @@ fn half(cluster: &Cluster, node: &str) {
 }
 
 #[test]
-fn a_gang_that_waited_in_vain_for_pods_that_were_ending_waits_for_the_next() {
+fn gang_waits_again_after_an_overdue_termination() {
     let cluster = Cluster::new(Options::default());
     half(&cluster, "n2");
     half(&cluster, "n3");
@@ -454,7 +454,7 @@ fn a_gang_that_waited_in_vain_for_pods_that_were_ending_waits_for_the_next() {
 }
 
 #[test]
-fn a_pod_that_its_daemon_set_left_behind_counts_no_more_than_once() {
+fn pod_orphaned_by_its_daemon_set_counts_once() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n1", &bridged());
     other_pod(&cluster, "batch", 20, nothing);

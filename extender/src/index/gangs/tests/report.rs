@@ -11,7 +11,7 @@ fn would_have_to_end(cluster: &Cluster, gang: &str) -> Vec<String> {
 }
 
 #[test]
-fn nobody_is_advised_to_end_members_of_the_gang_that_is_to_be_completed() {
+fn report_never_names_members_of_the_same_gang() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &bridged());
     create(&cluster, &[member("a-0", 4, "a", 1)]);

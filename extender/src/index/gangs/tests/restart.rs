@@ -63,7 +63,7 @@ fn what_was_decided_before_a_restart_is_kept_and_finished() {
 }
 
 #[test]
-fn a_member_whose_binding_may_be_on_its_way_keeps_its_place_when_its_extender_leads_anew() {
+fn member_with_a_pending_bind_keeps_its_reservation() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 2, 8));
     let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];

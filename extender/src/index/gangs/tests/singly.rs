@@ -26,7 +26,7 @@ fn read(cluster: &Cluster) {
 }
 
 #[test]
-fn a_pod_of_a_basic_group_goes_by_itself_once_its_object_is_read() {
+fn pod_of_a_basic_group_is_scheduled_by_itself() {
     let cluster = two_nodes();
     create(&cluster, &[basic("a", 8, 0), basic("b", 8, 0), basic("c", 8, 0)]);
     assert!(matches!(answer(&cluster, "a"), Answer::Wait(_)));
@@ -69,7 +69,7 @@ fn of_a_basic_group_one_pod_is_stopped_for_a_gang_and_not_all() {
 }
 
 #[test]
-fn for_a_pod_of_a_basic_group_others_are_stopped_and_what_they_leave_is_promised_to_it() {
+fn pod_of_a_basic_group_keeps_preempted_devices() {
     let cluster = two_nodes();
     create(&cluster, &[basic("first", 1, 0)]);
     read(&cluster);

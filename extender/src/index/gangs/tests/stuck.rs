@@ -39,7 +39,7 @@ fn answer_within(cluster: &Cluster, pod: &str, nodes: &[&str]) -> Answer {
 }
 
 #[test]
-fn a_gang_whose_planned_nodes_are_not_offered_is_planned_on_those_that_are() {
+fn gang_is_planned_on_the_nodes_that_are_offered() {
     let cluster = Cluster::new(Options::default());
     for name in ["g", "h", "i", "j", "k", "l", "y", "z"] {
         cluster.add(name, &bridged());
@@ -61,7 +61,7 @@ fn a_gang_whose_planned_nodes_are_not_offered_is_planned_on_those_that_are() {
 }
 
 #[test]
-fn a_gang_is_planned_on_a_node_that_comes_while_nodes_are_listed_anew() {
+fn gang_is_planned_on_a_node_added_during_a_relist() {
     let cluster = Cluster::new(Options::default());
     cluster.add("m", &bridged());
     cluster.inventory(&gpu_node("n", &bridged()));
@@ -75,7 +75,7 @@ fn a_gang_is_planned_on_a_node_that_comes_while_nodes_are_listed_anew() {
 
 /// What one kind of members is offered says nothing of where the others can go.
 #[test]
-fn members_of_another_shape_are_not_kept_to_the_nodes_that_were_offered_for_one() {
+fn offered_nodes_restrict_one_shape_only() {
     let cluster = Cluster::new(Options::default());
     for (name, pool) in [("g", "a"), ("h", "b"), ("i", "b"), ("j", "b")] {
         cluster.add(name, &bridged());
@@ -133,7 +133,7 @@ fn a_gang_that_cannot_go_where_it_is_offered_waits_and_says_why() {
 }
 
 #[test]
-fn a_member_whose_place_cannot_be_had_after_the_decision_gets_another() {
+fn member_with_a_lost_reservation_gets_another() {
     let cluster = two_nodes();
     let nodes = decided(&cluster);
     cluster.add("o", &bridged());
@@ -148,7 +148,7 @@ fn a_member_whose_place_cannot_be_had_after_the_decision_gets_another() {
 }
 
 #[test]
-fn a_member_of_whose_bind_nobody_knows_is_free_to_go_elsewhere_once_it_cannot_happen_any_more() {
+fn member_with_an_expired_bind_may_move() {
     let cluster = two_nodes();
     let nodes = decided(&cluster);
     cluster.add("o", &bridged());
@@ -265,7 +265,7 @@ fn bound_as(cluster: &Cluster, pod: &Value, admitted: &Admitted) {
 }
 
 #[test]
-fn lost_members_places_that_have_devices_in_common_do_not_wait_for_each_other() {
+fn overlapping_reservations_of_lost_members_do_not_block() {
     let cluster = Cluster::new(Options::default());
     cluster.add("m", &bridged());
     let pods = members("a", 4, 2);

@@ -39,7 +39,7 @@ fn manages(cluster: &Cluster) -> bool {
 }
 
 #[test]
-fn members_at_the_barrier_do_not_go_one_by_one_once_nobody_publishes_what_they_ask_for() {
+fn members_stay_a_gang_when_their_resource_vanishes() {
     for advertised in [0, 4] {
         let (cluster, _) = sliced(advertised);
         for pod in ["a-0", "a-1"] {
@@ -63,7 +63,7 @@ fn members_at_the_barrier_do_not_go_one_by_one_once_nobody_publishes_what_they_a
 }
 
 #[test]
-fn a_resource_is_managed_until_no_kubelet_advertises_it_and_no_pod_asks_for_it() {
+fn resource_is_managed_while_advertised_or_requested() {
     let (cluster, pods) = sliced(4);
     cluster.store.update(|index| index.inventory_deleted("n"));
     assert!(manages(&cluster));

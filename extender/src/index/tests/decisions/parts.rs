@@ -12,7 +12,7 @@ const SHARED: &str = "nvidia.com/gpu.shared";
 const MIG: &str = "nvidia.com/mig-1g.10gb";
 
 #[test]
-fn a_container_that_asks_for_more_than_kubelet_gives_to_one_is_refused_before_kubelet_fails_its_pod() {
+fn container_above_the_kubelet_limit_is_refused() {
     let cluster = Cluster::new(Options::default());
     cluster.node("n", 0);
     let mut node = shared_node("n", &bridged(), SHARED, 4);
@@ -154,7 +154,7 @@ fn nodes_that_differ_in_which_replicas_are_held_are_alike() {
 }
 
 #[test]
-fn a_replica_on_its_way_to_a_pod_does_not_count_against_that_pod() {
+fn held_replica_does_not_count_against_its_own_pod() {
     let cluster = Cluster::new(Options::default());
     cluster.node("n", 0);
     let mut node = shared_node("n", &plain(1), SHARED, 3);
@@ -180,7 +180,7 @@ fn a_replica_on_its_way_to_a_pod_does_not_count_against_that_pod() {
 }
 
 #[test]
-fn a_resource_is_managed_once_a_node_publishes_it_and_no_longer_than_that() {
+fn resource_is_managed_while_a_node_publishes_it() {
     let cluster = Cluster::new(Options::default());
     let managed = |cluster: &Cluster| cluster.store.snapshot().managed.contains(SHARED);
     assert!(!managed(&cluster));

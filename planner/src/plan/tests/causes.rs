@@ -95,7 +95,7 @@ fn exhaust(world: &mut World, node: char, asked: &Resources) {
 }
 
 #[test]
-fn of_each_amount_a_node_takes_as_many_members_as_it_has_room_for() {
+fn node_takes_as_many_members_as_every_resource_allows() {
     for Amount { asked, lack } in amounts() {
         let mut world = with_adapters();
         let four = needing(&mut world, 4, &asked);

@@ -5,7 +5,7 @@ use super::*;
 /// Given a gang of which all must be placed, of as many shapes as members, and one GPU too few: what else it could do with is not
 /// looked for among the ways to do with fewer.
 #[test]
-fn a_gang_of_very_many_shapes_that_does_not_fit_is_refused_at_once() {
+fn gang_of_very_many_shapes_is_refused_at_once() {
     let mut world = twelve();
     let members: Vec<(u32, ShapeId)> = (0..=96)
         .map(|milli_cpu| {
@@ -25,7 +25,7 @@ fn a_gang_of_very_many_shapes_that_does_not_fit_is_refused_at_once() {
 }
 
 #[test]
-fn members_beyond_the_minimum_that_find_no_room_are_not_called_none_of_one() {
+fn refusal_of_surplus_members_counts_them_correctly() {
     let mut world = World::new();
     world.node("z/r1", "a", "0,1").node("z/r2", "b", ALL);
     let four = world.shape(4);
@@ -106,7 +106,7 @@ fn what_fits_is_explained_too() {
 }
 
 #[test]
-fn members_that_do_not_exist_yet_are_no_reason_why_the_others_would_not_fit() {
+fn missing_members_do_not_make_the_others_hopeless() {
     let mut world = twelve();
     let (one, eight) = (world.shape(1), world.shape(8));
     for members in [gang(&[(3, eight)]), gang(&[(1, one), (2, eight)])] {

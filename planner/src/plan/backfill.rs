@@ -4,16 +4,16 @@
 use std::cmp::Reverse;
 
 use super::demand::{Counts, Demand};
+use super::diagnosis::widest;
 use super::fill::Anchors;
 use super::pack::nodes_of;
 use super::scope::{Bounds, Place, places, scopes};
 use super::survey::Survey;
-use super::words::widest;
 use crate::snapshot::NodeIx;
 
 /// Nodes that would hold the minimum if nothing else were on them: in the domain with the fewest missing devices, the
 /// nodes with the fewest missing ones. Empty if no domain could hold it.
-pub(super) fn earmark(
+pub(super) fn nodes(
     now: &Survey<'_>,
     empty: &Survey<'_>,
     anchors: &Anchors,
@@ -69,7 +69,7 @@ pub(super) fn candidates(
 }
 
 /// Nodes of one place.
-struct Marked {
+struct Marking {
     /// Devices that are not free.
     missing: u64,
     /// Ties go to the first by name.
@@ -77,9 +77,9 @@ struct Marked {
     nodes: Vec<NodeIx>,
 }
 
-fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> Option<Marked> {
+fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> Option<Marking> {
     let nodes = nodes_of(now, place);
-    let mut marked = Marked {
+    let mut marked = Marking {
         missing: 0,
         first: nodes
             .first()

@@ -17,7 +17,7 @@ use crate::snapshot::NodeIx;
 ///
 /// # Errors
 /// The first node that does not have the devices that its class has.
-pub(super) fn lay(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Vec<Devices>>, NodeIx> {
+pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Vec<Devices>>, NodeIx> {
     let mut on: BTreeMap<NodeIx, Vec<u32>> = BTreeMap::new();
     for run in runs {
         on.entry(run.node).or_insert_with(|| vec![0; survey.shapes.len()])[run.slot] += run.count;

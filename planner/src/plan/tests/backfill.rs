@@ -5,11 +5,11 @@ use gantry_gang::{Needs, Resources};
 
 use super::ALL;
 use super::world::{World, gang, level};
-use crate::plan::earmark;
+use crate::plan::backfill_nodes;
 
 /// The nodes that are kept, one after the other.
 pub(super) fn marked(world: &World, wanted: &Wanted) -> String {
-    let nodes = world.with(|input| earmark(input, wanted));
+    let nodes = world.with(|input| backfill_nodes(input, wanted));
     let names = nodes
         .iter()
         .map(|node| world.snapshot.names.name(*node).unwrap().as_str());
@@ -17,7 +17,7 @@ pub(super) fn marked(world: &World, wanted: &Wanted) -> String {
 }
 
 #[test]
-fn nodes_are_earmarked_where_least_is_missing() {
+fn nodes_are_reserved_where_least_is_missing() {
     let mut world = World::new();
     world.node("z/r1", "a", "0,1").node("z/r1", "b", "0,1,2,3,4,5");
     world
@@ -70,7 +70,7 @@ fn nodes_are_kept_for_shapes_that_have_to_share_them() {
 }
 
 #[test]
-fn of_places_that_shapes_have_to_share_the_one_where_the_fewest_devices_are_missing_is_kept() {
+fn place_with_fewest_missing_devices_is_reserved() {
     let mut world = World::new();
     world.node("z/r1", "a", "0").node("z/r1", "b", "");
     world.node("z/r2", "c", "0,1").node("z/r2", "d", "0,1,2,3,4,5,6");
