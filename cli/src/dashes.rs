@@ -1,9 +1,9 @@
-//! Options written with one dash, as NVIDIA's programs also take them: `-mig-strategy=single`. A word of several letters behind one dash is
-//! a name there, never short options with a value: `-oneshoot` is no file `neshoot`. Whether there is such an option is for clap to judge.
+//! Accepts long options with one dash, as NVIDIA's programs do: `-mig-strategy=single`. Several letters after one dash are always a name, never
+//! a short option with a value: `-oneshoot` does not name a file `neshoot`. clap checks whether the option exists.
 
 use std::ffi::OsString;
 
-/// The commands that stand in for programs of NVIDIA's.
+/// The commands that replace NVIDIA's programs.
 const COMMANDS: [&str; 2] = ["plugin", "labels"];
 
 /// The command line with every `-name` written as `--name`.
@@ -32,7 +32,7 @@ pub(crate) fn doubled(line: impl IntoIterator<Item = OsString>) -> Vec<OsString>
         .collect()
 }
 
-/// Whether an option begins with a name of more than one letter: of one letter is a short option.
+/// Whether an option has a name of more than one letter; one letter is a short option.
 fn is_named(option: &str) -> bool {
     let name = option.split('=').next().unwrap_or(option);
     let word = name
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn one_dash_does_where_nvidias_programs_take_it() {
+    fn one_dash_is_accepted_as_by_nvidias_programs() {
         assert_eq!(
             doubled_line("gantry plugin -mig-strategy single -pass-device-specs=true --node-name n"),
             "gantry plugin --mig-strategy single --pass-device-specs=true --node-name n"
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nobody_knows_is_no_short_option_with_a_value() {
+    fn unknown_name_is_not_a_short_option() {
         assert_eq!(
             doubled_line("gantry plugin -oneshoot -host-path=/usr/lib/nvidia -logtostderr"),
             "gantry plugin --oneshoot --host-path=/usr/lib/nvidia --logtostderr"

@@ -1,5 +1,4 @@
-//! `gantry labels`: the labels of a node, once: printed for people and CI, or written where the daemon would write them. The same
-//! function makes them as in the daemon.
+//! `gantry labels`: computes the labels of a node once, by the daemon's function, and prints them or writes them to the daemon's destination.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -25,10 +24,11 @@ use crate::topo::source::SourceArgs;
 /// Options of `gantry labels`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Printed are lines key=value, sorted, as in a features file of node-feature-discovery. Health is not told: who looks once has not
-watched it. The settings of gpu-feature-discovery are read as there; it labels once, as with --oneshot. With --fail-on-init-error=false a
-node without NVML or GPUs has the labels of one without GPUs. Whether the GPUs of a file can be cut, their product says where the
-file does not.
+Prints sorted lines key=value, as in a features file of node-feature-discovery. Health is omitted,
+because it needs observation over time. The settings of gpu-feature-discovery apply, and labels
+are made once, as with --oneshot. With --fail-on-init-error=false a node without NVML or GPUs gets
+the labels of a node without GPUs. For a machine file that does not say whether its GPUs support
+MIG, their product decides.
 
 Examples:
   gantry labels                                       of this node, through NVML
@@ -45,7 +45,7 @@ pub(crate) struct LabelsArgs {
     #[arg(long, env = "GFD_CONFIG_FILE", value_name = "FILE")]
     config_file: Option<PathBuf>,
 
-    /// What an unknown key of it means.
+    /// Treatment of unknown keys.
     #[command(flatten)]
     leniency: Leniency,
 
@@ -53,7 +53,7 @@ pub(crate) struct LabelsArgs {
     #[arg(long, value_name = "WHERE")]
     to: Option<To>,
 
-    /// Name of the node whose labels they are, for --to=node-feature and --to=node
+    /// Name of the node to label, for --to=node-feature and --to=node
     #[arg(long, env = "NODE_NAME")]
     node_name: Option<String>,
 
@@ -69,7 +69,7 @@ pub(crate) struct LabelsArgs {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// What NVIDIA's programs are told of requests to the API server.
+    /// NVIDIA's limits on requests to the API server.
     #[command(flatten)]
     _api_rate: ApiRate,
 
@@ -81,7 +81,7 @@ pub(crate) struct LabelsArgs {
 /// Where labels are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum To {
-    /// Where NVIDIA's gpu-feature-discovery, so configured, writes them: node-feature, or file where useNodeFeatureAPI is false
+    /// The destination of NVIDIA's gpu-feature-discovery with this configuration: node-feature, or file if useNodeFeatureAPI is false
     Gfd,
     /// A NodeFeature object, which node-feature-discovery makes labels of
     NodeFeature,
@@ -131,7 +131,7 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
 
 /// The config file with variables and options laid over it, as the daemon reads it.
 fn config(args: &LabelsArgs) -> anyhow::Result<Config> {
-    // The plugin's variable; clap knows one per option.
+    // The plugin's variable; clap supports one per option.
     let other = || std::env::var_os("CONFIG_FILE").map(PathBuf::from);
     let file = args.config_file.clone().or_else(other);
     let source = Source {
@@ -160,14 +160,14 @@ fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
             Hardware::absent(absence)
         }
         Ok(mut machine) => {
-            // NVML tells of each GPU whether it can be cut.
+            // NVML reports whether each GPU supports MIG.
             if args.source.sys_root().is_none() {
                 (machine, unknown) = with_mig(machine)?;
             }
             Hardware::of(Arc::new(machine))
         }
     };
-    // What a machine file tells is not of this host.
+    // A machine file does not describe this host.
     let host = args.source.sys_root().map(|sys_root| {
         Host::read(&HostOptions {
             machine_type_file: config.gfd.machine_type_file.clone(),
@@ -189,7 +189,7 @@ fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
     Ok(labels)
 }
 
-/// Why there are no GPUs, if that is why no machine could be read: NVML does not work, or finds none.
+/// The reason why there are no GPUs, if the error is one: NVML does not work, or finds none.
 fn absence(error: &anyhow::Error) -> Option<Absence> {
     match error.downcast_ref()? {
         error @ (DiscoverError::Nvml(_) | DiscoverError::NoGpu) => Some(error.into()),
@@ -197,7 +197,7 @@ fn absence(error: &anyhow::Error) -> Option<Absence> {
     }
 }
 
-/// The machine with those GPUs shown as such that can be cut by what is known of their product, and whether that is not known of any.
+/// Marks the GPUs whose product supports MIG. Returns true with the machine if that is unknown for one of them.
 fn with_mig(machine: Machine) -> anyhow::Result<(Machine, bool)> {
     let products = Catalogue::built_in();
     let mut parts = machine.into_parts();
@@ -205,15 +205,15 @@ fn with_mig(machine: Machine) -> anyhow::Result<(Machine, bool)> {
     for gpu in parts.gpus.iter_mut().filter(|gpu| gpu.mig.is_none()) {
         match products.of(gpu) {
             Some(_) => gpu.mig = Some(Mig::default()),
-            None => unknown |= !is_of_no_such_generation(gpu),
+            None => unknown |= !predates_mig(gpu),
         }
     }
     Ok((Machine::new(parts)?, unknown))
 }
 
-/// Whether no GPU of its generation can be cut: those before Ampere, and the smaller chips of Ampere and Ada. Of later generations some
-/// can that no table of placements tells of.
-fn is_of_no_such_generation(gpu: &Gpu) -> bool {
+/// Whether no GPU of its generation supports MIG: generations before Ampere, and the smaller chips of Ampere and Ada. Later generations
+/// have products with MIG that the table of placements lacks.
+fn predates_mig(gpu: &Gpu) -> bool {
     let capability = gpu.compute_capability.as_deref().unwrap_or_default();
     let parts = capability.split_once('.');
     let parts = parts.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
@@ -250,11 +250,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_whose_nvml_finds_no_gpu_is_one_without_gpus() {
-        let told = |error: DiscoverError| Err::<(), _>(error).context("cannot read this node's machine");
-        let none = told(DiscoverError::NoGpu).unwrap_err();
+    fn node_without_gpus_in_nvml_is_absent() {
+        let failed = |error: DiscoverError| Err::<(), _>(error).context("cannot read this node's machine");
+        let none = failed(DiscoverError::NoGpu).unwrap_err();
         assert_eq!(absence(&none), Some(Absence::NoGpu));
-        let many = told(DiscoverError::TooMany { count: 99 }).unwrap_err();
+        let many = failed(DiscoverError::TooMany { count: 99 }).unwrap_err();
         assert_eq!(absence(&many), None);
         assert_eq!(absence(&BadInput(anyhow!("no such file")).into()), None);
     }

@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Args {
     /// How logs are written to standard error: text for people, json for collectors [env: LOG_FORMAT] [default: text]
-    // Not clap's variable: one that is misspelt in a manifest is to cost no node its GPUs.
+    // Not clap's variable: a misspelled value in a manifest must not stop a node's plugin.
     #[arg(
         long,
         global = true,
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     log_format: Option<Format>,
 }
 
-/// The variable that says what no option says.
+/// The variable for the log format, if the option is not given.
 const FORMAT: &str = "LOG_FORMAT";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,14 +33,14 @@ enum Format {
 }
 
 impl Args {
-    /// Logs from level info on, or as `RUST_LOG` says.
+    /// Logs from level info on, or by `RUST_LOG`.
     pub(crate) fn start(self) {
-        // The client calls every lost connection an error, and warns at each try that a right is missing; its users say the same once, with
-        // what it was for.
+        // kube logs an error for every lost connection and a warning for every refused request; Gantry reports these once, with the purpose of
+        // the request.
         self.start_at("info,kube_client::client::builder=off,kube_runtime::watcher=error");
     }
 
-    /// Logs warnings only, or as `RUST_LOG` says: for commands whose output is for people.
+    /// Logs warnings only, or by `RUST_LOG`: for commands with output for people.
     pub(crate) fn start_quiet(self) {
         self.start_at("warn,kube_client=off");
     }
@@ -57,8 +57,8 @@ impl Args {
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_ansi(std::io::stderr().is_terminal())
-            // A line that cannot be written would be told of on standard error too, by a macro that panics if that fails: a daemon whose
-            // log nobody reads any more has to go on.
+            // The internal report of a failed write uses a macro that panics if standard error is closed. A daemon must go on without a reader
+            // of its log.
             .log_internal_errors(false)
             .with_writer(std::io::stderr);
         let said = std::env::var(FORMAT).ok().filter(|text| !text.is_empty());

@@ -1,4 +1,4 @@
-//! Runs a daemon or the demo to its end: the async runtime, the signals that ask it to stop, the exit code.
+//! Runs a daemon or the demo: the async runtime, signals for shutdown, the exit code.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -9,12 +9,12 @@ use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// How many threads a command works on.
+/// Worker threads of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Threads {
-    /// The plugin: it has little to do and should be small.
+    /// For the plugin, which has little work and should be small.
     One,
-    /// As many as there are cores.
+    /// One per core.
     Many,
 }
 
@@ -61,7 +61,7 @@ where
     result
 }
 
-/// Catches both signals from here on, before any work begins, and cancels on the first.
+/// Handles both signals from now on and cancels on the first.
 fn watch_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
     let mut term = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
@@ -88,12 +88,12 @@ async fn watch_stdin(shutdown: CancellationToken) {
     shutdown.cancel();
 }
 
-/// The exit code of a command, its error told.
+/// Prints the error of a command and returns its exit code.
 pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else {
         return ExitCode::SUCCESS;
     };
-    // Nowhere is left to tell that standard error is closed.
+    // There is no other place to report a closed standard error.
     let _ = writeln!(std::io::stderr(), "gantry: {error:#}");
     if error.is::<BadInput>() {
         ExitCode::from(2)

@@ -1,14 +1,14 @@
-//! Variables that are set to nothing, as manifests do that have nothing to say, count as not set. What NVIDIA's settings make of an
-//! empty variable stands in `gantry_config`.
+//! Empty environment variables count as not set, because manifests often contain them. `gantry_config` handles empty variables of NVIDIA's
+//! settings.
 
 use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, Command};
 
-/// Variables that say something by being empty: no socket to register with.
+/// Variables with a meaning when empty: no socket to register with.
 const MEANT: [&str; 1] = ["KUBELET_SOCKET"];
 
-/// The command without the variables that are set to nothing.
+/// The command without the empty variables.
 pub(crate) fn without_empty(command: Command) -> Command {
     let empty: Vec<OsString> = std::env::vars_os()
         .filter(|(name, value)| value.is_empty() && !MEANT.iter().any(|meant| name == meant))

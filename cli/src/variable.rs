@@ -1,14 +1,13 @@
-//! Whose value is wrong: clap names the option of it, also where nobody wrote that option and a variable has the value. Whoever sets the
-//! variable has to hear its name.
+//! Names the environment variable in an error about its value. clap names only the option, also if the value came from the variable.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
 
-/// `error` of reading `line`, with the variable's name where the value stood in one.
+/// `error` of parsing `line`, with the variable's name if the value came from one.
 pub(crate) fn named(mut error: clap::Error, command: &mut Command, line: &[OsString]) -> clap::Error {
-    // Only what was come to is built, and what is not cannot be told by its name.
+    // Arguments have names only after the command is built.
     command.build();
     if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
         && let Some(variable) = variable(command, option, line)
@@ -19,7 +18,7 @@ pub(crate) fn named(mut error: clap::Error, command: &mut Command, line: &[OsStr
     error
 }
 
-/// The variable that gave `option` its value: one that it has, that is set, and that no option of `line` goes over.
+/// The variable that set `option`: its variable, if it is set and `line` does not contain the option.
 fn variable(command: &Command, option: &str, line: &[OsString]) -> Option<String> {
     let words = || line.iter().skip(1).filter_map(|word| word.to_str());
     let subcommand = words().find_map(|word| command.find_subcommand(word));

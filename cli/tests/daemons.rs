@@ -23,7 +23,7 @@ fn a_plugin_needs_to_know_its_node() {
 }
 
 #[test]
-fn an_extender_without_its_kubeconfig_says_which_file_is_missing() {
+fn extender_names_its_missing_kubeconfig() {
     let run = gantry(&["extender", "--kubeconfig=/does/not/exist", "--listen=127.0.0.1:0"]);
     assert_eq!(run.code, 1);
     assert!(
@@ -34,7 +34,7 @@ fn an_extender_without_its_kubeconfig_says_which_file_is_missing() {
 }
 
 #[test]
-fn a_plugin_without_gpus_waits_logs_json_if_asked_and_stops_in_order() {
+fn plugin_without_gpus_waits_logs_json_and_stops() {
     let folder = tempfile::tempdir().unwrap();
     let path = |option: &str, name: &str| format!("--{option}={}", folder.path().join(name).display());
     let arguments = [

@@ -108,7 +108,7 @@ fn words_of_a_list_may_have_spaces_around_them() {
 }
 
 #[test]
-fn a_form_of_logs_that_there_is_not_is_warned_of_and_costs_nothing() {
+fn unknown_log_format_is_only_a_warning() {
     let machine = machine("hgx-h100.yaml");
     let labels = ["labels", "--from", &machine, "--no-timestamp"];
     let run = with(&labels, &[("LOG_FORMAT", "xml")]);

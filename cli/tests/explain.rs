@@ -156,8 +156,8 @@ async fn a_pod_is_explained_from_what_the_cluster_says() {
 
     let (code, text) = stage.see(&["pod", "four"]).await;
     insta::assert_snapshot!(text, @r"
-    pod default/four asks for 4 nvidia.com/gpu
-    too little on 2 of 2 nodes:
+    pod default/four requests 4 nvidia.com/gpu
+    not enough devices on 2 of 2 nodes:
       a: 1 of 4 GPUs free, 4 asked; fits when default/three ends
       b: 3 of 4 GPUs free, 4 asked; fits when default/one ends
     ");
@@ -179,7 +179,7 @@ fn member(name: &str, gpus: u32, node: Option<&str>, gang: &str, min: u32) -> Va
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
+async fn gang_report_lists_trials_and_pods_that_must_end() {
     let stage = Stage::start().await;
     let pods = &stage.pods;
     create(pods, pod("three", 3, Some("a"))).await;
@@ -191,7 +191,7 @@ async fn a_gang_is_explained_with_what_was_tried_and_who_would_have_to_end() {
     let (code, text) = stage.see(&["gang", "train"]).await;
     assert_eq!(code, Some(0), "{text}");
     assert!(
-        text.starts_with("gang default/train: the extender says nothing of it yet\n"),
+        text.starts_with("gang default/train: no status from the extender yet\n"),
         "{text}"
     );
     assert!(text.contains("size: 2 of 2 members exist"), "{text}");
@@ -247,11 +247,11 @@ async fn a_gang_that_waits_is_told_who_is_ahead_of_it() {
     }
     let (_, text) = stage.see(&["gang", "q2"]).await;
     assert!(
-        text.contains("\nplace in the queue: 3, behind default/urgent, default/q1\n"),
+        text.contains("\nposition in the queue: 3, behind default/urgent, default/q1\n"),
         "{text}"
     );
     let (_, text) = stage.see(&["gang", "urgent"]).await;
-    assert!(text.contains("\nplace in the queue: 1\n"), "{text}");
+    assert!(text.contains("\nposition in the queue: 1\n"), "{text}");
     let (_, text) = stage.see(&["gang", "q1", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["ahead"], json!(["default/urgent"]));
@@ -265,7 +265,7 @@ async fn members_beyond_what_a_gang_needs_are_not_told_as_of_it() {
     }
     let (_, text) = stage.see(&["gang", "train"]).await;
     assert!(
-        text.contains("\nsize: 3 members exist, 2 needed; decided by"),
+        text.contains("\nsize: 3 members exist, minimum 2; source: "),
         "{text}"
     );
 }
@@ -280,7 +280,7 @@ fn backs_off() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_there_is_room() {
+async fn gang_in_backoff_reports_the_extenders_status() {
     let stage = Stage::start().await;
     for rank in 0..2 {
         create(&stage.pods, member(&format!("train-{rank}"), 4, None, "train", 2)).await;
@@ -290,14 +290,14 @@ async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_th
     let (_, text) = stage.see(&["gang", "train"]).await;
     insta::assert_snapshot!(text, @r"
     gang default/train: Backoff
-    the extender says: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
+    the extender reports: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
       the wait doubles with every try that fails
-      3 tries have failed
-    size: 2 of 2 members exist; decided by annotation gantry.dev/gang-min of its pods
-    convention: Annotation; Gang object: train
+      3 failed attempts
+    size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: train
     waits: 3 h, priority 0
-    place in the queue: 1
-    if planned now: Reserved, cluster: it would get its places
+    position in the queue: 1
+    if planned now: Reserved, cluster: it would get its reservations
     members:
       rank 0  train-0  Pending  would go to a GPU 0,1,2,3
       rank 1  train-1  Pending  would go to b GPU 0,1,2,3
@@ -309,9 +309,9 @@ async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_th
     );
     let (_, text) = stage.see(&["pod", "train-0"]).await;
     insta::assert_snapshot!(text, @r"
-    pod default/train-0 asks for 4 nvidia.com/gpu
-    its gang, which goes as a whole: gang default/train: Backoff: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
-    devices enough on 2 of 2 nodes:
+    pod default/train-0 requests 4 nvidia.com/gpu
+    member of gang default/train: Backoff: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
+    enough devices on 2 of 2 nodes:
       a: 22 GB/s among them
       b: 22 GB/s among them
     it waits for the rest of its gang: see `gantry explain gang`
@@ -327,7 +327,7 @@ async fn a_gang_that_backs_off_is_explained_by_what_the_extender_says_even_if_th
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gang_that_has_a_place_which_is_not_decided_is_not_said_to_wait_in_the_queue() {
+async fn reserved_gang_is_not_in_the_queue() {
     let stage = Stage::start().await;
     for node in ["a", "b"] {
         create(&stage.pods, pod(&format!("low-{node}"), 4, Some(node))).await;
@@ -355,10 +355,10 @@ async fn a_gang_that_has_a_place_which_is_not_decided_is_not_said_to_wait_in_the
     let (_, text) = stage.see(&["gang", "train"]).await;
     insta::assert_snapshot!(text, @r"
     gang default/train: Preempting, cluster
-    the extender says: waits for pods that have to go for it
+    the extender reports: waits for pods that have to go for it
       their devices are kept for it
-    size: 2 of 2 members exist; decided by annotation gantry.dev/gang-min of its pods
-    convention: Annotation; Gang object: train
+    size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: train
     waits: 3 h, priority 0
     if planned now: Queued: waits for room: 2 members of 4 GPUs do not fit together in the cluster
       tried for 2 members of 4 GPUs, of which 2 must fit:
@@ -377,10 +377,10 @@ async fn a_gang_that_has_a_place_which_is_not_decided_is_not_said_to_wait_in_the
         "{text}"
     );
     let (_, text) = stage.see(&["queue"]).await;
-    assert_eq!(text, "no gang waits for a place\n");
+    assert_eq!(text, "no gang waits for GPUs\n");
     let (_, text) = stage.see(&["pod", "small-0"]).await;
     assert!(
-        text.contains("places that do not show here are kept for gang(s) default/train\n"),
+        text.contains("reservations not shown here are held for gang(s) default/train\n"),
         "{text}"
     );
 }
@@ -401,7 +401,7 @@ fn decided(min: u32, slots: &[Value]) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn places_that_are_kept_for_replacements_are_named_to_those_that_they_keep_out() {
+async fn held_reservations_are_named_to_blocked_pods() {
     let stage = Stage::start().await;
     let pods = &stage.pods;
     create(pods, member("mpi-0", 2, Some("b"), "mpi", 2)).await;
@@ -415,8 +415,8 @@ async fn places_that_are_kept_for_replacements_are_named_to_those_that_they_keep
 
     let (_, text) = stage.see(&["pod", "plain"]).await;
     insta::assert_snapshot!(text, @r"
-    pod default/plain asks for 4 nvidia.com/gpu
-    too little on 2 of 2 nodes:
+    pod default/plain requests 4 nvidia.com/gpu
+    not enough devices on 2 of 2 nodes:
       b: 2 of 4 GPUs free, 4 asked; fits when default/mpi-0 ends
       a: 2 of 4 GPUs free, 4 asked; 1 place is kept for gang default/mpi there
     ");
@@ -456,7 +456,7 @@ async fn a_gang_that_is_decided_is_told_whose_end_lets_in_one_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_only_the_options_of_the_extender_tell_is_not_said_of_the_gang() {
+async fn gang_status_without_extender_options() {
     let stage = Stage::start().await;
     let gated = |mut pod: Value| {
         pod["spec"]["schedulingGates"] = json!([{"name": "gantry.dev/gang"}]);
@@ -488,9 +488,9 @@ async fn what_only_the_options_of_the_extender_tell_is_not_said_of_the_gang() {
     let (_, text) = stage.see(&["gang", "leveled"]).await;
     insta::assert_snapshot!(text, @r#"
     gang default/leveled: Queued
-    the extender says: waits for room: no rack has 2 GPUs free
-    size: 2 of 2 members exist; decided by annotation gantry.dev/gang-min of its pods
-    convention: Annotation; Gang object: leveled
+    the extender reports: waits for room: no rack has 2 GPUs free
+    size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
+    integration: Annotation; Gang object: leveled
     waits: 3 h, priority 0
     if planned now: Invalid: is not valid: annotation gantry.dev/gang-required-level: "rack" is not among the levels given with --fabric; there is node alone
     members:
@@ -527,5 +527,5 @@ async fn a_cluster_that_cannot_be_read_is_said_to_be_so_at_once() {
     std::fs::create_dir(&file).unwrap();
     let (code, text) = stage.see(&["queue"]).await;
     assert_eq!(code, Some(2));
-    assert!(text.contains(" is a folder; write the kubeconfig"), "{text}");
+    assert!(text.contains(" is a folder; name the kubeconfig"), "{text}");
 }

@@ -43,7 +43,7 @@ fn booleans_are_read_as_go_reads_them() {
 }
 
 #[test]
-fn gfds_own_variable_goes_before_the_plugins_and_a_flag_before_both() {
+fn gfd_variable_precedes_plugin_variable_and_flag_both() {
     let strategy = |flags: &[&str], variables: &[(&str, &str)]| {
         let text = printed(flags, variables);
         let line = text

@@ -54,7 +54,7 @@ fn declared(pod: &Value, name: &str) -> Value {
 }
 
 #[test]
-fn the_service_for_metrics_leads_to_a_port_that_all_extenders_open_to_the_network() {
+fn metrics_service_targets_a_port_of_all_extenders() {
     let service = object(COMMON, "Service", "gantry-extender");
     let port = &service["spec"]["ports"][0];
     assert_eq!(port["targetPort"], "metrics");
@@ -70,7 +70,7 @@ fn the_service_for_metrics_leads_to_a_port_that_all_extenders_open_to_the_networ
 }
 
 #[test]
-fn ports_of_the_node_are_declared_and_probes_lead_to_where_verbs_are_served() {
+fn host_ports_are_declared_and_probes_use_the_verb_port() {
     for manifest in [BESIDE, BEHIND] {
         let (pod, args) = pod(manifest);
         assert_eq!(declared(&pod, "verbs")["containerPort"], args.listen.port());

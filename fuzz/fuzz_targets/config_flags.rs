@@ -1,4 +1,4 @@
-//! Any texts as the values of every flag or variable: the first byte says of which, zero bytes part the texts.
+//! Arbitrary texts as values of flags or variables: the first byte selects the setting, zero bytes separate the values.
 #![no_main]
 
 #[path = "../../config/tests/fuzz/entry.rs"]

@@ -60,7 +60,7 @@ impl ClusterOptions {
     }
 }
 
-/// Where a cluster stands when nobody says otherwise.
+/// The default folder of a cluster.
 #[must_use]
 pub fn default_folder() -> PathBuf {
     std::env::var_os("GANTRY_CLUSTER_DIR").map_or_else(|| "/tmp/gantry-cluster".into(), PathBuf::from)

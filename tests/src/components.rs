@@ -69,7 +69,7 @@ impl Components {
     /// Finds the components in the cache, or builds them, which takes minutes.
     ///
     /// # Errors
-    /// What `go build` said.
+    /// `go build` failed.
     pub fn locate_or_build() -> Result<Self> {
         let kubernetes = version_of("kubernetes", KUBERNETES)?;
         let containerd = version_of("containerd", CONTAINERD)?;
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_the_go_modules_then_their_versions_are_read_from_go_mod() {
+    fn versions_are_read_from_go_mod() {
         assert!(version_of("kubernetes", KUBERNETES).unwrap().starts_with("v1."));
         assert!(version_of("containerd", CONTAINERD).unwrap().starts_with("v2."));
         assert!(version_of("kubernetes", "example.org/none").is_err());

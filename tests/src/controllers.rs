@@ -1,5 +1,6 @@
-//! The real controllers of JobSet, LeaderWorkerSet and PyTorchJob beside a cluster, with their webhooks for one namespace.
-//! Built once per state of `components/controllers`, whose go.mod names the versions; nothing of theirs is copied here.
+//! The real controllers of JobSet, LeaderWorkerSet and PyTorchJob for a cluster, with their webhooks for one namespace.
+//! Built once per state of `components/controllers`, whose go.mod contains the versions; nothing of theirs is copied
+//! here.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::pki::{self, Authority};
 use crate::wait::until;
 use crate::{BUSYBOX_IMAGE, Cluster, Daemon, Program, Result};
 
-/// The name of the process beside the API server.
+/// The name of the process next to the API server.
 pub const CONTROLLERS: &str = "controllers";
 
 const MODULE: &str = "controllers";
@@ -24,8 +25,8 @@ const READY: &str = "http://127.0.0.1:9444/readyz";
 const READY_LIMIT: Duration = Duration::from_secs(60);
 const WEBHOOK_PORT: u16 = 9443;
 
-/// What the controllers' own modules bring besides code: the module, and the file in it. The last is the PodGroup of the coscheduling
-/// plugin, whose controller is not needed: it only counts.
+/// CRDs in the controllers' modules: the module, and the file in it. The last is the PodGroup of the coscheduling
+/// plugin, whose controller only counts and is not needed.
 const CRDS: [(&str, &str); 4] = [
     (
         "sigs.k8s.io/jobset",
@@ -45,8 +46,8 @@ const CRDS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Webhooks that the controllers rely on: path, API group, version, resource. LeaderWorkerSet's for pods writes the labels that tell groups
-/// and ranks.
+/// Webhooks that the controllers rely on: path, API group, version, resource. LeaderWorkerSet's for pods writes the
+/// labels of groups and ranks.
 const WEBHOOKS: [(&str, &str, &str, &str); 3] = [
     (
         "/mutate-jobset-x-k8s-io-v1alpha2-jobset",
@@ -115,7 +116,7 @@ impl Cluster {
     }
 }
 
-/// What PyTorchJob's workers run first. Its own waits for the master's DNS name, which nobody serves here.
+/// The init container of PyTorchJob's workers. The original waits for the master's DNS name, and there is no DNS here.
 fn init_containers() -> Value {
     json!([{
         "name": "init-pytorch",

@@ -77,7 +77,7 @@ pub enum Error {
     /// A certificate could not be made.
     #[error("certificate of {subject}: {source}")]
     Certificate {
-        /// Whose certificate.
+        /// The subject of the certificate.
         subject: String,
         /// The library's reason.
         source: rcgen::Error,
@@ -98,7 +98,7 @@ pub enum Error {
         /// The simulator's reason.
         source: gantry_nvml_sim::InstallError,
     },
-    /// Kubelet did not tell who holds which devices.
+    /// kubelet's pod resources could not be read.
     #[error("pod resources of {node}: {source}")]
     PodResources {
         /// The node.

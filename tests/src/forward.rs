@@ -1,5 +1,4 @@
-//! Lets programs outside the cluster's namespaces reach its API server on this machine's loopback.
-//! It copies bytes and knows nothing of what passes.
+//! Forwards a port of this machine's loopback to the API server in the cluster's namespaces. It copies bytes unread.
 
 use std::fs::File;
 use std::io;
@@ -77,7 +76,7 @@ pub(crate) fn join(one: TcpStream, other: TcpStream) {
     let _ = back.join();
 }
 
-/// Copies one direction to its end, then tells both sides.
+/// Copies one direction to its end, then closes both sides.
 fn copy(mut from: TcpStream, mut to: TcpStream) {
     let _ = std::io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);

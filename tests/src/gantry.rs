@@ -22,7 +22,7 @@ use crate::{Daemon, Error, Program, Result, Sandbox, pki};
 pub const NAMESPACE: &str = "gantry-system";
 /// The name of the node daemon's DaemonSet, and of its process on each node.
 pub const PLUGIN: &str = "gantry-plugin";
-/// The name of the extender's DaemonSet, and of its process beside kube-scheduler.
+/// The name of the extender's DaemonSet, and of its process.
 pub const EXTENDER: &str = "gantry-extender";
 
 /// The project's folder, with `manifests/` and the simulator's machine files.
@@ -46,7 +46,7 @@ pub fn machine_file(name: &str) -> PathBuf {
     Path::new(PROJECT).join(format!("simulator/machines/{name}.yaml"))
 }
 
-/// The `gantry` program: `$GANTRY_BINARY`, or the one that cargo built beside the running program.
+/// The `gantry` program: `$GANTRY_BINARY`, or the one that cargo built next to the running program.
 #[must_use]
 pub fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("GANTRY_BINARY").map(PathBuf::from);
@@ -88,7 +88,7 @@ impl Cluster {
         Ok(all)
     }
 
-    /// Starts the extender beside kube-scheduler.
+    /// Starts the extender next to kube-scheduler.
     ///
     /// # Errors
     /// The manifests are not installed, or the program does not start.
@@ -96,8 +96,8 @@ impl Cluster {
         self.start_replica(binary, EXTENDER, None, &[]).await
     }
 
-    /// Starts one of several extenders, under a name of its own, which is also its pod's; `listen` goes before the manifests' address, and
-    /// `extra` are arguments beyond theirs. Metrics then have a port that nobody else has.
+    /// Starts one of several extenders, with its own name, which is also its pod's. `listen` replaces the manifests'
+    /// address, and `extra` are additional arguments. Metrics get a free port.
     ///
     /// # Errors
     /// The manifests are not installed, or the program does not start.

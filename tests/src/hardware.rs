@@ -1,5 +1,5 @@
-//! The simulated GPUs of a node: our NVML library, a machine file beside it, and the `/proc`, `/sys` and `/dev` trees that go
-//! with them, in the node's folder. Nothing of the node's own trees is touched; the daemon is told where these lie.
+//! The simulated GPUs of a node: the simulated NVML library, its machine file, and the `/proc`, `/sys` and `/dev`
+//! trees, in the node's folder. The node's own trees are not changed; the daemon gets the paths as arguments.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ impl Hardware {
         Self::install_in(node, machine_file, "hardware")
     }
 
-    /// The same beside the GPUs that the node has, in a folder of that name.
+    /// The same in addition to the node's GPUs, in a folder of that name.
     ///
     /// # Errors
     /// The simulator's own.
@@ -43,11 +43,11 @@ impl Hardware {
         Ok(Self { folder, installed })
     }
 
-    /// Adds a device node of a driver that goes with GPUs and is not theirs, such as `gdrdrv`, until the GPUs are installed anew. Behind it
-    /// is nothing.
+    /// Adds a device node of a companion driver, such as `gdrdrv`, until the GPUs are installed again. No driver is
+    /// behind it.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn add_device(&self, name: &str) -> Result<()> {
         let path = self.folder.join("root/dev").join(name);
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
@@ -60,13 +60,13 @@ impl Hardware {
             mode,
             makedev(NULL.0, NULL.1),
         ) {
-            // That of an earlier run: the simulator knows nothing of it.
+            // A node of an earlier run, which the simulator does not manage.
             Ok(()) | Err(Errno::EXIST) => Ok(()),
             Err(error) => Err(file("make", &path)(error.into())),
         }
     }
 
-    /// What the node daemon must be told to find the simulated trees.
+    /// The node daemon's arguments for the simulated trees.
     #[must_use]
     pub fn plugin_args(&self) -> Vec<String> {
         let root = self.folder.join("root");

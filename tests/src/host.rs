@@ -32,10 +32,10 @@ pub(crate) const RUNC: &str = "/usr/sbin/runc";
 /// The statically linked busybox that becomes the pods' image.
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
 
-/// Tells whether this machine can run pods at all: root, namespaces, mounts, cgroups, Go.
+/// Checks whether this machine can run pods: root, namespaces, mounts, cgroups, Go.
 ///
 /// # Errors
-/// [`Unsupported`] names the first thing that is missing.
+/// [`Unsupported`] names the first missing requirement.
 pub fn supported() -> std::result::Result<(), Unsupported> {
     let no = |why: &str| Err(Unsupported(why.to_owned()));
     if !cfg!(target_os = "linux") {
@@ -89,10 +89,10 @@ pub fn supported() -> std::result::Result<(), Unsupported> {
     Ok(())
 }
 
-/// Installs the system packages that are missing.
+/// Installs the missing system packages.
 ///
 /// # Errors
-/// Says which package could not be installed and why.
+/// Names the package that could not be installed, and why.
 pub(crate) fn install_missing() -> Result<()> {
     let missing = missing();
     if missing.is_empty() {
@@ -147,7 +147,7 @@ fn missing() -> Vec<&'static str> {
         .collect()
 }
 
-/// Tells a person at the terminal what is going on.
+/// Prints progress to the terminal.
 #[allow(clippy::print_stderr, reason = "progress of a command that takes minutes")]
 pub(crate) fn eprint_line(line: &str) {
     eprintln!("{line}");

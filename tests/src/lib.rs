@@ -1,7 +1,7 @@
-//! A real Kubernetes on one machine, for the end-to-end tests and for people who want to play with one.
+//! A real Kubernetes on one machine, for the end-to-end tests and for interactive use.
 //!
-//! Real etcd, control plane, kubelets and containerds run in namespaces of their own. Nothing here knows how the
-//! daemons of the project decide; it only starts them where an operator would.
+//! Real etcd, control plane, kubelets and containerds run in namespaces. This crate starts Gantry's daemons as an
+//! operator would, and is independent of their decisions.
 
 pub mod cluster;
 pub mod components;

@@ -1,5 +1,5 @@
-//! The cluster's certificate authority, the certificates it signs, and the kubeconfigs that carry them.
-//! Made anew for every cluster; nothing of it is meant to outlive one.
+//! The cluster's certificate authority, its certificates, and the kubeconfigs that contain them. Every cluster gets new
+//! ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};

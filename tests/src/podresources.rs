@@ -1,5 +1,5 @@
-//! What a node's kubelet says of who holds which devices, from its pod resources socket: the truth that tests judge by.
-//! Read from outside, as any monitoring agent would; ordinary init containers are never in it.
+//! The devices of each container from kubelet's pod resources socket: the reference of the tests. Read from outside,
+//! like a monitoring agent does; ordinary init containers are never included.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

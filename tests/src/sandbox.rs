@@ -340,7 +340,7 @@ impl Sandbox {
         Ok(self.record_of(name)?.program)
     }
 
-    /// Forgets a program that has ended, so that nobody starts it again.
+    /// Forgets a program that has ended, so that it is not restarted.
     ///
     /// # Errors
     /// Its record cannot be removed.
@@ -464,7 +464,7 @@ pub(crate) fn launch(mut command: Command, log: &Path) -> Result<Process> {
     })
 }
 
-/// A process of this machine, told apart from a later one with the same id by its start time.
+/// A process of this machine, distinguished from a later one with the same id by its start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pid: i32,

@@ -1,5 +1,5 @@
-//! Plays a Service where there is no kube-proxy: a port whose new connections go to a backend that says it is ready.
-//! Like kube-proxy it leaves connections that stand alone, also when their backend is ready no more.
+//! Acts as a Service, because there is no kube-proxy: a port that directs new connections to a ready backend. Like
+//! kube-proxy it keeps existing connections, also when their backend is no longer ready.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn given_a_backend_that_answers_503_or_none_then_it_is_not_ready() {
+    fn backend_without_ok_response_is_not_ready() {
         assert!(probe(answering("HTTP/1.1 200 OK\r\n\r\n")).unwrap());
         assert!(!probe(answering("HTTP/1.1 503 Service Unavailable\r\n\r\n")).unwrap());
         let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

@@ -1,5 +1,5 @@
-//! The settings of the programs of a cluster that `manifests/` has no say in: addresses, certificates, and what a
-//! kubelet and a containerd need to run several to a machine.
+//! Settings of the cluster's programs outside `manifests/`: addresses, certificates, and what several kubelets and
+//! containerds on one machine need.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Waiting for a condition that something outside this process brings about.
-//! Every wait names what it waits for, has a limit, and tells what was last seen when the limit passed.
+//! Waiting for an external condition. Every wait has a description and a time limit, and reports the last state when
+//! the limit has passed.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use crate::{Error, Result};
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 
-/// Looks until `probe` gives a value, at most for `limit`. The probe's `Err` says what it saw instead.
+/// Calls `probe` until it returns a value, for `limit` at most. The probe's `Err` describes the present state.
 ///
 /// # Errors
-/// [`Error::Timeout`] with the last thing seen.
+/// [`Error::Timeout`] with the last state.
 pub async fn until<T, E: Display>(
     what: impl Display,
     limit: Duration,

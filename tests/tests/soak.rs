@@ -1,6 +1,7 @@
-//! Everything around the plugin fails at random for a while: kubelet, the plugin itself, its configuration, GPUs and how they are
-//! cut, the driver, single NVML calls. Meanwhile pods come and go, of whole GPUs, of shared ones and of slices. `GANTRY_SOAK_SECONDS`
-//! says for how long (20), and that it must be played; `GANTRY_SOAK_SEED` repeats a run's choices.
+//! Random failures of everything around the plugin: kubelet, the plugin itself, its configuration, GPUs and their MIG
+//! layout, the driver, single NVML calls. Meanwhile pods of whole GPUs, shared GPUs and MIG devices start and end.
+//! `GANTRY_SOAK_SECONDS` is the duration (20), and makes the test fail if it cannot run; `GANTRY_SOAK_SEED` repeats the
+//! choices of a run.
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,7 +29,7 @@ const MEMORY: u64 = 96 << 20;
 const FATAL: u64 = 79;
 /// A program's page fault, no fault of the GPU.
 const HARMLESS: u64 = 31;
-/// NVML's code for an error that nothing is known of.
+/// NVML's code for an unknown error.
 const UNKNOWN_ERROR: u32 = 999;
 /// Calls that a plugin makes while it runs.
 const CALLS: [&str; 4] = [
@@ -83,7 +84,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// What a variable says, if it is set.
+/// The value of a variable, if it is set.
 fn told<T: FromStr>(name: &str) -> Result<Option<T>> {
     let Ok(text) = std::env::var(name) else {
         return Ok(None);
@@ -132,7 +133,7 @@ const SLICE: &str = "1g.5gb";
 const MOST_SLICES: usize = 7;
 
 impl Offer {
-    /// What the plugin is told, in a file that it follows.
+    /// The plugin's config file, which it follows.
     fn setting(self, replicas: u16, pass_device_specs: bool) -> Setting {
         let sharing = Sharing {
             replicas,
@@ -157,18 +158,18 @@ impl Offer {
     }
 }
 
-/// What is known of an Xid on a GPU.
+/// An Xid on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Xid {
     /// None.
     No,
-    /// One that the plugin must know of.
+    /// One that the plugin must detect.
     Yes,
     /// One that it may have missed or may take for repaired.
     Unsure,
 }
 
-/// What a list must say of a GPU.
+/// The required entry of a GPU in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Truth {
     Healthy,
@@ -221,7 +222,7 @@ impl Action {
     ];
 }
 
-/// A node, and what the test knows of it.
+/// A node, and the expected state of it.
 struct World {
     random: StdRng,
     offer: Offer,
@@ -339,7 +340,7 @@ impl World {
                 self.kubelet.forget();
                 self.process = self.node.start(&self.program, &self.setting)?;
                 self.registered().await?;
-                // The new one hears of nothing that was before.
+                // The new process receives no earlier event.
                 for xid in &mut self.xids {
                     if *xid == Xid::Yes {
                         *xid = Xid::Unsure;
@@ -440,7 +441,7 @@ impl World {
         })
     }
 
-    /// Waits until kubelet knows of the devices that there are, and of no others.
+    /// Waits until kubelet lists exactly the existing devices.
     async fn offered(&mut self) -> Result<()> {
         let gpus = u8::try_from(self.xids.len())?;
         let all: Vec<(bool, BTreeSet<String>)> = (0..gpus)
@@ -517,7 +518,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the plugin tells the truth, and checks what must hold then.
+    /// Waits until the plugin's list is true, and checks the invariants.
     async fn settle(&mut self) -> Result<()> {
         for call in CALLS {
             self.node.controller().clear_rule(call)?;

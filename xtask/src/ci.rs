@@ -153,7 +153,7 @@ fn counted(command: &mut Command) -> Result<Counts> {
     let mut counts = Counts::default();
     let succeeded = run_reading(command, |line| counts.read(line))?;
     if !succeeded && counts.failed == 0 {
-        // A test binary that did not build or died: no closing line tells of it.
+        // A test binary that did not build or died prints no closing line.
         counts.failed = 1;
     }
     Ok(counts)

@@ -13,7 +13,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Adds what one line of output says; any other line says nothing.
+    /// Adds the counts of one line of output; other lines have none.
     ///
     /// The line is libtest's: `test result: ok. 6 passed; 0 failed; 1 ignored; 0 measured; ...`.
     pub(crate) fn read(&mut self, line: &str) {

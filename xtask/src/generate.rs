@@ -1,5 +1,5 @@
-//! Files that are made from code: the custom resource definitions, the schema and the reference of the plugin's configuration. Checked in,
-//! so that operators need no Rust; CI checks that they are what the code says.
+//! Generated files: the custom resource definitions, the schema and the reference of the plugin's configuration. They
+//! are checked in, so that operators need no Rust; CI checks that they are up to date.
 
 use std::path::PathBuf;
 

@@ -39,12 +39,13 @@ enum Task {
     },
     /// Unit and integration tests of every crate but the end-to-end ones.
     Test,
-    /// End-to-end tests on a real Kubernetes; builds its components on the first run (CONTRIBUTING.md says how long that takes).
+    /// End-to-end tests on a real Kubernetes; the first run builds its components (CONTRIBUTING.md)
     E2e {
         /// Run only the scenarios whose name contains this.
         filter: Option<String>,
     },
-    /// Writes the generated files (manifests/crds.yaml, docs/plugin-config.*); with --check, only says whether they are up to date.
+    /// Writes the generated files (manifests/crds.yaml, docs/plugin-config.*); with --check, only checks whether they
+    /// are up to date.
     Generate {
         /// Change nothing; fail if a file differs.
         #[arg(long)]

@@ -12,8 +12,9 @@ pub(crate) fn root() -> PathBuf {
     manifest.parent().map_or(manifest.clone(), PathBuf::from)
 }
 
-/// What cargo tells a program that it runs of the program's own package. Build scripts that look at it would be run again, with all that
-/// is built on them, whenever a task follows on a cargo that no task has started, or the other way round.
+/// Variables that cargo sets to describe the package of the program that it runs. Build scripts that read them would
+/// run again, with everything built on them, whenever cargo is started by a task after it was started by hand, or vice
+/// versa.
 const OF_THIS_PACKAGE: [&str; 2] = ["CARGO_MANIFEST_", "CARGO_PKG_"];
 
 /// `cargo` as this process was started by, in the workspace root.
@@ -29,10 +30,10 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Where cargo builds.
+/// The target directory.
 ///
 /// # Errors
-/// Cargo does not say.
+/// `cargo metadata` failed.
 pub(crate) fn target() -> Result<PathBuf> {
     let described = output(&mut cargo(&["metadata", "--format-version=1", "--no-deps"]))?;
     let described: serde_json::Value = serde_json::from_str(&described).context("cargo metadata")?;

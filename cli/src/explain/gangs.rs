@@ -1,4 +1,4 @@
-//! Gangs as text for a terminal. No decisions: everything said here stands in the report.
+//! Gangs as text for a terminal. Formats the report and decides nothing.
 
 use std::fmt::Write as _;
 
@@ -6,11 +6,11 @@ use gantry_api::GangPhase;
 use gantry_extender::index::{GangReport, GangStanding, MemberView, Said, Trial};
 use gantry_planner::plan::Tried;
 
-/// Members named one by one.
+/// Members listed.
 const MEMBERS: usize = 64;
-/// Pods named that would have to end.
+/// Pods listed that would have to end.
 const ENDS: usize = 8;
-/// Reasons named per level.
+/// Reasons listed per level.
 const REASONS: usize = 4;
 
 /// A gang, at `now` in seconds since 1970.
@@ -19,27 +19,21 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     let mut out = format!("gang {}/{}: ", gang.namespace, gang.name);
     match &gang.said {
         Some(said) => said_of(&mut out, said),
-        None => line(&mut out, "the extender says nothing of it yet"),
+        None => line(&mut out, "no status from the extender yet"),
     }
-    let decided = gang.decided_by.as_deref().unwrap_or("nobody yet");
+    let decided = gang.decided_by.as_deref().unwrap_or("not known yet");
     let size = match gang.min {
-        0 => format!(
-            "size: {} members exist; how many are needed is not known",
-            gang.exist
-        ),
+        0 => format!("size: {} members exist; the minimum is not known yet", gang.exist),
         min if gang.exist > min => {
             let exist = gang.exist;
-            format!("size: {exist} members exist, {min} needed; decided by {decided}")
+            format!("size: {exist} members exist, minimum {min}; source: {decided}")
         }
-        min => format!(
-            "size: {} of {min} members exist; decided by {decided}",
-            gang.exist
-        ),
+        min => format!("size: {} of {min} members exist; source: {decided}", gang.exist),
     };
     line(&mut out, &size);
     line(
         &mut out,
-        &format!("convention: {}; Gang object: {}", gang.dialect, gang.object),
+        &format!("integration: {}; Gang object: {}", gang.dialect, gang.object),
     );
     if let Some(at) = gang.bound_at {
         line(&mut out, &format!("bound: {} ago", age(now - at)));
@@ -53,7 +47,7 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
             true => String::new(),
             false => format!(", behind {}", some(&report.ahead, ENDS)),
         };
-        line(&mut out, &format!("place in the queue: {position}{behind}"));
+        line(&mut out, &format!("position in the queue: {position}{behind}"));
     }
     if_planned_now(&mut out, report);
     line(&mut out, "members:");
@@ -65,33 +59,36 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     }
     let kept = gang.places.iter().filter(|place| place.pod.is_none()).count();
     if kept > 0 {
-        line(&mut out, &format!("{kept} places are kept for members to come"));
+        line(
+            &mut out,
+            &format!("{kept} reservations are held for future members"),
+        );
     }
     out
 }
 
-/// What the extender says of a gang.
+/// The gang's status as the extender reports it.
 fn said_of(out: &mut String, said: &Said) {
     let mut head = format!("{:?}", said.phase);
     if !said.domain.is_empty() {
         let _ = write!(head, ", {}", said.domain);
     }
     line(out, &head);
-    line(out, &format!("the extender says: {}", said.reason));
+    line(out, &format!("the extender reports: {}", said.reason));
     if !said.message.is_empty() && !said.reason.ends_with(&said.message) {
         line(out, &format!("  {}", said.message));
     }
     if let Some(why) = said.hindered.as_ref().filter(|why| **why != said.message) {
-        line(out, &format!("  hindered: {why}"));
+        line(out, &format!("  blocked: {why}"));
     }
     match said.failed_attempts {
         0 => {}
-        1 => line(out, "  1 try has failed"),
-        failed_attempts => line(out, &format!("  {failed_attempts} tries have failed")),
+        1 => line(out, "  1 failed attempt"),
+        failed_attempts => line(out, &format!("  {failed_attempts} failed attempts")),
     }
 }
 
-/// What a plan of now comes to.
+/// The result of a plan made now.
 fn if_planned_now(out: &mut String, report: &GangReport) {
     let gang = &report.gang;
     let trial = gang.if_planned_now.as_ref();
@@ -102,11 +99,11 @@ fn if_planned_now(out: &mut String, report: &GangReport) {
     let words = match trial {
         Some(trial) if said.is_some_and(|said| is_the_same(gang, said, trial)) => "the same".to_owned(),
         Some(trial) => trial_words(gang, trial),
-        None => "members that have no place would still have none".to_owned(),
+        None => "members without a reservation would still have none".to_owned(),
     };
     line(out, &format!("if planned now: {words}"));
     if trial.is_some_and(|trial| trial.has_nodes_kept) {
-        line(out, "  nodes are kept free for it until it fits");
+        line(out, "  nodes are kept free for it (backfill reservation)");
     }
     if let Some(tried) = &report.tried {
         line(
@@ -117,7 +114,7 @@ fn if_planned_now(out: &mut String, report: &GangReport) {
             tried_level(out, level);
         }
         if tried.hopeless {
-            line(out, "  it would not fit if nothing else were on the cluster");
+            line(out, "  it would not fit in an empty cluster");
         }
     }
     if !report.would_have_to_end.is_empty() {
@@ -139,9 +136,9 @@ fn trial_words(gang: &GangStanding, trial: &Trial) -> String {
     if !trial.domain.is_empty() {
         let _ = write!(words, ", {}", trial.domain);
     }
-    // Nobody is on the way to places of which only this look knows.
+    // These reservations exist in this plan only, so no member is on its way to them.
     let reason = match trial.phase {
-        GangPhase::Reserved => "it would get its places",
+        GangPhase::Reserved => "it would get its reservations",
         _ => reason(gang, trial),
     };
     let _ = write!(words, ": {reason}");
@@ -151,7 +148,7 @@ fn trial_words(gang: &GangStanding, trial: &Trial) -> String {
 /// The queue, at `now` in seconds since 1970.
 pub(crate) fn queue(waiting: &[GangStanding], now: i64) -> String {
     if waiting.is_empty() {
-        return "no gang waits for a place\n".to_owned();
+        return "no gang waits for GPUs\n".to_owned();
     }
     let mut out = String::new();
     for gang in waiting {
@@ -174,7 +171,7 @@ pub(crate) fn queue(waiting: &[GangStanding], now: i64) -> String {
     out
 }
 
-/// Why it would be no further, without the name that stands before it already.
+/// The trial's reason without the gang's name, which the line has already.
 fn reason<'a>(gang: &GangStanding, trial: &'a Trial) -> &'a str {
     let name = format!("gang {}/{}", gang.namespace, gang.name);
     let rest = trial.reason.strip_prefix(&name);
@@ -240,7 +237,7 @@ fn member_line(gang: &GangStanding, member: &MemberView) -> String {
     text
 }
 
-/// Names, the first few of them.
+/// The first few names.
 pub(super) fn some(names: &[String], most: usize) -> String {
     match names.len() {
         count if count <= most => names.join(", "),

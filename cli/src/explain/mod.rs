@@ -1,5 +1,5 @@
-//! `gantry explain`: why a pod or a gang is where it is, or why it waits and what would have to end for it to fit. Reads the cluster
-//! once, as the extender does; writes nothing.
+//! `gantry explain`: why a pod or a gang is on its node, or why it waits and which pods would have to end. Reads the cluster once, as the
+//! extender does; writes nothing.
 
 mod gangs;
 mod text;
@@ -26,9 +26,9 @@ use crate::runtime::BadInput;
 JSON (--json) has the same facts with stable field names.
 
 Examples:
-  gantry explain pod trainer-0                 where it is and with which GPUs, or what every node lacks
-  gantry explain gang train -n research        what was tried for it, who is ahead, what would have to end
-  gantry explain queue                         the gangs that wait, in the order in which they are planned
+  gantry explain pod trainer-0                 its node and GPUs, or what every node lacks
+  gantry explain gang train -n research        what was tried, the gangs ahead, what would have to end
+  gantry explain queue                         the waiting gangs, in the order of planning
   gantry explain pod trainer-0 -n research --json
 
 Exit codes: 0 explained, 1 the cluster cannot be read, 2 no such pod or gang.")]
@@ -50,7 +50,7 @@ pub(crate) struct ExplainArgs {
     )]
     namespace: String,
 
-    /// Resources to look at besides those of nvidia.com: the extender's --resource
+    /// Resources to read in addition to those of nvidia.com: the extender's --resource
     #[arg(
         long = "resource",
         env = "GANTRY_RESOURCES",
@@ -61,7 +61,7 @@ pub(crate) struct ExplainArgs {
     )]
     resources: Vec<String>,
 
-    /// The profiles of kube-scheduler that ask the extender: its --scheduler-name
+    /// The profiles of kube-scheduler that call the extender: its --scheduler-name
     #[arg(
         long = "scheduler-name",
         env = "GANTRY_SCHEDULER_NAMES",
@@ -73,7 +73,7 @@ pub(crate) struct ExplainArgs {
     )]
     schedulers: Vec<String>,
 
-    /// What the extender does with nodes whose devices Gantry does not know
+    /// What the extender does with nodes without a Gantry plugin
     #[arg(
         long,
         env = "GANTRY_FOREIGN_NODES",
@@ -102,25 +102,25 @@ pub(crate) struct ExplainArgs {
 
 #[derive(Debug, Clone, Subcommand)]
 enum What {
-    /// A pod: where it is, or what every node lacks
+    /// A pod: its node, or what every node lacks
     Pod {
         /// Its name
         name: String,
     },
-    /// A gang: what was tried at each level of the fabric, what is missing, who is ahead, what would have to end
+    /// A gang: what was tried at each level of the fabric, what is missing, the gangs ahead, what would have to end
     Gang {
-        /// What its pods call it, or the name of its Gang object
+        /// The gang's name on its pods, or the name of its Gang object
         name: String,
     },
-    /// The gangs of all namespaces that wait for a place, in the order in which they are planned
+    /// The waiting gangs of all namespaces, in the order of planning
     Queue,
 }
 
-/// Most letters by which a name may differ that is taken for what was meant.
+/// The largest edit distance of a suggested name.
 const NEAR: usize = 2;
-/// Names shown where none is near.
+/// Names listed if none is close.
 const SHOWN: usize = 8;
-/// Longest time to list the cluster.
+/// Timeout for listing the cluster.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs `gantry explain`.
@@ -134,7 +134,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         policy: args.policy,
         ..Options::default()
     };
-    // Empty is not set, as for kubectl.
+    // Empty means not set, as for kubectl.
     let named = args
         .kubeconfig
         .clone()
@@ -145,7 +145,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         if !there(paths.clone()) && !std::env::split_paths(paths).any(there) {
             let place = paths.display();
             let wrong = match paths.is_dir() {
-                true => anyhow!("{place} is a folder; write the kubeconfig that is meant in it"),
+                true => anyhow!("{place} is a folder; name the kubeconfig file in it"),
                 false => anyhow!("there is no kubeconfig {place}"),
             };
             return Err(BadInput(wrong).into());
@@ -171,7 +171,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Where kubectl looks by itself.
+/// kubectl's default kubeconfig.
 fn home_kubeconfig() -> Option<PathBuf> {
     let path = PathBuf::from(std::env::var_os("HOME")?).join(".kube/config");
     path.is_file().then_some(path)
@@ -182,7 +182,7 @@ fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> 
         let pod = index.find_pod(&args.namespace, name).ok_or_else(|| {
             let hint = hint(index, args, name, Index::pod_names);
             BadInput(anyhow!(
-                "no pod {name} in namespace {} that asks for {} or another resource that is looked at{hint}",
+                "no pod {name} in namespace {} that requests {} or another managed resource{hint}",
                 args.namespace,
                 args.resources.join(", ")
             ))
@@ -211,7 +211,7 @@ fn gang(seen: &Seen, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
     Ok(gangs::gang(&report, now()))
 }
 
-/// What was perhaps meant by a name that is not there: the same elsewhere, the nearest here, or what there is.
+/// Suggestions for an unknown name: the same name in another namespace, the nearest name, or the existing ones.
 fn hint(index: &Index, args: &ExplainArgs, name: &str, names: fn(&Index, &str) -> Vec<String>) -> String {
     let spaces = index.namespaces();
     let elsewhere = spaces

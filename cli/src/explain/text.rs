@@ -1,4 +1,4 @@
-//! Reports as text for a terminal. No decisions: everything said here stands in the report.
+//! Reports as text for a terminal. Formats the report and decides nothing.
 
 use std::fmt::Write as _;
 
@@ -6,29 +6,29 @@ use gantry_extender::index::{NodeReport, PodReport};
 
 use super::gangs::some;
 
-/// Nodes named one by one.
+/// Nodes listed.
 const NAMED: usize = 20;
-/// Pods named per node.
+/// Pods listed per node.
 const ENDS: usize = 4;
 
 /// A pod.
 pub(crate) fn pod(report: &PodReport) -> String {
     let mut out = format!(
-        "pod {}/{} asks for {}\n",
+        "pod {}/{} requests {}\n",
         report.namespace, report.name, report.asks
     );
     if let Some(gang) = &report.gang {
-        line(&mut out, &format!("its gang, which goes as a whole: {gang}"));
+        line(&mut out, &format!("member of {gang}"));
     }
     if let Some(scheduler) = &report.scheduled_by {
         line(
             &mut out,
-            &format!("scheduled by {scheduler}, which does not ask Gantry: see --scheduler-name"),
+            &format!("scheduled by {scheduler}, which does not call Gantry: see --scheduler-name"),
         );
     }
     if let Some(bound) = &report.bound {
         let words = if bound.words.is_empty() {
-            "no device that Gantry accounts"
+            "no device that Gantry manages"
         } else {
             &bound.words
         };
@@ -41,12 +41,12 @@ pub(crate) fn pod(report: &PodReport) -> String {
     let fit: Vec<&NodeReport> = report.nodes.iter().filter(|node| node.lacks.is_none()).collect();
     let waits: Vec<&NodeReport> = report.nodes.iter().filter(|node| node.lacks.is_some()).collect();
     if report.nodes.is_empty() {
-        line(&mut out, "no node has such a resource");
+        line(&mut out, "no node has this resource");
     }
     if !fit.is_empty() {
         line(
             &mut out,
-            &format!("devices enough on {} of {} nodes:", fit.len(), report.nodes.len()),
+            &format!("enough devices on {} of {} nodes:", fit.len(), report.nodes.len()),
         );
         for node in fit.iter().take(NAMED) {
             let bandwidth = node
@@ -57,7 +57,7 @@ pub(crate) fn pod(report: &PodReport) -> String {
         more(&mut out, fit.len());
         let why = match &report.gang {
             Some(_) => "it waits for the rest of its gang: see `gantry explain gang`",
-            None => "if it waits all the same, something else keeps it: see `kubectl describe pod`",
+            None => "if it still waits, the reason is not a device: see `kubectl describe pod`",
         };
         line(&mut out, why);
     }
@@ -65,13 +65,17 @@ pub(crate) fn pod(report: &PodReport) -> String {
         let gangs = some(&report.places_kept_for, ENDS);
         line(
             &mut out,
-            &format!("places that do not show here are kept for gang(s) {gangs}"),
+            &format!("reservations not shown here are held for gang(s) {gangs}"),
         );
     }
     if !waits.is_empty() {
         line(
             &mut out,
-            &format!("too little on {} of {} nodes:", waits.len(), report.nodes.len()),
+            &format!(
+                "not enough devices on {} of {} nodes:",
+                waits.len(),
+                report.nodes.len()
+            ),
         );
         for node in waits.iter().take(NAMED) {
             let lacks = node.lacks.as_deref().unwrap_or_default();
@@ -85,7 +89,7 @@ pub(crate) fn pod(report: &PodReport) -> String {
     out
 }
 
-/// Who would have to end on a node.
+/// The pods that would have to end on a node.
 fn ends(node: &NodeReport) -> String {
     let pods = &node.would_have_to_end;
     match pods.len() {
@@ -100,7 +104,7 @@ fn ends(node: &NodeReport) -> String {
     }
 }
 
-/// For which gangs places are kept on a node.
+/// The gangs with reservations on a node.
 fn kept(node: &NodeReport) -> String {
     let named: Vec<String> = node.places_kept.iter().map(ToString::to_string).collect();
     if named.is_empty() {
@@ -158,8 +162,8 @@ mod tests {
             node("n3", Some("2 of 2 GPUs free, 4 asked"), None, &[]),
         ];
         insta::assert_snapshot!(pod(&report(None, nodes)), @r"
-        pod default/trainer-0 asks for 4 nvidia.com/gpu
-        too little on 3 of 3 nodes:
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        not enough devices on 3 of 3 nodes:
           n1: 3 of 8 GPUs free, 4 asked; fits when default/a ends
           n2: 0 of 8 GPUs free, 4 asked; fits when default/a, default/b, default/c, default/d and 1 more end
           n3: 2 of 2 GPUs free, 4 asked
@@ -178,11 +182,11 @@ mod tests {
             ),
         ];
         insta::assert_snapshot!(pod(&report(None, nodes)), @r"
-        pod default/trainer-0 asks for 4 nvidia.com/gpu
-        devices enough on 1 of 2 nodes:
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        enough devices on 1 of 2 nodes:
           n1: 300 GB/s among them
-        if it waits all the same, something else keeps it: see `kubectl describe pod`
-        too little on 1 of 2 nodes:
+        if it still waits, the reason is not a device: see `kubectl describe pod`
+        not enough devices on 1 of 2 nodes:
           n2: 0 of 8 GPUs free, 4 asked; fits when default/a and default/b end
         ");
     }
@@ -193,12 +197,12 @@ mod tests {
         member.gang = Some("gang default/train: Pending: 3 of 4 members exist".into());
         member.places_kept_for = vec!["default/other".to_owned()];
         insta::assert_snapshot!(pod(&member), @r"
-        pod default/trainer-0 asks for 4 nvidia.com/gpu
-        its gang, which goes as a whole: gang default/train: Pending: 3 of 4 members exist
-        devices enough on 1 of 1 nodes:
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        member of gang default/train: Pending: 3 of 4 members exist
+        enough devices on 1 of 1 nodes:
           n1: 300 GB/s among them
         it waits for the rest of its gang: see `gantry explain gang`
-        places that do not show here are kept for gang(s) default/other
+        reservations not shown here are held for gang(s) default/other
         ");
     }
 
@@ -207,11 +211,11 @@ mod tests {
         let mut theirs = report(None, vec![node("n1", None, None, &[])]);
         theirs.scheduled_by = Some("koord-scheduler".into());
         insta::assert_snapshot!(pod(&theirs), @r"
-        pod default/trainer-0 asks for 4 nvidia.com/gpu
-        scheduled by koord-scheduler, which does not ask Gantry: see --scheduler-name
-        devices enough on 1 of 1 nodes:
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        scheduled by koord-scheduler, which does not call Gantry: see --scheduler-name
+        enough devices on 1 of 1 nodes:
           n1
-        if it waits all the same, something else keeps it: see `kubectl describe pod`
+        if it still waits, the reason is not a device: see `kubectl describe pod`
         ");
     }
 
@@ -223,7 +227,7 @@ mod tests {
             words: "GPU 0-1".to_owned(),
         };
         insta::assert_snapshot!(pod(&report(Some(bound), Vec::new())), @r"
-        pod default/trainer-0 asks for 4 nvidia.com/gpu
+        pod default/trainer-0 requests 4 nvidia.com/gpu
         bound to n1: GPU 0-1
           GPU-1
           GPU-2

@@ -1,8 +1,8 @@
-//! An embedded cluster for `gantry demo` and for tests that need no Kubernetes: an in-memory API server, a scheduler loop that
-//! speaks the extender protocol, and a kubelet stand-in per node.
+//! An embedded cluster for `gantry demo` and for tests that need no Kubernetes: an in-memory API server, a scheduler
+//! loop that speaks the extender protocol, and a simulated kubelet per node.
 //!
-//! It stands in for Kubernetes towards the two real daemons, as closely as they can tell. It decides nothing of theirs: no GPU
-//! is ever chosen here except as kubelet itself would, at random. Everything listens on loopback or in one folder.
+//! It replaces Kubernetes for the two real daemons, without a difference that they could observe. It makes none of
+//! their decisions: like kubelet it chooses devices at random only. Everything listens on loopback or in one folder.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -1,4 +1,4 @@
-//! A watched collection, kept by UID, told as changes: what client-go calls an informer. A list that replaces a broken watch is
+//! A watched collection by UID that reports changes, like an informer of client-go. A list after a broken watch is
 //! turned into the same changes, so that readers see one history.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub(crate) struct Mirror<K> {
     stream: Pin<Box<dyn Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send>>,
     /// UIDs of a list in progress.
     listed: Vec<String>,
-    /// Changes not yet told.
+    /// Changes not yet reported.
     pending: Vec<Delta<K>>,
 }
 

@@ -1,4 +1,4 @@
-//! The API server as a client that nobody here wrote sees it: kube-rs, as the daemons use it.
+//! The API server as kube-rs, an independent client, sees it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -177,7 +177,7 @@ async fn a_dry_run_changes_nothing() {
 }
 
 #[tokio::test]
-async fn the_metadata_watch_of_a_node_sees_a_pod_appear_with_its_grant_and_vanish_when_it_ends() {
+async fn metadata_watch_shows_pod_with_grant_until_its_end() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let config =
@@ -469,7 +469,7 @@ async fn a_watch_sees_a_force_deleted_pod_marked_before_it_goes() {
 }
 
 #[tokio::test]
-async fn an_object_with_finalizers_goes_when_the_last_one_is_taken_off() {
+async fn object_is_deleted_with_its_last_finalizer() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let mut held = pod("a");
@@ -485,7 +485,7 @@ async fn an_object_with_finalizers_goes_when_the_last_one_is_taken_off() {
 }
 
 #[tokio::test]
-async fn discovery_tells_what_is_served_and_leaves_the_checking_of_fields_to_the_server() {
+async fn discovery_lists_resources_and_server_validation() {
     let cluster = Cluster::start().await;
     let get = async |path: &str| {
         let request = http::Request::get(path).body(Vec::new()).unwrap();

@@ -29,7 +29,7 @@ use tonic::{Request, Response, Status};
 
 const GPU: &str = "nvidia.com/gpu";
 
-/// A plugin that prefers what its test says.
+/// A plugin whose preferences the test sets.
 #[derive(Clone)]
 struct Plugin {
     devices: watch::Sender<Vec<Device>>,
@@ -226,7 +226,7 @@ impl Node1 {
 }
 
 #[tokio::test]
-async fn a_bound_pod_gets_exactly_what_the_plugin_prefers_and_shows_it_everywhere() {
+async fn bound_pod_gets_the_preferred_devices_everywhere() {
     let node = Node1::start().await;
     *node.plugin.prefer.lock().unwrap() = vec!["d".into(), "b".into()];
     let pod = node.bound(gpu_pod("p", 2)).await;
@@ -316,7 +316,7 @@ async fn a_deleted_pod_goes_after_its_processes() {
 }
 
 #[tokio::test]
-async fn kubelet_gives_away_the_devices_of_a_force_deleted_pod_whose_processes_live_on() {
+async fn force_deleted_pod_loses_devices_before_its_processes() {
     let node = Node1::start().await;
     let mut pod = gpu_pod("p", 4);
     pod["metadata"]["annotations"] = json!({"sim.gantry.dev/outlive": "3600s"});
@@ -371,7 +371,7 @@ async fn health_changes_reach_the_node() {
 }
 
 #[tokio::test]
-async fn a_registration_of_the_wrong_version_or_without_a_socket_is_refused() {
+async fn registration_with_wrong_version_or_socket_is_refused() {
     let node = Node1::start().await;
     let wrong = RegisterRequest {
         version: "v1alpha".into(),
@@ -401,7 +401,7 @@ async fn a_registration_of_the_wrong_version_or_without_a_socket_is_refused() {
 }
 
 #[tokio::test]
-async fn a_folder_too_deep_for_sockets_is_refused_before_anything_is_made() {
+async fn too_long_socket_path_is_refused_at_the_start() {
     let cluster = Cluster::start().await;
     let root = std::path::Path::new("/tmp").join("x".repeat(100));
     let started = Kubelet::start(

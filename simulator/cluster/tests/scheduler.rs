@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 
 type Answer = Box<dyn FnMut(&str, &Value) -> Value + Send>;
 
-/// An extender that answers as its test says, and keeps what it was asked.
+/// An extender with scripted responses, which records its requests.
 #[derive(Clone)]
 struct Script {
     answer: Arc<Mutex<Answer>>,
@@ -74,7 +74,7 @@ impl Script {
     }
 }
 
-/// A cluster whose nodes have so many GPUs each, with a scheduler that asks the script.
+/// A cluster with this many GPUs per node, and a scheduler that calls the scripted extender.
 async fn cluster(gpus: &[(&str, u32)], script: &Script) -> Cluster {
     cluster_asking(gpus, script.clone().serve().await).await
 }
@@ -165,7 +165,7 @@ async fn refusals_of_both_stand_in_the_condition_and_in_an_event() {
 }
 
 #[tokio::test]
-async fn where_its_own_count_refuses_every_node_the_extender_is_not_asked() {
+async fn extender_is_not_called_without_feasible_nodes() {
     let script = Script::new(|_, _| json!({}));
     let cluster = cluster(&[("n1", 2), ("n2", 2)], &script).await;
     cluster.create(gpu_pod("p", 4)).await;

@@ -1,5 +1,5 @@
-//! The caller whose calls are timed: a request is encoded once, an answer is read to its end and its status looked at, and nothing else is
-//! done. What a client does besides is no plugin's doing, and on two cores it would be the larger part of every number.
+//! The caller whose calls are timed. It encodes a request once, reads the response to its end and checks its status,
+//! and does nothing else: on two cores the work of a full client would be the larger part of every number.
 
 use std::path::Path;
 

@@ -1,9 +1,9 @@
-//! Gantry's plugin beside others in one run: the same simulated machine, the same client, round about. The others are the least plugin that
-//! can be written on grpc-go, which answers with replies made in advance (`components/bare`, built where Go is at hand), and NVIDIA's
-//! program, if `GANTRY_NVIDIA_BIN` names its folder. `cargo xtask bench peer` prints a table for BENCHMARKS.md.
+//! Gantry's plugin and others in one run: the same simulated machine and client, in turn. The others are a minimal
+//! plugin on grpc-go with precomputed replies (`components/bare`, built if Go is available) and NVIDIA's program, if
+//! `GANTRY_NVIDIA_BIN` names its folder. `cargo xtask bench peer` prints a table for BENCHMARKS.md.
 //!
-//! The binary is `$GANTRY_BINARY`, or the one built beside this program. `GANTRY_BENCH_ROUNDS` says how many rounds (10);
-//! 0 measures memory only. `GANTRY_BENCH_ONLY=calls` leaves memory out.
+//! The binary is `$GANTRY_BINARY`, or the one built next to this program. `GANTRY_BENCH_ROUNDS` is the number of rounds
+//! (10); 0 measures memory only. `GANTRY_BENCH_ONLY=calls` omits memory.
 #![allow(clippy::print_stdout, reason = "a benchmark talks on the terminal")]
 
 mod caller;

@@ -36,7 +36,7 @@ pub(crate) struct Running {
 }
 
 impl Mode {
-    /// A node for it, and what a plugin there is told. The plugin on grpc-go is told how many devices to make up.
+    /// A node for it, and its plugin's settings. The minimal plugin gets the number of devices to simulate.
     fn lay_out(self) -> Result<(Node, Setting)> {
         let node = match self {
             Self::Slices => Node::cut(MACHINE, &["1g.5gb"; 7])?,
@@ -220,7 +220,7 @@ async fn xids(run: &mut Running, mode: Mode) -> Result<Vec<Sample>> {
         // Lists in quick succession are paced; here each Xid comes alone.
         tokio::time::sleep(APART).await;
         run.node.controller().raise_xid(gpu, FATAL)?;
-        // The last thing that raising it does is to wake whom it concerns; what it writes down before is the simulator's affair.
+        // Waking the listeners is the last step of raising an Xid; the simulator's writes before it are not measured.
         let began = Instant::now();
         Served::list_until(&mut run.lists, |list| {
             list.values().filter(|(healthy, _)| !healthy).count() == sick

@@ -42,7 +42,8 @@ impl Case {
         std::fs::write(path, config.to_string()).with_context(|| path.display().to_string())
     }
 
-    /// Starts the extender of this case beside kube-scheduler, ours with arguments beyond the manifests', and waits until it is ready.
+    /// Starts the extender of this case next to kube-scheduler, Gantry's with additional arguments, and waits until it
+    /// is ready.
     pub(crate) async fn start_extender(
         self,
         cluster: &Cluster,

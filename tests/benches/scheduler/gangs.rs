@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Members of each, of one GPU each.
     #[arg(long, default_value_t = 32)]
     members: u32,
-    /// Arguments of the extender for another kind of gangs, such as one that tells members their node in advance.
+    /// Arguments of the extender for another variant, such as one that nominates the node of each member.
     #[arg(long, allow_hyphen_values = true)]
     with: Vec<String>,
 }

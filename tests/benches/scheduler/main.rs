@@ -34,7 +34,7 @@ struct Args {
     /// Pods, of one GPU each.
     #[arg(long, default_value_t = 1000)]
     pods: u32,
-    /// Given by `cargo bench`, behind the words of whoever calls it.
+    /// Passed by `cargo bench` after the user's arguments.
     #[arg(long, hide = true, global = true)]
     bench: bool,
 }
@@ -78,7 +78,7 @@ async fn measure(args: &Args) -> Result<()> {
 async fn rounds(args: &Args, cluster: &Cluster, config: &Path) -> Result<()> {
     cluster.install(&load::root().join("manifests")).await?;
     load::default_account(cluster).await?;
-    // Without it nobody marks nodes that no kubelet speaks for as unreachable.
+    // Without it, nodes without a kubelet are not marked unreachable.
     cluster.program("kube-controller-manager")?.stop().await?;
     cluster.program("kube-scheduler")?.stop().await?;
     let gantry = program("gantry")?;
@@ -139,7 +139,7 @@ fn report(args: &Args, rates: &mut [Vec<f64>]) {
     }
 }
 
-/// A program built beside this one.
+/// A program built next to this one.
 fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     // target/release/deps/scheduler-... -> target/release/

@@ -65,7 +65,7 @@ enum Command {
         /// The port, the same on both sides.
         #[arg(long)]
         port: u16,
-        /// The process whose network it is; the forwarder ends with it.
+        /// The process whose network namespace is used; the forwarder ends with it.
         #[arg(long)]
         owner: i32,
     },

@@ -61,7 +61,7 @@ pub(super) async fn start(
     Ok(forwarder)
 }
 
-/// Waits until the API server says that it is ready.
+/// Waits until the API server is ready.
 pub(super) async fn wait_for_api(control: &Sandbox, api: &Daemon, folder: &Path) -> Result<()> {
     let kubeconfig = folder.join("kubeconfig").display().to_string();
     until("kube-apiserver ready", API_LIMIT, async || {
@@ -120,7 +120,7 @@ fn api_server(components: &Components, pki: &Path, port: u16) -> Program {
             format!("--kubelet-certificate-authority={}", pki("ca.crt")),
             format!("--kubelet-client-certificate={}", pki("kubelet-client.crt")),
             format!("--kubelet-client-key={}", pki("kubelet-client.key")),
-            // Nobody proxies for users here; the other components only expect that the setting is published.
+            // No front proxy exists here; the other components only expect that the setting is published.
             format!("--requestheader-client-ca-file={}", pki("ca.crt")),
             "--requestheader-allowed-names=nobody".to_owned(),
             "--kubelet-preferred-address-types=InternalIP".to_owned(),

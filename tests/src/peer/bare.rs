@@ -1,5 +1,5 @@
-//! The least device plugin on grpc-go, which answers with replies made in advance: what no plugin in Go can go below. Built once per
-//! state of `components/bare`, whose go.mod names the versions.
+//! A minimal device plugin on grpc-go with precomputed replies: a lower bound for every plugin in Go. Built once per
+//! state of `components/bare`, whose go.mod contains the versions.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! What NVIDIA's k8s-device-plugin 0.20.0 does towards kubelet, as its documentation and its source say: the referee where its
-//! program is not at hand, and held against the program where it is. Written from those facts alone, not from Gantry's code.
+//! The behaviour of NVIDIA's k8s-device-plugin 0.20.0 towards kubelet, from its documentation and source. It is the
+//! reference if NVIDIA's program is not available, and is compared with the program if it is. Written independently of
+//! Gantry's code.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use super::setting::{Mig, Setting, Strategy};
 
 /// Vendor and class of the CDI devices; the vendor keeps them apart from those of NVIDIA's container toolkit.
 const CDI_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
-/// What a container's device list is called where it is told by mounts.
+/// The value of a container's device list variable if devices are passed by mounts.
 const MOUNTS: &str = "/var/run/nvidia-container-devices";
 
 /// A device as kubelet counts it.

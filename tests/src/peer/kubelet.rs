@@ -35,10 +35,10 @@ pub struct Kubelet {
 
 type Readers = Arc<Mutex<JoinSet<()>>>;
 
-/// Who reads the device lists of a plugin that has registered.
+/// The reader of the device lists of a registered plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lists {
-    /// Kubelet, at once, besides whoever else does.
+    /// kubelet, at once, in addition to other readers.
     Read,
     /// The caller alone.
     Left,
@@ -49,7 +49,7 @@ enum Lists {
 pub struct Registered {
     /// When it came in.
     pub at: Instant,
-    /// What the plugin said.
+    /// The plugin's response.
     pub request: RegisterRequest,
 }
 
@@ -86,7 +86,7 @@ impl Registration for Registrar {
             let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
             readers.spawn(read(client));
         }
-        // Nobody listens any more when the test is over.
+        // The receiver is closed when the test is over.
         let _ = self.registrations.send(Registered { at, request });
         Ok(Response::new(Empty {}))
     }
@@ -121,7 +121,7 @@ impl Kubelet {
         Self::start_with(directory, Lists::Read)
     }
 
-    /// [`Kubelet::start`] of one that leaves the device lists to the caller: where NVIDIA's plugin has two streams, it tells each
+    /// As [`Kubelet::start`], but the caller reads the device lists: with two streams, NVIDIA's plugin sends each
     /// change to one of them.
     ///
     /// # Errors
@@ -178,10 +178,10 @@ impl Kubelet {
         self.dial(&registered.request).await
     }
 
-    /// Dials a registered resource.
+    /// Connects to a registered resource.
     ///
     /// # Errors
-    /// Nobody listens.
+    /// Its socket accepts no connection.
     pub async fn dial(&self, request: &RegisterRequest) -> Result<Served> {
         let socket = self.directory.join(&request.endpoint);
         let client = dial(&socket)
@@ -200,12 +200,12 @@ impl Kubelet {
         readers.abort_all();
     }
 
-    /// Forgets the registrations that nobody has taken yet.
+    /// Discards the registrations that were not taken.
     pub fn forget(&mut self) {
         while self.registrations.try_recv().is_ok() {}
     }
 
-    /// Whether a registration came in that nobody has taken yet.
+    /// Whether there is a registration that was not taken.
     pub fn is_called(&self) -> bool {
         !self.registrations.is_empty()
     }
@@ -219,7 +219,7 @@ impl Drop for Kubelet {
 }
 
 impl Served {
-    /// The options that the plugin tells when asked.
+    /// The options that the plugin returns.
     ///
     /// # Errors
     /// The plugin's.
@@ -239,10 +239,10 @@ impl Served {
         Ok(answer?.into_inner())
     }
 
-    /// Reads a stream until a list is as wanted.
+    /// Reads a stream until a list satisfies the condition.
     ///
     /// # Errors
-    /// No such list comes; the error tells the last one.
+    /// No such list arrives; the error contains the last one.
     pub async fn list_until(
         stream: &mut Streaming<ListAndWatchResponse>,
         wanted: impl Fn(&List) -> bool,

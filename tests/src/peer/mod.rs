@@ -1,5 +1,5 @@
-//! A device plugin as a node runs it, with kubelet and hardware simulated: what is needed to hold Gantry's plugin and NVIDIA's
-//! k8s-device-plugin side by side. Both see the same paths and the same environment; neither is told that it is tested.
+//! A device plugin on a node with simulated kubelet and hardware, to compare Gantry's plugin with NVIDIA's
+//! k8s-device-plugin. Both get the same paths and environment, as in production.
 
 mod bare;
 mod documented;

@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::setting::Setting;
 
-/// Lays the node's folder over the usual paths, says so, and becomes the plugin once it is told to.
+/// Mounts the node's folder over the usual paths, reports that, and becomes the plugin on request.
 const LAY_DOWN: &str = include_str!("node.sh");
-/// The folder with NVIDIA's programs, where somebody has built them.
+/// The folder with NVIDIA's programs, if they were built.
 const NVIDIA_VARIABLE: &str = "GANTRY_NVIDIA_BIN";
 
 fn machine_file(name: &str) -> PathBuf {
@@ -30,7 +30,7 @@ pub enum Plugin {
     Gantry(PathBuf),
     /// NVIDIA's k8s-device-plugin.
     Nvidia(PathBuf),
-    /// The least plugin on grpc-go, for benchmarks: it knows no GPU and answers what it always answers.
+    /// The minimal plugin on grpc-go, for benchmarks: it reads no GPU and sends constant replies.
     Bare(PathBuf),
 }
 
@@ -47,10 +47,10 @@ pub struct Process {
     log: PathBuf,
 }
 
-/// Tells whether nodes can be had on this machine.
+/// Checks whether this machine can run nodes.
 ///
 /// # Errors
-/// Says what is missing.
+/// Names what is missing.
 pub fn supported() -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -69,7 +69,7 @@ pub fn supported() -> Result<()> {
 }
 
 impl Plugin {
-    /// The `gantry` program: `$GANTRY_BINARY`, or the one that cargo built beside the running program.
+    /// The `gantry` program: `$GANTRY_BINARY`, or the one that cargo built next to the running program.
     ///
     /// # Errors
     /// There is none.
@@ -163,7 +163,7 @@ impl Node {
         &self.installed.layout.proc
     }
 
-    /// What the simulated library says of the machine.
+    /// The machine's facts in the simulated library.
     pub fn hardware(&self) -> &gantry_nvml_sim::facts::Facts {
         &self.installed.facts
     }

@@ -1,11 +1,11 @@
-//! How a plugin is set for a test, and how both programs are told: by NVIDIA's environment variables and config file alone.
+//! The settings of a plugin in a test. Both programs get them by NVIDIA's environment variables and config file only.
 
 use std::fmt::Write;
 
-/// What a plugin is told. The default tells it nothing.
+/// The settings of a plugin. The default sets nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Setting {
-    /// Device list strategies; empty: not told, which means `envvar`.
+    /// Device list strategies; empty: not set, which means `envvar`.
     pub strategies: Vec<Strategy>,
     /// Whether device nodes are passed by kubelet as well.
     pub pass_device_specs: bool,
@@ -15,7 +15,7 @@ pub struct Setting {
     pub sharing: Option<Sharing>,
     /// How MIG devices are advertised, if at all.
     pub mig: Option<Mig>,
-    /// Whether flags are told in the config file, not in the environment.
+    /// Whether flags are set in the config file, not in the environment.
     pub in_file: bool,
     /// Lines added to the config file as they are.
     pub extra: &'static str,
@@ -66,7 +66,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// The word for it.
+    /// Its name.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Envvar => "envvar",
@@ -96,7 +96,7 @@ impl Setting {
         self.strategies.iter().map(|strategy| strategy.word()).collect()
     }
 
-    /// The environment variables that tell it.
+    /// The environment variables of these settings.
     pub(super) fn env(&self) -> Vec<(&'static str, String)> {
         let added = self.env.iter();
         let mut env: Vec<(&str, String)> = added.map(|(name, value)| (*name, (*value).to_owned())).collect();

@@ -10,7 +10,7 @@ use gantry_e2e::peer::{
 
 use crate::deliberate::ROWS;
 
-/// A machine, how its GPUs are cut, and what the plugin on it is told.
+/// A machine, the MIG layout of its GPUs, and the plugin's settings.
 struct Case {
     machine: &'static str,
     cuts: Vec<(u8, Vec<&'static str>)>,
@@ -79,7 +79,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Cut GPUs: not told of, under the name of whole ones, and each profile under its own name.
+/// GPUs with MIG: not advertised, under the name of whole GPUs, and each profile under its own name.
 fn cut() -> Vec<Case> {
     let alike: Vec<(u8, Vec<&str>)> = (0..8).map(|gpu| (gpu, vec!["1g.5gb"; 7])).collect();
     let unlike = vec![
@@ -150,7 +150,7 @@ pub(crate) async fn same_as_program(nvidia: &Plugin) -> Result<()> {
     .await
 }
 
-/// What `documented` says is what NVIDIA's program does.
+/// `documented` agrees with NVIDIA's program.
 pub(crate) async fn documented_is_true(nvidia: &Plugin) -> Result<()> {
     for case in cases() {
         let node = case.node()?;

@@ -41,7 +41,7 @@ pub(crate) fn all() -> Vec<(&'static str, Story)> {
     ]
 }
 
-/// A node whose plugin is registered with its kubelet.
+/// A node whose plugin is registered with kubelet.
 pub(crate) struct Running {
     pub(crate) served: Served,
     pub(crate) kubelet: Kubelet,
@@ -81,7 +81,7 @@ pub(crate) fn healthy(list: &List) -> usize {
     list.values().filter(|(healthy, _)| *healthy).count()
 }
 
-/// NVIDIA's builds its list anew on every restart of kubelet, all healthy.
+/// NVIDIA's plugin builds its list again on every restart of kubelet, all healthy.
 async fn a_gpu_with_an_xid_stays_unhealthy_when_kubelet_restarts() -> Result<()> {
     let run = running("l4-4x-pcie", &Setting::default()).await?;
     let mut stream = run.served.watch().await?;
@@ -147,7 +147,7 @@ async fn a_driver_that_goes_is_told_once() -> Result<()> {
     while lists.last().is_some_and(|list| healthy(list) > 0) {
         lists.push(Served::list_until(&mut stream, |_| true).await?);
     }
-    // Only now may anything change again: what comes in between would be told twice.
+    // Only now may anything change again: an earlier change would be reported twice.
     run.node.controller().load_driver()?;
     while lists.last().is_some_and(|list| healthy(list) < 4) {
         lists.push(Served::list_until(&mut stream, |_| true).await?);
@@ -229,7 +229,7 @@ async fn a_wiped_socket_is_served_again() -> Result<()> {
     Ok(())
 }
 
-/// NVIDIA's does not notice: kubelet counts all devices as gone until somebody starts the plugin anew.
+/// NVIDIA's plugin does not notice: kubelet counts all devices as gone until the plugin is restarted.
 async fn a_stream_that_kubelet_ends_makes_the_plugin_register_again() -> Result<()> {
     let mut run = running("l4-4x-pcie", &Setting::default()).await?;
     run.kubelet.hang_up();
@@ -258,7 +258,7 @@ async fn a_plugin_that_was_first_registers_with_a_kubelet_that_wipes_its_directo
     Ok(())
 }
 
-/// NVIDIA's exits, or, told not to fail, waits for ever without looking again.
+/// NVIDIA's plugin exits, or waits for ever without retrying if it is set not to fail.
 async fn a_driver_that_comes_late_is_waited_for() -> Result<()> {
     let node = Node::of("l4-4x-pcie")?;
     node.controller().unload_driver()?;

@@ -140,7 +140,7 @@ async fn a_gpu_that_fits_no_single_strategy_costs_itself_alone() -> Result<()> {
     Ok(())
 }
 
-/// NVIDIA's must be started anew after every change.
+/// NVIDIA's plugin needs a restart after every change.
 async fn a_new_cut_is_served_without_a_restart() -> Result<()> {
     let node = Node::of("dgx-a100")?;
     node.controller().recut(0, &["3g.20gb", "3g.20gb"])?;
@@ -177,7 +177,7 @@ async fn said(process: &Process, what: &str) -> Result<()> {
         .with_context(|| format!("it never said {what:?}: {}", process.log()))
 }
 
-/// NVIDIA's ignores a key that it does not know without a word.
+/// NVIDIA's plugin silently ignores an unknown key.
 async fn a_mistyped_key_is_named() -> Result<()> {
     let node = Node::of("l4-4x-pcie")?;
     let setting = Setting {

@@ -105,7 +105,7 @@ fn open_api_index() -> Value {
     json!({"paths": paths})
 }
 
-/// No schemas: it says only that the server checks fields itself, so that kubectl leaves it alone.
+/// An empty OpenAPI document: the server checks fields itself, so that kubectl does not.
 fn open_api(group: &str, version: &str) -> Result<Value, ApiError> {
     let paths: BTreeMap<String, Value> = KINDS
         .iter()

@@ -34,7 +34,7 @@ pub(super) enum ApiError {
     /// The revision asked for is no longer in the history.
     #[error("too old resource version: {asked} ({oldest})")]
     Gone {
-        /// Revision the client knows.
+        /// The client's revision.
         asked: u64,
         /// Oldest revision that a watch may start from.
         oldest: u64,

@@ -20,7 +20,7 @@ pub(super) struct Kind {
     pub status: bool,
     /// Where objects are kept: two kinds with the same storage are two views of the same objects.
     pub storage: &'static str,
-    /// Fields besides name and namespace that a field selector may name.
+    /// Fields that a field selector may use, in addition to name and namespace.
     pub fields: &'static [&'static str],
 }
 

@@ -1,5 +1,5 @@
-//! An API server in memory: enough of Kubernetes' HTTP API, and exact enough, that the daemons' clients cannot tell. No
-//! authentication, no admission beyond a few defaults, no persistence; loopback only.
+//! An in-memory API server: the part of Kubernetes' HTTP API that the daemons' clients use, exactly as they expect it.
+//! No authentication, no admission beyond a few defaults, no persistence; loopback only.
 
 mod discovery;
 mod error;
@@ -105,12 +105,12 @@ impl ApiServer {
     /// A client of it.
     ///
     /// # Errors
-    /// Never for an address of ours; the client's constructor can say so.
+    /// The client's constructor failed, which does not happen for a loopback address.
     pub fn client(&self) -> Result<kube::Client, ClientError> {
         let url = self.url().parse()?;
         let mut config = kube::Config::new(url);
         config.proxy_url = None;
-        // Who asks sees every refusal.
+        // Without retries, so that the caller sees every refusal.
         config.default_retry = false;
         Ok(kube::Client::try_from(config)?)
     }

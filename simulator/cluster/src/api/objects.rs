@@ -175,9 +175,9 @@ impl Objects {
         })
     }
 
-    /// Deletes an object. A bound pod gets its time to end unless the grace period is 0; an object with finalizers waits for them.
-    /// Who watches a bound pod sees it marked before it goes, however hasty the deletion: so a pod that was deleted can be told
-    /// from one that only left the watch.
+    /// Deletes an object. A bound pod gets its grace period unless that is 0; an object with finalizers waits for them.
+    /// A watcher of a bound pod always sees the deletion timestamp before the removal. It can thus distinguish a
+    /// deleted pod from one that left the watch.
     ///
     /// # Errors
     /// No such object, a precondition.
@@ -277,7 +277,7 @@ fn check_type(kind: &Kind, object: &Value) -> Result<(), ApiError> {
         return Err(ApiError::BadRequest("an object must be a JSON object".into()));
     }
     let fits = |field: &str, expected: &str| match object[field].as_str() {
-        // Clients may leave out what the path already says.
+        // Clients may omit what the path contains.
         None | Some("") => true,
         Some(found) => found == expected,
     };
@@ -302,8 +302,8 @@ fn check_name(patch: &Value, name: &str) -> Result<(), ApiError> {
     }
 }
 
-/// A new object as it is stored: server-set metadata, and no status where that has its own subresource (pods and nodes come with
-/// one in this cluster, for whoever creates them speaks for the machine).
+/// A new object as it is stored: with server-set metadata, and without status if the status is a subresource. Pods and
+/// nodes keep theirs in this cluster, because their creator simulates the machine.
 fn initial(kind: &Kind, mut object: Value) -> Value {
     meta::set_text(&mut object, "uid", meta::new_uid());
     meta::set_text(&mut object, "creationTimestamp", meta::now());
@@ -374,8 +374,8 @@ fn updated(kind: &Kind, what: &str, part: Part, before: &Value, object: Value) -
     Ok(Write::Put(next))
 }
 
-/// Server-side apply by a single applier: `spec` and `status` become what is applied, metadata is merged. Who owns which field is not
-/// tracked; every object here has one writer per part.
+/// Server-side apply by a single applier: `spec` and `status` are replaced, metadata is merged. Field ownership is not
+/// tracked, because every part of an object has one writer here.
 fn apply(object: &mut Value, patch: &Value) {
     meta::merge(object, &serde_json::json!({"metadata": patch["metadata"]}), false);
     for part in ["spec", "status"] {

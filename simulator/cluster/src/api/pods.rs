@@ -1,4 +1,4 @@
-//! What the API server knows about pods in particular: defaults, the few checks that matter to a scheduler, binding, and grace.
+//! The API server's rules for pods: defaults, the checks that matter to a scheduler, binding, and grace periods.
 
 use serde_json::{Value, json};
 

@@ -43,7 +43,7 @@ pub(super) enum Part {
     Binding,
 }
 
-/// The documents that say what the server offers.
+/// The discovery documents.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Discovery {
     /// `/version`
@@ -184,7 +184,7 @@ impl Target {
 pub(super) enum PatchKind {
     /// RFC 7386.
     Merge,
-    /// Kubernetes' own; here a merge patch that knows conditions.
+    /// A strategic merge patch; here a merge patch that merges conditions by type.
     Strategic,
     /// Server-side apply.
     Apply,

@@ -205,7 +205,7 @@ impl Service {
         let mut deleted = Vec::new();
         for (key, object) in objects.iter().filter(|(_, object)| selector.matches(object)) {
             match self.objects.delete(kind, key, &options, query.dry_run()) {
-                // Somebody else was faster.
+                // Another client was faster.
                 Err(ApiError::NotFound(_)) => {}
                 result => {
                     result?;

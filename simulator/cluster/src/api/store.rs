@@ -1,5 +1,5 @@
-//! The objects, their revisions, and a bounded history that watches read. One lock, held for no I/O; every write gets the next
-//! revision, as in etcd. It knows nothing of HTTP or of what the objects mean.
+//! The objects, their revisions, and a bounded history for watches. One lock, never held during I/O; every write gets
+//! the next revision, as in etcd. The store is independent of HTTP and of the meaning of objects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -107,8 +107,8 @@ impl Store {
         (objects, inner.revision)
     }
 
-    /// Reads and writes one place in one step: `write` sees what is there and says what shall be. An unchanged object keeps its
-    /// revision. With `dry_run` the result is worked out and nothing is kept.
+    /// Reads and writes one key in one step: `write` gets the present object and returns the new one. An unchanged
+    /// object keeps its revision. With `dry_run` the result is returned and not stored.
     ///
     /// # Errors
     /// Those of `write`.
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_write_gets_the_next_revision_and_a_write_that_changes_nothing_gets_none() {
+    fn changed_object_gets_next_revision_unchanged_none() {
         let store = Store::new(8);
         assert_eq!(meta::text(&put(&store, "a", 1), "resourceVersion"), "2");
         assert_eq!(meta::text(&put(&store, "b", 1), "resourceVersion"), "3");

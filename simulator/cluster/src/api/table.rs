@@ -1,4 +1,4 @@
-//! Tables for kubectl: the columns people know of pods, nodes and events, and those that the custom resources declare.
+//! Tables for kubectl: the usual columns of pods, nodes and events, and the columns that the custom resources declare.
 
 use std::collections::BTreeMap;
 
@@ -130,7 +130,7 @@ impl Cell {
                 Value::Null => "<none>".into(),
                 value => value.clone(),
             },
-            // A custom resource has nothing where kubectl knows of none.
+            // kubectl has no column for this of a custom resource.
             Self::Since(path) => match at(object, path).as_str() {
                 None => "".into(),
                 Some(time) => age(time).into(),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gang_that_waits_says_since_when_and_one_that_does_not_says_nothing() {
+    fn waiting_column_is_empty_for_bound_gangs() {
         let kind = Kind::find("gantry.dev", "v1alpha1", "gangs").unwrap();
         let since = Timestamp::now() - jiff::SignedDuration::from_hours(5);
         let waits = json!({"metadata": {"name": "a"}, "status": {"phase": "Queued", "waitingSince": since.to_string()}});

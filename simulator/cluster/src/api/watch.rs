@@ -1,5 +1,5 @@
-//! One watch: an endless body of events, from a revision on. It reads the store's history, so a slow client costs nothing until it
-//! falls out of that history; then it is told 410 and lists again.
+//! One watch: an endless body of events from a revision on. It reads the store's history, so that a slow client costs
+//! nothing. A client that is behind the history gets 410 and lists again.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -31,7 +31,7 @@ pub(super) struct Watch {
     pub selector: Selector,
     /// How they are shown.
     pub form: Form,
-    /// The revision the client knows; `None` begins with the whole state.
+    /// The client's revision; `None` begins with the whole state.
     pub from: Option<u64>,
     /// Whether a bookmark closes the state it begins with.
     pub mark_initial: bool,

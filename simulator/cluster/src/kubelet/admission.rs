@@ -132,7 +132,7 @@ async fn allocate(
     Ok((ids, container))
 }
 
-/// What the plugin would take, if it has said that it wants to be asked.
+/// The devices that the plugin prefers, if it registered for GetPreferredAllocation.
 async fn preferred(
     plugin: &mut Plugin,
     available: &[String],

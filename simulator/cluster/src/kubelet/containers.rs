@@ -1,5 +1,5 @@
-//! Containers without processes: what each one was given, how long it lives, and the marks it leaves on the node (its control
-//! group) and in the pod's status. Annotations on the pod say how its processes behave.
+//! Containers without processes: their environment and devices, their lifetime, and their traces on the node (a control
+//! group) and in the pod's status. Annotations on the pod determine the behaviour of its processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,7 +16,7 @@ use crate::api::meta::now;
 
 /// Annotation: the pod's app containers exit with 0 after this time (`5s`, `300ms`); without it they run until deleted.
 pub const RUN_FOR: &str = "sim.gantry.dev/run-for";
-/// Annotation: the pod's processes live on for this time after they are told to end, or after the pod is force-deleted.
+/// Annotation: the pod's processes run for this time after the end of the grace period or a forced deletion.
 pub const OUTLIVE: &str = "sim.gantry.dev/outlive";
 
 /// How long an init container runs, and how long a well-behaved process takes to end.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn only_app_containers_show_their_devices_and_they_do_so_from_admission_on() {
+    fn app_containers_show_devices_from_admission_on() {
         let processes = [
             process("init", Role::Init),
             process("side", Role::Sidecar),

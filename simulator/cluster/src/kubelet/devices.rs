@@ -1,5 +1,5 @@
-//! Kubelet's device manager as data: what is advertised, who holds what, and which devices a container gets. The rules are
-//! kubelet's, its habit of offering and filling up in random order included. No I/O.
+//! kubelet's device manager as data: advertised devices, their holders, and the allocation for a container. It follows
+//! kubelet's rules, including the random order in which kubelet offers and fills up devices. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,10 +53,10 @@ pub(super) struct Want<'a> {
     pub(super) count: usize,
 }
 
-/// What the device manager can say before it asks the plugin.
+/// The device manager's answer before it calls the plugin.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Offer {
-    /// Finished init containers leave enough: these are taken, nobody is asked.
+    /// Finished init containers left enough devices: they are reused without a call.
     Reuse(BTreeSet<String>),
     /// The plugin may choose `count` of `available`, `must` among them.
     Choose {
@@ -88,7 +88,7 @@ impl Devices {
         self.resources.insert(resource.to_owned(), devices);
     }
 
-    /// The plugin is gone: its devices stay known and count as unhealthy.
+    /// The plugin is gone: its devices stay registered and count as unhealthy.
     pub(super) fn plugin_lost(&mut self, resource: &str) {
         for healthy in self
             .resources
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_takes_over_what_init_containers_held_and_the_plugin_is_not_asked() {
+    fn app_reuses_init_container_devices_without_a_call() {
         let mut devices = four();
         devices.take(want("p", "init", Role::Init, 2), &ids(&["a", "b"]));
         let same = devices.offer(want("p", "app", Role::App, 2)).unwrap();

@@ -16,7 +16,7 @@ use super::containers::{Cgroup, MOMENT, OUTLIVE, Process, RUN_FOR, Stage, durati
 use super::devices::Role;
 use super::plugins::Plugins;
 
-/// What the API says of a pod that kubelet runs.
+/// The pod in the API, as far as kubelet uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wish {
     /// It shall run.

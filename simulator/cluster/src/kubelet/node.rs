@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::plugins::Plugins;
 use crate::api::KUBERNETES_VERSION;
 
-/// What a node has besides devices.
+/// A node's resources other than devices.
 const CPUS: u32 = 64;
 const MEMORY: &str = "512Gi";
 const PODS: u32 = 110;

@@ -1,5 +1,5 @@
-//! The pod resources service: who holds what, as the device manager knows it. Ordinary init containers are never listed, as with
-//! the real one.
+//! The pod resources service: devices by container, as the device manager records them. Ordinary init containers are
+//! never listed, as with the real kubelet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

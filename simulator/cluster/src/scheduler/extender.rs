@@ -82,7 +82,7 @@ pub enum ExtenderError {
 #[serde(rename_all = "PascalCase")]
 struct Args<'a> {
     pod: &'a Pod,
-    /// Always null: the extender knows the nodes.
+    /// Always null: the extender caches the nodes.
     nodes: Option<()>,
     node_names: &'a [String],
 }

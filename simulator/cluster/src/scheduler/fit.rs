@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_counts_only_where_it_needs_more_than_the_apps_and_sidecars() {
+    fn init_container_counts_only_beyond_apps_and_sidecars() {
         let pod = spec(json!({
             "initContainers": [
                 {"name": "i", "resources": gpus(3)},

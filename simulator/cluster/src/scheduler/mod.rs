@@ -55,7 +55,7 @@ struct Scheduler {
     /// Whether pods and nodes have been listed.
     synced: [bool; 2],
     queue: Queue,
-    /// Pods whose bind is under way or not yet seen, by UID: they count on their node.
+    /// Pods whose bind is in progress or not yet observed, by UID: they count on their node.
     assumed: BTreeMap<String, String>,
     extender: Extender,
     reporter: Reporter,
@@ -138,7 +138,7 @@ impl Scheduler {
             Delta::Set { before, now } => {
                 let allocatable =
                     |node: &Node| node.status.as_ref().and_then(|status| status.allocatable.clone());
-                // A heartbeat wakes nobody.
+                // A heartbeat activates no pod.
                 let touched = before.as_ref().is_none_or(|before| {
                     before.spec != now.spec
                         || before.metadata.labels != now.metadata.labels
@@ -307,7 +307,7 @@ impl Scheduler {
             if result.is_ok() {
                 reporter.scheduled(&pod, &node).await;
             }
-            // Nobody listens only when the scheduler has ended.
+            // The receiver is closed only after the scheduler has ended.
             let _ = bound.send(Bound { pod, result });
         });
     }

@@ -1,5 +1,5 @@
-//! The pods that wait: ready for a try, parked until something changes, or backing off after an error. kube-scheduler's three
-//! queues, with its rules for who wakes whom.
+//! The waiting pods, in kube-scheduler's three queues: active, unschedulable until an event, and backing off after an
+//! error, with its rules for which event activates which pod.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) struct Queue {
 
 #[derive(Debug)]
 struct Entry {
-    /// Who came first is tried first.
+    /// First in, first out.
     order: u64,
     errors: u32,
     state: State,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parked_pod_waits_for_a_wake_and_one_that_backs_off_for_its_time() {
+    fn unschedulable_pod_waits_for_event_backoff_for_time() {
         let mut queue = Queue::default();
         let now = Instant::now();
         queue.add("a");

@@ -1,5 +1,5 @@
-//! What a scheduler tells the user: the PodScheduled condition and the Scheduled and FailedScheduling events, in kube-scheduler's
-//! words. A text that has not changed is not written again.
+//! A scheduler's reports: the PodScheduled condition and the Scheduled and FailedScheduling Events, with
+//! kube-scheduler's texts. An unchanged text is not written again.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ impl Reporter {
             .patch_status(&pod.name_any(), &PatchParams::default(), &patch)
             .await
         {
-            // The pod is gone, or bound by someone else: its watch will say so.
+            // The pod is gone or another client bound it: the watch will report it.
             tracing::debug!(%error, pod = pod.name_any(), "condition not written");
         }
         self.event(pod, "Warning", "FailedScheduling", message).await;

@@ -81,7 +81,7 @@ pub fn phase(wanted: &'static str) -> impl Condition<Pod> {
     }
 }
 
-/// With a PodScheduled condition whose message contains a text.
+/// A pod whose PodScheduled condition contains a text.
 pub fn refused_with(text: &'static str) -> impl Condition<Pod> {
     move |pod: Option<&Pod>| scheduling_message(pod).is_some_and(|message| message.contains(text))
 }

@@ -116,7 +116,7 @@ impl Gangs {
             ensure!(of_gang.contains(words), "no {words:?} in\n{of_gang}");
         }
         let of_pod = explain(scene, "pod", "waits-0").await?;
-        for words in ["/waits: Queued: waits for room", "devices enough on 1 of 3 nodes"] {
+        for words in ["/waits: Queued: waits for room", "enough devices on 1 of 3 nodes"] {
             ensure!(of_pod.contains(words), "no {words:?} in\n{of_pod}");
         }
         let now = Metrics::settled(
