@@ -1,5 +1,5 @@
-//! The answer to Allocate, worded as NVIDIA's k8s-device-plugin words it, for every device list strategy and any combination.
-//! A pure function: equal sets get equal answers.
+//! The response to Allocate as NVIDIA's k8s-device-plugin makes it, for any combination of device list strategies. A pure function:
+//! equal sets get equal responses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,10 +18,10 @@ pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
 /// Where the NVIDIA container runtime looks for mounts that stand for devices.
 const MOUNTS: &str = "/var/run/nvidia-container-devices";
-/// The channel that is given out.
+/// The only channel in use.
 const CHANNEL: &str = "0";
 
-/// What one container needs to use exactly `devices`. Replicas of a device are one to it.
+/// The response for one container that uses exactly `devices`. Replicas of one device count once.
 pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse {
     let config = &*access.config;
     let mut ids: Vec<String> = devices
@@ -44,7 +44,7 @@ pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse
         }
     }
     if is_on(Strategy::VolumeMounts) {
-        // Takes the place of the list: a runtime set up for mounts trusts nothing else.
+        // Replaces the list: a runtime configured for mounts trusts nothing else.
         response
             .envs
             .insert(VISIBLE_DEVICES.to_owned(), MOUNTS.to_owned());
@@ -62,7 +62,7 @@ pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse
             response.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
         }
     }
-    // With CDI alone the specification has the nodes.
+    // With CDI alone the nodes are in the specification.
     if config.pass_device_specs
         && config
             .device_list_strategy
@@ -74,7 +74,7 @@ pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse
     response
 }
 
-/// What the NVIDIA runtime adds besides GPUs, whether or not it is there.
+/// What the NVIDIA runtime adds to GPUs, whether or not the host has it.
 fn extras(config: &Config) -> BTreeMap<String, String> {
     [
         (config.gdrcopy, "NVIDIA_GDRCOPY"),
@@ -98,7 +98,7 @@ fn mounts(ids: &[String], channel: bool) -> Vec<Mount> {
     devices.chain(channel).collect()
 }
 
-/// The CDI names, of those that a specification has: a runtime fails the container over any other.
+/// The CDI names that a specification has: a runtime fails the container on any other.
 fn qualified(access: &Access, devices: &[&Device], channel: bool) -> Vec<String> {
     let config = &*access.config;
     let mut names: Vec<String> = Vec::new();
@@ -124,8 +124,8 @@ fn qualified(access: &Access, devices: &[&Device], channel: bool) -> Vec<String>
     names
 }
 
-/// A key that is another for other names: the annotations of all of a container's resources are united, and of two with one key
-/// one would be lost.
+/// A key that differs for other names: kubelet unites the annotations of all resources of a container, and one of two equal keys
+/// would be lost.
 fn annotation_key(prefix: &str, names: &str) -> String {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();

@@ -1,5 +1,5 @@
-//! What a container needs to use the devices kubelet has chosen: environment, mounts, device nodes, CDI names. A pure function of
-//! the devices and of a snapshot of everything else; no call looks at a file, and the set is never changed.
+//! The response to Allocate: environment, mounts, device nodes and CDI names for the devices that kubelet has chosen. A pure function
+//! of the devices and of a snapshot; no call reads a file, and the set of devices is never changed.
 
 mod answer;
 mod nodes;
@@ -20,20 +20,20 @@ pub use answer::{VISIBLE_DEVICES, answer};
 pub use nodes::{Facts, Nodes};
 pub(crate) use nodes::{IMEX_CHANNEL, capability_node, gpu_node};
 
-/// All that an answer depends on besides the devices, at one moment: the CDI names in it are on disk, so that a configuration
-/// that needs them comes into force once they are.
+/// Everything that a response depends on in addition to the devices, at one moment. Its CDI names are on disk: a configuration that
+/// needs them takes effect once they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// What the plugin is told to do.
+    /// The configuration.
     pub config: Arc<Config>,
-    /// The device nodes there are.
+    /// The device nodes that exist.
     pub nodes: Arc<Nodes>,
     /// The names that a runtime can resolve.
     pub entries: Arc<Entries>,
 }
 
 impl Access {
-    /// What holds before any specification is written. `dev` is where this process sees `/dev`.
+    /// The state before any specification is written. `dev` is where this process sees `/dev`.
     ///
     /// # Errors
     /// When `config` cannot be served on this host: see [`check`].
@@ -48,7 +48,7 @@ impl Access {
     }
 }
 
-/// The import/export memory channel that the configuration requires is not there.
+/// The required import/export memory channel does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "imex.required is true, but there is no /dev/{IMEX_CHANNEL}; load the driver with NVreg_CreateImexChannel0=1, or set imex.required to false to serve without it"
@@ -58,7 +58,7 @@ pub struct NoImexChannel;
 /// Whether `config` can be served with these nodes.
 ///
 /// # Errors
-/// When a channel is required that is not there. One that is wanted only is left out of the answers.
+/// When a required channel does not exist. A channel that is not required is left out of the responses.
 pub fn check(config: &Config, nodes: &Nodes) -> Result<(), NoImexChannel> {
     if config.imex.channel && config.imex.required && !nodes.has_imex_channel() {
         return Err(NoImexChannel);
@@ -69,12 +69,12 @@ pub fn check(config: &Config, nodes: &Nodes) -> Result<(), NoImexChannel> {
 /// Whether `config` can be served on this host as it is now. `dev` is where this process sees `/dev`.
 ///
 /// # Errors
-/// What stands against it, in words: see [`check`].
+/// The reason as text: see [`check`].
 pub fn fits(config: &Config, dev: &Path) -> Result<(), String> {
     check(config, &cdi::nodes(config, dev)).map_err(|error| error.to_string())
 }
 
-/// Words the answers to Allocate, by the latest snapshot.
+/// Makes the responses to Allocate from the latest snapshot.
 #[derive(Debug)]
 pub struct Responder {
     access: watch::Receiver<Arc<Access>>,
@@ -86,7 +86,7 @@ impl Responder {
         Self { access }
     }
 
-    /// What one container needs to use exactly `devices`.
+    /// The response for one container that uses exactly `devices`.
     pub fn respond(&self, devices: &[&Device]) -> ContainerAllocateResponse {
         let access = Arc::clone(&self.access.borrow());
         if access
@@ -97,7 +97,7 @@ impl Responder {
         {
             for device in devices {
                 if !access.entries.have(device) {
-                    warn!(device = %device.id, "no CDI specification has this device: the container is not told of it by CDI");
+                    warn!(device = %device.id, "no CDI specification has this device: the container does not get it by CDI");
                 }
             }
         }

@@ -1,5 +1,4 @@
-//! Which device nodes there are: a snapshot, so that no call of kubelet's looks at a file. Says what exists; who gets it is
-//! decided elsewhere.
+//! A snapshot of the device nodes that exist, so that no call of kubelet reads a file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,21 +7,21 @@ use std::path::Path;
 
 use rustix::fs::{major, minor};
 
-/// Nodes that every GPU container needs, where the driver made them: the control device, unified memory, mode setting.
+/// Nodes that every GPU container needs if they exist: the control device, unified memory, mode setting.
 const CONTROL: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
-/// The only import/export memory channel that NVIDIA's plugin gives out.
+/// The only import/export memory channel that NVIDIA's plugin uses.
 pub(crate) const IMEX_CHANNEL: &str = "nvidia-caps-imex-channels/channel0";
-/// Folders of `/dev` that are looked into.
+/// Folders of `/dev` with device nodes of GPUs.
 const FOLDERS: [&str; 4] = ["nvidia-caps", "nvidia-caps-imex-channels", "infiniband", "dri"];
 
-/// The device nodes of GPUs and of what goes with them, by their names under `/dev`.
+/// The device nodes of GPUs and related devices, by their names under `/dev`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Nodes(BTreeMap<String, Facts>);
 
-/// What is known of a device node.
+/// The properties of a device node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Major and minor number; `None` where it is no character device, as in a simulated machine.
+    /// Major and minor number; `None` if it is no character device, as in a simulated machine.
     pub numbers: Option<(u32, u32)>,
     /// Permission bits.
     pub mode: u32,
@@ -31,7 +30,7 @@ pub struct Facts {
 }
 
 impl Nodes {
-    /// The nodes under these directories; of two with one name the first directory's counts. One that cannot be read has none.
+    /// The nodes under these directories. The first directory with a name counts; an unreadable one has none.
     pub fn read(directories: &[&Path]) -> Self {
         let mut nodes = BTreeMap::new();
         for directory in directories {
@@ -47,27 +46,27 @@ impl Nodes {
         Self(nodes)
     }
 
-    /// What is known of one.
+    /// The properties of one node.
     pub fn get(&self, name: &str) -> Option<&Facts> {
         self.0.get(name)
     }
 
-    /// Whether there is one of this name.
+    /// Whether a node of this name exists.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// The control nodes there are.
+    /// The control nodes that exist.
     pub fn control(&self) -> impl Iterator<Item = &'static str> + '_ {
         CONTROL.into_iter().filter(|name| self.has(name))
     }
 
-    /// Whether there is an import/export memory channel.
+    /// Whether an import/export memory channel exists.
     pub fn has_imex_channel(&self) -> bool {
         self.has(IMEX_CHANNEL)
     }
 
-    /// The nodes whose names begin so.
+    /// The nodes with names that begin with `prefix`.
     pub fn starting(&self, prefix: &'static str) -> impl Iterator<Item = &str> {
         self.0
             .range(prefix.to_owned()..)
@@ -114,7 +113,7 @@ pub(crate) fn gpu_node(minor: u32) -> String {
     format!("nvidia{minor}")
 }
 
-/// Name of the node by which a GPU instance or a compute instance is used.
+/// Name of the node of a GPU instance or compute instance.
 pub(crate) fn capability_node(minor: u32) -> String {
     format!("nvidia-caps/nvidia-cap{minor}")
 }
@@ -124,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_found_in_folders_too_and_the_first_directory_counts() {
+    fn nodes_are_read_from_folders_and_first_directory_counts() {
         let (own, driver) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let touch = |root: &tempfile::TempDir, name: &str| {
             let path = root.path().join(name);
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_its_numbers() {
+    fn character_device_has_its_numbers() {
         let mut found = BTreeMap::new();
         add(&mut found, Path::new("/dev"), "", |name| name == "null");
         assert_eq!(found["null"].numbers, Some((1, 3)));

@@ -1,5 +1,4 @@
-//! The specifications of what goes with GPUs: memory channels and GPUDirect. Each from the nodes that exist; a class without
-//! nodes has no specification.
+//! The specifications of memory channels and GPUDirect, from the nodes that exist. A class without nodes has no specification.
 
 use super::gpus::{READ_ONLY, mount, nodes, void};
 use super::host::Host;
@@ -33,7 +32,7 @@ pub(super) fn specs(kind: &Kind, config: &Config, host: &Host) -> Vec<(Class, Sp
         .filter_map(|(_, class, name, prefixes)| {
             let found = starting(prefixes)
                 .into_iter()
-                // channel0 begins channel01 as well.
+                // channel0 is also a prefix of channel01.
                 .filter(|node| class != Class::ImexChannel || node == IMEX_CHANNEL);
             let device = Device {
                 name: name.to_owned(),

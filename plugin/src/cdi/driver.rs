@@ -1,5 +1,4 @@
-//! Which files of the driver a container needs: found under the driver's root as this process sees it. Says where they are;
-//! nothing of them is opened or run.
+//! Finds the driver's files that a container needs, below the driver's root as this process sees it. None of them is opened or run.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,7 +25,7 @@ const BINARIES: [&str; 7] = [
     "nvidia-imex",
     "nvidia-imex-ctl",
 ];
-/// What a container speaks with the driver's daemons by.
+/// The sockets of the driver's daemons.
 const SOCKETS: [&str; 5] = [
     "run/nvidia-persistenced/socket",
     "run/nvidia-fabricmanager/socket",
@@ -34,22 +33,22 @@ const SOCKETS: [&str; 5] = [
     "var/run/nvidia-fabricmanager/socket",
     "tmp/nvidia-mps",
 ];
-/// Where the kernel looks for firmware, but for the folders that [`Kernel`] tells of.
+/// Where the kernel looks for firmware, in addition to the folders of [`Kernel`].
 const FIRMWARE: [&str; 4] = [
     "lib/firmware/updates",
     "usr/lib/firmware/updates",
     "lib/firmware",
     "usr/lib/firmware",
 ];
-/// What the names of the driver's firmware begin with: that of system processors, and since R615 that of others.
+/// The prefixes of the driver's firmware files: of system processors, and since R615 of others.
 const FIRMWARE_NAMES: [&str; 2] = ["gsp", "ucodes"];
-/// Libraries of the driver that have versions of their own.
+/// Libraries of the driver with versions of their own.
 const OWN_VERSION: [&str; 3] = [
     "libnvidia-egl-gbm.so",
     "libnvidia-egl-wayland.so",
     "libnvidia-nvvm70.so",
 ];
-/// Libraries without the driver's version in their names, on request.
+/// Libraries without the driver's version in their names, which are mounted on request.
 const EXPLICIT: [&str; 11] = [
     "libEGL.so",
     "libGL.so",
@@ -63,19 +62,19 @@ const EXPLICIT: [&str; 11] = [
     "libnvidia-egl-xcb.so",
     "libnvidia-egl-xlib.so",
 ];
-/// GPUDirect Storage's settings, and the database it looks disks up in.
+/// The settings of GPUDirect Storage, and its database of disks.
 const STORAGE: [&str; 2] = ["etc/cufile.json", "run/udev"];
-/// Where distributions keep settings, the first that has one first.
+/// Where distributions keep settings; the first folder with a file counts.
 const SETTINGS: [&str; 3] = ["etc", "usr/local/share", "usr/share"];
-/// By these OpenGL and OptiX find the driver: where they are among the settings.
+/// The files by which OpenGL and OptiX find the driver, below a folder of settings.
 const GRAPHICS: [&str; 4] = [
     "glvnd/egl_vendor.d/10_nvidia.json",
     "egl/egl_external_platform.d/10_nvidia_wayland.json",
     "egl/egl_external_platform.d/15_nvidia_gbm.json",
     "nvidia/nvoptix.bin",
 ];
-/// By these Vulkan does. Packages of RPM name one after the CPU. Some systems have them at the driver's root (Google Kubernetes Engine); a
-/// container has them below `/etc`, wherever they are.
+/// The files by which Vulkan finds the driver. RPM packages name one after the CPU. Google Kubernetes Engine has them at the driver's
+/// root; containers always have them below `/etc`.
 const VULKAN: [&str; 4] = [
     "vulkan/icd.d/nvidia_icd.json",
     "vulkan/icd.d/nvidia_layers.json",
@@ -89,7 +88,7 @@ const VULKAN: [&str; 4] = [
 /// The driver's files, sorted, each once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Driver {
-    /// Its version; `None` where nothing tells.
+    /// Its version; `None` if unknown.
     pub version: Option<String>,
     /// Shared libraries.
     pub libraries: Vec<Library>,
@@ -105,12 +104,12 @@ pub struct Driver {
     pub storage: Vec<File>,
 }
 
-/// A file below the driver's root; its paths have no slash in front.
+/// A file below the driver's root; its paths do not begin with a slash.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct File {
-    /// Where it is looked for: where a container has it.
+    /// Its path in a container.
     pub path: PathBuf,
-    /// Where it is, links followed: what is mounted.
+    /// Its path with links resolved, which is mounted.
     pub real: PathBuf,
 }
 
@@ -119,33 +118,33 @@ pub struct File {
 pub struct Library {
     /// The file.
     pub file: File,
-    /// The names in its folder that lead to it (`libcuda.so`, `libcuda.so.1`).
+    /// The links in its folder that lead to it (`libcuda.so`, `libcuda.so.1`).
     pub links: Vec<String>,
 }
 
-/// What the running kernel says of where it looks for firmware.
+/// Where the running kernel looks for firmware.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kernel {
-    /// Its release: a folder of that name has firmware for it alone.
+    /// Its release, which names a folder with firmware for this kernel alone.
     pub release: Option<String>,
-    /// The folder that it was told of, which counts first.
+    /// The configured folder, which counts first.
     pub firmware: Option<PathBuf>,
 }
 
 impl Kernel {
-    /// Asks it; `sys` is where this process sees `/sys`.
+    /// Reads both; `sys` is where this process sees `/sys`.
     pub fn read(sys: &Path) -> Self {
-        let told = fs::read_to_string(sys.join("module/firmware_class/parameters/path"));
-        let told = told.unwrap_or_default().trim().to_owned();
+        let configured = fs::read_to_string(sys.join("module/firmware_class/parameters/path"));
+        let configured = configured.unwrap_or_default().trim().to_owned();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let release = release.trim();
         Self {
             release: (!release.is_empty()).then(|| release.to_owned()),
-            firmware: (!told.is_empty()).then(|| told.into()),
+            firmware: (!configured.is_empty()).then(|| configured.into()),
         }
     }
 
-    /// The folders in which it looks, below the root.
+    /// The folders, below the root.
     fn folders(&self) -> Vec<PathBuf> {
         let own = |folder: &str| Some(Path::new(folder).join(self.release.as_ref()?));
         let folders = FIRMWARE
@@ -156,20 +155,20 @@ impl Kernel {
 }
 
 impl Driver {
-    /// Every path that is looked for below the root, and every folder that is looked through: what this process must be shown of the host.
-    /// But for the folder of firmware that the kernel may have been told of.
+    /// Every path and folder below the root that is searched: what must be mounted for this process. The configured folder of firmware is
+    /// not among them.
     pub fn looked_for() -> impl Iterator<Item = &'static str> {
         let folders = folders::looked_for().chain(PROGRAMS).chain(FIRMWARE);
         folders.chain(SOCKETS).chain(STORAGE).chain(SETTINGS)
     }
 
-    /// Whether any is missing of what GPUDirect Storage reads.
+    /// Whether a file of GPUDirect Storage is missing.
     pub fn lacks_storage(&self) -> bool {
         self.storage.len() < STORAGE.len()
     }
 
-    /// Finds the driver of this version under `root`; without a version, the one whose `libcuda.so` is there. `explicit` asks for
-    /// libraries without a version too.
+    /// Finds the driver of this version under `root`; without a version, the one of the `libcuda.so` there. `explicit` includes libraries
+    /// without a version.
     pub fn find(root: &Path, version: Option<&str>, explicit: bool, kernel: &Kernel) -> Self {
         let (folders, version) = folders::find(root, version);
         let storage = once_each(root, STORAGE.map(PathBuf::from));
@@ -186,7 +185,7 @@ impl Driver {
             .collect();
         let suffix = suffix(&version);
         if !libraries.iter().any(|library| is_of(&library.file.path, &suffix)) {
-            // Those that have other versions may be there without the driver, and would hide that it is missing.
+            // Libraries with other versions may exist without the driver, and would hide that it is missing.
             libraries.clear();
         }
         libraries.sort();
@@ -215,7 +214,7 @@ impl Driver {
     }
 }
 
-/// What names of the driver's libraries end with.
+/// The suffix of the driver's libraries.
 fn suffix(version: &str) -> String {
     format!(".so.{version}")
 }
@@ -224,7 +223,7 @@ fn is_of(path: &Path, suffix: &str) -> bool {
     path.to_string_lossy().ends_with(suffix)
 }
 
-/// Loader files, each where a container's loaders look for it.
+/// Loader files, with the paths at which a container's loaders look for them.
 fn graphics(root: &Path) -> Vec<File> {
     let first = |name: &str, folders: &[&str]| {
         let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
@@ -267,7 +266,7 @@ fn libraries(root: &Path, folder: &Path, version: &str, explicit: bool) -> Vec<L
         .iter()
         .filter(|name| name.ends_with(&suffix))
         .filter_map(|name| Some((folder.join(name), resolve(root, &folder.join(name))?)));
-    // One library may have several names: it is mounted as what the links lead to.
+    // A library with several names is mounted as the target of the links.
     let unversioned: BTreeSet<PathBuf> = EXPLICIT
         .iter()
         .filter(|_| explicit)
@@ -292,7 +291,7 @@ fn file(root: &Path, path: PathBuf) -> Option<File> {
     Some(File { path, real })
 }
 
-/// Those that exist, each under its real path: several may lead to one file.
+/// The files that exist, each once under its real path.
 fn once_each(root: &Path, paths: impl IntoIterator<Item = PathBuf>) -> Vec<File> {
     let found: BTreeSet<PathBuf> = paths
         .into_iter()

@@ -1,4 +1,4 @@
-//! Which CDI names a runtime can resolve: those of the specifications on disk. What Allocate may name, and no more.
+//! The CDI names that a runtime can resolve, and Allocate may use: those of the specifications on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +8,17 @@ use super::spec::Spec;
 use crate::inventory::Device;
 use gantry_config::DeviceIdStrategy;
 
-/// The devices of every specification that was written.
+/// The devices of every written specification.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Entries {
     kind: Kind,
     names: BTreeMap<Class, BTreeSet<String>>,
-    /// What GPUs and MIG devices are called, by UUID.
+    /// The names of GPUs and MIG devices, by UUID.
     gpus: BTreeMap<String, String>,
 }
 
 impl Entries {
-    /// The devices of these specifications, GPUs and MIG devices by the names that they have under this strategy.
+    /// The devices of these specifications, with the names of GPUs and MIG devices under this strategy.
     pub fn of(kind: &Kind, specs: &BTreeMap<Class, Spec>, names: &Names, strategy: DeviceIdStrategy) -> Self {
         let of_spec = |spec: &Spec| spec.names().map(str::to_owned).collect();
         let mut entries = Self {
@@ -37,18 +37,18 @@ impl Entries {
         entries
     }
 
-    /// Whether a GPU or MIG device has one.
+    /// Whether a GPU or MIG device has an entry.
     pub fn have(&self, device: &Device) -> bool {
         self.gpus.contains_key(&device.uuid)
     }
 
-    /// The whole name of a GPU or MIG device, if it has an entry.
+    /// The qualified name of a GPU or MIG device, if it has an entry.
     pub fn gpu(&self, device: &Device) -> Option<String> {
         let name = self.gpus.get(&device.uuid)?;
         Some(self.kind.qualified(Class::Gpu, name))
     }
 
-    /// The whole name of a device, if it has an entry.
+    /// The qualified name of a device, if it has an entry.
     pub fn qualified(&self, class: Class, name: &str) -> Option<String> {
         self.contains(class, name)
             .then(|| self.kind.qualified(class, name))

@@ -1,5 +1,5 @@
-//! In which folders of the host the driver's libraries are: below the driver's root as this process sees it, where NVIDIA's container
-//! toolkit looks too. Reads the dynamic loader's cache where it comes to that, and no other file.
+//! Finds the folders with the driver's libraries, below the driver's root as this process sees it, where NVIDIA's container toolkit looks
+//! too. Reads the dynamic loader's cache if necessary, and no other file.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,20 +9,20 @@ use super::driver::names;
 use super::ldcache;
 use crate::root::{RARE, USUAL, resolve};
 
-/// Asked last: it knows folders that somebody has configured.
+/// Read last: it has folders that the operator configured.
 const CACHE: &str = "etc/ld.so.cache";
-/// Longest cache that is read. One of a workstation has a few hundred KiB.
+/// Longest cache that is read. That of a workstation has a few hundred KiB.
 const MAX_BYTES: u64 = 8 << 20;
-/// What the CUDA driver library's names begin with.
+/// The prefix of the CUDA driver library.
 const CUDA: &str = "libcuda.so.";
 
-/// Every path that may be looked at, below the root.
+/// Every path that may be searched, below the root.
 pub(super) fn looked_for() -> impl Iterator<Item = &'static str> {
     USUAL.into_iter().chain(RARE).chain([CACHE])
 }
 
-/// The folders to look through for libraries, each once under its real path, and the version of the driver: the one that is asked for,
-/// else that of the first folder that has the driver.
+/// The folders with libraries, each once under its real path, and the version of the driver: the requested one, otherwise that of the
+/// first folder with a driver.
 pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<String>) {
     let mut folders: Vec<PathBuf> = Vec::new();
     for folder in USUAL.iter().filter_map(|folder| resolve(root, Path::new(folder))) {
@@ -38,7 +38,7 @@ pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<
         return (folders, Some(version));
     }
     let rare = RARE.iter().filter_map(|folder| resolve(root, Path::new(folder)));
-    // Both are looked at no further than it takes.
+    // Both are searched only as far as necessary.
     let others = rare.chain(std::iter::once_with(|| cached(root)).flatten());
     for folder in others {
         if let Some(version) = of_driver(&folder) {
@@ -49,7 +49,7 @@ pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<
     (folders, version.map(str::to_owned))
 }
 
-/// The folders in which the loader's cache has the CUDA driver library.
+/// The folders of the CUDA driver library by the loader's cache.
 fn cached(root: &Path) -> Vec<PathBuf> {
     let bytes = resolve(root, Path::new(CACHE)).and_then(|path| read(&root.join(path)));
     let paths = bytes.as_deref().and_then(|bytes| ldcache::paths(bytes, CUDA));
@@ -57,7 +57,7 @@ fn cached(root: &Path) -> Vec<PathBuf> {
     folders.filter_map(|folder| resolve(root, folder)).collect()
 }
 
-/// A file that is no pipe or device, and not longer than a cache is.
+/// The content of a regular file that is not longer than a cache.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let metadata = fs::metadata(path).ok()?;
     if !metadata.is_file() || metadata.len() > MAX_BYTES {
@@ -79,7 +79,7 @@ fn version_of(root: &Path, folder: &Path) -> Option<String> {
             version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
         });
     let version = versions.next()?;
-    // Two at once are a driver half replaced: neither is known to be the one that runs.
+    // Two versions are a driver half replaced: the running one is unknown.
     versions.next().is_none().then(|| version.to_owned())
 }
 
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_found_wherever_nvidias_container_toolkit_looks() {
+    fn libraries_are_found_where_nvidias_toolkit_looks() {
         for folder in [
             "",
             "lib/x86_64-linux-gnu/nvidia/current/",
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_only_the_loaders_cache_knows_is_looked_through() {
+    fn folder_known_only_to_the_loader_cache_is_searched() {
         let files = [
             "opt/nvidia/lib/libcuda.so.1.2",
             "opt/nvidia/lib/libcuda.so.1 -> libcuda.so.1.2",
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(
             paths(&find(&usual, &cached, Some("1.2"))),
             ["usr/lib64/libcuda.so.1.2"],
-            "asked only where the driver is nowhere else"
+            "read only if the driver is nowhere else"
         );
         let other = [&files[..], &["usr/lib64/libcuda.so.1.1"]].concat();
         assert_eq!(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_leads_nowhere_out_of_the_root() {
+    fn cache_does_not_lead_out_of_the_root() {
         let root = root(&["usr/lib64/libc.so.6"]);
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("libcuda.so.1.2"), "").unwrap();

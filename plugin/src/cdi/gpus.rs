@@ -1,5 +1,5 @@
-//! The specification of GPUs and MIG devices, and of what every container of one needs: control nodes, driver files, hooks.
-//! A pure function of inventory, configuration and host.
+//! The specification of GPUs and MIG devices, with the common edits of their containers: control nodes, driver files, hooks. A pure
+//! function of inventory, configuration and host.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -43,7 +43,7 @@ pub(super) fn spec(
 }
 
 fn device_edits(config: &Config, inventory: &Inventory, host: &Host, device: &inventory::Device) -> Edits {
-    // Without its own node no other makes sense.
+    // Without its own node no other node is useful.
     let Some(minor) = device.minor else {
         return Edits::default();
     };
@@ -86,7 +86,7 @@ fn device_edits(config: &Config, inventory: &Inventory, host: &Host, device: &in
     edits
 }
 
-/// Device nodes by name, with what is known of them.
+/// Device nodes by name, with their known properties.
 pub(super) fn nodes(config: &Config, host: &Host, names: impl IntoIterator<Item = String>) -> Edits {
     let mut edits = Edits::default();
     let groups = !config
@@ -107,7 +107,7 @@ pub(super) fn nodes(config: &Config, host: &Host, names: impl IntoIterator<Item 
             permissions: "rwm",
             gid: group,
         });
-        // Whom the node is not open to, its group lets in.
+        // A node that is not open to all users is open to its group.
         if let (Some(gid), Some(facts)) = (group, known)
             && groups
             && facts.mode & 0o006 != 0o006
@@ -173,11 +173,11 @@ fn node_hook(config: &Config, host: &Host) -> Option<super::Hook> {
     hooks::hook(config, host, CdiHook::DisableDeviceNodeModification, [])
 }
 
-/// The driver's files, from the host's root to the same place in the container.
+/// The driver's files, mounted at their paths below the driver's root.
 fn mounts(config: &Config, host: &Host, edits: &mut Edits) {
     let driver = &host.driver;
     let mount = |file, options| mount(config, file, options);
-    // What makes the loader find a library by the name programs are linked to.
+    // The cache has the names that programs are linked to.
     let cache = hooks::hook(config, host, CdiHook::UpdateLdcache, []).is_some();
     for library in &driver.libraries {
         let file = mount(&library.file, READ_ONLY);
@@ -212,7 +212,7 @@ pub(super) fn mount(config: &Config, file: &File, options: &'static [&'static st
     }
 }
 
-/// The links that the loader's cache does not make.
+/// The links that the loader's cache does not create.
 fn library_links(host: &Host) -> Vec<(String, String)> {
     let version = host.driver.version.as_deref().unwrap_or_default();
     let known = [

@@ -1,11 +1,11 @@
-//! The hooks of NVIDIA's toolkit, worded for its program. None where that program is not on the host or the configuration leaves
-//! them out: a runtime fails every container over a hook that it cannot run.
+//! The hooks of NVIDIA's toolkit. There are none if its program is not on the host or the configuration leaves them out: a runtime
+//! fails every container on a hook that it cannot run.
 
 use super::host::Host;
 use super::spec::Hook;
 use gantry_config::{CdiHook, Config};
 
-/// `hook` with these arguments, if it can and may be run.
+/// `hook` with these arguments, if it exists and is not disabled.
 pub(super) fn hook(
     config: &Config,
     host: &Host,
@@ -21,11 +21,11 @@ pub(super) fn hook(
         CdiHook::UpdateLdcache => "update-ldcache",
         CdiHook::EnableCudaCompat => "enable-cuda-compat",
         CdiHook::DisableDeviceNodeModification => "disable-device-node-modification",
-        // Not among the hooks that this plugin writes.
+        // This plugin does not write these.
         CdiHook::All | CdiHook::Chmod | CdiHook::UpdateApplicationProfile => return None,
     };
     let program = config.cdi_hook_path.file_name()?.to_str()?;
-    // The hooks are a program of their own, or a command of the toolkit's.
+    // The hooks are either a program of their own or a command of the toolkit.
     let command = (program == "nvidia-ctk").then_some("hook");
     Some(Hook {
         hook_name: "createContainer",

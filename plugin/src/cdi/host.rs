@@ -1,5 +1,5 @@
-//! What of the host goes into specifications: device nodes, the driver's files, whether the hook program is there. A snapshot;
-//! taking it is the only thing here that looks at files.
+//! A snapshot of the host for specifications: device nodes, the driver's files, whether the hook program exists. Only taking it reads
+//! files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,18 +20,18 @@ pub struct Host {
     pub displays: BTreeMap<u8, Vec<String>>,
     /// The driver's files.
     pub driver: Driver,
-    /// Whether hooks may run their program: it was seen on the host, or was named and cannot be looked for.
+    /// Whether hooks may run their program: it is visible on the host, or was named and its folder is not visible.
     pub hooks: bool,
 }
 
 impl Host {
-    /// Looks at the host. `dev` and `sys` are where this process sees `/dev` and `/sys`.
+    /// Reads the host. `dev` and `sys` are where this process sees `/dev` and `/sys`.
     pub fn look(config: &Config, machine: &Machine, dev: &Path, sys: &Path) -> Self {
-        Self::look_besides(driver(config, machine, sys), config, machine, dev, sys)
+        Self::look_with_driver(driver(config, machine, sys), config, machine, dev, sys)
     }
 
-    /// [`Host::look`] where the driver is known: its files are thousands, and change when it does.
-    pub(super) fn look_besides(
+    /// [`Host::look`] with a known driver, which has thousands of files that change only with it.
+    pub(super) fn look_with_driver(
         driver: Driver,
         config: &Config,
         machine: &Machine,
@@ -62,8 +62,8 @@ pub(super) fn driver(config: &Config, machine: &Machine, sys: &Path) -> Driver {
     )
 }
 
-/// The device nodes alone: what Allocate needs of the host. Those below the driver's root count where it is there that containers get theirs
-/// from: a driver container's own are not the host's.
+/// The device nodes, which Allocate needs. Those below the driver's root count only if containers get theirs from it: the nodes of a
+/// driver container are not the host's.
 pub(crate) fn nodes(config: &Config, dev: &Path) -> Nodes {
     let of_driver = config.container_driver_root.join("dev");
     if config.dev_root == config.driver_root {
@@ -73,10 +73,10 @@ pub(crate) fn nodes(config: &Config, dev: &Path) -> Nodes {
     }
 }
 
-/// Whether specifications may name the hook program. This process may see it below the driver's root if the host has it there, else
-/// under the host's path, if that was mounted. Where it can look into neither, as with the toolkit of the GPU operator, whoever gave
-/// its path is believed: without hooks some images find no library. The default is believed only if it is seen, for a hook
-/// that is not there keeps every container from starting.
+/// Whether specifications may name the hook program. This process sees it below the driver's root, or under the host's path if that is
+/// mounted. If neither folder is visible, as with the toolkit of the GPU operator, a configured path is trusted, because without hooks
+/// some images find no library. The default path is trusted only if the program is visible, because a missing hook keeps every
+/// container from starting.
 fn may_run_hooks(config: &Config) -> bool {
     let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
     let below = config.cdi_hook_path.strip_prefix(&config.driver_root).ok();
@@ -146,21 +146,18 @@ mod tests {
         let operator = "/nowhere/toolkit/nvidia-cdi-hook";
         assert!(
             !may_run_hooks(&with(default, "/run/nvidia/driver")),
-            "nobody has named it"
+            "not configured"
         );
         assert!(
             may_run_hooks(&with(operator, "/run/nvidia/driver")),
             "outside the driver's root"
         );
-        assert!(
-            may_run_hooks(&with(operator, "/")),
-            "the folder is not to be seen"
-        );
+        assert!(may_run_hooks(&with(operator, "/")), "the folder is not visible");
         let folder = root.path().join("nowhere/toolkit");
         fs::create_dir_all(&folder).unwrap();
         assert!(
             !may_run_hooks(&with(operator, "/")),
-            "the folder is there, and it is not in it"
+            "the folder exists without the program"
         );
         fs::write(folder.join("nvidia-cdi-hook"), "").unwrap();
         assert!(may_run_hooks(&with(operator, "/")));

@@ -1,4 +1,4 @@
-//! What CDI devices are called: `vendor/class=name`, and which characters each part may have. Names only; no file is touched.
+//! The names of CDI devices: `vendor/class=name`, and the characters of each part.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,15 +9,15 @@ use crate::inventory::Device;
 use gantry_config::DeviceIdStrategy;
 
 /// Vendor of the CDI devices of NVIDIA's k8s-device-plugin. Distinct from `nvidia.com`, which NVIDIA's toolkit writes: two
-/// specifications of one kind that differ make a runtime use neither.
+/// different specifications of one kind make a runtime use neither.
 pub const VENDOR: &str = "k8s.device-plugin.nvidia.com";
-/// Name of the device that stands for all of its class.
+/// Name of the device that means all of its class.
 pub const ALL: &str = "all";
 
-/// What a specification is of; each has a file of its own.
+/// The classes of devices; each has a specification of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// GPUs and MIG devices, and what every container of one needs.
+    /// GPUs and MIG devices, with the common edits of their containers.
     Gpu,
     /// Import/export memory channels.
     ImexChannel,
@@ -111,7 +111,7 @@ impl Kind {
         format!("{}-{}.json", self.vendor, self.class(class))
     }
 
-    /// What a runtime resolves: `vendor/class=name`.
+    /// The name for a runtime: `vendor/class=name`.
     pub fn qualified(&self, class: Class, name: &str) -> String {
         format!("{}/{}={name}", self.vendor, self.class(class))
     }
@@ -127,7 +127,7 @@ impl Kind {
     }
 }
 
-/// A letter first, a letter or digit last, and between them also `more`.
+/// Whether a text begins with a letter, ends with a letter or digit, and has only these and `more` between.
 fn word(text: &str, more: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphabetic())
         && text.ends_with(|last: char| last.is_ascii_alphanumeric())
@@ -136,8 +136,8 @@ fn word(text: &str, more: &str) -> bool {
             .all(|char| char.is_ascii_alphanumeric() || more.contains(char))
 }
 
-/// What the NVIDIA runtime calls a device. It counts GPUs as NVML does at that moment: once one was taken out, those behind it have
-/// other indices. Where the index is not known, the UUID means the same device to every runtime.
+/// The ID of a device for the NVIDIA runtime. Indices are NVML's current ones: after a GPU was removed, the following ones have other
+/// indices. If the index is unknown, the UUID means the same device to every runtime.
 pub fn runtime_id(device: &Device, strategy: DeviceIdStrategy) -> String {
     let index = match strategy {
         DeviceIdStrategy::Uuid => None,
@@ -146,8 +146,8 @@ pub fn runtime_id(device: &Device, strategy: DeviceIdStrategy) -> String {
     index.map_or_else(|| device.uuid.clone(), |gpu| indexed(gpu, device))
 }
 
-/// What our specification calls a device that has no name yet, if nobody else has it: see [`super::Names`]. It is ours to resolve: a GPU
-/// has its place's name while another is lost.
+/// The preferred name of a device in our specification, if it is free: see [`super::Names`]. Its index is the GPU's place, which stays
+/// while another GPU is lost.
 pub(super) fn entry_name(device: &Device, strategy: DeviceIdStrategy) -> String {
     device_name(&match strategy {
         DeviceIdStrategy::Uuid => device.uuid.clone(),
@@ -162,7 +162,7 @@ fn indexed(gpu: u8, device: &Device) -> String {
     }
 }
 
-/// `id` as the name of a CDI device. Drivers before 470 put slashes into the UUIDs of MIG devices, which CDI does not allow.
+/// `id` as the name of a CDI device. Drivers before 470 have slashes in the UUIDs of MIG devices, which CDI does not allow.
 pub fn device_name(id: &str) -> String {
     let allowed = |char: char| char.is_ascii_alphanumeric() || "-_.:".contains(char);
     let name: String = id
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_names_are_those_of_nvidias_plugin() {
+    fn names_are_those_of_nvidias_plugin() {
         let kind = Kind::default();
         assert_eq!(kind.to_string(), "k8s.device-plugin.nvidia.com/gpu");
         assert_eq!(
@@ -204,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_ones_own_moves_all_classes() {
+    fn own_kind_changes_all_classes() {
         let kind: Kind = "example.com/accelerator".parse().unwrap();
         assert_eq!(kind.of(Class::Gpu), "example.com/accelerator");
         assert_eq!(kind.of(Class::Gds), "example.com/gds");
     }
 
     #[test]
-    fn what_is_no_kind_is_refused_with_the_reason() {
+    fn invalid_kind_is_refused_with_a_reason() {
         for (text, problem) in [
             ("gpu", "it has no '/'"),
             ("/gpu", "the vendor is none"),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slashes_of_old_mig_uuids_become_dashes() {
+    fn slashes_of_old_mig_uuids_become_dashes() {
         assert_eq!(
             device_name("MIG-GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f/7/0"),
             "MIG-GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f-7-0"
@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_name_is_one_that_cdi_allows(id in ".{0,40}") {
+        fn device_name_is_allowed_by_cdi(id in ".{0,40}") {
             let name = device_name(&id);
             prop_assert!(name.starts_with(|first: char| first.is_ascii_alphanumeric()));
             prop_assert!(name.ends_with(|last: char| last.is_ascii_alphanumeric()));
@@ -243,12 +243,12 @@ mod tests {
         }
 
         #[test]
-        fn a_name_that_is_allowed_stays(id in "[A-Za-z0-9]([A-Za-z0-9_.:-]{0,30}[A-Za-z0-9])?") {
+        fn allowed_name_stays(id in "[A-Za-z0-9]([A-Za-z0-9_.:-]{0,30}[A-Za-z0-9])?") {
             prop_assert_eq!(device_name(&id), id);
         }
 
         #[test]
-        fn a_kind_is_read_as_it_is_written(vendor in "[a-z]([a-z0-9_.-]{0,20}[a-z0-9])?", class in "[a-z]([a-z0-9_-]{0,20}[a-z0-9])?") {
+        fn kind_is_parsed_as_displayed(vendor in "[a-z]([a-z0-9_.-]{0,20}[a-z0-9])?", class in "[a-z]([a-z0-9_-]{0,20}[a-z0-9])?") {
             let text = format!("{vendor}/{class}");
             match text.parse::<Kind>() {
                 Ok(kind) => prop_assert_eq!(kind.to_string(), text),
@@ -257,7 +257,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in ".{0,60}") {
+        fn arbitrary_text_does_not_panic(text in ".{0,60}") {
             let _ = text.parse::<Kind>();
         }
     }

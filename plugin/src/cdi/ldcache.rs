@@ -1,5 +1,5 @@
-//! The dynamic loader's cache, `/etc/ld.so.cache`, as glibc's ldconfig writes it on machines of 64 bits: where libraries are. Opens
-//! nothing, and believes nothing: of bytes that are not a whole cache nothing is told.
+//! Parses the dynamic loader's cache, `/etc/ld.so.cache`, as glibc's ldconfig writes it on 64-bit machines. The bytes are not trusted:
+//! an incomplete cache is refused.
 //!
 //! ```text
 //! [ld.so-1.7.0, entries of 12 bytes, padding to 8]     up to glibc 2.31, left out since
@@ -17,12 +17,12 @@ const OLDER_HEADER: usize = 16;
 const OLDER_ENTRY: usize = 12;
 const HEADER: usize = 48;
 const ENTRY: usize = 24;
-/// Of an entry's flags, what tells for which machine the library is.
+/// The bits of an entry's flags that name the machine.
 const MACHINE: u32 = 0xff00;
-/// x86-64 and 64-bit Arm: a container that uses a GPU is of these.
+/// x86-64 and 64-bit Arm, the machines of containers with GPUs.
 const MACHINES: [u32; 2] = [0x0300, 0x0a00];
 
-/// The paths of libraries of 64 bits whose names begin with `prefix`, in the order of the cache. `None`: these bytes are no cache.
+/// The paths of 64-bit libraries with names that begin with `prefix`, in the order of the cache. `None`: these bytes are no cache.
 pub(super) fn paths<'b>(bytes: &'b [u8], prefix: &str) -> Option<Vec<&'b Path>> {
     let cache = match bytes.starts_with(OLDER) {
         true => bytes.get(behind_older(bytes)?..)?,
@@ -32,7 +32,7 @@ pub(super) fn paths<'b>(bytes: &'b [u8], prefix: &str) -> Option<Vec<&'b Path>> 
         return None;
     }
     let entries = place(cache, MAGIC.len())?.checked_mul(ENTRY)?;
-    // Two bits: 0 is not said (before glibc 2.33), 2 is little-endian, as are the machines above.
+    // Two bits: 0 is unknown (before glibc 2.33), 2 is little-endian, as the machines above are.
     if !matches!(cache.get(MAGIC.len() + 8)? & 3, 0 | 2) {
         return None;
     }
@@ -45,7 +45,7 @@ pub(super) fn paths<'b>(bytes: &'b [u8], prefix: &str) -> Option<Vec<&'b Path>> 
         let name = text(cache, place(entry, 4)?)?;
         let path = text(cache, place(entry, 8)?)?;
         if MACHINES.contains(&(word(entry, 0)? & MACHINE)) && name.starts_with(prefix.as_bytes()) {
-            // One that is not Unicode could stand in no specification.
+            // A path that is not Unicode cannot be in a specification.
             let path = str::from_utf8(path).ok().map(Path::new);
             found.extend(path.filter(|path| path.is_absolute()));
         }
@@ -53,7 +53,7 @@ pub(super) fn paths<'b>(bytes: &'b [u8], prefix: &str) -> Option<Vec<&'b Path>> 
     Some(found)
 }
 
-/// Where the newer cache begins behind an older one.
+/// Where the newer cache begins after an older one.
 fn behind_older(bytes: &[u8]) -> Option<usize> {
     let entries = place(bytes, OLDER_HEADER - 4)?.checked_mul(OLDER_ENTRY)?;
     OLDER_HEADER.checked_add(entries)?.checked_next_multiple_of(8)
@@ -124,13 +124,13 @@ pub(super) mod tests {
     const FOUND: [&str; 2] = ["/opt/nvidia/lib/libcuda.so.1", "/opt/arm/libcuda.so.1"];
 
     #[test]
-    fn libraries_of_64_bits_are_found_by_their_names() {
+    fn libraries_of_64_bits_are_found_by_name() {
         assert_eq!(found(&sample()).as_deref(), Some(&FOUND[..]));
         assert_eq!(found(&cache(&[])), Some(Vec::new()));
     }
 
     #[test]
-    fn a_cache_behind_an_older_one_is_read() {
+    fn cache_after_an_older_one_is_read() {
         for entries in 0..4_u8 {
             let mut bytes = b"ld.so-1.7.0\0".to_vec();
             bytes.extend([entries, 0, 0, 0]);
@@ -141,7 +141,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_cache_is_refused() {
+    fn incomplete_cache_is_refused() {
         let whole = sample();
         for length in 0..whole.len() {
             assert_eq!(found(&whole[..length]), None, "{length} bytes of {}", whole.len());
@@ -163,7 +163,7 @@ pub(super) mod tests {
         }
     }
 
-    /// This machine's own, where it has one: the form is not only ours.
+    /// The cache of this machine, if it has one: the form is not only ours.
     #[test]
     fn the_cache_of_this_machine_is_read() {
         let Ok(bytes) = std::fs::read("/etc/ld.so.cache") else {
@@ -174,7 +174,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_break_it(at in 0..200_usize, bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_do_not_panic(at in 0..200_usize, bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let mut cache = sample();
             cache.splice(at..(at + bytes.len()).min(cache.len()).max(at), bytes);
             let _ = paths(&cache, "libcuda.so.");

@@ -1,5 +1,5 @@
-//! CDI: what a runtime adds to a container for each device, one specification per class. Kept in step with the inventory, the
-//! configuration and the host's files; Allocate names nothing that no specification has.
+//! CDI: what a runtime adds to a container for each device, one specification per class. The specifications follow the inventory, the
+//! configuration and the host's files; Allocate names only what a specification has.
 
 mod classes;
 mod driver;
@@ -28,8 +28,8 @@ use std::collections::BTreeMap;
 use crate::inventory::Inventory;
 use gantry_config::Config;
 
-/// The specifications that containers of these devices need, and of those that `names` knows besides. A class that nothing is to be said
-/// of has none; where no strategy needs CDI, none is there.
+/// The specifications for containers of these devices, and of the other devices in `names`. A class without content has none; without a
+/// strategy that needs CDI there are none.
 pub fn specs(
     kind: &Kind,
     config: &Config,

@@ -1,5 +1,5 @@
-//! What each GPU and MIG device is called in our specifications, and which entries stay: a container of a running pod starts again with
-//! the name it was given, so that a name never moves to another device. For the life of a run; values only.
+//! The names of GPUs and MIG devices in our specifications, and which entries stay. A container of a running pod restarts with the name
+//! that it was given, so a name never moves to another device during a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,35 +7,35 @@ use super::kind::{ALL, device_name, entry_name};
 use crate::inventory::{Device, Inventory};
 use gantry_config::DeviceIdStrategy;
 
-/// The names that this run gave. Those of an earlier run are not known: its specification does not tell whose they were.
+/// The names of this run. Those of an earlier run are unknown: its specification does not record their devices.
 #[derive(Debug, Clone, Default)]
 pub struct Names {
-    /// Whose each name is, by UUID; also of devices that are gone.
+    /// The UUID of each name's device, also of devices that are gone.
     owners: BTreeMap<String, String>,
-    /// Every device that has a name, by UUID.
+    /// Every device with a name, by UUID.
     known: BTreeMap<String, Known>,
 }
 
 #[derive(Debug, Clone)]
 struct Known {
-    /// As it was offered last.
+    /// As last offered.
     device: Device,
     by_uuid: Option<String>,
     by_index: Option<String>,
 }
 
-/// A device as a specification has it.
+/// A device of a specification.
 pub(super) struct Entry<'a> {
     pub(super) name: &'a str,
-    /// As it is now.
+    /// Its current properties.
     pub(super) device: Device,
-    /// Whether it can be given to a container, or is there for those that have it.
+    /// Whether new containers can get it; otherwise it stays for those that have it.
     pub(super) offered: bool,
 }
 
 impl Names {
-    /// Gives names to the devices that are offered and have none under this strategy: the one that NVIDIA's plugin would give, or, where
-    /// that is or was another device's, the UUID.
+    /// Names the offered devices that have no name under this strategy: as NVIDIA's plugin does, or by UUID if that name is or was
+    /// another device's.
     pub fn learn(&mut self, inventory: &Inventory, strategy: DeviceIdStrategy) {
         for device in inventory.devices.iter().filter(|device| can_have_entry(device)) {
             let known = self
@@ -56,14 +56,14 @@ impl Names {
         }
     }
 
-    /// What every device that has a name is called under this strategy, by UUID.
+    /// The names under this strategy, by UUID.
     pub(super) fn under(&self, strategy: DeviceIdStrategy) -> impl Iterator<Item = (&str, &str)> {
         let named = self.known.iter();
         named.filter_map(move |(uuid, known)| Some((uuid.as_str(), known.name(strategy)?)))
     }
 
-    /// What the specification has: the devices that are offered, in their order, and behind them what else this run wrote of devices that
-    /// the machine has still. They may be denied by now, or have been called otherwise.
+    /// The entries of the specification: the offered devices in their order, then the other entries of this run for devices that the
+    /// machine still has. Those may be denied now, or have had another name.
     pub(super) fn entries(&self, inventory: &Inventory, strategy: DeviceIdStrategy) -> Vec<Entry<'_>> {
         let places = inventory.whereabouts();
         let devices = inventory.devices.iter();
@@ -117,11 +117,11 @@ impl Known {
         }
     }
 
-    /// The device, which is no longer offered, on the GPU that is at `place` now.
+    /// The device, which is no longer offered, on the GPU that is now at `place`.
     fn moved(&self, place: u8, inventory: &Inventory) -> Option<Device> {
         let gpu = inventory.machine.gpus().get(usize::from(place));
         let minor = gpu.and_then(|gpu| gpu.minor).or(self.device.minor);
-        // The nodes of a MIG device's capabilities go with its GPU's, and where a driver that was loaded anew put them is not known.
+        // The capability nodes of a MIG device go with its GPU; after the driver was loaded again they are unknown.
         let lost = self.device.slice.is_some() && minor != self.device.minor;
         (!lost).then(|| Device {
             gpu: place,
@@ -131,12 +131,12 @@ impl Known {
     }
 }
 
-/// Without its GPU's node no other makes sense.
+/// Without its GPU's node no other node is useful.
 fn can_have_entry(device: &Device) -> bool {
     device.minor.is_some()
 }
 
-/// Whether a name is this device's, now if it was nobody's.
+/// Whether a name belongs to this device; a free name does from now on.
 fn claim(owners: &mut BTreeMap<String, String>, name: &str, uuid: &str) -> bool {
     name != ALL && owners.entry(name.to_owned()).or_insert_with(|| uuid.to_owned()) == uuid
 }
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// GPU `which` of all there ever are, at this place among those that are offered.
+    /// GPU `which`, at this place among the offered ones.
     fn device(which: u8, place: usize) -> Device {
         let place = u8::try_from(place).unwrap();
         Device {
@@ -173,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_and_goes_no_name_is_ever_that_of_two_devices(
+        fn name_never_belongs_to_two_devices(
             steps in prop::collection::vec((prop::sample::subsequence(vec![0, 1, 2, 3, 4, 5], 0..=6).prop_shuffle(), any::<bool>()), 1..8),
         ) {
             let mut names = Names::default();

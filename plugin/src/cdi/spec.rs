@@ -1,10 +1,10 @@
-//! The form of a CDI specification, as its JSON has it, and the oldest version of CDI that knows what is in it. Plain data.
+//! A CDI specification as its JSON has it, with the oldest version of CDI that has its content. Plain data.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-/// A specification: devices of one kind, and what every container of any of them gets.
+/// A specification: devices of one kind, and the edits common to every container of any of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
@@ -46,7 +46,7 @@ pub struct Edits {
     pub additional_gids: Vec<u32>,
 }
 
-/// A device node. What is not said the runtime finds out on the host.
+/// A device node. The runtime reads missing properties on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Node {
@@ -67,7 +67,7 @@ pub struct Node {
     /// Permission bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// What the container's device control group allows.
+    /// The permissions in the container's device control group.
     pub permissions: &'static str,
     /// Owning group.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,7 +104,7 @@ impl Edits {
         *self == Self::default()
     }
 
-    /// Adds what `other` has and `self` has not.
+    /// Adds the edits of `other` that are missing.
     pub fn unite(&mut self, other: &Self) {
         extend(&mut self.env, &other.env);
         extend(&mut self.device_nodes, &other.device_nodes);
@@ -123,8 +123,8 @@ fn extend<T: Clone + PartialEq>(to: &mut Vec<T>, from: &[T]) {
 }
 
 impl Spec {
-    /// A specification; `None` if no device adds anything, for runtimes refuse one without devices. A device that adds nothing
-    /// is left out, for runtimes refuse that too; of two with one name the first counts.
+    /// A specification, or `None` if no device adds anything, because runtimes refuse one without devices. They refuse devices without
+    /// edits too, which are left out. The first device with a name counts.
     pub fn new(
         kind: String,
         container_edits: Edits,
@@ -155,12 +155,12 @@ impl Spec {
 
     /// Its JSON.
     pub fn text(&self) -> String {
-        // Strings, numbers and lists of them: only a path that is not Unicode can fail to be written, and none such is taken in.
+        // Only a path that is not Unicode could fail, and none is accepted.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 }
 
-/// Runtimes refuse versions that they do not know, so that an old one should be named where it does.
+/// The oldest version that is sufficient, because runtimes refuse versions that they do not know.
 fn oldest_version(common: &Edits, devices: &[Device]) -> &'static str {
     let mut edits = std::iter::once(common).chain(devices.iter().map(|device| &device.container_edits));
     if edits.clone().any(|edits| !edits.additional_gids.is_empty()) {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_the_oldest_that_knows_the_content() {
+    fn version_is_the_oldest_with_the_content() {
         let plain = || device("GPU-0", node(None));
         assert_eq!(version(Edits::default(), vec![plain()]), "0.3.0");
         assert_eq!(version(Edits::default(), vec![device("0", node(None))]), "0.5.0");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_runtime_would_refuse_is_not_written() {
+    fn devices_without_edits_or_with_a_used_name_are_dropped() {
         let kind = || "a.com/gpu".to_owned();
         assert_eq!(Spec::new(kind(), node(None), []), None);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Keeps the specifications on disk in step, and lets devices and configurations through once theirs are there. Each file is
-//! written whole or not at all, and removed at the end; what is in it is decided elsewhere.
+//! Keeps the specifications on disk up to date, and publishes devices and configurations once their specifications exist. Each file is
+//! replaced in one step, and removed at the end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,17 +25,17 @@ use crate::inventory::{Inventory, State};
 use crate::observe::Observed;
 use gantry_config::{Config, Strategy};
 
-/// How often nodes are looked for: the unified memory module may be loaded late.
+/// Interval for reading the device nodes: the unified memory module may be loaded late.
 const LOOK: Duration = Duration::from_secs(5);
-/// How often the driver's files are.
+/// Interval for searching the driver's files.
 const LOOK_AT_DRIVER: Duration = Duration::from_mins(1);
 
-/// Where specifications are written, and where this process sees what they are made of.
+/// Where specifications are written, and where this process sees the host.
 #[derive(Debug, Clone)]
 pub struct Writer {
     /// Directory that runtimes read.
     pub root: PathBuf,
-    /// What the devices are called.
+    /// The kind of the devices.
     pub kind: Kind,
     /// Where this process sees `/dev`.
     pub dev_root: PathBuf,
@@ -43,21 +43,21 @@ pub struct Writer {
     pub sys_root: PathBuf,
 }
 
-/// What the writer follows and whom it tells.
+/// The input and output of the writer.
 #[derive(Debug)]
 pub struct Channels {
-    /// The devices there are.
+    /// The devices of the node.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// What the plugin is told to do.
+    /// The configuration.
     pub config: watch::Receiver<Arc<Config>>,
     /// The devices that containers can be given.
     pub passed: watch::Sender<Arc<Inventory>>,
-    /// What Allocate answers by.
+    /// The snapshot for Allocate.
     pub access: watch::Sender<Arc<Access>>,
 }
 
 impl Channels {
-    /// Lets through what of `inventory` containers can be given by what is written now.
+    /// Publishes `inventory` as far as the written specifications serve it.
     fn pass(&self, inventory: &Arc<Inventory>) {
         let usable = usable(inventory, &self.access.borrow());
         self.passed.send_if_modified(|current| {
@@ -68,7 +68,7 @@ impl Channels {
     }
 }
 
-/// What was found and done so far.
+/// The state of the writer.
 #[derive(Debug, Default)]
 struct Progress {
     host: Host,
@@ -78,16 +78,16 @@ struct Progress {
     written: BTreeMap<Class, u64>,
     problem: Option<String>,
     warnings: Vec<&'static str>,
-    /// Whether devices were ever let through.
+    /// Whether devices were ever published.
     passed: bool,
 }
 
 impl Writer {
-    /// Passes inventories on, each once its specifications are on disk: kubelet must not be offered a device that no runtime can
-    /// resolve. After the first one they pass on even if writing fails, for health must not wait; devices that are in no
-    /// specification are then unhealthy, where containers could have them by CDI alone.
+    /// Publishes each inventory once its specifications are on disk: kubelet must not be offered a device that no runtime can resolve.
+    /// After the first one they are published even if writing fails, because health must not wait. Devices without a specification are
+    /// then unhealthy, if containers could get them by CDI alone.
     ///
-    /// A configuration comes into force for Allocate once its specifications are there.
+    /// A configuration takes effect for Allocate once its specifications exist.
     pub async fn gate(self, mut channels: Channels, observed: Arc<Observed>, shutdown: CancellationToken) {
         let mut progress = Progress::default();
         let mut configured = true;
@@ -95,7 +95,7 @@ impl Writer {
             let inventory = Arc::clone(&channels.inventory.borrow_and_update());
             let config = Arc::clone(&channels.config.borrow_and_update());
             if progress.passed && channels.passed.borrow().has_the_devices_of(&inventory) {
-                // Specifications say nothing of health, and it waits for no look at the host: kubelet is told of it now.
+                // Health is not in specifications and does not wait for the host to be read: kubelet gets it now.
                 channels.pass(&inventory);
                 tokio::task::yield_now().await;
             }
@@ -115,7 +115,7 @@ impl Writer {
             }
         }
         for (class, inode) in &progress.written {
-            // One that was put in its place is a successor's.
+            // A file with another inode belongs to a successor.
             if fs::symlink_metadata(self.path(*class)).is_ok_and(|now| now.ino() == *inode) {
                 self.remove(*class);
             }
@@ -127,7 +127,7 @@ impl Writer {
         self.root.join(self.kind.file(class))
     }
 
-    /// Looks at the host anew if it is time or something changed.
+    /// Reads the host again if it is due or something changed.
     async fn look(&self, progress: &mut Progress, config: &Arc<Config>, inventory: &Inventory) {
         let is_same = progress
             .looked
@@ -139,7 +139,7 @@ impl Writer {
         if !uses_cdi(config) {
             progress.looked = None;
             let (config, dev) = (Arc::clone(config), self.dev_root.clone());
-            // A GPU in 7 MIG devices has some 16 nodes: kubelet's calls wait for none of them.
+            // A GPU with 7 MIG devices has some 16 nodes; kubelet's calls must not wait for them.
             let looking = tokio::task::spawn_blocking(move || host::nodes(&config, &dev));
             if let Ok(nodes) = looking.await {
                 progress.host.nodes = nodes;
@@ -154,19 +154,19 @@ impl Writer {
         let looking = tokio::task::spawn_blocking(move || {
             let driver = driver.unwrap_or_else(|| {
                 let driver = host::driver(&config, &machine, &sys);
-                // Listing the driver's folders allocated a name for each file in them.
+                // Listing the driver's folders allocated a name for each file.
                 footprint::trim_heap();
                 driver
             });
-            Host::look_besides(driver, &config, &machine, &dev, &sys)
+            Host::look_with_driver(driver, &config, &machine, &dev, &sys)
         });
-        // It ends early only with the runtime.
+        // It fails only when the runtime ends.
         if let Ok(host) = looking.await {
             progress.host = host;
         }
     }
 
-    /// Writes what is due, and says by what Allocate is to answer. Whether `config` is in force.
+    /// Writes changed specifications and publishes the snapshot for Allocate. Returns whether `config` is in force.
     fn keep(
         &self,
         progress: &mut Progress,
@@ -175,7 +175,7 @@ impl Writer {
         access: &watch::Sender<Arc<Access>>,
     ) -> bool {
         if inventory.state != State::Ready && uses_cdi(config) {
-            // Nothing is known of the devices that there were: what is written stands.
+            // The devices are unknown: the written specifications stay.
             return false;
         }
         if uses_cdi(config) {
@@ -206,7 +206,7 @@ impl Writer {
             warn!("{text}");
         }
         progress.problem = problem;
-        // Without the GPUs' nothing can be given; the others are left out of the answers.
+        // The specification of GPUs is required; others are left out of the responses.
         let refused = failed.contains_key(&Class::Gpu);
         let nodes = Arc::new(progress.host.nodes.clone());
         let next = if refused {
@@ -215,8 +215,8 @@ impl Writer {
                 ..(**access.borrow()).clone()
             }
         } else {
-            // What this run wrote stays until its end: kubelet starts the containers of running pods again with the names they were
-            // given, whatever the configuration says by then.
+            // Specifications of this run stay until its end: kubelet restarts the containers of running pods with the names they were
+            // given, also after the configuration changed.
             for class in Class::ALL {
                 if !there.contains_key(&class) && !progress.written.contains_key(&class) {
                     self.remove(class);
@@ -243,7 +243,7 @@ impl Writer {
         !refused
     }
 
-    /// Writes a specification that this run has not written yet or that is not on disk as it should be.
+    /// Writes a specification that this run has not written yet or that differs on disk.
     fn write(&self, class: Class, spec: &Spec, written: &mut BTreeMap<Class, u64>) -> io::Result<()> {
         let (path, text) = (self.path(class), spec.text());
         if written.contains_key(&class) && fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
@@ -278,7 +278,7 @@ impl Progress {
         let lacks = [
             (
                 bare,
-                "no driver library is found under the container driver root (--container-driver-root): containers get device nodes by CDI and no library",
+                "no driver library was found under the container driver root (--container-driver-root): containers get device nodes by CDI and no library",
             ),
             (
                 cdi && !bare && !self.host.hooks,
@@ -310,7 +310,7 @@ fn uses_cdi(config: &Config) -> bool {
         .any(|strategy| strategy.is_cdi())
 }
 
-/// The inventory with those devices unhealthy that a container could have by CDI alone and that no specification has.
+/// The inventory, in which devices without a specification are unhealthy if containers get devices by CDI alone.
 fn usable(inventory: &Arc<Inventory>, access: &Access) -> Arc<Inventory> {
     let by_cdi_alone = access
         .config
@@ -328,7 +328,7 @@ fn usable(inventory: &Arc<Inventory>, access: &Access) -> Arc<Inventory> {
             if device.minor.is_some() {
                 "its CDI specification is not written yet"
             } else {
-                "its device node is not known, so that no CDI specification can have it"
+                "its device node is unknown, so that no CDI specification can have it"
             }
             .to_owned(),
         );
@@ -336,7 +336,7 @@ fn usable(inventory: &Arc<Inventory>, access: &Access) -> Arc<Inventory> {
     Arc::new(changed)
 }
 
-/// Writes beside and renames over: a runtime reads the old text or the new one. Comes back with the new file's inode.
+/// Replaces a file in one step, so that a runtime reads the old text or the new one. Returns the inode of the new file.
 fn replace(path: &Path, text: &str) -> io::Result<u64> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     // Runtimes read *.json and *.yaml only.
@@ -349,7 +349,7 @@ fn replace(path: &Path, text: &str) -> io::Result<u64> {
             .mode(0o644)
             .open(&beside)?;
         file.write_all(text.as_bytes())?;
-        // The process's mask may have taken bits away; runtimes of other users read it.
+        // The umask may have removed bits; runtimes of other users read the file.
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
         let inode = file.metadata()?.ino();
         fs::rename(&beside, path)?;
@@ -394,7 +394,7 @@ mod tests {
         assert!(warned(Strategy::CdiCri, true, &[]));
         assert!(warned(Strategy::CdiAnnotations, true, &both[1..]));
         assert!(!warned(Strategy::CdiCri, true, &both));
-        assert!(!warned(Strategy::CdiCri, false, &[]), "nobody asked for it");
+        assert!(!warned(Strategy::CdiCri, false, &[]), "not configured");
         assert!(
             !warned(Strategy::Envvar, true, &[]),
             "the NVIDIA runtime finds them"

@@ -1,4 +1,4 @@
-//! Labels that hold for the node as a whole: machine, driver, CUDA, what its GPUs can, virtual GPUs.
+//! Labels of the node as a whole: machine, driver, CUDA, capabilities of its GPUs, virtual GPUs.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use super::{Set, name};
 
 /// Machine type.
 pub(super) fn machine(set: &mut Set, host: &Host) {
-    // Firmware may name it by signs that no label may have, or by a dash alone.
-    let said = host.machine_type.as_deref().unwrap_or_default();
-    let machine = match name::value(said) {
+    // Firmware may use characters that no label may have, or a dash alone.
+    let name = host.machine_type.as_deref().unwrap_or_default();
+    let machine = match name::value(name) {
         label if label.is_empty() => "unknown".to_owned(),
         label => label,
     };
@@ -28,8 +28,8 @@ pub(super) fn vgpu(set: &mut Set, host: &Host) {
     }
 }
 
-/// Driver and CUDA version, each also under the older name. A version that is not made of two or three parts has no parts here;
-/// NVIDIA's ends on one.
+/// Driver and CUDA version, each also under the older name. A version without two or three parts gets only the full label; NVIDIA's
+/// program exits on one.
 pub(super) fn versions(set: &mut Set, software: &Software) {
     if let Some(driver) = &software.driver {
         let parts: Vec<&str> = driver.split('.').collect();
@@ -61,11 +61,11 @@ pub(super) fn versions(set: &mut Set, software: &Software) {
     }
 }
 
-/// What holds for all these GPUs together.
+/// The labels of all these GPUs together.
 pub(super) fn gpus(set: &mut Set, gpus: &[&Gpu], host: &Host) {
     let capable = gpus.iter().any(|gpu| gpu.mig.is_some());
     set.nvidia("mig.capable", capable);
-    // It selects the nodes of NVIDIA's MPS daemon, which this plugin does not serve.
+    // NVIDIA's MPS daemon selects its nodes by it; this plugin does not serve MPS.
     set.nvidia("mps.capable", false);
     set.nvidia("gpu.mode", mode(gpus, host));
     if let Some(clique) = clique(gpus) {
@@ -73,7 +73,7 @@ pub(super) fn gpus(set: &mut Set, gpus: &[&Gpu], host: &Host) {
     }
 }
 
-/// What the GPUs drive, if it is the same for all.
+/// Compute or graphics, if it is the same for all GPUs.
 fn mode(gpus: &[&Gpu], host: &Host) -> &'static str {
     let classes: BTreeSet<Option<PciClass>> = gpus
         .iter()

@@ -1,4 +1,4 @@
-//! The architecture's name of a compute capability, in the words of NVIDIA's gpu-feature-discovery.
+//! The architecture of a compute capability, as NVIDIA's gpu-feature-discovery names it.
 
 /// The family of GPUs of compute capability `major.minor`; `undefined` for one not in the table.
 ///
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_board_has_its_architectures_name() {
+    fn boards_have_their_architecture() {
         for (board, capability, name) in [
             ("Tesla K80", "3.7", "kepler"),
             ("Tesla M40", "5.2", "maxwell"),

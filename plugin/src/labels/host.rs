@@ -1,5 +1,5 @@
-//! What labels need and NVML does not tell: machine type, PCI classes, virtual GPUs. Reads files; a file that is not there is an
-//! answer ("unknown"), never an error.
+//! Facts for labels that NVML does not report: machine type, PCI classes, virtual GPUs. Reads files; a missing file means "unknown",
+//! never an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +19,10 @@ pub struct HostOptions {
     pub sys_root: PathBuf,
 }
 
-/// What labels need and NVML does not tell.
+/// Facts for labels that NVML does not report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Host {
-    /// The machine's type as its firmware (DMI) names it; `None` where unknown.
+    /// The machine's type as its firmware (DMI) names it; `None` if unknown.
     pub machine_type: Option<String>,
     /// PCI classes of NVIDIA's devices, GPUs and others, by address.
     pub classes: BTreeMap<PcieAddress, PciClass>,
@@ -30,7 +30,7 @@ pub struct Host {
     pub vgpu: Option<Vgpu>,
 }
 
-/// What a PCI device is for.
+/// The purpose of a PCI device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PciClass {
     /// A 3D controller (0x0302), without displays.
@@ -44,7 +44,7 @@ pub enum PciClass {
 /// A virtual GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vgpu {
-    /// The driver of the machine that it is a part of, where it tells.
+    /// The driver of the host, if the virtual GPU reports it.
     pub driver: Option<HostDriver>,
 }
 
@@ -101,8 +101,7 @@ impl PciClass {
     }
 }
 
-/// The text of a small file, without blanks around; `None` if there is none. A byte that is no text is a sign like any other that stands in
-/// no label.
+/// The trimmed text of a small file; `None` if there is none. Bytes that are not UTF-8 become characters that labels drop.
 fn line(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     let file = fs::File::open(path).ok()?;

@@ -1,5 +1,5 @@
 //! The node's labels: those of NVIDIA's gpu-feature-discovery under `nvidia.com/`, and ours under `gantry.dev/`. [`labels`]
-//! decides them, purely; [`Labeller`] keeps them written. It serves nobody: a label that cannot be written stops nothing.
+//! computes them, purely; [`Labeller`] keeps them written. A label that cannot be written stops nothing else.
 //!
 //! ```text
 //! inventory, config, host facts -> labels() -> NodeFeature object | features.d file | the Node itself
@@ -34,23 +34,23 @@ pub use vgpu::HostDriver;
 /// Domain of the labels that NVIDIA's gpu-feature-discovery writes.
 const NVIDIA: &str = "nvidia.com";
 
-/// Everything that labels follow from.
+/// The input of [`labels`].
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
-    /// GPUs and links, and what kubelet is told of them.
+    /// GPUs and links, and the devices that kubelet is offered.
     pub inventory: &'a Inventory,
     /// How MIG devices are advertised and devices shared.
     pub config: &'a Config,
-    /// What NVML does not tell.
+    /// What NVML does not report.
     pub host: &'a Host,
-    /// Whether the devices' health is watched; otherwise nothing is said of it.
+    /// Whether the devices' health is watched; otherwise no label is about health.
     pub watched: bool,
     /// Unix time of `nvidia.com/gfd.timestamp`; `None` for no such label.
     pub timestamp: Option<i64>,
 }
 
-/// The labels of a node. Without GPUs that its lists let it serve, those of a node without GPUs: when they were made, and what virtual GPUs
-/// say of their host; gpu-feature-discovery tells not even the machine's type of one.
+/// The labels of a node. A node without GPUs that its lists allow has only the timestamp and the labels about the host of virtual GPUs;
+/// gpu-feature-discovery does not label the machine type of such a node either.
 pub fn labels(facts: &Facts<'_>) -> Labels {
     let mut set = Set::default();
     if let Some(timestamp) = facts.timestamp {
@@ -58,7 +58,7 @@ pub fn labels(facts: &Facts<'_>) -> Labels {
     }
     driver::vgpu(&mut set, facts.host);
     let machine = &facts.inventory.machine;
-    // A GPU that the lists exclude is as if it were not there: a pod that a label brings here gets none of it.
+    // A GPU that the lists exclude is ignored: a pod that a label attracts would not get it.
     let gpus = machine.gpus().iter();
     let gpus = gpus.filter(|gpu| leaves(facts.config, gpu) && !drives_a_screen(gpu));
     let gpus: Vec<&Gpu> = gpus.collect();
@@ -74,22 +74,22 @@ pub fn labels(facts: &Facts<'_>) -> Labels {
     set.0
 }
 
-/// Labels in the making.
+/// The labels so far.
 #[derive(Debug, Default)]
 struct Set(Labels);
 
 impl Set {
-    /// Puts a label of NVIDIA's, in place of one of the same name.
+    /// Sets a label of NVIDIA's.
     fn nvidia(&mut self, name: &str, text: impl ToString) {
         self.put(NVIDIA, name, text);
     }
 
-    /// Takes a label of NVIDIA's away, if there is one.
+    /// Removes a label of NVIDIA's, if there is one.
     fn without_nvidia(&mut self, name: &str) {
         self.0.remove(&LabelName::new(NVIDIA, name));
     }
 
-    /// Puts a label of ours.
+    /// Sets a label of ours.
     fn ours(&mut self, name: &str, text: impl ToString) {
         self.put(gantry_api::names::GROUP, name, text);
     }

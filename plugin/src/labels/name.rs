@@ -1,5 +1,5 @@
-//! Names and values that Kubernetes accepts as labels, whatever a product, a machine or a driver is called. A name or value that
-//! is too long is cut so that its end, which says how a GPU is cut and shared, stays.
+//! Names and values that Kubernetes accepts as labels, for any name of a product, machine or driver. A value that is too long is
+//! truncated in the middle: its end, which has the MIG profile and the sharing, stays.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ pub const LONGEST: usize = 63;
 pub struct LabelName(Arc<str>);
 
 impl LabelName {
-    /// The key of `name` in `domain`, which must be a DNS name. What may not stand in a name is left out.
+    /// The key of `name` in `domain`, which must be a DNS name. Characters that a name may not have are left out.
     pub fn new(domain: &str, name: &str) -> Self {
         Self(format!("{domain}/{}", value(name)).into())
     }
@@ -33,14 +33,13 @@ impl fmt::Display for LabelName {
 /// Labels by key, each value one that Kubernetes accepts.
 pub type Labels = BTreeMap<LabelName, String>;
 
-/// `text` as a label value: letters, digits, `-`, `_` and `.` stay, blanks become one `-`, anything else is dropped, as NVIDIA's
-/// gpu-feature-discovery does it; then, unlike there, it is made to begin and end with a letter or digit and to be no longer
-/// than [`LONGEST`].
+/// `text` as a label value: letters, digits, `-`, `_` and `.` stay, blanks become one `-`, anything else is dropped, as in NVIDIA's
+/// gpu-feature-discovery. In addition it begins and ends with a letter or digit and is no longer than [`LONGEST`].
 pub fn value(text: &str) -> String {
     value_with(text, "")
 }
 
-/// [`value`] of `text` and `suffix` together. Of a long one `text` is cut; `suffix` is taken to be valid and short.
+/// [`value`] of `text` and `suffix` together. `text` is truncated if necessary; `suffix` must be valid and short.
 pub fn value_with(text: &str, suffix: &str) -> String {
     let kept: String = text
         .chars()
@@ -48,14 +47,14 @@ pub fn value_with(text: &str, suffix: &str) -> String {
         .collect();
     let words: Vec<&str> = kept.split_whitespace().collect();
     let mut joined = words.join("-");
-    // One byte a character by now.
+    // Only ASCII is left, so a byte is a character.
     joined.truncate(LONGEST.saturating_sub(suffix.len()));
     format!("{}{suffix}", joined.trim_end_matches(is_edge))
         .trim_matches(is_edge)
         .to_owned()
 }
 
-/// What may stand within a name or value, and not at its ends.
+/// Whether a character may be inside a name or value, but not at its ends.
 fn is_edge(c: char) -> bool {
     !c.is_ascii_alphanumeric()
 }
@@ -95,7 +94,7 @@ mod tests {
         assert_eq!(value("(™)"), "");
     }
 
-    /// What `kube-apiserver` checks.
+    /// The check of `kube-apiserver`.
     fn accepted(text: &str) -> bool {
         let ends = text.chars().next().zip(text.chars().last());
         text.len() <= 63

@@ -1,5 +1,5 @@
-//! The GPUs by product. On a node of several products one leads: the labels that can say one product only say that one, always
-//! the same. gpu-feature-discovery lets chance decide anew each time.
+//! The GPUs by product. On a node of several products one leads: labels that can name one product only always name that one.
+//! In gpu-feature-discovery chance decides at each run.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use crate::inventory::Inventory;
 /// GPUs of one product, by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Product<'a> {
-    /// Name as NVML prints it; `None` for GPUs of which no name was ever learnt.
+    /// Name as NVML prints it; `None` for GPUs without a known name.
     pub(super) model: Option<&'a str>,
     /// GPUs with MIG off.
     pub(super) whole: Vec<&'a Gpu>,
@@ -20,12 +20,12 @@ pub(super) struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// How many GPUs there are of it.
+    /// The number of its GPUs.
     pub(super) fn count(&self) -> usize {
         self.whole.len() + self.cut.len()
     }
 
-    /// The GPU that stands for all of them: the first whole one, else the first.
+    /// The GPU with the values of all: the first whole one, otherwise the first.
     pub(super) fn example(&self) -> Option<&'a Gpu> {
         self.whole.first().or(self.cut.first()).copied()
     }
@@ -36,8 +36,8 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Every product among these GPUs, the leading one first: those with a name before the nameless, those with a whole GPU before those
-/// without, then the one with most GPUs, then the one of the lowest index.
+/// Every product among these GPUs, the leading one first: products with a name, then with a whole GPU, then by most GPUs, then by
+/// lowest index.
 pub(super) fn all<'a>(gpus: &[&'a Gpu]) -> Vec<Product<'a>> {
     let mut products: Vec<Product<'a>> = Vec::new();
     for gpu in gpus.iter().copied() {
@@ -59,7 +59,7 @@ pub(super) fn all<'a>(gpus: &[&'a Gpu]) -> Vec<Product<'a>> {
     in_order(products)
 }
 
-/// What is left of `products` with those GPUs only of which something is offered.
+/// `products` with only those GPUs that have an offered device.
 pub(super) fn offered<'a>(products: &[Product<'a>], inventory: &Inventory) -> Vec<Product<'a>> {
     let gpus: BTreeSet<u8> = inventory.devices.iter().map(|device| device.gpu).collect();
     let of = |all: &[&'a Gpu]| -> Vec<&'a Gpu> {
@@ -77,7 +77,6 @@ pub(super) fn offered<'a>(products: &[Product<'a>], inventory: &Inventory) -> Ve
 fn in_order(mut products: Vec<Product<'_>>) -> Vec<Product<'_>> {
     products.sort_by_key(|product| {
         (
-            // GPUs that are out of reach say nothing of the node's.
             product.model.is_none(),
             product.whole.is_empty(),
             Reverse(product.count()),

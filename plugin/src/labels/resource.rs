@@ -1,5 +1,5 @@
-//! The labels of a resource: product, count, replicas, memory, what a MIG device has. Whole GPUs under `gpu.`, MIG devices under
-//! the same name by the strategy `single` and under `mig-<profile>.` by `mixed`, as NVIDIA's gpu-feature-discovery has them.
+//! The labels of a resource: product, count, replicas, memory, MIG attributes. Whole GPUs are under `gpu.`; MIG devices are under the
+//! same name with the strategy `single` and under `mig-<profile>.` with `mixed`, as in NVIDIA's gpu-feature-discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use super::products::{Product, is_cut, offered};
 use super::{Facts, Set, value_with};
 use gantry_config::MigStrategy;
 
-/// Prefix of the labels of whole GPUs, and of MIG devices by the strategy `single`.
+/// Prefix of the labels of whole GPUs, and of MIG devices with the strategy `single`.
 const GPU: &str = "gpu";
 
-/// Puts all of them.
+/// Sets the labels of all resources.
 pub(super) fn label(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
     match facts.config.mig_strategy {
         MigStrategy::None => leading(set, facts, products),
@@ -35,9 +35,9 @@ fn leading(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
     }
 }
 
-/// The leading product's.
+/// The labels of the leading product.
 fn whole(set: &mut Set, facts: &Facts<'_>, product: &Product<'_>) {
-    // A GPU with MIG on is not for sharing, nor for anything else but its instances.
+    // A GPU with MIG on is used through its instances only, and not shared.
     let shared = match product.whole.is_empty() {
         true => Shared::Not(0),
         false => Shared::of(
@@ -60,8 +60,8 @@ fn whole(set: &mut Set, facts: &Facts<'_>, product: &Product<'_>) {
     }
 }
 
-/// All devices are one resource, and alike. GPUs that break this are not offered: the labels are those of the rest, and say that the
-/// strategy is invalid where nothing is left.
+/// All devices are one resource of one kind. GPUs that break this are not offered: the labels are those of the others, or mark the
+/// strategy as invalid if there are none.
 fn single(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
     let Some(first) = cut_gpus(products).next() else {
         return leading(set, facts, products);
@@ -105,7 +105,7 @@ fn mig(set: &mut Set, facts: &Facts<'_>, prefix: &str, profile: &str, devices: &
         devices.len(),
         shared,
     );
-    // The whole GPU's, which is not a MIG device's.
+    // The memory of the whole GPU is not that of a MIG device.
     set.without_nvidia(&format!("{prefix}.memory"));
     if let Some(attributes) = &compute.attributes {
         for (name, number) in numbers(attributes) {
@@ -145,19 +145,19 @@ fn base(set: &mut Set, prefix: &str, model: Option<&str>, cut: &str, count: usiz
     set.nvidia(&format!("{prefix}.sharing-strategy"), strategy);
 }
 
-/// How devices are shared, as kubelet is told of them.
+/// How devices are shared, as kubelet is offered them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shared {
-    /// Not; with the number that stands for it: 1, or 0 where the devices are not offered as such.
+    /// Not shared, with the value of the label: 1, or 0 if the devices are not offered as such.
     Not(u16),
-    /// So many ways, under the name that whole devices would have: a pod must be told that it gets a part only.
+    /// The replicas under the name of whole devices: the label must show that a pod gets a share only.
     SameName(u16),
-    /// So many ways, under a name of its own.
+    /// The replicas under a name of their own.
     Renamed(u16),
 }
 
 impl Shared {
-    /// Of the devices with these UUIDs; where they differ, of the most shared one.
+    /// The sharing of the devices with these UUIDs; if they differ, of the most shared one.
     fn of<'a>(facts: &Facts<'_>, uuids: impl Iterator<Item = &'a str>) -> Self {
         let uuids: Vec<&str> = uuids.collect();
         let mut replicas: BTreeMap<&str, u16> = BTreeMap::new();
@@ -213,7 +213,7 @@ fn mig_devices(gpu: &Gpu) -> impl Iterator<Item = MigDevice<'_>> {
     devices.into_iter().map(move |(_, compute)| (gpu, compute))
 }
 
-/// The MIG devices that are offered, by profile, spelled as in a resource's name: `1g.10gb.me` for `1g.10gb+me`.
+/// The offered MIG devices by profile, spelled as in a resource name: `1g.10gb.me` for `1g.10gb+me`.
 fn profiles<'a>(facts: &Facts<'_>, products: &[Product<'a>]) -> BTreeMap<String, Vec<MigDevice<'a>>> {
     let offered: BTreeSet<&str> = facts
         .inventory

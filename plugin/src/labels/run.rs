@@ -1,6 +1,6 @@
-//! Keeps the labels written while the daemon runs: at once when they change, and again now and then. What fails is tried again,
-//! later and later, and said once; nothing here ends the daemon. At the end labels stay: a node does not lose its GPUs because
-//! its plugin is replaced.
+//! Keeps the labels written while the daemon runs: at once when they change, and again at an interval. A failure is retried with
+//! back-off and logged once; it never ends the daemon. Labels stay at the end: a node does not lose its GPUs because its plugin is
+//! replaced.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,12 +23,12 @@ use gantry_config::Config;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// Before labels that could not be taken away are tried again.
+/// Pause before another attempt to remove labels.
 const AGAIN: Duration = Duration::from_secs(10);
 /// First and longest pause after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// How long NVML works and finds no GPU before a node is labelled as one without: longer than a driver takes that finds its GPUs one by
-/// one as it comes up.
+/// How long NVML must report no GPU before the node is labelled as one without GPUs: longer than a starting driver needs to find its
+/// GPUs one by one.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time a single write may take.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -38,26 +38,26 @@ const DEADLINE: Duration = Duration::from_secs(10);
 pub struct Labeller {
     /// Where labels go; with [`Target::Off`] the task ends at once.
     pub target: Target,
-    /// Whose labels they are.
+    /// The node of the labels, and the pod that writes them.
     pub identity: Identity,
     /// Where `/sys` is read.
     pub sys_root: PathBuf,
-    /// How the API server is reached, where the target needs one.
+    /// How the API server is reached, if the target needs it.
     pub access: Access,
     /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// How they are shared and cut, and how labels are made.
+    /// How devices are shared and labels are computed.
     pub config: watch::Receiver<Arc<Config>>,
-    /// Where it is said that labels cannot be written.
+    /// Where it is published that labels cannot be written.
     pub observed: Arc<Observed>,
 }
 
 /// How the API server is reached.
 #[derive(Clone)]
 pub enum Access {
-    /// By this client.
+    /// With this client.
     Client(Client),
-    /// By this kubeconfig; `None`: by the pod's service account.
+    /// With this kubeconfig; `None`: with the pod's service account.
     Kubeconfig(Option<PathBuf>),
 }
 
@@ -70,7 +70,7 @@ impl std::fmt::Debug for Access {
     }
 }
 
-/// A place where labels stay until they are taken away. Those on the Node are not among them: no configuration leads away from there.
+/// A place where labels stay until they are removed. The Node is not one: no change of the configuration leaves it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum LabelPlace {
     /// The NodeFeature object.
@@ -79,36 +79,36 @@ enum LabelPlace {
     File(PathBuf),
 }
 
-/// What has been written, and what stands in the way.
+/// The labels written so far, and what failed.
 #[derive(Debug, Default)]
 struct State {
     written: Option<(Settings, Labels)>,
-    /// Where labels of this run may stand: those of a former place would be published beside the true ones.
+    /// Places with labels of this run. Labels of a former place would be published beside the current ones.
     standing: BTreeSet<LabelPlace>,
-    /// Whether some of them could not be taken away yet.
+    /// Whether labels of a former place could not be removed yet.
     left_behind: bool,
-    /// Why not.
+    /// Limits the log of that failure.
     former_stays: Recurring,
     failures: u32,
-    /// The last failure, which is logged once.
+    /// The last logged failure.
     failure: String,
-    /// Whether it is told that labelling goes on, whatever `oneshot` says.
-    told_oneshot: bool,
-    /// That the object has no owner, which every write finds anew.
+    /// Whether it was logged that `oneshot` has no effect.
+    warned_of_oneshot: bool,
+    /// Limits the log of a missing owner of the object, which every write detects.
     no_owner: Recurring,
-    /// Since when NVML works and finds no GPU.
+    /// When NVML began to report no GPU.
     none_since: Option<Instant>,
-    /// When that is to be believed, while it is not yet.
-    believed_at: Option<Instant>,
+    /// When that is accepted, until it is.
+    accepted_at: Option<Instant>,
 }
 
 impl Labeller {
-    /// Keeps labels written until `shutdown`, or until nobody publishes an inventory any more.
+    /// Keeps labels written until `shutdown`, or until the inventory's sender is gone.
     pub async fn run(self, shutdown: CancellationToken) {
         self.run_with(shutdown, PATIENCE).await;
     }
 
-    /// [`Labeller::run`] that believes after `patience` that a node has no GPU.
+    /// [`Labeller::run`] that accepts after `patience` that a node has no GPU.
     pub async fn run_with(mut self, shutdown: CancellationToken, patience: Duration) {
         let mut state = State::default();
         let mut since = Timestamp::now();
@@ -118,7 +118,7 @@ impl Labeller {
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             let config = Arc::clone(&self.config.borrow_and_update());
-            // Here, where it is taken in: a round that is due for another reason, such as a failure, takes it in as well.
+            // A round that is due for another reason, such as a failure, takes the new configuration as well.
             if !Arc::ptr_eq(&known, &config) {
                 since = Timestamp::now();
                 known = Arc::clone(&config);
@@ -126,10 +126,10 @@ impl Labeller {
             let Some(settings) = Settings::of(self.target, &config.gfd) else {
                 return;
             };
-            if config.gfd.oneshot && !state.told_oneshot {
-                state.told_oneshot = true;
+            if config.gfd.oneshot && !state.warned_of_oneshot {
+                state.warned_of_oneshot = true;
                 warn!(
-                    "oneshot has no effect: the daemon goes on labelling; gantry labels works labels out once"
+                    "oneshot has no effect: the daemon goes on labelling; use gantry labels to compute labels once"
                 );
             }
             let mut interval = settings.interval;
@@ -154,7 +154,7 @@ impl Labeller {
                 () = shutdown.cancelled() => return,
                 changed = self.inventory.changed() => if changed.is_err() { return },
                 changed = self.config.changed(), if !settled => settled = changed.is_err(),
-                () = until(state.believed_at) => {}
+                () = until(state.accepted_at) => {}
                 () = passed(written_at, interval) => {
                     written_at = Instant::now();
                     state.written = None;
@@ -163,7 +163,7 @@ impl Labeller {
         }
     }
 
-    /// Writes the labels if they are others than those written.
+    /// Writes the labels if they changed.
     async fn round(
         &mut self,
         state: &mut State,
@@ -194,14 +194,14 @@ impl Labeller {
             Err(_) => Ok(()),
         };
         self.observed.labels(wrote.is_ok() && withdrawn.is_ok());
-        // The labels are written all the same, and others that come are not to wait for it.
+        // The labels are written nevertheless, and later ones must not wait for it.
         state.left_behind = withdrawn.is_err();
         match withdrawn {
             Ok(()) => state.former_stays.over(),
             Err(error) => {
                 let reason = format!("{error:#}");
                 if state.former_stays.tells(&reason, Instant::now().into_std()) {
-                    warn!("labels of a former place cannot be taken away yet: {reason}");
+                    warn!("labels of a former place cannot be removed yet: {reason}");
                 }
             }
         }
@@ -233,7 +233,7 @@ impl Labeller {
             Place::File => write::file::write(labels, settings.output_file.as_deref())?,
             Place::NodeFeature => {
                 let client = self.client().await?;
-                // Before it is sent: what is not answered may have arrived. What is refused has not.
+                // Recorded before the request: a request without a response may have arrived. A refused one has not.
                 let is_new = standing.insert(LabelPlace::Object);
                 let wrote = write::to_node_feature(&client, &self.identity, labels).await;
                 let refused = matches!(
@@ -256,7 +256,7 @@ impl Labeller {
         Ok(())
     }
 
-    /// Takes away labels that stand where they are written no longer.
+    /// Removes labels from places where they are written no longer.
     async fn withdraw(
         &mut self,
         standing: &mut BTreeSet<LabelPlace>,
@@ -271,13 +271,13 @@ impl Labeller {
                     write::file::remove(path, new.filter(|_| settings.place == Place::File))?;
                 }
             }
-            info!(?former, place = ?settings.place, "labels have another place; those of the former one are gone");
+            info!(?former, place = ?settings.place, "labels moved to another place; those of the former one are removed");
             standing.remove(&former);
         }
         Ok(())
     }
 
-    /// The client, made once.
+    /// The client, created once.
     async fn client(&mut self) -> anyhow::Result<Client> {
         let client = match &self.access {
             Access::Client(client) => return Ok(client.clone()),
@@ -289,7 +289,7 @@ impl Labeller {
 }
 
 impl LabelPlace {
-    /// Where what is written with these settings stays.
+    /// The place where labels written with these settings stay.
     fn of(settings: &Settings) -> Option<Self> {
         match settings.place {
             Place::NodeFeature => Some(Self::Object),
@@ -300,21 +300,21 @@ impl LabelPlace {
 }
 
 impl State {
-    /// Whether it is known which GPUs there are. Before, the labels of an earlier run are better than none; a driver that is away says
-    /// nothing of GPUs, and one that works without finding any says so for good only after `patience`.
+    /// Whether the GPUs of the node are known. Until then, the labels of an earlier run stay. A driver that is away reports nothing about
+    /// GPUs; one that works and finds none is trusted only after `patience`.
     fn knows(&mut self, state: &inventory::State, patience: Duration) -> bool {
-        self.believed_at = None;
+        self.accepted_at = None;
         if *state != inventory::State::Absent(Absence::NoGpu) {
             self.none_since = None;
             return *state == inventory::State::Ready;
         }
         let since = *self.none_since.get_or_insert_with(Instant::now);
-        let believed = since.elapsed() >= patience;
-        self.believed_at = (!believed).then(|| since + patience);
-        believed
+        let accepted = since.elapsed() >= patience;
+        self.accepted_at = (!accepted).then(|| since + patience);
+        accepted
     }
 
-    /// How long nothing is written from now on.
+    /// The pause before the next write.
     fn pause(&self) -> Duration {
         let (first, longest) = PAUSES;
         match self.failures {
@@ -327,16 +327,16 @@ impl State {
 async fn in_time(done: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::time::timeout(DEADLINE, done)
         .await
-        .unwrap_or_else(|_| anyhow::bail!("the API server does not answer within {DEADLINE:?}"))
+        .unwrap_or_else(|_| anyhow::bail!("the API server does not respond within {DEADLINE:?}"))
 }
 
-/// Reading a PCI configuration space may wait for a device: not on the thread that serves kubelet.
+/// Reads the facts on a thread of their own: a PCI configuration space may wait for a device, and kubelet must not.
 async fn read(options: HostOptions) -> Host {
     let read = tokio::task::spawn_blocking(move || Host::read(&options)).await;
     read.unwrap_or_default()
 }
 
-/// Waits until this moment; for ever if there is none.
+/// Waits until this moment, or forever without one.
 async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
@@ -344,7 +344,7 @@ async fn until(moment: Option<Instant>) {
     }
 }
 
-/// Waits until `interval` has passed since `moment`; for ever if there is none.
+/// Waits until `interval` has passed since `moment`, or forever without one.
 async fn passed(moment: Instant, interval: Option<Duration>) {
     until(interval.map(|interval| moment + interval.max(SHORTEST))).await;
 }

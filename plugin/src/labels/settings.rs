@@ -1,5 +1,5 @@
-//! What a person may set of the labels. Defaults are those of NVIDIA's gpu-feature-discovery, but that nothing is written unless
-//! asked for: beside that program two would write the same labels.
+//! The settings of the labels. Defaults are those of NVIDIA's gpu-feature-discovery, except that nothing is written by default: beside
+//! that program two would write the same labels.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The place that it is by this configuration; `None` for [`Target::Off`].
+    /// The place with this configuration; `None` for [`Target::Off`].
     pub const fn place(self, gfd: &Gfd) -> Option<Place> {
         match self {
             Self::Off => None,
@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-/// The options of the daemon that are about labels and not among those of gpu-feature-discovery's configuration.
+/// The options of the daemon about labels that gpu-feature-discovery does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct LabelsArgs {
     /// Where the labels of the node go
@@ -72,24 +72,24 @@ pub struct LabelsArgs {
     pub pod_name: Option<String>,
 }
 
-/// How labels are made and where they go.
+/// How labels are computed and where they go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Where they go.
     pub place: Place,
     /// The file of [`Place::File`]; `None`: standard output.
     pub output_file: Option<PathBuf>,
-    /// Whether there is a label that tells when this configuration came into force.
+    /// Whether a label has the time at which this configuration took effect.
     pub timestamp: bool,
-    /// How often they are written again though nothing has changed; `None`: never.
+    /// Interval at which unchanged labels are written again; `None`: never.
     pub interval: Option<Duration>,
     /// File that names the machine's type; an empty path: none.
     pub machine_type_file: PathBuf,
 }
 
 impl Settings {
-    /// From the option `--labels` and what stands under `flags.gfd` of the configuration. The configuration may change while
-    /// the daemon runs. `None` where no labels are made.
+    /// From the option `--labels` and `flags.gfd` of the configuration, which may change while the daemon runs. `None` if no
+    /// labels are written.
     pub fn of(target: Target, gfd: &Gfd) -> Option<Self> {
         Some(Self {
             place: target.place(gfd)?,
@@ -101,7 +101,7 @@ impl Settings {
     }
 }
 
-/// Whose labels they are, and who writes them.
+/// The node of the labels, and the pod that writes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The node.
@@ -109,7 +109,7 @@ pub struct Identity {
     /// Namespace of the pod this runs in, and of the NodeFeature object (`NAMESPACE`); `None`: that of the service account or
     /// kubeconfig.
     pub namespace: Option<String>,
-    /// The pod this runs in (`POD_NAME`); `None` where unknown: the object then has no owner.
+    /// The pod this runs in (`POD_NAME`); `None` if unknown: the object then has no owner.
     pub pod: Option<String>,
 }
 

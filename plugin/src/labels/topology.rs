@@ -1,5 +1,5 @@
-//! Labels of ours: what NVIDIA's do not tell of links, NUMA nodes, health, and of nodes with several products. A fixed few, and
-//! two for each product.
+//! Labels of ours, about what NVIDIA's do not cover: links, NUMA nodes, health, nodes with several products. A fixed few, and two for
+//! each product.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use gantry_topology::{Gpu, GpuSet, Machine, Rates};
 use super::products::Product;
 use super::{Facts, Set, value_with};
 
-/// Most products told of one by one, the leading ones.
+/// Most products with labels of their own, the leading ones.
 const MOST_PRODUCTS: usize = 8;
 
 pub(super) fn label(set: &mut Set, facts: &Facts<'_>, gpus: &[&Gpu], products: &[Product<'_>]) {
@@ -28,7 +28,7 @@ pub(super) fn label(set: &mut Set, facts: &Facts<'_>, gpus: &[&Gpu], products: &
     for product in products.iter().take(MOST_PRODUCTS) {
         let Some(model) = product.model else { continue };
         let name = |prefix: &str| {
-            // The prefix is what must stay.
+            // The prefix stays whole.
             let room = super::LONGEST - prefix.len();
             let mut model = value_with(model, "");
             model.truncate(room);
@@ -42,7 +42,7 @@ pub(super) fn label(set: &mut Set, facts: &Facts<'_>, gpus: &[&Gpu], products: &
     }
 }
 
-/// The NVLinks among these GPUs that are built in and up, whatever MIG makes of them.
+/// The NVLinks among these GPUs that are up, also with MIG on.
 fn nvlink(set: &mut Set, machine: &Machine, gpus: &[&Gpu]) {
     let islands = islands(machine, gpus.iter().map(|gpu| usize::from(gpu.index)).collect());
     let joined = islands.iter().filter(|island| island.len() > 1).count();
@@ -76,7 +76,7 @@ fn nvlink(set: &mut Set, machine: &Machine, gpus: &[&Gpu]) {
     }
 }
 
-/// Those of these GPUs that reach one another over NVLinks, by their lowest GPU.
+/// The sets of GPUs that reach one another over NVLinks, by lowest GPU.
 fn islands(machine: &Machine, gpus: GpuSet) -> Vec<GpuSet> {
     let mut left = gpus;
     let mut islands = Vec::new();
@@ -98,7 +98,7 @@ fn islands(machine: &Machine, gpus: GpuSet) -> Vec<GpuSet> {
     islands
 }
 
-/// The multi-node domain and clique with most GPUs; of equal ones, the first by name.
+/// The multi-node domain and clique with most GPUs; at equal counts the first by name.
 fn fabric(set: &mut Set, gpus: &[&Gpu]) {
     let mut members: BTreeMap<(&str, u32), usize> = BTreeMap::new();
     for fabric in gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()) {
@@ -111,14 +111,14 @@ fn fabric(set: &mut Set, gpus: &[&Gpu]) {
     }
 }
 
-/// GPUs that are served and of which no device is sick.
+/// The number of served GPUs without an unhealthy device.
 fn healthy(facts: &Facts<'_>) -> usize {
     let devices = &facts.inventory.devices;
     let served: BTreeSet<u8> = devices.iter().map(|device| device.gpu).collect();
-    let sick: BTreeSet<u8> = devices
+    let unhealthy: BTreeSet<u8> = devices
         .iter()
         .filter(|device| !device.health.healthy)
         .map(|device| device.gpu)
         .collect();
-    served.difference(&sick).count()
+    served.difference(&unhealthy).count()
 }

@@ -1,6 +1,6 @@
-//! What the vendor capability in a virtual GPU's PCI configuration space tells of the hypervisor's driver. Bytes in, values out.
+//! Parses the vendor capability in a virtual GPU's PCI configuration space, which names the hypervisor's driver.
 
-/// Driver of the host that a virtual GPU comes from.
+/// Driver of the host of a virtual GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostDriver {
     /// Version, e.g. `460.16`.
@@ -9,36 +9,36 @@ pub struct HostDriver {
     pub branch: String,
 }
 
-/// Bytes of configuration space that are needed; a process without CAP_SYS_ADMIN is given 64.
+/// Required bytes of configuration space; a process without CAP_SYS_ADMIN can read only 64.
 pub(super) const CONFIGURATION: usize = 256;
 
-/// Where the status register, its "has capabilities" bit, and the offset of the first capability are (PCI Local Bus 3.0, 6.1).
+/// The status register, its "has capabilities" bit, and the offset of the first capability (PCI Local Bus 3.0, 6.1).
 const STATUS: usize = 0x06;
 const HAS_CAPABILITIES: u8 = 0x10;
 const FIRST: usize = 0x34;
-/// The capability id that is left to vendors.
+/// The capability id for vendors.
 const VENDOR: u8 = 0x09;
-/// In NVIDIA's capability: its mark, then records of number, length and content.
+/// NVIDIA's capability: a mark, then records of number, length and content.
 const MARK: &[u8] = b"VF";
 const MARK_AT: usize = 3;
 const RECORDS: usize = 5;
 /// Length of each of the two texts in record 0.
 const TEXT: usize = 10;
 
-/// Whether the device is a virtual GPU, by its configuration space; if so, what it tells of its host.
+/// The host driver of a virtual GPU, if it reports one, by its configuration space; the outer `None`: no virtual GPU.
 pub(super) fn read(configuration: &[u8]) -> Option<Option<HostDriver>> {
     let capability = vendor_capability(configuration)?;
     (capability.get(MARK_AT..RECORDS) == Some(MARK)).then(|| host_driver(capability))
 }
 
-/// The first vendor capability. A chain that leads in a circle or outside ends there.
+/// The first vendor capability. `None` if the chain has a cycle or leaves the space.
 fn vendor_capability(configuration: &[u8]) -> Option<&[u8]> {
     let byte = |at: usize| configuration.get(at).copied();
     if configuration.len() < CONFIGURATION || byte(STATUS)? & HAS_CAPABILITIES == 0 {
         return None;
     }
     let mut at = usize::from(byte(FIRST)?);
-    // No more capabilities fit in.
+    // The space has room for no more.
     for _ in 0..CONFIGURATION {
         match (at, byte(at)?) {
             (0, _) | (_, 0xff) => return None,
@@ -101,7 +101,7 @@ mod tests {
     const DRIVER: &[u8] = b"VF\x00\x16460.16\0\0\0\0r460_00\0\0\0";
 
     #[test]
-    fn a_virtual_gpu_tells_the_driver_of_its_host() {
+    fn virtual_gpu_reports_host_driver() {
         let space = space(&[(0x05, &[1, 2, 3]), (VENDOR, DRIVER)]);
         let driver = HostDriver {
             version: "460.16".into(),
@@ -111,20 +111,20 @@ mod tests {
     }
 
     #[test]
-    fn records_before_the_drivers_are_passed_over() {
+    fn records_before_the_driver_are_skipped() {
         let content = [b"VF\x02\x04xx", &DRIVER[2..]].concat();
         let found = read(&space(&[(VENDOR, &content)])).unwrap().unwrap();
         assert_eq!(found.version, "460.16");
     }
 
     #[test]
-    fn a_virtual_gpu_that_tells_nothing_is_one_still() {
+    fn virtual_gpu_without_driver_record_is_recognised() {
         assert_eq!(read(&space(&[(VENDOR, b"VF\x05\x00")])), Some(None));
         assert_eq!(read(&space(&[(VENDOR, b"VF\x00\x16460")])), Some(None));
     }
 
     #[test]
-    fn a_gpu_passed_through_is_no_virtual_one() {
+    fn passed_through_gpu_is_not_virtual() {
         assert_eq!(read(&space(&[(0x01, &[0; 5]), (VENDOR, b"\x14\x01")])), None);
         assert_eq!(read(&space(&[])), None);
         assert_eq!(read(&space(&[(VENDOR, DRIVER)])[..64]), None);
@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_break_it(mut space in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_do_not_panic(mut space in prop::collection::vec(any::<u8>(), 0..300)) {
             if let Some(status) = space.get_mut(STATUS) {
                 *status |= HAS_CAPABILITIES;
             }

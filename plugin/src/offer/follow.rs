@@ -1,4 +1,4 @@
-//! Keeps the offer current: a new one for every change of hardware or configuration. Decides nothing.
+//! Publishes a new offer for every change of hardware or configuration.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::offer;
 use crate::inventory::{Hardware, Inventory};
 use gantry_config::Config;
 
-/// Publishes the offer for every new hardware and configuration, until `shutdown` or until the hardware's owner is gone. A
-/// configuration that nobody can change any more stays in force.
+/// Publishes the offer for every new hardware and configuration, until `shutdown` or until the hardware's sender is gone. The
+/// configuration stays in force after its sender is gone.
 pub async fn follow(
     mut hardware: watch::Receiver<Arc<Hardware>>,
     mut config: watch::Receiver<Arc<Config>>,
@@ -23,7 +23,7 @@ pub async fn follow(
         publish.send_if_modified(|current| {
             let changed = **current != now;
             if changed {
-                tell(current, &now);
+                log(current, &now);
                 *current = Arc::new(now);
             }
             changed
@@ -36,8 +36,8 @@ pub async fn follow(
     }
 }
 
-/// Logs what a person should know of a new offer and did not know before.
-fn tell(before: &Inventory, now: &Inventory) {
+/// Logs what is new in an offer: GPUs left out, problems, counts of devices.
+fn log(before: &Inventory, now: &Inventory) {
     for left_out in &now.left_out {
         if !before.left_out.contains(left_out) {
             tracing::warn!(gpu = left_out.gpu, "not served: {}", left_out.reason);

@@ -1,6 +1,5 @@
-//! What of the hardware is offered to kubelet, and under which names: [`offer`], a pure function of hardware and configuration.
-//! Asks nobody, and a configuration that does not fit the node costs no GPU but those it does not fit: they are left out with
-//! a reason, the rest is served.
+//! The devices that kubelet is offered, and their resource names: [`offer`], a pure function of hardware and configuration.
+//! GPUs that the configuration does not fit are left out with a reason; the others are served.
 
 mod follow;
 mod naming;
@@ -23,14 +22,14 @@ pub(crate) use selection::leaves;
 use naming::Naming;
 use selection::Selection;
 
-/// A unit under the name it would have unshared.
+/// A unit and its resource before sharing.
 struct Named<'h> {
     gpu: &'h Gpu,
     unit: &'h Unit,
     resource: ResourceName,
 }
 
-/// What kubelet is to be told of `hardware` by `config`.
+/// The inventory for kubelet that `config` makes of `hardware`.
 pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
     match &hardware.state {
         State::Starting => return Inventory::starting(),
@@ -49,7 +48,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
             })
         };
         if gpu.uuid.is_none() {
-            leave_out("NVML tells no UUID of it, so that no container could be given it".to_owned());
+            leave_out("NVML reports no UUID for it, so that no container could be given it".to_owned());
             continue;
         }
         if let Err(reason) = selection.gpu(gpu) {
@@ -92,7 +91,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
     }
 }
 
-/// The small board that drives a DGX Station's screen is not for computing, and nobody misses it.
+/// Whether this is the small board that drives the screen of a DGX Station. It is not for computing.
 pub(crate) fn drives_a_screen(gpu: &Gpu) -> bool {
     gpu.model
         .as_deref()
@@ -109,7 +108,7 @@ fn terms(devices: &[Device], config: &Config) -> BTreeMap<ResourceName, Terms> {
     for terms in resources.values_mut() {
         terms.sharing = match (terms.replicated, terms.slices) {
             (true, _) => config.shared_devices.unwrap_or_default(),
-            // What is not shared is laid so that GPUs stay whole, unless a person wants it otherwise.
+            // MIG devices that are not shared are packed, so that GPUs stay whole, unless the configuration differs.
             (false, true) => config.shared_devices.unwrap_or(SharedDevices::Packed),
             (false, false) => SharedDevices::Distributed,
         };

@@ -1,5 +1,5 @@
-//! The MIG strategy and the names of resources. Where NVIDIA's plugin ends because one GPU breaks the strategy, that GPU is left
-//! out here: one GPU in MIG mode by mistake does not cost a node the other seven.
+//! The MIG strategy and the names of resources. A GPU that breaks the strategy is left out, where NVIDIA's plugin exits: one GPU in MIG
+//! mode by mistake does not cost a node the other seven.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,16 +10,16 @@ use super::pattern;
 use crate::inventory::Unit;
 use gantry_config::{Config, MigStrategy, ResourcePattern, spelled};
 
-/// How units are named on this node.
+/// The names of units on this node.
 pub(super) struct Naming<'c> {
     config: &'c Config,
     /// GPUs whose MIG devices are not known.
     cut_unknown: &'c BTreeSet<u8>,
-    /// What [`MigStrategy::Single`] serves under one name.
+    /// The kind that [`MigStrategy::Single`] serves.
     kind: Option<Kind>,
 }
 
-/// What all of a GPU's units are.
+/// The kind that all units of a GPU have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     /// MIG devices of this profile.
@@ -28,12 +28,12 @@ enum Kind {
     Whole,
 }
 
-/// A process without the rights that plugin-mig.yaml gives may be shown none of the MIG devices there are.
-const NO_INSTANCES: &str = "MIG is on and no MIG device is seen: if nvidia-smi -L on the node shows some, label the node gantry.dev/mig=true (manifests/plugin-mig.yaml), for this process may not see them; else make some (nvidia-smi mig -cgi), or turn MIG off";
-const UNKNOWN_INSTANCES: &str = "MIG is on, and NVML does not tell which MIG devices there are: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml) if this process may not ask; the log has NVML's answer";
+/// A process without the rights of plugin-mig.yaml may see no MIG device although some exist.
+const NO_INSTANCES: &str = "MIG is on and no MIG device is visible: if nvidia-smi -L on the node shows some, label the node gantry.dev/mig=true (manifests/plugin-mig.yaml), because this process may lack the right to see them; otherwise create some (nvidia-smi mig -cgi), or turn MIG off";
+const UNKNOWN_INSTANCES: &str = "MIG is on, and NVML does not report the MIG devices: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml) if this process lacks the right; the log has the error of NVML";
 
 impl<'c> Naming<'c> {
-    /// By `config`, for the units that may be served. Patterns that match nothing here go to `problems`.
+    /// Names by `config` for the units that may be served. Patterns that match nothing go to `problems`.
     pub(super) fn new(
         config: &'c Config,
         cut_unknown: &'c BTreeSet<u8>,
@@ -42,7 +42,7 @@ impl<'c> Naming<'c> {
     ) -> Self {
         for (position, entry) in config.gpu_patterns.iter().enumerate() {
             let mut models = candidates.iter().map(|(gpu, _)| model(gpu));
-            // What is left may well be nothing.
+            // A final * may match nothing.
             if entry.pattern != "*" && !models.any(|model| pattern::matches(&entry.pattern, model)) {
                 problems.push(format!(
                     "resources.gpus[{position}]: no GPU that may be served here is of model {:?}, so that {} is not offered by it",
@@ -66,12 +66,12 @@ impl<'c> Naming<'c> {
             config,
             cut_unknown,
             kind: (config.mig_strategy == MigStrategy::Single)
-                .then(|| commonest(candidates))
+                .then(|| most_frequent(candidates))
                 .flatten(),
         }
     }
 
-    /// Whether the strategy serves this GPU with these units, or else why not.
+    /// Whether the strategy serves this GPU with these units; otherwise the reason.
     pub(super) fn serves(&self, gpu: &Gpu, units: &[&Unit]) -> Result<(), String> {
         let cut = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
         match self.config.mig_strategy {
@@ -97,7 +97,7 @@ impl<'c> Naming<'c> {
         }
     }
 
-    /// The resource of a unit: by the first pattern that matches, or else what it is called where there are none.
+    /// The resource of a unit: of the first pattern that matches, otherwise the default.
     pub(super) fn resource(&self, gpu: &Gpu, unit: &Unit) -> ResourceName {
         let Some(slice) = &unit.slice else {
             return self.whole(gpu);
@@ -112,14 +112,14 @@ impl<'c> Naming<'c> {
         }
     }
 
-    /// The resource of a whole GPU, or of what stands for it.
+    /// The resource of a whole GPU, also of a MIG device under its name.
     fn whole(&self, gpu: &Gpu) -> ResourceName {
         named(&self.config.gpu_patterns, model(gpu), pattern::matches)
             .unwrap_or_else(|| names::GPU_RESOURCE.into())
     }
 }
 
-/// What NVIDIA's resources begin with.
+/// The domain of NVIDIA's resources.
 const PREFIX: &str = "nvidia.com/";
 
 impl std::fmt::Display for Kind {
@@ -131,8 +131,8 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// The kind that most GPUs are of; of equals MIG devices, for whose sake the strategy is set.
-fn commonest(candidates: &[(&Gpu, Vec<&Unit>)]) -> Option<Kind> {
+/// The most frequent kind; MIG devices before whole GPUs at equal counts, because the strategy is about them.
+fn most_frequent(candidates: &[(&Gpu, Vec<&Unit>)]) -> Option<Kind> {
     let mut counts: BTreeMap<Kind, usize> = BTreeMap::new();
     for kind in candidates.iter().filter_map(|(_, units)| kind(units)) {
         *counts.entry(kind).or_default() += 1;
@@ -144,7 +144,7 @@ fn commonest(candidates: &[(&Gpu, Vec<&Unit>)]) -> Option<Kind> {
         .map(|(kind, _)| kind)
 }
 
-/// What all of these units are; `None` if they differ or there is none.
+/// The common kind of these units; `None` if they differ or there is none.
 fn kind(units: &[&Unit]) -> Option<Kind> {
     let of = |unit: &&Unit| match &unit.slice {
         None => Kind::Whole,

@@ -11,7 +11,7 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
         return false;
     };
     let mut parts = rest.split('*').peekable();
-    // Each part as early as it comes, the last one at the end: if any way matches, this one does.
+    // Each part at its earliest place, the last one at the end: if any assignment matches, this one does.
     while let Some(part) = parts.next() {
         if parts.peek().is_none() {
             return text.ends_with(part);
@@ -24,7 +24,7 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
     true
 }
 
-/// Whether `pattern` matches a MIG profile, however the two are spelled.
+/// Whether `pattern` matches a MIG profile, in any spelling of the two.
 pub(super) fn matches_profile(pattern: &str, profile: &str) -> bool {
     matches(&spelled(pattern), &spelled(profile))
 }
@@ -46,7 +46,7 @@ mod tests {
         assert!(!matches("", "x") && matches("", ""));
     }
 
-    /// The definition: `*` takes nothing, or one character more.
+    /// The definition: `*` matches nothing, or one more character.
     fn by_definition(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),

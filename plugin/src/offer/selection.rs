@@ -1,4 +1,4 @@
-//! Which GPUs and MIG devices may be served at all: the allow and deny lists.
+//! The allow and deny lists: which GPUs and MIG devices may be served.
 
 use gantry_topology::{Gpu, Machine};
 
@@ -13,7 +13,7 @@ pub(super) struct Selection<'c> {
 }
 
 impl<'c> Selection<'c> {
-    /// The lists of `config`. Entries that mean nothing on this machine go to `problems`.
+    /// The lists of `config`. Entries that match nothing on this machine go to `problems`.
     pub(super) fn new(
         config: &'c Config,
         machine: &Machine,
@@ -26,7 +26,7 @@ impl<'c> Selection<'c> {
                 let slices = || units.iter().any(|unit| means_slice(selector, unit));
                 if !gpus() && !slices() {
                     problems.push(format!(
-                        "devices.{list}[{position}] ({}) means nothing on this node",
+                        "devices.{list}[{position}] ({}) matches nothing on this node",
                         text(selector)
                     ));
                 }
@@ -38,7 +38,7 @@ impl<'c> Selection<'c> {
         }
     }
 
-    /// Whether the GPU may be served, or else why not.
+    /// Whether the GPU may be served; otherwise the reason.
     pub(super) fn gpu(&self, gpu: &Gpu) -> Result<(), String> {
         match self.deny.iter().find(|selector| means_gpu(selector, gpu)) {
             Some(selector) => Err(format!("devices.deny names it ({})", text(selector))),
@@ -46,7 +46,7 @@ impl<'c> Selection<'c> {
         }
     }
 
-    /// Whether a unit of a GPU that may be served may be, or else why not.
+    /// Whether a unit of an allowed GPU may be served; otherwise the reason.
     pub(super) fn unit(&self, gpu: &Gpu, unit: &Unit) -> Result<(), String> {
         if self.deny.iter().any(|selector| means_slice(selector, unit)) {
             return Err(format!("devices.deny names its MIG device {}", unit.id));
@@ -62,8 +62,8 @@ impl<'c> Selection<'c> {
     }
 }
 
-/// Whether the lists of a configuration leave something of a GPU to be served: the GPU, or one of its MIG devices. What else may keep
-/// it from being served, such as a strategy or a fault, is not asked.
+/// Whether the lists of a configuration allow a GPU or one of its MIG devices. Other reasons not to serve it, such as a strategy or a
+/// fault, are not considered.
 pub(crate) fn leaves(config: &Config, gpu: &Gpu) -> bool {
     let named_in = |list: &[Selector]| list.iter().any(|selector| means_gpu(selector, gpu));
     if named_in(&config.deny) {
@@ -89,7 +89,7 @@ fn means_gpu(selector: &Selector, gpu: &Gpu) -> bool {
             .as_ref()
             .is_some_and(|own| own.as_str().eq_ignore_ascii_case(uuid)),
         Selector::BusId(address) => gpu.bus_id.as_ref() == Some(address),
-        // Case that is not minded costs nobody a GPU; minded, it gives one out that was to be kept.
+        // In any case: a deny list that missed a GPU for a capital letter would give it out.
         Selector::Model(model) => {
             let own = gpu.model.as_deref().unwrap_or_default();
             pattern::matches(&model.to_lowercase(), &own.to_lowercase())

@@ -1,4 +1,4 @@
-//! Time slicing: a unit that is shared is as many devices as it has replicas. Every unit is offered once, shared or not.
+//! Time slicing: a shared unit becomes one device per replica. Every unit is offered once, shared or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use super::Named;
 use crate::inventory::Device;
 use gantry_config::{DeviceRef, MOST_DEVICES, Replicated, SharedOf, TimeSlicing};
 
-/// The devices of all units. Of two entries that name one unit the first counts; what an entry names and is not there, or is
-/// shared already, goes to `problems`.
+/// The devices of all units. The first entry that names a unit counts. Devices of an entry that are missing or shared already go to
+/// `problems`.
 pub(super) fn devices(
     units: &[Named<'_>],
     slicing: Option<&TimeSlicing>,
@@ -20,7 +20,7 @@ pub(super) fn devices(
     // The entry that shares each unit.
     let mut shared: Vec<Option<&Replicated>> = vec![None; units.len()];
     for (position, entry) in entries.iter().enumerate() {
-        let mut tell = |problem: String| {
+        let mut report = |problem: String| {
             problems.push(format!(
                 "sharing.timeSlicing.resources[{position}] ({}): {problem}",
                 entry.name
@@ -30,7 +30,7 @@ pub(super) fn devices(
             .filter(|unit| units[*unit].resource == entry.name)
             .collect();
         if of_resource.is_empty() {
-            tell("this node has no such resource".to_owned());
+            report("this node has no such resource".to_owned());
             continue;
         }
         let here: Vec<usize> = match &entry.devices {
@@ -38,7 +38,7 @@ pub(super) fn devices(
             SharedOf::Listed(list) => {
                 for device in list {
                     if !of_resource.iter().any(|unit| means(device, &units[*unit])) {
-                        tell(format!("none of its devices here is {device}"));
+                        report(format!("none of its devices here is {device}"));
                     }
                 }
                 let is_listed = |unit: &usize| list.iter().any(|device| means(device, &units[*unit]));
@@ -53,12 +53,12 @@ pub(super) fn devices(
         if let SharedOf::Count(count) = entry.devices
             && meant.len() < usize::from(count)
         {
-            tell(format!(
+            report(format!(
                 "{count} devices are to be shared, {} are there",
                 meant.len()
             ));
         } else if meant.is_empty() && !here.is_empty() {
-            tell("all devices it names are shared by an earlier entry".to_owned());
+            report("all devices it names are shared by an earlier entry".to_owned());
         }
         for unit in meant {
             shared[unit] = Some(entry);
@@ -84,11 +84,11 @@ pub(super) fn devices(
             }
         }
     }
-    tell_of_mixtures(&devices, problems);
+    report_mixtures(&devices, problems);
     devices
 }
 
-/// What an entry's devices are called.
+/// The resource of an entry's devices.
 fn renamed(entry: &Replicated, by_default: bool) -> ResourceName {
     match &entry.rename {
         Some(name) => name.clone(),
@@ -131,9 +131,9 @@ fn means(device: &DeviceRef, named: &Named<'_>) -> bool {
     }
 }
 
-/// A pod cannot tell which it gets where one name stands for shared devices and for unshared ones, for GPUs and MIG devices, or for
-/// MIG devices of several profiles. The strategy `single` lets none of the latter two come here.
-fn tell_of_mixtures(devices: &[Device], problems: &mut Vec<String>) {
+/// Reports names of different devices: shared and unshared, GPUs and MIG devices, or several profiles. A pod that requests such a name
+/// cannot know which it gets. With the strategy `single` only the first can happen.
+fn report_mixtures(devices: &[Device], problems: &mut Vec<String>) {
     let mut resources: BTreeMap<&ResourceName, Mixture<'_>> = BTreeMap::new();
     for device in devices {
         let mixture = resources.entry(&device.resource).or_default();
@@ -157,18 +157,18 @@ fn tell_of_mixtures(devices: &[Device], problems: &mut Vec<String>) {
             _ => continue,
         };
         problems.push(format!(
-            "{resource} names {what}, and a pod cannot tell which it gets; name them apart in resources.mig, or in a rename of sharing.timeSlicing"
+            "{resource} names {what}, and a pod cannot know which it gets; name them apart in resources.mig, or in a rename of sharing.timeSlicing"
         ));
     }
 }
 
-/// What one name stands for.
+/// The devices of one name.
 #[derive(Default)]
 struct Mixture<'d> {
     shared: bool,
     unshared: bool,
-    /// Whether GPUs that are not cut are among it.
+    /// Whether whole GPUs are among them.
     whole: bool,
-    /// Profiles of the MIG devices among it.
+    /// Profiles of the MIG devices among them.
     profiles: BTreeSet<&'d str>,
 }

@@ -16,11 +16,11 @@ pub fn text(labels: &Labels) -> String {
         .collect()
 }
 
-/// Writes the file, so that a reader meets the old one or the new one and no half; to standard output if there is no path.
-/// Missing folders are made. A folder `.gantry-tmp` beside the file is used and removed: a file there would be read as features.
+/// Replaces the file in one step, or writes to standard output without a path. Missing folders are created. The temporary file is in
+/// a folder `.gantry-tmp`, because a file beside the features would be read as features.
 ///
 /// # Errors
-/// The operating system's, with the path.
+/// The operating system's error, with the path.
 pub fn write(labels: &Labels, path: Option<&Path>) -> Result<(), WriteError> {
     let text = text(labels);
     let Some(path) = path else {
@@ -43,15 +43,15 @@ pub fn write(labels: &Labels, path: Option<&Path>) -> Result<(), WriteError> {
         .and_then(|()| fs::set_permissions(&new, fs::Permissions::from_mode(0o644)))
         .and_then(|()| fs::rename(&new, path))
         .map_err(failed(path));
-    // Whatever is left of a failure goes with the next success.
+    // After a failure the next success removes it.
     let _ = fs::remove_dir(&beside);
     written
 }
 
-/// Removes the file `path`, if it is there, unless it is the file `new` by another name.
+/// Removes the file `path`, if it exists, unless it is the file `new` by another name.
 ///
 /// # Errors
-/// The operating system's, with the path.
+/// The operating system's error, with the path.
 pub fn remove(path: &Path, new: Option<&Path>) -> Result<(), WriteError> {
     let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     let there = identity(path);
@@ -115,11 +115,11 @@ mod tests {
         assert!(!path.exists());
         remove(&path, None).unwrap();
         let error = remove(folder.path(), None).unwrap_err();
-        assert!(error.to_string().contains("published still"), "{error}");
+        assert!(error.to_string().contains("still published"), "{error}");
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_named_and_the_old_one_stays() {
+    fn unwritable_file_is_named_and_old_one_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gfd");
         fs::create_dir_all(path.join("inside")).unwrap();

@@ -1,5 +1,5 @@
-//! Labels written: to a file, into a NodeFeature object, onto the Node. Decides nothing about them; each write is whole, so that
-//! labels no longer true are gone.
+//! Writes labels to a file, into a NodeFeature object or onto the Node. Each write replaces all labels, so that outdated ones are
+//! removed.
 
 pub mod file;
 mod node;
@@ -13,38 +13,38 @@ use super::{Identity, Labels};
 
 pub use node_feature::{NoOwner, Owners, node_feature};
 
-/// Why labels could not be written, and what a person can do.
+/// Why labels could not be written, and what the operator can do.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The file cannot be written.
     #[error("cannot write labels to {}", path.display())]
     File {
-        /// The file, or the folder that was to be made for it.
+        /// The file, or the folder that could not be created for it.
         path: PathBuf,
-        /// What the operating system says.
+        /// The operating system's error.
         #[source]
         problem: std::io::Error,
     },
-    /// A file that labels are written to no longer cannot be removed.
+    /// The former file cannot be removed.
     #[error(
-        "cannot remove {}, where labels were written before; what it says is published still",
+        "cannot remove {}, where labels were written before; its labels are still published",
         path.display()
     )]
     Remove {
         /// The file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The operating system's error.
         #[source]
         problem: std::io::Error,
     },
-    /// The object that labels are written to no longer cannot be deleted.
+    /// The former object cannot be deleted.
     #[error(
-        "cannot delete NodeFeature {name}, where labels were written before; what it says is published still"
+        "cannot delete NodeFeature {name}, where labels were written before; its labels are still published"
     )]
     Delete {
         /// Name of the object.
         name: String,
-        /// The API server's.
+        /// The API server's error.
         #[source]
         problem: Box<WriteError>,
     },
@@ -53,7 +53,7 @@ pub enum WriteError {
     Output(#[source] std::io::Error),
     /// The API server has no NodeFeature, or not in this namespace.
     #[error(
-        "the API server takes no NodeFeature {namespace}/{name} ({answer}): is node-feature-discovery installed? \
+        "the API server refuses the NodeFeature {namespace}/{name} ({answer}): is node-feature-discovery installed? \
          --labels=node and --labels=file need none of its objects"
     )]
     NoNodeFeature {
@@ -61,19 +61,19 @@ pub enum WriteError {
         namespace: String,
         /// Name of the object.
         name: String,
-        /// The server's own words.
+        /// The message of the server.
         answer: String,
     },
-    /// The right to do it is missing.
+    /// The permission is missing.
     #[error(
-        "the API server forbids it ({answer}): apply manifests/labels.yaml, which grants what labels need"
+        "the API server forbids it ({answer}): apply manifests/labels.yaml, which grants the permissions for labels"
     )]
     Forbidden {
-        /// The server's own words.
+        /// The message of the server.
         answer: String,
     },
-    /// The API server refuses, or does not answer.
-    #[error("the API server does not take the labels")]
+    /// The API server refuses the labels, or does not respond.
+    #[error("the API server does not accept the labels")]
     Api(#[source] Box<kube::Error>),
 }
 
@@ -88,18 +88,18 @@ impl From<kube::Error> for WriteError {
     }
 }
 
-/// A client by this kubeconfig; `None`: by the pod's service account.
+/// A client with this kubeconfig; `None`: with the pod's service account.
 ///
 /// # Errors
-/// What is wrong with either.
+/// The kubeconfig or service account cannot be used.
 pub async fn connect(kubeconfig: Option<&Path>) -> anyhow::Result<Client> {
     Ok(crate::cluster::connect(kubeconfig).await?)
 }
 
-/// Writes the NodeFeature object, if it is not so already. What comes back is worth a warning: why the object has no owner.
+/// Writes the NodeFeature object if it changed. Returns why the object has no owner, which is worth a warning.
 ///
 /// # Errors
-/// The API server's, with what to do.
+/// The API server's error, with what to do.
 pub async fn to_node_feature(
     client: &Client,
     identity: &Identity,
@@ -111,15 +111,15 @@ pub async fn to_node_feature(
 /// Deletes the NodeFeature object, if there is one.
 ///
 /// # Errors
-/// The API server's, with what to do.
+/// The API server's error, with what to do.
 pub async fn withdraw(client: &Client, identity: &Identity) -> Result<(), WriteError> {
     node_feature::delete(client, identity).await
 }
 
-/// Puts the labels on the Node itself.
+/// Writes the labels onto the Node itself.
 ///
 /// # Errors
-/// The API server's, with what to do.
+/// The API server's error, with what to do.
 pub async fn to_node(client: &Client, identity: &Identity, labels: &Labels) -> Result<(), WriteError> {
     node::write(client, identity, labels).await
 }

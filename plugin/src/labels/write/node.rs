@@ -1,5 +1,5 @@
-//! Labels on the Node itself, by server-side apply under a name of their own: the API server takes away those that were applied
-//! before and are applied no longer.
+//! Labels on the Node itself, by server-side apply with a field manager of their own: the API server removes those that are applied no
+//! longer.
 
 use gantry_api::names;
 use k8s_openapi::api::core::v1::Node;
@@ -11,7 +11,7 @@ use super::super::{Identity, Labels};
 use super::WriteError;
 
 pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels) -> Result<(), WriteError> {
-    // Whoever had put one of them there before has it no longer: the plugin knows better.
+    // Takes over labels of other field managers: the plugin has the true values.
     let parameters = PatchParams::apply(names::LABELLER).force();
     Api::<Node>::all(client.clone())
         .patch_metadata(
@@ -23,7 +23,7 @@ pub(super) async fn write(client: &Client, identity: &Identity, labels: &Labels)
     Ok(())
 }
 
-/// What is applied: labels and nothing else.
+/// The applied object: labels and nothing else.
 fn applied(identity: &Identity, labels: &Labels) -> Value {
     let labels: serde_json::Map<String, Value> = labels
         .iter()

@@ -1,5 +1,5 @@
-//! The NodeFeature object of node-feature-discovery, named and laid out as NVIDIA's gpu-feature-discovery does it: whoever replaces
-//! that one takes over its object.
+//! The NodeFeature object of node-feature-discovery, with the name and form of NVIDIA's gpu-feature-discovery: a plugin that replaces
+//! that program takes over its object.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ use super::WriteError;
 /// The label by which node-feature-discovery finds the node of an object.
 const NODE_NAME: &str = "nfd.node.kubernetes.io/node-name";
 
-/// Who the object goes with when it is deleted.
+/// The owners of the object; it is deleted with them.
 pub type Owners = Vec<OwnerReference>;
 
-/// Why the object goes with nobody, and stays when the plugin is uninstalled.
+/// Why the object has no owner, and stays when the plugin is uninstalled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoOwner {
-    /// There is no such pod.
+    /// The pod does not exist.
     #[error("POD_NAME and NAMESPACE name no pod ({namespace}/{pod}): the NodeFeature has no owner")]
     NoPod {
         /// Namespace of the pod.
@@ -30,19 +30,19 @@ pub enum NoOwner {
         /// Its name.
         pod: String,
     },
-    /// It may not be read.
+    /// The pod cannot be read.
     #[error("the pod {namespace}/{pod} cannot be read ({answer}): the NodeFeature has no owner")]
     Unreadable {
         /// Namespace of the pod.
         namespace: String,
         /// Its name.
         pod: String,
-        /// The API server's words.
+        /// The message of the API server.
         answer: String,
     },
 }
 
-/// The object of `node`, as it is to be.
+/// The object of the node with these labels.
 pub fn node_feature(identity: &Identity, labels: &Labels, owners: Owners) -> DynamicObject {
     let mut object = DynamicObject::new(&name(identity), &resource());
     object.metadata.labels = Some([(NODE_NAME.to_owned(), identity.node.to_string())].into());
@@ -51,8 +51,8 @@ pub fn node_feature(identity: &Identity, labels: &Labels, owners: Owners) -> Dyn
     object
 }
 
-/// Reads the object and writes it if it is another: replaced as a whole, so that no label of an earlier writer is left.
-/// Tells why it has no owner, where it should have one.
+/// Reads the object and replaces it as a whole if it changed, so that no label of an earlier writer is left. Returns why it has no
+/// owner, if it should have one.
 pub(super) async fn write(
     client: &Client,
     identity: &Identity,
@@ -67,7 +67,7 @@ pub(super) async fn write(
     };
     let mut object = node_feature(identity, labels, owners);
     let refused = |error| match error {
-        // The object that is not there yet is no error; a kind or namespace that is not there is.
+        // A missing object is no error; a missing kind or namespace is.
         kube::Error::Api(answer) if answer.code == 404 => WriteError::NoNodeFeature {
             namespace: namespace.to_owned(),
             name: name.clone(),
@@ -76,7 +76,7 @@ pub(super) async fn write(
         error => error.into(),
     };
     match api.get_opt(&name).await.map_err(refused)? {
-        Some(known) if is_so(&known, &object) => return Ok(no_owner),
+        Some(known) if is_current(&known, &object) => return Ok(no_owner),
         Some(known) => {
             object.metadata.resource_version = known.metadata.resource_version;
             let replaced = api.replace(&name, &PostParams::default(), &object).await;
@@ -91,7 +91,7 @@ pub(super) async fn write(
     Ok(no_owner)
 }
 
-/// Deletes the object. Where there is none, nor the kind of it, nothing is to be done.
+/// Deletes the object, if it and its kind exist.
 pub(super) async fn delete(client: &Client, identity: &Identity) -> Result<(), WriteError> {
     let name = name(identity);
     let api = objects(client, namespace(client, identity));
@@ -126,7 +126,7 @@ fn name(identity: &Identity) -> String {
     format!("nvidia-features-for-{}", identity.node)
 }
 
-/// The CRD asks for the three empty maps.
+/// The CRD requires the three empty maps.
 fn spec(labels: &Labels) -> Value {
     let labels: BTreeMap<&str, &str> = labels
         .iter()
@@ -138,17 +138,17 @@ fn spec(labels: &Labels) -> Value {
     })
 }
 
-/// Whether the object says already what it is to say. The API server may leave out empty maps.
-fn is_so(known: &DynamicObject, object: &DynamicObject) -> bool {
+/// Whether the object is up to date. The API server may leave out empty maps.
+fn is_current(known: &DynamicObject, object: &DynamicObject) -> bool {
     known.metadata.labels == object.metadata.labels
         && known.metadata.owner_references.as_deref().unwrap_or_default()
             == object.metadata.owner_references.as_deref().unwrap_or_default()
         && known.data["spec"]["labels"] == object.data["spec"]["labels"]
 }
 
-/// The DaemonSet of this pod and the pod, so that labels go when the plugin is uninstalled, and not before: a pod of anything else,
-/// a Job's for instance, owns nothing, for its labels are to outlive it. Where the pod can just now not be read that is an error: the
-/// object is replaced whole, and would lose its owners.
+/// The DaemonSet of this pod and the pod, so that labels are removed when the plugin is uninstalled, and not before. A pod of another
+/// controller, such as a Job, owns nothing, because its labels must outlive it. A pod that cannot be read at the moment is an error:
+/// the object is replaced as a whole, and would lose its owners.
 async fn owners(
     client: &Client,
     identity: &Identity,

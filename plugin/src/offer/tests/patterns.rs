@@ -124,13 +124,13 @@ fn name_shared_by_different_devices_is_reported() {
     assert_eq!(
         problems(&boards, &named("1g.5gb", "nvidia.com/gpu")),
         [format!(
-            "nvidia.com/gpu names whole GPUs and MIG devices (1g.5gb), and a pod cannot tell which it gets; {apart}"
+            "nvidia.com/gpu names whole GPUs and MIG devices (1g.5gb), and a pod cannot know which it gets; {apart}"
         )]
     );
     assert_eq!(
         problems(&boards, &named("*", "nvidia.com/slice")),
         [format!(
-            "nvidia.com/slice names MIG devices of several profiles (1g.5gb, 2g.10gb), and a pod cannot tell which it gets; {apart}"
+            "nvidia.com/slice names MIG devices of several profiles (1g.5gb, 2g.10gb), and a pod cannot know which it gets; {apart}"
         )]
     );
     let renamed = share("nvidia.com/mig-1g.5gb", SharedOf::All, 2, Some("nvidia.com/gpu"));
